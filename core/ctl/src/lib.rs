@@ -1,0 +1,1 @@
+//! The command line for running programs under, and talking to, tally-core.

@@ -1,0 +1,1 @@
+//! Readers for CUDA code containers (fatbins).

@@ -1,0 +1,1 @@
+//! Loads, bounds and calls WebAssembly scheduling policies.

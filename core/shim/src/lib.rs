@@ -1,0 +1,1 @@
+//! The preloaded library that intercepts CUDA kernel launches.

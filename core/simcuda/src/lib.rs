@@ -1,0 +1,1 @@
+//! A software CUDA device: libcuda.so.1 on the CPU.
