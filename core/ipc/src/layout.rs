@@ -1,0 +1,322 @@
+//! What lies where in the two shared regions. All plain old data and atomics,
+//! valid when zero-filled, the same for every process of one machine.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Submissions in flight at once, for one client. A power of two.
+pub const RING_SLOTS: usize = 256;
+/// Streams of one client tracked at once (bits of [`Activity::busy_streams`]).
+/// Launches on further streams run one at a time (the shim waits for each).
+pub const STREAM_SLOTS: usize = 64;
+/// Distinct kernels of one client that can be told apart.
+pub const KERNEL_SLOTS: usize = 4096;
+/// Longest kernel name kept; longer ones are cut and told apart by their hash.
+pub const KERNEL_NAME_BYTES: usize = 232;
+/// In [`Submission::kernel`]: not in the table (it is full, or a graph).
+pub const KERNEL_UNKNOWN: u32 = u32::MAX;
+
+/// First word of [`ClientRegion`].
+pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"TALLYCLI");
+/// First word of [`CoreRegion`].
+pub const CORE_MAGIC: u64 = u64::from_le_bytes(*b"TALLYCOR");
+
+/// Bits of [`Submission::flags`].
+pub mod submission_flags {
+    /// A CUDA graph launch; `grid[0]` is its number of kernel nodes (0 = unknown).
+    pub const GRAPH: u32 = 1 << 0;
+    /// A cooperative launch.
+    pub const COOPERATIVE: u32 = 1 << 1;
+    /// Launched with clusters.
+    pub const CLUSTERED: u32 = 1 << 2;
+    /// Nothing will report its completion through its completion word in time
+    /// (stream memory operations unavailable): the shim waits for it instead.
+    pub const SYNCHRONOUS: u32 = 1 << 3;
+    /// The shim started it under a lease, without waiting for a decision.
+    pub const LEASED: u32 = 1 << 4;
+}
+
+/// One launch, written by the client, read by the core.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Submission {
+    /// `ticket + 1` once the other fields are valid; see [`crate::ring`].
+    pub sequence: AtomicU64,
+    /// Index into [`ClientRegion::kernels`], or [`KERNEL_UNKNOWN`].
+    pub kernel: AtomicU32,
+    /// [`submission_flags`].
+    pub flags: AtomicU32,
+    /// Grid in blocks.
+    pub grid: [AtomicU32; 3],
+    /// Block in threads.
+    pub block: [AtomicU32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: AtomicU32,
+    /// Stream slot, below [`STREAM_SLOTS`].
+    pub stream: AtomicU32,
+    /// The value its completion word reaches (wrapping compare) when it is done.
+    pub completion: AtomicU32,
+}
+
+/// A decision, written by the core, read by the client. Used for forms other
+/// than "whole", which [`CoreRegion::granted`] carries alone.
+#[repr(C, align(16))]
+#[derive(Debug)]
+pub struct DecisionSlot {
+    /// `(ticket + 1) << 8 | kind`; kinds in [`decision_kind`].
+    pub sequence_and_kind: AtomicU64,
+    /// Blocks of a slice, or SMs of a partition.
+    pub argument: AtomicU64,
+}
+
+/// Kinds of [`DecisionSlot::sequence_and_kind`].
+pub mod decision_kind {
+    /// As it is.
+    pub const WHOLE: u8 = 1;
+    /// Slices of `argument` blocks.
+    pub const SLICE: u8 = 2;
+    /// Gives way at block boundaries.
+    pub const PREEMPTIBLE: u8 = 3;
+    /// On `argument` SMs.
+    pub const PARTITION: u8 = 4;
+}
+
+/// A completion word alone on its cache line: written by the GPU.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct CompletionWord {
+    /// Written by the GPU (or the shim's fallback) after a launch.
+    pub gpu: AtomicU32,
+    /// Written by the shim for a launch that failed or that it waited for.
+    /// The core takes whichever is further.
+    pub host: AtomicU32,
+}
+
+/// What a client is doing, written on its launch path: two cache lines.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Activity {
+    /// Bit `i`: stream slot `i` has work that no synchronising call has
+    /// returned from yet. The client is busy while any bit is set.
+    pub busy_streams: AtomicU64,
+    /// Launches so far, all doors, graphs counting one, captured ones none.
+    pub launches: AtomicU64,
+    /// When `busy_streams` last became 0, monotonic ns (0: never).
+    pub idle_since_ns: AtomicU64,
+    /// When it last became non-zero.
+    pub busy_since_ns: AtomicU64,
+    /// Number of times it became non-zero.
+    pub busy_periods: AtomicU64,
+    /// Sum of the finished busy periods, ns.
+    pub busy_total_ns: AtomicU64,
+    /// Submissions so far: the next ticket.
+    pub next_ticket: AtomicU64,
+    /// Threads in a futex wait for a decision.
+    pub waiters: AtomicU32,
+    _pad: u32,
+}
+
+/// Counts that `tallyctl status` shows; written by the client.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Counters {
+    /// `cuLaunchKernel` and its per-thread form.
+    pub launch_kernel: AtomicU64,
+    /// `cuLaunchKernelEx`.
+    pub launch_kernel_ex: AtomicU64,
+    /// `cuLaunchCooperativeKernel`.
+    pub launch_cooperative: AtomicU64,
+    /// `cuGraphLaunch`.
+    pub graph_launch: AtomicU64,
+    /// Kernel nodes of the graphs launched, as counted when they were instantiated.
+    pub graph_kernels: AtomicU64,
+    /// Launches into a capturing stream: recorded, not run.
+    pub captured: AtomicU64,
+    /// Launches that the driver refused.
+    pub failed: AtomicU64,
+    /// Launches that went ahead without a core (fail open).
+    pub unscheduled: AtomicU64,
+    /// Launches on a stream beyond [`STREAM_SLOTS`].
+    pub stream_overflow: AtomicU64,
+    /// Launches that ran whole because the shim could not do what was decided.
+    pub degraded: AtomicU64,
+    /// Time launches waited for their decision, ns.
+    pub waited_ns: AtomicU64,
+    /// `cuLaunchHostFunc` calls passed through.
+    pub host_func: AtomicU64,
+}
+
+/// How far the shim got; codes in [`report_state`].
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Report {
+    /// Whether launches are governed: [`report_state`].
+    pub governed: AtomicU32,
+    /// Hardware time slice: [`report_state`].
+    pub time_slice: AtomicU32,
+    /// Channel groups whose time slice was set.
+    pub time_slice_groups: AtomicU32,
+    /// NVIDIA status or errno of the last failure to set one.
+    pub time_slice_error: AtomicU32,
+    /// Completion tracking: [`report_state`].
+    pub completion: AtomicU32,
+    /// CUDA result of a failure to set completion tracking up.
+    pub completion_error: AtomicU32,
+    /// SMs of the device of the first launch; 0 before.
+    pub sm_count: AtomicU32,
+    /// `cuDriverGetVersion`; 0 before `cuInit`.
+    pub driver_version: AtomicU32,
+    /// Whether this process is an MPS client (device attribute `MPS_ENABLED`): 1 yes, 2 no, 0 unknown.
+    pub mps_client: AtomicU32,
+    /// UUID of the device of the first launch, two little-endian words.
+    pub device_uuid: [AtomicU64; 2],
+}
+
+/// Values of the words of [`Report`].
+pub mod report_state {
+    /// Not tried yet.
+    pub const PENDING: u32 = 0;
+    /// In force.
+    pub const ACTIVE: u32 = 1;
+    /// Tried and failed; the error word says why.
+    pub const FAILED: u32 = 2;
+    /// Not wanted in this mode or class.
+    pub const UNUSED: u32 = 3;
+    /// A slower fallback is in force (launches are waited for one by one).
+    pub const FALLBACK: u32 = 4;
+}
+
+/// One kernel of the client: appended once, never changed after `ready`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct KernelEntry {
+    /// 0 until the rest is valid, then the name's length in bytes + 1.
+    pub ready: AtomicU32,
+    _pad: u32,
+    /// Hash of the code image; 0 if unknown.
+    pub image: AtomicU64,
+    /// Hash of the whole name.
+    pub name_hash: AtomicU64,
+    /// The name, cut to fit, as bytes packed little-endian into words (so that
+    /// the core can read it while a hostile client scribbles on it).
+    pub name: [AtomicU64; KERNEL_NAME_BYTES / 8],
+}
+
+/// Made, mapped and written by the client; see the crate's documentation.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct ClientRegion {
+    /// [`CLIENT_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`crate::PROTOCOL_VERSION`].
+    pub version: AtomicU32,
+    _pad0: u32,
+    /// What it is doing.
+    pub activity: Activity,
+    /// Counts.
+    pub counters: Counters,
+    /// State of the mechanisms.
+    pub report: Report,
+    /// Kernels in the table.
+    pub kernel_count: AtomicU32,
+    /// Completion words on a page of their own, which the GPU may write.
+    pub completions: Completions,
+    /// The submission ring.
+    pub submissions: [Submission; RING_SLOTS],
+    /// The kernel table.
+    pub kernels: [KernelEntry; KERNEL_SLOTS],
+}
+
+/// The page (exactly 4096 bytes) that is registered with CUDA.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Completions {
+    /// One word a stream slot.
+    pub words: [CompletionWord; STREAM_SLOTS],
+}
+
+/// Made and written by the core, read-only for the client.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct CoreRegion {
+    /// [`CORE_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`crate::PROTOCOL_VERSION`].
+    pub version: AtomicU32,
+    /// This client's id.
+    pub client_id: AtomicU32,
+    /// Tickets below this may run whole, now. `u64::MAX` is a standing grant.
+    pub granted: GrantLine,
+    /// Submissions the core has taken out of the ring.
+    pub consumed: AtomicU64,
+    /// Bumped before every wake-up; what waiting threads sleep on.
+    pub wake: AtomicU32,
+    /// 1 while the core sleeps: ring the doorbell after a submission.
+    pub parked: AtomicU32,
+    /// 1 while the core sleeps and wants to hear of activity starting or ending.
+    pub notify_activity: AtomicU32,
+    /// 1 once the core serves this client; 0 again when it drops it on purpose.
+    pub serving: AtomicU32,
+    /// Bumped by the core's dispatch thread about every 100 ms while it lives:
+    /// a waiting client tells a stuck core from a slow decision.
+    pub heartbeat: AtomicU64,
+    /// Decisions by ticket.
+    pub decisions: [DecisionSlot; RING_SLOTS],
+}
+
+/// The grant alone on its line: the one word a high-priority launch reads.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct GrantLine {
+    /// See [`CoreRegion::granted`].
+    pub ticket: AtomicU64,
+}
+
+const _: () = {
+    assert!(size_of::<Completions>() == 4096);
+    assert!(size_of::<Submission>() == 64);
+    assert!(size_of::<CompletionWord>() == 64);
+    assert!(size_of::<ClientRegion>().is_multiple_of(4096));
+    assert!(size_of::<CoreRegion>().is_multiple_of(4096));
+    assert!(RING_SLOTS.is_power_of_two());
+};
+
+/// FNV-1a, for names and images: stable across processes and builds.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl KernelEntry {
+    /// Fill an entry that nobody else fills and publish it. Called by the client.
+    pub fn publish(&self, name: &[u8], image: u64) {
+        use std::sync::atomic::Ordering::{Relaxed, Release};
+        let kept = &name[..name.len().min(KERNEL_NAME_BYTES)];
+        self.image.store(image, Relaxed);
+        self.name_hash.store(fnv1a(name), Relaxed);
+        for (word, chunk) in self.name.iter().zip(kept.chunks(8)) {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(bytes), Relaxed);
+        }
+        self.ready.store(kept.len() as u32 + 1, Release);
+    }
+
+    /// Read an entry: `(name, image)`, or `None` if it is not published or its
+    /// length makes no sense. A cut name carries its hash so that two long
+    /// names stay apart. Called by the core.
+    pub fn read(&self) -> Option<(String, u64)> {
+        use std::sync::atomic::Ordering::{Acquire, Relaxed};
+        let length = (self.ready.load(Acquire) as usize).checked_sub(1)?;
+        if length > KERNEL_NAME_BYTES {
+            return None;
+        }
+        let mut bytes = [0; KERNEL_NAME_BYTES];
+        for (word, chunk) in self.name.iter().zip(bytes.chunks_exact_mut(8)) {
+            chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+        }
+        let mut name = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        if length == KERNEL_NAME_BYTES {
+            name.push_str(&format!("#{:016x}", self.name_hash.load(Relaxed)));
+        }
+        Some((name, self.image.load(Relaxed)))
+    }
+}

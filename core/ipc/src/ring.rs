@@ -1,0 +1,175 @@
+//! The submission protocol: many client threads, one core.
+//!
+//! A thread takes a ticket (`next_ticket += 1`), waits until the core has
+//! consumed the ring slot's previous user, fills the slot and publishes it by
+//! storing `ticket + 1` in its sequence word. The core reads slots in ticket
+//! order and answers in ticket order, so a held launch holds every later one of
+//! that client: holding one stream while another goes on could deadlock on an
+//! event between them.
+//!
+//! The answer is [`CoreRegion::granted`](crate::CoreRegion::granted) rising above
+//! the ticket (run whole), or the ticket's decision slot (any other form).
+//!
+//! `tests/loom.rs` checks this file's orderings under loom.
+
+use crate::layout::{
+    ClientRegion, CoreRegion, RING_SLOTS, STREAM_SLOTS, decision_kind, submission_flags,
+};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// A launch as submitted; plain values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Index into the kernel table, or `KERNEL_UNKNOWN`.
+    pub kernel: u32,
+    /// `submission_flags`.
+    pub flags: u32,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+    /// Stream slot.
+    pub stream: u32,
+    /// Value of its completion word when done.
+    pub completion: u32,
+}
+
+/// How a launch is to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// As it is.
+    Whole,
+    /// Slices of so many blocks.
+    Slice(u32),
+    /// Gives way at block boundaries.
+    Preemptible,
+    /// On so many SMs.
+    Partition(u32),
+}
+
+fn slot(ticket: u64) -> usize {
+    (ticket as usize) & (RING_SLOTS - 1)
+}
+
+/// Client: take the next ticket. Every ticket taken must be published.
+pub fn take_ticket(client: &ClientRegion) -> u64 {
+    client.activity.next_ticket.fetch_add(1, Relaxed)
+}
+
+/// Client: whether the ring has room for `ticket`. While it has not, wait as
+/// for a decision.
+pub fn has_room(core: &CoreRegion, ticket: u64) -> bool {
+    // A re-attached core starts from this client's ticket, so `consumed` may be
+    // ahead of an old ticket: that is room.
+    ticket.wrapping_sub(core.consumed.load(Acquire)) as i64 <= RING_SLOTS as i64 - 1
+}
+
+/// Client: publish a request in its slot. Call [`must_ring`] afterwards.
+pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
+    let s = &client.submissions[slot(ticket)];
+    s.kernel.store(request.kernel, Relaxed);
+    s.flags.store(request.flags, Relaxed);
+    for i in 0..3 {
+        s.grid[i].store(request.grid[i], Relaxed);
+        s.block[i].store(request.block[i], Relaxed);
+    }
+    s.shared_bytes.store(request.shared_bytes, Relaxed);
+    s.stream.store(request.stream, Relaxed);
+    s.completion.store(request.completion, Relaxed);
+    // SeqCst: ordered before the read of `parked` in `must_ring`; the core
+    // stores `parked` and then reads the rings. One of the two sees the other.
+    s.sequence.store(ticket + 1, SeqCst);
+}
+
+/// Client: whether the core sleeps and must be woken through the doorbell.
+pub fn must_ring(core: &CoreRegion) -> bool {
+    core.parked.load(SeqCst) != 0
+}
+
+/// Client: the answer for `ticket`, if there is one.
+pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
+    if core.granted.ticket.load(Acquire) > ticket {
+        return Some(Answer::Whole);
+    }
+    let d = &core.decisions[slot(ticket)];
+    let word = d.sequence_and_kind.load(Acquire);
+    if word >> 8 != (ticket + 1) & (u64::MAX >> 8) {
+        return None;
+    }
+    let argument = d.argument.load(Relaxed) as u32;
+    Some(match word as u8 {
+        decision_kind::SLICE => Answer::Slice(argument),
+        decision_kind::PREEMPTIBLE => Answer::Preemptible,
+        decision_kind::PARTITION => Answer::Partition(argument),
+        _ => Answer::Whole,
+    })
+}
+
+/// What the core finds at a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polled {
+    /// Not published yet.
+    Empty,
+    /// A launch.
+    Request(Request),
+    /// A later ticket took the slot: its owner gave up on this one while there
+    /// was no core. Go on with the next ticket.
+    Abandoned,
+}
+
+/// Core: the request at `ticket`. Values are bounded here: what comes back is
+/// safe to index with.
+pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
+    let s = &client.submissions[slot(ticket)];
+    let sequence = s.sequence.load(SeqCst);
+    if sequence != ticket + 1 {
+        return if sequence > ticket + 1 { Polled::Abandoned } else { Polled::Empty };
+    }
+    let three = |a: &[std::sync::atomic::AtomicU32; 3]| [0, 1, 2].map(|i| a[i].load(Relaxed));
+    Polled::Request(Request {
+        kernel: s.kernel.load(Relaxed),
+        flags: s.flags.load(Relaxed)
+            & (submission_flags::GRAPH
+                | submission_flags::COOPERATIVE
+                | submission_flags::CLUSTERED
+                | submission_flags::SYNCHRONOUS
+                | submission_flags::LEASED),
+        grid: three(&s.grid),
+        block: three(&s.block),
+        shared_bytes: s.shared_bytes.load(Relaxed),
+        stream: s.stream.load(Relaxed) % STREAM_SLOTS as u32,
+        completion: s.completion.load(Relaxed),
+    })
+}
+
+/// Core: the slot of `ticket` may be used again.
+pub fn consume(core: &CoreRegion, ticket: u64) {
+    core.consumed.store(ticket + 1, Release);
+}
+
+/// Core: let every ticket below `until` run whole. The caller wakes.
+pub fn grant(core: &CoreRegion, until: u64) {
+    core.granted.ticket.store(until, Release);
+}
+
+/// Core: answer one ticket with a form. The caller wakes.
+pub fn decide(core: &CoreRegion, ticket: u64, answer: Answer) {
+    let (kind, argument) = match answer {
+        Answer::Whole => (decision_kind::WHOLE, 0),
+        Answer::Slice(n) => (decision_kind::SLICE, n),
+        Answer::Preemptible => (decision_kind::PREEMPTIBLE, 0),
+        Answer::Partition(n) => (decision_kind::PARTITION, n),
+    };
+    let d = &core.decisions[slot(ticket)];
+    d.argument.store(u64::from(argument), Relaxed);
+    d.sequence_and_kind.store((ticket + 1) << 8 | u64::from(kind), Release);
+}
+
+/// Whether the launch whose completion value is `completion` is done when its
+/// word reads `word`. Sequence arithmetic: right while fewer than 2^31 launches
+/// of one stream are in flight.
+pub fn is_done(word: u32, completion: u32) -> bool {
+    word.wrapping_sub(completion) as i32 >= 0
+}

@@ -1,0 +1,440 @@
+//! Registration over the core's Unix socket.
+//!
+//! The client connects and sends [`Hello`] with its region's memfd; the core
+//! checks the peer's credentials, decides its class and answers [`Welcome`] with
+//! three descriptors: the core region, the doorbell (client wakes core) and the
+//! probe (core wakes the client's helper thread). Then the socket stays open and
+//! silent: its end is how each side learns that the other is gone.
+//!
+//! Frames are `magic, version, length, payload`. The version is checked before
+//! anything else is read, so that two releases can at least name their mismatch.
+//! The admin protocol shares the socket; its requests are JSON and so begin with
+//! `{`, which no frame does.
+
+use crate::PROTOCOL_VERSION;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// First bytes of every frame.
+pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
+/// Longest payload accepted.
+pub const FRAME_BYTES_MAX: usize = 16 * 1024;
+/// Longest name, label key or label value, bytes.
+pub const TEXT_BYTES_MAX: usize = 256;
+/// Most labels of a client.
+pub const LABELS_MAX: usize = 16;
+/// Where the core listens when nothing else is said, below the runtime directory.
+pub const SOCKET_NAME: &str = "tally/core.sock";
+/// Tells a client where the core is.
+pub const ENV_SOCKET: &str = "TALLY_SOCKET";
+/// `high` or `best-effort`: what the client asks to be.
+pub const ENV_PRIORITY: &str = "TALLY_PRIORITY";
+/// The client's name.
+pub const ENV_NAME: &str = "TALLY_NAME";
+/// Labels, `k=v` separated by `\x1f`.
+pub const ENV_LABELS: &str = "TALLY_LABELS";
+/// `open` (run unscheduled, the default) or `hold`: what a client does while
+/// there is no core.
+pub const ENV_FAIL: &str = "TALLY_FAIL";
+/// A file for the shim's own log; nothing is logged without it.
+pub const ENV_SHIM_LOG: &str = "TALLY_SHIM_LOG";
+
+/// The default socket: `$XDG_RUNTIME_DIR/tally/core.sock`, else
+/// `/run/tally/core.sock` for root, else `/tmp/tally-<uid>/core.sock`.
+pub fn default_socket() -> std::path::PathBuf {
+    if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
+        return std::path::Path::new(&dir).join(SOCKET_NAME);
+    }
+    let uid = rustix::process::getuid();
+    if uid.is_root() {
+        return std::path::Path::new("/run").join(SOCKET_NAME);
+    }
+    std::path::PathBuf::from(format!("/tmp/tally-{}/core.sock", uid.as_raw()))
+}
+
+/// Why registration failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A system call failed.
+    #[error("registration socket: {0}")]
+    Os(#[from] rustix::io::Errno),
+    /// The peer closed the socket.
+    #[error("the peer closed the registration socket")]
+    Closed,
+    /// Not a frame of this protocol.
+    #[error("not a Tally registration frame")]
+    NotAFrame,
+    /// The peer speaks another version.
+    #[error(
+        "peer speaks protocol version {found}, this side {PROTOCOL_VERSION}: install shim and core of one release"
+    )]
+    Version {
+        /// The peer's.
+        found: u32,
+    },
+    /// A field is missing, too long or out of range.
+    #[error("malformed registration: {0}")]
+    Malformed(&'static str),
+    /// The core refused, and says why.
+    #[error("refused by the core: {0}")]
+    Refused(String),
+}
+
+/// What a client asks to be registered as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// It asks to be high priority.
+    pub high_priority: bool,
+    /// Its name; the program's when not given.
+    pub name: String,
+    /// Its labels.
+    pub labels: Vec<(String, String)>,
+    /// Tickets below this are settled; the core starts reading here.
+    pub first_ticket: u64,
+    /// `cuInit` has run already (a re-attach): what must be set before it,
+    /// such as the MPS directory, comes too late.
+    pub initialised: bool,
+}
+
+/// What the core made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// Its id.
+    pub client_id: u32,
+    /// Whether it is high priority.
+    pub high_priority: bool,
+    /// Why it is not what it asked to be; empty otherwise.
+    pub class_reason: String,
+    /// How it shares the GPU.
+    pub residency: Residency,
+    /// How long a waiting thread spins before it sleeps, ns.
+    pub spin_ns: u64,
+    /// What to do when the core goes away: hold launches instead of running
+    /// them unscheduled.
+    pub fail_hold: bool,
+}
+
+/// How a client shares the GPU with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// Contexts take turns; set this hardware time slice.
+    TimeSlice {
+        /// Microseconds; 0 leaves the driver's.
+        slice_us: u64,
+    },
+    /// All run at once through MPS.
+    Mps {
+        /// `CUDA_MPS_PIPE_DIRECTORY` to set before `cuInit`; empty leaves it.
+        pipe_directory: String,
+        /// `CUDA_MPS_CLIENT_PRIORITY` to set (0 normal, 1 below normal).
+        client_priority: u32,
+    },
+    /// Neither applies (no NVIDIA GPU: the software device).
+    Unmanaged,
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u8(&mut self, v: u8) {
+        self.0.push(v);
+    }
+    fn u32(&mut self, v: u32) {
+        self.0.extend(v.to_le_bytes());
+    }
+    fn u64(&mut self, v: u64) {
+        self.0.extend(v.to_le_bytes());
+    }
+    fn text(&mut self, s: &str) {
+        let mut end = s.len().min(TEXT_BYTES_MAX);
+        while !s.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.u32(end as u32);
+        self.0.extend(&s.as_bytes()[..end]);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], WireError> {
+        let (head, tail) =
+            self.0.split_at_checked(n).ok_or(WireError::Malformed("it ends too early"))?;
+        self.0 = tail;
+        Ok(head)
+    }
+    fn u8(&mut self) -> Result<u8, WireError> {
+        Ok(self.take(1)?[0])
+    }
+    fn u32(&mut self) -> Result<u32, WireError> {
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("4 bytes")))
+    }
+    fn u64(&mut self) -> Result<u64, WireError> {
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes")))
+    }
+    fn flag(&mut self) -> Result<bool, WireError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(WireError::Malformed("a flag is neither 0 nor 1")),
+        }
+    }
+    fn text(&mut self) -> Result<String, WireError> {
+        let n = self.u32()? as usize;
+        if n > TEXT_BYTES_MAX {
+            return Err(WireError::Malformed("a text is too long"));
+        }
+        String::from_utf8(self.take(n)?.to_vec())
+            .map_err(|_| WireError::Malformed("a text is not UTF-8"))
+    }
+}
+
+impl Hello {
+    /// As a payload. Over-long texts are cut, surplus labels dropped.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(Vec::new());
+        w.u8(self.high_priority.into());
+        w.text(&self.name);
+        w.u32(self.labels.len().min(LABELS_MAX) as u32);
+        for (k, v) in self.labels.iter().take(LABELS_MAX) {
+            w.text(k);
+            w.text(v);
+        }
+        w.u64(self.first_ticket);
+        w.u8(self.initialised.into());
+        w.0
+    }
+
+    /// From a payload.
+    ///
+    /// # Errors
+    /// Which rule it breaks.
+    pub fn decode(payload: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader(payload);
+        let high_priority = r.flag()?;
+        let name = r.text()?;
+        let n = r.u32()? as usize;
+        if n > LABELS_MAX {
+            return Err(WireError::Malformed("too many labels"));
+        }
+        let labels = (0..n).map(|_| Ok((r.text()?, r.text()?))).collect::<Result<_, WireError>>()?;
+        let first_ticket = r.u64()?;
+        if first_ticket > u64::MAX / 2 {
+            return Err(WireError::Malformed("the first ticket is out of range"));
+        }
+        Ok(Hello { high_priority, name, labels, first_ticket, initialised: r.flag()? })
+    }
+}
+
+impl Welcome {
+    /// As a payload.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(vec![1]);
+        w.u32(self.client_id);
+        w.u8(self.high_priority.into());
+        w.text(&self.class_reason);
+        match &self.residency {
+            Residency::Unmanaged => w.u8(0),
+            Residency::TimeSlice { slice_us } => {
+                w.u8(1);
+                w.u64(*slice_us);
+            }
+            Residency::Mps { pipe_directory, client_priority } => {
+                w.u8(2);
+                w.text(pipe_directory);
+                w.u32(*client_priority);
+            }
+        }
+        w.u64(self.spin_ns);
+        w.u8(self.fail_hold.into());
+        w.0
+    }
+
+    /// A refusal as a payload.
+    pub fn encode_refusal(why: &str) -> Vec<u8> {
+        let mut w = Writer(vec![0]);
+        w.text(why);
+        w.0
+    }
+
+    /// From a payload; a refusal comes back as [`WireError::Refused`].
+    ///
+    /// # Errors
+    /// Which rule it breaks, or the refusal.
+    pub fn decode(payload: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader(payload);
+        if !r.flag()? {
+            return Err(WireError::Refused(r.text()?));
+        }
+        Ok(Welcome {
+            client_id: r.u32()?,
+            high_priority: r.flag()?,
+            class_reason: r.text()?,
+            residency: match r.u8()? {
+                0 => Residency::Unmanaged,
+                1 => Residency::TimeSlice { slice_us: r.u64()? },
+                2 => Residency::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
+                _ => return Err(WireError::Malformed("unknown residency mode")),
+            },
+            spin_ns: r.u64()?,
+            fail_hold: r.flag()?,
+        })
+    }
+}
+
+/// Wrap a payload into a frame.
+pub fn frame(payload: &[u8]) -> Vec<u8> {
+    let mut bytes = FRAME_MAGIC.to_vec();
+    bytes.extend(PROTOCOL_VERSION.to_le_bytes());
+    bytes.extend((payload.len() as u32).to_le_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Send a frame with descriptors in one message.
+///
+/// # Errors
+/// The system call's; a frame is far below a socket buffer, so a short write
+/// means a broken peer and is reported as [`WireError::Closed`].
+pub fn send(
+    socket: BorrowedFd<'_>,
+    payload: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), WireError> {
+    let bytes = frame(payload);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
+    })?;
+    if sent == bytes.len() { Ok(()) } else { Err(WireError::Closed) }
+}
+
+/// Receive one frame and its descriptors. Set a receive timeout on the socket
+/// first: a peer may send half a frame and stop.
+///
+/// # Errors
+/// What is wrong with the frame, or the system call's error.
+pub fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), WireError> {
+    let mut bytes = vec![0; 16 + FRAME_BYTES_MAX];
+    let mut fds = Vec::new();
+    let mut have = 0;
+    loop {
+        let wanted = if have < 16 { 16 } else { 16 + payload_length(&bytes)? };
+        if have == wanted && have >= 16 {
+            bytes.truncate(have);
+            bytes.drain(..16);
+            return Ok((bytes, fds));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                socket,
+                &mut [IoSliceMut::new(&mut bytes[have..wanted])],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        })?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(WireError::Closed);
+        }
+        have += received.bytes;
+    }
+}
+
+fn payload_length(header: &[u8]) -> Result<usize, WireError> {
+    if header[..8] != FRAME_MAGIC {
+        return Err(WireError::NotAFrame);
+    }
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
+    if word(8) != PROTOCOL_VERSION {
+        return Err(WireError::Version { found: word(8) });
+    }
+    let length = word(12) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(WireError::Malformed("the frame is too long"));
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rustix::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    fn hello() -> Hello {
+        Hello {
+            high_priority: true,
+            name: "server".into(),
+            labels: vec![("team".into(), "a".into())],
+            first_ticket: 12,
+            initialised: false,
+        }
+    }
+
+    #[test]
+    fn frames_and_descriptors_cross_a_socket() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (fd, region) = crate::map::create_client().unwrap();
+        send(a.as_fd(), &hello().encode(), &[fd.as_fd()]).unwrap();
+        let (payload, fds) = receive(b.as_fd()).unwrap();
+        assert_eq!(Hello::decode(&payload).unwrap(), hello());
+        region.kernel_count.store(3, std::sync::atomic::Ordering::SeqCst);
+        let seen = crate::map::open_client(fds[0].as_fd()).unwrap();
+        assert_eq!(seen.kernel_count.load(std::sync::atomic::Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut bytes = frame(&hello().encode());
+        bytes[8] = 99;
+        std::io::Write::write_all(&mut &a, &bytes).unwrap();
+        let error = receive(b.as_fd()).unwrap_err();
+        assert!(error.to_string().contains("version 99"), "{error}");
+    }
+
+    #[test]
+    fn a_closed_peer_and_foreign_bytes_are_told_apart() {
+        let (a, b) = UnixStream::pair().unwrap();
+        std::io::Write::write_all(&mut &a, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert!(matches!(receive(b.as_fd()), Err(WireError::NotAFrame)));
+        let (a, b) = UnixStream::pair().unwrap();
+        drop(a);
+        assert!(matches!(receive(b.as_fd()), Err(WireError::Closed)));
+    }
+
+    proptest! {
+        #[test]
+        fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
+            let w = Welcome {
+                client_id: id, high_priority: high, class_reason: reason,
+                residency: Residency::TimeSlice { slice_us: slice }, spin_ns: spin, fail_hold: !high,
+            };
+            prop_assert_eq!(Welcome::decode(&w.encode()).unwrap(), w);
+        }
+
+        #[test]
+        fn any_payload_is_decoded_or_refused(bytes: Vec<u8>) {
+            let _ = Hello::decode(&bytes);
+            let _ = Welcome::decode(&bytes);
+        }
+    }
+}
