@@ -4,7 +4,15 @@
 //! so that the daemon and the simulator run the same code. It must never block,
 //! never read a clock and never call anything but the [`policy::Policy`] it was
 //! given.
+//!
+//! Read next: [`engine`] for the states a launch goes through, [`policy`] for
+//! what a policy sees.
 #![forbid(unsafe_code)]
 
+pub mod client;
+pub mod engine;
 pub mod policy;
 pub mod profile;
+
+pub use client::{ClientStats, Submission};
+pub use engine::{Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats};

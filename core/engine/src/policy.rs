@@ -203,6 +203,11 @@ pub struct Commands {
 }
 
 impl Commands {
+    /// Nothing to be done.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Add one. Never grows beyond the bound, so no allocation after the first calls.
     pub fn push(&mut self, command: Command) {
         if self.list.len() < COMMANDS_MAX {
@@ -264,6 +269,12 @@ pub struct Fault {
 
 /// A scheduling policy, whatever it is written in.
 pub trait Policy {
+    /// Called once, when the engine puts the policy in charge: the place to hand
+    /// over what it wanted done while it was being loaded.
+    fn start(&mut self, context: &mut Context) {
+        let _ = context;
+    }
+
     /// Decide one launch. On a fault the engine answers by its own rule.
     ///
     /// # Errors

@@ -90,21 +90,20 @@ pub fn must_ring(core: &CoreRegion) -> bool {
 
 /// Client: the answer for `ticket`, if there is one.
 pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
-    if core.granted.ticket.load(Acquire) > ticket {
-        return Some(Answer::Whole);
-    }
+    // The slot before the grant: a later ticket's grant also rises above this
+    // one and must not turn its slices into a whole launch.
     let d = &core.decisions[slot(ticket)];
     let word = d.sequence_and_kind.load(Acquire);
-    if word >> 8 != (ticket + 1) & (u64::MAX >> 8) {
-        return None;
+    if word >> 8 == (ticket + 1) & (u64::MAX >> 8) {
+        let argument = d.argument.load(Relaxed) as u32;
+        return Some(match word as u8 {
+            decision_kind::SLICE => Answer::Slice(argument),
+            decision_kind::PREEMPTIBLE => Answer::Preemptible,
+            decision_kind::PARTITION => Answer::Partition(argument),
+            _ => Answer::Whole,
+        });
     }
-    let argument = d.argument.load(Relaxed) as u32;
-    Some(match word as u8 {
-        decision_kind::SLICE => Answer::Slice(argument),
-        decision_kind::PREEMPTIBLE => Answer::Preemptible,
-        decision_kind::PARTITION => Answer::Partition(argument),
-        _ => Answer::Whole,
-    })
+    (core.granted.ticket.load(Acquire) > ticket).then_some(Answer::Whole)
 }
 
 /// What the core finds at a ticket.

@@ -1,0 +1,164 @@
+//! What the engine keeps of one client.
+
+use crate::policy::{Class, ClientInfo, Form, KernelId};
+use std::collections::VecDeque;
+
+/// A launch as it arrives from a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// Dense and rising by one for each of the client's submissions.
+    pub ticket: u64,
+    /// Its kernel; `None` if the core knows no more kernels (see `KERNELS_MAX`).
+    pub kernel: Option<KernelId>,
+    /// `launch_flags` that the client's side knows: graph, cooperative, clustered
+    /// and the `can-*` capabilities.
+    pub flags: u32,
+    /// Blocks in the grid.
+    pub grid_blocks: u64,
+    /// Threads in a block.
+    pub block_threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Stream slot.
+    pub stream: u32,
+    /// Value that the stream's completion word reaches when it is done.
+    pub completion: u32,
+    /// It started under a lease already; there is nothing to decide.
+    pub started: bool,
+}
+
+/// A launch waiting for its decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub submission: Submission,
+    pub submitted_ns: u64,
+    pub offered: bool,
+}
+
+/// A launch let go and not yet seen done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    pub kernel: Option<KernelId>,
+    pub completion: u32,
+    pub predicted_ns: u64,
+    pub let_go_ns: u64,
+    pub form: Form,
+    /// High-priority work ran during part of its time, so that its measurement
+    /// is not its own.
+    pub disturbed: bool,
+}
+
+/// Launches let go on one stream, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    pub in_flight: VecDeque<InFlight>,
+    pub last_done_ns: u64,
+}
+
+/// Counts for people; all rise monotonically.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Launches submitted for decision, leased ones included.
+    pub submitted: u64,
+    /// Answered `run` by the policy.
+    pub run: u64,
+    /// Started under a lease.
+    pub leased: u64,
+    /// `hold` answers; one launch can be held several times.
+    pub held: u64,
+    /// Launches held at least once.
+    pub launches_held: u64,
+    /// Waits because the in-flight window was full.
+    pub window_full: u64,
+    /// Answered `slice`.
+    pub sliced: u64,
+    /// Answered `preemptible`.
+    pub preemptible: u64,
+    /// Answered `partition`.
+    pub partitioned: u64,
+    /// Forms that were not on offer and ran whole.
+    pub degraded: u64,
+    /// Decided by the built-in rule because the policy failed.
+    pub fallback: u64,
+    /// Time launches waited between submission and answer.
+    pub waited_ns: u64,
+    /// Seen done.
+    pub completed: u64,
+    /// Sum of measured GPU time.
+    pub gpu_ns: u64,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub info: ClientInfo,
+    pub waiting: VecDeque<Waiting>,
+    pub streams: Vec<Stream>,
+    /// Sum of `predicted_ns` over all streams' in-flight launches.
+    pub in_flight_ns: u64,
+    pub in_flight: u64,
+    pub window_ns: u64,
+    pub standing: bool,
+    /// Tickets below this need no decision.
+    pub granted_until: u64,
+    /// Tickets below this have been answered or started.
+    pub answered_until: u64,
+    /// The head of `waiting` is not offered before this.
+    pub hold_until_ns: u64,
+    pub window_noted: bool,
+    /// High priority only: the client says it has work in flight.
+    pub busy: bool,
+    /// Orders best-effort clients among themselves: the least served goes first.
+    pub served_ns: u64,
+    pub stats: ClientStats,
+}
+
+impl Client {
+    pub fn new(info: ClientInfo, window_ns: u64, first_ticket: u64, served_ns: u64) -> Self {
+        let standing = info.class == Class::High;
+        Client {
+            info,
+            waiting: VecDeque::new(),
+            streams: Vec::new(),
+            in_flight_ns: 0,
+            in_flight: 0,
+            window_ns,
+            standing,
+            granted_until: if standing { u64::MAX } else { first_ticket },
+            answered_until: first_ticket,
+            hold_until_ns: 0,
+            window_noted: false,
+            busy: false,
+            served_ns,
+            stats: ClientStats::default(),
+        }
+    }
+
+    /// Whether this high-priority client has work on the GPU.
+    pub fn is_busy_high(&self) -> bool {
+        self.info.class == Class::High && (self.busy || self.in_flight > 0)
+    }
+
+    /// Whether a launch of `predicted_ns` fits in the window. One always does.
+    pub fn has_room(&self, predicted_ns: u64) -> bool {
+        self.in_flight == 0 || self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns
+    }
+
+    pub fn let_go(&mut self, s: &Submission, predicted_ns: u64, form: Form, now: u64, busy: bool) {
+        let index = s.stream as usize;
+        if self.streams.len() <= index {
+            self.streams.resize_with(index + 1, Stream::default);
+        }
+        self.streams[index].in_flight.push_back(InFlight {
+            kernel: s.kernel,
+            completion: s.completion,
+            predicted_ns,
+            let_go_ns: now,
+            form,
+            disturbed: busy,
+        });
+        self.in_flight += 1;
+        self.in_flight_ns = self.in_flight_ns.saturating_add(predicted_ns);
+        self.answered_until = self.answered_until.max(s.ticket + 1);
+    }
+}

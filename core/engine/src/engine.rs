@@ -1,0 +1,726 @@
+//! The state machine of one GPU.
+//!
+//! Inputs are methods that take the time as their first argument; outputs are
+//! [`Action`]s pushed to a buffer of the caller's. Inputs must come in order of
+//! time. After every input the engine has offered whatever may now run; between
+//! inputs it needs [`Engine::tick`] at [`Engine::next_deadline_ns`].
+//!
+//! A best-effort launch goes through these states:
+//!
+//! ```text
+//! submitted -> (head of its client's queue) -> room in the window? -> policy
+//!    policy: run/slice/... -> in flight -> done (measured, profile updated)
+//!    policy: hold -> offered again when the hold is over or something changed
+//! ```
+
+use crate::client::{Client, ClientStats, Submission};
+use crate::policy::{
+    Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault, FaultKind,
+    Form, Launch, Policy, launch_flags, subscription,
+};
+use crate::profile::KernelKey;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// What the caller must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Let every ticket of the client below `until` run whole, now.
+    Grant {
+        /// Whose.
+        client: ClientId,
+        /// `u64::MAX` is a standing grant. Falls when one is taken back, never
+        /// below a ticket that was answered.
+        until: u64,
+    },
+    /// Run one ticket in a form other than whole.
+    Decide {
+        /// Whose.
+        client: ClientId,
+        /// Which.
+        ticket: u64,
+        /// Only `Slice`, `Preemptible` or `Partition`.
+        decision: Decision,
+    },
+}
+
+/// Fixed at start.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// In-flight window of a client until its policy sets another.
+    pub window_ns: u64,
+    /// Longest hold; longer ones are cut to it.
+    pub hold_ns_max: u64,
+    /// Silence that the built-in rule waits for after high-priority work.
+    pub fallback_quiet_ns: u64,
+    /// SMs of the GPU; 0 if unknown.
+    pub sm_count: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            window_ns: 1_000_000,
+            hold_ns_max: 1_000_000_000,
+            fallback_quiet_ns: 100_000,
+            sm_count: 0,
+        }
+    }
+}
+
+/// Counts for people about the policy in charge.
+#[derive(Clone, Debug, Default)]
+pub struct PolicyStats {
+    /// Calls of `decide`.
+    pub decides: u64,
+    /// Calls of `on-event`.
+    pub events: u64,
+    /// Decisions by the built-in rule.
+    pub fallbacks: u64,
+    /// Lost turns by reason, for all policies of this run.
+    pub faults: BTreeMap<FaultKind, u64>,
+    /// The last one's message.
+    pub last_fault: Option<Fault>,
+}
+
+/// Timers a policy may have pending.
+pub const TIMERS_MAX: usize = 64;
+/// Launches of one client in flight that are tracked; the oldest are forgotten
+/// beyond it (a client that never lets its completion words move).
+pub const IN_FLIGHT_MAX: u64 = 65_536;
+/// Launches of one client waiting; the ring bounds it far below.
+const WAITING_MAX: usize = 4_096;
+/// Commands carried out after one input, so that a policy which answers every
+/// event with a command that causes an event cannot keep the engine.
+const ROUNDS_MAX: usize = 16;
+
+/// The scheduler of one GPU.
+pub struct Engine {
+    config: EngineConfig,
+    policy: Box<dyn Policy + Send>,
+    context: Context,
+    clients: BTreeMap<ClientId, Client>,
+    subscribed: u32,
+    /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
+    timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
+    timers: BTreeMap<u64, u64>,
+    high_busy: bool,
+    /// When high-priority activity last ended; `None` if there never was any.
+    high_idle_since_ns: Option<u64>,
+    /// Something changed that could make a held launch runnable.
+    offer_all: bool,
+    stats: PolicyStats,
+    order: Vec<ClientId>,
+}
+
+impl Engine {
+    /// An engine with its first policy.
+    pub fn new(config: EngineConfig, policy: Box<dyn Policy + Send>) -> Self {
+        let mut engine = Engine {
+            config,
+            policy,
+            context: Context::default(),
+            clients: BTreeMap::new(),
+            subscribed: 0,
+            timer_heap: BinaryHeap::new(),
+            timers: BTreeMap::new(),
+            high_busy: false,
+            high_idle_since_ns: None,
+            offer_all: false,
+            stats: PolicyStats::default(),
+            order: Vec::new(),
+        };
+        engine.policy.start(&mut engine.context);
+        engine.carry_out(0, &mut Vec::new());
+        engine
+    }
+
+    /// Set the GPU's number of SMs once it is known.
+    pub fn set_sm_count(&mut self, sm_count: u32) {
+        self.config.sm_count = sm_count;
+    }
+
+    /// The id of a kernel; `None` when too many are known.
+    pub fn intern(&mut self, key: &KernelKey) -> Option<u32> {
+        self.context.world.profiles.intern(key)
+    }
+
+    /// What is known of kernels and clients.
+    pub fn world(&self) -> &crate::policy::World {
+        &self.context.world
+    }
+
+    /// Counts about the policy.
+    pub fn policy_stats(&self) -> &PolicyStats {
+        &self.stats
+    }
+
+    /// The policy in charge.
+    pub fn policy(&self) -> &(dyn Policy + Send) {
+        &*self.policy
+    }
+
+    /// A client's counts.
+    pub fn client_stats(&self, client: ClientId) -> Option<ClientStats> {
+        self.clients.get(&client).map(|c| c.stats)
+    }
+
+    /// A client's standing grant, window, waiting and in-flight launches, and
+    /// predicted GPU time in flight.
+    pub fn client_state(&self, client: ClientId) -> Option<ClientState> {
+        self.clients.get(&client).map(|c| ClientState {
+            standing_grant: c.standing,
+            window_ns: c.window_ns,
+            waiting: c.waiting.len() as u64,
+            in_flight: c.in_flight,
+            in_flight_ns: c.in_flight_ns,
+        })
+    }
+
+    /// Whether high-priority work is on the GPU.
+    pub fn high_busy(&self) -> bool {
+        self.high_busy
+    }
+
+    /// Whether any client waits for a decision.
+    pub fn has_waiting(&self) -> bool {
+        self.clients.values().any(|c| !c.waiting.is_empty())
+    }
+
+    /// Whether any launch's completion is awaited.
+    pub fn has_in_flight(&self) -> bool {
+        self.clients.values().any(|c| c.in_flight > 0)
+    }
+
+    /// Put another policy in charge: it takes over between two decisions. It is
+    /// told of every connected client. Grants and windows that the old policy
+    /// had changed go back to their defaults. Returns the old policy, to be
+    /// dropped elsewhere.
+    pub fn set_policy(
+        &mut self,
+        now_ns: u64,
+        policy: Box<dyn Policy + Send>,
+        out: &mut Vec<Action>,
+    ) -> Box<dyn Policy + Send> {
+        let old = std::mem::replace(&mut self.policy, policy);
+        self.subscribed = 0;
+        self.timers.clear();
+        self.timer_heap.clear();
+        self.context.commands.drain();
+        let window_ns = self.config.window_ns;
+        for (&id, c) in &mut self.clients {
+            c.window_ns = window_ns;
+            set_standing(id, c, c.info.class == Class::High, out);
+        }
+        self.policy.start(&mut self.context);
+        self.carry_out(now_ns, out);
+        let infos: Vec<_> = self.clients.values().map(|c| c.info.clone()).collect();
+        for info in infos {
+            self.tell(now_ns, &Event::ClientJoined(info), out);
+        }
+        self.offer_all = true;
+        self.settle(now_ns, out);
+        old
+    }
+
+    /// A client registered; its submissions start at `first_ticket`.
+    pub fn client_joined(
+        &mut self,
+        now_ns: u64,
+        info: ClientInfo,
+        first_ticket: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let id = info.id;
+        // A newcomer starts level with the least served, not with a claim on
+        // all the time it was not there.
+        let served = self
+            .clients
+            .values()
+            .filter(|c| c.info.class == Class::BestEffort)
+            .map(|c| c.served_ns)
+            .min()
+            .unwrap_or(0);
+        let client = Client::new(info.clone(), self.config.window_ns, first_ticket, served);
+        out.push(Action::Grant { client: id, until: client.granted_until });
+        self.clients.insert(id, client);
+        self.context.world.clients.insert(id, info.clone());
+        self.tell(now_ns, &Event::ClientJoined(info), out);
+        self.offer_all = true;
+        self.settle(now_ns, out);
+    }
+
+    /// A client is gone; all of it is forgotten but its kernels' profiles.
+    pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
+        if self.clients.remove(&client).is_none() {
+            return;
+        }
+        self.context.world.clients.remove(&client);
+        self.note_high(now_ns, None, out);
+        self.tell(now_ns, &Event::ClientLeft(client), out);
+        self.offer_all = true;
+        self.settle(now_ns, out);
+    }
+
+    /// A launch arrived. Unknown clients are ignored.
+    pub fn submitted(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        submission: Submission,
+        out: &mut Vec<Action>,
+    ) {
+        let high_busy = self.high_busy;
+        let Some(c) = self.clients.get_mut(&client) else { return };
+        c.stats.submitted += 1;
+        if submission.started || submission.ticket < c.granted_until {
+            let predicted =
+                submission.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
+            c.stats.leased += 1;
+            let busy = c.info.class == Class::BestEffort && high_busy;
+            c.let_go(&submission, predicted, Form::Whole, now_ns, busy);
+            if c.in_flight > IN_FLIGHT_MAX {
+                forget_oldest(c);
+            }
+            self.note_high(now_ns, None, out);
+        } else if c.waiting.len() < WAITING_MAX {
+            c.waiting.push_back(crate::client::Waiting {
+                submission,
+                submitted_ns: now_ns,
+                offered: false,
+            });
+        }
+        self.settle(now_ns, out);
+    }
+
+    /// A stream's completion word reads `word`. `observed_gap_ns` is the time
+    /// since it was last looked at: how far off the measurement can be.
+    pub fn progress(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        stream: u32,
+        word: u32,
+        observed_gap_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(c) = self.clients.get_mut(&client) else { return };
+        let Some(s) = c.streams.get_mut(stream as usize) else { return };
+        let done = s
+            .in_flight
+            .iter()
+            .take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0)
+            .count();
+        if done == 0 {
+            return;
+        }
+        let started = s.in_flight[0].let_go_ns.max(s.last_done_ns);
+        s.last_done_ns = now_ns;
+        let together_ns = now_ns.saturating_sub(started);
+        // Several seen done at once cannot be told apart: share the time, and
+        // learn only from a single one seen soon enough.
+        let share_ns = together_ns / done as u64;
+        let exact = done == 1 && observed_gap_ns <= (together_ns / 4).max(5_000);
+        let mut told = Vec::new();
+        for _ in 0..done {
+            let Some(f) = s.in_flight.pop_front() else { break };
+            c.in_flight -= 1;
+            c.in_flight_ns = c.in_flight_ns.saturating_sub(f.predicted_ns);
+            c.stats.completed += 1;
+            c.stats.gpu_ns += share_ns;
+            c.served_ns += share_ns;
+            if let Some(kernel) = f.kernel {
+                let unmeasured = self.context.world.profiles.mean_ns(kernel) == 0;
+                if unmeasured || (exact && !f.disturbed) {
+                    self.context.world.profiles.record(kernel, share_ns.max(1));
+                }
+                if self.subscribed & subscription::COMPLETIONS != 0 {
+                    told.push(Event::KernelDone(Completion {
+                        client,
+                        kernel,
+                        form: f.form,
+                        predicted_ns: f.predicted_ns,
+                        measured_ns: share_ns,
+                    }));
+                }
+            }
+        }
+        c.window_noted = false;
+        for event in told {
+            self.tell(now_ns, &event, out);
+        }
+        self.note_high(now_ns, None, out);
+        self.settle(now_ns, out);
+    }
+
+    /// A high-priority client's activity, as it reports it. `since_ns` is when
+    /// it changed by the client's own account (bounded to the past).
+    pub fn high_activity(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        busy: bool,
+        since_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(c) = self.clients.get_mut(&client) else { return };
+        if c.info.class != Class::High {
+            return;
+        }
+        c.busy = busy;
+        let since = since_ns.min(now_ns);
+        self.note_high(now_ns, Some(since), out);
+        // A period of activity that began and ended between two looks.
+        if !busy && !self.high_busy && since > self.high_idle_since_ns.unwrap_or(0) {
+            self.high_idle_since_ns = Some(since);
+            self.disturb();
+        }
+        self.settle(now_ns, out);
+    }
+
+    /// Time has passed: fire timers, offer what was held until now.
+    pub fn tick(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
+            if due > now_ns {
+                break;
+            }
+            self.timer_heap.pop();
+            if self.timers.get(&token) == Some(&due) {
+                self.timers.remove(&token);
+                self.tell(now_ns, &Event::Timer(token), out);
+                self.offer_all = true;
+            }
+        }
+        self.settle(now_ns, out);
+    }
+
+    /// When [`Engine::tick`] is needed next.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        let timer = self.timer_heap.peek().map(|r| r.0.0);
+        let hold = self
+            .clients
+            .values()
+            .filter(|c| !c.waiting.is_empty() && c.hold_until_ns > 0)
+            .map(|c| c.hold_until_ns)
+            .min();
+        match (timer, hold) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Work out whether high-priority work is on the GPU and tell of a change.
+    fn note_high(&mut self, now_ns: u64, since_ns: Option<u64>, out: &mut Vec<Action>) {
+        let busy = self.clients.values().any(Client::is_busy_high);
+        if busy == self.high_busy {
+            return;
+        }
+        self.high_busy = busy;
+        if busy {
+            self.disturb();
+        } else {
+            self.high_idle_since_ns = Some(since_ns.unwrap_or(now_ns));
+        }
+        self.offer_all = true;
+        if self.subscribed & subscription::HIGH_ACTIVITY != 0 {
+            let event = if busy { Event::HighBusy } else { Event::HighIdle };
+            self.tell(now_ns, &event, out);
+        }
+    }
+
+    /// Best-effort launches in flight now share their time with others.
+    fn disturb(&mut self) {
+        for c in self.clients.values_mut().filter(|c| c.info.class == Class::BestEffort) {
+            for f in c.streams.iter_mut().flat_map(|s| &mut s.in_flight) {
+                f.disturbed = true;
+            }
+        }
+    }
+
+    fn tell(&mut self, now_ns: u64, event: &Event, out: &mut Vec<Action>) {
+        self.stats.events += 1;
+        if let Err(fault) = self.policy.on_event(now_ns, event, &mut self.context) {
+            self.count_fault(fault);
+        }
+        self.carry_out(now_ns, out);
+    }
+
+    fn count_fault(&mut self, fault: Fault) {
+        *self.stats.faults.entry(fault.kind).or_default() += 1;
+        if fault.kind != FaultKind::Disabled || self.stats.last_fault.is_none() {
+            self.stats.last_fault = Some(fault);
+        }
+    }
+
+    fn carry_out(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        if self.context.commands.is_empty() {
+            return;
+        }
+        let mut commands = std::mem::take(&mut self.context.commands);
+        for command in commands.drain() {
+            match command {
+                Command::Subscribe(to) => self.subscribed = to,
+                Command::SetTimer { delay_ns, token } => {
+                    if self.timers.len() < TIMERS_MAX || self.timers.contains_key(&token) {
+                        let due = now_ns.saturating_add(delay_ns.max(1));
+                        self.timers.insert(token, due);
+                        self.timer_heap.push(std::cmp::Reverse((due, token)));
+                        self.trim_timers();
+                    }
+                }
+                Command::SetWindow { client, window_ns } => {
+                    if let Some(c) = self.clients.get_mut(&client) {
+                        c.window_ns = window_ns;
+                        self.offer_all = true;
+                    }
+                }
+                Command::RevokeLease(client) => {
+                    if let Some(c) = self.clients.get_mut(&client)
+                        && !c.standing
+                        && c.granted_until > c.answered_until
+                    {
+                        c.granted_until = c.answered_until;
+                        out.push(Action::Grant { client, until: c.granted_until });
+                    }
+                }
+                Command::SetStandingGrant { client, granted } => {
+                    if let Some(c) = self.clients.get_mut(&client) {
+                        set_standing(client, c, granted, out);
+                        self.offer_all = true;
+                    }
+                }
+            }
+        }
+        self.context.commands = commands;
+    }
+
+    /// A policy that moves one timer over and over leaves dead heap entries.
+    fn trim_timers(&mut self) {
+        if self.timer_heap.len() > 4 * TIMERS_MAX {
+            self.timer_heap =
+                self.timers.iter().map(|(&token, &due)| std::cmp::Reverse((due, token))).collect();
+        }
+    }
+
+    /// Offer every head launch that may run now, least served client first.
+    fn settle(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        for _ in 0..ROUNDS_MAX {
+            let all = std::mem::take(&mut self.offer_all);
+            let mut order = std::mem::take(&mut self.order);
+            order.clear();
+            order.extend(self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&i, _)| i));
+            order.sort_by_key(|i| {
+                let c = &self.clients[i];
+                (c.info.class != Class::High, c.served_ns, c.waiting[0].submitted_ns)
+            });
+            for &id in &order {
+                while self.offer(now_ns, id, all, out) {}
+            }
+            self.order = order;
+            if !self.offer_all {
+                return;
+            }
+        }
+    }
+
+    /// Offer the head of one client's queue. True if it was let go, so that the
+    /// next one may be offered.
+    fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
+        let waiting_clients = self.clients.values().filter(|c| !c.waiting.is_empty()).count();
+        let high_clients =
+            self.clients.values().filter(|c| c.info.class == Class::High).count() as u32;
+        let Some(c) = self.clients.get_mut(&id) else { return false };
+        let Some(&head) = c.waiting.front() else { return false };
+        let s = head.submission;
+        let predicted_ns = s.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
+        if s.ticket < c.granted_until {
+            c.stats.run += 1;
+            self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
+            return true;
+        }
+        if !again && c.hold_until_ns > now_ns {
+            return false;
+        }
+        if !c.has_room(predicted_ns) {
+            if !c.window_noted {
+                c.window_noted = true;
+                c.stats.window_full += 1;
+            }
+            c.hold_until_ns = 0;
+            return false;
+        }
+        let high_quiet_ns = match (self.high_busy, self.high_idle_since_ns) {
+            (true, _) => 0,
+            (false, None) => u64::MAX,
+            (false, Some(since)) => now_ns.saturating_sub(since),
+        };
+        let launch = Launch {
+            now_ns,
+            client: id,
+            class: c.info.class,
+            kernel: s.kernel.unwrap_or(u32::MAX),
+            flags: s.flags
+                | if self.high_busy { launch_flags::HIGH_BUSY } else { 0 }
+                | if head.offered { launch_flags::OFFERED_AGAIN } else { 0 },
+            grid_blocks: s.grid_blocks,
+            block_threads: s.block_threads,
+            shared_bytes: s.shared_bytes,
+            predicted_ns,
+            waited_ns: now_ns.saturating_sub(head.submitted_ns),
+            in_flight_ns: c.in_flight_ns,
+            high_quiet_ns,
+            high_clients,
+            waiting_clients: waiting_clients as u32,
+            stream: s.stream,
+            sm_count: self.config.sm_count,
+        };
+        self.stats.decides += 1;
+        let decision = match self.policy.decide(&launch, &mut self.context).and_then(sane) {
+            Ok(decision) => decision,
+            Err(fault) => {
+                self.count_fault(fault);
+                self.stats.fallbacks += 1;
+                if let Some(c) = self.clients.get_mut(&id) {
+                    c.stats.fallback += 1;
+                }
+                fallback(&launch, self.config.fallback_quiet_ns)
+            }
+        };
+        self.carry_out(now_ns, out);
+        if let Decision::Hold(for_ns) = decision {
+            let Some(c) = self.clients.get_mut(&id) else { return false };
+            let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
+            c.hold_until_ns = now_ns.saturating_add(for_ns);
+            c.stats.held += 1;
+            c.stats.launches_held += u64::from(!head.offered);
+            if let Some(w) = c.waiting.front_mut() {
+                w.offered = true;
+            }
+            return false;
+        }
+        self.answer(now_ns, id, decision, predicted_ns, out);
+        true
+    }
+
+    /// Let the head of a client's queue go.
+    fn answer(
+        &mut self,
+        now_ns: u64,
+        id: ClientId,
+        decision: Decision,
+        predicted_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let high_busy = self.high_busy;
+        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(w) = c.waiting.pop_front() else { return };
+        let s = w.submission;
+        c.hold_until_ns = 0;
+        c.window_noted = false;
+        c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
+        let (offered, form) = match decision {
+            Decision::Slice(_) => (s.flags & launch_flags::CAN_SLICE != 0, Form::Sliced),
+            Decision::Preemptible => (s.flags & launch_flags::CAN_PREEMPT != 0, Form::Preemptible),
+            Decision::Partition(_) => {
+                (s.flags & launch_flags::CAN_PARTITION != 0, Form::Partitioned)
+            }
+            Decision::Run(_) | Decision::Hold(_) => (true, Form::Whole),
+        };
+        let form = if offered { form } else { Form::Whole };
+        match form {
+            _ if !offered => c.stats.degraded += 1,
+            Form::Sliced => c.stats.sliced += 1,
+            Form::Preemptible => c.stats.preemptible += 1,
+            Form::Partitioned => c.stats.partitioned += 1,
+            Form::Whole if s.ticket >= c.granted_until => c.stats.run += 1,
+            Form::Whole => {}
+        }
+        let busy = c.info.class == Class::BestEffort && high_busy;
+        c.let_go(&s, predicted_ns, form, now_ns, busy);
+        if form == Form::Whole {
+            let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
+            let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);
+            if until > c.granted_until {
+                c.granted_until = until;
+                out.push(Action::Grant { client: id, until });
+            }
+        } else {
+            out.push(Action::Decide { client: id, ticket: s.ticket, decision });
+        }
+        if c.info.class == Class::High {
+            self.note_high(now_ns, None, out);
+        }
+    }
+}
+
+/// What a client's launches meet now; for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientState {
+    /// Launches are not decided.
+    pub standing_grant: bool,
+    /// In-flight window.
+    pub window_ns: u64,
+    /// Launches waiting for a decision.
+    pub waiting: u64,
+    /// Launches let go and not done.
+    pub in_flight: u64,
+    /// Their predicted GPU time.
+    pub in_flight_ns: u64,
+}
+
+fn set_standing(id: ClientId, c: &mut Client, granted: bool, out: &mut Vec<Action>) {
+    if c.standing == granted && (granted || c.granted_until <= c.answered_until) {
+        return;
+    }
+    c.standing = granted;
+    c.granted_until = if granted { u64::MAX } else { c.answered_until };
+    out.push(Action::Grant { client: id, until: c.granted_until });
+}
+
+fn forget_oldest(c: &mut Client) {
+    if let Some(s) = c.streams.iter_mut().max_by_key(|s| s.in_flight.len())
+        && let Some(f) = s.in_flight.pop_front()
+    {
+        c.in_flight -= 1;
+        c.in_flight_ns = c.in_flight_ns.saturating_sub(f.predicted_ns);
+    }
+}
+
+/// Answers that no launch can have.
+fn sane(decision: Decision) -> Result<Decision, Fault> {
+    match decision {
+        Decision::Slice(0) | Decision::Partition(0) => Err(Fault {
+            kind: FaultKind::Nonsense,
+            message: format!("decide answered {decision:?}: 0 is not a size"),
+        }),
+        d => Ok(d),
+    }
+}
+
+/// The built-in rule: high priority first, best-effort after a little silence.
+pub fn fallback(launch: &Launch, quiet_ns: u64) -> Decision {
+    match launch.class {
+        Class::High => Decision::Run(0),
+        Class::BestEffort if launch.flags & launch_flags::HIGH_BUSY != 0 => Decision::Hold(u64::MAX),
+        Class::BestEffort if launch.high_quiet_ns < quiet_ns => {
+            Decision::Hold(quiet_ns - launch.high_quiet_ns)
+        }
+        Class::BestEffort => Decision::Run(0),
+    }
+}
+
+/// The built-in rule as a policy: what serves when none could be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct BuiltIn {
+    /// Silence to wait for.
+    pub quiet_ns: u64,
+}
+
+impl Policy for BuiltIn {
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+        Ok(fallback(launch, self.quiet_ns))
+    }
+
+    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
+        Ok(())
+    }
+}
