@@ -273,8 +273,7 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&client) else { return };
         c.stats.submitted += 1;
         if submission.started || submission.ticket < c.granted_until {
-            let predicted =
-                submission.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
+            let predicted = submission.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
             c.stats.leased += 1;
             let busy = c.info.class == Class::BestEffort && high_busy;
             c.let_go(&submission, predicted, Form::Whole, now_ns, busy);
@@ -305,11 +304,8 @@ impl Engine {
     ) {
         let Some(c) = self.clients.get_mut(&client) else { return };
         let Some(s) = c.streams.get_mut(stream as usize) else { return };
-        let done = s
-            .in_flight
-            .iter()
-            .take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0)
-            .count();
+        let done =
+            s.in_flight.iter().take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0).count();
         if done == 0 {
             return;
         }
@@ -507,7 +503,9 @@ impl Engine {
             let all = std::mem::take(&mut self.offer_all);
             let mut order = std::mem::take(&mut self.order);
             order.clear();
-            order.extend(self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&i, _)| i));
+            order.extend(
+                self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&i, _)| i),
+            );
             order.sort_by_key(|i| {
                 let c = &self.clients[i];
                 (c.info.class != Class::High, c.served_ns, c.waiting[0].submitted_ns)
@@ -700,7 +698,9 @@ fn sane(decision: Decision) -> Result<Decision, Fault> {
 pub fn fallback(launch: &Launch, quiet_ns: u64) -> Decision {
     match launch.class {
         Class::High => Decision::Run(0),
-        Class::BestEffort if launch.flags & launch_flags::HIGH_BUSY != 0 => Decision::Hold(u64::MAX),
+        Class::BestEffort if launch.flags & launch_flags::HIGH_BUSY != 0 => {
+            Decision::Hold(u64::MAX)
+        }
         Class::BestEffort if launch.high_quiet_ns < quiet_ns => {
             Decision::Hold(quiet_ns - launch.high_quiet_ns)
         }

@@ -20,7 +20,9 @@ pub enum MapError {
         source: rustix::io::Errno,
     },
     /// The peer's region has another size: not this protocol, or hostile.
-    #[error("shared region has {found} bytes, expected {expected}: shim and core differ in version")]
+    #[error(
+        "shared region has {found} bytes, expected {expected}: shim and core differ in version"
+    )]
     Size {
         /// Its size.
         found: u64,

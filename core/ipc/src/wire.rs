@@ -223,7 +223,8 @@ impl Hello {
         if n > LABELS_MAX {
             return Err(WireError::Malformed("too many labels"));
         }
-        let labels = (0..n).map(|_| Ok((r.text()?, r.text()?))).collect::<Result<_, WireError>>()?;
+        let labels =
+            (0..n).map(|_| Ok((r.text()?, r.text()?))).collect::<Result<_, WireError>>()?;
         let first_ticket = r.u64()?;
         if first_ticket > u64::MAX / 2 {
             return Err(WireError::Malformed("the first ticket is out of range"));

@@ -1,0 +1,503 @@
+//! The engine against scripted policies: what a client may rely on whatever the
+//! policy does.
+
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use tally_engine::policy::*;
+use tally_engine::profile::KernelKey;
+use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+
+/// Answers from a list, then `Run(0)`; remembers what it was told.
+#[derive(Default)]
+struct Script {
+    answers: VecDeque<Result<Decision, Fault>>,
+    on_event: VecDeque<Command>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    launches: Vec<Launch>,
+    events: Vec<Event>,
+}
+
+impl Policy for Script {
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+        self.seen.lock().unwrap().launches.push(*launch);
+        self.answers.pop_front().unwrap_or(Ok(Decision::Run(0)))
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.seen.lock().unwrap().events.push(event.clone());
+        for c in self.on_event.drain(..) {
+            context.commands.push(c);
+        }
+        Ok(())
+    }
+}
+
+fn info(id: ClientId, class: Class) -> ClientInfo {
+    ClientInfo { id, class, name: format!("c{id}"), labels: vec![] }
+}
+
+fn key(name: &str) -> KernelKey {
+    KernelKey { name: name.into(), image: 0, grid: [4, 1, 1], block: [32, 1, 1] }
+}
+
+fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
+    Submission {
+        ticket,
+        kernel,
+        flags: 0,
+        grid_blocks: 4,
+        block_threads: 32,
+        shared_bytes: 0,
+        stream: 0,
+        completion: ticket as u32 + 1,
+        started: false,
+    }
+}
+
+/// Tickets of `client` that `out` lets go: the highest grant.
+fn granted(out: &[Action], client: ClientId) -> Option<u64> {
+    out.iter()
+        .filter_map(|a| match a {
+            Action::Grant { client: c, until } if *c == client => Some(*until),
+            _ => None,
+        })
+        .next_back()
+}
+
+const HIGH: ClientId = 1;
+const LOW: ClientId = 2;
+const QUIET: u64 = 100_000;
+
+fn built_in() -> Engine {
+    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: QUIET }));
+    let mut out = Vec::new();
+    e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
+    assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority holds a standing grant");
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    assert_eq!(granted(&out, LOW), Some(0), "best-effort starts with nothing granted");
+    e
+}
+
+#[test]
+fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    e.high_activity(1_000, HIGH, true, 1_000, &mut out);
+    e.submitted(2_000, LOW, submission(0, None), &mut out);
+    assert_eq!(granted(&out, LOW), None);
+    e.high_activity(50_000, HIGH, false, 40_000, &mut out);
+    assert_eq!(granted(&out, LOW), None, "silence has only begun");
+    assert_eq!(e.next_deadline_ns(), Some(40_000 + QUIET));
+    e.tick(40_000 + QUIET - 1, &mut out);
+    assert_eq!(granted(&out, LOW), None);
+    e.tick(40_000 + QUIET, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    let stats = e.client_stats(LOW).unwrap();
+    assert_eq!((stats.run, stats.launches_held), (1, 1));
+    assert_eq!(stats.waited_ns, 40_000 + QUIET - 2_000);
+}
+
+#[test]
+fn a_burst_of_high_priority_work_between_two_looks_restarts_the_silence() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    e.high_activity(10_000, HIGH, true, 10_000, &mut out);
+    e.high_activity(20_000, HIGH, false, 20_000, &mut out);
+    e.submitted(30_000, LOW, submission(0, None), &mut out);
+    // Seen only after it was over.
+    e.high_activity(90_000, HIGH, false, 80_000, &mut out);
+    e.tick(20_000 + QUIET, &mut out);
+    assert_eq!(granted(&out, LOW), None);
+    e.tick(80_000 + QUIET, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+}
+
+#[test]
+fn a_high_priority_client_that_dies_busy_does_not_hold_others_for_ever() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    e.high_activity(1_000, HIGH, true, 1_000, &mut out);
+    e.submitted(2_000, LOW, submission(0, None), &mut out);
+    e.client_left(3_000, HIGH, &mut out);
+    e.tick(3_000 + QUIET, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+}
+
+#[test]
+fn the_window_is_measured_in_gpu_time() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    // Learn 400 us.
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(400_000, LOW, 0, 1, 1_000, &mut out);
+    assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 400_000);
+    // 1 ms of window: two fit, the third does not.
+    out.clear();
+    for t in 1..=3 {
+        e.submitted(500_000, LOW, submission(t, k), &mut out);
+    }
+    assert_eq!(granted(&out, LOW), Some(3));
+    assert_eq!(e.client_state(LOW).unwrap().in_flight_ns, 800_000);
+    assert_eq!(e.client_stats(LOW).unwrap().window_full, 1);
+    e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
+    assert_eq!(granted(&out, LOW), Some(4));
+}
+
+#[test]
+fn one_launch_longer_than_the_window_still_runs() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("huge"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(20_000_000, LOW, 0, 1, 1_000, &mut out);
+    e.submitted(20_000_001, LOW, submission(1, k), &mut out);
+    assert_eq!(granted(&out, LOW), Some(2));
+}
+
+#[test]
+fn measurements_disturbed_by_high_priority_work_are_not_learnt() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(100_000, LOW, 0, 1, 1_000, &mut out);
+    e.submitted(200_000, LOW, submission(1, k), &mut out);
+    e.high_activity(210_000, HIGH, true, 210_000, &mut out);
+    e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
+    assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 100_000);
+    assert_eq!(e.client_stats(LOW).unwrap().completed, 2);
+}
+
+#[test]
+fn a_late_look_at_a_completion_is_not_learnt() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    for (t, at, gap) in [(0, 0, 1_000), (1, 1_000_000, 900_000)] {
+        e.submitted(at, LOW, submission(t, k), &mut out);
+        e.progress(at + 100_000 * (1 + 9 * t), LOW, 0, t as u32 + 1, gap, &mut out);
+    }
+    assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 100_000);
+}
+
+#[test]
+fn among_best_effort_clients_the_least_served_goes_first() {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let script = Script { seen: seen.clone(), ..Default::default() };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    for id in [1, 2] {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);
+    }
+    // Client 1 has had 5 ms, client 2 has had 1 ms.
+    for (id, done) in [(1, 5_000_000), (2, 6_000_000)] {
+        e.submitted(
+            done - 1_000_000 * (if id == 1 { 5 } else { 1 }),
+            id,
+            submission(0, None),
+            &mut out,
+        );
+        e.progress(done, id, 0, 1, 1_000, &mut out);
+    }
+    // Both are held, then released by one event.
+    let script = Script {
+        seen: seen.clone(),
+        answers: [Decision::Hold(u64::MAX), Decision::Hold(u64::MAX)].map(Ok).into(),
+        ..Default::default()
+    };
+    e.set_policy(7_000_000, Box::new(script), &mut out);
+    for id in [1, 2] {
+        e.submitted(7_000_001, id, submission(1, None), &mut out);
+    }
+    seen.lock().unwrap().launches.clear();
+    e.client_joined(7_000_002, info(3, Class::BestEffort), 0, &mut out);
+    let order: Vec<_> = seen.lock().unwrap().launches.iter().map(|l| l.client).collect();
+    assert_eq!(order, [2, 1]);
+}
+
+#[test]
+fn leases_run_without_asking_until_revoked() {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let script = Script {
+        answers: [Ok(Decision::Run(10))].into(),
+        seen: seen.clone(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.submitted(1, LOW, submission(0, None), &mut out);
+    assert_eq!(granted(&out, LOW), Some(11));
+    for t in 1..5 {
+        e.submitted(2, LOW, Submission { started: true, ..submission(t, None) }, &mut out);
+    }
+    assert_eq!(seen.lock().unwrap().launches.len(), 1, "leased launches are not decided");
+    // Another policy takes over: the lease ends, at the first ticket not started.
+    out.clear();
+    e.set_policy(3, Box::new(BuiltIn { quiet_ns: 0 }), &mut out);
+    assert_eq!(granted(&out, LOW), Some(5));
+    assert_eq!(e.client_stats(LOW).unwrap().leased, 4);
+    assert_eq!(e.client_state(LOW).unwrap().in_flight, 5);
+}
+
+#[test]
+fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
+    let fault = |kind| Err(Fault { kind, message: "x".into() });
+    let script = Script {
+        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Slice(0))].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    for t in 0..3 {
+        e.submitted(1, LOW, submission(t, None), &mut out);
+    }
+    assert_eq!(granted(&out, LOW), Some(3), "the client goes on");
+    let stats = e.policy_stats();
+    assert_eq!(stats.fallbacks, 3);
+    for kind in [FaultKind::Trap, FaultKind::Overrun, FaultKind::Nonsense] {
+        assert_eq!(stats.faults.get(&kind), Some(&1), "{kind:?}");
+    }
+    assert_eq!(e.client_stats(LOW).unwrap().fallback, 3);
+}
+
+#[test]
+fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
+    let script = Script {
+        answers: [Decision::Slice(8), Decision::Preemptible, Decision::Slice(2)].map(Ok).into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.submitted(1, LOW, submission(0, None), &mut out);
+    e.submitted(1, LOW, submission(1, None), &mut out);
+    assert_eq!(granted(&out, LOW), Some(2));
+    assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
+    // On offer: passed on, and the grant stays below the ticket.
+    out.clear();
+    let can = Submission { flags: launch_flags::CAN_SLICE, ..submission(2, None) };
+    e.submitted(2, LOW, can, &mut out);
+    assert_eq!(out, [Action::Decide { client: LOW, ticket: 2, decision: Decision::Slice(2) }]);
+}
+
+#[test]
+fn timers_fire_once_and_moving_one_replaces_it() {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let script = Script {
+        on_event: [
+            Command::SetTimer { delay_ns: 100, token: 7 },
+            Command::SetTimer { delay_ns: 300, token: 7 },
+        ]
+        .into(),
+        seen: seen.clone(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(1_000, info(LOW, Class::BestEffort), 0, &mut out);
+    for now in [1_100, 1_299, 1_300, 5_000] {
+        e.tick(now, &mut out);
+    }
+    let fired = seen.lock().unwrap().events.iter().filter(|e| **e == Event::Timer(7)).count();
+    assert_eq!(fired, 1);
+}
+
+#[test]
+fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
+    let script = Script {
+        on_event: [Command::SetStandingGrant { client: HIGH, granted: false }].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(HIGH, Class::High), 40, &mut out);
+    assert_eq!(granted(&out, HIGH), Some(40), "falls back to the first undecided ticket");
+    e.submitted(1, HIGH, submission(40, None), &mut out);
+    assert_eq!(granted(&out, HIGH), Some(41));
+    assert!(e.high_busy());
+    e.progress(9, HIGH, 0, 41, 1, &mut out);
+    assert!(!e.high_busy());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(u8),
+    Done(u8),
+    Busy(bool),
+    Wait(u32),
+    Rejoin(u8),
+    Reload,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..3u8).prop_map(Op::Submit),
+        4 => (0..3u8).prop_map(Op::Done),
+        2 => any::<bool>().prop_map(Op::Busy),
+        3 => (1..400_000u32).prop_map(Op::Wait),
+        1 => (0..3u8).prop_map(Op::Rejoin),
+        1 => Just(Op::Reload),
+    ]
+}
+
+/// Answers anything at all, reproducibly.
+struct Erratic(u64);
+
+impl Erratic {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+}
+
+impl Policy for Erratic {
+    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+        let n = self.next();
+        if n.is_multiple_of(7) {
+            context.commands.push(Command::SetWindow { client: (n % 5) as u32, window_ns: n });
+        }
+        Ok(match n % 6 {
+            0 => Decision::Hold(self.next() * 1_000),
+            1 => Decision::Slice(self.next() as u32 % 3),
+            2 => Decision::Run(self.next() as u32 % 4),
+            3 => return Err(Fault { kind: FaultKind::Trap, message: String::new() }),
+            4 => Decision::Preemptible,
+            _ => Decision::Run(0),
+        })
+    }
+
+    fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
+        let client = (self.next() % 5) as u32;
+        match self.next() % 5 {
+            0 => context.commands.push(Command::RevokeLease(client)),
+            1 => context
+                .commands
+                .push(Command::SetTimer { delay_ns: self.next(), token: self.next() }),
+            2 => context.commands.push(Command::Subscribe(self.next() as u32)),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A client as the shim behaves: answered tickets start, in order, once.
+#[derive(Default)]
+struct Model {
+    next_ticket: u64,
+    granted: u64,
+    decided: Vec<u64>,
+    started: u64,
+    done: u64,
+}
+
+impl Model {
+    fn take(&mut self) {
+        while self.started < self.next_ticket
+            && (self.started < self.granted || self.decided.contains(&self.started))
+        {
+            self.started += 1;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..Default::default() })]
+
+    /// Whatever a policy answers: every launch is let go at most once and in
+    /// order, nothing is lost, and once work ends and time passes, everything runs.
+    #[test]
+    fn no_launch_is_lost_or_doubled(ops in prop::collection::vec(op(), 1..200), seed: u64) {
+        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic(seed)));
+        let mut out = Vec::new();
+        let mut now = 1u64;
+        e.client_joined(now, info(0, Class::High), 0, &mut out);
+        let mut ids = [1u32, 2, 3];
+        let mut next_id = 4;
+        let mut models: [Model; 3] = Default::default();
+        for id in ids { e.client_joined(now, info(id, Class::BestEffort), 0, &mut out); }
+        let kernels: Vec<_> = (0..3).map(|i| e.intern(&key(&format!("k{i}")))).collect();
+        let apply = |out: &mut Vec<Action>, ids: &[u32; 3], models: &mut [Model; 3]| {
+            for a in out.drain(..) {
+                match a {
+                    Action::Grant { client, until } => {
+                        if let Some(i) = ids.iter().position(|&x| x == client) {
+                            assert!(until >= models[i].started, "a grant fell below a started launch");
+                            models[i].granted = until;
+                        }
+                    }
+                    Action::Decide { client, ticket, .. } => {
+                        if let Some(i) = ids.iter().position(|&x| x == client) {
+                            assert!(ticket >= models[i].started, "decided twice");
+                            models[i].decided.push(ticket);
+                        }
+                    }
+                }
+            }
+            for m in models.iter_mut() { m.take(); }
+        };
+        let finish = |e: &mut Engine, m: &mut Model, id: u32, now: u64, out: &mut Vec<Action>| {
+            if m.done < m.started {
+                m.done += 1;
+                e.progress(now, id, 0, m.done as u32, 100, out);
+            }
+        };
+        for o in ops {
+            now += 100;
+            match o {
+                Op::Submit(i) => {
+                    let i = i as usize;
+                    let ticket = models[i].next_ticket;
+                    models[i].next_ticket += 1;
+                    let started = ticket < models[i].granted && ticket == models[i].started;
+                    let flags = if seed.is_multiple_of(2) { launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT } else { 0 };
+                    let s = Submission { started, flags, ..submission(ticket, kernels[i]) };
+                    e.submitted(now, ids[i], s, &mut out);
+                    if started { models[i].started += 1; }
+                }
+                Op::Done(i) => { let i = i as usize; finish(&mut e, &mut models[i], ids[i], now, &mut out); }
+                Op::Busy(b) => e.high_activity(now, 0, b, now, &mut out),
+                Op::Wait(ns) => { now += u64::from(ns); e.tick(now, &mut out); }
+                Op::Rejoin(i) => {
+                    let i = i as usize;
+                    e.client_left(now, ids[i], &mut out);
+                    apply(&mut out, &ids, &mut models);
+                    ids[i] = next_id;
+                    next_id += 1;
+                    models[i] = Model::default();
+                    e.client_joined(now, info(ids[i], Class::BestEffort), 0, &mut out);
+                }
+                Op::Reload => {
+                    let old = e.set_policy(now, Box::new(Erratic(seed ^ now)), &mut out);
+                    drop(old);
+                }
+            }
+            apply(&mut out, &ids, &mut models);
+        }
+        // High priority ends, the built-in rule takes over, launches finish.
+        e.high_activity(now, 0, false, now, &mut out);
+        e.set_policy(now, Box::new(BuiltIn { quiet_ns: QUIET }), &mut out);
+        for _ in 0..2_000 {
+            now += 1_000_000;
+            e.tick(now, &mut out);
+            apply(&mut out, &ids, &mut models);
+            for i in 0..3 { finish(&mut e, &mut models[i], ids[i], now, &mut out); }
+            apply(&mut out, &ids, &mut models);
+        }
+        for (m, id) in models.iter().zip(ids) {
+            prop_assert_eq!(m.started, m.next_ticket, "a launch was lost");
+            prop_assert_eq!(m.done, m.next_ticket);
+            let state = e.client_state(id).unwrap();
+            prop_assert_eq!((state.waiting, state.in_flight, state.in_flight_ns), (0, 0, 0));
+            prop_assert_eq!(e.client_stats(id).unwrap().completed, m.next_ticket);
+        }
+    }
+}
