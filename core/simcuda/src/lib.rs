@@ -1,1 +1,34 @@
-//! A software CUDA device: libcuda.so.1 on the CPU.
+//! A software CUDA device: `libcuda.so.1` on the CPU.
+//!
+//! A program that loads this library instead of NVIDIA's runs unmodified: PTX
+//! is executed block by block, streams, events and graphs keep the driver's
+//! order, and the SMs are shared with every other process on the same device
+//! file. It is what CI, newcomers without a GPU and differential tests run on.
+//!
+//! Where to read on: [`sm`] for sharing between processes, `engine` for how a
+//! kernel runs, `stream` for order, `exports` for the API itself. It never
+//! prints (unless `TALLY_SIMCUDA_LOG=1`), never unwinds into its caller, and
+//! never spins.
+
+pub mod config;
+pub mod error;
+pub mod sm;
+
+mod capture;
+mod context;
+mod device;
+mod driver;
+mod engine;
+mod event;
+mod exec;
+mod exports;
+mod ffi;
+mod graph;
+mod image;
+mod launch;
+mod memory;
+mod module;
+mod op;
+mod registry;
+mod stream;
+mod sync;

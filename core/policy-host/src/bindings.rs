@@ -1,0 +1,110 @@
+//! The contract, as wasmtime's `bindgen!` puts it into Rust, and the few
+//! conversions between its types and the engine's.
+#![allow(missing_docs, clippy::all)]
+
+use tally_engine::policy as engine;
+
+wasmtime::component::bindgen!({ path: "../../sdk/wit", world: "policy" });
+
+pub use tally::policy::{host, types};
+
+/// The text of the contract, to quote from in error messages.
+pub const CONTRACT: &str = include_str!("../../../sdk/wit/policy.wit");
+
+/// Ask with the engine's launch.
+#[inline]
+pub fn launch(launch: &engine::Launch) -> types::Launch {
+    types::Launch {
+        now_ns: launch.now_ns,
+        client: launch.client,
+        class: class(launch.class),
+        kernel: launch.kernel,
+        flags: launch_flags(launch.flags),
+        grid_blocks: launch.grid_blocks,
+        block_threads: launch.block_threads,
+        shared_bytes: launch.shared_bytes,
+        predicted_ns: launch.predicted_ns,
+        waited_ns: launch.waited_ns,
+        in_flight_ns: launch.in_flight_ns,
+        high_quiet_ns: launch.high_quiet_ns,
+        high_clients: launch.high_clients,
+        waiting_clients: launch.waiting_clients,
+        stream: launch.stream,
+        sm_count: launch.sm_count,
+    }
+}
+
+#[inline]
+fn class(class: engine::Class) -> types::PriorityClass {
+    match class {
+        engine::Class::High => types::PriorityClass::High,
+        engine::Class::BestEffort => types::PriorityClass::BestEffort,
+    }
+}
+
+#[inline]
+fn launch_flags(bits: u32) -> types::LaunchFlags {
+    use engine::launch_flags as bit;
+    use types::LaunchFlags as Flag;
+    let mut flags = Flag::empty();
+    for (bit, flag) in [
+        (bit::HIGH_BUSY, Flag::HIGH_BUSY),
+        (bit::OFFERED_AGAIN, Flag::OFFERED_AGAIN),
+        (bit::GRAPH, Flag::GRAPH),
+        (bit::COOPERATIVE, Flag::COOPERATIVE),
+        (bit::CLUSTERED, Flag::CLUSTERED),
+        (bit::CAN_SLICE, Flag::CAN_SLICE),
+        (bit::CAN_PREEMPT, Flag::CAN_PREEMPT),
+        (bit::CAN_PARTITION, Flag::CAN_PARTITION),
+    ] {
+        if bits & bit != 0 {
+            flags |= flag;
+        }
+    }
+    flags
+}
+
+/// Tell of the engine's event.
+pub fn event(event: &engine::Event) -> types::Event {
+    match event {
+        engine::Event::ClientJoined(info) => types::Event::ClientJoined(client_info(info)),
+        engine::Event::ClientLeft(client) => types::Event::ClientLeft(*client),
+        engine::Event::HighBusy => types::Event::HighBusy,
+        engine::Event::HighIdle => types::Event::HighIdle,
+        engine::Event::KernelDone(done) => types::Event::KernelDone(types::Completion {
+            client: done.client,
+            kernel: done.kernel,
+            form: match done.form {
+                engine::Form::Whole => types::Form::Whole,
+                engine::Form::Sliced => types::Form::Sliced,
+                engine::Form::Preemptible => types::Form::Preemptible,
+                engine::Form::Partitioned => types::Form::Partitioned,
+            },
+            predicted_ns: done.predicted_ns,
+            measured_ns: done.measured_ns,
+        }),
+        engine::Event::Timer(token) => types::Event::Timer(*token),
+    }
+}
+
+/// Describe a client.
+pub fn client_info(info: &engine::ClientInfo) -> types::ClientInfo {
+    types::ClientInfo {
+        id: info.id,
+        class: class(info.class),
+        name: info.name.clone(),
+        labels: info.labels.clone(),
+    }
+}
+
+/// The bits of a subscription.
+pub fn subscription(to: types::Subscription) -> u32 {
+    let mut bits = 0;
+    if to.contains(types::Subscription::HIGH_ACTIVITY) {
+        bits |= engine::subscription::HIGH_ACTIVITY;
+    }
+    if to.contains(types::Subscription::COMPLETIONS) {
+        bits |= engine::subscription::COMPLETIONS;
+    }
+    bits
+}

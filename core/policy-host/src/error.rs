@@ -1,0 +1,165 @@
+//! Why a policy was refused. Every message says which file, what was wrong and
+//! what to do.
+
+use tally_engine::policy::Fault;
+
+/// Why the host itself could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// limit `{name}` is {value}: choose from {least} to {most}
+    #[error("policy limit `{name}` is {value}: it must be from {least} to {most}")]
+    Limit {
+        /// Which.
+        name: &'static str,
+        /// What it was set to.
+        value: u64,
+        /// The least allowed.
+        least: u64,
+        /// The most allowed.
+        most: u64,
+    },
+    /// wasmtime refused to start.
+    #[error("the WebAssembly engine does not start under these limits: {0}")]
+    Engine(String),
+}
+
+/// Why a policy was not loaded. The policy in charge stays in charge.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file could not be read.
+    #[error("{file}: cannot be read: {source}")]
+    Read {
+        /// Which file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is larger than `component_bytes_max`.
+    #[error(
+        "{file}: is larger than the {bytes_max} bytes that a policy may have: build it in release \
+         mode, or raise `component_bytes_max`"
+    )]
+    TooLarge {
+        /// Which file.
+        file: String,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// Something else than WebAssembly.
+    #[error(
+        "{file}: is {found}, not a WebAssembly component: give the `.wasm` file that \
+         `cargo xtask policies` (or the SDK of another language) makes"
+    )]
+    NotWasm {
+        /// Which file.
+        file: String,
+        /// What it seems to be.
+        found: String,
+    },
+    /// A core module.
+    #[error(
+        "{file}: is a core WebAssembly module, not a component: link with `wasm-component-ld` \
+         (`cargo xtask policies` does), or wrap it: `wasm-tools component new {file} -o policy.wasm`"
+    )]
+    CoreModule {
+        /// Which file.
+        file: String,
+    },
+    /// A component that is damaged or uses a feature that policies do not get.
+    #[error(
+        "{file}: is not a valid component (damaged, or built with a feature such as SIMD or \
+         threads that policies do not get): {why}. Build it again"
+    )]
+    Invalid {
+        /// Which file.
+        file: String,
+        /// What the validator says.
+        why: String,
+    },
+    /// It wants WASI.
+    #[error(
+        "{file}: imports `{import}`, and policies get no WASI (no files, clock, network or \
+         environment): build for `wasm32-unknown-unknown`, or have the tool stub WASI out \
+         (`--stub-wasi`)"
+    )]
+    Wasi {
+        /// Which file.
+        file: String,
+        /// The first such import.
+        import: String,
+    },
+    /// It imports what the core does not provide.
+    #[error(
+        "{file}: imports `{import}`, which this core does not provide; a policy may import \
+         {provided}. Build it against this core's `wit/policy.wit`"
+    )]
+    UnknownImport {
+        /// Which file.
+        file: String,
+        /// What it imports.
+        import: String,
+        /// What there is.
+        provided: String,
+    },
+    /// It imports a function of the contract with another type.
+    #[error(
+        "{file}: imports `{import}` with another type than this core provides: {why}. Expected \
+         `{expected}`. Build it against this core's `wit/policy.wit`"
+    )]
+    WrongImport {
+        /// Which file.
+        file: String,
+        /// What it imports.
+        import: String,
+        /// The contract's signature.
+        expected: String,
+        /// The difference.
+        why: String,
+    },
+    /// It lacks an export.
+    #[error(
+        "{file}: does not export `{export}` (it exports {found}). Expected `{expected}`: \
+         implement the world `policy` of this core's `wit/policy.wit`"
+    )]
+    MissingExport {
+        /// Which file.
+        file: String,
+        /// What is missing.
+        export: String,
+        /// The contract's words for it.
+        expected: String,
+        /// What it does export.
+        found: String,
+    },
+    /// It exports a function of the contract with another type.
+    #[error(
+        "{file}: exports `{export}` with another type than the contract's: {why}. Expected \
+         `{expected}`. Build it against this core's `wit/policy.wit`"
+    )]
+    WrongExport {
+        /// Which file.
+        file: String,
+        /// What it exports.
+        export: String,
+        /// The contract's signature.
+        expected: String,
+        /// The difference.
+        why: String,
+    },
+    /// Its `init` returned an error.
+    #[error("{file}: refuses its configuration: {message}")]
+    InitRefused {
+        /// Which file.
+        file: String,
+        /// The policy's own words.
+        message: String,
+    },
+    /// It could not be started, or its `init` failed.
+    #[error("{file}: failed while it was started: {fault}")]
+    InitFailed {
+        /// Which file.
+        file: String,
+        /// How.
+        fault: Fault,
+    },
+}

@@ -1,0 +1,249 @@
+//! What a policy may call: the contract's interface `host`.
+//!
+//! [`HostState`] is the data of a wasmtime store. For the length of a call it
+//! holds the engine's [`World`] and [`Commands`], swapped in by their boxes.
+
+use crate::bindings::{self, host, types};
+use crate::limits::Limits;
+use crate::metrics::{Metrics, cut};
+use std::sync::Arc;
+use tally_engine::policy::{Command, Commands, Context, World};
+use wasmtime::ResourceLimiter;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Longer log lines are cut.
+const LOG_BYTES_MAX: usize = 1024;
+
+/// What a policy's store carries.
+pub struct HostState {
+    world: Box<World>,
+    commands: Box<Commands>,
+    /// The policy's, for the log.
+    name: Arc<str>,
+    pub metrics: Metrics,
+    pub log: LogGate,
+    /// The last error line that it logged in this call: the message of a panic.
+    pub last_words: String,
+    pub memory: MemoryGate,
+}
+
+impl HostState {
+    pub fn new(name: Arc<str>, limits: &Limits) -> Self {
+        HostState {
+            world: Box::default(),
+            commands: Box::default(),
+            name,
+            metrics: Metrics::new(limits.metrics_max),
+            log: LogGate::new(limits.log_lines_per_s_max),
+            last_words: String::new(),
+            memory: MemoryGate { bytes: 0, bytes_max: limits.memory_bytes },
+        }
+    }
+
+    /// Take the context in, or give it back: two pointers change places.
+    pub fn swap(&mut self, context: &mut Context) {
+        std::mem::swap(&mut self.world, &mut context.world);
+        std::mem::swap(&mut self.commands, &mut context.commands);
+    }
+
+    /// Move the commands made without a context, during `init`, into one.
+    pub fn hand_over(&mut self, context: &mut Context) {
+        for command in self.commands.drain() {
+            context.commands.push(command);
+        }
+    }
+}
+
+impl types::Host for HostState {}
+
+impl host::Host for HostState {
+    fn log(&mut self, level: types::Level, message: String) {
+        let message = cut(&message, LOG_BYTES_MAX);
+        if matches!(level, types::Level::Error) {
+            self.last_words.clear();
+            self.last_words.push_str(message);
+        }
+        if !self.log.admit() {
+            return;
+        }
+        let policy = &*self.name;
+        match level {
+            types::Level::Trace => tracing::trace!(target: "policy", policy, "{message}"),
+            types::Level::Debug => tracing::debug!(target: "policy", policy, "{message}"),
+            types::Level::Info => tracing::info!(target: "policy", policy, "{message}"),
+            types::Level::Warn => tracing::warn!(target: "policy", policy, "{message}"),
+            types::Level::Error => tracing::error!(target: "policy", policy, "{message}"),
+        }
+    }
+
+    fn counter(&mut self, name: String) -> u32 {
+        self.metrics.counter(&name)
+    }
+
+    fn counter_add(&mut self, counter: u32, delta: u64) {
+        self.metrics.add(counter, delta);
+    }
+
+    fn gauge(&mut self, name: String) -> u32 {
+        self.metrics.gauge(&name)
+    }
+
+    fn gauge_set(&mut self, gauge: u32, value: i64) {
+        self.metrics.set(gauge, value);
+    }
+
+    fn clients(&mut self) -> Vec<u32> {
+        self.world.clients.keys().copied().collect()
+    }
+
+    fn client(&mut self, id: u32) -> Option<types::ClientInfo> {
+        self.world.clients.get(&id).map(bindings::client_info)
+    }
+
+    fn kernel_profile(&mut self, kernel: u32) -> Option<types::KernelProfile> {
+        self.world.profiles.get(kernel).map(|profile| {
+            let [grid, block] = [profile.key.grid, profile.key.block];
+            types::KernelProfile {
+                name: profile.key.name.clone(),
+                image: profile.key.image,
+                grid: grid.into(),
+                block: block.into(),
+                count: profile.count,
+                mean_ns: profile.mean_ns,
+                p99_ns: profile.p99_ns(),
+            }
+        })
+    }
+
+    fn kernel_mean_ns(&mut self, kernel: u32) -> u64 {
+        self.world.profiles.mean_ns(kernel)
+    }
+
+    fn subscribe(&mut self, to: types::Subscription) {
+        self.commands.push(Command::Subscribe(bindings::subscription(to)));
+    }
+
+    fn set_timer(&mut self, delay_ns: u64, token: u64) {
+        self.commands.push(Command::SetTimer { delay_ns, token });
+    }
+
+    fn set_window(&mut self, client: u32, window_ns: u64) {
+        self.commands.push(Command::SetWindow { client, window_ns });
+    }
+
+    fn revoke_lease(&mut self, client: u32) {
+        self.commands.push(Command::RevokeLease(client));
+    }
+
+    fn set_standing_grant(&mut self, client: u32, granted: bool) {
+        self.commands.push(Command::SetStandingGrant { client, granted });
+    }
+}
+
+/// Lets so many lines a second into the log. It counts the core's clock as passed
+/// in with each call, so that a replay logs the same lines.
+pub struct LogGate {
+    lines_per_s_max: u32,
+    /// Set by each call.
+    pub now_ns: u64,
+    second_from_ns: u64,
+    lines: u32,
+    /// Lines not let in.
+    pub dropped: u64,
+}
+
+impl LogGate {
+    fn new(lines_per_s_max: u32) -> Self {
+        LogGate { lines_per_s_max, now_ns: 0, second_from_ns: 0, lines: 0, dropped: 0 }
+    }
+
+    fn admit(&mut self) -> bool {
+        if self.now_ns.saturating_sub(self.second_from_ns) >= SECOND_NS {
+            self.second_from_ns = self.now_ns;
+            self.lines = 0;
+        }
+        let admitted = self.lines < self.lines_per_s_max;
+        if admitted {
+            self.lines += 1;
+        } else {
+            self.dropped += 1;
+        }
+        admitted
+    }
+}
+
+/// A policy wanted more memory than it may have.
+#[derive(Debug, thiserror::Error)]
+#[error("wanted {wanted} bytes of memory, and may have {bytes_max}")]
+pub struct MemoryRefused {
+    wanted: usize,
+    bytes_max: usize,
+}
+
+/// Bounds a policy's linear memories together. Growing beyond ends the call: most
+/// languages would only panic on a failed `memory.grow`, and say less about why.
+pub struct MemoryGate {
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl MemoryGate {
+    /// A new instance starts with nothing.
+    pub fn reset(&mut self) {
+        self.bytes = 0;
+    }
+}
+
+impl ResourceLimiter for MemoryGate {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let wanted = self.bytes.saturating_add(desired.saturating_sub(current));
+        if wanted > self.bytes_max {
+            return Err(MemoryRefused { wanted, bytes_max: self.bytes_max }.into());
+        }
+        self.bytes = wanted;
+        Ok(true)
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        _desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        // Bounded by the pool.
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_gate_opens_again_each_second() {
+        let mut gate = LogGate::new(2);
+        let admitted = |gate: &mut LogGate| (0..5).filter(|_| gate.admit()).count();
+        assert_eq!(admitted(&mut gate), 2);
+        gate.now_ns = SECOND_NS - 1;
+        assert_eq!(admitted(&mut gate), 0);
+        gate.now_ns = SECOND_NS;
+        assert_eq!(admitted(&mut gate), 2);
+        assert_eq!(gate.dropped, 11);
+    }
+
+    #[test]
+    fn memories_are_counted_together() {
+        let mut gate = MemoryGate { bytes: 0, bytes_max: 100 };
+        assert!(gate.memory_growing(0, 60, None).is_ok());
+        assert!(gate.memory_growing(0, 40, None).is_ok());
+        let error = gate.memory_growing(40, 41, None).unwrap_err();
+        assert!(error.downcast_ref::<MemoryRefused>().is_some());
+        gate.reset();
+        assert!(gate.memory_growing(0, 100, None).is_ok());
+    }
+}

@@ -1,0 +1,178 @@
+//! Says what is wrong with a file that is no policy, before wasmtime would say
+//! it in its own words: what kind of file it is, which import nobody provides,
+//! which export is missing.
+
+use crate::LoadError;
+use crate::bindings::CONTRACT;
+use wasmtime::Engine;
+use wasmtime::component::Component;
+use wasmtime::component::types::ComponentItem;
+
+const HOST: &str = "tally:policy/host@0.1.0";
+const TYPES: &str = "tally:policy/types@0.1.0";
+pub const SCHEDULER: &str = "tally:policy/scheduler@0.1.0";
+
+/// Refuse what is no component, by its first bytes.
+pub fn preamble(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
+    let file = || file.to_owned();
+    match bytes {
+        [0, b'a', b's', b'm', 0x0d, 0, 1, 0, ..] => Ok(()),
+        [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => Err(LoadError::CoreModule { file: file() }),
+        [0, b'a', b's', b'm', ..] => {
+            let why = "it is cut off, or of another version of the format".into();
+            Err(LoadError::Invalid { file: file(), why })
+        }
+        _ => Err(LoadError::NotWasm { file: file(), found: kind(bytes).into() }),
+    }
+}
+
+fn kind(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [] => "empty",
+        [0x7f, b'E', b'L', b'F', ..] => {
+            "a native ELF file (or a component that wasmtime compiled ahead of time)"
+        }
+        [b'#', b'!', ..] => "a script",
+        [0x1f, 0x8b, ..] => "a gzip archive",
+        _ if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'(') => {
+            "WebAssembly text (WAT)"
+        }
+        _ if std::str::from_utf8(&bytes[..bytes.len().min(512)]).is_ok() => "text",
+        _ => "some other binary file",
+    }
+}
+
+/// Refuse a component that is not of the world `policy`, as far as names go; types
+/// are checked by the linker and the bindings.
+pub fn world(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
+    let ty = component.component_type();
+    for (name, import) in ty.imports(engine) {
+        if name.starts_with("wasi:") || name.starts_with("wasi_") {
+            return Err(LoadError::Wasi { file: file.into(), import: name.into() });
+        }
+        let unknown = |import: String| LoadError::UnknownImport {
+            file: file.into(),
+            import,
+            provided: format!("{HOST} and {TYPES}"),
+        };
+        let ComponentItem::ComponentInstance(interface) = import.ty else {
+            return Err(unknown(name.into()));
+        };
+        if !compatible(name, HOST) && !compatible(name, TYPES) {
+            return Err(unknown(name.into()));
+        }
+        for (function, item) in interface.exports(engine) {
+            let is_function = matches!(item.ty, ComponentItem::ComponentFunc(_));
+            if is_function && signature(function).is_none() {
+                return Err(unknown(format!("{name}#{function}")));
+            }
+        }
+    }
+    exports(file, component, engine)
+}
+
+fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
+    let ty = component.component_type();
+    let missing = |export: &str, expected: String, found: Vec<&str>| LoadError::MissingExport {
+        file: file.into(),
+        export: export.into(),
+        expected,
+        found: if found.is_empty() { "nothing".into() } else { found.join(", ") },
+    };
+    let found = ty.exports(engine).find(|(name, _)| compatible(name, SCHEDULER));
+    let Some((_, ComponentItem::ComponentInstance(scheduler))) =
+        found.map(|(name, export)| (name, export.ty))
+    else {
+        let found = ty.exports(engine).map(|(name, _)| name).collect();
+        return Err(missing(SCHEDULER, format!("export {SCHEDULER}"), found));
+    };
+    for function in ["init", "decide", "on-event"] {
+        if scheduler.get_export(engine, function).is_none() {
+            let found = scheduler.exports(engine).map(|(name, _)| name).collect();
+            let expected = signature(function).unwrap_or_default().into();
+            return Err(missing(&format!("{SCHEDULER}#{function}"), expected, found));
+        }
+    }
+    Ok(())
+}
+
+/// The linker found an import of another type.
+pub fn wrong_import(file: &str, error: &wasmtime::Error) -> LoadError {
+    let why = format!("{error:#}");
+    let (name, expected) = quoted_function(&why);
+    LoadError::WrongImport { file: file.into(), import: format!("{HOST}#{name}"), expected, why }
+}
+
+/// The bindings found an export of another type.
+pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
+    let why = format!("{error:#}");
+    let (name, expected) = quoted_function(&why);
+    LoadError::WrongExport {
+        file: file.into(),
+        export: format!("{SCHEDULER}#{name}"),
+        expected,
+        why,
+    }
+}
+
+/// The first function of the contract that a message of wasmtime quotes, with the
+/// contract's signature.
+fn quoted_function(message: &str) -> (String, String) {
+    let quoted = message.split('`').skip(1).step_by(2);
+    let mut known = quoted.filter_map(|name| Some((name, signature(name)?)));
+    match known.next() {
+        Some((name, signature)) => (name.into(), signature.into()),
+        None => ("?".into(), "the contract's types".into()),
+    }
+}
+
+/// The line of the contract that declares a function.
+fn signature(function: &str) -> Option<&'static str> {
+    CONTRACT
+        .lines()
+        .map(str::trim)
+        .find(|line| line.strip_prefix(function).is_some_and(|rest| rest.starts_with(": func(")))
+}
+
+/// Same interface, and a version that only adds to ours: 0.1 for 0.1.0.
+fn compatible(name: &str, ours: &str) -> bool {
+    let minor = ours.rfind('.').map_or(ours, |patch| &ours[..=patch]);
+    name.starts_with(minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_come_from_the_contract() {
+        assert_eq!(signature("decide"), Some("decide: func(launch: launch) -> decision;"));
+        assert_eq!(signature("revoke-lease"), Some("revoke-lease: func(client: client-id);"));
+        assert_eq!(signature("lease"), None);
+        assert!(CONTRACT.contains("package tally:policy@0.1.0;"));
+    }
+
+    #[test]
+    fn only_the_patch_number_may_differ() {
+        assert!(compatible("tally:policy/host@0.1.7", HOST));
+        assert!(!compatible("tally:policy/host@0.2.0", HOST));
+        assert!(!compatible("tally:policy/hostess@0.1.0", HOST));
+    }
+
+    #[test]
+    fn files_are_recognised() {
+        for (bytes, found) in [
+            (&b""[..], "empty"),
+            (b"hello", "text"),
+            (
+                b"\x7fELF\x02",
+                "a native ELF file (or a component that wasmtime compiled ahead of time)",
+            ),
+            (b"#!/bin/sh", "a script"),
+            (b"\n (component)", "WebAssembly text (WAT)"),
+            (b"\xff\xfe\x00", "some other binary file"),
+        ] {
+            assert_eq!(kind(bytes), found);
+        }
+    }
+}

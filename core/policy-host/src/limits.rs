@@ -1,0 +1,96 @@
+//! How much a policy may use.
+
+use crate::HostError;
+use serde::Deserialize;
+
+/// How much a policy may use; one place for every bound, all of them
+/// configuration. The defaults suit compiled languages; an interpreter (Python,
+/// JavaScript) needs more memory, more fuel and a larger component.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Linear memory, all of a component's memories together.
+    pub memory_bytes: usize,
+    /// Fuel of one `decide` or `on-event`: about one unit an instruction. The
+    /// tight bound, and the same on every run: a policy that loops is stopped
+    /// after 0.1 ms.
+    pub decide_fuel: u64,
+    /// Fuel of starting an instance and of its `init`.
+    pub init_fuel: u64,
+    /// Wall-clock time of one `decide` or `on-event`. Only a backstop for what
+    /// fuel does not count: it runs on while the thread is not scheduled, and at
+    /// 2 ms healthy policies were stopped.
+    pub call_time_ms_max: u64,
+    /// Wall-clock time of starting an instance and of its `init`.
+    pub init_time_ms_max: u64,
+    /// Size of a component's file.
+    pub component_bytes_max: usize,
+    /// Data passed between a policy and the core in one call of a host function.
+    pub host_call_bytes_max: usize,
+    /// Faults until a policy is switched off.
+    pub faults_max: u32,
+    /// Lines a policy may write to the log in one second.
+    pub log_lines_per_s_max: u32,
+    /// Counters and gauges together.
+    pub metrics_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            memory_bytes: 16 << 20,
+            decide_fuel: 200_000,
+            init_fuel: 50_000_000,
+            call_time_ms_max: 20,
+            init_time_ms_max: 2_000,
+            component_bytes_max: 32 << 20,
+            host_call_bytes_max: 64 << 10,
+            faults_max: 3,
+            log_lines_per_s_max: 64,
+            metrics_max: 64,
+        }
+    }
+}
+
+impl Limits {
+    /// Refuse limits under which no policy could run.
+    pub(crate) fn check(&self) -> Result<(), HostError> {
+        let within = |name, value: u64, least: u64, most: u64| {
+            if (least..=most).contains(&value) {
+                Ok(())
+            } else {
+                Err(HostError::Limit { name, value, least, most })
+            }
+        };
+        within("memory_bytes", self.memory_bytes as u64, 64 << 10, 4 << 30)?;
+        within("decide_fuel", self.decide_fuel, 1_000, u64::MAX)?;
+        within("init_fuel", self.init_fuel, 1_000, u64::MAX)?;
+        within("call_time_ms_max", self.call_time_ms_max, 1, 60_000)?;
+        within("init_time_ms_max", self.init_time_ms_max, 1, 600_000)?;
+        within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
+        within("host_call_bytes_max", self.host_call_bytes_max as u64, 1 << 10, 1 << 30)?;
+        within("faults_max", self.faults_max.into(), 1, u32::MAX.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_fills_in_and_refuses_what_it_does_not_know() {
+        let limits: Limits = toml::from_str("faults_max = 5").unwrap();
+        assert_eq!(limits, Limits { faults_max: 5, ..Limits::default() });
+        let error = toml::from_str::<Limits>("fuel = 5").unwrap_err().to_string();
+        assert!(error.contains("unknown field `fuel`"), "{error}");
+    }
+
+    #[test]
+    fn limits_that_no_policy_can_live_with_are_named() {
+        assert!(Limits::default().check().is_ok());
+        let limits = Limits { memory_bytes: 5, ..Limits::default() };
+        let error = limits.check().unwrap_err().to_string();
+        assert!(error.contains("memory_bytes") && error.contains("65536"), "{error}");
+        assert!(Limits { faults_max: 0, ..Limits::default() }.check().is_err());
+    }
+}

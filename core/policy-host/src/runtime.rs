@@ -1,0 +1,184 @@
+//! The host: one wasmtime engine, its settings, and how a file becomes a policy.
+
+use crate::bindings::{Policy, PolicyPre};
+use crate::host_calls::HostState;
+use crate::inspect;
+use crate::policy::{Source, WasmPolicy};
+use crate::{HostError, Limits, LoadError};
+use std::fs::File;
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use wasmtime::component::{Component, HasSelf, Linker};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// Policies alive at once: the one in charge, the one being loaded, and some that
+/// wait for a reader to let go of them.
+const POLICIES_MAX: u32 = 16;
+/// Core instances in one component. An interpreter built as a component is made
+/// of dozens.
+const CORE_INSTANCES_MAX: u32 = 64;
+/// Native stack of a policy.
+const STACK_BYTES: usize = 256 << 10;
+/// Frames of a backtrace.
+const FRAMES_MAX: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+/// Memory of an ended instance that the next one reuses without a system call.
+const RESIDENT_BYTES: usize = 1 << 20;
+
+/// Loads policies. One for the whole core; it may be shared by threads.
+///
+/// A load reads the file, checks that it is a component of the contract's world,
+/// compiles it, starts an instance and calls its `init`; any of it may refuse
+/// ([`LoadError`]) and nothing of it touches the policy in charge.
+pub struct PolicyHost {
+    engine: Engine,
+    linker: Linker<HostState>,
+    limits: Limits,
+    ticker: Arc<Ticker>,
+}
+
+impl PolicyHost {
+    /// A host under these limits.
+    ///
+    /// # Errors
+    /// Limits under which no policy can run, or more address space than there is.
+    pub fn new(limits: Limits) -> Result<Self, HostError> {
+        limits.check()?;
+        let wrong = |error: wasmtime::Error| HostError::Engine(format!("{error:#}"));
+        let engine = Engine::new(&settings(&limits)).map_err(wrong)?;
+        let mut linker = Linker::new(&engine);
+        Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
+        // Four ticks a call at most: a call is stopped at most a quarter late.
+        let tick_ms = (limits.call_time_ms_max / 4).clamp(1, 50);
+        let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
+            .map_err(|error| HostError::Engine(error.to_string()))?;
+        Ok(PolicyHost { engine, linker, limits, ticker: Arc::new(ticker) })
+    }
+
+    /// Load a policy from a file and call its `init` with `config`. Takes tens of
+    /// milliseconds: not for the dispatch thread.
+    ///
+    /// # Errors
+    /// [`LoadError`] says what is wrong with the file and what to do.
+    pub fn load_file(&self, path: &Path, config: &str) -> Result<WasmPolicy, LoadError> {
+        let started = Instant::now();
+        let file = path.display().to_string();
+        let unreadable = |source| LoadError::Read { file: file.clone(), source };
+        let mut bytes = Vec::new();
+        let opened = File::open(path).map_err(unreadable)?;
+        // One byte more than allowed tells; the file may be anything, and endless.
+        let most = self.limits.component_bytes_max as u64 + 1;
+        opened.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
+        let stem = path.file_stem().unwrap_or(path.as_os_str());
+        let name = stem.to_string_lossy().into_owned();
+        self.load(Source { name, path: Some(path.into()), started }, &file, &bytes, config)
+    }
+
+    /// Load a policy from memory; `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As for [`Self::load_file`].
+    pub fn load_bytes(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        config: &str,
+    ) -> Result<WasmPolicy, LoadError> {
+        let source = Source { name: name.into(), path: None, started: Instant::now() };
+        self.load(source, name, bytes, config)
+    }
+
+    fn load(
+        &self,
+        source: Source,
+        file: &str,
+        bytes: &[u8],
+        config: &str,
+    ) -> Result<WasmPolicy, LoadError> {
+        let bytes_max = self.limits.component_bytes_max;
+        if bytes.len() > bytes_max {
+            return Err(LoadError::TooLarge { file: file.into(), bytes_max });
+        }
+        inspect::preamble(file, bytes)?;
+        let component = Component::new(&self.engine, bytes)
+            .map_err(|error| LoadError::Invalid { file: file.into(), why: format!("{error:#}") })?;
+        inspect::world(file, &component, &self.engine)?;
+        let pre = self.linker.instantiate_pre(&component);
+        let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;
+        let pre = PolicyPre::new(pre).map_err(|error| inspect::wrong_export(file, &error))?;
+        WasmPolicy::start(pre, source, file, bytes, config, &self.limits, self.ticker.clone())
+    }
+}
+
+/// What was measured to serve (a call 0.15 us, an instance 3 us); see
+/// `benches/decide.rs`.
+fn settings(limits: &Limits) -> Config {
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(POLICIES_MAX)
+        .total_core_instances(POLICIES_MAX * CORE_INSTANCES_MAX)
+        .max_core_instances_per_component(CORE_INSTANCES_MAX)
+        .total_memories(POLICIES_MAX * 2)
+        .max_memories_per_component(2)
+        .total_tables(POLICIES_MAX * 8)
+        .max_tables_per_component(8)
+        .max_memory_size(limits.memory_bytes.next_multiple_of(64 << 10))
+        .linear_memory_keep_resident(RESIDENT_BYTES);
+    let mut config = Config::new();
+    config
+        // What async calls would need costs every call, async or not.
+        .concurrency_support(false)
+        // Fuel bounds a call tightly and alike on each run; epochs bound time.
+        .consume_fuel(true)
+        .epoch_interruption(true)
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
+        .memory_init_cow(true)
+        .max_wasm_stack(STACK_BYTES)
+        .wasm_backtrace_max_frames(Some(FRAMES_MAX))
+        // The same inputs give the same decisions, on any processor.
+        .cranelift_nan_canonicalization(true)
+        .wasm_relaxed_simd(false)
+        // Not needed, so not there to go wrong.
+        .wasm_simd(false)
+        .wasm_memory64(false);
+    config
+}
+
+/// Advances the engine's epoch, by which a call that runs too long is stopped.
+pub struct Ticker {
+    tick: Duration,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ticker {
+    fn start(engine: &Engine, tick: Duration) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let engine = engine.clone();
+        let run = move || {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(tick) {
+                engine.increment_epoch();
+            }
+        };
+        let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;
+        Ok(Ticker { tick, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Ticks after which at least so much time has passed.
+    pub fn ticks(&self, ms: u64) -> u64 {
+        // The first tick may come at once.
+        ms.div_ceil(self.tick.as_millis() as u64) + 1
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

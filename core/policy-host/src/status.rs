@@ -1,0 +1,89 @@
+//! What `tallyctl status` and the metrics show of a policy.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use tally_engine::policy::FaultKind;
+
+/// A policy's figures since it was loaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PolicyStatus {
+    /// The name of its file, without the ending.
+    pub name: String,
+    /// Its file; none if it was loaded from memory.
+    pub path: Option<PathBuf>,
+    /// SHA-256 of the file, in hexadecimal.
+    pub digest: String,
+    /// How long loading took: reading, compiling, `init`.
+    pub load_ms: f64,
+    /// Launches it decided.
+    pub decides: u64,
+    /// Events it took.
+    pub events: u64,
+    /// Calls that failed.
+    pub faults: FaultCounts,
+    /// The last of them.
+    pub last_fault: Option<LastFault>,
+    /// Times it was started anew after a fault.
+    pub respawns: u64,
+    /// Switched off after too many faults.
+    pub disabled: bool,
+    /// Its own counters.
+    pub counters: BTreeMap<String, u64>,
+    /// Its own gauges.
+    pub gauges: BTreeMap<String, i64>,
+    /// Log lines dropped for coming too fast.
+    pub log_dropped: u64,
+}
+
+/// Faults by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FaultCounts {
+    /// Traps: panics, wild accesses, stack overflow.
+    pub trap: u64,
+    /// Too much fuel, time or data in one call.
+    pub overrun: u64,
+    /// Too much memory.
+    pub memory: u64,
+    /// Answers that make no sense.
+    pub nonsense: u64,
+}
+
+impl FaultCounts {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.trap + self.overrun + self.memory + self.nonsense
+    }
+
+    pub(crate) fn count(&mut self, kind: FaultKind) {
+        match kind {
+            FaultKind::Trap => self.trap += 1,
+            FaultKind::Overrun => self.overrun += 1,
+            FaultKind::Memory => self.memory += 1,
+            FaultKind::Nonsense => self.nonsense += 1,
+            // The outcome of faults, not one.
+            FaultKind::Disabled => {}
+        }
+    }
+}
+
+/// The most recent fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LastFault {
+    /// `trap`, `overrun`, `memory` or `nonsense`.
+    pub kind: &'static str,
+    /// For people; for a trap, with its backtrace.
+    pub message: String,
+    /// When, on the core's clock.
+    pub at_ns: u64,
+}
+
+pub(crate) fn kind_name(kind: FaultKind) -> &'static str {
+    match kind {
+        FaultKind::Trap => "trap",
+        FaultKind::Overrun => "overrun",
+        FaultKind::Memory => "memory",
+        FaultKind::Nonsense => "nonsense",
+        FaultKind::Disabled => "disabled",
+    }
+}

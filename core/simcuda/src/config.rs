@@ -1,0 +1,89 @@
+//! Every limit and every environment variable of the software device.
+
+use std::path::PathBuf;
+
+/// What `cuDriverGetVersion` answers: CUDA 13.0.
+pub const DRIVER_VERSION: i32 = 13_000;
+/// Compute capability: the newest `.target` that is taken is `sm_90`.
+pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+/// What `cuDeviceGetName` answers.
+pub const DEVICE_NAME: &str = "Tally software device";
+/// Threads in a warp.
+pub const WARP_THREADS: i32 = 32;
+/// Threads in a block.
+pub const BLOCK_THREADS_MAX: u32 = 1024;
+/// Largest block, per dimension.
+pub const BLOCK_DIM_MAX: [u32; 3] = [1024, 1024, 64];
+/// Largest grid, per dimension.
+pub const GRID_DIM_MAX: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
+/// Shared memory of a block without opting in.
+pub const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
+/// Shared memory of a block that opted in.
+pub const SHARED_BYTES_OPTIN: u32 = 227 << 10;
+/// Shared memory of an SM.
+pub const SHARED_BYTES_SM: u32 = 228 << 10;
+/// Bytes of kernel parameters.
+pub const PARAM_BYTES_MAX: u32 = 32_764;
+/// Granularity of device allocations.
+pub const ALLOC_ALIGN_BYTES: u64 = 512;
+/// How much of the arena is made accessible at once.
+pub const COMMIT_CHUNK_BYTES: u64 = 2 << 20;
+/// Freed pages of allocations at least this large go back to the system.
+pub const DISCARD_BYTES_MIN: u64 = 1 << 20;
+/// Address space reserved for device memory, at least.
+pub const ARENA_BYTES_MIN: u64 = 16 << 30;
+/// Copies from pageable host memory up to this size are staged at the call;
+/// larger ones make the call wait, as the driver does.
+pub const STAGING_BYTES_MAX: usize = 1 << 20;
+/// Largest PTX image or file that is read.
+pub const IMAGE_BYTES_MAX: u64 = 1 << 30;
+/// Stack of the device's own threads.
+pub const THREAD_STACK_BYTES: usize = 1 << 20;
+/// Stream priorities, least to greatest (lower is more urgent).
+pub const PRIORITY_RANGE: (i32, i32) = (0, -5);
+/// First and longest sleep of a stream that polls a value, in microseconds.
+pub const VALUE_POLL_US: (u64, u64) = (5, 100);
+
+/// SMs: `TALLY_SIMCUDA_SMS`, `None` if unset or unusable.
+pub fn sms() -> Option<u32> {
+    number("TALLY_SIMCUDA_SMS").map(|n| n.clamp(1, crate::sm::SMS_MAX as u64) as u32)
+}
+
+/// Device memory in bytes: `TALLY_SIMCUDA_MEMORY_MIB`, `None` if unset.
+pub fn memory_bytes() -> Option<u64> {
+    number("TALLY_SIMCUDA_MEMORY_MIB").map(|mib| mib.clamp(16, 1 << 20) << 20)
+}
+
+/// Device memory if nobody says otherwise.
+pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// Address space to reserve: `TALLY_SIMCUDA_ARENA_MIB`, never less than four
+/// times the device memory, so that fragments do not fill it.
+pub fn arena_bytes(memory_bytes: u64) -> u64 {
+    let asked = number("TALLY_SIMCUDA_ARENA_MIB").map_or(ARENA_BYTES_MIN, |mib| mib << 20);
+    asked.clamp(64 << 20, 1 << 46).max(memory_bytes.saturating_mul(4))
+}
+
+/// The file that the processes on one device share: `TALLY_SIMCUDA_DEVICE`,
+/// by default one per user.
+pub fn device_path() -> PathBuf {
+    if let Some(path) = std::env::var_os("TALLY_SIMCUDA_DEVICE").filter(|p| !p.is_empty()) {
+        return PathBuf::from(path);
+    }
+    // SAFETY: getuid has no preconditions and cannot fail.
+    let uid = unsafe { libc::getuid() };
+    PathBuf::from(format!("/dev/shm/tally-simcuda-{uid}"))
+}
+
+/// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.
+pub(crate) fn log(message: std::fmt::Arguments<'_>) {
+    static ON: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    if *ON.get_or_init(|| std::env::var_os("TALLY_SIMCUDA_LOG").is_some_and(|v| v == "1")) {
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "simcuda[{}]: {message}", std::process::id());
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,213 @@
+//! Contexts: who owns what, the order between streams, and the error that
+//! sticks.
+
+use crate::driver::{Driver, driver};
+use crate::error::{CuError, CuResult};
+use crate::stream::{Stream, StreamKind};
+use crate::sync::lock;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+/// Values of `CUlimit` that are kept, from 0.
+const LIMITS: usize = 8;
+/// `CU_CTX_MAP_HOST`: always so, and always reported.
+const MAP_HOST: u32 = 8;
+/// Flags that a context may have.
+const FLAGS: u32 = 0xff;
+
+/// A `CUcontext`.
+pub(crate) struct Context {
+    pub(crate) id: u64,
+    pub(crate) primary: bool,
+    pub(crate) flags: AtomicU32,
+    alive: AtomicBool,
+    error: AtomicU32,
+    /// Set while the context is torn down: nothing may wait for ever.
+    pub(crate) aborting: AtomicBool,
+    /// Held while work gets its place among the blocking streams.
+    pub(crate) order: Mutex<()>,
+    pub(crate) streams: Mutex<Vec<Arc<Stream>>>,
+    limits: [AtomicU64; LIMITS],
+    pub(crate) cache_config: AtomicU32,
+    pub(crate) shared_config: AtomicU32,
+}
+
+impl Context {
+    pub(crate) fn new(id: u64, primary: bool, flags: u32) -> Arc<Self> {
+        let limits: [AtomicU64; LIMITS] = Default::default();
+        for (limit, value) in limits.iter().zip([1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0]) {
+            limit.store(value, SeqCst);
+        }
+        Arc::new(Self {
+            id,
+            primary,
+            flags: AtomicU32::new(flags | MAP_HOST),
+            alive: AtomicBool::new(!primary),
+            error: AtomicU32::new(0),
+            aborting: AtomicBool::new(false),
+            order: Mutex::new(()),
+            streams: Mutex::default(),
+            limits,
+            cache_config: AtomicU32::new(0),
+            shared_config: AtomicU32::new(1),
+        })
+    }
+
+    /// Checks flags that `cuCtxCreate` and `cuCtxSetFlags` take.
+    pub(crate) fn check_flags(flags: u32) -> CuResult {
+        let schedule = flags & 7;
+        if flags & !FLAGS != 0 || !matches!(schedule, 0 | 1 | 2 | 4) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_flags(&self, flags: u32) -> CuResult {
+        Self::check_flags(flags)?;
+        self.flags.store(flags | MAP_HOST, SeqCst);
+        Ok(())
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(SeqCst)
+    }
+
+    /// Ready for work, not destroyed and not in error.
+    ///
+    /// # Errors
+    /// `CONTEXT_IS_DESTROYED`, or the error that stuck.
+    pub(crate) fn check(&self) -> CuResult {
+        if !self.is_alive() {
+            return Err(CuError::CONTEXT_IS_DESTROYED);
+        }
+        match self.error.load(SeqCst) {
+            0 => Ok(()),
+            code => Err(CuError(code)),
+        }
+    }
+
+    /// Makes `error` stick, if none does yet: every later call returns it and
+    /// work still queued is dropped.
+    pub(crate) fn fail(&self, error: CuError) {
+        let _ = self.error.compare_exchange(0, error.0, SeqCst, SeqCst);
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.error.load(SeqCst) != 0
+    }
+
+    /// The stream that a null handle means, unless the thread has its own.
+    pub(crate) fn legacy_stream(self: &Arc<Self>) -> CuResult<Arc<Stream>> {
+        let mut streams = lock(&self.streams);
+        if let Some(stream) = streams.iter().find(|s| s.kind == StreamKind::Legacy) {
+            return Ok(stream.clone());
+        }
+        let stream = Stream::new(self, StreamKind::Legacy, 0, 0)?;
+        // First in the list: it is looked for on every call.
+        streams.insert(0, stream.clone());
+        Ok(stream)
+    }
+
+    /// Waits for everything that was submitted before.
+    pub(crate) fn synchronize(&self) -> CuResult {
+        let streams = lock(&self.streams).clone();
+        for stream in streams {
+            stream.wait_all();
+        }
+        self.check()
+    }
+
+    pub(crate) fn limit(&self, which: u32) -> CuResult<u64> {
+        let limit = self.limits.get(which as usize).ok_or(CuError::UNSUPPORTED_LIMIT)?;
+        Ok(limit.load(SeqCst))
+    }
+
+    pub(crate) fn set_limit(&self, which: u32, value: u64) -> CuResult {
+        let limit = self.limits.get(which as usize).ok_or(CuError::UNSUPPORTED_LIMIT)?;
+        limit.store(value, SeqCst);
+        Ok(())
+    }
+
+    /// Ends the context's work and releases what it owns.
+    pub(crate) fn tear_down(&self, driver: &Driver) {
+        self.alive.store(false, SeqCst);
+        self.aborting.store(true, SeqCst);
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        for stream in &streams {
+            stream.wait_all();
+            stream.close();
+        }
+        driver.streams.retain(|s| s.context.id != self.id);
+        driver.functions.retain(|f| f.module.context != self.id);
+        driver.modules.retain(|m| m.context != self.id);
+        driver.events.retain(|e| e.context != self.id);
+        driver.memory.release_context(&driver.arbiter, self.id);
+        self.error.store(0, SeqCst);
+        self.aborting.store(false, SeqCst);
+    }
+
+    /// Brings the primary context to life.
+    pub(crate) fn revive(&self) {
+        self.alive.store(true, SeqCst);
+    }
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    static OWN_STREAMS: RefCell<OwnStreams> = RefCell::default();
+}
+
+/// The thread's default streams, by context; their threads end with it.
+#[derive(Default)]
+struct OwnStreams(HashMap<u64, Arc<Stream>>);
+
+impl Drop for OwnStreams {
+    fn drop(&mut self) {
+        for stream in self.0.values() {
+            stream.close();
+            lock(&stream.context.streams).retain(|s| !Arc::ptr_eq(s, stream));
+        }
+    }
+}
+
+/// Runs `body` on the thread's context stack; a thread that is ending has none.
+pub(crate) fn with_stack<R>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> R) -> CuResult<R> {
+    STACK.try_with(|stack| body(&mut stack.borrow_mut())).map_err(|_| CuError::DEINITIALIZED)
+}
+
+/// The thread's current context, dead or in error though it may be.
+///
+/// # Errors
+/// `INVALID_CONTEXT` if there is none.
+pub(crate) fn current_any() -> CuResult<Arc<Context>> {
+    driver()?;
+    with_stack(|stack| stack.last().cloned())?.ok_or(CuError::INVALID_CONTEXT)
+}
+
+/// The thread's current context, ready for work.
+///
+/// # Errors
+/// `INVALID_CONTEXT`, `CONTEXT_IS_DESTROYED`, or the error that stuck.
+pub(crate) fn current() -> CuResult<Arc<Context>> {
+    let context = current_any()?;
+    context.check()?;
+    Ok(context)
+}
+
+/// The calling thread's own default stream in `context`.
+pub(crate) fn per_thread_stream(context: &Arc<Context>) -> CuResult<Arc<Stream>> {
+    OWN_STREAMS
+        .try_with(|own| {
+            let mut own = own.borrow_mut();
+            if let Some(stream) = own.0.get(&context.id).filter(|s| !s.is_closed()) {
+                return Ok(stream.clone());
+            }
+            let stream = Stream::new(context, StreamKind::PerThread, 0, 0)?;
+            lock(&context.streams).push(stream.clone());
+            own.0.insert(context.id, stream.clone());
+            Ok(stream)
+        })
+        .map_err(|_| CuError::DEINITIALIZED)?
+}

@@ -1,0 +1,192 @@
+//! `cuCtx*`.
+
+use crate::capture;
+use crate::config::{DRIVER_VERSION, PRIORITY_RANGE};
+use crate::context::{Context, current, current_any, with_stack};
+use crate::device::check;
+use crate::driver::driver;
+use crate::error::{CuError, CuResult};
+use crate::ffi::{Out, exports};
+use crate::registry::handle_of;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+fn create(out: &Out<usize>, flags: u32, device: i32) -> CuResult {
+    let driver = driver()?;
+    check(device)?;
+    out.check()?;
+    Context::check_flags(flags)?;
+    let context = Context::new(driver.new_id(), false, flags);
+    driver.contexts.insert(&context);
+    with_stack(|stack| stack.push(context.clone()))?;
+    out.set(handle_of(&context))
+}
+
+/// The context behind a handle, or the current one for null.
+fn find(handle: usize) -> CuResult<Arc<Context>> {
+    if handle == 0 {
+        return current_any();
+    }
+    driver()?.contexts.find(handle).ok_or(CuError::INVALID_CONTEXT)
+}
+
+fn synchronize(context: &Context) -> CuResult {
+    capture::forbid()?;
+    context.check()?;
+    context.synchronize()
+}
+
+exports! {
+    fn cuCtxCreate_v2(context: Out<usize>, flags: u32, device: i32) {
+        create(&context, flags, device)
+    }
+
+    fn cuCtxCreate_v3(
+        context: Out<usize>,
+        _affinity: *mut c_void,
+        affinities: i32,
+        flags: u32,
+        device: i32,
+    ) {
+        if affinities != 0 {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        create(&context, flags, device)
+    }
+
+    fn cuCtxCreate_v4(context: Out<usize>, parameters: *mut c_void, flags: u32, device: i32) {
+        if !parameters.is_null() {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        create(&context, flags, device)
+    }
+
+    fn cuCtxDestroy_v2(context: usize) {
+        let driver = driver()?;
+        let found = driver.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        if found.primary {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        let _ = driver.contexts.remove(context);
+        found.tear_down(driver);
+        with_stack(|stack| {
+            if stack.last().is_some_and(|top| Arc::ptr_eq(top, &found)) {
+                stack.pop();
+            }
+        })
+    }
+
+    fn cuCtxPushCurrent_v2(context: usize) {
+        let context = driver()?.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        with_stack(|stack| stack.push(context))
+    }
+
+    fn cuCtxPopCurrent_v2(context: Out<usize>) {
+        driver()?;
+        let popped = with_stack(Vec::pop)?.ok_or(CuError::INVALID_CONTEXT)?;
+        context.set_if(handle_of(&popped));
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(context: usize) {
+        let driver = driver()?;
+        if context == 0 {
+            return with_stack(|stack| drop(stack.pop()));
+        }
+        let context = driver.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        with_stack(|stack| {
+            stack.pop();
+            stack.push(context);
+        })
+    }
+
+    fn cuCtxGetCurrent(context: Out<usize>) {
+        driver()?;
+        context.set(current_any().map_or(0, |c| handle_of(&c)))
+    }
+
+    fn cuCtxGetDevice(device: Out<i32>) {
+        current_any()?;
+        device.set(0)
+    }
+
+    fn cuCtxGetDevice_v2(device: Out<i32>, context: usize) {
+        find(context)?;
+        device.set(0)
+    }
+
+    fn cuCtxGetFlags(flags: Out<u32>) {
+        flags.set(current_any()?.flags.load(SeqCst))
+    }
+
+    fn cuCtxSetFlags(flags: u32) {
+        current_any()?.set_flags(flags)
+    }
+
+    fn cuCtxGetId(context: usize, id: Out<u64>) {
+        id.set(find(context)?.id)
+    }
+
+    fn cuCtxSynchronize() {
+        synchronize(&*current()?)
+    }
+
+    fn cuCtxSynchronize_v2(context: usize) {
+        synchronize(&*find(context)?)
+    }
+
+    fn cuCtxSetLimit(limit: u32, value: usize) {
+        current()?.set_limit(limit, value as u64)
+    }
+
+    fn cuCtxGetLimit(value: Out<usize>, limit: u32) {
+        value.set(current()?.limit(limit)? as usize)
+    }
+
+    fn cuCtxGetCacheConfig(config: Out<u32>) {
+        config.set(current()?.cache_config.load(SeqCst))
+    }
+
+    fn cuCtxSetCacheConfig(config: u32) {
+        if config > 3 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        current()?.cache_config.store(config, SeqCst);
+        Ok(())
+    }
+
+    fn cuCtxGetSharedMemConfig(config: Out<u32>) {
+        config.set(current()?.shared_config.load(SeqCst))
+    }
+
+    fn cuCtxSetSharedMemConfig(config: u32) {
+        if config > 2 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        current()?.shared_config.store(config, SeqCst);
+        Ok(())
+    }
+
+    fn cuCtxGetApiVersion(context: usize, version: Out<u32>) {
+        find(context)?;
+        version.set(DRIVER_VERSION as u32)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        current()?;
+        least.set_if(PRIORITY_RANGE.0);
+        greatest.set_if(PRIORITY_RANGE.1);
+        Ok(())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        current()?;
+        Ok(())
+    }
+
+    fn cuCtxEnablePeerAccess(_peer: usize, _flags: u32) {
+        current()?;
+        Err(CuError::PEER_ACCESS_UNSUPPORTED)
+    }
+}

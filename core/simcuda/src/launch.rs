@@ -1,0 +1,181 @@
+//! Kernel launches: checked and copied when they are made, run later.
+
+use crate::config::{BLOCK_DIM_MAX, BLOCK_THREADS_MAX, GRID_DIM_MAX, PARAM_BYTES_MAX};
+use crate::driver::driver;
+use crate::error::{CuError, CuResult};
+use crate::exec::Scratch;
+use crate::ffi::In;
+use crate::memory::MemoryMap;
+use crate::module::Function;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+}
+
+/// A kernel with its parameters, ready to run.
+pub(crate) struct Launch {
+    pub(crate) function: Arc<Function>,
+    pub(crate) shape: Shape,
+    pub(crate) params: Box<[u8]>,
+    /// The launch's own priority, if it has one.
+    pub(crate) priority: Option<i32>,
+    pub(crate) cooperative: bool,
+}
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
+const EXTRA_END: usize = 0;
+const EXTRA_POINTER: usize = 1;
+const EXTRA_SIZE: usize = 2;
+/// Entries of `extra` that are looked at before it counts as broken.
+const EXTRA_MAX: usize = 16;
+
+impl Launch {
+    /// Checks a launch and copies its parameters, from `params` or `extra`.
+    ///
+    /// # Errors
+    /// What the driver returns for a bad shape, bad parameters or a kernel
+    /// that cannot run here.
+    pub(crate) fn prepare(
+        function: Arc<Function>,
+        shape: Shape,
+        params: &In<*mut c_void>,
+        extra: &In<*mut c_void>,
+    ) -> CuResult<Self> {
+        check_shape(&function, shape)?;
+        let kernel = function.kernel()?;
+        if let Some(error) = &kernel.unsupported {
+            crate::config::log(format_args!("kernel `{}`: {error}", kernel.name));
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        let params = copy_params(&function, params, extra)?;
+        Ok(Self { function, shape, params, priority: None, cooperative: false })
+    }
+
+    /// Makes it cooperative: all blocks run at one time.
+    ///
+    /// # Errors
+    /// `COOPERATIVE_LAUNCH_TOO_LARGE` if the device has fewer SMs than blocks.
+    pub(crate) fn make_cooperative(&mut self) -> CuResult {
+        if self.blocks() > u64::from(driver()?.arbiter.sms()) {
+            return Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        self.cooperative = true;
+        Ok(())
+    }
+
+    /// Blocks in the grid.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.shape.grid.iter().map(|&d| u64::from(d)).product()
+    }
+
+    /// Runs one block of it.
+    ///
+    /// # Errors
+    /// What its trap means.
+    pub(crate) fn run_block(
+        &self,
+        index: u64,
+        device: (u32, u32),
+        memory: &MemoryMap,
+        scratch: &mut Scratch,
+        cancelled: &AtomicBool,
+    ) -> CuResult {
+        let Shape { grid, block, shared_bytes } = self.shape;
+        let [width, height] = [u64::from(grid[0]), u64::from(grid[1])];
+        let block_index =
+            [index % width, index / width % height, index / width / height].map(|i| i as u32);
+        self.function.module.code.run_block(
+            self.function.kernel()?,
+            &self.params,
+            (grid, block, block_index),
+            shared_bytes,
+            device,
+            memory,
+            scratch,
+            cancelled,
+        )
+    }
+}
+
+fn check_shape(function: &Function, shape: Shape) -> CuResult {
+    let within = |dims: [u32; 3], max: [u32; 3]| {
+        dims.iter().zip(max).all(|(&d, max)| d != 0 && d <= max)
+    };
+    if !within(shape.grid, GRID_DIM_MAX) || !within(shape.block, BLOCK_DIM_MAX) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let threads: u32 = shape.block.iter().product();
+    let kernel = function.kernel()?;
+    if threads > BLOCK_THREADS_MAX {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if threads > kernel.max_threads {
+        return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
+    }
+    if kernel.required_block.is_some_and(|required| required != shape.block)
+        || shape.shared_bytes > function.dynamic_shared_max()?
+    {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+fn copy_params(
+    function: &Function,
+    params: &In<*mut c_void>,
+    extra: &In<*mut c_void>,
+) -> CuResult<Box<[u8]>> {
+    let kernel = function.kernel()?;
+    if kernel.param_bytes > PARAM_BYTES_MAX {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let mut buffer = vec![0u8; kernel.param_bytes as usize];
+    if !extra.is_null() {
+        let given = extra_buffer(extra)?;
+        let common = given.len().min(buffer.len());
+        if given.len() < smallest_buffer(kernel) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        buffer[..common].copy_from_slice(&given[..common]);
+    } else if !kernel.params.is_empty() {
+        for (i, param) in kernel.params.iter().enumerate() {
+            let value = In::new(params.at(i)?.cast_const().cast::<u8>());
+            let (from, size) = (param.offset as usize, param.size as usize);
+            let slot = buffer.get_mut(from..from + size).ok_or(CuError::INVALID_VALUE)?;
+            slot.copy_from_slice(value.bytes(size)?);
+        }
+    }
+    Ok(buffer.into_boxed_slice())
+}
+
+/// Where the last parameter ends.
+fn smallest_buffer(kernel: &tally_ptx_vm::Kernel) -> usize {
+    kernel.params.iter().map(|p| (p.offset + p.size) as usize).max().unwrap_or(0)
+}
+
+/// The parameter buffer that `extra` describes.
+fn extra_buffer(extra: &In<*mut c_void>) -> CuResult<Vec<u8>> {
+    let (mut pointer, mut size) = (std::ptr::null_mut::<c_void>(), 0);
+    for i in 0..EXTRA_MAX {
+        match extra.at(2 * i)? as usize {
+            EXTRA_END if size == 0 => return Ok(Vec::new()),
+            EXTRA_END => {
+                let size = usize::min(size, PARAM_BYTES_MAX as usize);
+                return Ok(In::new(pointer.cast_const().cast::<u8>()).bytes(size)?.to_vec());
+            }
+            EXTRA_POINTER => pointer = extra.at(2 * i + 1)?,
+            EXTRA_SIZE => {
+                size = In::new(extra.at(2 * i + 1)?.cast_const().cast::<usize>()).get()?;
+            }
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+    }
+    Err(CuError::INVALID_VALUE)
+}

@@ -1,0 +1,188 @@
+//! The rules, one by one, and for any launch there can be.
+
+use crate::{Priority, WINDOW_NS_NONE};
+use proptest::prelude::*;
+use tally_sdk::testing::{Call, calls, client, launch};
+use tally_sdk::{Decision, Event, HOLD_NS_MAX, Launch, LaunchFlags, Policy, PriorityClass};
+
+const QUIET_NS: u64 = 100_000;
+const WINDOW_NS: u64 = 1_000_000;
+
+fn policy(config: &str) -> Priority {
+    let policy = Priority::init(config).unwrap();
+    calls();
+    policy
+}
+
+fn beside_high(high_quiet_ns: u64) -> Launch {
+    Launch { high_clients: 1, high_quiet_ns, ..launch() }
+}
+
+fn join(policy: &mut Priority, id: u32, class: PriorityClass) {
+    policy.on_event(0, &Event::ClientJoined(client(id, class)));
+}
+
+#[test]
+fn high_priority_never_waits() {
+    let busy =
+        Launch { class: PriorityClass::High, flags: LaunchFlags::HIGH_BUSY, ..beside_high(0) };
+    assert_eq!(policy("").decide(&busy), Decision::Run(0));
+}
+
+#[test]
+fn best_effort_waits_while_high_priority_is_busy() {
+    let busy = Launch { flags: LaunchFlags::HIGH_BUSY, ..beside_high(0) };
+    assert_eq!(policy("").decide(&busy), Decision::Hold(HOLD_NS_MAX));
+}
+
+#[test]
+fn best_effort_waits_for_exactly_the_rest_of_the_quiet_time() {
+    let mut policy = policy("");
+    assert_eq!(policy.decide(&beside_high(0)), Decision::Hold(QUIET_NS));
+    assert_eq!(policy.decide(&beside_high(30_000)), Decision::Hold(70_000));
+    assert_eq!(policy.decide(&beside_high(QUIET_NS - 1)), Decision::Hold(1));
+    assert_eq!(policy.decide(&beside_high(QUIET_NS)), Decision::Run(0));
+    // There never was any high-priority activity.
+    assert_eq!(policy.decide(&beside_high(u64::MAX)), Decision::Run(0));
+}
+
+#[test]
+fn alone_it_gets_a_lease() {
+    assert_eq!(policy("").decide(&launch()), Decision::Run(1_000_000));
+    assert_eq!(policy("lease_launches = 3").decide(&launch()), Decision::Run(3));
+}
+
+#[test]
+fn leases_and_open_windows_end_when_high_priority_joins_and_come_back() {
+    let mut policy = policy("");
+    let window = |client, window_ns| Call::SetWindow { client, window_ns };
+    join(&mut policy, 1, PriorityClass::BestEffort);
+    assert_eq!(calls(), [window(1, WINDOW_NS_NONE)]);
+    join(&mut policy, 2, PriorityClass::High);
+    assert_eq!(calls(), [window(1, WINDOW_NS), Call::RevokeLease(1)]);
+    join(&mut policy, 3, PriorityClass::BestEffort);
+    assert_eq!(calls(), [window(3, WINDOW_NS)]);
+    // A second one changes nothing, and neither does its leaving.
+    join(&mut policy, 4, PriorityClass::High);
+    policy.on_event(0, &Event::ClientLeft(4));
+    assert_eq!(calls(), []);
+    policy.on_event(0, &Event::ClientLeft(1));
+    policy.on_event(0, &Event::ClientLeft(2));
+    assert_eq!(calls(), [window(3, WINDOW_NS_NONE)]);
+}
+
+#[test]
+fn constants_are_configuration() {
+    let mut policy = policy("quiet_us = 10\nwindow_us = 50");
+    assert_eq!(policy.decide(&beside_high(4_000)), Decision::Hold(6_000));
+    join(&mut policy, 2, PriorityClass::High);
+    join(&mut policy, 1, PriorityClass::BestEffort);
+    assert_eq!(calls(), [Call::SetWindow { client: 1, window_ns: 50_000 }]);
+    for (text, complaint) in [
+        ("quiet_us = soon", "`quiet_us = soon`: expected a whole number from 0 to 1000000"),
+        ("window_us = 0", "`window_us = 0`: expected a whole number from 1 to"),
+        ("quiet_ms = 1", "unknown key `quiet_ms`; known keys: quiet_us, window_us, lease"),
+    ] {
+        let error = Priority::init(text).err().unwrap();
+        assert!(error.contains(complaint), "{error}");
+    }
+}
+
+fn any_launch() -> impl Strategy<Value = Launch> {
+    let moments = (any::<u64>(), any::<u64>(), any::<u64>(), 0..300_000u64, any::<bool>());
+    let shape = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u8>(), any::<bool>(), 0..3u32);
+    (moments, shape).prop_map(|((now_ns, predicted_ns, waited_ns, quiet, never), shape)| {
+        let (client, grid_blocks, block_threads, flags, high, high_clients) = shape;
+        let flags = LaunchFlags::from_bits_truncate(flags);
+        let busy = flags.contains(LaunchFlags::HIGH_BUSY);
+        Launch {
+            now_ns,
+            client,
+            class: if high { PriorityClass::High } else { PriorityClass::BestEffort },
+            flags,
+            grid_blocks,
+            block_threads,
+            predicted_ns,
+            waited_ns,
+            high_quiet_ns: if busy {
+                0
+            } else if never {
+                u64::MAX
+            } else {
+                quiet
+            },
+            high_clients,
+            ..launch()
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn best_effort_starts_only_in_silence(launch in any_launch()) {
+        let decision = policy("").decide(&launch);
+        let silent = !launch.high_busy() && launch.high_quiet_ns >= QUIET_NS;
+        if let Decision::Run(_) = decision {
+            prop_assert!(launch.is_high() || launch.high_clients == 0 || silent);
+        } else {
+            prop_assert!(!launch.is_high() && launch.high_clients > 0 && !silent);
+        }
+    }
+
+    #[test]
+    fn a_hold_ends_when_the_quiet_time_does(launch in any_launch()) {
+        if let Decision::Hold(ns) = policy("").decide(&launch) {
+            prop_assert!(ns > 0 && ns <= HOLD_NS_MAX);
+            if !launch.high_busy() {
+                let later = Launch { high_quiet_ns: launch.high_quiet_ns + ns, ..launch };
+                prop_assert_eq!(policy("").decide(&later), Decision::Run(0));
+            }
+        }
+    }
+
+    #[test]
+    fn only_whole_kernels_and_a_lease_only_alone(launch in any_launch()) {
+        match policy("").decide(&launch) {
+            Decision::Run(0) | Decision::Hold(_) => {}
+            Decision::Run(_) => prop_assert!(launch.high_clients == 0 && !launch.is_high()),
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    #[test]
+    fn whatever_comes_and_goes_windows_follow(steps in prop::collection::vec((0..6u32, any::<bool>()), 0..40)) {
+        let mut policy = policy("");
+        let (mut connected, mut windows) = (Vec::<u32>::new(), std::collections::BTreeMap::new());
+        for (id, joins) in steps {
+            // Even ids are high-priority clients.
+            let class = if id % 2 == 0 { PriorityClass::High } else { PriorityClass::BestEffort };
+            match connected.iter().position(|&known| known == id) {
+                None if joins => {
+                    connected.push(id);
+                    join(&mut policy, id, class);
+                }
+                Some(at) if !joins => {
+                    connected.remove(at);
+                    windows.remove(&id);
+                    policy.on_event(0, &Event::ClientLeft(id));
+                }
+                _ => continue,
+            }
+            for call in calls() {
+                if let Call::SetWindow { client, window_ns } = call {
+                    windows.insert(client, window_ns);
+                }
+            }
+            let protected = connected.iter().any(|id| id % 2 == 0);
+            let expected = if protected { WINDOW_NS } else { WINDOW_NS_NONE };
+            for id in connected.iter().filter(|id| *id % 2 == 1) {
+                prop_assert_eq!(windows.get(id), Some(&expected));
+            }
+        }
+    }
+
+    #[test]
+    fn no_configuration_panics(text in "\\PC{0,60}|([a-z_]{1,9} ?= ?[0-9a-z\"#]{0,9}\n){0,4}") {
+        let _ = Priority::init(&text);
+    }
+}

@@ -1,0 +1,186 @@
+//! Reads a policy's configuration: the flat part of TOML, `key = value` lines,
+//! which is all that a handful of constants needs. A TOML crate would make a
+//! small policy ten times as large.
+//!
+//! ```
+//! use tally_sdk::config::Config;
+//!
+//! fn read(text: &str) -> Result<(u64, bool), String> {
+//!     let mut config = Config::parse(text)?;
+//!     let window_us = config.integer("window_us", 1_000, 1..=1_000_000)?;
+//!     let greedy = config.boolean("greedy", false)?;
+//!     config.finish()?; // what nobody asked for is refused
+//!     Ok((window_us, greedy))
+//! }
+//!
+//! assert_eq!(read("window_us = 2_000 # two milliseconds"), Ok((2_000, false)));
+//! assert!(read("window_su = 2_000").unwrap_err().contains("known keys: window_us, greedy"));
+//! ```
+
+use std::ops::RangeInclusive;
+
+/// A configuration that is being read.
+#[derive(Debug)]
+pub struct Config<'text> {
+    entries: Vec<Entry<'text>>,
+    asked: Vec<&'static str>,
+}
+
+#[derive(Debug)]
+struct Entry<'text> {
+    line: usize,
+    key: &'text str,
+    value: &'text str,
+}
+
+impl<'text> Config<'text> {
+    /// Split the text into keys and values.
+    ///
+    /// # Errors
+    /// A line that is not `key = value`, or a key given twice.
+    pub fn parse(text: &'text str) -> Result<Self, String> {
+        let mut entries: Vec<Entry> = Vec::new();
+        for (index, content) in text.lines().enumerate() {
+            let line = index + 1;
+            let content = without_comment(content).trim();
+            if content.is_empty() {
+                continue;
+            }
+            let (key, value) = content
+                .split_once('=')
+                .map(|(key, value)| (key.trim(), value.trim()))
+                .filter(|(key, value)| is_key(key) && !value.is_empty())
+                .ok_or_else(|| format!("line {line}: expected `key = value`, got `{content}`"))?;
+            if let Some(first) = entries.iter().find(|entry| entry.key == key) {
+                return Err(format!(
+                    "line {line}: `{key}` is given already in line {}",
+                    first.line
+                ));
+            }
+            entries.push(Entry { line, key, value });
+        }
+        Ok(Config { entries, asked: Vec::new() })
+    }
+
+    /// A whole number within a range, or the default if the key is absent.
+    ///
+    /// # Errors
+    /// Not a whole number, or outside of the range.
+    pub fn integer(
+        &mut self,
+        key: &'static str,
+        default: u64,
+        range: RangeInclusive<u64>,
+    ) -> Result<u64, String> {
+        let Some(entry) = self.take(key) else { return Ok(default) };
+        let number = entry.value.replace('_', "").parse().ok();
+        number.filter(|number| range.contains(number)).ok_or_else(|| {
+            let expected = format!("a whole number from {} to {}", range.start(), range.end());
+            entry.unexpected(&expected)
+        })
+    }
+
+    /// `true` or `false`, or the default if the key is absent.
+    ///
+    /// # Errors
+    /// Something else.
+    pub fn boolean(&mut self, key: &'static str, default: bool) -> Result<bool, String> {
+        let Some(entry) = self.take(key) else { return Ok(default) };
+        entry.value.parse().map_err(|_| entry.unexpected("true or false"))
+    }
+
+    /// A text in double quotes without escapes, or the default if the key is
+    /// absent.
+    ///
+    /// # Errors
+    /// Something else.
+    pub fn text(&mut self, key: &'static str, default: &'text str) -> Result<&'text str, String> {
+        let Some(entry) = self.take(key) else { return Ok(default) };
+        let inner = entry.value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        inner
+            .filter(|inner| !inner.contains(['"', '\\']))
+            .ok_or_else(|| entry.unexpected("a text in double quotes, without escapes"))
+    }
+
+    /// Nothing may be left.
+    ///
+    /// # Errors
+    /// A key that was never asked for: a typing error, most likely.
+    pub fn finish(self) -> Result<(), String> {
+        match self.entries.first() {
+            None => Ok(()),
+            Some(Entry { line, key, .. }) => Err(format!(
+                "line {line}: unknown key `{key}`; known keys: {}",
+                self.asked.join(", ")
+            )),
+        }
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Entry<'text>> {
+        self.asked.push(key);
+        let at = self.entries.iter().position(|entry| entry.key == key)?;
+        Some(self.entries.remove(at))
+    }
+}
+
+impl Entry<'_> {
+    fn unexpected(&self, expected: &str) -> String {
+        format!("line {}: `{} = {}`: expected {expected}", self.line, self.key, self.value)
+    }
+}
+
+/// The line up to a `#` that is not within quotes.
+fn without_comment(line: &str) -> &str {
+    let mut quoted = false;
+    let comment = line.char_indices().find(|&(_, c)| {
+        quoted ^= c == '"';
+        c == '#' && !quoted
+    });
+    comment.map_or(line, |(at, _)| &line[..at])
+}
+
+fn is_key(key: &str) -> bool {
+    !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn integer(text: &str) -> Result<u64, String> {
+        let mut config = Config::parse(text)?;
+        let number = config.integer("n", 7, 1..=100)?;
+        config.finish()?;
+        Ok(number)
+    }
+
+    #[test]
+    fn defaults_and_values() {
+        assert_eq!(integer(""), Ok(7));
+        assert_eq!(integer("# nothing\n\n"), Ok(7));
+        assert_eq!(integer("n=1_0 # ten"), Ok(10));
+    }
+
+    #[test]
+    fn complaints_name_line_key_value_and_what_was_expected() {
+        let why = "line 2: `n = 101`: expected a whole number from 1 to 100";
+        assert_eq!(integer("\nn = 101"), Err(why.into()));
+        assert_eq!(integer("n = -1").unwrap_err().matches("`n = -1`").count(), 1);
+        assert_eq!(integer("m = 1"), Err("line 1: unknown key `m`; known keys: n".into()));
+        assert!(integer("[n]").unwrap_err().contains("expected `key = value`, got `[n]`"));
+        assert!(integer("n = 1\nn = 2").unwrap_err().contains("already in line 1"));
+        assert!(integer("n =").is_err() && integer("= 1").is_err() && integer("a b = 1").is_err());
+    }
+
+    #[test]
+    fn other_types() {
+        let mut config = Config::parse("on = true\nname = \"a # b\" # c").unwrap();
+        assert_eq!(config.boolean("on", false), Ok(true));
+        assert_eq!(config.text("name", ""), Ok("a # b"));
+        assert_eq!(config.text("absent", "default"), Ok("default"));
+        config.finish().unwrap();
+        let mut config = Config::parse("on = 1\nname = bare").unwrap();
+        assert!(config.boolean("on", false).unwrap_err().contains("true or false"));
+        assert!(config.text("name", "").unwrap_err().contains("double quotes"));
+    }
+}

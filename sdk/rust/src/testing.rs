@@ -1,0 +1,201 @@
+//! For unit tests of policies on the host: launches to start from, and a core
+//! that only records what it was asked for. Not there in a component.
+//!
+//! ```
+//! use tally_sdk::testing::{self, Call};
+//!
+//! tally_sdk::host::set_window(3, 1_000);
+//! assert_eq!(testing::calls(), [Call::SetWindow { client: 3, window_ns: 1_000 }]);
+//! ```
+
+use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Launch, LaunchFlags, Level};
+use crate::{PriorityClass, Subscription};
+use std::cell::RefCell;
+
+/// A best-effort launch on a GPU that no high-priority client has ever used, of
+/// a kernel that was never measured. Change what a test is about:
+/// `Launch { high_quiet_ns: 5, ..launch() }`.
+pub fn launch() -> Launch {
+    Launch {
+        now_ns: 1_000_000_000,
+        client: 1,
+        class: PriorityClass::BestEffort,
+        kernel: 1,
+        flags: LaunchFlags::empty(),
+        grid_blocks: 1024,
+        block_threads: 256,
+        shared_bytes: 0,
+        predicted_ns: 0,
+        waited_ns: 0,
+        in_flight_ns: 0,
+        high_quiet_ns: u64::MAX,
+        high_clients: 0,
+        waiting_clients: 1,
+        stream: 0,
+        sm_count: 132,
+    }
+}
+
+/// A client without labels, named after its id.
+pub fn client(id: ClientId, class: PriorityClass) -> ClientInfo {
+    ClientInfo { id, class, name: format!("client-{id}"), labels: Vec::new() }
+}
+
+/// Something the policy asked the core to do.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "each is the function of `host` of that name")]
+pub enum Call {
+    Log { level: Level, message: String },
+    CounterAdd { name: String, delta: u64 },
+    GaugeSet { name: String, value: i64 },
+    Subscribe(Subscription),
+    SetTimer { delay_ns: u64, token: u64 },
+    SetWindow { client: ClientId, window_ns: u64 },
+    RevokeLease(ClientId),
+    SetStandingGrant { client: ClientId, granted: bool },
+}
+
+/// The recording core of this thread; each test has a thread of its own.
+#[derive(Default)]
+struct Core {
+    calls: Vec<Call>,
+    metrics: Vec<String>,
+    clients: Vec<ClientInfo>,
+    kernels: Vec<(KernelId, KernelProfile)>,
+}
+
+thread_local! {
+    static CORE: RefCell<Core> = RefCell::default();
+}
+
+/// What the policy asked for since the last time, in order.
+pub fn calls() -> Vec<Call> {
+    CORE.with_borrow_mut(|core| std::mem::take(&mut core.calls))
+}
+
+/// Let [`crate::host::clients`] and [`crate::host::client`] know these.
+pub fn set_clients(clients: Vec<ClientInfo>) {
+    CORE.with_borrow_mut(|core| core.clients = clients);
+}
+
+/// Let [`crate::host::kernel_profile`] know these.
+pub fn set_kernels(kernels: Vec<(KernelId, KernelProfile)>) {
+    CORE.with_borrow_mut(|core| core.kernels = kernels);
+}
+
+/// The functions of the contract's `host`, on the recording core.
+pub(crate) mod double {
+    use super::*;
+
+    fn record(call: Call) {
+        CORE.with_borrow_mut(|core| core.calls.push(call));
+    }
+
+    fn metric(name: &str) -> u32 {
+        CORE.with_borrow_mut(|core| {
+            let known = core.metrics.iter().position(|metric| metric == name);
+            known.unwrap_or_else(|| {
+                core.metrics.push(name.into());
+                core.metrics.len() - 1
+            }) as u32
+        })
+    }
+
+    fn metric_name(id: u32) -> String {
+        CORE.with_borrow(|core| core.metrics[id as usize].clone())
+    }
+
+    pub fn log(level: Level, message: &str) {
+        record(Call::Log { level, message: message.into() });
+    }
+
+    pub fn counter(name: &str) -> u32 {
+        metric(name)
+    }
+
+    pub fn counter_add(counter: u32, delta: u64) {
+        record(Call::CounterAdd { name: metric_name(counter), delta });
+    }
+
+    pub fn gauge(name: &str) -> u32 {
+        metric(name)
+    }
+
+    pub fn gauge_set(gauge: u32, value: i64) {
+        record(Call::GaugeSet { name: metric_name(gauge), value });
+    }
+
+    pub fn clients() -> Vec<ClientId> {
+        CORE.with_borrow(|core| core.clients.iter().map(|client| client.id).collect())
+    }
+
+    pub fn client(id: ClientId) -> Option<ClientInfo> {
+        CORE.with_borrow(|core| core.clients.iter().find(|client| client.id == id).cloned())
+    }
+
+    pub fn kernel_profile(kernel: KernelId) -> Option<KernelProfile> {
+        CORE.with_borrow(|core| {
+            let known = core.kernels.iter().find(|(id, _)| *id == kernel);
+            known.map(|(_, profile)| profile.clone())
+        })
+    }
+
+    pub fn kernel_mean_ns(kernel: KernelId) -> u64 {
+        kernel_profile(kernel).map_or(0, |profile| profile.mean_ns)
+    }
+
+    pub fn subscribe(to: Subscription) {
+        record(Call::Subscribe(to));
+    }
+
+    pub fn set_timer(delay_ns: u64, token: u64) {
+        record(Call::SetTimer { delay_ns, token });
+    }
+
+    pub fn set_window(client: ClientId, window_ns: u64) {
+        record(Call::SetWindow { client, window_ns });
+    }
+
+    pub fn revoke_lease(client: ClientId) {
+        record(Call::RevokeLease(client));
+    }
+
+    pub fn set_standing_grant(client: ClientId, granted: bool) {
+        record(Call::SetStandingGrant { client, granted });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host;
+
+    #[test]
+    fn calls_are_recorded_in_order_and_once() {
+        host::Counter::new("held").add(2);
+        host::subscribe(Subscription::COMPLETIONS);
+        assert_eq!(
+            calls(),
+            [
+                Call::CounterAdd { name: "held".into(), delta: 2 },
+                Call::Subscribe(Subscription::COMPLETIONS)
+            ]
+        );
+        assert_eq!(calls(), []);
+    }
+
+    #[test]
+    fn metrics_of_one_name_are_one() {
+        assert_eq!(host::Counter::new("a"), host::Counter::new("a"));
+        assert_ne!(host::Counter::new("a"), host::Counter::new("b"));
+    }
+
+    #[test]
+    fn the_double_knows_what_it_was_told() {
+        set_clients(vec![client(7, PriorityClass::High)]);
+        assert_eq!(host::clients(), [7]);
+        assert_eq!(host::client(7).map(|info| info.class), Some(PriorityClass::High));
+        assert_eq!(host::client(8), None);
+        assert_eq!(host::kernel_mean_ns(1), 0);
+    }
+}

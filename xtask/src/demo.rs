@@ -1,0 +1,222 @@
+//! `cargo xtask demo`: what scheduling buys, on two real programs.
+//!
+//! An inference server (high priority) and a training job (best effort) run
+//! alone, together as the device shares itself, under the `fifo` policy and under
+//! `tally-priority`. The programs know nothing of Tally; only how they are
+//! started differs. Every answer of the server is checked by itself, and the
+//! training's checksums must be those of its run alone.
+
+use crate::build;
+use crate::demo_report::{Report, Run};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tally_tests::process::wait_until;
+use tally_tests::{Artefacts, Class, Device, Process, Scene};
+
+/// How long a program may take to get ready: it computes the right answers.
+const READY_MAX: Duration = Duration::from_secs(120);
+/// How much longer than asked a program may run: its last step or request.
+const OVERTIME_MAX: Duration = Duration::from_secs(60);
+/// How long a core may take to drain.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+/// Arrivals as a share of what the server could serve alone.
+const LOAD: f64 = 0.4;
+
+/// What the demo runs on.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum On {
+    /// The software device of this repository: any machine.
+    Software,
+    /// This machine's NVIDIA GPU.
+    Cuda,
+}
+
+impl On {
+    fn preset(self) -> &'static str {
+        match self {
+            On::Software => "software",
+            On::Cuda => "cuda",
+        }
+    }
+}
+
+/// What can be asked for.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print one JSON object on standard output instead of the table.
+    #[arg(long)]
+    json: bool,
+    /// Length of each of the five measurements.
+    #[arg(long, default_value_t = 14.0)]
+    seconds: f64,
+    /// What to run on.
+    #[arg(long, value_enum, default_value = "software")]
+    device: On,
+    /// Use what is built already, beside this program.
+    #[arg(long)]
+    no_build: bool,
+    /// Fail unless the ratios that the verdict names are met. They are times of a
+    /// machine that may be busy with other things; wrong results always fail.
+    #[arg(long)]
+    check: bool,
+    /// SMs of the software device: CPU threads that execute blocks. Default: the
+    /// CPUs but one, at most 4.
+    #[arg(long)]
+    sms: Option<u32>,
+}
+
+/// Build, measure, print.
+pub fn run(args: &Args) -> Result<()> {
+    ensure!(args.seconds > 0.0, "--seconds must be above 0");
+    let artefacts = if args.no_build {
+        Artefacts::locate()?
+    } else {
+        build::everything()?;
+        Artefacts::at(build::release_dir())
+    };
+    let report = Demo::new(args, artefacts).measure()?;
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        print!("{}", report.table());
+    }
+    build::flush();
+    report.results_are_right()?;
+    if args.check { report.ratios_are_met() } else { Ok(()) }
+}
+
+struct Demo {
+    artefacts: Artefacts,
+    device: Device,
+    preset: &'static str,
+    seconds: f64,
+}
+
+/// How the two programs share the device.
+enum Sharing<'a> {
+    /// Whatever the device does by itself.
+    Unscheduled,
+    /// Under a core with this policy.
+    Policy(&'a Path),
+}
+
+impl Demo {
+    fn new(args: &Args, artefacts: Artefacts) -> Self {
+        let device = match (args.device, args.sms) {
+            (On::Cuda, _) => Device::Cuda,
+            (On::Software, None) => Device::software(),
+            (On::Software, Some(sms)) => Device::Software { sms },
+        };
+        Self { artefacts, device, preset: args.device.preset(), seconds: args.seconds }
+    }
+
+    fn measure(&self) -> Result<Report> {
+        eprintln!("alone: inference");
+        let scene = Scene::new(&self.artefacts, self.device)?;
+        let server = self.server(&scene, Load::Share(LOAD))?;
+        let hp = self.finish(&scene, vec![scene.start("inference", server)?])?.remove(0);
+        let rate = hp["rate_per_s"].as_f64().context("inference tells no rate")?;
+        eprintln!("alone: training");
+        let scene = Scene::new(&self.artefacts, self.device)?;
+        let trainer = scene.start("training", self.trainer(&scene)?)?;
+        let be = self.finish(&scene, vec![trainer])?.remove(0);
+        let mut runs = BTreeMap::new();
+        runs.insert("alone", Run::new(&hp, &be, 0)?);
+
+        let fifo = self.artefacts.policy("fifo")?;
+        let priority = self.artefacts.policy("tally-priority")?;
+        for (name, sharing) in [
+            ("unscheduled", Sharing::Unscheduled),
+            ("fifo", Sharing::Policy(&fifo)),
+            ("tally-priority", Sharing::Policy(&priority)),
+        ] {
+            eprintln!("together: {name}");
+            runs.insert(name, self.together(rate, &sharing).context(name)?);
+        }
+        let device = hp["device"].as_str().unwrap_or_default().to_owned();
+        Ok(Report { device, seconds: self.seconds, rate_per_s: rate, runs })
+    }
+
+    /// Both programs at once.
+    fn together(&self, rate: f64, sharing: &Sharing) -> Result<Run> {
+        let scene = Scene::new(&self.artefacts, self.device)?;
+        let (server, trainer) = (self.server(&scene, Load::Rate(rate))?, self.trainer(&scene)?);
+        let policy = match sharing {
+            Sharing::Unscheduled => {
+                let both =
+                    vec![scene.start("inference", server)?, scene.start("training", trainer)?];
+                let outcomes = self.finish(&scene, both)?;
+                return Run::new(&outcomes[0], &outcomes[1], 0);
+            }
+            Sharing::Policy(policy) => policy,
+        };
+        let mut core = scene.core(policy, &[])?;
+        let server = scene.governed(Class::High, "inference", &server)?;
+        let trainer = scene.governed(Class::BestEffort, "training", &trainer)?;
+        let both = vec![scene.start("inference", server)?, scene.start("training", trainer)?];
+        let outcomes = self.finish(&scene, both)?;
+        let status = scene.status()?;
+        ensure!(
+            status.policy_faults() == 0,
+            "the policy lost turns; `tallyctl status` says:\n{:#}",
+            status.0
+        );
+        scene.stop(&mut core, DRAIN_MAX)?;
+        Run::new(&outcomes[0], &outcomes[1], status.decisions())
+    }
+
+    /// The inference server's command line.
+    fn server(&self, scene: &Scene, load: Load) -> Result<Command> {
+        let mut command = self.program(scene, "tally-demo-inference", "hp")?;
+        match load {
+            Load::Share(share) => command.arg(format!("--load={share}")),
+            Load::Rate(rate) => command.arg(format!("--rate={rate}")),
+        };
+        Ok(command)
+    }
+
+    /// The training job's command line.
+    fn trainer(&self, scene: &Scene) -> Result<Command> {
+        self.program(scene, "tally-demo-training", "be")
+    }
+
+    fn program(&self, scene: &Scene, name: &str, side: &str) -> Result<Command> {
+        let mut command = scene.program(name)?;
+        command
+            .arg(format!("--preset={}", self.preset))
+            .arg(format!("--seconds={}", self.seconds))
+            .arg("--ready-file")
+            .arg(scene.dir().join(format!("{side}.ready")))
+            .arg("--go-file")
+            .arg(scene.dir().join("go"));
+        Ok(command)
+    }
+
+    /// Starts all that are ready at one moment and waits for their outcomes.
+    fn finish(&self, scene: &Scene, mut programs: Vec<Process>) -> Result<Vec<serde_json::Value>> {
+        wait_until("waiting for the programs to be ready", READY_MAX, || {
+            for program in &mut programs {
+                if let Some(end) = program.poll()? {
+                    anyhow::bail!("{} ended with {end}\n{}", program.name(), program.quote());
+                }
+            }
+            let ready = ["hp.ready", "be.ready"].iter().filter(|f| scene.dir().join(f).exists());
+            Ok((ready.count() == programs.len()).then_some(()))
+        })?;
+        std::fs::write(scene.dir().join("go"), "go\n")?;
+        let limit = Duration::from_secs_f64(self.seconds) + OVERTIME_MAX;
+        programs.iter_mut().map(|program| program.finish(limit)).collect()
+    }
+}
+
+/// How often requests arrive.
+enum Load {
+    /// As a share of what the server finds it can serve.
+    Share(f64),
+    /// A second.
+    Rate(f64),
+}

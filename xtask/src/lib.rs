@@ -1,1 +1,0 @@
-//! The front door: build, demo, test, bench, bundle.

@@ -1,0 +1,65 @@
+//! The front door: everything a developer runs that is more than one command.
+//!
+//! One module a subcommand. A subcommand never installs or downloads a Rust
+//! toolchain through `rustup`: what is missing is named, and the user decides.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod build;
+mod bundle;
+mod debian;
+mod demo;
+mod demo_report;
+mod guest;
+mod policies;
+mod test;
+mod test_count;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the policies and the misbehaving test guests to WebAssembly components.
+    Policies(policies::Args),
+    /// Two programs share a device, with and without scheduling: builds, measures, prints a table.
+    Demo(demo::Args),
+    /// Build everything and run all tests, the ones across processes included.
+    Test(test::Args),
+    /// Run the benchmarks.
+    Bench(bench::Args),
+    /// Collect what a machine with a GPU and no compiler needs into one folder.
+    GpuBundle(bundle::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Policies(args) => policies::run(&args),
+        Task::Demo(args) => demo::run(&args),
+        Task::Test(args) => test::run(&args),
+        Task::Bench(args) => bench::run(&args),
+        Task::GpuBundle(args) => bundle::run(&args),
+    }
+}
+
+/// The root of the repository.
+fn repository() -> PathBuf {
+    let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().map_or(xtask.clone(), PathBuf::from)
+}
+
+/// Where build outputs go: `$CARGO_TARGET_DIR`, else `target` in the repository.
+fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        // Cargo takes a relative one from where it was called.
+        Some(dir) => std::path::absolute(&dir).unwrap_or_else(|_| dir.into()),
+        None => repository().join("target"),
+    }
+}

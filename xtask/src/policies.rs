@@ -1,0 +1,62 @@
+//! `cargo xtask policies`: every guest under `policies/` and `tests/policies/`,
+//! compiled to a component and put where the core and the tests look for it.
+//!
+//! | built from | put into |
+//! | --- | --- |
+//! | `policies/*` | `<target>/release/policies/<folder>.wasm` |
+//! | `tests/policies/*` | `<target>/release/test-policies/<folder>.wasm` |
+
+use crate::{guest, repository, target_dir};
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::Path;
+
+/// What can be asked for.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Build the fallback toolchain anew from what the Debian mirrors offer now.
+    #[arg(long)]
+    refresh_toolchain: bool,
+    /// Only the policies, not the misbehaving guests that the tests need.
+    #[arg(long)]
+    no_test_guests: bool,
+}
+
+/// Build them all.
+pub fn run(args: &Args) -> Result<()> {
+    let root = repository();
+    let toolchain = guest::find(args.refresh_toolchain)?;
+    println!("guest compiler: {}", toolchain.description);
+    let release = target_dir().join("release");
+    build(&toolchain, &root.join("policies"), &release.join("policies"))?;
+    if !args.no_test_guests {
+        build(&toolchain, &root.join("tests/policies"), &release.join("test-policies"))?;
+    }
+    Ok(())
+}
+
+/// Build one workspace of guests and copy its components out.
+fn build(toolchain: &guest::Toolchain, workspace: &Path, out: &Path) -> Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
+    for component in toolchain.build(workspace, &target_dir().join("guests"))? {
+        let bytes = fs::read(&component.file)
+            .with_context(|| format!("reading {}", component.file.display()))?;
+        let to = out.join(&component.name).with_extension("wasm");
+        install(&to, &bytes)?;
+        println!("{:>8} bytes  sha256 {}  {}", bytes.len(), sha256(&bytes), to.display());
+    }
+    Ok(())
+}
+
+/// Replace `to` in one step, so that a running core that watches the file never
+/// sees half of it.
+fn install(to: &Path, bytes: &[u8]) -> Result<()> {
+    let part = to.with_extension("wasm.part");
+    fs::write(&part, bytes).with_context(|| format!("writing {}", part.display()))?;
+    fs::rename(&part, to).with_context(|| format!("renaming to {}", to.display()))
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,221 @@
+//! `cargo xtask test`: everything that can be checked without a GPU.
+//!
+//! Builds first, because the tests across processes run the real programs. Each
+//! group's own output is passed on; the last line is the sum of all.
+
+use crate::build::{self, cargo, line};
+use crate::test_count::Count;
+use crate::{repository, target_dir};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Kinds of checks, in the order in which they run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Group {
+    /// Formatting of all three workspaces.
+    Fmt,
+    /// Clippy over all three workspaces, warnings denied.
+    Clippy,
+    /// Unit and integration tests of the crates, and their documentation's examples.
+    Unit,
+    /// The policies' own tests, on the host.
+    Policies,
+    /// The GPU suite's own tests: its arithmetic and parsing, without a GPU.
+    Python,
+    /// The shared-memory rings under loom: every interleaving.
+    Loom,
+    /// Across processes, on the software device.
+    E2e,
+}
+
+/// What can be asked for.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only this group (all of them by default) ...
+    #[arg(value_enum)]
+    group: Option<Group>,
+    /// ... and of it only the tests whose name contains this.
+    filter: Option<String>,
+    /// Use what is built already.
+    #[arg(long)]
+    no_build: bool,
+}
+
+/// Run them and sum up.
+pub fn run(args: &Args) -> Result<()> {
+    let groups: Vec<Group> = match args.group {
+        Some(group) => vec![group],
+        None => Group::value_variants().to_vec(),
+    };
+    let builds = groups.iter().any(|g| matches!(g, Group::Unit | Group::E2e));
+    if builds && !args.no_build {
+        build::everything()?;
+    }
+    let mut sum = Count::default();
+    let mut times = Vec::new();
+    for group in groups {
+        let began = Instant::now();
+        let count = run_group(group, args.filter.as_deref())?;
+        times.push(format!("{group:?} {:.0} s", began.elapsed().as_secs_f64()).to_lowercase());
+        sum += count;
+    }
+    eprintln!("{}", times.join(", "));
+    println!("{} passed, {} failed", sum.passed, sum.failed);
+    build::flush();
+    if sum.failed > 0 {
+        std::process::exit(1);
+    }
+    ensure!(sum.passed > 0, "no test matches");
+    Ok(())
+}
+
+fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
+    let root = repository();
+    let guests = [root.join("policies"), root.join("tests/policies")];
+    let guest_target = target_dir().join("guests");
+    let mut commands = Vec::new();
+    match group {
+        Group::Fmt => {
+            commands.push(with(cargo(), &["fmt", "--all", "--check"]));
+            for workspace in &guests {
+                commands.push(with(cargo_in(workspace), &["fmt", "--all", "--check"]));
+            }
+        }
+        Group::Clippy => {
+            let all = ["clippy", "--workspace", "--all-targets", "--release", "--quiet"];
+            let deny = ["--", "-Dwarnings"];
+            commands.push(with(with(cargo(), &all), &deny));
+            for workspace in &guests {
+                let mut clippy = with(with(cargo_in(workspace), &all), &deny);
+                clippy.env("CARGO_TARGET_DIR", &guest_target);
+                commands.push(clippy);
+            }
+        }
+        Group::Unit => {
+            commands.push(runner(&["--workspace", "--exclude", "tally-tests"], filter));
+            // cargo-nextest leaves these out.
+            if filter.is_none() {
+                commands.push(with(cargo(), &["test", "--release", "--workspace", "--doc"]));
+            }
+        }
+        Group::Policies => {
+            let mut test = with(cargo_in(&guests[0]), &["test", "--workspace"]);
+            test.env("CARGO_TARGET_DIR", &guest_target).args(filter);
+            commands.push(test);
+        }
+        Group::Python => commands.extend(python(&root.join("tests/gpu"), filter)),
+        Group::Loom => {
+            let mut loom =
+                with(cargo(), &["test", "--release", "-p", "tally-ipc", "--test", "loom"]);
+            // Its own folder: the flag is part of every crate's identity.
+            loom.env("CARGO_TARGET_DIR", target_dir().join("loom"))
+                .env("RUSTFLAGS", "--cfg loom")
+                .args(filter);
+            if root.join("core/ipc/tests/loom.rs").is_file() {
+                commands.push(loom);
+            }
+        }
+        Group::E2e => commands.push(runner(&["--package", "tally-tests"], filter)),
+    }
+    let mut sum = Count::default();
+    for command in &mut commands {
+        sum += counted(command)?;
+    }
+    Ok(sum)
+}
+
+/// The tests of some packages by cargo-nextest if it is there, else by Cargo.
+fn runner(packages: &[&str], filter: Option<&str>) -> Command {
+    let nextest = cargo()
+        .args(["nextest", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|done| done.success());
+    let mut command = cargo();
+    if nextest {
+        let config = repository().join("tests/nextest.toml");
+        command.args(["nextest", "run", "--release", "--no-fail-fast", "--no-tests=pass"]);
+        command.arg("--config-file").arg(config).args(packages).args(filter);
+    } else {
+        command.args(["test", "--release", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+        command.args(packages).args(filter);
+        // The tests across processes measure nothing, but need some CPU each.
+        command.args(["--", "--test-threads=2"]);
+    }
+    command
+}
+
+/// Python's own tests of the GPU suite: standard library only.
+fn python(dir: &Path, filter: Option<&str>) -> Option<Command> {
+    let has_tests = |dir: &Path| {
+        std::fs::read_dir(dir).is_ok_and(|files| {
+            files.flatten().any(|f| {
+                let name = f.file_name().to_string_lossy().into_owned();
+                name.starts_with("test_") && name.ends_with(".py")
+            })
+        })
+    };
+    let tests = [dir.to_path_buf(), dir.join("tests")].into_iter().find(|dir| has_tests(dir))?;
+    let mut command = Command::new("python3");
+    command.current_dir(dir).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.args(["-m", "unittest", "discover", "--start-directory"]).arg(tests);
+    command.args(["--top-level-directory", "."]);
+    if let Some(filter) = filter {
+        command.args(["-k", filter]);
+    }
+    Some(command)
+}
+
+fn cargo_in(workspace: &Path) -> Command {
+    let mut command = cargo();
+    command.current_dir(workspace);
+    command
+}
+
+fn with(mut command: Command, arguments: &[&str]) -> Command {
+    command.args(arguments);
+    command
+}
+
+/// Runs a command, passes its output on, and counts what it reports. A command
+/// that reports no tests is one check, and so is one that fails without a
+/// failed test (it did not compile, say).
+fn counted(command: &mut Command) -> Result<Count> {
+    eprintln!("\n$ {}", line(command));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("starting {}", line(command)))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let mut count = std::thread::scope(|scope| {
+        let out = scope.spawn(|| stdout.map(|pipe| pass_on(pipe, &mut std::io::stdout())));
+        let err = stderr.map(|pipe| pass_on(pipe, &mut std::io::stderr()));
+        let out = out.join().ok().flatten();
+        out.unwrap_or_default() + err.unwrap_or_default()
+    });
+    let done = child.wait()?;
+    if done.success() && count == Count::default() && !count.reported {
+        count.passed = 1;
+    }
+    if !done.success() && count.failed == 0 {
+        eprintln!("{}: {done}", line(command));
+        count.failed = 1;
+    }
+    Ok(count)
+}
+
+fn pass_on(from: impl Read, to: &mut dyn Write) -> Count {
+    let mut count = Count::default();
+    let mut from = BufReader::new(from);
+    let mut bytes = Vec::new();
+    while from.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+        let _ = to.write_all(&bytes);
+        let _ = to.flush();
+        count.take(&String::from_utf8_lossy(&bytes));
+        bytes.clear();
+    }
+    count
+}
