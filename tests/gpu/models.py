@@ -1,0 +1,154 @@
+"""The GPU programs that are measured: stock PyTorch, torchvision and transformers.
+
+Imports happen where they are needed: a process pays only for what it runs.
+Weights are random and made on the GPU; nothing is downloaded.
+"""
+
+import contextlib
+import os
+
+import torch
+
+DEVICE = os.environ.get("SUITE_DEVICE", "cuda")  # "cpu" only to try the scripts themselves
+SMALL = bool(os.environ.get("SUITE_SMALL"))  # tiny models, likewise
+HALF = torch.half if DEVICE == "cuda" else torch.bfloat16
+
+
+def sync():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def autocast():
+    return torch.autocast(DEVICE, dtype=torch.bfloat16)
+
+
+def _resnet50():
+    import torchvision
+
+    with torch.device(DEVICE):
+        return torchvision.models.resnet18() if SMALL else torchvision.models.resnet50()
+
+
+def _bert(**config):
+    from transformers import BertConfig, BertModel
+
+    if SMALL:
+        config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    with torch.device(DEVICE):
+        return BertModel(BertConfig(**config)).eval().to(HALF)
+
+
+def _gpt2(**config):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    if SMALL:
+        config = {"n_embd": 64, "n_layer": 2, "n_head": 4}
+    with torch.device(DEVICE):
+        return GPT2LMHeadModel(GPT2Config(**config))
+
+
+def resnet50_request():
+    """ResNet-50, half precision, channels last, batch 1; returns the output."""
+    model = _resnet50().eval().to(HALF).to(memory_format=torch.channels_last)
+    x = torch.randn(1, 3, 224, 224, device=DEVICE, dtype=HALF).to(memory_format=torch.channels_last)
+    return lambda: model(x)
+
+
+def bert_request(**config):
+    """BERT-base, half precision, batch 1, 128 tokens; returns the output."""
+    model = _bert(**config)
+    x = torch.randint(0, 30000, (1, 128), device=DEVICE)
+    return lambda: model(x).last_hidden_state
+
+
+def graphed(request):
+    """The same request as one CUDA graph, warmed; returns the static output."""
+    with torch.no_grad():
+        for _ in range(10):
+            request()
+    sync()
+    if DEVICE != "cuda":
+        return request
+    side = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(side):
+        for _ in range(3):
+            request()
+    sync()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        output = request()
+
+    def replay():
+        graph.replay()
+        return output
+
+    return replay
+
+
+def _trainer(loss, optimizer):
+    def step():
+        with autocast():
+            value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step
+
+
+def resnet50_training(batch=64):
+    """ResNet-50 with bf16 autocast and SGD; (step, parameters)."""
+    model = _resnet50()
+    batch = 2 if SMALL else batch
+    x = torch.randn(batch, 3, 224, 224, device=DEVICE)
+    y = torch.randint(0, 1000, (batch,), device=DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = _trainer(lambda: torch.nn.functional.cross_entropy(model(x), y), optimizer)
+    return step, list(model.parameters()) + list(model.buffers())
+
+
+def gpt2_training(batch=8, tokens=1024, **config):
+    """GPT-2 with bf16 autocast and AdamW; (step, parameters)."""
+    model = _gpt2(**config)
+    if SMALL:
+        batch, tokens = 2, 32
+    x = torch.randint(0, 50000, (batch, tokens), device=DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    step = _trainer(lambda: model(input_ids=x, labels=x).loss, optimizer)
+    return step, list(model.parameters())
+
+
+# What a worker can serve by name. Requests are timed one by one, trainings by rate.
+REQUESTS = {
+    "resnet50-eager": resnet50_request,
+    "resnet50-graph": lambda: graphed(resnet50_request()),
+    "bert-graph": lambda: graphed(bert_request()),
+}
+TRAININGS = {
+    "resnet50-train": resnet50_training,
+    "gpt2-train": lambda: gpt2_training(n_embd=1280, n_layer=12, n_head=20),
+}
+
+
+@contextlib.contextmanager
+def deterministic():
+    """Same seed, same bits. CUBLAS_WORKSPACE_CONFIG must be set before CUDA starts."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def digest(tensors):
+    """SHA-256 of the bytes of some tensors, in order."""
+    import hashlib
+
+    total = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1).cpu()
+        total.update(flat.view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Makes `docs/results.md` from `docs/results/*.json`. Standard library only; needs no GPU.
+
+render.py [--import OUT] [--check]
+  --import OUT   first take over the result files of a suite run: pair rows
+                 replace those of the same key, other files are replaced whole
+  --check        change nothing; exit 1 if docs/results.md is not what it would write
+
+What misses a promise, or was measured with something not in force, gets a
+footnote; all footnotes are listed under "What falls short".
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import sys
+
+from common import merge_rows, write_json
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+FILES = ("pairs.json", "counts.json", "correct.json", "overhead.json", "latency.json")
+# As step_pairs.KEY; repeated so that rendering imports no step.
+PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
+# Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
+PAPER_P99_OVER_SOLO = 1.072
+ADDED_NS_HIGH_MAX = 100  # DESIGN: what a high-priority launch may cost more
+
+
+class Notes:
+    """Footnotes, numbered in order of first use; the same text keeps its number."""
+
+    def __init__(self):
+        self.texts = []
+
+    def mark(self, text):
+        if text not in self.texts:
+            self.texts.append(text)
+        return f"[^{self.texts.index(text) + 1}]"
+
+    def lines(self):
+        if not self.texts:
+            return ["Nothing that was measured."]
+        return [f"[^{i}]: {text}" for i, text in enumerate(self.texts, 1)]
+
+
+def percent(ratio):
+    """A ratio as a signed difference: 1.072 is `+7.2 %`."""
+    if ratio is None:
+        return ""
+    value = (ratio - 1) * 100
+    return f"{value:+.1f} %" if abs(value) < 100 else f"{value:+.0f} %"
+
+
+def number(value, digits=2):
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def table(header, rows):
+    """A Markdown table; the first column is left, the others are right aligned."""
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
+    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows] + [""]
+
+
+def made_with(machine, step):
+    """Where a section's figures come from and how to get them again."""
+    parts = [f"{machine.get('device')}, driver {machine.get('driver')}", f"torch {machine.get('torch')}"]
+    parts += [f"commit `{machine.get('commit')}`", str(machine.get("date"))]
+    return [f"{', '.join(parts)}. Command: `tests/gpu/run.sh --bundle DIR --out DIR {step}`", ""]
+
+
+def pair_section(content, notes):
+    """Co-location, one table for each pair, load and device."""
+    lines = ["## Co-location", ""]
+    lines += made_with(content["machine"], "pairs")
+    lines += [
+        (
+            "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Service "
+            "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of the "
+            "inference alone. Best-effort share: training rate over its rate alone."
+        ),
+        "",
+    ]
+    groups = {}
+    for row in content["rows"]:
+        title = (row["hp"], row["load"], row["device"], row["driver"], row["vendor_rewrite"])
+        groups.setdefault(title, []).append(row)
+    # A solo row belongs to the trainings of its inference.
+    for (hp, load, device, driver, rewrite), rows in groups.items():
+        trainings = sorted({row["be"] for row in rows if row["be"] != "-"})
+        requests = max(row["n_requests"] for row in rows)
+        lines += [
+            f"### {hp} and {', '.join(trainings) or 'nothing'} ({device})",
+            "",
+            (
+                f"Load {load}, about {requests} requests a row, driver {driver}, vendor kernels "
+                f"{'rewritten' if rewrite else 'untouched'}."
+            ),
+            "",
+        ]
+        header = [
+            "mode",
+            "policy",
+            "p50 ms",
+            "p99 ms",
+            "p99 over solo",
+            "queued p99 ms",
+            "over solo",
+            "best-effort share",
+        ]
+        lines += table(header, [pair_cells(row, notes) for row in rows])
+    return lines
+
+
+def pair_cells(row, notes):
+    marks = "".join(notes.mark(f"{row['hp']}, {row['mode']}, {row['policy']}: {n}.") for n in row.get("notes") or [])
+    if row.get("unserved"):
+        marks += notes.mark(
+            f"{row['hp']}, {row['mode']}, {row['policy']}: {row['unserved']} requests were not served within twice the window."
+        )
+    over = percent(row["p99_over_solo"]) if row["mode"] != "solo" else ""
+    if row["policy"] == "tally-priority" and row["p99_over_solo"] > PAPER_P99_OVER_SOLO:
+        over += notes.mark(
+            f"{row['hp']}, {row['mode']}: p99 over solo is {percent(row['p99_over_solo'])}; Tally's paper reports "
+            f"{percent(PAPER_P99_OVER_SOLO)} as the mean of its own 36 pairs (A100)."
+        )
+    policy = row["policy"] if row["policy"] != "none" else "–"
+    if row.get("policy_config"):
+        policy += f" (`{'; '.join(row['policy_config'].split(chr(10))).strip('; ')}`)"
+    queued_over = percent(row["p99_over_solo_queued"]) if row["mode"] != "solo" else ""
+    share = number(row["be_share"]) if row["be_share"] is not None else ""
+    cells = [row["mode"] + marks, policy, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over]
+    return [*cells, number(row["p99_queued_ms"], 2), queued_over, share]
+
+
+def count_section(content, notes):
+    lines = ["## Every launch is seen", ""]
+    lines += made_with(content["machine"], "count")
+    lines += [
+        (
+            "Launches of one profiled region, counted by the shim and, independently, by CUPTI (torch.profiler). Equal: "
+            "launch calls, graph launches, kernels of launches and kernels of graphs all agree exactly."
+        ),
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        equal = "yes" if row["equal"] else "no"
+        if not row["equal"]:
+            why = row.get("error") or "; ".join(row.get("differences", []))
+            equal += notes.mark(f"{row['job']} as {row['priority']}: {why}.")
+        keys = ("profiler_launch_calls", "shim_launches", "profiler_graph_launches", "shim_graph_launches")
+        keys += ("profiler_kernels",)
+        kernels = row.get("shim_launches", 0) + row.get("shim_graph_kernels", 0)
+        rows.append([row["job"], row["priority"], *(row.get(key, "") for key in keys), kernels, equal])
+    header = [
+        "job",
+        "class",
+        "calls (CUPTI)",
+        "(shim)",
+        "graph launches (CUPTI)",
+        "(shim)",
+        "kernels (CUPTI)",
+        "(shim)",
+        "equal",
+    ]
+    return lines + table(header, rows)
+
+
+def correct_section(content, notes):
+    lines = ["## Results stay bit-identical, through kills too", ""]
+    lines += made_with(content["machine"], "correct")
+    names = {
+        "shared": "training next to an inference under load",
+        "core_dies": "the core is killed and started again",
+        "hp_dies": "the inference is killed",
+        "be_dies": "a training is killed",
+    }
+    rows = []
+    for row in content["rows"]:
+        passed = "yes" if row["passed"] else "no"
+        if not row["passed"]:
+            told = "" if row["required"] else " (reported only: under MPS a killed client may disturb the others)"
+            passed += notes.mark(f"{names.get(row['scene'])}, {row['residency']}: {'; '.join(row['problems'])}{told}.")
+        rows.append([names.get(row["scene"], row["scene"]), row["residency"], passed])
+    return lines + table(["scene", "residency", "right, and bit-identical"], rows)
+
+
+def overhead_section(content, notes):
+    lines = ["## What the shim costs a program that is alone", ""]
+    lines += made_with(content["machine"], "overhead")
+    rows, limit = [], content["promise_ratio_max"]
+    for row in content.get("requests", []):
+        ratio = f"{(row['ratio'] - 1) * 100:+.2f} %"
+        if row["ratio"] > limit:
+            ratio += notes.mark(
+                f"{row['job']} as {row['kind']}: {(row['ratio'] - 1) * 100:+.2f} % "
+                f"({(row['ratio_low'] - 1) * 100:+.2f} to {(row['ratio_high'] - 1) * 100:+.2f} %), promised at most "
+                f"{(limit - 1) * 100:.1f} %; two halves of the plain processes differ by {(row['noise'] or 0) * 100:.2f} %."
+            )
+        spread = f"{(row['ratio_low'] - 1) * 100:+.2f} to {(row['ratio_high'] - 1) * 100:+.2f} %"
+        noise = "" if row["noise"] is None else f"{row['noise'] * 100:.2f} %"
+        rows.append(
+            [row["job"], row["kind"], number(row["plain_ms"], 4), number(row["with_shim_ms"], 4), ratio, spread, noise]
+        )
+    header = ["request", "class", "plain ms", "with shim ms", "difference", "95 % interval", "noise"]
+    lines += table(header, rows)
+    rows = []
+    for row in content.get("launches", []):
+        added = f"{row['added_ns']['p50']:+.0f}"
+        if row["kind"] == "high" and row["added_ns"]["p50"] > ADDED_NS_HIGH_MAX:
+            added += notes.mark(
+                f"A high-priority launch by way of {row['door']} costs {row['added_ns']['p50']:.0f} ns more; "
+                f"designed for {ADDED_NS_HIGH_MAX}."
+            )
+        spread = f"{row['added_ns']['min']:+.0f} to {row['added_ns']['max']:+.0f}"
+        rows.append(
+            [row["door"], row["kind"], number(row["plain_ns"], 0), number(row["with_shim_ns"], 0), added, spread]
+        )
+    header = ["`cuLaunchKernel` by way of", "class", "plain ns", "with shim ns", "added ns", "of the runs"]
+    return lines + table(header, rows)
+
+
+def latency_section(content, notes):
+    lines = ["## The decision round trip", ""]
+    if content.get("rows"):
+        lines += made_with(content["machine"], "latency")
+        lines += [
+            (
+                f"Every launch of a best-effort program decided by the policy, the core spinning ({content['spin_us']} us), timed "
+                "in the program around `cuLaunchKernel`. Added: at the same quantile of the same program without the shim."
+            ),
+            "",
+        ]
+        rows, limit = [], content["promise_p99_us"]
+        for row in content["rows"]:
+            p99 = number(row["added_p99_us"])
+            if row["added_p99_us"] > limit:
+                p99 += notes.mark(
+                    f"Decision round trip, {row['policy']}, bursts of {row['burst']}: {row['added_p99_us']:.2f} us at p99, "
+                    f"promised at most {limit:.0f} us."
+                )
+            core = ((content.get("states") or {}).get(row["policy"]) or {}).get("decision_latency") or {}
+            own = f"{core['p50_us']:.2f} / {core['p99_us']:.2f}" if core else ""
+            cells = [row["policy"], row["burst"], number(row["plain_p50_us"]), number(row["decided_p50_us"])]
+            rows.append([*cells, number(row["added_p50_us"]), p99, own])
+        header = ["policy", "launches between synchronisations", "plain p50 us", "decided p50 us", "added p50 us"]
+        lines += table([*header, "added p99 us", "the core's own p50 / p99 us"], rows)
+    memops = content.get("memops")
+    if memops:
+        lines += ["### Learning that a kernel has finished", ""]
+        lines += made_with(content["machine"], "memops")
+        rows = [
+            [
+                row["tracking"],
+                f"{row['kernel_ns'] / 1000:.0f}",
+                number(row["us_per_kernel"]),
+                number(row["host_us_per_kernel"]),
+            ]
+            for row in memops["per_kernel"]
+        ]
+        lines += table(["after each kernel", "kernel us, about", "us a kernel, end to end", "host us a kernel"], rows)
+        rows = [[row["by"], number(row["p50_us"]), number(row["p99_us"])] for row in memops["seen_done"]]
+        lines += table(["a 10 us kernel, launch to seen done by", "p50 us", "p99 us"], rows)
+    return lines
+
+
+SECTIONS = (
+    ("pairs.json", pair_section),
+    ("counts.json", count_section),
+    ("correct.json", correct_section),
+    ("overhead.json", overhead_section),
+    ("latency.json", latency_section),
+)
+
+
+def render(folder):
+    """The document, from the result files that are there."""
+    notes = Notes()
+    lines = [
+        "# Measured results",
+        "",
+        "<!-- Made by tests/gpu/render.py from docs/results/*.json; do not edit. -->",
+        "",
+        (
+            "Each section names its machine, commit and command. One machine's figures: compare ratios, and measure again "
+            "before relying on one. How each figure is taken: `tests/gpu/README.md`."
+        ),
+        "",
+    ]
+    missing = []
+    for name, section in SECTIONS:
+        path = folder / name
+        if path.is_file():
+            lines += section(json.loads(path.read_text()), notes)
+        else:
+            missing.append(name.removesuffix(".json"))
+    lines += ["## What falls short", ""]
+    if missing:
+        lines += [f"Not measured yet: {', '.join(missing)}.", ""]
+    lines += notes.lines()
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def take_over(out, folder):
+    """Bring the results of a suite run into `folder`; the names taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = []
+    for name in FILES:
+        source, target = out / name, folder / name
+        if not source.is_file():
+            continue
+        taken.append(name)
+        if name == "pairs.json" and target.is_file():
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], PAIR_KEY)})
+        elif name == "latency.json" and target.is_file():
+            # `latency` and `memops` fill one file and may have run apart.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, {**old, **{key: value for key, value in new.items() if value is not None}})
+        else:
+            shutil.copyfile(source, target)
+    return taken
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--import", dest="out", type=pathlib.Path, help="output folder of a suite run")
+    parser.add_argument("--check", action="store_true", help="only compare")
+    parser.add_argument("--docs", type=pathlib.Path, default=REPOSITORY / "docs", help="the documentation's folder")
+    args = parser.parse_args()
+    if args.out:
+        taken = take_over(args.out, args.docs / "results")
+        if not taken:
+            sys.exit(f"{args.out} holds none of {', '.join(FILES)}")
+        print(f"took over {', '.join(taken)}")
+    page, text = args.docs / "results.md", render(args.docs / "results")
+    if args.check:
+        if not page.is_file() or page.read_text() != text:
+            sys.exit(f"{page} is not what render.py makes of docs/results: run tests/gpu/render.py")
+        return
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text)
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

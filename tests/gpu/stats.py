@@ -1,0 +1,86 @@
+"""Statistics helpers. Standard library only: CI tests them without a GPU.
+
+Percentiles are nearest-rank (a value that was measured, never an
+interpolation): the smallest value with at least `p` of the sample at or below.
+"""
+
+import math
+import random
+
+
+def percentile(values, p):
+    """The nearest-rank percentile, `p` in 0..1, of a non-empty sample."""
+    if not values:
+        raise ValueError("percentile of an empty sample")
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must lie in 0..1, got {p}")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(p * len(ordered)) - 1)]
+
+
+def median(values):
+    """The usual median: the mean of the two middle values of an even sample."""
+    if not values:
+        raise ValueError("median of an empty sample")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def poisson_schedule(rate_per_s, seconds, seed):
+    """Arrival times in seconds from the start, within `seconds`; exponential gaps.
+
+    The same arguments give the same arrivals, so every mode of a comparison
+    serves the very same requests.
+    """
+    if rate_per_s <= 0:
+        raise ValueError(f"the rate must be positive, got {rate_per_s}")
+    source = random.Random(seed)
+    at, arrivals = 0.0, []
+    while True:
+        at += source.expovariate(rate_per_s)
+        if at >= seconds:
+            return arrivals
+        arrivals.append(at)
+
+
+def summary(values):
+    """Count, median, p99 and extremes, rounded for a result file."""
+    return {
+        "n": len(values),
+        "p50": round(percentile(values, 0.50), 4),
+        "p99": round(percentile(values, 0.99), 4),
+        "min": round(min(values), 4),
+        "max": round(max(values), 4),
+    }
+
+
+def bootstrap_median_interval(values, seed=1, resamples=2000, confidence=0.95):
+    """A bootstrap confidence interval of the median, as (low, high)."""
+    source = random.Random(seed)
+    n = len(values)
+    medians = sorted(median([values[source.randrange(n)] for _ in range(n)]) for _ in range(resamples))
+    tail = (1 - confidence) / 2
+    return percentile(medians, tail), percentile(medians, 1 - tail)
+
+
+def paired_ratio(a_rounds, b_rounds):
+    """How much slower `b` is than `a`, from rounds measured in turns.
+
+    Returns the median over the rounds of b/a, its bootstrap interval and the
+    extremes. Pairing by round cancels what drifts slowly (clocks, heat).
+    """
+    if len(a_rounds) != len(b_rounds) or not a_rounds:
+        raise ValueError("both sides need the same, positive number of rounds")
+    ratios = [b / a for a, b in zip(a_rounds, b_rounds)]
+    low, high = bootstrap_median_interval(ratios)
+    return {
+        "ratio": round(median(ratios), 5),
+        "ratio_low": round(low, 5),
+        "ratio_high": round(high, 5),
+        "ratio_min": round(min(ratios), 5),
+        "ratio_max": round(max(ratios), 5),
+        "rounds": len(ratios),
+    }

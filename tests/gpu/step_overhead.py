@@ -1,0 +1,141 @@
+"""What the shim costs a program that is alone: per request, and per launch.
+
+Requests: plain, high-priority and best-effort ResNet-50 processes all stay
+alive and are measured in turn, a fraction of a second each, round after round;
+one that is not measured is idle. So slow drifts (clocks, heat) hit every kind
+alike, and several processes of a kind average what differs from one process to
+the next (address layout, placement). Each kind of client has a core of its own,
+so each is alone from its core's view. `noise` is the ratio between two halves
+of the plain processes: differences below it mean nothing.
+
+Launches: `native/launch.cpp`, alternating plain and client runs.
+"""
+
+import json
+import subprocess
+
+from clients import Client, started
+from common import Failures, clean_environment, compile_program, step_main
+from stats import median, paired_ratio, summary
+from tally import Core
+
+KINDS = {"plain": None, "high": "high", "best-effort": "best-effort"}
+JOBS = {"resnet50-eager": 120, "resnet50-graph": 400}  # requests a turn
+DISCARD = 20  # first requests of a turn: the GPU has just changed process
+DOORS = ("link", "dlopen", "getproc")
+PROMISE_RATIO_MAX = 1.005
+
+
+def measure_requests(suite, cores, failures):
+    """Rows of {job, kind, ratio to plain, spread, noise}."""
+    args = suite.args
+    clients = [
+        Client(suite, f"{kind}-{i}", list(JOBS), cores.get(kind), priority, {"PYTHONHASHSEED": "0"})
+        for i in range(args.processes)
+        for kind, priority in KINDS.items()
+    ]
+    times = {(job, client.name): [] for job in JOBS for client in clients}
+    with started(clients):
+        for turn in range(args.rounds):
+            order = clients if turn % 2 == 0 else clients[::-1]
+            for job, n in JOBS.items():
+                for client in order:
+                    service_ms = client.ask("closed", job=job, n=n + DISCARD)["service_ms"]
+                    times[job, client.name].append(median(service_ms[DISCARD:]))
+
+    def of_round(job, kind, turn, members):
+        return median([times[job, f"{kind}-{i}"][turn] for i in members])
+
+    rows, everyone = [], range(args.processes)
+    for job in JOBS:
+        rounds = range(args.rounds)
+        plain = [of_round(job, "plain", r, everyone) for r in rounds]
+        half = max(1, args.processes // 2)
+        noise = None
+        if args.processes > 1:
+            first = [of_round(job, "plain", r, range(half)) for r in rounds]
+            second = [of_round(job, "plain", r, range(half, args.processes)) for r in rounds]
+            noise = round(abs(paired_ratio(first, second)["ratio"] - 1), 5)
+        for kind in KINDS:
+            if kind == "plain":
+                continue
+            mine = [of_round(job, kind, r, everyone) for r in rounds]
+            row = {
+                "job": job,
+                "kind": kind,
+                "plain_ms": round(median(plain), 5),
+                "with_shim_ms": round(median(mine), 5),
+            }
+            row |= {**paired_ratio(plain, mine), "noise": noise, "processes": args.processes}
+            row["process_ms"] = {n: round(median(v), 5) for (j, n), v in times.items() if j == job}
+            rows.append(row)
+            print(row, flush=True)
+            # Beyond both the promise and what two plain processes differ by.
+            if row["ratio_low"] > PROMISE_RATIO_MAX + (noise or 0):
+                failures.add(f"{job} as {kind}: {row['ratio']:.4f} of plain, promised <= {PROMISE_RATIO_MAX}")
+    return rows
+
+
+def run_launch(program, core, kind, arguments, name):
+    """One run of the launch program, plain or as a client; its result."""
+    command = [program, *map(str, arguments)]
+    if core is not None:
+        command = core.client_command(kind, name, command)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=clean_environment())
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-800:]}")
+    return json.loads(done.stdout)
+
+
+def measure_launches(suite, cores):
+    """Rows of {door, kind, added ns a launch}, medians over alternating runs."""
+    args, program = suite.args, compile_program(suite, "launch.cpp", "launch")
+    found = {}
+    for _ in range(args.launch_rounds):
+        for door in DOORS:
+            for kind, priority in KINDS.items():
+                result = run_launch(program, cores.get(kind), priority, (door, args.launches, 250, 0), f"launch-{kind}")
+                found.setdefault((door, kind), []).append(result["p50"])
+    rows = []
+    for door in DOORS:
+        plain = found[door, "plain"]
+        for kind in KINDS:
+            if kind != "plain":
+                added = [b - a for a, b in zip(plain, found[door, kind])]
+                row = {"door": door, "kind": kind, "plain_ns": round(median(plain), 1)}
+                row |= {"with_shim_ns": round(median(found[door, kind]), 1), "added_ns": summary(added)}
+                row["added_ns"]["p50"] = round(median(added), 1)
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def main(suite):
+    """Cost of the shim for a program that is alone."""
+    failures, result = Failures(), {"residency": suite.args.residency, "promise_ratio_max": PROMISE_RATIO_MAX}
+    with (
+        Core(suite, "high", "tally-priority", suite.args.residency) as high,
+        Core(suite, "best-effort", "tally-priority", suite.args.residency) as best_effort,
+    ):
+        cores = {"high": high, "best-effort": best_effort}
+        with failures.guard("launches"):
+            result["launches"] = measure_launches(suite, cores)
+            suite.write("overhead.json", result)
+        with failures.guard("requests"):
+            result["requests"] = measure_requests(suite, cores, failures)
+        with failures.guard("status"):
+            result["clients"] = {kind: core.status()["departed"][:1] for kind, core in cores.items()}
+    suite.write("overhead.json", result)
+    return failures.messages
+
+
+def add_arguments(parser):
+    parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--rounds", type=int, default=10, help="turns of every process")
+    parser.add_argument("--processes", type=int, default=3, help="processes of each kind")
+    parser.add_argument("--launch-rounds", type=int, default=5)
+    parser.add_argument("--launches", type=int, default=200_000, help="launches a run")
+
+
+if __name__ == "__main__":
+    step_main("overhead", main, add_arguments)

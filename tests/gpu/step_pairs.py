@@ -1,0 +1,229 @@
+"""Co-location: an inference and a training on one GPU, mode by mode.
+
+For every mode (one set of environment variables, so one set of processes) the
+four programs of both pairs start at once; then one pair is measured after the
+other while the other pair's programs are idle. Arrivals are open-loop Poisson
+at `--load` of the inference's own solo latency, read warmed in this run, with
+the same seed in every mode: each mode serves the very same requests.
+
+Solo and time-slicing are phases of the same plain processes. Service times
+leave queueing out (as Tally's paper does); the `queued` ones include it.
+"""
+
+import contextlib
+import gzip
+import json
+import pathlib
+import sys
+
+from clients import Client, soon, started
+from common import Failures, merge_rows, step_main
+from stats import percentile
+from tally import Core, MpsDaemon, shortfalls
+
+PAIRS = {
+    "bert+gpt2": ("bert-graph", "gpt2-train"),
+    "resnet50+resnet50": ("resnet50-graph", "resnet50-train"),
+}
+# name: (mode in the row, policy, residency or baseline kind)
+MODES = {
+    "plain": ("time-slicing", "none", "plain"),
+    "mps": ("mps", "none", "mps"),
+    "mps-priority": ("mps-client-priority", "none", "mps-priority"),
+    "fifo-timeslice": ("tally-timeslice", "fifo", "timeslice"),
+    "fifo-mps": ("tally-mps", "fifo", "mps"),
+    "priority-timeslice": ("tally-timeslice", "tally-priority", "timeslice"),
+    "priority-mps": ("tally-mps", "tally-priority", "mps"),
+}
+SEED = 7
+WARM_REQUESTS = 300
+# A mode that cannot keep up with the arrivals may take so many windows to serve them.
+LIMIT = 2
+KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
+
+
+class Pair:
+    """One pair in one mode, and what plain mode measured of it alone."""
+
+    def __init__(self, name, hp, be):
+        self.name, self.hp_job, self.be_job = name, hp, be
+        self.solo = None  # service_ms, queued_ms of the inference alone
+        self.rate_per_s = None
+        self.be_solo_steps_per_s = None
+
+
+def names(pair):
+    return f"hp-{pair.name}", f"be-{pair.name}"
+
+
+@contextlib.contextmanager
+def environment(suite, mode):
+    """What a mode needs around its programs: (core or None, inference's and training's variables)."""
+    kind = MODES[mode][2]
+    if MODES[mode][1] != "none":
+        with Core(suite, mode, MODES[mode][1], kind, suite.policy_config(mode), suite.args.core_args) as core:
+            yield core, {}, {}
+    elif kind == "plain":
+        yield None, {}, {}
+    else:
+        with MpsDaemon(suite) as daemon:
+            low = {"CUDA_MPS_CLIENT_PRIORITY": "1"} if kind == "mps-priority" else {}
+            yield None, daemon.environment, {**daemon.environment, **low}
+
+
+def programs(suite, pairs, core, hp_env, be_env):
+    """Start all programs of all pairs, at once."""
+    clients = []
+    for pair in pairs:
+        hp, be = names(pair)
+        clients.append(Client(suite, hp, [pair.hp_job], core, "high", hp_env))
+        clients.append(Client(suite, be, [pair.be_job], core, "best-effort", be_env))
+    return clients
+
+
+def arrivals(args, pair, start_at):
+    """The inference's requests: the same in every mode."""
+    return {
+        "job": pair.hp_job,
+        "start_at": start_at,
+        "seconds": args.seconds,
+        "rate_per_s": pair.rate_per_s,
+        "seed": SEED,
+        "limit_s": args.seconds * LIMIT,
+    }
+
+
+def measure_solo(args, pair, hp, be):
+    """The inference alone (closed loop, then the arrivals), then the training alone."""
+    warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
+    pair.rate_per_s = args.load / percentile(warm, 0.5) * 1e3
+    pair.solo = hp.ask("requests", **arrivals(args, pair, soon()))
+    pair.be_solo_steps_per_s = be.ask("train", job=pair.be_job, start_at=soon(), seconds=args.seconds)["steps_per_s"]
+
+
+def measure_shared(args, pair, hp, be):
+    """Both at once; (inference's answer, training's answer, own warmed solo p50 in this mode)."""
+    warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
+    start_at = soon()
+    be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)
+    served = hp.ask("requests", timeout_s=args.seconds * LIMIT + 30, **arrivals(args, pair, start_at))
+    be.process.send({"stop": True})
+    trained = be.receive(timeout_s=args.seconds + 30)
+    return served, trained, percentile(warm, 0.5)
+
+
+def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None):
+    """One line of the result, every figure with its unit in its name."""
+
+    def p(values, q):
+        return round(percentile(values, q), 4)
+
+    service, queued, solo = served["service_ms"], served["queued_ms"], pair.solo
+    share = trained["steps_per_s"] / pair.be_solo_steps_per_s if trained else None
+    return {
+        "hp": pair.hp_job,
+        "be": pair.be_job if trained else "-",
+        "mode": mode,
+        "policy": policy,
+        "policy_config": config,
+        "vendor_rewrite": suite.args.vendor_rewrite,
+        "load": suite.args.load,
+        "solo_p50_ms": p(solo["service_ms"], 0.5),
+        "solo_p99_ms": p(solo["service_ms"], 0.99),
+        "own_solo_p50_ms": round(own_solo_ms, 4) if own_solo_ms else None,
+        "p50_ms": p(service, 0.5),
+        "p99_ms": p(service, 0.99),
+        "p99_over_solo": round(percentile(service, 0.99) / percentile(solo["service_ms"], 0.99), 4),
+        "p50_queued_ms": p(queued, 0.5),
+        "p99_queued_ms": p(queued, 0.99),
+        "p99_over_solo_queued": round(percentile(queued, 0.99) / percentile(solo["queued_ms"], 0.99), 4),
+        "be_steps_per_s": round(trained["steps_per_s"], 4) if trained else None,
+        "be_solo_steps_per_s": round(pair.be_solo_steps_per_s, 4),
+        "be_share": round(share, 4) if trained else None,
+        "n_requests": len(service),
+        "unserved": served["unserved"],
+        "overrun_s": round(served["overrun_s"], 2),
+        "seconds": suite.args.seconds,
+        **{key: suite.machine[key] for key in ("device", "driver", "commit", "date")},
+    }
+
+
+class Results:
+    """Rows and raw latencies, written after every pair so that a killed step keeps what it has."""
+
+    def __init__(self, suite):
+        self.suite, self.rows, self.raw = suite, [], []
+
+    def add(self, line, served, state=None):
+        self.rows.append(line)
+        in_us = [round(v * 1e3) for v in served["service_ms"]], [round(v * 1e3) for v in served["queued_ms"]]
+        keys = {key: line[key] for key in ("hp", "be", "mode", "policy")}
+        self.raw.append({**keys, "service_us": in_us[0], "queued_us": in_us[1], "status": state})
+        rows = merge_rows(self.suite.read("pairs.json").get("rows", []), self.rows, KEY)
+        self.suite.write("pairs.json", {"rows": rows})
+        with gzip.open(self.suite.out / "pairs-raw.json.gz", "wt") as file:
+            json.dump(self.raw, file, separators=(",", ":"))
+        brief = ("hp", "mode", "policy", "p50_ms", "p99_ms", "p99_over_solo", "p99_over_solo_queued", "be_share")
+        print("  ".join(f"{key}={line[key]}" for key in brief), flush=True)
+
+
+def measure_mode(suite, mode, pairs, results, failures):
+    """Start a mode's programs and measure each pair in turn."""
+    label, policy, _ = MODES[mode]
+    with contextlib.ExitStack() as stack:
+        core, hp_env, be_env = stack.enter_context(environment(suite, mode))
+        clients = stack.enter_context(started(programs(suite, pairs, core, hp_env, be_env)))
+        for index, pair in enumerate(pairs):
+            hp, be = clients[2 * index], clients[2 * index + 1]
+            with failures.guard(f"{mode}, {pair.name}"):
+                if mode == "plain":
+                    measure_solo(suite.args, pair, hp, be)
+                    results.add(row(suite, pair, "solo", "none", pair.solo, None, None), pair.solo)
+                if pair.solo is None:
+                    failures.add(f"{mode}, {pair.name}: skipped, its solo figures are missing")
+                    continue
+                served, trained, own = measure_shared(suite.args, pair, hp, be)
+                state = core.status() if core else None
+                notes = shortfalls(state, core.residency, names(pair)) if core else []
+                for note in notes:
+                    failures.add(f"{mode}, {pair.name}: {note}")
+                line = row(suite, pair, label, policy, served, trained, own, suite.policy_config(mode))
+                results.add({**line, "notes": notes}, served, state)
+
+
+def main(suite):
+    """Measure the pairs in every mode."""
+    args, failures, results = suite.args, Failures(), Results(suite)
+    config = pathlib.Path(args.policy_config).read_text() if args.policy_config else None
+    suite.policy_config = lambda mode: config if MODES[mode][1] == "tally-priority" else None
+    modes = args.modes.split(",") if args.modes else list(MODES)
+    unknown = [m for m in modes if m not in MODES] + [p for p in args.pairs.split(",") if p not in PAIRS]
+    if unknown:
+        sys.exit(f"unknown: {unknown}; modes are {list(MODES)}, pairs {list(PAIRS)}")
+    # Solo figures come from plain mode: it always runs, and first.
+    modes = ["plain"] + [m for m in modes if m != "plain"]
+    pairs = [Pair(name, *PAIRS[name]) for name in args.pairs.split(",")]
+    for mode in modes:
+        for group in [[pair] for pair in pairs] if args.apart else [pairs]:
+            with failures.guard(mode):
+                measure_mode(suite, mode, group, results, failures)
+    return failures.messages
+
+
+def add_arguments(parser):
+    parser.add_argument("--modes", help=f"comma-separated; all of {','.join(MODES)} if left out")
+    parser.add_argument("--pairs", default=",".join(PAIRS), help="comma-separated")
+    parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")
+    parser.add_argument("--load", type=float, default=0.5, help="arrival rate times solo latency")
+    parser.add_argument(
+        "--apart", action="store_true", help="only one pair's programs alive at a time (twice the start-ups)"
+    )
+    parser.add_argument(
+        "--vendor-rewrite", action="store_true", help="note in the rows that vendor kernels were rewritten"
+    )
+    parser.add_argument("--policy-config", help="file for tally-priority")
+    parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")
+
+
+if __name__ == "__main__":
+    step_main("pairs", main, add_arguments)

@@ -1,0 +1,302 @@
+"""Tests of what needs no GPU: statistics, record counting, the renderer. Standard library only.
+
+python3 -m unittest discover -s tests/gpu -p 'test_*.py'
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import itertools
+
+import launch_records
+import procs
+import render
+import stats
+import tally
+from common import clean_environment, merge_rows
+
+
+class Statistics(unittest.TestCase):
+    def test_percentiles_are_measured_values(self):
+        values = list(range(1, 101))
+        self.assertEqual(stats.percentile(values, 0.5), 50)
+        self.assertEqual(stats.percentile(values, 0.99), 99)
+        self.assertEqual(stats.percentile(values, 1), 100)
+        self.assertEqual(stats.percentile(values, 0), 1)
+        self.assertEqual(stats.percentile([7], 0.99), 7)
+
+    def test_an_empty_sample_is_refused(self):
+        for function in (stats.median, lambda v: stats.percentile(v, 0.5)):
+            with self.assertRaises(ValueError):
+                function([])
+
+    def test_arrivals_are_poisson_and_repeatable(self):
+        arrivals = stats.poisson_schedule(1000, 20, seed=7)
+        self.assertEqual(arrivals, stats.poisson_schedule(1000, 20, seed=7))
+        self.assertNotEqual(arrivals, stats.poisson_schedule(1000, 20, seed=8))
+        self.assertEqual(arrivals, sorted(arrivals))
+        self.assertTrue(0 < arrivals[0] and arrivals[-1] < 20)
+        self.assertAlmostEqual(len(arrivals) / 20_000, 1, delta=0.03)
+        gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+        mean = sum(gaps) / len(gaps)
+        variance = sum((g - mean) ** 2 for g in gaps) / len(gaps)
+        self.assertAlmostEqual(variance / mean**2, 1, delta=0.06)  # exponential: both moments agree
+
+    def test_a_ratio_pairs_rounds(self):
+        plain = [1.0, 2.0, 4.0, 1.0]
+        ratio = stats.paired_ratio(plain, [v * 1.01 for v in plain])
+        self.assertAlmostEqual(ratio["ratio"], 1.01)
+        self.assertAlmostEqual(ratio["ratio_low"], ratio["ratio_high"])
+        with self.assertRaises(ValueError):
+            stats.paired_ratio([1.0], [])
+
+    def test_the_interval_holds_the_median(self):
+        low, high = stats.bootstrap_median_interval([float(v) for v in range(21)])
+        self.assertTrue(low <= 10 <= high and low < high)
+
+
+def api(name, correlation, ts, dur=1, cat="cuda_runtime", tid=1):
+    return {"name": name, "cat": cat, "ts": ts, "dur": dur, "tid": tid, "args": {"correlation": correlation}}
+
+
+def kernel(correlation):
+    return {"name": "k", "cat": "kernel", "ts": 0, "dur": 1, "args": {"correlation": correlation}}
+
+
+REGION = {"name": "r", "cat": "user_annotation", "ts": 100, "dur": 100}
+SHIM = {"launch_kernel": 1, "launch_kernel_ex": 2, "launch_cooperative": 0}
+SHIM |= {"graph_launch": 1, "graph_kernels": 3, "total": 4, "captured": 0}
+
+
+class LaunchRecords(unittest.TestCase):
+    def events(self):
+        return [
+            REGION,
+            api("cudaLaunchKernel", 1, 110),
+            kernel(1),
+            api("cuLaunchKernel", 9, 110.2, dur=0.5, cat="cuda_driver"),  # within the one before: the same launch
+            api("cudaLaunchKernelExC", 2, 120),
+            kernel(2),
+            api("INVALID", 3, 125, cat="cuda_driver"),  # unnamed, but it caused a kernel
+            kernel(3),
+            api("cudaGraphLaunch", 4, 130),
+            kernel(4),
+            kernel(4),
+            kernel(4),
+            api("cudaMemsetAsync", 5, 140),
+            {"name": "Memset", "cat": "gpu_memset", "ts": 141, "dur": 1, "args": {"correlation": 5}},
+            api("cudaLaunchKernel", 6, 50),  # before the region
+            kernel(6),
+        ]
+
+    def test_calls_and_kernels_of_the_region(self):
+        records = launch_records.count_records(self.events(), "r")
+        self.assertEqual((records["direct_calls"], records["direct_kernels"]), (3, 3))
+        self.assertEqual((records["graph_calls"], records["graph_kernels"]), (1, 3))
+
+    def test_equal_and_not(self):
+        records = launch_records.count_records(self.events(), "r")
+        self.assertTrue(launch_records.compare(records, SHIM)["equal"])
+        for key in SHIM:
+            entry = launch_records.compare(records, {**SHIM, key: SHIM[key] + 1})
+            self.assertFalse(entry["equal"], key)
+            self.assertTrue(entry["differences"])
+
+    def test_nothing_recorded_is_not_equal(self):
+        records = launch_records.count_records([REGION], "r")
+        self.assertFalse(launch_records.compare(records, dict.fromkeys(SHIM, 0))["equal"])
+
+    def test_launch_names(self):
+        yes = "cudaLaunchKernel cuLaunchKernelEx cudaLaunchKernelExC_v11060 cuGraphLaunch_ptsz cudaLaunchCooperativeKernel"
+        for name in yes.split():
+            self.assertTrue(launch_records.LAUNCH_NAME.match(name), name)
+        for name in ("cudaLaunchHostFunc", "cuLaunchKernelFoo", "cudaGraphInstantiate"):
+            self.assertFalse(launch_records.LAUNCH_NAME.match(name), name)
+
+
+class Status(unittest.TestCase):
+    def test_a_client_is_found_by_name_and_pid_and_the_last_to_leave_otherwise(self):
+        state = {
+            "clients": [{"name": "a", "pid": 1}, {"name": "a", "pid": 2}],
+            "departed": [{"name": "b", "id": 9}, {"name": "b", "id": 3}],
+        }
+        self.assertEqual(tally.client(state, "a", 2)["pid"], 2)
+        self.assertEqual(tally.client(state, "b")["id"], 9)
+        self.assertIsNone(tally.client(state, "c"))
+
+
+class Processes(unittest.TestCase):
+    def test_leftovers_are_found_by_their_token_and_ended(self):
+        token = f"/tmp/test-{os.getpid()}"
+        environment = {**os.environ, "TALLY_GPU_SUITE": token}
+        left = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
+        self.assertEqual(procs.sweep(token), [left.pid])
+        self.assertNotEqual(left.wait(5), 0)
+        self.assertEqual(procs.with_token(token), [])
+
+    def test_a_process_answers_json_lines_and_is_ended(self):
+        program = "import sys\nfor line in sys.stdin: print('noise'); print('{\"n\": %d}' % len(line), flush=True)"
+        with tempfile.TemporaryDirectory() as folder:
+            with procs.Process([sys.executable, "-c", program], f"{folder}/log", clean_environment(), pipe=True) as one:
+                one.send({"do": "x"})
+                self.assertEqual(one.receive(10), {"n": 12})
+                with self.assertRaises(TimeoutError):
+                    one.receive(0.1)
+            self.assertFalse(one.alive())
+
+    def test_no_client_environment_leaks(self):
+        before = {k: os.environ.get(k) for k in ("LD_PRELOAD", "TALLY_NAME", "CUDA_MPS_PIPE_DIRECTORY")}
+        try:
+            os.environ.update(TALLY_NAME="x", CUDA_MPS_PIPE_DIRECTORY="y")
+            self.assertFalse({"LD_PRELOAD", "TALLY_NAME", "CUDA_MPS_PIPE_DIRECTORY"} & set(clean_environment()))
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key, None)
+                if value is not None:
+                    os.environ[key] = value
+
+
+MACHINE = {"device": "GPU", "driver": "1", "torch": "2", "commit": "c", "date": "2026-11-21"}
+
+
+def pair_row(**changed):
+    row = {
+        "hp": "bert-graph",
+        "be": "gpt2-train",
+        "mode": "tally-mps",
+        "policy": "tally-priority",
+        "policy_config": None,
+    }
+    row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "p50_ms": 1.0, "p99_ms": 1.2}
+    row |= {"p99_over_solo": 1.05, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1}
+    row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1"}
+    return {**row, **changed}
+
+
+class Renderer(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.docs = pathlib.Path(self.folder.name)
+        (self.docs / "results").mkdir()
+
+    def put(self, name, content, folder=None):
+        (folder or self.docs / "results").joinpath(name).write_text(json.dumps({"machine": MACHINE, **content}))
+
+    def text(self):
+        return render.render(self.docs / "results")
+
+    def test_nothing_measured_says_so(self):
+        self.assertIn("Not measured yet: pairs, counts, correct, overhead, latency.", self.text())
+
+    def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
+        self.put("pairs.json", {"rows": [pair_row()]})
+        self.assertIn("+5.0 %", self.text())
+        self.assertNotIn("[^1]", self.text())
+        self.put("pairs.json", {"rows": [pair_row(p99_over_solo=31.6), pair_row(mode="x", notes=["not governed"])]})
+        self.assertIn("+3060 %[^1]", self.text())
+        self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
+
+    def test_every_section_renders(self):
+        count = {"job": "j", "priority": "high", "equal": False, "differences": ["kernels: 1, 2"]}
+        self.put("counts.json", {"rows": [count, {"job": "k", "priority": "high", "equal": False, "error": "E"}]})
+        self.put("correct.json", {"rows": [{"scene": "shared", "residency": "mps", "passed": True, "required": True}]})
+        ratio = {
+            "ratio": 1.02,
+            "ratio_low": 1.01,
+            "ratio_high": 1.03,
+            "noise": 0.001,
+            "plain_ms": 1,
+            "with_shim_ms": 1.02,
+        }
+        launch = {"door": "link", "kind": "high", "plain_ns": 2500, "with_shim_ns": 2700}
+        launch["added_ns"] = {"p50": 200, "min": 190, "max": 210}
+        content = {
+            "promise_ratio_max": 1.005,
+            "requests": [{"job": "r", "kind": "high", **ratio}],
+            "launches": [launch],
+        }
+        self.put("overhead.json", content)
+        row = {
+            "policy": "fifo",
+            "burst": 1,
+            "plain_p50_us": 2,
+            "decided_p50_us": 3,
+            "added_p50_us": 1,
+            "added_p99_us": 5,
+        }
+        memops = {"per_kernel": [{"tracking": "t", "kernel_ns": 2000, "us_per_kernel": 5, "host_us_per_kernel": 1}]}
+        memops["seen_done"] = [{"by": "b", "p50_us": 1, "p99_us": 2}]
+        state = {"fifo": {"decision_latency": {"p50_us": 0.4, "p99_us": 0.9}}}
+        content = {"rows": [row], "promise_p99_us": 2.0, "spin_us": 9, "states": state, "memops": memops}
+        self.put("latency.json", content)
+        text = self.text()
+        for expected in (
+            "kernels: 1, 2",
+            "+2.00 %",
+            "costs 200 ns more",
+            "5.00 us at p99",
+            "0.40 / 0.90",
+            "Not measured yet: pairs.",
+        ):
+            self.assertIn(expected, text)
+
+    def test_importing_replaces_rows_of_the_same_key(self):
+        self.put("pairs.json", {"rows": [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)]})
+        out = self.docs / "out"
+        out.mkdir()
+        self.put("pairs.json", {"rows": [pair_row(p50_ms=1)]}, out)
+        self.put("latency.json", {"rows": [], "memops": None}, out)
+        self.put("latency.json", {"memops": {"per_kernel": []}})
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["pairs.json", "latency.json"])
+        rows = json.loads((self.docs / "results" / "pairs.json").read_text())["rows"]
+        self.assertEqual([(r["mode"], r["p50_ms"]) for r in rows], [("mps", 8), ("tally-mps", 1)])
+        latency = json.loads((self.docs / "results" / "latency.json").read_text())
+        self.assertEqual(latency["memops"], {"per_kernel": []})
+
+    def test_merging_keeps_other_rows(self):
+        self.assertEqual(
+            merge_rows([{"a": 1, "v": 1}, {"a": 2}], [{"a": 1, "v": 2}], ["a"]), [{"a": 2}, {"a": 1, "v": 2}]
+        )
+
+    def test_the_key_is_the_steps(self):
+        import step_pairs
+
+        self.assertEqual(render.PAIR_KEY, step_pairs.KEY)
+
+
+class FrontDoor(unittest.TestCase):
+    def run_sh(self, *arguments):
+        return subprocess.run([HERE / "run.sh", *arguments], check=False, capture_output=True, text=True, timeout=120)
+
+    def test_wrong_arguments_are_refused(self):
+        for arguments in ((), ("--bundle", "/tmp"), ("--bundle", "/tmp", "--out", "/tmp/x", "nonsense")):
+            self.assertEqual(self.run_sh(*arguments).returncode, 2, arguments)
+
+    def test_a_failing_step_does_not_stop_the_next_and_leaves_its_logs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = pathlib.Path(folder) / "bundle"
+            (bundle / "bin").mkdir(parents=True)
+            demo = bundle / "bin" / "demo-one"
+            demo.write_text("#!/bin/sh\necho it runs\n")
+            demo.chmod(0o755)
+            out = pathlib.Path(folder) / "out"
+            done = self.run_sh("--bundle", str(bundle), "--out", str(out), "count", "demo")
+            self.assertEqual(done.returncode, 1, done.stderr)
+            steps = json.loads((out / "suite.json").read_text())["steps"]
+            self.assertEqual([(s["step"], s["state"]) for s in steps], [("count", "failed (1)"), ("demo", "ok")])
+            log = (out / "suite.log").read_text()
+            self.assertIn("the bundle has no bin/tallyctl", log)
+            self.assertIn("it runs", log)
+
+
+if __name__ == "__main__":
+    unittest.main()

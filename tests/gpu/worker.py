@@ -1,0 +1,188 @@
+"""One GPU program under remote control: `worker.py JOB…` builds its jobs, then serves.
+
+Commands are JSON lines on stdin, answers JSON lines on stdout; what libraries
+print goes to stderr. It ends when stdin does. Commands (times in seconds on the
+machine-wide monotonic clock, so that two workers can start together); each has
+an `id` that its answers repeat:
+
+| do | arguments | answer |
+| --- | --- | --- |
+| closed | job, n | service_ms of n requests back to back |
+| requests | job, start_at, seconds, rate_per_s, seed, limit_s | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output |
+| train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
+| exact | steps | digests of deterministic trainings; first `{"progress": …}` once it is under way |
+"""
+
+import gc
+import json
+import os
+import select
+import sys
+import time
+
+import torch
+
+import models
+from stats import poisson_schedule
+
+WARM_REQUESTS = 30
+WARM_STEPS = 5
+
+
+class Worker:
+    """The built jobs and the commands on them."""
+
+    def __init__(self, jobs, progress):
+        self.progress = progress
+        self.requests, self.trainings = {}, {}
+        for job in jobs:
+            torch.manual_seed(0)
+            if job in models.REQUESTS:
+                self.requests[job] = models.REQUESTS[job]()
+                self.closed(job, WARM_REQUESTS)
+            elif job in models.TRAININGS:
+                self.trainings[job], _ = models.TRAININGS[job]()
+                for _ in range(WARM_STEPS):
+                    self.trainings[job]()
+            elif job != "exact":
+                raise SystemExit(f"unknown job {job}")
+        models.sync()
+
+    @torch.no_grad()
+    def closed(self, job, n):
+        request, service_ms = self.requests[job], []
+        for _ in range(n):
+            begin = time.perf_counter()
+            request()
+            models.sync()
+            service_ms.append((time.perf_counter() - begin) * 1e3)
+        return {"service_ms": service_ms}
+
+    @torch.no_grad()
+    def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s):
+        """Serve arrivals in order; one that finds the program busy waits (queued).
+
+        All arrivals of the window are served, late ones too, until `limit_s`
+        from the start: what is unserved then is counted, with its wait so far.
+        """
+        request = self.requests[job]
+        arrivals = poisson_schedule(rate_per_s, seconds, seed)
+        service_ms, queued_ms, output = [], [], None
+        _wait_for(start_at)
+        for arrival in arrivals:
+            due = start_at + arrival
+            begin = time.monotonic()
+            if begin > start_at + limit_s:
+                break
+            while begin < due:
+                begin = time.monotonic()
+            output = request()
+            models.sync()
+            end = time.monotonic()
+            service_ms.append((end - begin) * 1e3)
+            queued_ms.append((end - due) * 1e3)
+        ended, unserved = time.monotonic(), arrivals[len(service_ms) :]
+        queued_ms += [(ended - start_at - arrival) * 1e3 for arrival in unserved]
+        return {
+            "service_ms": service_ms,
+            "queued_ms": queued_ms,
+            "unserved": len(unserved),
+            "overrun_s": max(0.0, ended - start_at - seconds),
+            "digest": models.digest([output]) if output is not None else None,
+        }
+
+    def train(self, job, start_at, seconds, until_stop=False):
+        """Train, waiting for each step; a step that began in time counts with its time.
+
+        With `until_stop` it trains on, uncounted, until another line arrives:
+        so an inference that lags behind is not served alone at the end.
+        """
+        step, steps = self.trainings[job], 0
+        _wait_for(start_at)
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
+            step()
+            models.sync()
+            steps += 1
+        elapsed = time.monotonic() - begin
+        while until_stop and not select.select([0], [], [], 0)[0]:
+            step()
+            models.sync()
+        if until_stop:
+            read_line()
+        return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}
+
+    def exact(self, steps):
+        """Train ResNet-50 and GPT-2 small from a fixed seed; digests of losses and parameters."""
+        digests, begin = {}, time.monotonic()
+        with models.deterministic():
+            for name, build in (
+                ("resnet50", lambda: models.resnet50_training(batch=32)),
+                ("gpt2-small", lambda: models.gpt2_training(batch=4, tokens=512)),
+            ):
+                torch.manual_seed(1234)
+                step, parameters = build()
+                losses = []
+                for index in range(steps):
+                    losses.append(step().detach().float())
+                    if index == 0:
+                        models.sync()
+                        self.progress({"progress": name})
+                models.sync()
+                digests[name] = models.digest([torch.stack(losses), *parameters])
+                del step, parameters
+        return {"digests": digests, "seconds": time.monotonic() - begin}
+
+    def serve(self, command):
+        """One command's answer."""
+        what = command.pop("do")
+        serve = {"closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact}[what]
+        gc.collect()
+        gc.disable()
+        try:
+            return serve(**command)
+        finally:
+            gc.enable()
+            models.sync()
+
+
+def _wait_for(start_at):
+    left = start_at - time.monotonic()
+    if left > 0.01:
+        time.sleep(left - 0.01)
+    while time.monotonic() < start_at:
+        pass
+
+
+def read_line():
+    """One line of stdin, unbuffered (select must see what is left); empty at its end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
+
+
+def main():
+    # The answers keep the real stdout; everything else that prints goes to stderr.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    current = {"id": 0}
+
+    def answer(message):
+        channel.write(json.dumps(current | message) + "\n")
+
+    begin = time.monotonic()
+    worker = Worker(sys.argv[1:], answer)
+    answer({"ready": True, "pid": os.getpid(), "build_s": round(time.monotonic() - begin, 2)})
+    while line := read_line():
+        command = json.loads(line)
+        current["id"] = command.pop("id")
+        answer(worker.serve(command))
+
+
+if __name__ == "__main__":
+    main()
