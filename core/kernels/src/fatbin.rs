@@ -66,7 +66,9 @@ pub enum FatbinError {
         offset: usize,
     },
     /// A payload that does not unpack to what its header says.
-    #[error("fatbin: the {how} payload at offset {offset} does not unpack to {expected} bytes: {detail}")]
+    #[error(
+        "fatbin: the {how} payload at offset {offset} does not unpack to {expected} bytes: {detail}"
+    )]
     Unpack {
         /// How it is packed.
         how: Compression,

@@ -5,17 +5,17 @@ use tally_kernels::fatbin::{
     Compression, Entry, Fatbin, FatbinError, HEADER_BYTES, Kind, MAGIC, container_bytes,
 };
 
-const PTX: &[u8] = b".version 8.0\n.target sm_80\n.address_size 64\n// aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n\0";
+const PTX: &[u8] =
+    b".version 8.0\n.target sm_80\n.address_size 64\n// aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n\0";
 
 /// One entry as `fatbinary` lays it out.
 fn entry(kind: u16, arch: u32, header_bytes: u32, how: Compression, content: &[u8]) -> Vec<u8> {
     let packed = match how {
         Compression::None => content.to_vec(),
         Compression::Lz4 => lz4_flex::block::compress(content),
-        Compression::Zstd => ruzstd::encoding::compress_to_vec(
-            content,
-            ruzstd::encoding::CompressionLevel::Fastest,
-        ),
+        Compression::Zstd => {
+            ruzstd::encoding::compress_to_vec(content, ruzstd::encoding::CompressionLevel::Fastest)
+        }
     };
     let padding = packed.len().next_multiple_of(8) - packed.len();
     let (flag, sizes) = match how {

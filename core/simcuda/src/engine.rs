@@ -95,6 +95,7 @@ impl Run {
         loop {
             let seen = arbiter.word(&self.ticket);
             if let Some(sm) = arbiter.take(&self.ticket) {
+                self.have_someone_wait();
                 if !self.run_blocks(Some(sm), worker) {
                     return;
                 }
@@ -105,7 +106,7 @@ impl Run {
             }
             self.waiting.fetch_add(1, SeqCst);
             let waited = arbiter.wait(&self.ticket, seen);
-            let others = self.waiting.fetch_sub(1, SeqCst) - 1;
+            self.waiting.fetch_sub(1, SeqCst);
             if waited == Waited::Lost {
                 // Not in the queue any more: finish without an SM of our own.
                 if !self.is_exhausted() {
@@ -113,11 +114,16 @@ impl Run {
                 }
                 return;
             }
-            let crew_full = self.engaged.load(SeqCst) >= self.want;
-            if others == 0 && !crew_full && !self.is_exhausted() && arbiter.has_grant(&self.ticket)
-            {
-                self.call_helper();
-            }
+        }
+    }
+
+    /// Further SMs may be granted while this thread is busy: somebody else
+    /// must be there to take them up. The blocks of a cooperative kernel wait
+    /// for one another, so this comes before the first block.
+    fn have_someone_wait(self: &Arc<Self>) {
+        let crew_full = self.engaged.load(SeqCst) >= self.want;
+        if !crew_full && self.waiting.load(SeqCst) == 0 && !self.is_exhausted() {
+            self.call_helper();
         }
     }
 

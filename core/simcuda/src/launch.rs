@@ -105,9 +105,8 @@ impl Launch {
 }
 
 fn check_shape(function: &Function, shape: Shape) -> CuResult {
-    let within = |dims: [u32; 3], max: [u32; 3]| {
-        dims.iter().zip(max).all(|(&d, max)| d != 0 && d <= max)
-    };
+    let within =
+        |dims: [u32; 3], max: [u32; 3]| dims.iter().zip(max).all(|(&d, max)| d != 0 && d <= max);
     if !within(shape.grid, GRID_DIM_MAX) || !within(shape.block, BLOCK_DIM_MAX) {
         return Err(CuError::INVALID_VALUE);
     }

@@ -5,6 +5,17 @@
 //! order, and the SMs are shared with every other process on the same device
 //! file. It is what CI, newcomers without a GPU and differential tests run on.
 //!
+//! | variable | meaning | default |
+//! | --- | --- | --- |
+//! | `TALLY_SIMCUDA_DEVICE` | the file that processes on one device share | `/dev/shm/tally-simcuda-<uid>` |
+//! | `TALLY_SIMCUDA_SMS` | SMs | CPUs of the machine |
+//! | `TALLY_SIMCUDA_MEMORY_MIB` | device memory, all processes together | 1024 |
+//! | `TALLY_SIMCUDA_ARENA_MIB` | address space reserved for it, per process | 16384 |
+//! | `TALLY_SIMCUDA_LOG` | `1`: say on stderr why a module, launch or start failed | silent |
+//!
+//! SMs and memory are the device's: the first process on it decides, and the
+//! others find what it chose.
+//!
 //! Where to read on: [`sm`] for sharing between processes, `engine` for how a
 //! kernel runs, `stream` for order, `exports` for the API itself. It never
 //! prints (unless `TALLY_SIMCUDA_LOG=1`), never unwinds into its caller, and

@@ -95,13 +95,8 @@ fn release(driver: &Driver, addresses: impl Iterator<Item = u64>) {
 fn place(driver: &Driver, context: u64, variables: &[GlobalVar]) -> CuResult<Vec<u64>> {
     let mut addresses = Vec::with_capacity(variables.len());
     for variable in variables {
-        let got = driver.memory.allocate(
-            &driver.arbiter,
-            variable.size,
-            Kind::Global,
-            context,
-            None,
-        );
+        let got =
+            driver.memory.allocate(&driver.arbiter, variable.size, Kind::Global, context, None);
         match got {
             Ok(address) => addresses.push(address),
             Err(error) => {
@@ -219,8 +214,7 @@ impl Library {
     /// Parses PTX; nothing is placed yet.
     pub(crate) fn load(driver: &Driver, ptx: String) -> Result<Arc<Self>, LoadError> {
         let names = crate::exec::kernel_names(&ptx)?;
-        let library =
-            Arc::new(Self { ptx, kernels: Mutex::default(), modules: Mutex::default() });
+        let library = Arc::new(Self { ptx, kernels: Mutex::default(), modules: Mutex::default() });
         let kernels = names.into_iter().filter_map(|name| {
             let c_name = CString::new(name).ok()?;
             let attributes = Arc::default();

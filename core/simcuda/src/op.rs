@@ -125,8 +125,9 @@ impl Fill {
                     1 => std::ptr::write_bytes(row as *mut u8, self.value as u8, self.width),
                     2 => std::slice::from_raw_parts_mut(row as *mut u16, self.width)
                         .fill(self.value as u16),
-                    _ => std::slice::from_raw_parts_mut(row as *mut u32, self.width)
-                        .fill(self.value),
+                    _ => {
+                        std::slice::from_raw_parts_mut(row as *mut u32, self.width).fill(self.value)
+                    }
                 }
             }
         }

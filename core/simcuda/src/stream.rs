@@ -138,8 +138,7 @@ impl Stream {
         }
         if !queue.started {
             let stream = self.clone();
-            spawn_quiet("sim-stream", move || stream.run())
-                .map_err(|_| CuError::OUT_OF_MEMORY)?;
+            spawn_quiet("sim-stream", move || stream.run()).map_err(|_| CuError::OUT_OF_MEMORY)?;
             queue.started = true;
         }
         queue.tasks.push_back(task);

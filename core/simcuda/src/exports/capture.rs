@@ -63,7 +63,13 @@ pub(super) fn nodes(graph: &Graph, handles: &In<usize>, count: usize) -> CuResul
     handles.to_vec(count)?.into_iter().map(node).collect()
 }
 
-fn update(stream: usize, null: NullStream, handles: &In<usize>, count: usize, flags: u32) -> CuResult {
+fn update(
+    stream: usize,
+    null: NullStream,
+    handles: &In<usize>,
+    count: usize,
+    flags: u32,
+) -> CuResult {
     let stream = resolve(stream, null)?;
     let mut capture = lock(&stream.capture);
     let fork = capture.as_mut().ok_or(CuError::ILLEGAL_STATE)?;

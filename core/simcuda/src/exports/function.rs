@@ -1,8 +1,6 @@
 //! `cuFunc*` and `cuOccupancy*`: what a kernel needs, and what fits an SM.
 
-use crate::config::{
-    BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, SHARED_BYTES_OPTIN, WARP_THREADS,
-};
+use crate::config::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, SHARED_BYTES_OPTIN, WARP_THREADS};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::{Out, exports};

@@ -125,7 +125,12 @@ fn list(out: &Out<usize>, count: &Out<usize>, handles: &[usize]) -> CuResult {
     count.set(handles.len().min(room))
 }
 
-fn list_edges(graph_handle: usize, from: &Out<usize>, to: &Out<usize>, count: &Out<usize>) -> CuResult {
+fn list_edges(
+    graph_handle: usize,
+    from: &Out<usize>,
+    to: &Out<usize>,
+    count: &Out<usize>,
+) -> CuResult {
     let edges = graph(graph_handle)?.edges();
     if from.is_null() || to.is_null() {
         return count.set(edges.len());

@@ -22,12 +22,7 @@ fn kernel(handle: usize) -> CuResult<Arc<KernelHandle>> {
     driver()?.kernels.get(handle)
 }
 
-fn global(
-    address: &Out<u64>,
-    bytes: &Out<usize>,
-    library: usize,
-    name: &In<c_char>,
-) -> CuResult {
+fn global(address: &Out<u64>, bytes: &Out<usize>, library: usize, name: &In<c_char>) -> CuResult {
     let module = driver()?.libraries.get(library)?.module(&*current()?)?;
     let &(at, size) = module.globals.get(name.text()?).ok_or(CuError::NOT_FOUND)?;
     address.set_if(at);

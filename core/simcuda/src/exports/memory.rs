@@ -123,7 +123,7 @@ exports! {
             return Err(CuError::INVALID_VALUE);
         }
         let region = driver()?.memory.find(address as u64);
-        if !region.is_some_and(|r| !r.kind.on_device()) {
+        if region.is_none_or(|r| r.kind.on_device()) {
             return Err(CuError::INVALID_VALUE);
         }
         device.set(address as u64)

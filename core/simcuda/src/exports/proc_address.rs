@@ -164,8 +164,7 @@ fn look_up(base: &CStr, version: i32, per_thread: bool) -> Result<*mut c_void, u
     let streams: &[&str] = if per_thread { &["_ptsz", "_ptds", ""] } else { &[""] };
     // Functions that are not in the table may only exist as a later version.
     let versions: &[&str] = if name == base { &["", "_v2", "_v3"] } else { &[""] };
-    let mut symbols =
-        versions.iter().flat_map(|v| streams.iter().map(move |s| format!("{v}{s}")));
+    let mut symbols = versions.iter().flat_map(|v| streams.iter().map(move |s| format!("{v}{s}")));
     let found = symbols.find_map(|suffix| {
         let at = own_symbol(&format!("{name}{suffix}"));
         (!at.is_null()).then_some(at)

@@ -8,8 +8,9 @@ use crate::stream::{NullStream, resolve};
 
 /// Flags of a wait: the comparison, and the flush, which is always done.
 const WAIT_FLAGS: u32 = 3 | 1 << 30;
-/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
-const WRITE_FLAGS: u32 = 1;
+/// Flags of a write: none. The driver refuses `NO_MEMORY_BARRIER` in this
+/// generation of the interface, so this device does.
+const WRITE_FLAGS: u32 = 0;
 /// Operations in a batch, at most, as the driver has it.
 const BATCH_MAX: u32 = 256;
 

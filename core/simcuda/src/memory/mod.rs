@@ -161,8 +161,7 @@ impl MemoryMap {
     /// `INVALID_VALUE` if it is not that.
     pub(crate) fn release_host(&self, base: u64) -> CuResult {
         let mut regions = write(&self.regions);
-        let known =
-            regions.get(&base).is_some_and(|r| matches!(r.kind, Kind::HostAllocated(_)));
+        let known = regions.get(&base).is_some_and(|r| matches!(r.kind, Kind::HostAllocated(_)));
         let region = known.then(|| regions.remove(&base)).flatten();
         drop(regions);
         let region = region.ok_or(CuError::INVALID_VALUE)?;
@@ -291,8 +290,14 @@ mod tests {
         assert_eq!(map.range(at + 100), None);
         assert_eq!(map.place(at + 50, 50), Ok(Place::Device));
         assert_eq!(map.place(at + 50, 51), Err(CuError::INVALID_VALUE));
-        assert_eq!(map.allocate(&arbiter, 1 << 20, Kind::Device, 1, None), Err(CuError::OUT_OF_MEMORY));
-        assert_eq!(map.allocate(&arbiter, u64::MAX, Kind::Device, 1, None), Err(CuError::OUT_OF_MEMORY));
+        assert_eq!(
+            map.allocate(&arbiter, 1 << 20, Kind::Device, 1, None),
+            Err(CuError::OUT_OF_MEMORY)
+        );
+        assert_eq!(
+            map.allocate(&arbiter, u64::MAX, Kind::Device, 1, None),
+            Err(CuError::OUT_OF_MEMORY)
+        );
         map.release(&arbiter, at).unwrap();
         assert_eq!(map.release(&arbiter, at), Err(CuError::INVALID_VALUE));
         assert_eq!(map.range(at), None);
@@ -303,7 +308,10 @@ mod tests {
         let base = host.as_ptr() as u64;
         assert_eq!(map.place(base, 64), Ok(Place::Pageable));
         map.register_host(base, 64, 0, 1).unwrap();
-        assert_eq!(map.register_host(base + 63, 1, 0, 1), Err(CuError::HOST_MEMORY_ALREADY_REGISTERED));
+        assert_eq!(
+            map.register_host(base + 63, 1, 0, 1),
+            Err(CuError::HOST_MEMORY_ALREADY_REGISTERED)
+        );
         assert_eq!(map.place(base, 64), Ok(Place::Pinned));
         map.unregister_host(base).unwrap();
         assert_eq!(map.unregister_host(base), Err(CuError::HOST_MEMORY_NOT_REGISTERED));

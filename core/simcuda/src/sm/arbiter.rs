@@ -7,23 +7,30 @@
 //! somebody died holding what they wait for.
 
 use super::file::{self, AttachError, Wish};
-use super::layout::{Device, KERNELS_MAX, KernelRow, PROCESSES_MAX, SMS_MAX, SmWord, TICKET_LIMIT};
-use super::lock::{Locked, lock};
+use super::layout::{
+    Device, KERNELS_MAX, KernelRow, PROCESSES_MAX, ProcessRow, SMS_MAX, SmWord, TICKET_LIMIT,
+};
+use super::lock::{Locked, lock, try_lock};
 use super::process;
 use crate::sync::{Scope, futex_wait, futex_wake};
 use std::path::Path;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// How long a waiter sleeps before it looks for dead owners.
 const REAP_INTERVAL: Duration = Duration::from_millis(25);
+/// How long [`Arbiter::detach`] tries to get the lock, in milliseconds.
+const DETACH_TRIES: u32 = 100;
 /// How long an arrival sleeps if all kernel rows are taken.
 const ROWS_FULL_SLEEP: Duration = Duration::from_millis(1);
 
 /// This process's place on the device.
 pub struct Arbiter {
     device: &'static Device,
-    process: usize,
+    /// Its row; another one if somebody took it for dead.
+    process: AtomicUsize,
+    started: u64,
+    detached: AtomicBool,
     sms: u32,
     memory_bytes: u64,
 }
@@ -55,7 +62,7 @@ impl Arbiter {
     pub fn attach(path: &Path, wish: Wish) -> Result<Self, AttachError> {
         let device = file::open(path, wish)?;
         let pid = std::process::id();
-        let started = process::started(pid).unwrap_or(0);
+        let started = process::own_start();
         let guard = locked(device);
         reap(&guard);
         // Rows with our own pid are from before an exec.
@@ -68,17 +75,14 @@ impl Arbiter {
         if device.processes.iter().all(|p| p.pid.load(SeqCst) == 0) {
             file::reset(device, wish);
         }
-        let free = device.processes.iter().position(|p| p.pid.load(SeqCst) == 0);
-        let Some(process) = free else {
+        let Some(process) = claim_row(&guard, pid, started) else {
             return Err(AttachError::Full { path: path.to_owned(), limit: PROCESSES_MAX });
         };
-        device.processes[process].used_bytes.store(0, SeqCst);
-        device.processes[process].started.store(started, SeqCst);
-        device.processes[process].pid.store(u64::from(pid), SeqCst);
         let sms = device.sms.load(SeqCst).clamp(1, SMS_MAX as u32);
         let memory_bytes = device.memory_bytes.load(SeqCst);
         drop(guard);
-        Ok(Self { device, process, sms, memory_bytes })
+        let (process, detached) = (AtomicUsize::new(process), AtomicBool::new(false));
+        Ok(Self { device, process, started, detached, sms, memory_bytes })
     }
 
     /// SMs of the device.
@@ -98,6 +102,13 @@ impl Arbiter {
         let device = self.device;
         loop {
             let guard = locked(device);
+            if self.detached.load(SeqCst) {
+                // The process is ending; nothing of it may come back.
+                drop(guard);
+                std::thread::park();
+                continue;
+            }
+            self.keep_row(&guard);
             let free = device.kernels.iter().position(|k| k.ticket.load(SeqCst) == 0);
             let Some(row) = free else {
                 reap(&guard);
@@ -111,7 +122,7 @@ impl Arbiter {
             let key = urgency << 56 | ticket;
             let kernel = &device.kernels[row];
             kernel.key.store(key, SeqCst);
-            kernel.process.store(self.process as u32, SeqCst);
+            kernel.process.store(self.process.load(SeqCst) as u32, SeqCst);
             kernel.want.store(want.clamp(1, self.sms), SeqCst);
             kernel.gang.store(u32::from(gang), SeqCst);
             kernel.waiters.store(0, SeqCst);
@@ -132,11 +143,6 @@ impl Arbiter {
             let owner = &self.device.owners[sm as usize].0;
             owner.compare_exchange(granted.0, running.0, SeqCst, SeqCst).is_ok()
         })
-    }
-
-    /// Whether an SM was granted that nobody took up yet.
-    pub fn has_grant(&self, ticket: &Ticket) -> bool {
-        self.owned(SmWord::granted(ticket.ticket, ticket.row)).next().is_some()
     }
 
     /// Whether a kernel that goes first waits for an SM: one load.
@@ -208,7 +214,8 @@ impl Arbiter {
         for attempt in 0..2 {
             let used = self.used_bytes();
             if used.checked_add(bytes).is_some_and(|sum| sum <= self.memory_bytes) {
-                self.device.processes[self.process].used_bytes.fetch_add(bytes, SeqCst);
+                self.keep_row(&guard);
+                self.own_row().used_bytes.fetch_add(bytes, SeqCst);
                 return true;
             }
             if attempt == 0 {
@@ -221,16 +228,39 @@ impl Arbiter {
 
     /// Takes back what [`reserve_bytes`](Self::reserve_bytes) counted.
     pub fn release_bytes(&self, bytes: u64) {
-        self.device.processes[self.process].used_bytes.fetch_sub(bytes, SeqCst);
+        let used = &self.own_row().used_bytes;
+        let _ = used.fetch_update(SeqCst, SeqCst, |used| Some(used.saturating_sub(bytes)));
     }
 
-    /// Takes this process off the device, with whatever it holds.
+    /// Takes this process off the device, with whatever it holds, for good.
     pub fn detach(&self) {
-        let guard = locked(self.device);
-        let row = &self.device.processes[self.process];
-        if row.pid.load(SeqCst) == u64::from(std::process::id()) {
-            forget(&guard, self.process);
-            dispatch(&guard);
+        let Some((guard, died)) = try_lock(self.device, DETACH_TRIES) else { return };
+        if died {
+            reap(&guard);
+        }
+        self.detached.store(true, SeqCst);
+        if self.owns_row() {
+            forget(&guard, self.process.load(SeqCst));
+        }
+        dispatch(&guard);
+    }
+
+    fn own_row(&self) -> &ProcessRow {
+        &self.device.processes[self.process.load(SeqCst)]
+    }
+
+    fn owns_row(&self) -> bool {
+        let row = self.own_row();
+        row.pid.load(SeqCst) == u64::from(std::process::id())
+            && row.started.load(SeqCst) == self.started
+    }
+
+    /// Gets a row again if somebody took this process for dead.
+    fn keep_row(&self, guard: &Locked<'_>) {
+        if !self.owns_row()
+            && let Some(row) = claim_row(guard, std::process::id(), self.started)
+        {
+            self.process.store(row, SeqCst);
         }
     }
 
@@ -255,6 +285,16 @@ fn locked(device: &Device) -> Locked<'_> {
         dispatch(&guard);
     }
     guard
+}
+
+/// Takes a free process row.
+fn claim_row(guard: &Locked<'_>, pid: u32, started: u64) -> Option<usize> {
+    let rows = &guard.device.processes;
+    let at = rows.iter().position(|p| p.pid.load(SeqCst) == 0)?;
+    rows[at].used_bytes.store(0, SeqCst);
+    rows[at].started.store(started, SeqCst);
+    rows[at].pid.store(pid.into(), SeqCst);
+    Some(at)
 }
 
 fn notify(kernel: &KernelRow) {
@@ -295,8 +335,7 @@ fn dispatch(guard: &Locked<'_>) {
         let first = (0..high)
             .filter(|&row| {
                 let kernel = &device.kernels[row];
-                kernel.ticket.load(SeqCst) != 0
-                    && kernel.want.load(SeqCst) > u32::from(held[row])
+                kernel.ticket.load(SeqCst) != 0 && kernel.want.load(SeqCst) > u32::from(held[row])
             })
             .min_by_key(|&row| device.kernels[row].key.load(SeqCst));
         let Some(row) = first else {
@@ -340,8 +379,7 @@ fn reap(guard: &Locked<'_>) {
         if pid == 0 {
             continue;
         }
-        let alive = u32::try_from(pid).ok().and_then(process::started);
-        if alive != Some(process.started.load(SeqCst)) {
+        if !process::is_alive(pid, process.started.load(SeqCst)) {
             forget(guard, row);
         }
     }

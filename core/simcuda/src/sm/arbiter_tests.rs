@@ -115,3 +115,83 @@ fn detaching_hands_everything_on() {
     assert_eq!((again.sms(), again.used_bytes(), again.memory_bytes()), (3, 0, 1 << 30));
     assert_eq!(again.arrive(0, 3, false).1, 3);
 }
+
+#[test]
+fn a_holder_that_dies_in_the_lock_is_cleaned_up_after() {
+    let (_dir, arbiter) = device();
+    let (dead, _) = arbiter.arrive(0, 2, false);
+    arbiter.take(&dead).unwrap();
+    let device = arbiter.device;
+    // A thread that ends inside the lock is to the kernel what a process is;
+    // it leaves a kernel without a process and an SM without a kernel behind.
+    let row = PROCESSES_MAX - 1;
+    std::thread::spawn(move || {
+        let (guard, _) = lock(device);
+        device.processes[row].pid.store(u64::from(u32::MAX), SeqCst);
+        device.processes[row].used_bytes.store(77, SeqCst);
+        device.kernels[dead.row].process.store(row as u32, SeqCst);
+        device.owners[1].0.store(SmWord::running(123_456, KERNELS_MAX - 1).0, SeqCst);
+        std::mem::forget(guard);
+    })
+    .join()
+    .unwrap();
+    let (next, granted) = arbiter.arrive(0, 2, false);
+    assert_eq!(granted, 2);
+    assert_eq!(arbiter.used_bytes(), 0);
+    assert!(arbiter.take(&next).is_some() && arbiter.take(&next).is_some());
+}
+
+/// Whatever kernels come, go and give way in whatever order: no SM is given
+/// twice, none is idle while somebody wants it, and nobody waits behind
+/// somebody less urgent who could have been made to yield.
+#[test]
+fn any_order_of_events() {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+    let (_dir, arbiter) = device();
+    let events = proptest::collection::vec((0u8..4, any::<u8>(), -5i32..1, 1u32..4), 1..80);
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&events, |events| {
+        let mut kernels: Vec<(Ticket, u32, Vec<u32>)> = Vec::new();
+        for (event, which, priority, want) in events {
+            let which = usize::from(which) % kernels.len().max(1);
+            match (event, kernels.get_mut(which)) {
+                (0, _) | (_, None) => {
+                    if kernels.len() < 20 {
+                        let (ticket, _) = arbiter.arrive(priority, want, false);
+                        kernels.push((ticket, want.min(2), Vec::new()));
+                    }
+                }
+                (1, Some((ticket, _, held))) => held.extend(arbiter.take(ticket)),
+                (2, Some((ticket, _, held))) => {
+                    if let Some(sm) = held.pop() {
+                        arbiter.give_way(ticket, sm);
+                    }
+                }
+                (_, Some(_)) => leave(&arbiter, kernels.swap_remove(which)),
+            }
+            let held: Vec<u32> = kernels.iter().flat_map(|k| k.2.iter().copied()).collect();
+            let mut distinct = held.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            prop_assert_eq!(held.len(), distinct.len());
+            let owned = (0..2).filter(|&sm| arbiter.device.owners[sm].0.load(SeqCst) != 0).count();
+            let wanted: u32 = kernels.iter().map(|k| k.1).sum();
+            prop_assert_eq!(owned as u32, wanted.min(2));
+        }
+        for kernel in kernels.drain(..) {
+            leave(&arbiter, kernel);
+        }
+        prop_assert_eq!(arbiter.device.kernels_high.load(SeqCst), 0);
+        prop_assert_eq!(arbiter.device.first_waiting.0.load(SeqCst), u64::MAX);
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+fn leave(arbiter: &Arbiter, (ticket, _, held): (Ticket, u32, Vec<u32>)) {
+    arbiter.leave(&ticket, None);
+    for sm in held {
+        arbiter.leave(&ticket, Some(sm));
+    }
+}

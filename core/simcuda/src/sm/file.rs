@@ -3,6 +3,7 @@
 
 use super::layout::{Device, MAGIC, SMS_MAX, VERSION};
 use super::lock;
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -74,14 +75,7 @@ pub(super) fn open(path: &Path, wish: Wish) -> Result<&'static Device, AttachErr
 fn create(path: &Path, wish: Wish) -> Result<(), AttachError> {
     let fail = |what| move |source| AttachError::Io { path: path.to_owned(), what, source };
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Without a name until it is whole: a killed maker leaves nothing behind.
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC)
-        .open(dir)
-        .map_err(fail("make a temporary file beside"))?;
+    let (file, temporary) = unnamed_file(dir).map_err(fail("make a temporary file beside"))?;
     file.set_len(size_of::<Device>() as u64).map_err(fail("size"))?;
     let device = map(&file).map_err(fail("map"))?;
     lock::init(&device.mutex.0).map_err(fail("make the lock of"))?;
@@ -93,25 +87,43 @@ fn create(path: &Path, wish: Wish) -> Result<(), AttachError> {
     // SAFETY: `device` came from `map` just now, with this length, and is not
     // used after this.
     unsafe { libc::munmap(std::ptr::from_ref(device) as *mut _, size_of::<Device>()) };
-    let from = std::ffi::CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .map_err(|e| fail("name")(e.into()))?;
-    let to = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|e| fail("name")(e.into()))?;
+    match link(&file, temporary.as_deref(), path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(fail("link")(e)),
+        _ => Ok(()),
+    }
+}
+
+/// A file without a name, so that nothing is left behind if its maker is
+/// killed; with a temporary one where the file system knows no other way.
+fn unnamed_file(dir: &Path) -> io::Result<(File, Option<PathBuf>)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    let unnamed = options.clone().custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC).open(dir);
+    match unnamed {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            let name = dir.join(format!(".tally-simcuda.{}", std::process::id()));
+            let file = options.create(true).custom_flags(libc::O_CLOEXEC).open(&name)?;
+            Ok((file, Some(name)))
+        }
+        other => Ok((other?, None)),
+    }
+}
+
+/// Gives `file` the name `path`, unless there is such a file.
+fn link(file: &File, temporary: Option<&Path>, path: &Path) -> io::Result<()> {
+    if let Some(temporary) = temporary {
+        let linked = std::fs::hard_link(temporary, path);
+        std::fs::remove_file(temporary)?;
+        return linked;
+    }
+    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let to = CString::new(path.as_os_str().as_encoded_bytes())?;
     // SAFETY: both paths are valid C strings for the duration of the call.
     let rc = unsafe {
-        libc::linkat(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            libc::AT_SYMLINK_FOLLOW,
-        )
+        let here = libc::AT_FDCWD;
+        libc::linkat(here, from.as_ptr(), here, to.as_ptr(), libc::AT_SYMLINK_FOLLOW)
     };
-    match (rc, io::Error::last_os_error()) {
-        (0, _) => Ok(()),
-        (_, e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        (_, e) => Err(fail("link")(e)),
-    }
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Gives the device its size. Called for a new file, and under the lock for an
@@ -164,4 +176,31 @@ fn map_checked(file: &File, path: &Path) -> Result<&'static Device, AttachError>
         return Err(foreign(format!("{sms} SMs")));
     }
     Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_way_of_making_it_gives_the_name_once() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("device");
+        for named in [false, true] {
+            let _ = std::fs::remove_file(&path);
+            let (mut file, mut temporary) = unnamed_file(dir.path()).unwrap();
+            if named {
+                let name = dir.path().join("temporary");
+                file = File::create(&name).unwrap();
+                temporary = Some(name);
+            }
+            link(&file, temporary.as_deref(), &path).unwrap();
+            let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+            assert_eq!(names.len(), 1);
+            assert_eq!(names[0].path(), path);
+        }
+        let (file, temporary) = unnamed_file(dir.path()).unwrap();
+        let again = link(&file, temporary.as_deref(), &path).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+    }
 }

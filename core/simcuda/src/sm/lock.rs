@@ -31,19 +31,33 @@ pub(super) struct Locked<'a> {
 /// Locks the device. The second value says whether the last holder died in
 /// the middle of an update, so that the caller must repair.
 pub(super) fn lock(device: &Device) -> (Locked<'_>, bool) {
-    let mutex = device.mutex.0.get();
     // SAFETY: the mutex was initialised before the file got its name, and the
     // mapping lives as long as `device`.
-    let died = match unsafe { libc::pthread_mutex_lock(mutex) } {
-        libc::EOWNERDEAD => {
-            // SAFETY: we hold the mutex in the inconsistent state that this
-            // call ends.
-            unsafe { libc::pthread_mutex_consistent(mutex) };
-            true
+    let rc = unsafe { libc::pthread_mutex_lock(device.mutex.0.get()) };
+    (Locked { device }, made_consistent(device, rc))
+}
+
+/// Like [`lock`], but gives up after `tries` milliseconds: a process that is
+/// about to end must not wait for one that is stopped.
+pub(super) fn try_lock(device: &Device, tries: u32) -> Option<(Locked<'_>, bool)> {
+    for _ in 0..tries {
+        // SAFETY: as in `lock`.
+        let rc = unsafe { libc::pthread_mutex_trylock(device.mutex.0.get()) };
+        if rc == 0 || rc == libc::EOWNERDEAD {
+            return Some((Locked { device }, made_consistent(device, rc)));
         }
-        _ => false,
-    };
-    (Locked { device }, died)
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    None
+}
+
+fn made_consistent(device: &Device, rc: libc::c_int) -> bool {
+    if rc == libc::EOWNERDEAD {
+        // SAFETY: we hold the mutex in the inconsistent state that this call
+        // ends.
+        unsafe { libc::pthread_mutex_consistent(device.mutex.0.get()) };
+    }
+    rc == libc::EOWNERDEAD
 }
 
 impl Drop for Locked<'_> {

@@ -3,16 +3,51 @@
 
 use std::fs;
 
-/// Start time of a process in clock ticks since boot, `None` if it is gone or
-/// only a zombie is left of it.
-pub(super) fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let (state, started) = parse_stat(&stat)?;
+/// Start time of a process in clock ticks since boot; `None` if it is gone or
+/// only a zombie is left of it, `Some(None)` if that cannot be found out.
+fn look(pid: u32) -> Option<Option<u64>> {
+    let stat = match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(e) if is_gone(&e) => return exists(pid).then_some(None),
+        // Out of files, say: that is no reason to take somebody's SMs.
+        Err(_) => return Some(None),
+    };
+    let Some((state, started)) = parse_stat(&stat) else { return Some(None) };
     match state {
         // The main thread may have ended before the others.
-        b'Z' if fs::read_dir(format!("/proc/{pid}/task")).ok()?.count() > 1 => Some(started),
+        b'Z' if fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|d| d.count() > 1) => {
+            Some(Some(started))
+        }
         b'Z' | b'X' | b'x' => None,
-        _ => Some(started),
+        _ => Some(Some(started)),
+    }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// For where `/proc` hides other users' processes or is not mounted.
+fn exists(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks whether there is such a process.
+    let rc = unsafe { libc::kill(pid as libc::pid_t, 0) };
+    rc == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// This process's start time, 0 if unknown.
+pub(super) fn own_start() -> u64 {
+    look(std::process::id()).flatten().unwrap_or(0)
+}
+
+/// Whether the process that started at `started` lives. In doubt it does.
+pub(super) fn is_alive(pid: u64, started: u64) -> bool {
+    let Some(pid) = u32::try_from(pid).ok().filter(|&p| i32::try_from(p).is_ok()) else {
+        return false;
+    };
+    match look(pid) {
+        Some(Some(found)) => found == started || started == 0,
+        Some(None) => true,
+        None => false,
     }
 }
 
@@ -33,16 +68,20 @@ mod tests {
 
     #[test]
     fn this_process_lives_and_a_zombie_does_not() {
-        assert!(started(std::process::id()).is_some());
+        let own = u64::from(std::process::id());
+        assert!(is_alive(own, own_start()));
+        assert!(!is_alive(own, own_start() + 1), "the pid of somebody else, reused");
+        assert!(!is_alive(u64::MAX, 0));
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id();
+        let pid = u64::from(child.id());
+        let started = look(child.id()).flatten().unwrap_or(0);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while started(pid).is_some() {
+        while is_alive(pid, started) {
             assert!(std::time::Instant::now() < deadline, "still counted as alive");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         child.wait().unwrap();
-        assert!(started(pid).is_none());
+        assert!(!is_alive(pid, started));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! `libcuda.so.1`.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod cuda;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};

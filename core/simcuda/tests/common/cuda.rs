@@ -1,0 +1,85 @@
+//! What the tests that go through cudarc share.
+
+use super::kernels;
+use cudarc::driver::sys::{self, CUresult, CUstream};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+};
+use cudarc::nvrtc::Ptx;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+pub fn ptx() -> String {
+    std::fs::read_to_string(kernels().join("basic.ptx")).unwrap()
+}
+
+pub fn load(context: &Arc<CudaContext>) -> Arc<CudaModule> {
+    context.load_module(Ptx::from_src(ptx())).unwrap()
+}
+
+pub fn kernel(module: &Arc<CudaModule>, name: &str) -> CudaFunction {
+    module.load_function(name).unwrap()
+}
+
+pub fn shape(grid: u32, block: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (block, 1, 1), shared_mem_bytes: 0 }
+}
+
+pub fn code(result: Result<(), DriverError>) -> CUresult {
+    result.map_or_else(|e| e.0, |()| CUresult::CUDA_SUCCESS)
+}
+
+/// A word of pinned host memory, zero at first.
+pub fn pinned_word() -> &'static AtomicU32 {
+    let mut at: *mut c_void = std::ptr::null_mut();
+    // SAFETY: a valid out pointer; the memory is never freed.
+    unsafe {
+        sys::cuMemHostAlloc(&mut at, 64, 0).result().unwrap();
+        &*at.cast::<AtomicU32>()
+    }
+}
+
+pub fn address(word: &AtomicU32) -> sys::CUdeviceptr {
+    word.as_ptr() as sys::CUdeviceptr
+}
+
+pub fn wait_value(stream: CUstream, word: &AtomicU32, value: u32) {
+    // SAFETY: a stream of ours and pinned memory.
+    unsafe { sys::cuStreamWaitValue32_v2(stream, address(word), value, 0) }.result().unwrap();
+}
+
+pub fn write_value(stream: CUstream, word: &AtomicU32, value: u32) {
+    // SAFETY: as above.
+    unsafe { sys::cuStreamWriteValue32_v2(stream, address(word), value, 0) }.result().unwrap();
+}
+
+pub fn query(stream: CUstream) -> CUresult {
+    // SAFETY: a stream of ours.
+    unsafe { sys::cuStreamQuery(stream) }
+}
+
+pub fn increment(stream: &Arc<CudaStream>, f: &CudaFunction, data: u64, n: u32, rounds: u32) {
+    let mut launch = stream.launch_builder(f);
+    launch.arg(&data).arg(&n).arg(&rounds);
+    // SAFETY: `data` has at least `n` elements wherever this is called.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(n)) }.unwrap();
+}
+
+/// `n` zeros on the device, as an address.
+pub fn zeros(n: usize) -> u64 {
+    let mut at = 0;
+    // SAFETY: a valid out pointer, then a range just allocated.
+    unsafe {
+        sys::cuMemAlloc_v2(&mut at, n * 4).result().unwrap();
+        sys::cuMemsetD32_v2(at, 0, n).result().unwrap();
+    }
+    at
+}
+
+pub fn fetch(at: u64, n: usize) -> Vec<u32> {
+    let mut host = vec![u32::MAX; n];
+    // SAFETY: both sides have `n` elements.
+    unsafe { sys::cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), at, n * 4) }.result().unwrap();
+    host
+}
