@@ -108,6 +108,10 @@ pub struct Engine {
     high_idle_since_ns: Option<u64>,
     /// Something changed that could make a held launch runnable.
     offer_all: bool,
+    /// Clients with a launch waiting, and high-priority ones: kept, not counted
+    /// anew for every decision.
+    waiting_clients: u32,
+    high_clients: u32,
     stats: PolicyStats,
     order: Vec<ClientId>,
 }
@@ -126,6 +130,8 @@ impl Engine {
             high_busy: false,
             high_idle_since_ns: None,
             offer_all: false,
+            waiting_clients: 0,
+            high_clients: 0,
             stats: PolicyStats::default(),
             order: Vec::new(),
         };
@@ -183,7 +189,7 @@ impl Engine {
 
     /// Whether any client waits for a decision.
     pub fn has_waiting(&self) -> bool {
-        self.clients.values().any(|c| !c.waiting.is_empty())
+        self.waiting_clients > 0
     }
 
     /// Whether any launch's completion is awaited.
@@ -242,7 +248,10 @@ impl Engine {
             .unwrap_or(0);
         let client = Client::new(info.clone(), self.config.window_ns, first_ticket, served);
         out.push(Action::Grant { client: id, until: client.granted_until });
-        self.clients.insert(id, client);
+        self.high_clients += u32::from(info.class == Class::High);
+        if let Some(old) = self.clients.insert(id, client) {
+            self.forget(&old);
+        }
         self.context.world.clients.insert(id, info.clone());
         self.tell(now_ns, &Event::ClientJoined(info), out);
         self.offer_all = true;
@@ -251,9 +260,8 @@ impl Engine {
 
     /// A client is gone; all of it is forgotten but its kernels' profiles.
     pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
-        if self.clients.remove(&client).is_none() {
-            return;
-        }
+        let Some(old) = self.clients.remove(&client) else { return };
+        self.forget(&old);
         self.context.world.clients.remove(&client);
         self.note_high(now_ns, None, out);
         self.tell(now_ns, &Event::ClientLeft(client), out);
@@ -280,15 +288,18 @@ impl Engine {
             if c.in_flight > IN_FLIGHT_MAX {
                 forget_oldest(c);
             }
-            self.note_high(now_ns, None, out);
+            if c.info.class == Class::High {
+                self.note_high(now_ns, None, out);
+            }
         } else if c.waiting.len() < WAITING_MAX {
+            self.waiting_clients += u32::from(c.waiting.is_empty());
             c.waiting.push_back(crate::client::Waiting {
                 submission,
                 submitted_ns: now_ns,
                 offered: false,
             });
         }
-        self.settle(now_ns, out);
+        self.settle_one(now_ns, client, out);
     }
 
     /// A stream's completion word reads `word`. `observed_gap_ns` is the time
@@ -341,11 +352,14 @@ impl Engine {
             }
         }
         c.window_noted = false;
+        let high = c.info.class == Class::High;
         for event in told {
             self.tell(now_ns, &event, out);
         }
-        self.note_high(now_ns, None, out);
-        self.settle(now_ns, out);
+        if high {
+            self.note_high(now_ns, None, out);
+        }
+        self.settle_one(now_ns, client, out);
     }
 
     /// A high-priority client's activity, as it reports it. `since_ns` is when
@@ -497,6 +511,22 @@ impl Engine {
         }
     }
 
+    /// Only this client's launches or room changed: offer what it has waiting,
+    /// and the others' only if that changed something for them.
+    fn settle_one(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) {
+        if !self.offer_all {
+            while self.offer(now_ns, id, false, out) {}
+        }
+        if self.offer_all {
+            self.settle(now_ns, out);
+        }
+    }
+
+    fn forget(&mut self, old: &Client) {
+        self.waiting_clients -= u32::from(!old.waiting.is_empty());
+        self.high_clients -= u32::from(old.info.class == Class::High);
+    }
+
     /// Offer every head launch that may run now, least served client first.
     fn settle(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         for _ in 0..ROUNDS_MAX {
@@ -523,9 +553,7 @@ impl Engine {
     /// Offer the head of one client's queue. True if it was let go, so that the
     /// next one may be offered.
     fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
-        let waiting_clients = self.clients.values().filter(|c| !c.waiting.is_empty()).count();
-        let high_clients =
-            self.clients.values().filter(|c| c.info.class == Class::High).count() as u32;
+        let (waiting_clients, high_clients) = (self.waiting_clients, self.high_clients);
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
@@ -567,7 +595,7 @@ impl Engine {
             in_flight_ns: c.in_flight_ns,
             high_quiet_ns,
             high_clients,
-            waiting_clients: waiting_clients as u32,
+            waiting_clients,
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
@@ -611,6 +639,7 @@ impl Engine {
         let high_busy = self.high_busy;
         let Some(c) = self.clients.get_mut(&id) else { return };
         let Some(w) = c.waiting.pop_front() else { return };
+        self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
         c.window_noted = false;
