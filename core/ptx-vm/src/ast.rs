@@ -183,6 +183,8 @@ pub(crate) struct Unit {
     pub globals: Vec<GlobalVar>,
     pub shared: Vec<SharedVar>,
     pub functions: Vec<Function>,
+    /// Functions by name.
+    pub names: std::collections::HashMap<String, usize>,
     /// `.alias a, b`.
     pub aliases: std::collections::HashMap<String, String>,
 }
@@ -190,6 +192,6 @@ pub(crate) struct Unit {
 impl Unit {
     pub(crate) fn function(&self, name: &str) -> Option<usize> {
         let name = self.aliases.get(name).map_or(name, String::as_str);
-        self.functions.iter().position(|f| f.name == name)
+        self.names.get(name).copied()
     }
 }

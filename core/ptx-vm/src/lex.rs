@@ -63,7 +63,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The line of the token that [`Lexer::next`] will return.
-    pub(crate) fn line(&self) -> u32 {
+    pub(crate) fn peek_line(&self) -> u32 {
         self.peek_line
     }
 
@@ -287,6 +287,6 @@ mod tests {
     fn odd_bytes_end_and_lines() {
         assert_eq!(all("\u{e9} \"open"), [Tok::Punct('\u{e9}'), Tok::Punct('"')]);
         let mut lexer = Lexer::new("/* a\nb */\n x");
-        assert_eq!((lexer.line(), lexer.next()), (3, Tok::Ident("x")));
+        assert_eq!((lexer.peek_line(), lexer.next()), (3, Tok::Ident("x")));
     }
 }

@@ -131,13 +131,14 @@ impl Kernel {
     fn new(f: &Function, d: Decoded) -> Kernel {
         let param =
             |p: &crate::ast::Formal| Param { offset: p.offset, size: p.size, align: p.align };
+        // Half of the rows kept for one instruction's own values are spare.
         let rows = d.funcs.iter().map(|f| f.rows).max().unwrap_or(0);
         Kernel {
             name: f.name.clone(),
             params: f.params.iter().map(param).collect(),
             param_bytes: f.param_bytes,
             static_shared_bytes: d.static_shared,
-            registers: rows.next_multiple_of(8).clamp(16, 255),
+            registers: rows.saturating_sub(8).next_multiple_of(8).clamp(16, 255),
             local_bytes: f.frame_bytes,
             max_threads: f.max_threads.unwrap_or(THREADS_MAX).min(THREADS_MAX),
             required_block: f.required_block,

@@ -11,6 +11,9 @@ use std::collections::BinaryHeap;
 /// Past this many bits of liveness sets, each register gets its own row.
 const LIVENESS_BITS_MAX: usize = 1 << 29;
 
+/// Loops nest a few deep; code that needs more passes is hostile.
+const PASSES_MAX: u32 = 100;
+
 /// Each register's row (or predicate index), and how many there are.
 pub(crate) struct RegMap {
     pub slot: Vec<u32>,
@@ -168,8 +171,12 @@ fn lifetimes(f: &Function) -> Option<Vec<Option<(usize, usize)>>> {
     }
     // Live at each block's start, to a fixed point from the end.
     let mut live = gen_.clone();
-    let mut changed = true;
+    let (mut changed, mut passes) = (true, 0);
     while changed {
+        passes += 1;
+        if passes > PASSES_MAX {
+            return None;
+        }
         changed = false;
         for b in (0..blocks.len()).rev() {
             for w in 0..words {

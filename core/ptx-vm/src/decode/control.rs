@@ -98,6 +98,9 @@ impl Decoder<'_> {
             Operand::Name(name, _) => self.callee(name)?,
             _ => return Err("no such target".into()),
         };
+        if rets.iter().any(|op| matches!(op, Operand::Int(_))) {
+            return Err("a result needs a place".into());
+        }
         let rets: Result<Vec<Place>> = rets.iter().map(|op| self.actual(op)).collect();
         let args: Result<Vec<Place>> = actuals.iter().map(|op| self.actual(op)).collect();
         let (args, rets) = (args?.into_boxed_slice(), rets?.into_boxed_slice());

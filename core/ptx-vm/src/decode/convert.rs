@@ -183,7 +183,7 @@ impl Decoder<'_> {
         // Between floats of one type only `rni` and its like round.
         let own = cvt::pack(dst, src, d_bits, integral.is_some() && dst.is_float(), flags);
         let zero = self.constant(0, 32);
-        let wide = u8::from(d_bits == 64) * WD | u8::from(a_wide) * WA;
+        let wide = if d_bits == 64 { WD } else { 0 } | if a_wide { WA } else { 0 };
         self.emit(Op::Lane { f: cvt::convert, m: own, d, a, b: zero, c: zero, wide });
         Ok(())
     }

@@ -19,7 +19,7 @@ impl Decoder<'_> {
         while let Some(name) = m.next() {
             names.push(name);
         }
-        let saturate = names.iter().any(|n| *n == "satfinite");
+        let saturate = names.contains(&"satfinite");
         names.retain(|n| *n != "satfinite");
         let [d, a, b, c] = names[..] else { return Err("four types belong here".into()) };
         if d != c {

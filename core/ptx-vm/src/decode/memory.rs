@@ -88,7 +88,7 @@ impl Decoder<'_> {
         Ok(at)
     }
 
-    fn elements<'i>(op: &'i Operand, count: usize) -> Result<&'i [Operand]> {
+    fn elements(op: &Operand, count: usize) -> Result<&[Operand]> {
         let items = match op {
             Operand::Vec(items) => items.as_slice(),
             one => std::slice::from_ref(one),

@@ -2,18 +2,20 @@
 //! resolved here, once, so that `exec` decides nothing twice.
 
 mod alu;
+mod compare;
 mod control;
 mod convert;
 mod matrix;
 mod memory;
+mod types;
 
 use crate::ast::{Class, Function, Instr, Operand, SReg, Space, Sym, Unit};
 use crate::error::PtxError;
 use crate::ir::{CONST, FuncInfo, Inst, NONE, Op, P, PSrc, Place, R, Row, Slot};
-use crate::lanes::{FTZ, NAN, RELU, RM, RN, RNA, RP, RZ, SAT, XORSIGN};
 use crate::parse::FUNCTION_BASE;
 use crate::regs::{self, RegMap};
 use std::collections::HashMap;
+use types::{B16, B32, B64, Kind, Mods, Ty};
 
 /// An instruction that cannot be decoded, and why; the line is added later.
 pub(super) type Result<T> = std::result::Result<T, String>;
@@ -27,156 +29,6 @@ pub(crate) struct Decoded {
     pub dynamic_align: u32,
     pub recursive: bool,
     pub unsupported: Option<PtxError>,
-}
-
-/// What kind of number a type holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Pred,
-    Bits,
-    Unsigned,
-    Signed,
-    Float,
-    /// Brain float: bf16 and its pair.
-    Brain,
-    /// Two 16-bit integers.
-    Pair,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ty {
-    pub kind: Kind,
-    pub bits: u32,
-    /// Two halves of 16 bits.
-    pub packed: bool,
-}
-
-impl Ty {
-    fn parse(name: &str) -> Option<Ty> {
-        let ty = |kind, bits, packed| Some(Ty { kind, bits, packed });
-        match name {
-            "pred" => ty(Kind::Pred, 1, false),
-            "f16x2" => ty(Kind::Float, 32, true),
-            "bf16x2" => ty(Kind::Brain, 32, true),
-            "bf16" => ty(Kind::Brain, 16, false),
-            "u16x2" | "s16x2" => ty(Kind::Pair, 32, true),
-            _ => {
-                let kind = match name.as_bytes().first()? {
-                    b'b' => Kind::Bits,
-                    b'u' => Kind::Unsigned,
-                    b's' => Kind::Signed,
-                    b'f' => Kind::Float,
-                    _ => return None,
-                };
-                let bits = name[1..].parse().ok()?;
-                let fits = matches!(bits, 8 | 16 | 32 | 64 | 128)
-                    && !(kind == Kind::Float && matches!(bits, 8 | 128))
-                    && !name[1..].starts_with(['0', '+']);
-                fits.then_some(Ty { kind, bits, packed: false })
-            }
-        }
-    }
-
-    pub(super) fn is_int(self) -> bool {
-        matches!(self.kind, Kind::Bits | Kind::Unsigned | Kind::Signed)
-    }
-
-    pub(super) fn signed(self) -> bool {
-        self.kind == Kind::Signed
-    }
-
-    /// f32 or f64.
-    pub(super) fn is_float(self) -> bool {
-        self.kind == Kind::Float && self.bits >= 32 && !self.packed
-    }
-
-    pub(super) fn is_half(self) -> bool {
-        self.kind == Kind::Brain || (self.kind == Kind::Float && (self.bits == 16 || self.packed))
-    }
-
-    pub(super) fn wide(self) -> bool {
-        self.bits == 64
-    }
-}
-
-/// The suffixes of an opcode; each must be taken for the instruction to decode.
-pub(super) struct Mods<'a> {
-    parts: Vec<(&'a str, bool)>,
-}
-
-impl<'a> Mods<'a> {
-    fn new(op: &'a str) -> Self {
-        Self { parts: op.split('.').skip(1).map(|p| (p, false)).collect() }
-    }
-
-    pub(super) fn take(&mut self, name: &str) -> bool {
-        match self.parts.iter_mut().find(|p| p.0 == name && !p.1) {
-            Some(part) => {
-                part.1 = true;
-                true
-            }
-            None => false,
-        }
-    }
-
-    pub(super) fn take_any(&mut self, names: &[&'static str]) -> Option<&'static str> {
-        names.iter().copied().find(|n| self.take(n))
-    }
-
-    /// Takes every suffix that starts so: cache hints.
-    pub(super) fn take_prefix(&mut self, prefix: &str) -> bool {
-        let mut hit = false;
-        for part in self.parts.iter_mut().filter(|p| p.0.starts_with(prefix)) {
-            part.1 = true;
-            hit = true;
-        }
-        hit
-    }
-
-    /// The next suffix that is a type.
-    pub(super) fn ty(&mut self) -> Result<Ty> {
-        self.try_ty().ok_or_else(|| "no type".to_string())
-    }
-
-    pub(super) fn try_ty(&mut self) -> Option<Ty> {
-        let part = self.parts.iter_mut().find(|p| !p.1 && Ty::parse(p.0).is_some())?;
-        part.1 = true;
-        Ty::parse(part.0)
-    }
-
-    /// The first suffix not taken yet, which is then taken.
-    pub(super) fn next(&mut self) -> Option<&'a str> {
-        let part = self.parts.iter_mut().find(|p| !p.1)?;
-        part.1 = true;
-        Some(part.0)
-    }
-
-    /// Rounding, flushing and clamping, as the lane functions take them.
-    pub(super) fn flags(&mut self) -> u32 {
-        let mut m = match self.take_any(&["rn", "rz", "rm", "rp", "rna"]) {
-            Some("rz") => RZ,
-            Some("rm") => RM,
-            Some("rp") => RP,
-            Some("rna") => RNA,
-            _ => RN,
-        };
-        for (name, bit) in
-            [("ftz", FTZ), ("sat", SAT), ("relu", RELU), ("NaN", NAN), ("xorsign", XORSIGN)]
-        {
-            if self.take(name) {
-                m |= bit;
-            }
-        }
-        self.take("abs");
-        m
-    }
-
-    fn finish(&self) -> Result<()> {
-        match self.parts.iter().find(|p| !p.1) {
-            Some((part, _)) => Err(format!("modifier `.{part}` is unknown here")),
-            None => Ok(()),
-        }
-    }
 }
 
 /// Constants, each broadcast to a row, without duplicates.
@@ -232,12 +84,6 @@ fn reachable(unit: &Unit, root: usize) -> (Vec<usize>, bool) {
     let mut order = vec![root];
     let mut seen = vec![false; unit.functions.len()];
     seen[root] = true;
-    let by_name: HashMap<&str, usize> =
-        unit.functions.iter().enumerate().map(|(i, f)| (f.name.as_str(), i)).collect();
-    let resolve = |name: &str| {
-        let name = unit.aliases.get(name).map_or(name, String::as_str);
-        by_name.get(name).copied()
-    };
     let (mut at, mut indirect, mut calls) = (0, false, false);
     while at < order.len() {
         let f = &unit.functions[order[at]];
@@ -246,7 +92,7 @@ fn reachable(unit: &Unit, root: usize) -> (Vec<usize>, bool) {
             let mut direct = false;
             for op in &instr.args {
                 if let Operand::Name(name, _) = op
-                    && let Some(callee) = resolve(name)
+                    && let Some(callee) = unit.function(name)
                 {
                     direct = true;
                     calls |= unit.functions[callee].has_body;
@@ -622,8 +468,3 @@ impl Decoder<'_> {
         }
     }
 }
-
-/// A type for operands that are plain bits.
-pub(super) const B32: Ty = Ty { kind: Kind::Bits, bits: 32, packed: false };
-pub(super) const B64: Ty = Ty { kind: Kind::Bits, bits: 64, packed: false };
-pub(super) const B16: Ty = Ty { kind: Kind::Bits, bits: 16, packed: false };

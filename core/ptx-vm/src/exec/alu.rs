@@ -174,8 +174,8 @@ unsafe fn bin32(regs: &Regs, m: u32, k: Bin32, d: R, a: R, b: R) {
         Bin32::FSubZ => go!(f32, |a, b| nan(ftz(ftz(a) - ftz(b)))),
         Bin32::FMulZ => go!(f32, |a, b| nan(ftz(ftz(a) * ftz(b)))),
         Bin32::FDiv => go!(f32, |a, b| nan(a / b)),
-        Bin32::FMin => go!(f32, |a, b| fmin(a, b)),
-        Bin32::FMax => go!(f32, |a, b| fmax(a, b)),
+        Bin32::FMin => go!(f32, fmin),
+        Bin32::FMax => go!(f32, fmax),
     }
 }
 
@@ -319,8 +319,8 @@ unsafe fn un(regs: &Regs, m: u32, k: Un, d: R, a: R) {
         Un::Mov64 => go!(u64 => u64, |a| a),
         Un::Not32 => go!(u32 => u32, |a| !a),
         Un::Neg32 => go!(u32 => u32, |a| a.wrapping_neg()),
-        Un::FNeg => go!(u32 => u32, |a| a ^ 1 << 31),
-        Un::FAbs => go!(u32 => u32, |a| a & !(1 << 31)),
+        Un::FNeg => go!(f32 => u32, |a| nan(-a)),
+        Un::FAbs => go!(f32 => u32, |a| nan(a.abs())),
         Un::U32To64 => go!(u32 => u64, u64::from),
         Un::S32To64 => go!(i32 => i64, i64::from),
         Un::Low32 => go!(u64 => u32, |a| a as u32),
@@ -329,13 +329,15 @@ unsafe fn un(regs: &Regs, m: u32, k: Un, d: R, a: R) {
         Un::F32ToS32 => go!(f32 => i32, |a| a as i32),
         Un::F32ToU32 => go!(f32 => u32, |a| a as u32),
         Un::F32ToF64 => go!(f32 => f64, f64::from),
-        Un::F64ToF32 => go!(f64 => u32, |a| nan(a as f32)),
+        Un::F64ToF32 => go!(f64 => f32, |a| a as f32),
         Un::F16ToF32 => go!(u32 => u32, |a| nan(half::f16_to_f32(a))),
         Un::F32ToF16 => go!(f32 => u32, half::f32_to_f16),
-        Un::Bf16ToF32 => go!(u32 => u32, |a| nan(half::bf16_to_f32(a))),
+        Un::Bf16ToF32 => go!(u32 => u32, |a| a << 16),
     }
 }
 
+// NaN makes `!(a < b)` and `a >= b` different questions.
+#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool, clippy::double_comparisons)]
 #[inline(always)]
 unsafe fn setp(regs: &Regs, m: u32, t: CmpType, cmp: Cmp, a: R, b: R) -> u32 {
     macro_rules! go {

@@ -6,7 +6,7 @@ use super::warp::{State, Warp};
 use super::{Block, Checked, FaultKind, fault};
 use crate::ir::{Bar, BarKind, NONE, Op};
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Barrier {
     /// Lanes that arrived, by warp.
     arrived: [u32; 32],
@@ -16,12 +16,6 @@ pub(crate) struct Barrier {
     yes: u32,
     all: u32,
     active: bool,
-}
-
-impl Default for Barrier {
-    fn default() -> Self {
-        Self { arrived: [0; 32], count: None, yes: 0, all: 0, active: false }
-    }
 }
 
 /// Notes the arrival of the lanes `m`; whether they have to wait.

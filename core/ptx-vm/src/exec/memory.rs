@@ -130,7 +130,7 @@ impl Block<'_> {
                     .then(|| self.local as u64 + thread * self.local_stride + a)
             }
             Space::Param => {
-                let params = self.launch.params;
+                let params = self.params;
                 (!write && within(a, params.len() as u64)).then(|| params.as_ptr() as u64 + a)
             }
             Space::Generic if a >= window::SHARED => {
@@ -243,6 +243,7 @@ pub(crate) unsafe fn load(
             continue;
         }
         let step = u64::from(t.size) * e as u64;
+        // SAFETY: as above.
         unsafe {
             match (t.size, t.widen) {
                 (4, Widen::Zero32) => {
@@ -289,6 +290,7 @@ pub(crate) unsafe fn store(
     b.resolve(place, t.at.space, &mut at, m, bytes, true)?;
     for (e, &s) in t.rows.iter().enumerate().take(usize::from(t.count)) {
         let step = u64::from(t.size) * e as u64;
+        // SAFETY: as above.
         unsafe {
             match (t.size, t.wide) {
                 (4, false) => {
@@ -347,7 +349,7 @@ pub(crate) unsafe fn load_param(
     (d, offset, size, wide): (R, u32, u8, bool),
 ) -> Checked<()> {
     let (from, n) = (offset as usize, usize::from(size));
-    let Some(bytes) = b.launch.params.get(from..from + n) else {
+    let Some(bytes) = b.params.get(from..from + n) else {
         let kind = FaultKind::Illegal {
             address: u64::from(offset),
             bytes: u32::from(size),

@@ -77,6 +77,8 @@ pub struct Scratch {
     warps: Vec<Warp>,
     shared: Vec<u128>,
     local: Vec<u128>,
+    /// The parameters, aligned for any access.
+    params: Vec<u128>,
     /// `%tid` by warp: a row each of x, y and z.
     tid: Vec<Row>,
     tid_of: [u32; 3],
@@ -126,6 +128,7 @@ pub(crate) struct Block<'a> {
     shared: *mut u8,
     shared_bytes: u64,
     local: *mut u8,
+    params: &'a [u8],
     /// Bytes of local memory a thread has.
     local_stride: u64,
     tid: *const Row,
@@ -208,6 +211,14 @@ pub fn run_block(
     let local_stride = u64::from(launch.kernel.local_bytes + calls).next_multiple_of(16);
     grow(&mut scratch.shared, shared_bytes);
     grow(&mut scratch.local, local_stride * u64::from(threads));
+    let param_bytes = launch.kernel.param_bytes as usize;
+    grow(&mut scratch.params, param_bytes as u64);
+    // SAFETY: `grow` made room for the bytes; any bytes make a `u128`.
+    let params = unsafe {
+        let at = scratch.params.as_mut_ptr().cast::<u8>();
+        at.copy_from_nonoverlapping(launch.params.as_ptr(), param_bytes);
+        std::slice::from_raw_parts(at, param_bytes)
+    };
     while scratch.warps.len() < warps {
         scratch.warps.push(Warp::default());
     }
@@ -218,6 +229,7 @@ pub fn run_block(
         shared: scratch.shared.as_mut_ptr().cast(),
         shared_bytes,
         local: scratch.local.as_mut_ptr().cast(),
+        params,
         local_stride,
         tid: scratch.tid.as_ptr(),
         ranges: [(0, 0); 4],

@@ -322,7 +322,6 @@ fn run_frag(
                 continue;
             }
         }
-        // SAFETY: below: the instruction is of the function whose frame this is.
         match &inst.op {
             Op::Bra(target) => {
                 let target = *target;
@@ -344,16 +343,20 @@ fn run_frag(
                 continue;
             }
             Op::Load(t) => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 check!(unsafe { memory::load(block, &regs, place, t, m) });
                 if t.strong {
                     strong!();
                 }
             }
+            // SAFETY: the instruction is of the function whose frame this is.
             Op::Store(t) => check!(unsafe { memory::store(block, &regs, place, t, m) }),
             &Op::LdParam { d, offset, size, wide } => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 check!(unsafe { memory::load_param(block, &regs, m, (d, offset, size, wide)) });
             }
             Op::Atom(a) => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 check!(unsafe { memory::atom(block, &regs, place, a, m) });
                 strong!();
             }
@@ -387,18 +390,13 @@ fn run_frag(
                 continue;
             }
             Op::BrxIdx(a, table) => {
-                if brx(warp, &regs, at, *a, table, m, pc) {
-                    *count = n;
-                    return Ok(End::Look);
-                }
-                let lane = m.trailing_zeros();
-                check!(fault::<()>(
-                    FaultKind::Illegitimate("a branch index past its table".into()),
-                    lane
-                ));
+                check!(brx(warp, &regs, at, *a, table, m, pc));
+                *count = n;
+                return Ok(if n >= quantum { End::Turn } else { End::Look });
             }
             Op::Bar(bar) => {
                 let first = m.trailing_zeros() as usize;
+                // SAFETY: the instruction is of the function whose frame this is.
                 let (pred, id, threads) = unsafe {
                     let threads = if bar.count == crate::ir::NONE {
                         0
@@ -454,21 +452,26 @@ fn run_frag(
             }
             Op::ActiveMask(d) => {
                 for lane in Lanes(m) {
+                    // SAFETY: the instruction is of the function whose frame this is.
                     unsafe { put(&regs, *d, false, lane, u64::from(m)) };
                 }
             }
+            // SAFETY: the instruction is of the function whose frame this is.
             &Op::SReg(s, d) => unsafe { group::special(block, &regs, s, d, m, place) },
             &Op::FrameAddr { d, wide, offset } => {
                 for lane in Lanes(m) {
+                    // SAFETY: the instruction is of the function whose frame this is.
                     unsafe { put(&regs, d, wide, lane, u64::from(place.frame + offset)) };
                 }
             }
             &Op::IsSpace { p, a, space } => {
                 let mut bits = 0;
                 for lane in Lanes(m) {
+                    // SAFETY: the instruction is of the function whose frame this is.
                     let address = unsafe { get(&regs, a, true, lane) };
                     bits |= u32::from(memory::in_space(block, space, address)) << lane;
                 }
+                // SAFETY: the instruction is of the function whose frame this is.
                 unsafe { regs.set_pred(p, m, bits) };
             }
             Op::Fence => fence(Ordering::SeqCst),
@@ -483,17 +486,20 @@ fn run_frag(
                 });
             }
             Op::CpAsync { dst, src, size, n } => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 check!(unsafe { memory::cp_async(block, &regs, place, (dst, src, *size, *n), m) });
             }
             Op::LdMatrix { at, count, trans, store, rows } => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 check!(unsafe {
                     memory::matrix(block, &regs, place, (at, *count, *trans, *store, rows), m)
                 });
             }
+            // SAFETY: the instruction is of the function whose frame this is.
             Op::Mma(op) => unsafe { matrix::mma(&regs, op) },
             Op::Trap => check!(fault::<()>(FaultKind::Trap, m.trailing_zeros())),
-            // SAFETY: as above.
             op => {
+                // SAFETY: the instruction is of the function whose frame this is.
                 let known = unsafe { alu::step(&regs, op, m) };
                 debug_assert!(known, "{op:?}");
             }
@@ -514,9 +520,17 @@ fn leave_block(warp: &mut Warp, at: usize, m: u32, pc: u32) {
     }
 }
 
-/// Splits a fragment by the lanes' targets; `false` if an index is too large.
+/// Splits a fragment by the lanes' targets.
 #[inline(never)]
-fn brx(warp: &mut Warp, regs: &Regs, at: usize, a: u32, table: &[u32], m: u32, pc: u32) -> bool {
+fn brx(
+    warp: &mut Warp,
+    regs: &Regs,
+    at: usize,
+    a: u32,
+    table: &[u32],
+    m: u32,
+    pc: u32,
+) -> Checked<()> {
     let frag = warp.frags[at];
     let mut left = m;
     let mut parts: Vec<Frag> = Vec::new();
@@ -526,7 +540,10 @@ fn brx(warp: &mut Warp, regs: &Regs, at: usize, a: u32, table: &[u32], m: u32, p
         }
         // SAFETY: the row is of the current function.
         let index = |lane| unsafe { get(regs, a, false, lane) };
-        let Some(&target) = table.get(index(lane) as usize) else { return false };
+        let Some(&target) = table.get(index(lane) as usize) else {
+            let detail = format!("branch index {} of a table of {}", index(lane), table.len());
+            return fault(FaultKind::Illegitimate(detail), lane as u32);
+        };
         let same = Lanes(left).filter(|&l| index(l) == index(lane)).fold(0, |acc, l| acc | 1 << l);
         left &= !same;
         parts.push(Frag { pc: target, mask: same, ..frag });
@@ -536,5 +553,5 @@ fn brx(warp: &mut Warp, regs: &Regs, at: usize, a: u32, table: &[u32], m: u32, p
     }
     warp.frags.swap_remove(at);
     warp.frags.extend(parts);
-    true
+    Ok(())
 }

@@ -99,7 +99,12 @@ fn read_float(src: Num, m: u32, a: u64) -> f64 {
         Num::BF16 => f64::from(super::half::bf16_to_f32(a as u32 & 0xffff)),
         Num::F32 => {
             let x = f32::from_bits(a as u32);
-            f64::from(if m & FTZ != 0 { float::ftz32(x) } else { x })
+            if m & FTZ != 0 {
+                // Flushing is an addition, which makes NaNs canonical.
+                let x = if x.is_nan() { f32::from_bits(float::NAN32) } else { x };
+                return f64::from(float::ftz32(x));
+            }
+            f64::from(x)
         }
         _ => f64::from_bits(a),
     }
@@ -163,6 +168,9 @@ pub(crate) fn convert(m: u32, a: u64, _: u64, _: u64) -> u64 {
         }
         (true, _) => {
             let x = read_float(src, m, a);
+            if x.is_nan() && src == Num::F64 && dst != Num::F64 && m & SAT == 0 {
+                return narrow_nan(dst, a);
+            }
             if m & INTEGRAL != 0 {
                 let r = round_integral(m, x);
                 return write_float(dst, m & !ROUND, r.copysign(x));
@@ -173,13 +181,24 @@ pub(crate) fn convert(m: u32, a: u64, _: u64, _: u64) -> u64 {
     }
 }
 
+/// An f64 NaN in fewer bits: quiet, with its sign and its upper bits.
+fn narrow_nan(dst: Num, a: u64) -> u64 {
+    let f = a >> 32 & 0x8000_0000 | 0x7fc0_0000 | a >> 29 & 0x003f_ffff;
+    match dst {
+        Num::F16 => f >> 16 & 0x8000 | 0x7e00 | f >> 13 & 0x1ff,
+        Num::BF16 => f >> 16,
+        _ => f,
+    }
+}
+
 fn sat01(dst: Num, m: u32, bits: u64) -> u64 {
     if m & SAT == 0 { bits } else { write_float(dst, m & !ROUND, read_float(dst, 0, bits)) }
 }
 
 fn relu_encode(format: Small, m: u32, x: u64) -> u32 {
     let mut x = f64::from(f32::from_bits(x as u32));
-    if m & RELU != 0 && x < 0.0 {
+    // Negative zero too becomes zero; NaN stays.
+    if m & RELU != 0 && x <= 0.0 {
         x = 0.0;
     }
     format.encode(m, x)
@@ -202,7 +221,17 @@ pub(crate) fn packed(name: &str) -> Option<LaneFn> {
         "bf16x2.f32" => {
             |m, a, b, _| u64::from(relu_encode(BF16, m, a) << 16 | relu_encode(BF16, m, b))
         }
-        "tf32.f32" => |m, a, _, _| u64::from(relu_encode(TF32, m, a) << 13),
+        "tf32.f32" => |m, a, _, _| {
+            let x = f32::from_bits(a as u32);
+            if m & RELU != 0 && x <= 0.0 {
+                return 0;
+            }
+            match m & ROUND {
+                // Half is added to the bits, NaN or not.
+                RNA => u64::from((a as u32).wrapping_add(0x1000) & !0x1fff),
+                _ => u64::from(TF32.encode(m, f64::from(x)) << 13),
+            }
+        },
         "e4m3x2.f32" => |m, a, b, _| {
             let m = m | SATFINITE;
             u64::from(relu_encode(E4M3, m, a) << 8 | relu_encode(E4M3, m, b))

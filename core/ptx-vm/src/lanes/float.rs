@@ -97,8 +97,17 @@ pub(crate) fn narrow(mode: u32, x: f64) -> f32 {
     }
 }
 
-/// Moves `r`, rounded to nearest from `r + err`, to where `mode` puts it.
-fn direct(mode: u32, r: f64, err: f64) -> f64 {
+/// Moves `r`, rounded to nearest from `r + err`, to where `mode` puts it;
+/// `finite` says that the operands are, so that an infinite `r` overflowed.
+fn direct(mode: u32, r: f64, err: f64, finite: bool) -> f64 {
+    if r.is_infinite() && finite {
+        return match mode & ROUND {
+            RZ => f64::MAX.copysign(r),
+            RM if r > 0.0 => f64::MAX,
+            RP if r < 0.0 => f64::MIN,
+            _ => r,
+        };
+    }
     if err == 0.0 || err.is_nan() || !r.is_finite() {
         return r;
     }
@@ -109,6 +118,13 @@ fn direct(mode: u32, r: f64, err: f64) -> f64 {
         RP if err > 0.0 => r.next_up(),
         _ => r,
     }
+}
+
+/// A sum of `x` and `y`: an exact zero is negative when rounding down, unless
+/// both are positive zeros.
+fn zero_sum(mode: u32, x: f64, y: f64, sum: f64) -> f64 {
+    let down = mode & ROUND == RM && sum == 0.0;
+    if down && (x.is_sign_negative() || y.is_sign_negative()) { -0.0 } else { sum }
 }
 
 /// The sign of `a * b + c - r`.
@@ -133,11 +149,13 @@ pub(crate) fn f32_by_name(name: &str) -> Option<LaneFn> {
     Some(match name {
         "add" => |m, a, b, _| {
             let (a, b) = (get32(m, a), get32(m, b));
-            wide32!(m, a + b, add_odd(a.into(), b.into()))
+            let sum = |a: f64, b: f64| zero_sum(m, a, b, add_odd(a, b));
+            wide32!(m, a + b, sum(a.into(), b.into()))
         },
         "sub" => |m, a, b, _| {
             let (a, b) = (get32(m, a), get32(m, b));
-            wide32!(m, a - b, add_odd(a.into(), (-b).into()))
+            let sum = |a: f64, b: f64| zero_sum(m, a, b, add_odd(a, b));
+            wide32!(m, a - b, sum(a.into(), (-b).into()))
         },
         "mul" => |m, a, b, _| {
             let (a, b) = (get32(m, a), get32(m, b));
@@ -145,11 +163,23 @@ pub(crate) fn f32_by_name(name: &str) -> Option<LaneFn> {
         },
         "fma" | "mad" => |m, a, b, c| {
             let (a, b, c) = (get32(m, a), get32(m, b), get32(m, c));
-            wide32!(m, a.mul_add(b, c), fma_odd(a.into(), b.into(), c.into()))
+            let sum = |a: f64, b: f64, c: f64| zero_sum(m, a * b, c, fma_odd(a, b, c));
+            wide32!(m, a.mul_add(b, c), sum(a.into(), b.into(), c.into()))
         },
         "div" => |m, a, b, _| {
             let (a, b) = (get32(m, a), get32(m, b));
             wide32!(m, a / b, div_odd(a.into(), b.into()))
+        },
+        // The approximation's reciprocal underflows for divisors this large.
+        "div.approx" => |m, a, b, _| {
+            let (a, b) = (get32(m, a), get32(m, b));
+            let large = b.is_finite() && b.abs() > f32::from_bits(0x7e80_0000);
+            let q = match (large, a.is_infinite()) {
+                (true, true) => f32::NAN,
+                (true, false) if !a.is_nan() => 0f32.copysign(a) * 1f32.copysign(b),
+                _ => a / b,
+            };
+            put32(m, q)
         },
         "rcp" => |m, a, _, _| {
             let a = get32(m, a);
@@ -165,9 +195,8 @@ pub(crate) fn f32_by_name(name: &str) -> Option<LaneFn> {
         "lg2" => |m, a, _, _| put32(m, get32(m, a).log2()),
         "ex2" => |m, a, _, _| put32(m, get32(m, a).exp2()),
         "tanh" => |m, a, _, _| put32(m, f64::from(get32(m, a)).tanh() as f32),
-        // Sign operations keep a NaN's other bits.
-        "abs" => |m, a, _, _| u64::from(get32(m, a).to_bits() & !(1 << 31)),
-        "neg" => |m, a, _, _| u64::from(get32(m, a).to_bits() ^ 1 << 31),
+        "abs" => |m, a, _, _| put32(m, get32(m, a).abs()),
+        "neg" => |m, a, _, _| put32(m, -get32(m, a)),
         "min" => |m, a, b, c| min_max32(m, a, b, c, false),
         "max" => |m, a, b, c| min_max32(m, a, b, c, true),
         "copysign" => |_, a, b, _| (b & !(1 << 31)) | (a & 1 << 31),
@@ -216,26 +245,42 @@ pub(crate) fn f64_by_name(name: &str) -> Option<LaneFn> {
         "mul" => |m, a, b, _| {
             let (a, b) = (get64(a), get64(b));
             let r = a * b;
-            put64(m, if m & ROUND == RN { r } else { direct(m, r, a.mul_add(b, -r)) })
+            put64(
+                m,
+                if m & ROUND == RN {
+                    r
+                } else {
+                    direct(m, r, a.mul_add(b, -r), a.is_finite() && b.is_finite())
+                },
+            )
         },
         "fma" | "mad" => |m, a, b, c| {
             let (a, b, c) = (get64(a), get64(b), get64(c));
             let r = a.mul_add(b, c);
-            put64(m, if m & ROUND == RN { r } else { direct(m, r, fma_error(a, b, c, r)) })
+            let finite = a.is_finite() && b.is_finite() && c.is_finite();
+            put64(
+                m,
+                if m & ROUND == RN {
+                    r
+                } else {
+                    zero_sum(m, a * b, c, direct(m, r, fma_error(a, b, c, r), finite))
+                },
+            )
         },
         "div" => |m, a, b, _| div64(m, get64(a), get64(b)),
         "rcp" => |m, a, _, _| div64(m, 1.0, get64(a)),
         "sqrt" => |m, a, _, _| {
             let a = get64(a);
             let r = a.sqrt();
-            put64(m, if m & ROUND == RN { r } else { direct(m, r, (-r).mul_add(r, a)) })
+            put64(m, if m & ROUND == RN { r } else { direct(m, r, (-r).mul_add(r, a), false) })
         },
         "rsqrt" => |m, a, _, _| put64(m, 1.0 / get64(a).sqrt()),
         // The approximations of f64 give the high word; the low one is zero.
         "rcp.approx" => |_, a, _, _| (1.0 / get64(a)).to_bits() & !0xffff_ffff,
         "rsqrt.approx" => |_, a, _, _| (1.0 / get64(a).sqrt()).to_bits() & !0xffff_ffff,
-        "abs" => |_, a, _, _| a & !(1 << 63),
-        "neg" => |_, a, _, _| a ^ 1 << 63,
+        // f64 NaNs pass as they are, sign included.
+        "abs" => |_, a, _, _| if get64(a).is_nan() { a } else { a & !(1 << 63) },
+        "neg" => |_, a, _, _| if get64(a).is_nan() { a } else { a ^ (1 << 63) },
         "min" => |m, a, b, _| put64(m, pick(m, get64(a), get64(b), false)),
         "max" => |m, a, b, _| put64(m, pick(m, get64(a), get64(b), true)),
         "copysign" => |_, a, b, _| (b & !(1 << 63)) | (a & 1 << 63),
@@ -245,7 +290,14 @@ pub(crate) fn f64_by_name(name: &str) -> Option<LaneFn> {
 
 fn add64(m: u32, a: f64, b: f64) -> u64 {
     let r = a + b;
-    put64(m, if m & ROUND == RN { r } else { direct(m, r, sum_error(a, b, r)) })
+    put64(
+        m,
+        if m & ROUND == RN {
+            r
+        } else {
+            zero_sum(m, a, b, direct(m, r, sum_error(a, b, r), a.is_finite() && b.is_finite()))
+        },
+    )
 }
 
 fn div64(m: u32, a: f64, b: f64) -> u64 {
@@ -254,7 +306,7 @@ fn div64(m: u32, a: f64, b: f64) -> u64 {
         return put64(m, r);
     }
     let rest = (-r).mul_add(b, a);
-    put64(m, direct(m, r, if b < 0.0 { -rest } else { rest }))
+    put64(m, direct(m, r, if b < 0.0 { -rest } else { rest }, a.is_finite() && b != 0.0))
 }
 
 /// `testp` by its suffix.
@@ -277,7 +329,8 @@ pub(crate) fn testp(name: &str, double: bool) -> Option<LaneFn> {
         "notanumber" => |m, a, _, _| u64::from(wide(m, a).is_nan()),
         "normal" => |m, a, _, _| {
             let x = wide(m, a);
-            u64::from(x.is_finite() && x != 0.0 && !subnormal(m, a))
+            // Zeros count as normal.
+            u64::from(x.is_finite() && !subnormal(m, a))
         },
         "subnormal" => |m, a, _, _| u64::from(subnormal(m, a)),
         _ => return None,

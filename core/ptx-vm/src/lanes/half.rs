@@ -159,6 +159,12 @@ fn put(m: u32, mut x: f64) -> u32 {
     if m & FTZ != 0 && out & exponent == 0 { out & 0x8000 } else { out }
 }
 
+/// `out`, but the canonical NaN if `v` is one.
+fn number(m: u32, v: u32, out: u32) -> u32 {
+    let infinity = if m & BRAIN != 0 { 0x7f80 } else { 0x7c00 };
+    if v & 0x7fff > infinity { 0x7fff } else { out }
+}
+
 fn each(m: u32, a: u64, b: u64, c: u64, f: impl Fn(u32, u32, u32) -> u32) -> u64 {
     let one = |shift: u32| {
         let cut = |v: u64| (v >> shift) as u32 & 0xffff;
@@ -178,8 +184,8 @@ pub(crate) fn by_name(name: &str) -> Option<LaneFn> {
         "sub" => |m, a, b, _| math(m, a, b, 0, |a, b, _| add_odd(a, -b)),
         "mul" => |m, a, b, _| math(m, a, b, 0, |a, b, _| a * b),
         "fma" | "mad" => |m, a, b, c| math(m, a, b, c, fma_odd),
-        "abs" => |m, a, _, _| each(m, a, 0, 0, |a, _, _| a & 0x7fff),
-        "neg" => |m, a, _, _| each(m, a, 0, 0, |a, _, _| a ^ 0x8000),
+        "abs" => |m, a, _, _| each(m, a, 0, 0, |a, _, _| number(m, a, a & 0x7fff)),
+        "neg" => |m, a, _, _| each(m, a, 0, 0, |a, _, _| number(m, a, a ^ 0x8000)),
         "min" => |m, a, b, _| math(m, a, b, 0, |a, b, _| pick(m, a, b, false)),
         "max" => |m, a, b, _| math(m, a, b, 0, |a, b, _| pick(m, a, b, true)),
         "ex2" => |m, a, _, _| math(m, a, 0, 0, |a, _, _| a.exp2()),

@@ -70,9 +70,12 @@ pub(crate) fn by_name(name: &str) -> Option<LaneFn> {
                 fit(m, wide(m, a) / wide(m, b))
             }
         },
-        // The hardware's answer to `x % 0` is x.
         "rem" => |m, a, b, _| {
-            if low(b, bits(m)) == 0 { low(a, bits(m)) } else { fit(m, wide(m, a) % wide(m, b)) }
+            if low(b, bits(m)) == 0 {
+                low(u64::MAX, bits(m))
+            } else {
+                fit(m, wide(m, a) % wide(m, b))
+            }
         },
         "min" => |m, a, b, _| relu(m, if wide(m, a) <= wide(m, b) { a } else { b }),
         "max" => |m, a, b, _| relu(m, if wide(m, a) >= wide(m, b) { a } else { b }),
@@ -147,9 +150,15 @@ fn bfind(m: u32, a: u64, shift: bool) -> u64 {
     u64::from(if shift { n - 1 - position } else { position })
 }
 
+/// A bit field's position or length: the low byte, but that the 64-bit forms
+/// read the whole word. (So says the H100.)
+fn field(n: u32, v: u32) -> u32 {
+    if n == 64 { v.min(255) } else { v & 255 }
+}
+
 fn bfe(m: u32, a: u64, b: u64, c: u64) -> u64 {
     let n = bits(m);
-    let (position, length) = (b as u32 & 255, c as u32 & 255);
+    let (position, length) = (field(n, b as u32), field(n, c as u32));
     let a = low(a, n);
     let sign_at = (position + length).saturating_sub(1).min(n - 1);
     let negative = is_signed(m) && length != 0 && a >> sign_at & 1 != 0;
@@ -161,7 +170,7 @@ fn bfe(m: u32, a: u64, b: u64, c: u64) -> u64 {
 
 /// `bfi`: inserts `a` into `b`; the modifiers carry nothing but the width.
 pub(crate) fn bfi(n: u32, a: u64, b: u64, position: u32, length: u32) -> u64 {
-    let (position, length) = (position & 255, length & 255);
+    let (position, length) = (field(n, position), field(n, length));
     if position >= n {
         return b;
     }
@@ -171,6 +180,10 @@ pub(crate) fn bfi(n: u32, a: u64, b: u64, position: u32, length: u32) -> u64 {
 
 fn fns(mask: u32, base: u32, offset: i32) -> u64 {
     let none = u64::from(u32::MAX);
+    if offset == i32::MIN {
+        // What the H100 gives; the ISA does not say.
+        return 0;
+    }
     if base > 31 {
         return none;
     }

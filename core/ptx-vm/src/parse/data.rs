@@ -30,15 +30,21 @@ impl<'a> Parser<'a> {
     /// `.align 4 .v2 .b8 name[3][4]`, after the state space.
     pub(super) fn decl(&mut self) -> Result<Decl<'a>> {
         let (mut align, mut elem, mut lanes) = (0u32, None, 1u32);
-        let line = self.lex.line();
+        let line = self.lex.peek_line();
+        let mut pointer = false;
         while let Tok::Dot(word) = self.lex.peek() {
             self.lex.next();
             match word {
+                // After `.ptr` it is the alignment of what is pointed to.
+                "align" if pointer => {
+                    self.int32()?;
+                }
                 "align" => align = self.int32()?,
+                "ptr" => pointer = true,
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
                 // Attributes of pointers to parameters: `.ptr .global`.
-                "ptr" | "global" | "const" | "shared" | "local" | "param" | "reg" => {}
+                "global" | "const" | "shared" | "local" | "param" | "reg" => {}
                 "attribute" => while !matches!(self.lex.next(), Tok::Punct(')') | Tok::End) {},
                 "pred" => elem = Some((word, 0)),
                 _ => match type_bytes(word) {
@@ -77,7 +83,7 @@ impl<'a> Parser<'a> {
 
     pub(super) fn module_variable(&mut self, space: &str, linkage: Linkage) -> Result<()> {
         loop {
-            let line = self.lex.line();
+            let line = self.lex.peek_line();
             let decl = self.decl()?;
             if space == "shared" {
                 self.shared_variable(&decl, linkage.external)?;
@@ -262,14 +268,17 @@ impl<'a> Parser<'a> {
     /// `.reg .b32 %r<10>, %x;`
     pub(super) fn registers(&mut self) -> Result<()> {
         let mut class = None;
-        let line = self.lex.line();
+        let line = self.lex.peek_line();
         while let Tok::Dot(word) = self.lex.peek() {
             self.lex.next();
             class = match (word, type_bytes(word)) {
                 ("pred", _) => Some(Class::Pred),
                 (_, Some(bytes)) => Some(class_of(bytes)),
                 _ => {
-                    return Err(PtxError::new(line, format!("unsupported register type `.{word}`")));
+                    return Err(PtxError::new(
+                        line,
+                        format!("unsupported register type `.{word}`"),
+                    ));
                 }
             };
         }

@@ -36,7 +36,7 @@ impl<'a> Parser<'a> {
     }
 
     fn add_function(&mut self, f: Function) -> Result<()> {
-        if let Some(&at) = self.function_names.get(&f.name) {
+        if let Some(&at) = self.unit.names.get(&f.name) {
             let old = &mut self.unit.functions[at];
             if f.has_body && old.has_body {
                 return Err(PtxError::new(f.line, format!("`{}` is defined twice", f.name)));
@@ -46,7 +46,7 @@ impl<'a> Parser<'a> {
             }
             return Ok(());
         }
-        self.function_names.insert(f.name.clone(), self.unit.functions.len());
+        self.unit.names.insert(f.name.clone(), self.unit.functions.len());
         self.unit.functions.push(f);
         Ok(())
     }
@@ -123,7 +123,7 @@ impl<'a> Parser<'a> {
                     let cluster = self.triple()?;
                     if cluster != [1, 1, 1] {
                         f.unsupported.get_or_insert(PtxError::new(
-                            self.lex.line(),
+                            self.lex.peek_line(),
                             "unsupported directive `.reqnctapercluster` above 1",
                         ));
                     }
@@ -147,7 +147,7 @@ impl<'a> Parser<'a> {
         self.expect('{')?;
         let floor = self.scopes.len();
         loop {
-            let line = self.lex.line();
+            let line = self.lex.peek_line();
             match self.lex.peek() {
                 Tok::End => return self.err(format!("the body of `{}` never ends", f.name)),
                 Tok::Punct('{') => {

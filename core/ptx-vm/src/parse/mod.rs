@@ -48,10 +48,9 @@ pub(crate) struct Parser<'a> {
     scopes: Vec<Scope>,
     /// Classes of the current function's registers.
     regs: Vec<Class>,
-    function_names: HashMap<String, usize>,
     /// Global variables by name, for redeclarations.
     global_names: HashMap<String, usize>,
-    /// `(variable, offset, width, name)` of initialisers that may be functions.
+    /// Bytes of the current function's frame in use, and at most.
     frame_now: u32,
     frame_max: u32,
 }
@@ -62,7 +61,6 @@ pub(crate) fn parse(src: &str) -> Result<Unit> {
         unit: Unit::default(),
         scopes: vec![Scope::default()],
         regs: Vec::new(),
-        function_names: HashMap::new(),
         global_names: HashMap::new(),
         frame_now: 0,
         frame_max: 0,
@@ -80,7 +78,7 @@ pub(crate) struct Linkage {
 
 impl<'a> Parser<'a> {
     fn err<T>(&self, message: impl Into<String>) -> Result<T> {
-        Err(PtxError::new(self.lex.line(), message))
+        Err(PtxError::new(self.lex.peek_line(), message))
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T> {
@@ -120,7 +118,7 @@ impl<'a> Parser<'a> {
     }
 
     fn int32(&mut self) -> Result<u32> {
-        let line = self.lex.line();
+        let line = self.lex.peek_line();
         u32::try_from(self.int()?).map_err(|_| PtxError::new(line, "number out of range"))
     }
 
@@ -145,7 +143,7 @@ impl<'a> Parser<'a> {
 
     /// Drops the tokens left on `line`.
     fn skip_line(&mut self, line: u32) {
-        while self.lex.line() == line && self.lex.peek() != Tok::End {
+        while self.lex.peek_line() == line && self.lex.peek() != Tok::End {
             self.lex.next();
         }
     }
@@ -154,7 +152,7 @@ impl<'a> Parser<'a> {
         let mut linkage = Linkage::default();
         let mut versioned = false;
         loop {
-            let line = self.lex.line();
+            let line = self.lex.peek_line();
             let word = match self.lex.peek() {
                 Tok::End if !versioned => return self.err("no `.version` directive: is this PTX?"),
                 Tok::End => return Ok(()),
