@@ -10,12 +10,120 @@
 //! The answer is [`CoreRegion::granted`](crate::CoreRegion::granted) rising above
 //! the ticket (run whole), or the ticket's decision slot (any other form).
 //!
-//! `tests/loom.rs` checks this file's orderings under loom.
+//! Every access whose ordering matters is a function of [`steps`], which
+//! `tests/loom.rs` runs under loom.
 
 use crate::layout::{
     ClientRegion, CoreRegion, RING_SLOTS, STREAM_SLOTS, decision_kind, submission_flags,
 };
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// The protocol's accesses, over any kind of atomic word: the real ones here,
+/// loom's in `tests/loom.rs`.
+#[doc(hidden)]
+pub mod steps {
+    use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
+
+    /// An atomic integer.
+    pub trait Word<T> {
+        /// As of the standard library.
+        fn load(&self, order: Ordering) -> T;
+        /// As of the standard library.
+        fn store(&self, value: T, order: Ordering);
+        /// As of the standard library.
+        fn fetch_add(&self, value: T, order: Ordering) -> T;
+        /// As of the standard library.
+        fn fetch_sub(&self, value: T, order: Ordering) -> T;
+    }
+
+    macro_rules! words {
+        ($($atomic:ident: $int:ty),*) => {$(
+            impl Word<$int> for std::sync::atomic::$atomic {
+                #[inline]
+                fn load(&self, order: Ordering) -> $int {
+                    self.load(order)
+                }
+                #[inline]
+                fn store(&self, value: $int, order: Ordering) {
+                    self.store(value, order);
+                }
+                #[inline]
+                fn fetch_add(&self, value: $int, order: Ordering) -> $int {
+                    self.fetch_add(value, order)
+                }
+                #[inline]
+                fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
+                    self.fetch_sub(value, order)
+                }
+            }
+        )*};
+    }
+    words!(AtomicU32: u32, AtomicU64: u64);
+
+    /// Client: the slot's other fields are valid.
+    #[inline]
+    pub fn publish(sequence: &impl Word<u64>, ticket: u64) {
+        // SeqCst: ordered before the read of `parked` in `must_ring`; the core
+        // stores `parked` and then reads the rings. One of the two sees the other.
+        sequence.store(ticket + 1, SeqCst);
+    }
+
+    /// Client: whether the core sleeps.
+    #[inline]
+    pub fn must_ring(parked: &impl Word<u32>) -> bool {
+        parked.load(SeqCst) != 0
+    }
+
+    /// Core: the sequence that a slot holds.
+    #[inline]
+    pub fn poll(sequence: &impl Word<u64>) -> u64 {
+        sequence.load(SeqCst)
+    }
+
+    /// Core: say that it sleeps, before it looks at the rings once more.
+    #[inline]
+    pub fn park(parked: &impl Word<u32>, asleep: bool) {
+        parked.store(asleep.into(), SeqCst);
+    }
+
+    /// Core: see [`super::grant`].
+    #[inline]
+    pub fn grant(granted: &impl Word<u64>, until: u64) {
+        granted.store(until, Release);
+    }
+
+    /// Core: see [`super::decide`].
+    #[inline]
+    pub fn decide(
+        sequence_and_kind: &impl Word<u64>,
+        argument: &impl Word<u64>,
+        ticket: u64,
+        kind: u8,
+        value: u64,
+    ) {
+        argument.store(value, Relaxed);
+        sequence_and_kind.store((ticket + 1) << 8 | u64::from(kind), Release);
+    }
+
+    /// Client: kind and argument of the answer, if there is one; 0 is whole.
+    #[inline]
+    pub fn answer(
+        sequence_and_kind: &impl Word<u64>,
+        argument: &impl Word<u64>,
+        granted: &impl Word<u64>,
+        ticket: u64,
+    ) -> Option<(u8, u64)> {
+        // The grant is read first and the slot counts first: a later ticket's
+        // grant also rises above this one and must not turn its slices into a
+        // whole launch. Who sees that grant sees the slot as it was before it.
+        let granted = granted.load(Acquire) > ticket;
+        let word = sequence_and_kind.load(Acquire);
+        if word >> 8 == (ticket + 1) & (u64::MAX >> 8) {
+            return Some((word as u8, argument.load(Relaxed)));
+        }
+        granted.then_some((0, 0))
+    }
+}
 
 /// A launch as submitted; plain values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +171,7 @@ pub fn take_ticket(client: &ClientRegion) -> u64 {
 pub fn has_room(core: &CoreRegion, ticket: u64) -> bool {
     // A re-attached core starts from this client's ticket, so `consumed` may be
     // ahead of an old ticket: that is room.
-    ticket.wrapping_sub(core.consumed.load(Acquire)) as i64 <= RING_SLOTS as i64 - 1
+    (ticket.wrapping_sub(core.consumed.load(Acquire)) as i64) < RING_SLOTS as i64
 }
 
 /// Client: publish a request in its slot. Call [`must_ring`] afterwards.
@@ -78,32 +186,25 @@ pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
     s.shared_bytes.store(request.shared_bytes, Relaxed);
     s.stream.store(request.stream, Relaxed);
     s.completion.store(request.completion, Relaxed);
-    // SeqCst: ordered before the read of `parked` in `must_ring`; the core
-    // stores `parked` and then reads the rings. One of the two sees the other.
-    s.sequence.store(ticket + 1, SeqCst);
+    steps::publish(&s.sequence, ticket);
 }
 
 /// Client: whether the core sleeps and must be woken through the doorbell.
 pub fn must_ring(core: &CoreRegion) -> bool {
-    core.parked.load(SeqCst) != 0
+    steps::must_ring(&core.parked)
 }
 
 /// Client: the answer for `ticket`, if there is one.
 pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
-    // The slot before the grant: a later ticket's grant also rises above this
-    // one and must not turn its slices into a whole launch.
     let d = &core.decisions[slot(ticket)];
-    let word = d.sequence_and_kind.load(Acquire);
-    if word >> 8 == (ticket + 1) & (u64::MAX >> 8) {
-        let argument = d.argument.load(Relaxed) as u32;
-        return Some(match word as u8 {
-            decision_kind::SLICE => Answer::Slice(argument),
-            decision_kind::PREEMPTIBLE => Answer::Preemptible,
-            decision_kind::PARTITION => Answer::Partition(argument),
-            _ => Answer::Whole,
-        });
-    }
-    (core.granted.ticket.load(Acquire) > ticket).then_some(Answer::Whole)
+    let (kind, argument) =
+        steps::answer(&d.sequence_and_kind, &d.argument, &core.granted.ticket, ticket)?;
+    Some(match kind {
+        decision_kind::SLICE => Answer::Slice(argument as u32),
+        decision_kind::PREEMPTIBLE => Answer::Preemptible,
+        decision_kind::PARTITION => Answer::Partition(argument as u32),
+        _ => Answer::Whole,
+    })
 }
 
 /// What the core finds at a ticket.
@@ -122,7 +223,7 @@ pub enum Polled {
 /// safe to index with.
 pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
     let s = &client.submissions[slot(ticket)];
-    let sequence = s.sequence.load(SeqCst);
+    let sequence = steps::poll(&s.sequence);
     if sequence != ticket + 1 {
         return if sequence > ticket + 1 { Polled::Abandoned } else { Polled::Empty };
     }
@@ -150,7 +251,7 @@ pub fn consume(core: &CoreRegion, ticket: u64) {
 
 /// Core: let every ticket below `until` run whole. The caller wakes.
 pub fn grant(core: &CoreRegion, until: u64) {
-    core.granted.ticket.store(until, Release);
+    steps::grant(&core.granted.ticket, until);
 }
 
 /// Core: answer one ticket with a form. The caller wakes.
@@ -162,8 +263,7 @@ pub fn decide(core: &CoreRegion, ticket: u64, answer: Answer) {
         Answer::Partition(n) => (decision_kind::PARTITION, n),
     };
     let d = &core.decisions[slot(ticket)];
-    d.argument.store(u64::from(argument), Relaxed);
-    d.sequence_and_kind.store((ticket + 1) << 8 | u64::from(kind), Release);
+    steps::decide(&d.sequence_and_kind, &d.argument, ticket, kind, argument.into());
 }
 
 /// Whether the launch whose completion value is `completion` is done when its

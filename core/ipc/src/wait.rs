@@ -2,8 +2,44 @@
 
 use crate::layout::{ClientRegion, CoreRegion};
 use rustix::thread::futex;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
+
+/// The protocol's accesses, over any kind of atomic word; see
+/// [`crate::ring::steps`].
+#[doc(hidden)]
+pub mod steps {
+    use crate::ring::steps::Word;
+    use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+    /// Client: sleep once unless `ready`. `futex_wait` sleeps only while the
+    /// wake word is what it is given.
+    #[inline]
+    pub fn sleep<T>(
+        waiters: &impl Word<u32>,
+        wake: &impl Word<u32>,
+        ready: impl Fn() -> Option<T>,
+        futex_wait: impl FnOnce(u32),
+    ) -> Option<T> {
+        waiters.fetch_add(1, SeqCst);
+        let seen = wake.load(SeqCst);
+        let mut result = ready();
+        if result.is_none() {
+            futex_wait(seen);
+            result = ready();
+        }
+        waiters.fetch_sub(1, Relaxed);
+        result
+    }
+
+    /// Core: wake whoever sleeps; the answers are stored already.
+    #[inline]
+    pub fn wake(wake: &impl Word<u32>, waiters: &impl Word<u32>, futex_wake: impl FnOnce()) {
+        wake.fetch_add(1, SeqCst);
+        if waiters.load(SeqCst) != 0 {
+            futex_wake();
+        }
+    }
+}
 
 /// A sleeping client looks around at least this often, so that a lost core is
 /// noticed even if nobody wakes it.
@@ -15,6 +51,26 @@ pub fn now_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
+/// Look for what `ready` returns for up to `spin`; at least once.
+pub fn spin<T>(spin: Duration, ready: impl Fn() -> Option<T>) -> Option<T> {
+    let first = ready();
+    if first.is_some() || spin.is_zero() {
+        return first;
+    }
+    let start = Instant::now();
+    loop {
+        for _ in 0..32 {
+            std::hint::spin_loop();
+            if let Some(t) = ready() {
+                return Some(t);
+            }
+        }
+        if start.elapsed() >= spin {
+            return None;
+        }
+    }
+}
+
 /// Client: wait until `ready` returns something or `nap` has passed: spin for
 /// `spin`, then sleep on the core's wake word. Returns what `ready` gave.
 pub fn wait<T>(
@@ -24,27 +80,10 @@ pub fn wait<T>(
     nap: Duration,
     ready: impl Fn() -> Option<T>,
 ) -> Option<T> {
-    if let Some(t) = ready() {
+    if let Some(t) = self::spin(spin, &ready) {
         return Some(t);
     }
-    if !spin.is_zero() {
-        let start = Instant::now();
-        loop {
-            for _ in 0..32 {
-                std::hint::spin_loop();
-                if let Some(t) = ready() {
-                    return Some(t);
-                }
-            }
-            if start.elapsed() >= spin {
-                break;
-            }
-        }
-    }
-    client.activity.waiters.fetch_add(1, SeqCst);
-    let seen = core.wake.load(SeqCst);
-    let mut result = ready();
-    if result.is_none() {
+    steps::sleep(&client.activity.waiters, &core.wake, ready, |seen| {
         let timeout = rustix::fs::Timespec {
             tv_sec: nap.as_secs() as _,
             tv_nsec: i64::from(nap.subsec_nanos()) as _,
@@ -52,18 +91,14 @@ pub fn wait<T>(
         // The word is in memory shared between processes, so not PRIVATE. Any
         // outcome (woken, changed already, timed out, signal) means: look again.
         let _ = futex::wait(&core.wake, futex::Flags::empty(), seen, Some(&timeout));
-        result = ready();
-    }
-    client.activity.waiters.fetch_sub(1, Relaxed);
-    result
+    })
 }
 
 /// Core: wake the client's threads if any sleeps. Call after storing answers.
 pub fn wake(client: &ClientRegion, core: &CoreRegion) {
-    core.wake.fetch_add(1, SeqCst);
-    if client.activity.waiters.load(SeqCst) != 0 {
+    steps::wake(&core.wake, &client.activity.waiters, || {
         let _ = futex::wake(&core.wake, futex::Flags::empty(), i32::MAX as u32);
-    }
+    });
 }
 
 /// Client: wake this process's own waiting threads (the core is gone).

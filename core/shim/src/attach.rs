@@ -1,0 +1,329 @@
+//! Meeting the core: before the program's `cuInit`, or at its first launch if
+//! that was not seen.
+//!
+//! Without any of the two environment variables the shim stays out of the way
+//! and counts nothing. Must never delay a program by more than the two bounded
+//! waits below, and never print.
+
+use crate::attendant::{self, Attendant};
+use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
+use crate::lock::Lock;
+use crate::state::{self, Epoch};
+use crate::{capture, completion, events, lifecycle, log, names, slots, timeslice};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+use tally_ipc::layout::{CORE_MAGIC, report_state};
+use tally_ipc::wire::{self, Hello, Residency, Welcome};
+use tally_ipc::{ClientRegion, CoreRegion, map};
+
+/// Longest wait for a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for each half of the handshake.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// Descriptors are moved above this one: programs that close or reuse the low
+/// numbers (shells, daemons) do not meet ours.
+const FD_FLOOR: i32 = 600;
+
+static ONCE: Lock = Lock::new();
+static HANDLERS: AtomicBool = AtomicBool::new(false);
+static EXIT_HANDLER: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicBool = AtomicBool::new(false);
+/// `cuInit` has run.
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+
+/// What the environment says.
+#[derive(Debug)]
+pub struct Settings {
+    socket: PathBuf,
+    hello: Hello,
+}
+
+/// What a core gave.
+#[derive(Debug)]
+pub struct Connection {
+    /// Silent; its end is the core's.
+    pub socket: OwnedFd,
+    /// The core asks what is still running.
+    pub probe: OwnedFd,
+    /// What it made of us.
+    pub welcome: Welcome,
+    first_ticket: u64,
+    doorbell: OwnedFd,
+    core: map::Mapped<CoreRegion>,
+}
+
+impl Settings {
+    fn from_environment() -> Option<Self> {
+        let socket = std::env::var_os(wire::ENV_SOCKET).filter(|s| !s.is_empty());
+        let priority = std::env::var(wire::ENV_PRIORITY).ok().filter(|p| !p.is_empty());
+        if socket.is_none() && priority.is_none() {
+            return None;
+        }
+        let name = std::env::var(wire::ENV_NAME).ok().filter(|n| !n.is_empty());
+        let labels = std::env::var(wire::ENV_LABELS).unwrap_or_default();
+        Some(Settings {
+            socket: socket.map_or_else(wire::default_socket, PathBuf::from),
+            hello: Hello {
+                high_priority: priority.as_deref() == Some("high"),
+                name: name.unwrap_or_else(program),
+                labels: labels
+                    .split('\x1f')
+                    .filter_map(|l| l.split_once('='))
+                    .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                    .collect(),
+                first_ticket: 0,
+                initialised: false,
+            },
+        })
+    }
+
+    /// Register with the core.
+    ///
+    /// # Errors
+    /// What went wrong, for the log.
+    pub fn connect(&self, region: &OwnedFd, client: &ClientRegion) -> Result<Connection, String> {
+        let socket =
+            connect(&self.socket).map_err(|e| format!("{}: {e}", self.socket.display()))?;
+        let socket = raise(socket);
+        let first_ticket = client.activity.next_ticket.load(SeqCst);
+        let initialised = INITIALISED.load(Acquire);
+        let hello = Hello { first_ticket, initialised, ..self.hello.clone() };
+        let talk = || -> Result<(Vec<u8>, Vec<OwnedFd>), wire::WireError> {
+            rustix::io::ioctl_fionbio(&socket, false)?;
+            for t in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+                sockopt::set_socket_timeout(&socket, t, Some(ANSWER_MAX))?;
+            }
+            wire::send(socket.as_fd(), &hello.encode(), &[region.as_fd()])?;
+            wire::receive(socket.as_fd())
+        };
+        let (payload, fds) = talk().map_err(|e| e.to_string())?;
+        let welcome = Welcome::decode(&payload).map_err(|e| e.to_string())?;
+        let [core, doorbell, probe]: [OwnedFd; 3] =
+            fds.try_into().map_err(|f: Vec<_>| format!("{} descriptors instead of 3", f.len()))?;
+        let core = map::open_core(core.as_fd()).map_err(|e| e.to_string())?;
+        if core.magic.load(Relaxed) != CORE_MAGIC {
+            return Err("not a core region".into());
+        }
+        let (doorbell, probe) = (raise(doorbell), raise(probe));
+        Ok(Connection { socket, probe, welcome, first_ticket, doorbell, core })
+    }
+}
+
+/// The program's name.
+fn program() -> String {
+    let exe = std::env::current_exe().ok();
+    let name = exe.as_deref().and_then(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| format!("pid {}", std::process::id()))
+}
+
+fn connect(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let start = Instant::now();
+    loop {
+        match net::connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            // Its backlog is full.
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
+                if start.elapsed() < CONNECT_MAX =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Move a descriptor out of the program's way.
+pub fn raise(fd: OwnedFd) -> OwnedFd {
+    // Stays where it is if the process may not have so many.
+    rustix::io::fcntl_dupfd_cloexec(&fd, FD_FLOOR).unwrap_or(fd)
+}
+
+impl Connection {
+    /// Put it in force. Returns what the attendant keeps: socket and probe.
+    pub fn enter(self, client: &ClientRegion) -> (OwnedFd, OwnedFd, Residency) {
+        let Connection { socket, probe, welcome, first_ticket, doorbell, core } = self;
+        if let Residency::Mps { pipe_directory, client_priority } = &welcome.residency
+            && !INITIALISED.load(Acquire)
+        {
+            if !pipe_directory.is_empty() {
+                set_environment(c"CUDA_MPS_PIPE_DIRECTORY", pipe_directory, true);
+            }
+            let priority = client_priority.to_string();
+            set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
+        }
+        state::set_fail_hold(welcome.fail_hold);
+        let slice = match welcome.residency {
+            Residency::TimeSlice { slice_us: 1.. } => report_state::PENDING,
+            _ => report_state::UNUSED,
+        };
+        client.report.time_slice.store(slice, Relaxed);
+        client.report.governed.store(report_state::ACTIVE, Relaxed);
+        log!(
+            "client {} ({}) {:?} {}",
+            welcome.client_id,
+            if welcome.high_priority { "high" } else { "best-effort" },
+            welcome.residency,
+            welcome.class_reason
+        );
+        let number = doorbell.as_raw_fd();
+        // Kept on purpose: a launch may be about to ring it.
+        std::mem::forget(doorbell);
+        attendant::inherit_nothing(number);
+        state::enter(Epoch {
+            core: core.leak(),
+            doorbell: number,
+            spin: Duration::from_nanos(welcome.spin_ns),
+            first_ticket,
+            stuck_at: AtomicU64::new(0),
+        });
+        (socket, probe, welcome.residency)
+    }
+}
+
+fn set_environment(name: &std::ffi::CStr, value: &str, overwrite: bool) {
+    if let Ok(value) = std::ffi::CString::new(value) {
+        // SAFETY: NUL-terminated. Not safe against other threads that read the
+        // environment now, but it must be set and `cuInit` reads it next.
+        unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), i32::from(overwrite)) };
+    }
+}
+
+/// In the wrapper of `cuInit`, before the real one.
+pub fn before_init() {
+    start();
+}
+
+/// In the wrapper of `cuInit`, once it has succeeded.
+pub fn after_init() {
+    INITIALISED.store(true, Release);
+    let Some(client) = state::client() else { return };
+    let mut version = 0;
+    if let Some(f) = driver().driver_version {
+        // SAFETY: a valid out-pointer.
+        let _ = unsafe { f(&mut version) };
+    }
+    client.report.driver_version.store(version.max(0) as u32, Relaxed);
+    if !EXIT_HANDLER.swap(true, SeqCst) {
+        // After the driver has registered its own, so that ours runs before.
+        // SAFETY: a function without state.
+        unsafe { libc::atexit(at_exit) };
+    }
+}
+
+/// At a launch, if `cuInit` was not seen.
+pub fn late() {
+    if state::mode() == state::MODE_UNKNOWN {
+        INITIALISED.store(true, Release);
+        start();
+        if state::mode() == state::MODE_ON {
+            after_init();
+        }
+    }
+}
+
+#[cold]
+fn start() {
+    if state::mode() != state::MODE_UNKNOWN {
+        return;
+    }
+    let _held = ONCE.lock();
+    if state::mode() != state::MODE_UNKNOWN {
+        return;
+    }
+    let Some(settings) = Settings::from_environment() else {
+        return state::set_mode(state::MODE_OFF);
+    };
+    log::open();
+    if !HANDLERS.swap(true, SeqCst) {
+        // SAFETY: functions without state; kept for the process's life.
+        unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
+    }
+    let on = match map::create_client() {
+        Ok((fd, region)) => begin(settings, raise(fd), region.leak()),
+        Err(error) => Err(error.to_string()),
+    };
+    match on {
+        Ok(()) => state::set_mode(state::MODE_ON),
+        Err(error) => {
+            log!("not governed: {error}");
+            state::leave();
+            state::set_mode(state::MODE_OFF);
+        }
+    }
+}
+
+fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> Result<(), String> {
+    state::set_fail_hold(std::env::var(wire::ENV_FAIL).is_ok_and(|f| f == "hold"));
+    let connection = settings.connect(&region, client);
+    let entered = match connection {
+        Ok(connection) => Some(connection.enter(client)),
+        Err(error) => {
+            client.report.governed.store(report_state::FAILED, Relaxed);
+            log!("no core yet: {error}");
+            None
+        }
+    };
+    Attendant::spawn(settings, region, client, entered)?;
+    state::set_client(client);
+    Ok(())
+}
+
+/// Report the device of the first launch; `device` below 0 if unknown.
+pub fn report_device(device: i32) {
+    let Some(client) = state::client() else { return };
+    if device < 0 || REPORTED.swap(true, SeqCst) {
+        return;
+    }
+    let d = driver();
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: a valid out-pointer.
+        let ok =
+            d.device_attribute.is_some_and(|f| unsafe { f(&mut value, which, device) } == SUCCESS);
+        ok.then_some(value)
+    };
+    let report = &client.report;
+    if let Some(f) = d.device_uuid {
+        let mut uuid = [0_u8; 16];
+        // SAFETY: a valid out-pointer to 16 bytes.
+        if unsafe { f(&mut uuid, device) } == SUCCESS {
+            let (low, high) = uuid.split_at(8);
+            for (word, half) in report.device_uuid.iter().zip([low, high]) {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(half);
+                word.store(u64::from_le_bytes(bytes), Relaxed);
+            }
+        }
+    }
+    let mps = attribute(ATTRIBUTE_MPS_ENABLED).map_or(0, |v| if v != 0 { 1 } else { 2 });
+    report.mps_client.store(mps, Relaxed);
+    report.sm_count.store(attribute(ATTRIBUTE_SM_COUNT).unwrap_or(0).max(0) as u32, Release);
+}
+
+extern "C" fn at_exit() {
+    attendant::program_exits();
+}
+
+/// The child has no attendant, no connection and no CUDA: it starts afresh at
+/// its own `cuInit`. Only async-signal-safe calls: the parent had threads.
+unsafe extern "C" fn in_forked_child() {
+    ONCE.reset();
+    attendant::reset();
+    state::reset();
+    capture::reset();
+    completion::reset();
+    events::reset();
+    lifecycle::reset();
+    names::reset();
+    slots::reset();
+    timeslice::reset();
+    INITIALISED.store(false, SeqCst);
+    REPORTED.store(false, SeqCst);
+}

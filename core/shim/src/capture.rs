@@ -1,0 +1,100 @@
+//! Which streams the program is capturing.
+//!
+//! A launch into a capturing stream is recorded, not run: nothing of ours may be
+//! done to that stream, and no launch into it may wait. The guard also keeps the
+//! attendant's driver calls apart from captures and from the destruction of what
+//! it uses: it is held while a capture begins or ends, while a stream or context
+//! is destroyed, and while the attendant calls the driver.
+
+use crate::cu::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
+use crate::lock::Lock;
+use crate::state;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+
+/// See the module's documentation.
+pub static GUARD: Lock = Lock::new();
+/// Captures under way, and `NESTING`.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Another interposer stands between us and the driver: launches take the slow
+/// path, which tells a launch within a launch.
+const NESTING: u32 = 1 << 31;
+/// Captures remembered by stream; more than these are never believed to end.
+const CAPTURES_MAX: usize = 64;
+/// Streams under capture; written under the guard.
+static STREAMS: [AtomicUsize; CAPTURES_MAX] = [const { AtomicUsize::new(0) }; CAPTURES_MAX];
+
+/// Whether any stream of the process is capturing.
+pub fn is_active() -> bool {
+    COUNT.load(SeqCst) & !NESTING != 0
+}
+
+/// Whether launches may take the fast path.
+#[inline(always)]
+pub fn allows_fast_path() -> bool {
+    COUNT.load(SeqCst) == 0
+}
+
+/// Another interposer stands before the driver: no fast path from now on.
+pub fn set_nesting() {
+    COUNT.fetch_or(NESTING, SeqCst);
+}
+
+/// Whether this stream (an explicit handle) is.
+pub fn is_capturing(stream: usize) -> bool {
+    let mut status = CAPTURE_STATUS_NONE;
+    let Some(f) = driver().stream_is_capturing else { return false };
+    // SAFETY: the stream that the program uses now; a valid out-pointer.
+    let result = unsafe { f(stream as Ptr, &mut status) };
+    result == SUCCESS && status != CAPTURE_STATUS_NONE
+}
+
+fn identity(stream: usize) -> usize {
+    if stream == STREAM_PER_THREAD {
+        // Every thread has its own; no handle has the top bit.
+        state::thread_token() as usize | 1 << 63
+    } else {
+        stream
+    }
+}
+
+/// Begin a capture of `stream` by calling the driver.
+pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
+    let _guard = GUARD.lock();
+    let result = real();
+    if result == SUCCESS {
+        if let Some(free) = STREAMS.iter().find(|s| s.load(Relaxed) == 0) {
+            free.store(identity(stream), Relaxed);
+        }
+        COUNT.fetch_add(1, SeqCst);
+    }
+    result
+}
+
+/// End one by calling the driver. It may fail and still end it, or not.
+pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
+    let _guard = GUARD.lock();
+    let result = real();
+    if result == SUCCESS || !is_capturing(stream) {
+        forget(stream);
+    }
+    result
+}
+
+/// A stream is not capturing any more, if it was. The caller holds the guard.
+pub fn forget(stream: usize) {
+    let identity = identity(stream);
+    if let Some(mine) = STREAMS.iter().find(|s| s.load(Relaxed) == identity) {
+        mine.store(0, Relaxed);
+        COUNT.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    GUARD.reset();
+    COUNT.fetch_and(NESTING, SeqCst);
+    for stream in &STREAMS {
+        stream.store(0, SeqCst);
+    }
+}

@@ -1,0 +1,212 @@
+//! The CUDA driver API as far as the shim calls it by itself: types, constants
+//! and a table of real functions. Numbers are those of `cuda.h`.
+//!
+//! Nothing here may be reached before the program itself uses CUDA.
+
+use crate::resolve;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// `CUresult`.
+pub type CuResult = c_int;
+/// Any opaque handle or pointer.
+pub type Ptr = *mut c_void;
+
+/// `CUDA_SUCCESS`.
+pub const SUCCESS: CuResult = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub const INVALID_VALUE: CuResult = 1;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+pub const NOT_INITIALIZED: CuResult = 3;
+/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`.
+pub const SYMBOL_NOT_FOUND: CuResult = 302;
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+pub const ALREADY_REGISTERED: CuResult = 712;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub const NOT_SUPPORTED: CuResult = 801;
+/// `CU_STREAM_LEGACY`.
+pub const STREAM_LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub const STREAM_PER_THREAD: usize = 2;
+/// `CU_STREAM_NON_BLOCKING`.
+pub const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`. (Drivers refuse `NO_MEMORY_BARRIER` since version 2 of the
+/// function.)
+pub const WRITE_VALUE_DEFAULT: c_uint = 0;
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
+pub const REGISTER_PORTABLE_MAPPED: c_uint = 3;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+pub const CAPTURE_STATUS_NONE: c_int = 0;
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+pub const PROC_PER_THREAD: u64 = 2;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+pub const ATTRIBUTE_SM_COUNT: c_int = 16;
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED` (CUDA 12.4 and later).
+pub const ATTRIBUTE_MPS_ENABLED: c_int = 133;
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+pub const LAUNCH_ATTRIBUTE_COOPERATIVE: c_int = 2;
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+pub const LAUNCH_ATTRIBUTE_CLUSTER: c_int = 4;
+/// `CU_GRAPH_NODE_TYPE_KERNEL`.
+pub const NODE_KERNEL: c_int = 0;
+/// `CU_GRAPH_NODE_TYPE_GRAPH`, a child graph.
+pub const NODE_GRAPH: c_int = 4;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+pub const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_MEMORYTYPE_HOST`.
+pub const MEMORY_HOST: c_uint = 1;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LaunchConfig {
+    /// Grid, blocks.
+    pub grid: [c_uint; 3],
+    /// Block, threads.
+    pub block: [c_uint; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: c_uint,
+    /// Stream.
+    pub stream: Ptr,
+    /// Attributes.
+    pub attributes: *const LaunchAttribute,
+    /// How many.
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`: 8 bytes of id and padding, then a 64-byte union.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_*`.
+    pub id: c_int,
+    _pad: c_int,
+    /// The union, its first words.
+    pub value: [c_uint; 16],
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(LaunchConfig, stream) == 32);
+    assert!(std::mem::offset_of!(LaunchConfig, attribute_count) == 48);
+    assert!(size_of::<LaunchAttribute>() == 72);
+};
+
+macro_rules! driver_table {
+    ($( $field:ident : [$($name:literal),+] fn($($arg:ty),*) ; )*) => {
+        /// Real driver functions that the shim calls by itself; each is `None`
+        /// where the driver lacks it.
+        #[derive(Debug)]
+        pub struct Driver {
+            $(
+                #[doc = concat!($(stringify!($name), " ",)+ "(in order of preference).")]
+                pub $field: Option<unsafe extern "C" fn($($arg),*) -> CuResult>,
+            )*
+        }
+
+        impl Driver {
+            fn load() -> Self {
+                Driver {
+                    $( $field: {
+                        let mut found = None;
+                        for name in [$($name),+] {
+                            if found.is_none() {
+                                found = resolve::in_driver(name);
+                            }
+                        }
+                        // SAFETY: a driver function of this name has this
+                        // signature, by `cuda.h`.
+                        found.map(|p| unsafe {
+                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> CuResult>(p.as_ptr())
+                        })
+                    }, )*
+                }
+            }
+        }
+    };
+}
+
+driver_table! {
+    driver_version: [c"cuDriverGetVersion"] fn(*mut c_int);
+    ctx_current: [c"cuCtxGetCurrent"] fn(*mut Ptr);
+    ctx_set: [c"cuCtxSetCurrent"] fn(Ptr);
+    ctx_device: [c"cuCtxGetDevice"] fn(*mut c_int);
+    ctx_synchronize: [c"cuCtxSynchronize"] fn();
+    device_attribute: [c"cuDeviceGetAttribute"] fn(*mut c_int, c_int, c_int);
+    device_uuid: [c"cuDeviceGetUuid_v2", c"cuDeviceGetUuid"] fn(*mut [u8; 16], c_int);
+    primary_retain: [c"cuDevicePrimaryCtxRetain"] fn(*mut Ptr, c_int);
+    primary_release: [c"cuDevicePrimaryCtxRelease_v2", c"cuDevicePrimaryCtxRelease"] fn(c_int);
+    primary_state: [c"cuDevicePrimaryCtxGetState"] fn(c_int, *mut c_uint, *mut c_int);
+    stream_flags: [c"cuStreamGetFlags"] fn(Ptr, *mut c_uint);
+    stream_ctx: [c"cuStreamGetCtx"] fn(Ptr, *mut Ptr);
+    stream_synchronize: [c"cuStreamSynchronize"] fn(Ptr);
+    stream_is_capturing: [c"cuStreamIsCapturing"] fn(Ptr, *mut c_int);
+    stream_write: [c"cuStreamWriteValue32_v2", c"cuStreamWriteValue32"] fn(Ptr, u64, u32, c_uint);
+    capture_mode: [c"cuThreadExchangeStreamCaptureMode"] fn(*mut c_int);
+    host_register: [c"cuMemHostRegister_v2", c"cuMemHostRegister"] fn(Ptr, usize, c_uint);
+    host_pointer: [c"cuMemHostGetDevicePointer_v2"] fn(*mut u64, Ptr, c_uint);
+    pointer_attribute: [c"cuPointerGetAttribute"] fn(Ptr, c_int, u64);
+    func_name: [c"cuFuncGetName"] fn(*mut *const c_char, Ptr);
+    kernel_name: [c"cuKernelGetName"] fn(*mut *const c_char, Ptr);
+    graph_nodes: [c"cuGraphGetNodes"] fn(Ptr, *mut Ptr, *mut usize);
+    node_type: [c"cuGraphNodeGetType"] fn(Ptr, *mut c_int);
+    child_graph: [c"cuGraphChildGraphNodeGetGraph"] fn(Ptr, *mut Ptr);
+}
+
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The table; filled at the first call, from the driver that the program uses.
+pub fn driver() -> &'static Driver {
+    let p = DRIVER.load(Acquire);
+    if !p.is_null() {
+        // SAFETY: published once and never freed.
+        return unsafe { &*p };
+    }
+    let fresh: &'static Driver = Box::leak(Box::new(Driver::load()));
+    // Two threads may both load it: the tables are equal and either may stay.
+    DRIVER.store(std::ptr::from_ref(fresh).cast_mut(), Release);
+    fresh
+}
+
+impl Driver {
+    /// The calling thread's context, 0 if none.
+    #[inline]
+    pub fn current_context(&self) -> usize {
+        let mut ctx: Ptr = std::ptr::null_mut();
+        match self.ctx_current {
+            // SAFETY: a valid out-pointer.
+            Some(f) if unsafe { f(&mut ctx) } == SUCCESS => ctx as usize,
+            _ => 0,
+        }
+    }
+
+    /// Run driver calls that a capture elsewhere in the process would forbid
+    /// ("potentially unsafe" ones), by this thread, without disturbing it.
+    pub fn relaxed<T>(&self, calls: impl FnOnce() -> T) -> T {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges this thread's mode with `mode`.
+        let swapped = self.capture_mode.is_some_and(|f| unsafe { f(&mut mode) } == SUCCESS);
+        let result = calls();
+        if let (true, Some(f)) = (swapped, self.capture_mode) {
+            // SAFETY: puts back what was there.
+            unsafe { f(&mut mode) };
+        }
+        result
+    }
+
+    /// The name of a function or kernel that no look-up was seen for.
+    pub fn name_of(&self, function: usize) -> Option<&'static CStr> {
+        for f in [self.func_name, self.kernel_name].into_iter().flatten() {
+            let mut name: *const c_char = std::ptr::null();
+            // SAFETY: `function` is what the program passes to a launch now.
+            if unsafe { f(&mut name, function as Ptr) } == SUCCESS && !name.is_null() {
+                // SAFETY: NUL-terminated, and it lives as long as the module;
+                // callers copy it at once.
+                return Some(unsafe { CStr::from_ptr(name) });
+            }
+        }
+        None
+    }
+}

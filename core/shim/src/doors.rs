@@ -1,0 +1,271 @@
+//! The table of functions replaced. Each has an export under its own name, for
+//! programs linked to the driver, and a few wrappers that look-ups return, one
+//! for each distinct real function found (see [`crate::resolve`]).
+//!
+//! A body takes the real function, whether the default stream is the thread's
+//! own (`_ptsz`, `_ptds`), and the arguments. A wrapper must never call anything
+//! but its own real function for the program's sake. Bodies whose versions differ
+//! only in trailing register arguments pass those through unread.
+
+#![allow(non_snake_case)]
+
+use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
+use crate::{launch, lifecycle, names, resolve, syncs};
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Distinct real functions of one name that are told apart.
+pub const REALS: usize = 4;
+
+/// One replaced function.
+#[derive(Debug)]
+pub struct Door {
+    /// Its exact name.
+    pub name: &'static str,
+    /// Our export.
+    pub direct: *const (),
+    /// Real functions, in the order they were found; 0 is free.
+    pub reals: &'static [AtomicUsize; REALS],
+    /// The wrapper for each.
+    pub wrappers: [*const (); REALS],
+}
+
+// SAFETY: function pointers and atomics.
+unsafe impl Sync for Door {}
+
+macro_rules! doors {
+    ($( $name:ident($($arg:ident: $ty:ty),*) $per_thread:literal $($body:ident)::+ ;)*) => {
+        $(
+            /// The driver function of this name.
+            ///
+            /// # Safety
+            /// As the driver's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> CuResult {
+                static REAL: AtomicUsize = AtomicUsize::new(0);
+                const NAME: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("NUL in a name"),
+                    };
+                let mut real = REAL.load(Acquire);
+                if real == 0 {
+                    real = resolve::direct(&REAL, NAME);
+                    if real == 0 {
+                        return SYMBOL_NOT_FOUND;
+                    }
+                }
+                // SAFETY: the driver's function of this name; arguments are the caller's.
+                unsafe {
+                    let real = std::mem::transmute::<usize, unsafe extern "C" fn($($ty),*) -> CuResult>(real);
+                    $($body)::+(real, $per_thread, $($arg),*)
+                }
+            }
+        )*
+
+        mod wrapped {
+            use super::*;
+            $(
+                pub mod $name {
+                    use super::*;
+                    pub static REALS_OF: [AtomicUsize; REALS] = [const { AtomicUsize::new(0) }; REALS];
+
+                    pub unsafe extern "C" fn wrapper<const I: usize>($($arg: $ty),*) -> CuResult {
+                        let real = REALS_OF[I].load(Relaxed);
+                        // SAFETY: a wrapper is handed out only after its real
+                        // function was stored; arguments are the caller's.
+                        unsafe {
+                            let real = std::mem::transmute::<usize, unsafe extern "C" fn($($ty),*) -> CuResult>(real);
+                            $($body)::+(real, $per_thread, $($arg),*)
+                        }
+                    }
+                }
+            )*
+        }
+
+        /// All of them.
+        pub static DOORS: &[Door] = &[ $( Door {
+            name: stringify!($name),
+            direct: $name as *const (),
+            reals: &wrapped::$name::REALS_OF,
+            wrappers: [
+                wrapped::$name::wrapper::<0> as *const (),
+                wrapped::$name::wrapper::<1> as *const (),
+                wrapped::$name::wrapper::<2> as *const (),
+                wrapped::$name::wrapper::<3> as *const (),
+            ],
+        }, )* ];
+    };
+}
+
+doors! {
+    cuInit(flags: c_uint) false lifecycle::init;
+    cuGetProcAddress(symbol: *const c_char, pfn: *mut Ptr, version: c_int, flags: u64) false lifecycle::get_proc_address;
+    cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut Ptr, version: c_int, flags: u64, status: *mut c_int) false lifecycle::get_proc_address_v2;
+
+    cuLaunchKernel(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr) false launch::kernel;
+    cuLaunchKernel_ptsz(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr) true launch::kernel;
+    cuLaunchKernelEx(config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr) false launch::kernel_ex;
+    cuLaunchKernelEx_ptsz(config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr) true launch::kernel_ex;
+    cuLaunchCooperativeKernel(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr) false launch::cooperative;
+    cuLaunchCooperativeKernel_ptsz(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr) true launch::cooperative;
+    cuLaunchCooperativeKernelMultiDevice(list: Ptr, count: c_uint, flags: c_uint) false launch::cooperative_multi;
+    cuLaunch(f: Ptr) false launch::legacy;
+    cuLaunchGrid(f: Ptr, width: c_int, height: c_int) false launch::legacy_grid;
+    cuLaunchGridAsync(f: Ptr, width: c_int, height: c_int, stream: Ptr) false launch::legacy_grid_async;
+    cuGraphLaunch(exec: Ptr, stream: Ptr) false launch::graph;
+    cuGraphLaunch_ptsz(exec: Ptr, stream: Ptr) true launch::graph;
+    cuLaunchHostFunc(stream: Ptr, f: Ptr, data: Ptr) false launch::host_func;
+    cuLaunchHostFunc_ptsz(stream: Ptr, f: Ptr, data: Ptr) true launch::host_func;
+    cuLaunchHostFunc_v2(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) false launch::host_func_v2;
+    cuLaunchHostFunc_v2_ptsz(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) true launch::host_func_v2;
+
+    cuStreamSynchronize(stream: Ptr) false syncs::stream;
+    cuStreamSynchronize_ptsz(stream: Ptr) true syncs::stream;
+    cuStreamQuery(stream: Ptr) false syncs::stream;
+    cuStreamQuery_ptsz(stream: Ptr) true syncs::stream;
+    cuEventSynchronize(event: Ptr) false syncs::event;
+    cuEventQuery(event: Ptr) false syncs::event;
+    cuEventRecord(event: Ptr, stream: Ptr) false syncs::event_record;
+    cuEventRecord_ptsz(event: Ptr, stream: Ptr) true syncs::event_record;
+    cuEventRecordWithFlags(event: Ptr, stream: Ptr, flags: c_uint) false syncs::event_record_flags;
+    cuEventRecordWithFlags_ptsz(event: Ptr, stream: Ptr, flags: c_uint) true syncs::event_record_flags;
+    cuCtxSynchronize() false syncs::context;
+    cuCtxSynchronize_v2(ctx: Ptr) false syncs::context_given;
+    cuMemcpyDtoH_v2(dst: Ptr, src: u64, bytes: usize) false syncs::copy_to_host;
+    cuMemcpyDtoH_v2_ptds(dst: Ptr, src: u64, bytes: usize) true syncs::copy_to_host;
+    cuMemcpyAtoH_v2(dst: Ptr, src: Ptr, offset: usize, bytes: usize) false syncs::array_to_host;
+    cuMemcpyAtoH_v2_ptds(dst: Ptr, src: Ptr, offset: usize, bytes: usize) true syncs::array_to_host;
+    cuMemcpy(dst: u64, src: u64, bytes: usize) false syncs::copy_any;
+    cuMemcpy_ptds(dst: u64, src: u64, bytes: usize) true syncs::copy_any;
+
+    cuStreamDestroy(stream: Ptr) false lifecycle::stream_destroy;
+    cuStreamDestroy_v2(stream: Ptr) false lifecycle::stream_destroy;
+    cuStreamBeginCapture(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
+    cuStreamBeginCapture_ptsz(stream: Ptr, mode: c_int) true lifecycle::begin_capture;
+    cuStreamBeginCapture_v2(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
+    cuStreamBeginCapture_v2_ptsz(stream: Ptr, mode: c_int) true lifecycle::begin_capture;
+    cuStreamBeginCaptureToGraph(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) false lifecycle::begin_capture_to_graph;
+    cuStreamBeginCaptureToGraph_ptsz(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) true lifecycle::begin_capture_to_graph;
+    cuStreamEndCapture(stream: Ptr, graph: *mut Ptr) false lifecycle::end_capture;
+    cuStreamEndCapture_ptsz(stream: Ptr, graph: *mut Ptr) true lifecycle::end_capture;
+    cuGraphInstantiate(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiate_v2(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithFlags(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithParams(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithParams_ptsz(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) true lifecycle::graph_instantiate;
+    cuGraphExecDestroy(exec: Ptr) false lifecycle::graph_exec_destroy;
+    cuCtxDestroy(ctx: Ptr) false lifecycle::context_destroy;
+    cuCtxDestroy_v2(ctx: Ptr) false lifecycle::context_destroy;
+    cuDevicePrimaryCtxReset(device: c_int) false lifecycle::primary_reset;
+    cuDevicePrimaryCtxReset_v2(device: c_int) false lifecycle::primary_reset;
+    cuDevicePrimaryCtxRelease(device: c_int) false lifecycle::primary_release;
+    cuDevicePrimaryCtxRelease_v2(device: c_int) false lifecycle::primary_release;
+
+    cuModuleLoad(module: *mut Ptr, path: *const c_char) false names::module_load;
+    cuModuleLoadData(module: *mut Ptr, image: *const u8) false names::module_load_data;
+    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: Ptr, values: Ptr) false names::module_load_data_ex;
+    cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false names::module_load_data;
+    cuModuleUnload(module: Ptr) false names::unload;
+    cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
+    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: Ptr, b: Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_data;
+    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: Ptr, b: Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_file;
+    cuLibraryUnload(library: Ptr) false names::unload;
+    cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
+    cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
+    cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
+}
+
+/// The door of exactly this name.
+pub fn exact(name: &[u8]) -> Option<&'static Door> {
+    if !is_driver_name(name) {
+        return None;
+    }
+    DOORS.iter().find(|door| door.name.as_bytes() == name)
+}
+
+/// `cu` and a capital: neither `cudaMalloc` nor `cublasCreate`.
+pub fn is_driver_name(name: &[u8]) -> bool {
+    name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase)
+}
+
+/// The door for a `cuGetProcAddress` request by base name: `name`, else
+/// `name_v2`, with the per-thread form of either where asked for and there is one.
+pub fn requested(name: &[u8], per_thread: bool) -> Option<&'static Door> {
+    if !is_driver_name(name) {
+        return None;
+    }
+    let with = |suffix: &str| {
+        DOORS.iter().find(|door| {
+            door.name.as_bytes().strip_prefix(name).is_some_and(|rest| rest == suffix.as_bytes())
+        })
+    };
+    let per_thread_form =
+        || ["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"].iter().find_map(|s| with(s));
+    // The newer version first: it passes every register the older one has.
+    let plain = || ["_v2", ""].iter().find_map(|s| with(s));
+    if per_thread { per_thread_form().or_else(plain) } else { plain() }
+}
+
+/// Whether an address is one of our own functions.
+pub fn is_ours(address: usize) -> bool {
+    DOORS.iter().any(|door| {
+        door.direct as usize == address || door.wrappers.iter().any(|w| *w as usize == address)
+    })
+}
+
+/// Some real function found so far.
+pub fn first_real() -> Option<usize> {
+    DOORS.iter().flat_map(|door| door.reals.iter()).map(|r| r.load(Acquire)).find(|r| *r != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str) -> Option<&'static str> {
+        exact(name.as_bytes()).map(|door| door.name)
+    }
+
+    #[test]
+    fn only_exact_driver_names_match() {
+        assert_eq!(found("cuLaunchKernel"), Some("cuLaunchKernel"));
+        assert_eq!(found("cuStreamDestroy_v2"), Some("cuStreamDestroy_v2"));
+        for other in [
+            "cudaLaunchKernel",
+            "cublasCreate",
+            "cuLaunchKernelX",
+            "cuLaunchKerne",
+            "cu",
+            "",
+            "cuMemAlloc_v2",
+        ] {
+            assert_eq!(found(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn requests_lead_to_the_form_that_was_asked_for() {
+        let is = |name: &str, per_thread| requested(name.as_bytes(), per_thread).map(|d| d.name);
+        assert_eq!(is("cuLaunchKernel", false), Some("cuLaunchKernel"));
+        assert_eq!(is("cuLaunchKernel", true), Some("cuLaunchKernel_ptsz"));
+        assert_eq!(is("cuMemcpyDtoH", false), Some("cuMemcpyDtoH_v2"));
+        assert_eq!(is("cuMemcpyDtoH", true), Some("cuMemcpyDtoH_v2_ptds"));
+        assert_eq!(is("cuEventQuery", true), Some("cuEventQuery"));
+        assert_eq!(is("cuStreamBeginCapture", false), Some("cuStreamBeginCapture_v2"));
+        assert_eq!(is("cuStreamBeginCapture", true), Some("cuStreamBeginCapture_v2_ptsz"));
+        assert_eq!(is("cuGetExportTable", false), None);
+        assert_eq!(is("cuLaunch", false), Some("cuLaunch"));
+    }
+
+    #[test]
+    fn names_are_unique_and_wrappers_distinct() {
+        let mut names: Vec<_> = DOORS.iter().map(|d| d.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DOORS.len());
+        assert!(is_ours(cuLaunchKernel as *const () as usize));
+        assert!(!is_ours(only_exact_driver_names_match as *const () as usize));
+    }
+}

@@ -1,0 +1,463 @@
+//! The launch path: bodies of the launch doors, and what a launch costs under a
+//! standing grant.
+//!
+//! Standing: a dozen loads and comparisons and four uncontended atomic additions. Never a lock, an allocation, a
+//! system call (but for a doorbell that the core asked for) or a wait. Whatever
+//! does not fit goes to `slow`. Every path calls the real function exactly once.
+
+use crate::activity::{self, Change};
+use crate::cu::{
+    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchConfig, Ptr, SUCCESS,
+};
+use crate::{attach, attendant, capture, decided, lifecycle, names, slots, state};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::{Counters, KERNEL_UNKNOWN, submission_flags};
+
+/// What a launch runs, worked out only if the core is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Index into the kernel table.
+    pub kernel: u32,
+    /// `submission_flags`.
+    pub flags: u32,
+    /// Blocks; for a graph its kernel nodes.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+}
+
+/// One call of a launch function: its arguments.
+///
+/// Passed by value and put into memory on the slow path only, which is why this
+/// is a trait of plain structures and not a pair of closures.
+pub trait Launch: Copy {
+    /// Its door's counter.
+    fn counter(counters: &Counters) -> &AtomicU64;
+    /// What it runs.
+    fn shape(&self) -> Shape;
+    /// Does it: called exactly once.
+    fn real(&self) -> CuResult;
+}
+
+/// A call on the slow path.
+pub struct Call<'a> {
+    /// Its door's counter.
+    pub counter: fn(&Counters) -> &AtomicU64,
+    /// The stream as passed.
+    pub stream: Ptr,
+    /// Whether default streams are the thread's own.
+    pub per_thread: bool,
+    /// What it runs.
+    pub shape: &'a dyn Fn() -> Shape,
+    /// Does it.
+    pub real: &'a dyn Fn() -> CuResult,
+}
+
+#[inline(always)]
+fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
+    if state::is_standing()
+        && capture::allows_fast_path()
+        && let Some(slot) = slots::find_fast(stream, per_thread)
+        && let Some(client) = state::client()
+    {
+        return standing(client, slot, L::counter(&client.counters), || launch.real());
+    }
+    slow(stream, per_thread, launch)
+}
+
+/// Launch without asking.
+#[inline(always)]
+fn standing(
+    client: &ClientRegion,
+    slot: usize,
+    counter: &AtomicU64,
+    real: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let word = &slots::SLOTS[slot & 63].word;
+    word.begin();
+    if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
+        attendant::report_change(Change::Started);
+    }
+    client.activity.launches.fetch_add(1, Relaxed);
+    counter.fetch_add(1, Relaxed);
+    let result = real();
+    word.end();
+    if result != SUCCESS {
+        failed(client);
+    }
+    result
+}
+
+#[cold]
+fn failed(client: &ClientRegion) {
+    client.counters.failed.fetch_add(1, Relaxed);
+}
+
+/// Launch without asking, from the slow path and from [`decided`].
+pub fn unasked(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
+    let counter = (call.counter)(&client.counters);
+    state::inside(|| standing(client, slot, counter, call.real))
+}
+
+#[cold]
+#[inline(never)]
+fn slow<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
+    if state::mode() == state::MODE_OFF {
+        return launch.real();
+    }
+    let call = Call {
+        counter: L::counter,
+        stream,
+        per_thread,
+        shape: &|| launch.shape(),
+        real: &|| launch.real(),
+    };
+    govern(&call)
+}
+
+fn govern(call: &Call<'_>) -> CuResult {
+    if state::mode() == state::MODE_UNKNOWN {
+        attach::late();
+    }
+    let client = match state::client() {
+        Some(client) if !state::is_inside() => client,
+        _ => return (call.real)(),
+    };
+    if capture::is_active() && capture::is_capturing(slots::explicit(call.stream, call.per_thread))
+    {
+        // Recorded, not run: the launch of its graph is the launch.
+        client.counters.captured.fetch_add(1, Relaxed);
+        return state::inside(call.real);
+    }
+    let key = slots::key(call.stream, call.per_thread);
+    let slot = slots::find_or_give(key);
+    slots::set_hint(key, slot);
+    if slot == slots::OVERFLOW {
+        client.counters.stream_overflow.fetch_add(1, Relaxed);
+    }
+    if state::is_standing() {
+        slots::ran_ahead(slot);
+        unasked(client, slot, call)
+    } else {
+        decided::launch(client, slot, call)
+    }
+}
+
+/// A [`Launch`] of so many arguments.
+macro_rules! launch {
+    ($name:ident { $($field:ident: $ty:ty),* $(,)? } $counter:ident, |$me:ident| $shape:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name {
+            real: unsafe extern "C" fn($($ty),*) -> CuResult,
+            $($field: $ty,)*
+        }
+
+        impl Launch for $name {
+            #[inline(always)]
+            fn counter(counters: &Counters) -> &AtomicU64 {
+                &counters.$counter
+            }
+            fn shape(&self) -> Shape {
+                let $me = self;
+                $shape
+            }
+            #[inline(always)]
+            fn real(&self) -> CuResult {
+                // SAFETY: the arguments of the program's own call, made as it made it.
+                unsafe { (self.real)($(self.$field),*) }
+            }
+        }
+    };
+}
+
+launch! { KernelLaunch {
+    f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+    shared_bytes: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr,
+} launch_kernel, |k| Shape {
+    kernel: names::index(k.f),
+    flags: 0,
+    grid: [k.gx, k.gy, k.gz],
+    block: [k.bx, k.by, k.bz],
+    shared_bytes: k.shared_bytes,
+} }
+
+launch! { KernelExLaunch {
+    config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr,
+} launch_kernel_ex, |k| {
+    // SAFETY: not null (see `kernel_ex`) and valid during the program's call.
+    let config = unsafe { &*k.config };
+    Shape {
+        kernel: names::index(k.f),
+        flags: attribute_flags(config),
+        grid: config.grid,
+        block: config.block,
+        shared_bytes: config.shared_bytes,
+    }
+} }
+
+launch! { CooperativeLaunch {
+    f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+    shared_bytes: c_uint, stream: Ptr, params: *mut Ptr,
+} launch_cooperative, |k| Shape {
+    kernel: names::index(k.f),
+    flags: submission_flags::COOPERATIVE,
+    grid: [k.gx, k.gy, k.gz],
+    block: [k.bx, k.by, k.bz],
+    shared_bytes: k.shared_bytes,
+} }
+
+launch! { LegacyLaunch { f: Ptr } launch_kernel, |k| legacy_shape(k.f, 1, 1) }
+
+launch! { LegacyGridLaunch { f: Ptr, width: c_int, height: c_int }
+launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+
+launch! { LegacyGridAsyncLaunch { f: Ptr, width: c_int, height: c_int, stream: Ptr }
+launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+
+launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph_launch, |k| Shape {
+    kernel: KERNEL_UNKNOWN,
+    flags: submission_flags::GRAPH,
+    grid: [lifecycle::kernel_nodes(k.exec), 0, 0],
+    block: [0; 3],
+    shared_bytes: 0,
+} }
+
+type Kernel = unsafe extern "C" fn(
+    Ptr,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Ptr,
+    *mut Ptr,
+    *mut Ptr,
+) -> CuResult;
+
+/// `cuLaunchKernel`.
+///
+/// # Safety
+/// As the driver's.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+pub unsafe fn kernel(
+    real: Kernel,
+    per_thread: bool,
+    f: Ptr,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared_bytes: c_uint,
+    stream: Ptr,
+    params: *mut Ptr,
+    extra: *mut Ptr,
+) -> CuResult {
+    let launch =
+        KernelLaunch { real, f, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra };
+    around(stream, per_thread, launch)
+}
+
+/// `cuLaunchKernelEx`.
+///
+/// # Safety
+/// As the driver's.
+#[inline(always)]
+pub unsafe fn kernel_ex(
+    real: unsafe extern "C" fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr) -> CuResult,
+    per_thread: bool,
+    config: *const LaunchConfig,
+    f: Ptr,
+    params: *mut Ptr,
+    extra: *mut Ptr,
+) -> CuResult {
+    // SAFETY: null, or the caller's configuration.
+    let Some(c) = (unsafe { config.as_ref() }) else {
+        // SAFETY: the caller's arguments: an error is the driver's to return.
+        return unsafe { real(config, f, params, extra) };
+    };
+    around(c.stream, per_thread, KernelExLaunch { real, config, f, params, extra })
+}
+
+fn attribute_flags(config: &LaunchConfig) -> u32 {
+    if config.attributes.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's array of this length, valid during its call.
+    let attributes =
+        unsafe { std::slice::from_raw_parts(config.attributes, config.attribute_count as usize) };
+    attributes.iter().fold(0, |flags, a| match a.id {
+        LAUNCH_ATTRIBUTE_COOPERATIVE if a.value[0] != 0 => flags | submission_flags::COOPERATIVE,
+        LAUNCH_ATTRIBUTE_CLUSTER if a.value[..3].iter().any(|d| *d > 1) => {
+            flags | submission_flags::CLUSTERED
+        }
+        _ => flags,
+    })
+}
+
+/// `cuLaunchCooperativeKernel`.
+///
+/// # Safety
+/// As the driver's.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+pub unsafe fn cooperative(
+    real: unsafe extern "C" fn(
+        Ptr,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        Ptr,
+        *mut Ptr,
+    ) -> CuResult,
+    per_thread: bool,
+    f: Ptr,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared_bytes: c_uint,
+    stream: Ptr,
+    params: *mut Ptr,
+) -> CuResult {
+    let launch =
+        CooperativeLaunch { real, f, gx, gy, gz, bx, by, bz, shared_bytes, stream, params };
+    around(stream, per_thread, launch)
+}
+
+/// `cuLaunchCooperativeKernelMultiDevice`: several streams at once, gone from
+/// CUDA 13. Counted, passed through, not governed.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn cooperative_multi(
+    real: unsafe extern "C" fn(Ptr, c_uint, c_uint) -> CuResult,
+    _per_thread: bool,
+    list: Ptr,
+    count: c_uint,
+    flags: c_uint,
+) -> CuResult {
+    state::count(|c| &c.launch_cooperative);
+    // SAFETY: the caller's arguments.
+    unsafe { real(list, count, flags) }
+}
+
+fn legacy_shape(f: Ptr, width: c_int, height: c_int) -> Shape {
+    Shape {
+        kernel: names::index(f),
+        flags: 0,
+        grid: [width.max(0) as u32, height.max(0) as u32, 1],
+        // Set by calls of their own that nobody makes any more.
+        block: [0; 3],
+        shared_bytes: 0,
+    }
+}
+
+/// `cuLaunch`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn legacy(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    f: Ptr,
+) -> CuResult {
+    around(std::ptr::null_mut(), per_thread, LegacyLaunch { real, f })
+}
+
+/// `cuLaunchGrid`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn legacy_grid(
+    real: unsafe extern "C" fn(Ptr, c_int, c_int) -> CuResult,
+    per_thread: bool,
+    f: Ptr,
+    width: c_int,
+    height: c_int,
+) -> CuResult {
+    around(std::ptr::null_mut(), per_thread, LegacyGridLaunch { real, f, width, height })
+}
+
+/// `cuLaunchGridAsync`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn legacy_grid_async(
+    real: unsafe extern "C" fn(Ptr, c_int, c_int, Ptr) -> CuResult,
+    per_thread: bool,
+    f: Ptr,
+    width: c_int,
+    height: c_int,
+    stream: Ptr,
+) -> CuResult {
+    around(stream, per_thread, LegacyGridAsyncLaunch { real, f, width, height, stream })
+}
+
+/// `cuGraphLaunch`: one launch, whatever is inside.
+///
+/// # Safety
+/// As the driver's.
+#[inline(always)]
+pub unsafe fn graph(
+    real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
+    per_thread: bool,
+    exec: Ptr,
+    stream: Ptr,
+) -> CuResult {
+    if let Some(client) = state::client()
+        && !(capture::is_active() && capture::is_capturing(slots::explicit(stream, per_thread)))
+    {
+        let nodes = lifecycle::kernel_nodes(exec);
+        client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
+    }
+    around(stream, per_thread, GraphLaunch { real, exec, stream })
+}
+
+/// `cuLaunchHostFunc`: no GPU work of its own.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn host_func(
+    real: unsafe extern "C" fn(Ptr, Ptr, Ptr) -> CuResult,
+    _per_thread: bool,
+    stream: Ptr,
+    f: Ptr,
+    data: Ptr,
+) -> CuResult {
+    state::count(|c| &c.host_func);
+    // SAFETY: the caller's arguments.
+    unsafe { real(stream, f, data) }
+}
+
+/// `cuLaunchHostFunc_v2`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn host_func_v2(
+    real: unsafe extern "C" fn(Ptr, Ptr, Ptr, c_uint) -> CuResult,
+    _per_thread: bool,
+    stream: Ptr,
+    f: Ptr,
+    data: Ptr,
+    mode: c_uint,
+) -> CuResult {
+    state::count(|c| &c.host_func);
+    // SAFETY: the caller's arguments.
+    unsafe { real(stream, f, data, mode) }
+}

@@ -1,0 +1,91 @@
+//! A futex lock of one word: no poisoning, no allocation, resettable in a forked
+//! child, where its owner does not exist any more.
+//!
+//! Must never be held while the program's own code runs, apart from a slot's
+//! lock, which a launch holds while it waits for its turn (see `decided`).
+
+use rustix::thread::futex;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const CONTENDED: u32 = 2;
+/// Tries before a thread sleeps: sections are tens of instructions, mostly.
+const SPINS: u32 = 64;
+
+/// The lock.
+#[derive(Debug, Default)]
+pub struct Lock(AtomicU32);
+
+/// Releases the lock when dropped.
+#[derive(Debug)]
+pub struct Held<'a>(&'a Lock);
+
+impl Lock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        Lock(AtomicU32::new(FREE))
+    }
+
+    /// Wait for it and take it.
+    pub fn lock(&self) -> Held<'_> {
+        for _ in 0..SPINS {
+            if let Some(held) = self.try_lock() {
+                return held;
+            }
+            std::hint::spin_loop();
+        }
+        while self.0.swap(CONTENDED, Acquire) != FREE {
+            // Woken, changed, interrupted: look again in every case.
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, CONTENDED, None);
+        }
+        Held(self)
+    }
+
+    /// Take it if it is free.
+    pub fn try_lock(&self) -> Option<Held<'_>> {
+        self.0.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Held(self))
+    }
+
+    /// Free it although its owner did not: only in a forked child.
+    pub fn reset(&self) {
+        self.0.store(FREE, Release);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.0.0.swap(FREE, Release) == CONTENDED {
+            let _ = futex::wake(&self.0.0, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn excludes_and_hands_over() {
+        static LOCK: Lock = Lock::new();
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..20_000 {
+                        let _held = LOCK.lock();
+                        // Not atomic as a whole: lost updates would show.
+                        let n = COUNT.load(Relaxed);
+                        COUNT.store(n + 1, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(COUNT.load(Relaxed), 80_000);
+        let held = LOCK.try_lock();
+        assert!(held.is_some());
+        assert!(LOCK.try_lock().is_none());
+    }
+}

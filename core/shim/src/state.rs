@@ -1,0 +1,199 @@
+//! What the whole shim shares: whether it is on, this process's region, the core
+//! it is attached to now, and what a forked child forgets.
+//!
+//! Must never free what a launch may still be reading: regions, epochs and
+//! doorbells of earlier cores are kept on purpose (a few KiB for each time that
+//! the core was restarted).
+
+use rustix::thread::futex;
+use std::cell::Cell;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use std::time::Duration;
+use tally_ipc::layout::Counters;
+use tally_ipc::{ClientRegion, CoreRegion};
+
+/// [`mode`]: the environment was not looked at yet.
+pub const MODE_UNKNOWN: u32 = 0;
+/// [`mode`]: nothing asks for Tally: pass everything through and count nothing.
+pub const MODE_OFF: u32 = 1;
+/// [`mode`]: launches are governed.
+pub const MODE_ON: u32 = 2;
+
+static MODE: AtomicU32 = AtomicU32::new(MODE_UNKNOWN);
+static CLIENT: AtomicPtr<ClientRegion> = AtomicPtr::new(std::ptr::null_mut());
+static EPOCH: AtomicPtr<Epoch> = AtomicPtr::new(std::ptr::null_mut());
+/// Stands in for a core's grant while there is none.
+static NO_GRANT: AtomicU64 = AtomicU64::new(0);
+static GRANT: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const NO_GRANT).cast_mut());
+/// Bumped when the core comes or goes; threads without a core sleep on it.
+static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
+/// What to do without a core, by the last one's word or the environment's.
+static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
+
+/// One attachment to one core.
+#[derive(Debug)]
+pub struct Epoch {
+    /// Its region.
+    pub core: &'static CoreRegion,
+    /// Wakes it.
+    pub doorbell: RawFd,
+    /// How long a waiting thread spins.
+    pub spin: Duration,
+    /// Tickets below this are not its business.
+    pub first_ticket: u64,
+    /// The heartbeat, plus one, at which it was found stuck; 0: never.
+    pub stuck_at: AtomicU64,
+}
+
+impl Epoch {
+    /// It was found stuck and has not moved since.
+    pub fn is_stuck(&self) -> bool {
+        let at = self.stuck_at.load(Relaxed);
+        at != 0 && self.core.heartbeat.load(Relaxed).wrapping_add(1) == at
+    }
+
+    /// Wake the core.
+    #[cold]
+    pub fn ring(&self) {
+        // SAFETY: never closed (see above).
+        let fd = unsafe { BorrowedFd::borrow_raw(self.doorbell) };
+        // An eventfd only refuses when it is rung 2^64 times over.
+        let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+    }
+}
+
+/// `MODE_*`.
+pub fn mode() -> u32 {
+    MODE.load(Acquire)
+}
+
+/// Set once the environment was looked at.
+pub fn set_mode(mode: u32) {
+    MODE.store(mode, Release);
+}
+
+/// This process's region, if the shim is on.
+#[inline]
+pub fn client() -> Option<&'static ClientRegion> {
+    let p = CLIENT.load(Acquire);
+    // SAFETY: null, or leaked by `set_client`.
+    unsafe { p.as_ref() }
+}
+
+/// Set when the region was made.
+pub fn set_client(client: &'static ClientRegion) {
+    CLIENT.store(std::ptr::from_ref(client).cast_mut(), Release);
+}
+
+/// The core in charge, if any.
+pub fn epoch() -> Option<&'static Epoch> {
+    // SAFETY: null, or leaked by `enter`.
+    unsafe { EPOCH.load(Acquire).as_ref() }
+}
+
+/// Whether `epoch` is not in charge any more.
+pub fn is_over(epoch: &'static Epoch) -> bool {
+    !std::ptr::eq(EPOCH.load(Acquire), epoch)
+}
+
+/// Whether launches have a standing grant now: the launch path's one question.
+#[inline(always)]
+pub fn is_standing() -> bool {
+    // SAFETY: `NO_GRANT` or a word in a leaked region, always valid.
+    unsafe { &*GRANT.load(Acquire) }.load(Acquire) == u64::MAX
+}
+
+/// Hold launches while there is no core, rather than run them unscheduled.
+pub fn fail_hold() -> bool {
+    FAIL_HOLD.load(Relaxed)
+}
+
+/// See [`fail_hold`].
+pub fn set_fail_hold(hold: bool) {
+    FAIL_HOLD.store(hold, Relaxed);
+}
+
+/// A core took this client on.
+pub fn enter(epoch: Epoch) {
+    let epoch: &'static Epoch = Box::leak(Box::new(epoch));
+    EPOCH.store(std::ptr::from_ref(epoch).cast_mut(), SeqCst);
+    GRANT.store((&raw const epoch.core.granted.ticket).cast_mut(), SeqCst);
+    changed();
+}
+
+/// The core is gone: wake everybody who waits for it.
+pub fn leave() {
+    let over = epoch();
+    GRANT.store((&raw const NO_GRANT).cast_mut(), SeqCst);
+    EPOCH.store(std::ptr::null_mut(), SeqCst);
+    if let Some(over) = over {
+        tally_ipc::wait::wake_own(over.core);
+    }
+    changed();
+}
+
+fn changed() {
+    EPOCH_CHANGES.fetch_add(1, SeqCst);
+    let _ = futex::wake(&EPOCH_CHANGES, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+/// Sleep until a core comes (or goes), at most one nap.
+pub fn wait_for_core() {
+    let seen = EPOCH_CHANGES.load(SeqCst);
+    if epoch().is_none() {
+        let nap = rustix::fs::Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(tally_ipc::wait::CLIENT_NAP.subsec_nanos()),
+        };
+        let _ = futex::wait(&EPOCH_CHANGES, futex::Flags::PRIVATE, seen, Some(&nap));
+    }
+}
+
+/// Add one to a counter of this client, if the shim is on.
+pub fn count(which: impl Fn(&Counters) -> &AtomicU64) {
+    if let Some(client) = client() {
+        which(&client.counters).fetch_add(1, Relaxed);
+    }
+}
+
+/// In a forked child: forget the parent's core and region. The region's pages
+/// may be pinned and missing here; nothing touches them again.
+pub fn reset() {
+    GRANT.store((&raw const NO_GRANT).cast_mut(), SeqCst);
+    EPOCH.store(std::ptr::null_mut(), SeqCst);
+    CLIENT.store(std::ptr::null_mut(), SeqCst);
+    FAIL_HOLD.store(false, SeqCst);
+    set_mode(MODE_UNKNOWN);
+}
+
+thread_local! {
+    /// Inside a wrapped launch on its slow path; see [`crate::resolve`] on nesting.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// A number for this thread that no other one of the process ever has; 0: none yet.
+    static TOKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether the calling thread is inside a wrapped launch: what it calls in turn,
+/// through another interposer, is the same launch and passes straight through.
+pub fn is_inside() -> bool {
+    INSIDE.get()
+}
+
+/// Run the inside of a launch.
+pub fn inside<T>(run: impl FnOnce() -> T) -> T {
+    INSIDE.set(true);
+    let result = run();
+    INSIDE.set(false);
+    result
+}
+
+/// The calling thread's own number.
+pub fn thread_token() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    if TOKEN.get() == 0 {
+        TOKEN.set(NEXT.fetch_add(1, Relaxed));
+    }
+    TOKEN.get()
+}

@@ -1,0 +1,285 @@
+//! Bodies of the calls that wait: what they cover is not busy any more.
+//!
+//! Each takes its snapshots before it calls the driver and uses them after a
+//! success (see [`crate::activity`]). They never change what the program gets.
+//!
+//! | call | covers |
+//! | --- | --- |
+//! | stream synchronise, query | the stream |
+//! | event synchronise, query | the event's stream up to its record |
+//! | context synchronise | the context's streams |
+//! | copy to host in the legacy stream | the context's blocking streams |
+//! | copy to host in a per-thread stream | that stream |
+//! | `cuMemcpy` | the same, if the destination is host memory (between devices it does not wait) |
+
+use crate::activity::{self, Snapshot};
+use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
+use crate::slots::{self, OVERFLOW, SLOTS};
+use crate::{attendant, capture, completion, events, state};
+use std::ffi::c_uint;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::STREAM_SLOTS;
+
+/// Which busy slots a call will have covered, as they were before it.
+struct Covered {
+    client: &'static ClientRegion,
+    bits: u64,
+    seen: [Snapshot; STREAM_SLOTS],
+}
+
+impl Covered {
+    fn busy(which: impl Fn(usize) -> bool) -> Option<Self> {
+        let client = state::client()?;
+        let busy = client.activity.busy_streams.load(SeqCst);
+        let mut covered =
+            Covered { client, bits: 0, seen: [Snapshot::settled_at(0); STREAM_SLOTS] };
+        let mut left = busy;
+        while left != 0 {
+            let slot = left.trailing_zeros() as usize & 63;
+            left &= left - 1;
+            if which(slot) {
+                covered.bits |= slots::bit(slot);
+                covered.seen[slot] = SLOTS[slot].word.snapshot();
+            }
+        }
+        (covered.bits != 0).then_some(covered)
+    }
+
+    fn of_context(context: usize, blocking_only: bool) -> Option<Self> {
+        if context == 0 {
+            return None;
+        }
+        Self::busy(|i| {
+            SLOTS[i].context.load(Relaxed) == context
+                && !(blocking_only && (i == OVERFLOW || SLOTS[i].non_blocking.load(Relaxed) != 0))
+        })
+    }
+
+    fn apply(&self) {
+        let mut left = self.bits;
+        while left != 0 {
+            let slot = left.trailing_zeros() as usize & 63;
+            left &= left - 1;
+            one(self.client, slot, self.seen[slot]);
+        }
+    }
+}
+
+fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
+    // Not for the overflow slot: waiting for one of its streams says nothing of the others.
+    if seen.is_settled() && slot != OVERFLOW {
+        completion::seen_done(client, slot, seen.sequence());
+    }
+    let change =
+        activity::covered(&client.activity, &SLOTS[slot & 63].word, slots::bit(slot), seen);
+    attendant::report_change(change);
+}
+
+/// The stream's slot and its snapshot, if it is busy.
+fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, usize, Snapshot)> {
+    let client = state::client()?;
+    let busy = client.activity.busy_streams.load(SeqCst);
+    if busy == 0 {
+        return None;
+    }
+    let slot = slots::find(slots::key(stream, per_thread))?;
+    (busy & slots::bit(slot) != 0).then(|| (client, slot, SLOTS[slot].word.snapshot()))
+}
+
+/// `cuStreamSynchronize`, `cuStreamQuery`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn stream(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+) -> CuResult {
+    let covered = of_stream(stream, per_thread);
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(stream) };
+    if let (SUCCESS, Some((client, slot, seen))) = (result, covered) {
+        one(client, slot, seen);
+    }
+    result
+}
+
+/// `cuEventSynchronize`, `cuEventQuery`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn event(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    event: Ptr,
+) -> CuResult {
+    let known = state::client().and_then(|c| Some((c, events::lookup(event as usize)?)));
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(event) };
+    if let (SUCCESS, Some((client, (slot, seen)))) = (result, known) {
+        one(client, slot, seen);
+    }
+    result
+}
+
+fn recorded(
+    event: Ptr,
+    stream: Ptr,
+    per_thread: bool,
+    real: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let Some(_) = state::client() else { return real() };
+    if capture::is_active() && capture::is_capturing(slots::explicit(stream, per_thread)) {
+        events::forget(event as usize);
+        return real();
+    }
+    let before = slots::find(slots::key(stream, per_thread)).map(|i| (i, SLOTS[i].word.snapshot()));
+    // Between the record and its bookkeeping the old entry would be wrong.
+    events::forget(event as usize);
+    let result = real();
+    if let (SUCCESS, Some((slot, seen))) = (result, before)
+        && seen.is_settled()
+    {
+        events::record(event as usize, slot, seen.sequence());
+    }
+    result
+}
+
+/// `cuEventRecord`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn event_record(
+    real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
+    per_thread: bool,
+    event: Ptr,
+    stream: Ptr,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    recorded(event, stream, per_thread, || unsafe { real(event, stream) })
+}
+
+/// `cuEventRecordWithFlags`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn event_record_flags(
+    real: unsafe extern "C" fn(Ptr, Ptr, c_uint) -> CuResult,
+    per_thread: bool,
+    event: Ptr,
+    stream: Ptr,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    recorded(event, stream, per_thread, || unsafe { real(event, stream, flags) })
+}
+
+fn around(covered: Option<Covered>, real: impl FnOnce() -> CuResult) -> CuResult {
+    let result = real();
+    if let (SUCCESS, Some(covered)) = (result, covered) {
+        covered.apply();
+    }
+    result
+}
+
+fn current_context() -> usize {
+    // Off, or idle: nothing to find out.
+    match state::client() {
+        Some(client) if client.activity.busy_streams.load(SeqCst) != 0 => {
+            driver().current_context()
+        }
+        _ => 0,
+    }
+}
+
+/// `cuCtxSynchronize`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
+    // SAFETY: no arguments.
+    around(Covered::of_context(current_context(), false), || unsafe { real() })
+}
+
+/// `cuCtxSynchronize_v2`, which names the context.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn context_given(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    ctx: Ptr,
+) -> CuResult {
+    let context = if ctx.is_null() { current_context() } else { ctx as usize };
+    // SAFETY: the caller's arguments.
+    around(Covered::of_context(context, false), || unsafe { real(ctx) })
+}
+
+fn of_copy(per_thread: bool) -> Option<Covered> {
+    if !per_thread {
+        return Covered::of_context(current_context(), true);
+    }
+    let (_, slot, _) = of_stream(std::ptr::null_mut(), true)?;
+    Covered::busy(|i| i == slot)
+}
+
+/// `cuMemcpyDtoH_v2`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn copy_to_host(
+    real: unsafe extern "C" fn(Ptr, u64, usize) -> CuResult,
+    per_thread: bool,
+    dst: Ptr,
+    src: u64,
+    bytes: usize,
+) -> CuResult {
+    let covered = if bytes == 0 { None } else { of_copy(per_thread) };
+    // SAFETY: the caller's arguments.
+    around(covered, || unsafe { real(dst, src, bytes) })
+}
+
+/// `cuMemcpyAtoH_v2`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn array_to_host(
+    real: unsafe extern "C" fn(Ptr, Ptr, usize, usize) -> CuResult,
+    per_thread: bool,
+    dst: Ptr,
+    src: Ptr,
+    offset: usize,
+    bytes: usize,
+) -> CuResult {
+    let covered = if bytes == 0 { None } else { of_copy(per_thread) };
+    // SAFETY: the caller's arguments.
+    around(covered, || unsafe { real(dst, src, offset, bytes) })
+}
+
+/// `cuMemcpy`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn copy_any(
+    real: unsafe extern "C" fn(u64, u64, usize) -> CuResult,
+    per_thread: bool,
+    dst: u64,
+    src: u64,
+    bytes: usize,
+) -> CuResult {
+    let covered = if bytes == 0 { None } else { of_copy(per_thread) };
+    // Asked only if it matters.
+    let covered = covered.filter(|_| is_host(dst) && !is_host(src));
+    // SAFETY: the caller's arguments.
+    around(covered, || unsafe { real(dst, src, bytes) })
+}
+
+fn is_host(address: u64) -> bool {
+    let mut kind: c_uint = 0;
+    let Some(f) = driver().pointer_attribute else { return false };
+    // SAFETY: a valid out-pointer; the address is only looked up.
+    let r = unsafe { f((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address) };
+    // The driver does not know pageable host memory.
+    r == crate::cu::INVALID_VALUE || (r == SUCCESS && kind == MEMORY_HOST)
+}
