@@ -14,8 +14,9 @@ use std::process::{Command, Stdio};
 pub fn everything() -> Result<()> {
     eprintln!("building (release)");
     succeed(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
-    // A process of its own, because it reports on standard output.
-    succeed(Command::new(std::env::current_exe()?).arg("policies"))
+    // A process of its own, because it reports on standard output. Not by
+    // `current_exe`: the build may have put another file in this one's place.
+    succeed(Command::new(release_dir().join("xtask")).arg("policies"))
 }
 
 /// Where the programs are after [`everything`].

@@ -3,30 +3,36 @@
 //!
 //! | in it | what |
 //! | --- | --- |
-//! | `bin/` | the core, `tallyctl`, the shim, the demo (`bin/xtask demo --no-build --device cuda`) |
+//! | `bin/` | the core, `tallyctl`, the shim, the programs of the demo, and `bin/demo`, which runs it |
 //! | `bin/policies/` | the policies, where the core looks for them |
 //! | `gpu/` | the GPU suite, `tests/gpu` |
-//! | `MANIFEST` | the commit, and each file's size and SHA-256 |
+//! | `COMMIT` | what it was built from |
+//! | `MANIFEST` | the same, and each file's SHA-256 and size |
 
 use crate::{build, repository};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What may be carried at once.
 const BYTES_MAX: u64 = 64 << 20;
 /// What is taken from the build, stripped.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "tally-core",
     "tallyctl",
     "libtally_shim.so",
     "tally-demo-inference",
     "tally-demo-training",
+    "tally-roundtrip",
     "tally-test-probe",
     "xtask",
 ];
+/// Runs the demo where there is no Cargo.
+const DEMO: &str = "#!/bin/sh\n# The demo on this machine's GPU; --help tells the options.\n\
+                    exec \"$(dirname \"$0\")/xtask\" demo --no-build --device cuda \"$@\"\n";
 /// Folders of the suite that are no part of it.
 const LEFT_OUT: [&str; 3] = ["__pycache__", ".venv", "results"];
 
@@ -57,7 +63,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     copy_tree(&release.join("policies"), &out.join("bin/policies"))?;
     copy_tree(&repository().join("tests/gpu"), &out.join("gpu"))?;
-    let (manifest, bytes) = manifest(&out)?;
+    let demo = out.join("bin/demo");
+    fs::write(&demo, DEMO)?;
+    fs::set_permissions(&demo, fs::Permissions::from_mode(0o755))?;
+    let commit = commit();
+    fs::write(out.join("COMMIT"), format!("{commit}\n"))?;
+    let (manifest, bytes) = manifest(&out, &commit)?;
     fs::write(out.join("MANIFEST"), manifest)?;
     ensure!(
         bytes <= BYTES_MAX,
@@ -118,11 +129,11 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// The list of contents, and their size.
-fn manifest(out: &Path) -> Result<(String, u64)> {
+fn manifest(out: &Path, commit: &str) -> Result<(String, u64)> {
     let mut files = Vec::new();
     list(out, &mut files)?;
     files.sort();
-    let mut text = format!("commit {}\n", commit());
+    let mut text = format!("commit {commit}\n");
     let mut sum = 0;
     for file in files {
         let bytes = fs::read(&file)?;
@@ -166,7 +177,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("bin")).unwrap();
         fs::write(dir.path().join("bin/a"), "abc").unwrap();
-        let (text, bytes) = manifest(dir.path()).unwrap();
+        let (text, bytes) = manifest(dir.path(), "c").unwrap();
         assert_eq!(bytes, 3);
         // SHA-256 of "abc".
         let line =

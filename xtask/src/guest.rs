@@ -7,12 +7,13 @@
 //!
 //! # Reproducible digests
 //! A policy is known by the digest of its file, so the same sources and compiler
-//! must give the same bytes. Three things would change them: paths, which end up
-//! in panic messages (remapped here); the versions of dependencies (the lock
-//! files are committed and `--locked` is passed); and the flags of the caller's
-//! environment (cleared here).
+//! must give the same bytes. Four things would change them: paths, which end up
+//! in panic messages (remapped here) and in symbol names ([`crate::wrapper`]); the
+//! versions of dependencies (the lock files are committed and `--locked` is
+//! passed); and the flags of the caller's environment (cleared here). The digest of
+//! a policy built by Debian's compiler differs from one built by another.
 
-use crate::{debian, repository};
+use crate::{debian, repository, wrapper};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -98,6 +99,8 @@ impl Toolchain {
             .arg(target_dir)
             .env("PATH", self.path_with(&linker)?)
             .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", &linker)
+            .env("RUSTC_WORKSPACE_WRAPPER", std::env::current_exe()?)
+            .env(wrapper::MARK, "1")
             .env("CARGO_ENCODED_RUSTFLAGS", Self::flags(target_dir)?.join("\x1f"));
         if workspace.join("Cargo.lock").is_file() {
             cargo.arg("--locked");

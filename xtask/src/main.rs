@@ -14,6 +14,7 @@ mod guest;
 mod policies;
 mod test;
 mod test_count;
+mod wrapper;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -40,6 +41,7 @@ enum Task {
 }
 
 fn main() -> anyhow::Result<()> {
+    wrapper::run_if_called()?;
     match Cli::parse().task {
         Task::Policies(args) => policies::run(&args),
         Task::Demo(args) => demo::run(&args),

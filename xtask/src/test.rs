@@ -11,7 +11,11 @@ use clap::ValueEnum;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::Instant;
+
+/// The package of the tests across processes.
+const E2E_PACKAGE: &str = "tally-tests";
 
 /// Kinds of checks, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -96,7 +100,7 @@ fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
             }
         }
         Group::Unit => {
-            commands.push(runner(&["--workspace", "--exclude", "tally-tests"], filter));
+            commands.push(runner(false, filter)?);
             // cargo-nextest leaves these out.
             if filter.is_none() {
                 commands.push(with(cargo(), &["test", "--release", "--workspace", "--doc"]));
@@ -119,7 +123,7 @@ fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
                 commands.push(loom);
             }
         }
-        Group::E2e => commands.push(runner(&["--package", "tally-tests"], filter)),
+        Group::E2e => commands.push(runner(true, filter)?),
     }
     let mut sum = Count::default();
     for command in &mut commands {
@@ -128,8 +132,9 @@ fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
     Ok(sum)
 }
 
-/// The tests of some packages by cargo-nextest if it is there, else by Cargo.
-fn runner(packages: &[&str], filter: Option<&str>) -> Command {
+/// The tests across processes, or all others, by cargo-nextest if it is there,
+/// else by Cargo. Always of the whole workspace: see [`build`].
+fn runner(across_processes: bool, filter: Option<&str>) -> Result<Command> {
     let nextest = cargo()
         .args(["nextest", "--version"])
         .stdout(Stdio::null())
@@ -138,16 +143,43 @@ fn runner(packages: &[&str], filter: Option<&str>) -> Command {
         .is_ok_and(|done| done.success());
     let mut command = cargo();
     if nextest {
-        let config = repository().join("tests/nextest.toml");
-        command.args(["nextest", "run", "--release", "--no-fail-fast", "--no-tests=pass"]);
-        command.arg("--config-file").arg(config).args(packages).args(filter);
-    } else {
-        command.args(["test", "--release", "--no-fail-fast", "--lib", "--bins", "--tests"]);
-        command.args(packages).args(filter);
-        // The tests across processes measure nothing, but need some CPU each.
-        command.args(["--", "--test-threads=2"]);
+        let not = if across_processes { "" } else { "not " };
+        command.args(["nextest", "run", "--release", "--workspace", "--no-fail-fast"]);
+        command.arg("--no-tests=pass").arg("--config-file");
+        command.arg(repository().join("tests/nextest.toml"));
+        command.arg("-E").arg(format!("{not}package({E2E_PACKAGE})")).args(filter);
+        return Ok(command);
     }
-    command
+    command.args(["test", "--release", "--workspace", "--no-fail-fast"]);
+    if !across_processes {
+        command.args(["--lib", "--bins"]);
+    }
+    for target in test_targets(across_processes)? {
+        command.arg("--test").arg(target);
+    }
+    // The tests across processes need a CPU each.
+    command.args(filter).args(["--", "--test-threads=2"]);
+    Ok(command)
+}
+
+/// The names of the integration tests of the package of tests across processes,
+/// or of all others.
+fn test_targets(across_processes: bool) -> Result<Vec<String>> {
+    let listed = cargo().args(["metadata", "--no-deps", "--format-version=1"]).output()?;
+    ensure!(listed.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&listed.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&listed.stdout)?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let targets = packages
+        .filter(|package| (package["name"] == E2E_PACKAGE) == across_processes)
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten())
+        .filter(|target| {
+            target["kind"].as_array().is_some_and(|kinds| kinds.contains(&"test".into()))
+        })
+        .filter_map(|target| target["name"].as_str().map(str::to_owned));
+    let mut targets: Vec<String> = targets.collect();
+    targets.sort();
+    targets.dedup();
+    Ok(targets)
 }
 
 /// Python's own tests of the GPU suite: standard library only.
@@ -190,14 +222,14 @@ fn counted(command: &mut Command) -> Result<Count> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("starting {}", line(command)))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let mut count = std::thread::scope(|scope| {
-        let out = scope.spawn(|| stdout.map(|pipe| pass_on(pipe, &mut std::io::stdout())));
-        let err = stderr.map(|pipe| pass_on(pipe, &mut std::io::stderr()));
-        let out = out.join().ok().flatten();
-        out.unwrap_or_default() + err.unwrap_or_default()
+    let count = Mutex::new(Count::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| stdout.map(|pipe| pass_on(pipe, &mut std::io::stdout(), &count)));
+        stderr.map(|pipe| pass_on(pipe, &mut std::io::stderr(), &count));
     });
+    let mut count = count.into_inner().unwrap_or_default();
     let done = child.wait()?;
-    if done.success() && count == Count::default() && !count.reported {
+    if done.success() && !count.reported {
         count.passed = 1;
     }
     if !done.success() && count.failed == 0 {
@@ -207,15 +239,15 @@ fn counted(command: &mut Command) -> Result<Count> {
     Ok(count)
 }
 
-fn pass_on(from: impl Read, to: &mut dyn Write) -> Count {
-    let mut count = Count::default();
+fn pass_on(from: impl Read, to: &mut dyn Write, count: &Mutex<Count>) {
     let mut from = BufReader::new(from);
     let mut bytes = Vec::new();
     while from.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
         let _ = to.write_all(&bytes);
         let _ = to.flush();
-        count.take(&String::from_utf8_lossy(&bytes));
+        if let Ok(mut count) = count.lock() {
+            count.take(&String::from_utf8_lossy(&bytes));
+        }
         bytes.clear();
     }
-    count
 }

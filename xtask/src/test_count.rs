@@ -9,6 +9,8 @@ pub struct Count {
     pub failed: u64,
     /// A runner gave figures at all.
     pub reported: bool,
+    /// cargo-nextest gave its sum, which covers what single tests printed.
+    summed: bool,
     /// Python tells how many ran before it tells how many of them failed.
     python_ran: u64,
 }
@@ -17,6 +19,9 @@ impl Count {
     /// Takes in one line of a runner's output.
     pub fn take(&mut self, line: &str) {
         let line = line.trim();
+        if self.summed {
+            return;
+        }
         if let Some(rest) = line.strip_prefix("test result:") {
             // Cargo: "test result: ok. 3 passed; 0 failed; 0 ignored; ..."
             self.passed += number_before(rest, "passed");
@@ -25,7 +30,9 @@ impl Count {
         } else if line.starts_with("Summary [") && line.contains(" run: ") {
             // cargo-nextest: "Summary [ 1.2s] 9 tests run: 7 passed (1 slow), 1 failed, ..."
             let figures = line.split_once(" run: ").map_or("", |(_, figures)| figures);
-            self.passed += number_before(figures, "passed");
+            self.summed = true;
+            self.passed = number_before(figures, "passed");
+            self.failed = 0;
             for word in ["failed", "timed out", "exec failed"] {
                 self.failed += number_before(figures, word);
             }
@@ -52,6 +59,7 @@ impl std::ops::Add for Count {
             passed: self.passed + other.passed,
             failed: self.failed + other.failed,
             reported: self.reported || other.reported,
+            summed: false,
             python_ran: 0,
         }
     }
@@ -103,6 +111,10 @@ mod tests {
         assert_eq!(counted(text), (5, 4));
         let text = "     Summary [   9.9s] 5/9 tests run: 5 passed (1 slow, 1 flaky), 0 skipped";
         assert_eq!(counted(text), (5, 0));
+        // A failed test's own output is quoted, perhaps twice.
+        let quoted = "test result: FAILED. 0 passed; 1 failed; 0 ignored";
+        let sum = "     Summary [   9.9s] 2 tests run: 1 passed, 1 failed, 0 skipped";
+        assert_eq!(counted(&format!("{quoted}\n{sum}\n{quoted}")), (1, 1));
     }
 
     #[test]

@@ -1,1 +1,28 @@
 //! The scheduling daemon.
+//!
+//! Two threads that share nothing but a bounded channel:
+//!
+//! | thread | module | does | never |
+//! | --- | --- | --- | --- |
+//! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | logs, blocks on a lock, touches the socket |
+//! | control | [`control`] | registration, admin requests, policy reload, residency, drain | decides a launch |
+//!
+//! Read next: [`run`] for how they are put together and taken apart,
+//! [`dispatch`] for the loop, [`status`] for what operators see.
+#![forbid(unsafe_code)]
+
+pub mod admit;
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod dispatch;
+pub mod error;
+pub mod loader;
+pub mod mps;
+pub mod policy_slot;
+pub mod policy_watch;
+pub mod residency;
+pub mod run;
+pub mod signals;
+pub mod socket;
+pub mod status;

@@ -24,6 +24,8 @@ use std::mem::MaybeUninit;
 pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
 /// Longest payload accepted.
 pub const FRAME_BYTES_MAX: usize = 16 * 1024;
+/// Most descriptors that come with a frame; further ones are closed.
+pub const DESCRIPTORS_MAX: usize = 4;
 /// Longest name, label key or label value, bytes.
 pub const TEXT_BYTES_MAX: usize = 256;
 /// Most labels of a client.
@@ -348,7 +350,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), WireEr
         })?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
+                // Surplus ones are closed: a peer must not fill our table.
+                fds.extend(received.take(DESCRIPTORS_MAX.saturating_sub(fds.len())));
             }
         }
         if received.bytes == 0 {

@@ -187,7 +187,7 @@ impl Shared {
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     // Enough for every bug of this kind known; all of them would take hours.
-    builder.preemption_bound = Some(4);
+    builder.preemption_bound = Some(3);
     builder.check(f);
 }
 

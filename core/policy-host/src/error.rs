@@ -6,7 +6,7 @@ use tally_engine::policy::Fault;
 /// Why the host itself could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// limit `{name}` is {value}: choose from {least} to {most}
+    /// A limit under which no policy could run.
     #[error("policy limit `{name}` is {value}: it must be from {least} to {most}")]
     Limit {
         /// Which.
@@ -74,6 +74,17 @@ pub enum LoadError {
         /// Which file.
         file: String,
         /// What the validator says.
+        why: String,
+    },
+    /// A component that needs more than the limits allow before it even starts.
+    #[error(
+        "{file}: needs more than a policy may have: {why}. Raise `memory_bytes` if it is about \
+         memory, or build a smaller one"
+    )]
+    TooDemanding {
+        /// Which file.
+        file: String,
+        /// What it needs.
         why: String,
     },
     /// It wants WASI.

@@ -4,13 +4,18 @@
 
 use crate::LoadError;
 use crate::bindings::CONTRACT;
+use crate::bindings::types::{Decision, Event, Launch};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
 
 const HOST: &str = "tally:policy/host@0.1.0";
 const TYPES: &str = "tally:policy/types@0.1.0";
-pub const SCHEDULER: &str = "tally:policy/scheduler@0.1.0";
+const SCHEDULER: &str = "tally:policy/scheduler@0.1.0";
+
+/// How wasmtime says that a component does not fit into the pool; it has no type
+/// for this error.
+const POOL_LIMIT: &str = "exceeds the";
 
 /// Refuse what is no component, by its first bytes.
 pub fn preamble(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
@@ -42,9 +47,9 @@ fn kind(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// Refuse a component that is not of the world `policy`, as far as names go; types
-/// are checked by the linker and the bindings.
-pub fn world(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
+/// Refuse a component that imports what there is not. Names only: the types are
+/// the linker's, see [`wrong_import`].
+pub fn imports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
     let ty = component.component_type();
     for (name, import) in ty.imports(engine) {
         if name.starts_with("wasi:") || name.starts_with("wasi_") {
@@ -68,10 +73,11 @@ pub fn world(file: &str, component: &Component, engine: &Engine) -> Result<(), L
             }
         }
     }
-    exports(file, component, engine)
+    Ok(())
 }
 
-fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
+/// Refuse a component that does not export what a policy must, or with other types.
+pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
     let ty = component.component_type();
     let missing = |export: &str, expected: String, found: Vec<&str>| LoadError::MissingExport {
         file: file.into(),
@@ -86,14 +92,27 @@ fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(), Loa
         let found = ty.exports(engine).map(|(name, _)| name).collect();
         return Err(missing(SCHEDULER, format!("export {SCHEDULER}"), found));
     };
-    for function in ["init", "decide", "on-event"] {
-        if scheduler.get_export(engine, function).is_none() {
+    let functions = |name| match scheduler.get_export(engine, name).map(|export| export.ty) {
+        Some(ComponentItem::ComponentFunc(function)) => Ok(function),
+        _ => {
             let found = scheduler.exports(engine).map(|(name, _)| name).collect();
-            let expected = signature(function).unwrap_or_default().into();
-            return Err(missing(&format!("{SCHEDULER}#{function}"), expected, found));
+            let expected = signature(name).unwrap_or_default().into();
+            Err(missing(&format!("{SCHEDULER}#{name}"), expected, found))
         }
-    }
-    Ok(())
+    };
+    let (init, decide, on_event) =
+        (functions("init")?, functions("decide")?, functions("on-event")?);
+    // The bindings would find this too, but not say which function.
+    let types = ty.instance_type();
+    let wrong = |name: &str, error: wasmtime::Error| LoadError::WrongExport {
+        file: file.into(),
+        export: format!("{SCHEDULER}#{name}"),
+        expected: signature(name).unwrap_or_default().into(),
+        why: format!("{error:#}"),
+    };
+    init.typecheck::<(&str,), (Result<(), String>,)>(&types).map_err(|e| wrong("init", e))?;
+    decide.typecheck::<(Launch,), (Decision,)>(&types).map_err(|e| wrong("decide", e))?;
+    on_event.typecheck::<(u64, &Event), ()>(&types).map_err(|e| wrong("on-event", e))
 }
 
 /// The linker found an import of another type.
@@ -101,18 +120,6 @@ pub fn wrong_import(file: &str, error: &wasmtime::Error) -> LoadError {
     let why = format!("{error:#}");
     let (name, expected) = quoted_function(&why);
     LoadError::WrongImport { file: file.into(), import: format!("{HOST}#{name}"), expected, why }
-}
-
-/// The bindings found an export of another type.
-pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
-    let why = format!("{error:#}");
-    let (name, expected) = quoted_function(&why);
-    LoadError::WrongExport {
-        file: file.into(),
-        export: format!("{SCHEDULER}#{name}"),
-        expected,
-        why,
-    }
 }
 
 /// The first function of the contract that a message of wasmtime quotes, with the
@@ -123,6 +130,26 @@ fn quoted_function(message: &str) -> (String, String) {
     match known.next() {
         Some((name, signature)) => (name.into(), signature.into()),
         None => ("?".into(), "the contract's types".into()),
+    }
+}
+
+/// The bindings found fault with the exports, though [`exports`] found none.
+pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
+    LoadError::WrongExport {
+        file: file.into(),
+        export: SCHEDULER.into(),
+        expected: "the contract's functions".into(),
+        why: format!("{error:#}"),
+    }
+}
+
+/// Tell a component that is damaged from one that only wants too much.
+pub fn not_compiled(file: &str, error: &wasmtime::Error) -> LoadError {
+    let (file, why) = (file.into(), format!("{error:#}"));
+    if why.contains(POOL_LIMIT) {
+        LoadError::TooDemanding { file, why }
+    } else {
+        LoadError::Invalid { file, why }
     }
 }
 

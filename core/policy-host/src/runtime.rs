@@ -105,10 +105,11 @@ impl PolicyHost {
         }
         inspect::preamble(file, bytes)?;
         let component = Component::new(&self.engine, bytes)
-            .map_err(|error| LoadError::Invalid { file: file.into(), why: format!("{error:#}") })?;
-        inspect::world(file, &component, &self.engine)?;
+            .map_err(|error| inspect::not_compiled(file, &error))?;
+        inspect::imports(file, &component, &self.engine)?;
         let pre = self.linker.instantiate_pre(&component);
         let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;
+        inspect::exports(file, &component, &self.engine)?;
         let pre = PolicyPre::new(pre).map_err(|error| inspect::wrong_export(file, &error))?;
         WasmPolicy::start(pre, source, file, bytes, config, &self.limits, self.ticker.clone())
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, policy};
+use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
 use sha2::{Digest, Sha256};
 use tally_engine::policy::{
     COMMANDS_MAX, Class, Command, Completion, Context, Decision, Event, Form, Policy, launch_flags,
@@ -72,13 +72,13 @@ fn commands_arrive_in_order_after_those_already_there() {
 #[test]
 fn what_init_asked_for_is_handed_over_once() {
     let mut context = Context::default();
-    let mut policy = chaos_with(Limits::default(), "ask").unwrap();
+    let mut policy = chaos_with(limits(), "ask").unwrap();
     policy.start(&mut context);
     assert!(context.commands.drain().eq(COMMANDS));
     policy.start(&mut context);
     assert!(context.commands.is_empty());
     // By the first call, if nobody said start.
-    let mut policy = chaos_with(Limits::default(), "ask").unwrap();
+    let mut policy = chaos_with(limits(), "ask").unwrap();
     policy.decide(&launch(kernel::GOOD), &mut context).unwrap();
     policy.decide(&launch(kernel::GOOD), &mut context).unwrap();
     assert!(context.commands.drain().eq(COMMANDS));
@@ -86,7 +86,7 @@ fn what_init_asked_for_is_handed_over_once() {
 
 #[test]
 fn no_client_is_known_during_init() {
-    assert!(chaos_with(Limits::default(), "clients").is_ok());
+    assert!(chaos_with(limits(), "clients").is_ok());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn tally_priority_keeps_its_rule_as_a_component() {
 #[test]
 fn the_same_inputs_give_the_same_decisions() {
     let run = |name: &str, folder: &str| {
-        let limits = Limits { faults_max: 1_000, ..Limits::default() };
+        let limits = Limits { faults_max: 1_000, ..limits() };
         let loaded = common::host(limits).load_file(&guest(folder, name), "").unwrap();
         let mut bench = Bench::new(loaded);
         let mut random = 0x2545_f491_4f6c_dd1d_u64;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bench, chaos, chaos_with, client, kernel};
+use common::{Bench, chaos, chaos_with, client, kernel, limits};
 use std::time::{Duration, Instant};
 use tally_engine::policy::{Class, Command, Decision, Event, FaultKind, Policy};
 use tally_policy_host::{Limits, LoadError};
@@ -27,7 +27,7 @@ fn every_fault_has_its_kind_and_its_message() {
     for (kernel, kind, message) in FAULTS {
         // Filling 16 MiB takes more fuel than a call has.
         let decide_fuel = if kernel == kernel::HOARD { 1 << 32 } else { 200_000 };
-        let limits = Limits { decide_fuel, ..Limits::default() };
+        let limits = Limits { decide_fuel, ..limits() };
         let mut bench = Bench::new(chaos_with(limits, "").unwrap());
         let fault = bench.decide(kernel).unwrap_err();
         assert_eq!(fault.kind, kind, "kernel {kernel}: {}", fault.message);
@@ -56,7 +56,7 @@ fn events_fail_like_decisions() {
 
 #[test]
 fn a_text_that_is_too_long_is_an_overrun() {
-    let limits = Limits { decide_fuel: 1 << 32, ..Limits::default() };
+    let limits = Limits { decide_fuel: 1 << 32, ..limits() };
     let mut bench = Bench::new(chaos_with(limits, "").unwrap());
     let fault = bench.decide(kernel::LONG_LINE).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Overrun, "{}", fault.message);
@@ -133,7 +133,7 @@ fn a_client_that_joins_at_a_respawn_is_told_of_once() {
 
 #[test]
 fn a_new_instance_asks_for_the_same_in_init() {
-    let mut bench = Bench::new(chaos_with(Limits::default(), "ask").unwrap());
+    let mut bench = Bench::new(chaos_with(limits(), "ask").unwrap());
     assert_eq!(bench.commands(), common::COMMANDS);
     assert!(bench.decide(kernel::UNREACHABLE).is_err());
     assert!(bench.decide(kernel::GOOD).is_ok());
@@ -144,7 +144,7 @@ fn a_new_instance_asks_for_the_same_in_init() {
 
 #[test]
 fn after_too_many_faults_it_is_off() {
-    let limits = Limits { faults_max: 2, ..Limits::default() };
+    let limits = Limits { faults_max: 2, ..limits() };
     for how in [kernel::UNREACHABLE, kernel::SLICE_0] {
         let mut bench = Bench::new(chaos_with(limits.clone(), "").unwrap());
         for _ in 0..2 {
@@ -185,28 +185,28 @@ fn init_may_fail_in_every_way_and_refuses_the_load() {
         ("7", "out of bounds"),
         ("9", "Overrun: passed more than 65536 bytes"),
     ] {
-        let error = chaos_with(Limits::default(), how).err().unwrap();
+        let error = chaos_with(limits(), how).err().unwrap();
         assert!(matches!(error, LoadError::InitFailed { .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("chaos.wasm") && text.contains(message), "{text}");
     }
-    let limits = Limits { init_fuel: 1 << 40, ..Limits::default() };
-    let error = chaos_with(limits, "3").err().unwrap().to_string();
+    let generous = Limits { init_fuel: 1 << 40, ..limits() };
+    let error = chaos_with(generous, "3").err().unwrap().to_string();
     assert!(error.contains("Memory: wanted"), "{error}");
-    let error = chaos_with(Limits::default(), "refuse").err().unwrap().to_string();
+    let error = chaos_with(limits(), "refuse").err().unwrap().to_string();
     assert!(error.contains("chaos.wasm: refuses its configuration: no, thank you"), "{error}");
 }
 
 #[test]
 fn a_thoughtful_init_is_allowed_again_at_a_respawn() {
-    let mut bench = Bench::new(chaos_with(Limits::default(), "think").unwrap());
+    let mut bench = Bench::new(chaos_with(limits(), "think").unwrap());
     assert!(bench.decide(kernel::PANIC).is_err());
     assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
 }
 
 #[test]
 fn the_other_policies_are_not_touched() {
-    let host = common::host(Limits::default());
+    let host = common::host(limits());
     let file = common::guest("test-policies", "chaos");
     let mut bad = Bench::new(host.load_file(&file, "").unwrap());
     let mut good = Bench::new(host.load_file(&file, "").unwrap());

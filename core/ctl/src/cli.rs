@@ -1,0 +1,217 @@
+//! The command line: every flag once.
+
+use crate::error::{CtlError, EXIT_USAGE};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tally_ipc::wire;
+
+/// Exit codes, shown at the end of `--help`.
+const AFTER_HELP: &str = "\
+Exit codes:
+  0    done
+  1    failed
+  2    wrong command line
+  69   no core answers (EX_UNAVAILABLE)
+  126  run: the program cannot be executed
+  127  run: the program was not found
+`run` becomes the program, so any other exit code or signal is the program's own.";
+
+/// Run programs under the Tally core, and talk to it.
+#[derive(Debug, Parser)]
+#[command(name = "tallyctl", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// The core's socket. Default: $TALLY_SOCKET, else
+    /// $XDG_RUNTIME_DIR/tally/core.sock, else /run/tally/core.sock for root, else
+    /// /tmp/tally-UID/core.sock.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// See [`Cli`].
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program whose GPU work the core schedules.
+    Run(RunArgs),
+    /// Show the core, its policy, its clients and its kernels.
+    Status(StatusArgs),
+    /// Show or change the policy.
+    Policy {
+        /// What to do.
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
+    /// Stop the core: it lets every launch go, then ends.
+    Stop,
+}
+
+/// How urgent a program's work is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Priority {
+    /// Latency-critical: its launches never wait.
+    High,
+    /// Uses what is left: the policy decides each launch.
+    BestEffort,
+}
+
+impl Priority {
+    /// As in the environment.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Priority::High => "high",
+            Priority::BestEffort => "best-effort",
+        }
+    }
+}
+
+/// What a program does while there is no core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fail {
+    /// Run its launches unscheduled.
+    Open,
+    /// Hold them until there is a core.
+    Hold,
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// How urgent its work is.
+    #[arg(long, value_enum, default_value = "best-effort")]
+    pub priority: Priority,
+    /// Its name in `status` and for the policy. Default: the program's.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// A label for the policy; may be given up to 16 times.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub labels: Vec<String>,
+    /// What to do with launches while there is no core. Default: open, unless
+    /// the core's configuration says otherwise.
+    #[arg(long, value_enum)]
+    pub fail: Option<Fail>,
+    /// The preloaded library. Default: libtally_shim.so next to this program,
+    /// else in ../lib/tally.
+    #[arg(long, value_name = "PATH")]
+    pub shim: Option<PathBuf>,
+    /// Do not check that a core answers first.
+    #[arg(long)]
+    pub no_check: bool,
+    /// The program and its arguments, after `--`.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub command: Vec<OsString>,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// As JSON (schema 1), for programs.
+    #[arg(long)]
+    pub json: bool,
+    /// Again every second until interrupted.
+    #[arg(long)]
+    pub watch: bool,
+    /// How many kernels to show.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub kernels: usize,
+}
+
+/// `policy`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Show the policy in charge.
+    Show {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put another policy in charge; if it cannot be loaded, the old one stays.
+    Load {
+        /// The component.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Its configuration.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+}
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let code = if error.use_stderr() { EXIT_USAGE } else { 0 };
+            return ExitCode::from(code);
+        }
+    };
+    let named = std::env::var_os(wire::ENV_SOCKET).filter(|s| !s.is_empty()).map(PathBuf::from);
+    let socket = cli.socket.or(named).unwrap_or_else(wire::default_socket);
+    let outcome = match cli.command {
+        Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
+        Command::Status(args) => crate::status::run(&socket, &args),
+        Command::Policy { command } => crate::policy::run(&socket, command),
+        Command::Stop => crate::policy::stop(&socket),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // `tallyctl status | head` is no failure.
+        Err(CtlError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tallyctl: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn documented(command: &clap::Command) {
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
+        }
+        for sub in command.get_subcommands() {
+            assert!(sub.get_about().is_some(), "{} has no help", sub.get_name());
+            documented(sub);
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_flag_is_documented() {
+        Cli::command().debug_assert();
+        documented(&Cli::command());
+    }
+
+    #[test]
+    fn the_programs_own_flags_are_left_to_it() {
+        let cli = Cli::try_parse_from([
+            "tallyctl",
+            "run",
+            "--priority",
+            "high",
+            "--",
+            "python",
+            "--json",
+            "-x",
+        ])
+        .unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.priority, Priority::High);
+        assert_eq!(args.command, ["python", "--json", "-x"]);
+        let cli = Cli::try_parse_from(["tallyctl", "run", "sleep", "--help"]).unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.command, ["sleep", "--help"]);
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong and the exit code that says so.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A failure.
+pub const EXIT_FAILURE: u8 = 1;
+/// A wrong command line.
+pub const EXIT_USAGE: u8 = 2;
+/// `EX_UNAVAILABLE`: no core answers.
+pub const EXIT_NO_CORE: u8 = 69;
+/// As `env(1)`: the program was found and cannot be run.
+pub const EXIT_NOT_EXECUTABLE: u8 = 126;
+/// As `env(1)`: the program was not found.
+pub const EXIT_NOT_FOUND: u8 = 127;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// Nobody serves the socket.
+    #[error(
+        "no core answers at {socket}: {why}\nStart one with `tally-core`, name another socket with --socket or TALLY_SOCKET, or run unscheduled with --no-check"
+    )]
+    NoCore {
+        /// Where.
+        socket: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The core refused a request, in its own words.
+    #[error("{message}")]
+    Refused {
+        /// Its words.
+        message: String,
+    },
+    /// The core answered something that is not understood.
+    #[error(
+        "the core's answer is not understood ({0}): install tallyctl and tally-core of one release"
+    )]
+    Answer(String),
+    /// A value on the command line.
+    #[error("{0}")]
+    Usage(String),
+    /// The shim was not found.
+    #[error(
+        "the shim was not found at {}: build it with `cargo build --release -p tally-shim`, or name it with --shim PATH",
+        .0.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoShim(Vec<PathBuf>),
+    /// The program cannot be run.
+    #[error("{program}: {source}")]
+    Exec {
+        /// Which.
+        program: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Writing the output failed.
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl CtlError {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            CtlError::NoCore { .. } => EXIT_NO_CORE,
+            CtlError::Usage(_) => EXIT_USAGE,
+            CtlError::Exec { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                EXIT_NOT_FOUND
+            }
+            CtlError::Exec { .. } => EXIT_NOT_EXECUTABLE,
+            CtlError::Refused { .. }
+            | CtlError::Answer(_)
+            | CtlError::NoShim(_)
+            | CtlError::Output(_) => EXIT_FAILURE,
+        })
+    }
+}

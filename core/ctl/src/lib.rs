@@ -1,1 +1,0 @@
-//! The command line for running programs under, and talking to, tally-core.

@@ -1,0 +1,14 @@
+//! `tallyctl`: runs programs under a core and talks to it. See [`cli`].
+#![forbid(unsafe_code)]
+
+mod admin;
+mod cli;
+mod error;
+mod launch;
+mod policy;
+mod status;
+mod table;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

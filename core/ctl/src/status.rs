@@ -1,0 +1,355 @@
+//! `tallyctl status`: the core's status for people.
+//!
+//! Reads the JSON by name and shows `?` for what is missing, so that it works
+//! with a core that is a little older or newer.
+
+use crate::admin::Core;
+use crate::cli::StatusArgs;
+use crate::error::CtlError;
+use crate::table::{Align, table};
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// Longest name shown in a table.
+const NAME_CHARS_MAX: usize = 48;
+
+/// Show it once, or again and again.
+pub fn run(socket: &Path, args: &StatusArgs) -> Result<(), CtlError> {
+    let mut core = Core::connect(socket)?;
+    let mut out = std::io::stdout().lock();
+    let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    loop {
+        let status = core.ask(&json!({"cmd": "status", "kernels": args.kernels}))?;
+        if args.json && args.watch {
+            writeln!(out, "{status}")?;
+        } else if args.json {
+            writeln!(out, "{status:#}")?;
+        } else {
+            let mut text = Vec::new();
+            whole(&mut text, &status, Paint(colour))?;
+            if args.watch && colour {
+                // Home and clear, in one write with the text: no flicker.
+                out.write_all(b"\x1b[H\x1b[2J")?;
+            }
+            out.write_all(&text)?;
+        }
+        out.flush()?;
+        if !args.watch {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Paint(bool);
+
+impl Paint {
+    fn with(self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+    fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+    fn bad(self, text: &str) -> String {
+        self.with("31", text)
+    }
+}
+
+fn text<'a>(v: &'a Value, at: &str) -> &'a str {
+    v.pointer(at).and_then(Value::as_str).unwrap_or("?")
+}
+
+fn count(v: &Value, at: &str) -> String {
+    v.pointer(at).and_then(Value::as_u64).map_or_else(|| "?".into(), |n| n.to_string())
+}
+
+fn number(v: &Value, at: &str) -> f64 {
+    v.pointer(at).and_then(Value::as_f64).unwrap_or(0.0)
+}
+
+fn list<'a>(v: &'a Value, at: &str) -> &'a [Value] {
+    v.pointer(at).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// A duration in the unit that suits it.
+fn duration(s: f64) -> String {
+    if s < 60.0 {
+        format!("{s:.0} s")
+    } else if s < 7_200.0 {
+        format!("{:.0} min", s / 60.0)
+    } else if s < 172_800.0 {
+        format!("{:.1} h", s / 3_600.0)
+    } else {
+        format!("{:.1} d", s / 86_400.0)
+    }
+}
+
+fn short(name: &str) -> String {
+    if name.chars().count() <= NAME_CHARS_MAX {
+        return name.to_owned();
+    }
+    name.chars().take(NAME_CHARS_MAX - 3).chain("...".chars()).collect()
+}
+
+fn quantiles(v: &Value, at: &str) -> String {
+    match v.pointer(at) {
+        Some(q) if number(q, "/count") > 0.0 => format!(
+            "p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us ({} launches)",
+            number(q, "/p50_us"),
+            number(q, "/p99_us"),
+            number(q, "/p999_us"),
+            count(q, "/count")
+        ),
+        _ => "none yet".into(),
+    }
+}
+
+fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    let pinned = match s.pointer("/core/pinned_cpu").and_then(Value::as_u64) {
+        Some(cpu) => format!("on CPU {cpu}"),
+        None => "not pinned".into(),
+    };
+    writeln!(
+        out,
+        "{}  {}, process {}, up {}, spins {} us, {pinned}",
+        paint.bold("core     "),
+        text(s, "/core/version"),
+        count(s, "/core/pid"),
+        duration(number(s, "/core/uptime_s")),
+        count(s, "/core/spin_us"),
+    )?;
+    writeln!(
+        out,
+        "{}  {} (asked: {}): {}",
+        paint.bold("residency"),
+        text(s, "/residency/in_force"),
+        text(s, "/residency/asked"),
+        text(s, "/residency/reason")
+    )?;
+    if let Some(state) = s.pointer("/residency/mps/state").and_then(Value::as_str) {
+        writeln!(
+            out,
+            "           MPS daemon at {}: {state}",
+            text(s, "/residency/mps/pipe_directory")
+        )?;
+    }
+    policy_lines(out, &s["policy"], paint)?;
+    writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
+    writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    clients(out, s, paint)?;
+    departed(out, s, paint)?;
+    kernels(out, s, paint)
+}
+
+/// The policy alone, for `tallyctl policy show`.
+pub fn policy(out: &mut impl Write, p: &Value) -> Result<(), CtlError> {
+    Ok(policy_lines(out, p, Paint(std::io::stdout().is_terminal()))?)
+}
+
+fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{}  {}, generation {}, sha256 {}",
+        paint.bold("policy   "),
+        text(p, "/name"),
+        count(p, "/generation"),
+        text(p, "/digest").get(..16).unwrap_or("none"),
+    )?;
+    if let Some(file) = p.pointer("/source/file").and_then(Value::as_str) {
+        writeln!(out, "           {file}")?;
+    } else {
+        writeln!(out, "           {}", paint.bad("no policy is loaded: the built-in rule serves"))?;
+    }
+    writeln!(
+        out,
+        "           {} decisions, {} events, {} by the built-in rule",
+        count(p, "/decides"),
+        count(p, "/events"),
+        count(p, "/fallbacks")
+    )?;
+    let faults: Vec<String> = p["faults"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, n)| n.as_u64() != Some(0))
+        .map(|(kind, n)| format!("{n} {kind}"))
+        .collect();
+    if !faults.is_empty() {
+        let line = format!("faults: {}; last: {}", faults.join(", "), text(p, "/last_fault"));
+        writeln!(out, "           {}", paint.bad(&line))?;
+    }
+    if p["disabled"].as_bool() == Some(true) {
+        writeln!(out, "           {}", paint.bad("switched off: the built-in rule serves"))?;
+    }
+    if let Some(message) = p.pointer("/last_load_error/message").and_then(Value::as_str) {
+        writeln!(out, "           {}", paint.bad(&format!("last load failed: {message}")))?;
+    }
+    for kind in ["counters", "gauges"] {
+        for (name, value) in p[kind].as_object().into_iter().flatten() {
+            writeln!(out, "           {name} = {value}")?;
+        }
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::Result<()> {
+    for (i, line) in lines.iter().enumerate() {
+        let line = if i == 0 { paint.bold(line) } else { line.clone() };
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let all = list(s, "/clients");
+    writeln!(out)?;
+    if all.is_empty() {
+        return writeln!(out, "no clients");
+    }
+    let row = |c: &Value| {
+        vec![
+            count(c, "/id"),
+            count(c, "/pid"),
+            short(text(c, "/name")),
+            text(c, "/class").to_owned(),
+            count(c, "/launches"),
+            count(c, "/decisions/run"),
+            count(c, "/decisions/leased"),
+            count(c, "/decisions/launches_held"),
+            count(c, "/waiting"),
+            format!("{:.0}", number(c, "/waited_ms")),
+            format!("{:.0}", number(c, "/gpu_ms")),
+            if c["governed"].as_bool() == Some(true) { "yes" } else { "no" }.to_owned(),
+        ]
+    };
+    let header = [
+        ("ID", Right),
+        ("PID", Right),
+        ("NAME", Left),
+        ("CLASS", Left),
+        ("LAUNCHES", Right),
+        ("RUN", Right),
+        ("LEASED", Right),
+        ("HELD", Right),
+        ("WAITING", Right),
+        ("WAITED ms", Right),
+        ("GPU ms", Right),
+        ("GOVERNED", Left),
+    ];
+    print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
+    for c in all {
+        let id = count(c, "/id");
+        for (reason, what) in [("/not_governed_reason", "not governed"), ("/class_reason", "class")]
+        {
+            let why = text(c, reason);
+            if !why.is_empty() {
+                writeln!(out, "  {id}: {what}: {why}")?;
+            }
+        }
+        if text(c, "/report/time_slice") == "failed" {
+            let code = count(c, "/report/time_slice_error");
+            let line = format!("  {id}: its time slice could not be set: status {code}");
+            writeln!(out, "{}", paint.bad(&line))?;
+        }
+        if text(c, "/report/mps").contains("MPS client") {
+            writeln!(out, "{}", paint.bad(&format!("  {id}: {}", text(c, "/report/mps"))))?;
+        }
+    }
+    Ok(())
+}
+
+fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let all = list(s, "/departed");
+    if all.is_empty() {
+        return Ok(());
+    }
+    let row = |c: &Value| {
+        vec![
+            count(c, "/id"),
+            count(c, "/pid"),
+            short(text(c, "/name")),
+            text(c, "/class").to_owned(),
+            count(c, "/launches"),
+            format!("{:.0}", number(c, "/gpu_ms")),
+            duration(number(c, "/connected_s")),
+            text(c, "/reason").to_owned(),
+        ]
+    };
+    let header = [
+        ("LEFT", Right),
+        ("PID", Right),
+        ("NAME", Left),
+        ("CLASS", Left),
+        ("LAUNCHES", Right),
+        ("GPU ms", Right),
+        ("STAYED", Right),
+        ("HOW", Left),
+    ];
+    writeln!(out)?;
+    print(out, &table(&header, &all.iter().take(5).map(row).collect::<Vec<_>>()), paint)
+}
+
+fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let all = list(s, "/kernels");
+    if all.is_empty() {
+        return Ok(());
+    }
+    let three = |v: &Value| {
+        let n = |i: usize| v[i].as_u64().unwrap_or(0);
+        format!("{}x{}x{}", n(0), n(1), n(2))
+    };
+    let row = |k: &Value| {
+        vec![
+            count(k, "/measured"),
+            format!("{:.1}", number(k, "/mean_us")),
+            format!("{:.1}", number(k, "/p99_us")),
+            three(&k["grid"]),
+            three(&k["block"]),
+            short(text(k, "/name")),
+        ]
+    };
+    let header = [
+        ("MEASURED", Right),
+        ("MEAN us", Right),
+        ("P99 us", Right),
+        ("GRID", Left),
+        ("BLOCK", Left),
+        ("KERNEL", Left),
+    ];
+    writeln!(out)?;
+    print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_answer_is_shown_and_not_a_panic() {
+        let mut out = Vec::new();
+        whole(&mut out, &json!({}), Paint(false)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
+    }
+
+    #[test]
+    fn clients_and_reasons_are_shown() {
+        let status = json!({"clients": [{
+            "id": 3, "pid": 9, "name": "train", "class": "best-effort", "governed": false,
+            "not_governed_reason": "because", "class_reason": "",
+            "report": {"time_slice": "failed", "time_slice_error": 27},
+        }]});
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(true)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for word in ["train", "3: not governed: because", "status 27", "\x1b[31m"] {
+            assert!(shown.contains(word), "{word:?} not in {shown}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `tallyctl` as a process: exit codes, messages, and becoming the program.
+//! What it says to a living core is tested where the core is, and by the
+//! end-to-end tests.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn tallyctl(socket: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tallyctl"))
+        .arg("--socket")
+        .arg(socket)
+        .args(args)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn without_a_core_it_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("none.sock");
+    let shim = dir.path().join("shim.so");
+    std::fs::write(&shim, "").unwrap();
+    let run = ["run", "--shim", shim.to_str().unwrap(), "--", "true"];
+    for args in [&["status"][..], &["policy", "show"], &["stop"], &run] {
+        let output = tallyctl(&socket, args);
+        assert_eq!(output.status.code(), Some(69), "{args:?}: {}", said(&output));
+        assert!(said(&output).contains("none.sock") && said(&output).contains("tally-core"));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn run_becomes_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, shim) = (dir.path().join("s"), dir.path().join("shim.so"));
+    std::fs::write(&shim, "").unwrap();
+    let run = |more: &[&str], command: &[&str]| {
+        let shim = shim.to_str().unwrap();
+        let mut args = vec!["run", "--no-check", "--shim", shim];
+        args.extend(more);
+        args.push("--");
+        args.extend(command);
+        tallyctl(&socket, &args)
+    };
+    let script = "echo $TALLY_NAME $TALLY_PRIORITY $TALLY_SOCKET $LD_PRELOAD; exit 7";
+    let output = run(&["--name", "n", "--priority", "high"], &["sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(7));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(shown.trim(), format!("n high {} {}", socket.display(), shim.display()));
+    let output = run(&[], &["sh", "-c", "kill -9 $$"]);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(9));
+    let output = run(&[], &["/nonexistent/program"]);
+    assert_eq!(output.status.code(), Some(127), "{}", said(&output));
+    let output = run(&[], &[dir.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(126), "{}", said(&output));
+    let output = run(&["--label", "nonsense"], &["true"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("KEY=VALUE"));
+}
+
+#[test]
+fn a_missing_shim_and_a_wrong_command_line_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let output =
+        tallyctl(&socket, &["run", "--no-check", "--shim", "/nonexistent.so", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("/nonexistent.so") && said(&output).contains("tally-shim"));
+    assert_eq!(tallyctl(&socket, &["dance"]).status.code(), Some(2));
+    assert_eq!(tallyctl(&socket, &["--help"]).status.code(), Some(0));
+}
+
+/// Answers one request per connection with `answer`.
+fn fake_core(socket: &Path, answer: &'static str) {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut line = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut line);
+            let _ = (&stream).write_all(answer.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn refusals_and_nonsense_from_the_core_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, (answer, code, word)) in [
+        ("{\"error\":{\"code\":\"denied\",\"message\":\"user 9 may not\"}}\n", 1, "user 9 may not"),
+        ("nonsense\n", 1, "one release"),
+        ("", 69, "closed the connection"),
+        ("{\"ok\":\"draining\"}\n", 0, ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let socket = dir.path().join(format!("{i}"));
+        fake_core(&socket, answer);
+        let output = tallyctl(&socket, &["stop"]);
+        assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+        assert!(said(&output).contains(word), "{}", said(&output));
+    }
+}

@@ -1,0 +1,70 @@
+//! Who is admitted as what, and who may change things. Pure.
+
+use crate::config::Config;
+use tally_engine::policy::Class;
+
+/// The rules in force.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    high_uids: Vec<u32>,
+    admin_uids: Vec<u32>,
+}
+
+impl Rules {
+    /// From the configuration and the core's own user.
+    pub fn new(config: &Config, own_uid: u32) -> Self {
+        let mut admin_uids = config.admin.uids.clone();
+        admin_uids.extend([0, own_uid]);
+        let high_uids = config.high_priority.uids.clone().unwrap_or_else(|| vec![0, own_uid]);
+        Rules { high_uids, admin_uids }
+    }
+
+    /// The class of a client, and why it is not what it asked for.
+    pub fn class(&self, uid: u32, asked_high: bool) -> (Class, String) {
+        match (asked_high, self.high_uids.contains(&uid)) {
+            (false, _) => (Class::BestEffort, String::new()),
+            (true, true) => (Class::High, String::new()),
+            (true, false) => (
+                Class::BestEffort,
+                format!(
+                    "user {uid} may not register as high priority: add it to high_priority.uids \
+                     in the core's configuration"
+                ),
+            ),
+        }
+    }
+
+    /// Whether this user may load policies and stop the core.
+    pub fn may_change(&self, uid: u32) -> bool {
+        self.admin_uids.contains(&uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_default_the_cores_user_and_root_may_all() {
+        let rules = Rules::new(&Config::default(), 1000);
+        for uid in [0, 1000] {
+            assert_eq!(rules.class(uid, true), (Class::High, String::new()));
+            assert!(rules.may_change(uid));
+        }
+        let (class, why) = rules.class(1001, true);
+        assert_eq!(class, Class::BestEffort);
+        assert!(why.contains("user 1001") && why.contains("high_priority.uids"), "{why}");
+        assert!(!rules.may_change(1001));
+        assert_eq!(rules.class(1001, false), (Class::BestEffort, String::new()));
+    }
+
+    #[test]
+    fn a_list_replaces_the_default_for_high_priority_and_adds_for_admin() {
+        let config: Config =
+            toml::from_str("[high_priority]\nuids = [7]\n[admin]\nuids = [8]\n").unwrap();
+        let rules = Rules::new(&config, 1000);
+        assert_eq!(rules.class(7, true).0, Class::High);
+        assert_eq!(rules.class(1000, true).0, Class::BestEffort);
+        assert!(rules.may_change(8) && rules.may_change(1000));
+    }
+}

@@ -1,0 +1,410 @@
+//! The core's configuration: every setting, its default and its bounds.
+//!
+//! `tally-core.example.toml` beside this crate shows them all; a test keeps it
+//! equal to the defaults.
+
+use crate::error::CoreError;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use tally_policy_host::Limits;
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where the core listens.
+    pub socket: Socket,
+    /// Who may register as what.
+    pub admission: Admission,
+    /// High-priority class.
+    pub high_priority: HighPriority,
+    /// Admin requests.
+    pub admin: Admin,
+    /// The policy and its limits.
+    pub policy: Policy,
+    /// The scheduler's defaults.
+    pub engine: Engine,
+    /// The dispatch thread.
+    pub dispatch: Dispatch,
+    /// What clients are told.
+    pub client: Client,
+    /// How clients share the GPU.
+    pub residency: Residency,
+}
+
+/// `[socket]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Socket {
+    /// Its path; none: `tally_ipc::wire::default_socket`.
+    pub path: Option<PathBuf>,
+    /// Its permissions, octal. Its folder is made 0700 if it does not exist.
+    pub mode: String,
+}
+
+impl Default for Socket {
+    fn default() -> Self {
+        Socket { path: None, mode: "0600".into() }
+    }
+}
+
+impl Socket {
+    /// The permissions as a number.
+    ///
+    /// # Errors
+    /// If it is not an octal number up to 0777.
+    pub fn mode_bits(&self) -> Result<u32, CoreError> {
+        u32::from_str_radix(&self.mode, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
+            CoreError::ConfigValue(format!(
+                "socket.mode is {:?}: expected octal permissions such as \"0600\"",
+                self.mode
+            ))
+        })
+    }
+
+    /// The path in force.
+    pub fn path(&self) -> PathBuf {
+        self.path.clone().unwrap_or_else(tally_ipc::wire::default_socket)
+    }
+}
+
+/// `[admission]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admission {
+    /// Clients served at once; further ones are refused with the reason.
+    pub clients_max: usize,
+    /// How long a connection may take to say what it wants, ms.
+    pub hello_timeout_ms: u64,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Admission { clients_max: 256, hello_timeout_ms: 1_000 }
+    }
+}
+
+/// `[high_priority]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HighPriority {
+    /// Users that may be high priority; none: the core's own and root.
+    pub uids: Option<Vec<u32>>,
+}
+
+/// `[admin]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admin {
+    /// Users that may load policies and stop the core, besides its own and root.
+    pub uids: Vec<u32>,
+}
+
+/// `[policy]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    /// The component; none: `tally-priority.wasm` of the installation.
+    pub file: Option<PathBuf>,
+    /// Its configuration.
+    pub config_file: Option<PathBuf>,
+    /// End with exit code 3 if it cannot be loaded at start. `false` starts with
+    /// the built-in rule, which `tallyctl status` shows.
+    pub required: bool,
+    /// Load it again when its file changes.
+    pub watch: bool,
+    /// Quiet time after a change before it is loaded, ms.
+    pub debounce_ms: u64,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            file: None,
+            config_file: None,
+            required: true,
+            watch: true,
+            debounce_ms: 200,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// `[engine]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Engine {
+    /// Predicted GPU time that a client may have unfinished until its policy
+    /// says otherwise, us.
+    pub window_us: u64,
+    /// Longest hold; longer ones are cut to it, ms.
+    pub hold_ms_max: u64,
+    /// Silence after high-priority work that the built-in rule waits for, us.
+    pub fallback_quiet_us: u64,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Engine { window_us: 1_000, hold_ms_max: 1_000, fallback_quiet_us: 100 }
+    }
+}
+
+/// `[dispatch]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dispatch {
+    /// Spin so long after the last activity before sleeping, us. None: 2000 with
+    /// at least 8 CPUs, 50 with 4, else 0.
+    pub spin_us: Option<u64>,
+    /// Run on this CPU only.
+    pub pin_cpu: Option<u32>,
+    /// While it sleeps and a launch waits for one in flight: look at completions
+    /// this often at first, us (rarer the longer nothing ends).
+    pub completion_poll_us: u64,
+    /// A high-priority client that has been busy for so long without launching
+    /// is asked through its probe whether it still is, us.
+    pub probe_after_us: u64,
+}
+
+impl Default for Dispatch {
+    fn default() -> Self {
+        Dispatch { spin_us: None, pin_cpu: None, completion_poll_us: 50, probe_after_us: 1_000 }
+    }
+}
+
+impl Dispatch {
+    /// The spin in force, us.
+    pub fn spin_us(&self) -> u64 {
+        self.spin_us.unwrap_or(by_cpus(2_000, 50))
+    }
+}
+
+/// What a client does while there is no core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fail {
+    /// Run launches unscheduled.
+    Open,
+    /// Hold them until there is one.
+    Hold,
+}
+
+/// `[client]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Client {
+    /// How long a thread that waits for a decision spins before it sleeps, us.
+    /// None: 1000 with at least 8 CPUs, 20 with 4, else 0.
+    pub spin_us: Option<u64>,
+    /// What clients do when the core goes away.
+    pub fail: Fail,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Client { spin_us: None, fail: Fail::Open }
+    }
+}
+
+impl Client {
+    /// The spin in force, us.
+    pub fn spin_us(&self) -> u64 {
+        self.spin_us.unwrap_or(by_cpus(1_000, 20))
+    }
+}
+
+/// Spinning bridges the gaps between requests, which a sleep and a wake-up would
+/// eat from best-effort work; on a small machine it takes the CPU from who is
+/// waited for.
+fn by_cpus(from_8: u64, from_4: u64) -> u64 {
+    match std::thread::available_parallelism().map_or(1, std::num::NonZero::get) {
+        8.. => from_8,
+        4.. => from_4,
+        _ => 0,
+    }
+}
+
+/// How clients share the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ResidencyMode {
+    /// By what is there.
+    Auto,
+    /// All at once, through NVIDIA MPS.
+    Mps,
+    /// In turns, with hardware time slices set per client.
+    Timeslice,
+    /// Left alone.
+    None,
+}
+
+impl ResidencyMode {
+    /// As written on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ResidencyMode::Auto => "auto",
+            ResidencyMode::Mps => "mps",
+            ResidencyMode::Timeslice => "timeslice",
+            ResidencyMode::None => "none",
+        }
+    }
+}
+
+/// `[residency]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Residency {
+    /// Which.
+    pub mode: ResidencyMode,
+    /// End with exit code 1 instead of falling back when `mps` cannot be had.
+    pub required: bool,
+    /// `[residency.timeslice]`.
+    pub timeslice: Timeslice,
+    /// `[residency.mps]`.
+    pub mps: Mps,
+}
+
+impl Default for Residency {
+    fn default() -> Self {
+        Residency {
+            mode: ResidencyMode::Auto,
+            required: false,
+            timeslice: Timeslice::default(),
+            mps: Mps::default(),
+        }
+    }
+}
+
+/// `[residency.timeslice]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeslice {
+    /// Hardware time slice of best-effort clients, us; 0 leaves the driver's.
+    pub best_effort_us: u64,
+    /// Of high-priority clients, us.
+    pub high_us: u64,
+}
+
+impl Default for Timeslice {
+    fn default() -> Self {
+        Timeslice { best_effort_us: 50, high_us: 10_000 }
+    }
+}
+
+/// `[residency.mps]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mps {
+    /// With mode `mps`: start, watch and stop a private daemon, unless one
+    /// serves `pipe_directory` already.
+    pub manage: bool,
+    /// Give best-effort clients MPS's lower client priority.
+    pub client_priority: bool,
+    /// Where the daemon's pipes are; none: `$CUDA_MPS_PIPE_DIRECTORY`, else
+    /// `/tmp/nvidia-mps`, for one that is there already, and `mps/` beside the
+    /// socket for one that the core starts.
+    pub pipe_directory: Option<PathBuf>,
+    /// The control program.
+    pub control: PathBuf,
+}
+
+impl Default for Mps {
+    fn default() -> Self {
+        Mps {
+            manage: true,
+            client_priority: true,
+            pipe_directory: None,
+            control: "nvidia-cuda-mps-control".into(),
+        }
+    }
+}
+
+impl Config {
+    /// Read a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or understood.
+    pub fn read(path: &Path) -> Result<Self, CoreError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| CoreError::ConfigRead { path: path.into(), source })?;
+        let config: Config = toml::from_str(&text).map_err(|error| CoreError::ConfigParse {
+            path: path.into(),
+            message: error.to_string(),
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Check what the types cannot.
+    ///
+    /// # Errors
+    /// The setting that makes no sense.
+    pub fn check(&self) -> Result<(), CoreError> {
+        self.socket.mode_bits()?;
+        let within = |name: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(CoreError::ConfigValue(format!("{name} is {value}: expected {low} to {high}")))
+        };
+        within("admission.clients_max", self.admission.clients_max as u64, 1, 4_096)?;
+        within("admission.hello_timeout_ms", self.admission.hello_timeout_ms, 10, 60_000)?;
+        within("policy.debounce_ms", self.policy.debounce_ms, 1, 60_000)?;
+        within("engine.window_us", self.engine.window_us, 1, 60_000_000)?;
+        within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
+        within("engine.fallback_quiet_us", self.engine.fallback_quiet_us, 0, 1_000_000)?;
+        within("dispatch.spin_us", self.dispatch.spin_us(), 0, 1_000_000)?;
+        within("dispatch.completion_poll_us", self.dispatch.completion_poll_us, 5, 10_000)?;
+        within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;
+        within("client.spin_us", self.client.spin_us(), 0, 1_000_000)?;
+        let slices = &self.residency.timeslice;
+        within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
+        within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
+        if let Some(cpu) = self.dispatch.pin_cpu {
+            within("dispatch.pin_cpu", cpu.into(), 0, rustix::thread::CpuSet::MAX_CPU as u64 - 1)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../tally-core.example.toml");
+
+    #[test]
+    fn the_example_equals_the_defaults() {
+        let example: Config = toml::from_str(EXAMPLE).unwrap();
+        assert_eq!(format!("{example:?}"), format!("{:?}", Config::default()));
+        example.check().unwrap();
+    }
+
+    /// Settings without a default are shown as comments; they must be right too.
+    #[test]
+    fn the_examples_commented_settings_are_understood() {
+        let all: String = EXAMPLE
+            .lines()
+            .map(|line| match line.strip_prefix("#") {
+                Some(rest) if !rest.starts_with(' ') => format!("{rest}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        let config: Config = toml::from_str(&all).unwrap();
+        assert!(config.socket.path.is_some() && config.dispatch.spin_us.is_some());
+        config.check().unwrap();
+    }
+
+    #[test]
+    fn unknown_settings_and_wild_values_are_refused_by_name() {
+        let error = toml::from_str::<Config>("[engine]\nwindow = 3\n").unwrap_err();
+        assert!(error.to_string().contains("window"), "{error}");
+        let config: Config = toml::from_str("[engine]\nwindow_us = 0\n").unwrap();
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains("engine.window_us is 0"), "{error}");
+        let config: Config = toml::from_str("[socket]\nmode = \"rw\"\n").unwrap();
+        assert!(config.check().unwrap_err().to_string().contains("octal"));
+    }
+}

@@ -1,0 +1,132 @@
+//! Admin requests: one JSON object a line, one answer a line.
+//!
+//! | request | answer in `ok` | who |
+//! | --- | --- | --- |
+//! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
+//! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
+//! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
+//! | `{"cmd":"stop"}` | `"draining"` | admins |
+//!
+//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
+
+use super::Plane;
+use crate::policy_slot::{Source, Trigger};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// Longest request.
+pub const LINE_BYTES_MAX: u64 = 16 * 1024;
+/// A connection without a request for so long is closed.
+const IDLE_MAX: Duration = Duration::from_secs(300);
+/// A peer that does not read its answer is given up on.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    Status {
+        #[serde(default)]
+        kernels: Option<usize>,
+    },
+    PolicyShow {},
+    PolicyLoad {
+        path: PathBuf,
+        #[serde(default)]
+        config: Option<PathBuf>,
+    },
+    Stop {},
+}
+
+/// What went wrong, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// Not a request of this protocol.
+    BadRequest,
+    /// The peer's user may not do this.
+    Denied,
+    /// The policy could not be loaded; the old one stays in charge.
+    PolicyRefused,
+    /// The core cannot answer now.
+    Unavailable,
+}
+
+fn error(code: Code, message: impl std::fmt::Display) -> Value {
+    json!({"error": {"code": code, "message": message.to_string()}})
+}
+
+/// Serve a connection until it ends.
+pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let mut bounded = (&mut read).take(LINE_BYTES_MAX + 1);
+        let got = tokio::time::timeout(IDLE_MAX, bounded.read_until(b'\n', &mut line)).await;
+        let too_long = line.len() as u64 > LINE_BYTES_MAX;
+        if !matches!(got, Ok(Ok(n)) if n > 0) {
+            return;
+        }
+        let answer = if too_long {
+            error(Code::BadRequest, format!("a request is at most {LINE_BYTES_MAX} bytes"))
+        } else {
+            answer(&plane, &line, uid).await
+        };
+        let mut text = answer.to_string();
+        text.push('\n');
+        let sent = tokio::time::timeout(WRITE_MAX, write.write_all(text.as_bytes())).await;
+        if too_long || !matches!(sent, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+    };
+    let denied = |what: &str| {
+        let message = format!(
+            "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
+             as the core's user or root"
+        );
+        error(Code::Denied, message)
+    };
+    match request {
+        Request::Status { kernels } => match plane.status(kernels).await {
+            Ok(status) => json!({"ok": status}),
+            Err(e) => error(Code::Unavailable, e),
+        },
+        Request::PolicyShow {} => match plane.status(Some(0)).await {
+            Ok(status) => json!({"ok": status.policy}),
+            Err(e) => error(Code::Unavailable, e),
+        },
+        Request::PolicyLoad { .. } if !plane.rules.may_change(uid) => denied("load a policy"),
+        Request::PolicyLoad { path, config } => {
+            let relative = [Some(&path), config.as_ref()];
+            if let Some(p) = relative.into_iter().flatten().find(|p| !p.is_absolute()) {
+                let message = format!("{} is relative: give a path from the root", p.display());
+                return error(Code::BadRequest, message);
+            }
+            let source = Source { file: path, config_file: config };
+            match plane.load_policy(source, Trigger::Asked).await {
+                Ok(in_charge) => json!({"ok": in_charge}),
+                Err(e @ crate::policy_slot::SlotError::Load(_)) => error(Code::PolicyRefused, e),
+                Err(e) => error(Code::Unavailable, e),
+            }
+        }
+        Request::Stop {} if !plane.rules.may_change(uid) => denied("stop the core"),
+        Request::Stop {} => {
+            tracing::info!(uid, "asked to stop");
+            plane.stop.notify_one();
+            json!({"ok": "draining"})
+        }
+    }
+}

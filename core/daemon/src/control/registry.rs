@@ -1,0 +1,125 @@
+//! Who is connected, and who was.
+
+use crate::dispatch::snapshot::ClientNumbers;
+use crate::status::{ClientStatus, Departed, Identity};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Instant;
+use tally_engine::policy::{Class, ClientInfo};
+use tokio::sync::Notify;
+
+/// Clients that left and are still shown.
+pub const DEPARTED_MAX: usize = 64;
+
+/// Tells a client's task to end its connection.
+#[derive(Debug, Default)]
+pub struct Cut {
+    notify: Notify,
+    why: std::cell::Cell<&'static str>,
+}
+
+impl Cut {
+    /// End it.
+    pub fn now(&self, why: &'static str) {
+        self.why.set(why);
+        self.notify.notify_one();
+    }
+
+    /// Wait for the end.
+    pub async fn wait(&self) -> &'static str {
+        self.notify.notified().await;
+        self.why.get()
+    }
+}
+
+/// A connected client.
+#[derive(Debug)]
+pub struct Record {
+    /// Who.
+    pub identity: Identity,
+    /// Since when.
+    pub since: Instant,
+    /// To end its connection.
+    pub cut: Rc<Cut>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Registry {
+    clients: BTreeMap<u32, Record>,
+    departed: VecDeque<Departed>,
+    /// Places taken by registrations under way.
+    reserved: usize,
+    next_id: u32,
+}
+
+/// The class's name in status and on the command line.
+pub fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::High => "high",
+        Class::BestEffort => "best-effort",
+    }
+}
+
+impl Registry {
+    /// Take a place and an id, if there is one left of `most`.
+    pub fn reserve(&mut self, most: usize) -> Option<u32> {
+        if self.clients.len() + self.reserved >= most {
+            return None;
+        }
+        self.reserved += 1;
+        self.next_id += 1;
+        Some(self.next_id)
+    }
+
+    /// Give the place back.
+    pub fn release(&mut self) {
+        self.reserved -= 1;
+    }
+
+    /// Fill the place.
+    pub fn add(&mut self, info: &ClientInfo, pid: u32, uid: u32, class_reason: String) -> Rc<Cut> {
+        self.release();
+        let cut = Rc::new(Cut::default());
+        let identity = Identity {
+            id: info.id,
+            pid,
+            uid,
+            name: info.name.clone(),
+            labels: info.labels.iter().cloned().collect(),
+            class: class_name(info.class),
+            class_reason,
+        };
+        self.clients.insert(info.id, Record { identity, since: Instant::now(), cut: cut.clone() });
+        cut
+    }
+
+    /// It left.
+    pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {
+        let Some(record) = self.clients.remove(&id) else { return };
+        tracing::info!(id, name = record.identity.name, reason, "client left");
+        self.departed.truncate(DEPARTED_MAX - 1);
+        let connected_s = record.since.elapsed().as_secs_f64();
+        self.departed.push_front(Departed::new(record.identity, connected_s, reason, numbers));
+    }
+
+    /// A connected client.
+    pub fn get(&self, id: u32) -> Option<&Record> {
+        self.clients.get(&id)
+    }
+
+    /// All connected ones with their figures.
+    pub fn clients(&self, numbers: &[ClientNumbers], mps_asked: bool) -> Vec<ClientStatus> {
+        let with = |n: &ClientNumbers| {
+            let record = self.clients.get(&n.id)?;
+            let connected_s = record.since.elapsed().as_secs_f64();
+            Some(ClientStatus::new(record.identity.clone(), connected_s, n, mps_asked))
+        };
+        numbers.iter().filter_map(with).collect()
+    }
+
+    /// Those that left, newest first.
+    pub fn departed(&self) -> Vec<Departed> {
+        self.departed.iter().cloned().collect()
+    }
+}

@@ -1,0 +1,449 @@
+//! One client as the dispatch thread sees it: what was read from its region, and
+//! what was answered. Everything in the region is untrusted: it is bounded here,
+//! and a lie costs nobody but its teller.
+
+use super::control::NewClient;
+use super::kernels::KernelCache;
+use super::probe::Probe;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_engine::policy::{Class, launch_flags};
+use tally_engine::{Action, Engine, Submission};
+use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
+use tally_ipc::ring::{self, Answer, Polled};
+
+/// Submissions taken from one client before the next one has its turn.
+const BATCH: usize = 64;
+/// Unanswered launches of one client; its ring is left full beyond them.
+const UNANSWERED_MAX: usize = RING_SLOTS;
+/// A ticket taken and not published for so long is passed over.
+const STUCK_NS: u64 = 1_000_000_000;
+/// Tickets found abandoned one after the other; an honest client has at most a
+/// ring of them.
+const ABANDONED_MAX: u64 = 65_536;
+
+/// A launch handed to the engine and not answered.
+#[derive(Clone, Copy, Debug)]
+struct Unanswered {
+    ticket: u64,
+    seen_ns: u64,
+    stream: u32,
+}
+
+/// Completion tracking of one stream slot.
+///
+/// A launch is reported done through one of two words, and the other may be
+/// stale by more than the 2^31 that sequence arithmetic can tell apart. So a
+/// word counts when it moves, and the one nearest to the launch counts when a
+/// stream starts to be watched.
+#[derive(Clone, Copy, Debug, Default)]
+struct StreamWords {
+    last_submitted: u32,
+    gpu: u32,
+    host: u32,
+    /// How far the stream is.
+    word: u32,
+    looked_ns: u64,
+}
+
+impl StreamWords {
+    fn start(&mut self, gpu: u32, host: u32, completion: u32) {
+        let distance = |word: u32| (word.wrapping_sub(completion) as i32).unsigned_abs();
+        self.word = if distance(host) < distance(gpu) { host } else { gpu };
+        (self.gpu, self.host) = (gpu, host);
+    }
+
+    /// Take the words in. True if the stream got further.
+    fn look(&mut self, gpu: u32, host: u32) -> bool {
+        let before = self.word;
+        for (new, old) in [(gpu, &mut self.gpu), (host, &mut self.host)] {
+            if new != *old {
+                *old = new;
+                if ring::is_done(new, self.word) {
+                    self.word = new;
+                }
+            }
+        }
+        self.word != before
+    }
+}
+
+/// What polling a client's ring found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// So many launches.
+    Launches(usize),
+    /// It breaks the protocol; serve it no longer.
+    Misbehaved(&'static str),
+}
+
+/// Counts of oddities, for `tallyctl status`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Tickets passed over because they were never published.
+    pub skipped: u64,
+    /// Tickets whose owner gave up.
+    pub abandoned: u64,
+}
+
+/// One client.
+pub struct DispatchClient {
+    /// As handed over.
+    pub link: NewClient,
+    /// Answered since its threads were last woken.
+    pub touched: bool,
+    /// See [`Oddities`].
+    pub oddities: Oddities,
+    next_ticket: u64,
+    stuck_since_ns: Option<u64>,
+    abandoned_in_a_row: u64,
+    kernels: KernelCache,
+    unanswered: VecDeque<Unanswered>,
+    streams: Box<[StreamWords; STREAM_SLOTS]>,
+    /// Streams with a launch not seen done.
+    pending: u64,
+    /// Streams of which a launch was let go since the engine last heard of them.
+    dirty: u64,
+    busy: bool,
+    busy_periods: u64,
+    activity_looked_ns: u64,
+    probe: Probe,
+}
+
+impl DispatchClient {
+    /// Start serving.
+    pub fn new(link: NewClient, now_ns: u64, probe_after_ns: u64) -> Self {
+        let busy_periods = link.region.activity.busy_periods.load(Relaxed);
+        DispatchClient {
+            next_ticket: link.first_ticket,
+            link,
+            touched: false,
+            oddities: Oddities::default(),
+            stuck_since_ns: None,
+            abandoned_in_a_row: 0,
+            kernels: KernelCache::default(),
+            unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
+            streams: Box::new([StreamWords::default(); STREAM_SLOTS]),
+            pending: 0,
+            dirty: 0,
+            busy: false,
+            busy_periods,
+            activity_looked_ns: now_ns,
+            probe: Probe::new(now_ns, probe_after_ns),
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> u32 {
+        self.link.info.id
+    }
+
+    /// Whether it is high priority.
+    pub fn is_high(&self) -> bool {
+        self.link.info.class == Class::High
+    }
+
+    /// Whether a launch of it is not seen done.
+    pub fn is_pending(&self) -> bool {
+        self.pending != 0
+    }
+
+    /// High priority: tell the engine if it became busy or idle. True if it did.
+    pub fn poll_activity(
+        &mut self,
+        now_ns: u64,
+        engine: &mut Engine,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let a = &self.link.region.activity;
+        let busy = a.busy_streams.load(SeqCst) != 0;
+        let periods = a.busy_periods.load(Acquire);
+        // Idle at both looks but busy between them is activity, too.
+        let changed = busy != self.busy || (!busy && periods != self.busy_periods);
+        if changed {
+            // Its own word for when it became idle is exact to the nanosecond,
+            // but can only have happened since the last look.
+            let since_ns = if busy {
+                now_ns
+            } else {
+                a.idle_since_ns.load(Acquire).clamp(self.activity_looked_ns, now_ns)
+            };
+            if busy {
+                self.probe.restart(now_ns, a.launches.load(Relaxed));
+            }
+            engine.high_activity(now_ns, self.link.info.id, busy, since_ns, out);
+            self.busy = busy;
+            self.busy_periods = periods;
+        }
+        self.activity_looked_ns = now_ns;
+        changed
+    }
+
+    /// High priority: ask it, if it is time, whether it is still busy.
+    pub fn poll_probe(&mut self, now_ns: u64) {
+        if self.busy && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed))
+        {
+            let _ = rustix::io::write(&self.link.probe, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// When [`DispatchClient::poll_probe`] has something to do.
+    pub fn next_probe_ns(&self) -> Option<u64> {
+        (self.is_high() && self.busy).then(|| self.probe.next_ns())
+    }
+
+    /// Tell the engine of completions. True if a word moved.
+    pub fn poll_completions(
+        &mut self,
+        now_ns: u64,
+        engine: &mut Engine,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let mut moved = false;
+        let mut mask = self.pending;
+        while mask != 0 {
+            let index = mask.trailing_zeros();
+            mask &= mask - 1;
+            let s = &mut self.streams[index as usize];
+            let w = &self.link.region.completions.words[index as usize];
+            let advanced = s.look(w.gpu.load(Acquire), w.host.load(Acquire));
+            moved |= advanced;
+            if advanced || self.dirty & (1 << index) != 0 {
+                let gap_ns = now_ns.saturating_sub(s.looked_ns);
+                engine.progress(now_ns, self.link.info.id, index, s.word, gap_ns, out);
+            }
+            s.looked_ns = now_ns;
+            if ring::is_done(s.word, s.last_submitted) {
+                self.pending &= !(1 << index);
+            }
+        }
+        self.dirty = 0;
+        moved
+    }
+
+    /// Hand its submissions to the engine.
+    pub fn poll_submissions(
+        &mut self,
+        now_ns: u64,
+        engine: &mut Engine,
+        out: &mut Vec<Action>,
+    ) -> Taken {
+        let mut launches = 0;
+        for _ in 0..BATCH {
+            if self.unanswered.len() >= UNANSWERED_MAX {
+                break;
+            }
+            let ticket = self.next_ticket;
+            match ring::poll(&self.link.region, ticket) {
+                Polled::Empty => {
+                    self.pass_over_stuck(now_ns);
+                    break;
+                }
+                Polled::Abandoned => {
+                    self.oddities.abandoned += 1;
+                    self.abandoned_in_a_row += 1;
+                    if self.abandoned_in_a_row > ABANDONED_MAX {
+                        return Taken::Misbehaved("its ring holds tickets far in the future");
+                    }
+                }
+                Polled::Request(request) => {
+                    self.abandoned_in_a_row = 0;
+                    launches += 1;
+                    self.submit(now_ns, ticket, &request, engine, out);
+                }
+            }
+            self.stuck_since_ns = None;
+            self.next_ticket = ticket + 1;
+            ring::consume(&self.link.core, ticket);
+        }
+        Taken::Launches(launches)
+    }
+
+    fn submit(
+        &mut self,
+        now_ns: u64,
+        ticket: u64,
+        request: &ring::Request,
+        engine: &mut Engine,
+        out: &mut Vec<Action>,
+    ) {
+        let index = request.stream as usize % STREAM_SLOTS;
+        let s = &mut self.streams[index];
+        if self.pending & (1 << index) == 0 {
+            let w = &self.link.region.completions.words[index];
+            s.start(w.gpu.load(Acquire), w.host.load(Acquire), request.completion);
+            s.looked_ns = now_ns;
+        }
+        s.last_submitted = request.completion;
+        self.pending |= 1 << index;
+        let started = request.flags & submission_flags::LEASED != 0;
+        // Granted while it was on its way: the engine has nothing to answer.
+        let granted = ticket < self.link.core.granted.ticket.load(Relaxed);
+        if started || granted {
+            self.dirty |= 1 << index;
+        } else {
+            self.unanswered.push_back(Unanswered {
+                ticket,
+                seen_ns: now_ns,
+                stream: request.stream,
+            });
+        }
+        let kernel = self.kernels.id(&self.link.region, request, engine);
+        let is_graph = request.flags & submission_flags::GRAPH != 0;
+        let product =
+            |a: [u32; 3]| a.iter().fold(1u64, |all, &n| all.saturating_mul(u64::from(n.max(1))));
+        let submission = Submission {
+            ticket,
+            kernel,
+            flags: engine_flags(request.flags),
+            grid_blocks: if is_graph { request.grid[0].into() } else { product(request.grid) },
+            block_threads: product(request.block).min(u32::MAX.into()) as u32,
+            shared_bytes: request.shared_bytes,
+            stream: index as u32,
+            completion: request.completion,
+            started,
+        };
+        engine.submitted(now_ns, self.link.info.id, submission, out);
+    }
+
+    /// A thread took a ticket and was stopped, or died, before it published: do
+    /// not let it hold the client's other threads for ever. If it comes after
+    /// all, it finds its answer.
+    fn pass_over_stuck(&mut self, now_ns: u64) {
+        if self.link.region.activity.next_ticket.load(Relaxed) <= self.next_ticket {
+            self.stuck_since_ns = None;
+            return;
+        }
+        let since = *self.stuck_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since) >= STUCK_NS {
+            self.decide(self.next_ticket, Answer::Whole);
+            self.oddities.skipped += 1;
+            self.stuck_since_ns = None;
+            self.next_ticket += 1;
+            ring::consume(&self.link.core, self.next_ticket - 1);
+        }
+    }
+
+    /// Grant every ticket below `until`; `answered` gets when each launch that
+    /// this answers was seen.
+    pub fn grant(&mut self, until: u64, mut answered: impl FnMut(u64)) {
+        ring::grant(&self.link.core, until.max(self.granted_floor(self.next_ticket)));
+        self.touched = true;
+        while let Some(first) = self.unanswered.front().copied().filter(|u| u.ticket < until) {
+            self.unanswered.pop_front();
+            self.note_let_go(first.stream);
+            answered(first.seen_ns);
+        }
+    }
+
+    /// Answer one ticket with a form.
+    pub fn answer(&mut self, ticket: u64, answer: Answer, mut answered: impl FnMut(u64)) {
+        self.decide(ticket, answer);
+        if let Some(at) = self.unanswered.iter().position(|u| u.ticket == ticket)
+            && let Some(u) = self.unanswered.remove(at)
+        {
+            self.note_let_go(u.stream);
+            answered(u.seen_ns);
+        }
+    }
+
+    fn decide(&mut self, ticket: u64, answer: Answer) {
+        // The slot's previous answer, a ring earlier, may not have been read
+        // yet; let that launch run whole rather than wait for ever.
+        let floor = self.granted_floor(ticket);
+        if self.link.core.granted.ticket.load(Relaxed) < floor {
+            ring::grant(&self.link.core, floor);
+        }
+        ring::decide(&self.link.core, ticket, answer);
+        self.touched = true;
+    }
+
+    /// Tickets below this have been answered, and lose their decision slot to
+    /// `ticket` or have lost it already.
+    fn granted_floor(&self, ticket: u64) -> u64 {
+        let oldest = self.unanswered.front().map_or(self.next_ticket, |u| u.ticket);
+        ticket.saturating_sub(RING_SLOTS as u64 - 1).min(oldest)
+    }
+
+    fn note_let_go(&mut self, stream: u32) {
+        self.dirty |= 1 << stream;
+        self.pending |= 1 << stream;
+    }
+
+    /// Say that the core sleeps, or no longer does.
+    pub fn set_parked(&self, parked: bool, notify: bool) {
+        if self.is_high() {
+            self.link.core.notify_activity.store(u32::from(parked && notify), SeqCst);
+        }
+        self.link.core.parked.store(parked.into(), SeqCst);
+    }
+
+    /// After [`DispatchClient::set_parked`]: whether something came that nobody
+    /// will ring for.
+    pub fn has_news(&self, notify: bool) -> bool {
+        let a = &self.link.region.activity;
+        if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.busy {
+            return true;
+        }
+        self.unanswered.len() < UNANSWERED_MAX
+            && ring::poll(&self.link.region, self.next_ticket) != Polled::Empty
+    }
+
+    /// Nothing more to read from its ring.
+    pub fn is_drained(&self) -> bool {
+        self.unanswered.is_empty()
+            && ring::poll(&self.link.region, self.next_ticket) == Polled::Empty
+    }
+}
+
+fn engine_flags(flags: u32) -> u32 {
+    [
+        (submission_flags::GRAPH, launch_flags::GRAPH),
+        (submission_flags::COOPERATIVE, launch_flags::COOPERATIVE),
+        (submission_flags::CLUSTERED, launch_flags::CLUSTERED),
+    ]
+    .iter()
+    .filter(|(theirs, _)| flags & theirs != 0)
+    .fold(0, |all, (_, ours)| all | ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(gpu: u32, host: u32, completion: u32) -> StreamWords {
+        let mut words = StreamWords::default();
+        words.start(gpu, host, completion);
+        words
+    }
+
+    #[test]
+    fn the_word_that_moved_counts() {
+        let mut words = watched(5, 3, 7);
+        assert_eq!(words.word, 5);
+        assert!(words.look(5, 6) && words.word == 6);
+        assert!(!words.look(5, 6));
+        // The GPU reports an earlier launch after the shim reported a later one.
+        assert!(!words.look(6, 6) && words.word == 6);
+        assert!(words.look(9, 6) && words.word == 9);
+    }
+
+    #[test]
+    fn a_stale_word_never_counts_and_the_sequence_wraps() {
+        // The shim never wrote its word; the stream is beyond 2^31 launches.
+        let mut words = watched(0x8000_0001, 0, 0x8000_0005);
+        assert_eq!(words.word, 0x8000_0001);
+        assert!(words.look(0x8000_0004, 0) && words.word == 0x8000_0004);
+        let mut words = watched(u32::MAX, 0, u32::MAX.wrapping_add(2));
+        assert!(words.look(1, 0) && words.word == 1);
+        // Completion tracking fell back: the GPU's word never moves.
+        let mut words = watched(0, 0xC000_0000, 0xC000_0001);
+        assert!(words.look(0, 0xC000_0001) && words.word == 0xC000_0001);
+    }
+
+    #[test]
+    fn flags_are_translated_and_capabilities_are_not_taken_from_the_client() {
+        assert_eq!(engine_flags(u32::MAX), 0b11100);
+        assert_eq!(engine_flags(submission_flags::SYNCHRONOUS), 0);
+    }
+}

@@ -1,0 +1,183 @@
+//! What the control plane asks of the dispatch thread. A bounded channel, a
+//! flag that the loop looks at, and an eventfd that ends its sleep.
+
+use super::snapshot::{ClientNumbers, Snapshot};
+use crate::loader::Shared;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+use tally_engine::policy::{ClientInfo, Policy};
+use tally_ipc::map::Mapped;
+use tally_ipc::{ClientRegion, CoreRegion};
+use tokio::sync::oneshot;
+
+/// Requests that may wait for the dispatch thread.
+const PENDING_MAX: usize = 1_024;
+
+/// A client as handed to the dispatch thread.
+pub struct NewClient {
+    /// What the engine is told.
+    pub info: ClientInfo,
+    /// Its region, read-only.
+    pub region: Mapped<ClientRegion>,
+    /// Its core region.
+    pub core: Mapped<CoreRegion>,
+    /// It writes, the core reads.
+    pub doorbell: OwnedFd,
+    /// The core writes.
+    pub probe: OwnedFd,
+    /// Where to start reading its ring.
+    pub first_ticket: u64,
+}
+
+/// A request.
+pub enum Control {
+    /// Serve this client.
+    Join {
+        /// It.
+        client: Box<NewClient>,
+        /// Told when it is served: it may be welcomed.
+        done: oneshot::Sender<()>,
+    },
+    /// Forget this client.
+    Leave {
+        /// Which.
+        id: u32,
+        /// Gets its last figures and what must be dropped elsewhere.
+        done: oneshot::Sender<Option<Left>>,
+    },
+    /// Report.
+    Status {
+        /// At most so many kernels.
+        kernels: usize,
+        /// Gets it.
+        done: oneshot::Sender<Snapshot>,
+    },
+    /// Put another policy in charge.
+    SetPolicy {
+        /// It.
+        policy: Shared,
+        /// Gets the old one, to be dropped elsewhere.
+        done: oneshot::Sender<Retired>,
+    },
+    /// Let everything go, then end the thread.
+    Drain {
+        /// Wait at most so long for the rings to empty.
+        within: Duration,
+        /// Whether they did.
+        done: oneshot::Sender<bool>,
+    },
+}
+
+/// A client that is no longer served. Dropping it unmaps and closes things,
+/// which takes long enough to be done off the dispatch thread.
+pub struct Left {
+    /// Its last figures.
+    pub numbers: ClientNumbers,
+    pub(super) _client: Box<super::client::DispatchClient>,
+}
+
+/// A policy that is no longer in charge; takes tens of microseconds to drop.
+pub struct Retired {
+    pub(super) _engine_side: Box<dyn Policy + Send>,
+    pub(super) _handle: Shared,
+}
+
+/// Something the dispatch thread noticed.
+#[derive(Debug)]
+pub enum Notice {
+    /// A client broke the protocol and is no longer served.
+    Misbehaved {
+        /// Which.
+        id: u32,
+        /// How.
+        why: &'static str,
+    },
+}
+
+/// Why a request could not be handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    /// Too many requests wait.
+    #[error("the core is busy: too many control requests wait")]
+    Busy,
+    /// It is stopping.
+    #[error("the core is stopping")]
+    Gone,
+}
+
+/// The control plane's end.
+#[derive(Clone, Debug)]
+pub struct ControlSender {
+    sender: SyncSender<Control>,
+    shared: Arc<Bell>,
+}
+
+/// The dispatch thread's end.
+pub struct ControlReceiver {
+    receiver: Receiver<Control>,
+    shared: Arc<Bell>,
+}
+
+#[derive(Debug)]
+struct Bell {
+    pending: AtomicBool,
+    eventfd: OwnedFd,
+}
+
+/// Both ends.
+///
+/// # Errors
+/// If no eventfd can be made.
+pub fn channel() -> rustix::io::Result<(ControlSender, ControlReceiver)> {
+    let (sender, receiver) = sync_channel(PENDING_MAX);
+    let shared =
+        Arc::new(Bell { pending: AtomicBool::new(false), eventfd: super::park::eventfd()? });
+    Ok((ControlSender { sender, shared: shared.clone() }, ControlReceiver { receiver, shared }))
+}
+
+impl ControlSender {
+    /// Hand over a request made around a reply channel, and wait for the reply.
+    ///
+    /// # Errors
+    /// If the dispatch thread cannot take it or ended without answering.
+    pub async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Control,
+    ) -> Result<T, AskError> {
+        let (done, reply) = oneshot::channel();
+        self.sender.try_send(request(done)).map_err(|error| match error {
+            TrySendError::Full(_) => AskError::Busy,
+            TrySendError::Disconnected(_) => AskError::Gone,
+        })?;
+        self.shared.pending.store(true, SeqCst);
+        let _ = rustix::io::write(&self.shared.eventfd, &1u64.to_ne_bytes());
+        reply.await.map_err(|_| AskError::Gone)
+    }
+}
+
+impl ControlReceiver {
+    /// Whether there may be something.
+    pub fn is_pending(&self) -> bool {
+        self.shared.pending.load(SeqCst)
+    }
+
+    /// Take everything: call after [`ControlReceiver::is_pending`].
+    pub fn next(&self) -> Option<Control> {
+        // Cleared before looking, so that a request sent while we look sets it
+        // again.
+        self.shared.pending.store(false, SeqCst);
+        let request = self.receiver.try_recv().ok();
+        if request.is_some() {
+            self.shared.pending.store(true, SeqCst);
+        }
+        request
+    }
+
+    /// Readable when something was sent.
+    pub fn eventfd(&self) -> &OwnedFd {
+        &self.shared.eventfd
+    }
+}

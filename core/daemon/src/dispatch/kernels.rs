@@ -1,0 +1,131 @@
+//! Which kernel a submission launches: the client's table, read once an entry
+//! and cached, to the engine's ids. Bounded whatever the client writes.
+
+use std::collections::HashMap;
+use tally_engine::Engine;
+use tally_engine::policy::KernelId;
+use tally_engine::profile::KernelKey;
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::{KERNEL_SLOTS, submission_flags};
+use tally_ipc::ring::Request;
+
+/// (kernel, grid, block) combinations remembered for one client; beyond it the
+/// cache starts anew, which costs time and nothing else.
+const CACHE_MAX: usize = 8_192;
+/// Combinations one client may bring into the engine's table, so that one that
+/// makes them up cannot fill it for all.
+const NEW_MAX: usize = 16_384;
+
+type Shape = (u32, [u32; 3], [u32; 3]);
+
+/// Of one client.
+#[derive(Default)]
+pub struct KernelCache {
+    names: Vec<Option<Box<(String, u64)>>>,
+    ids: HashMap<Shape, Option<KernelId>>,
+    brought: usize,
+}
+
+impl KernelCache {
+    /// The engine's id of what `request` launches; `None` if it has no more.
+    pub fn id(
+        &mut self,
+        region: &ClientRegion,
+        request: &Request,
+        engine: &mut Engine,
+    ) -> Option<KernelId> {
+        let shape = (request.kernel, request.grid, request.block);
+        if let Some(&id) = self.ids.get(&shape) {
+            return id;
+        }
+        if self.brought >= NEW_MAX {
+            return None;
+        }
+        let (name, image, settled) = self.name(region, request);
+        let id =
+            engine.intern(&KernelKey { name, image, grid: request.grid, block: request.block });
+        self.brought += 1;
+        if settled {
+            if self.ids.len() >= CACHE_MAX {
+                self.ids.clear();
+            }
+            self.ids.insert(shape, id);
+        }
+        id
+    }
+
+    /// Name and image, and whether they can be remembered.
+    fn name(&mut self, region: &ClientRegion, request: &Request) -> (String, u64, bool) {
+        let index = request.kernel as usize;
+        if index < KERNEL_SLOTS {
+            if self.names.len() <= index {
+                self.names.resize_with(index + 1, || None);
+            }
+            if self.names[index].is_none() {
+                self.names[index] = region.kernels[index].read().map(Box::new);
+            }
+            return match &self.names[index] {
+                Some(known) => (known.0.clone(), known.1, true),
+                None => ("unpublished".into(), 0, false),
+            };
+        }
+        if request.flags & submission_flags::GRAPH != 0 {
+            return (format!("graph:{}", request.grid[0]), 0, true);
+        }
+        // The client's table is full: told apart by shape only.
+        ("unnamed".into(), 0, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_engine::{BuiltIn, EngineConfig};
+    use tally_ipc::layout::KERNEL_UNKNOWN;
+
+    fn request(kernel: u32, x: u32) -> Request {
+        Request {
+            kernel,
+            flags: 0,
+            grid: [x, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            stream: 0,
+            completion: 0,
+        }
+    }
+
+    fn engine() -> Engine {
+        Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: 0 }))
+    }
+
+    #[test]
+    fn names_are_read_once_and_shapes_told_apart() {
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        let (mut cache, mut engine) = (KernelCache::default(), engine());
+        region.kernels[3].publish(b"gemm", 9);
+        let first = cache.id(&region, &request(3, 1), &mut engine).unwrap();
+        region.kernels[3].publish(b"other", 1);
+        assert_eq!(cache.id(&region, &request(3, 1), &mut engine), Some(first));
+        let second = cache.id(&region, &request(3, 2), &mut engine).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(engine.world().profiles.get(second).unwrap().key.name, "gemm");
+        let mut graph = request(KERNEL_UNKNOWN, 12);
+        graph.flags = submission_flags::GRAPH;
+        let graph = cache.id(&region, &graph, &mut engine).unwrap();
+        assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
+    }
+
+    #[test]
+    fn a_client_that_makes_shapes_up_cannot_fill_the_engines_table() {
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        let (mut cache, mut engine) = (KernelCache::default(), engine());
+        for x in 0..100_000 {
+            cache.id(&region, &request(u32::MAX - 1, x), &mut engine);
+        }
+        assert_eq!(engine.world().profiles.iter().count(), NEW_MAX);
+        assert!(cache.ids.len() <= CACHE_MAX);
+        let (mut other, _) = (KernelCache::default(), ());
+        assert!(other.id(&region, &request(1, 1), &mut engine).is_some());
+    }
+}

@@ -1,0 +1,440 @@
+//! The dispatch thread: owns the engine and every client's shared memory.
+//!
+//! One pass of its loop: high-priority activity, completions, submissions, time,
+//! answers. After `spin` without anything new it parks:
+//!
+//! ```text
+//! passes --(quiet for `spin`)--> set `parked` in every client's region
+//!   ^                              look at every ring again (SeqCst)
+//!   |                              sleep: doorbells, control, next deadline
+//!   +------- clear `parked` <------+
+//! ```
+//!
+//! A client publishes and then reads `parked`; the core stores `parked` and then
+//! reads the ring: one of the two sees the other (`core/ipc/tests/loom.rs`).
+//!
+//! It must never log, wait for a lock that another thread may hold, or allocate
+//! without bound. Read next: [`client`] for what is read from clients,
+//! [`control`] for what the control plane may ask.
+
+pub mod client;
+pub mod control;
+pub mod kernels;
+pub mod latency;
+pub mod park;
+pub mod probe;
+pub mod seat;
+pub mod snapshot;
+
+use crate::error::CoreError;
+use crate::loader::Shared;
+use client::{DispatchClient, Taken};
+use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
+use latency::Latency;
+use park::Parker;
+use seat::{LetGo, Seat, Subscribed};
+use snapshot::{ClientNumbers, Job};
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use tally_engine::policy::Decision;
+use tally_engine::{Action, Engine, EngineConfig};
+use tally_ipc::ring::Answer;
+use tally_ipc::wait::{self, now_ns};
+use tokio::sync::{mpsc, oneshot};
+
+/// Clients learn from it that the core's thread is alive.
+const HEARTBEAT_NS: u64 = 100_000_000;
+/// Notices waiting for the control plane; the client is gone either way.
+const NOTICES_MAX: usize = 256;
+/// SM counts beyond this are not believed.
+const SMS_MAX: u32 = 1_024;
+
+/// How the loop behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Spin so long after the last activity.
+    pub spin_ns: u64,
+    /// The CPU to run on.
+    pub pin_cpu: Option<u32>,
+    /// Look at completions this often at first while asleep.
+    pub completion_poll_ns: u64,
+    /// See [`probe::Probe`].
+    pub probe_after_ns: u64,
+    /// The engine's.
+    pub engine: EngineConfig,
+}
+
+/// A running dispatch thread.
+pub struct Handle {
+    /// To ask things of it.
+    pub control: ControlSender,
+    /// What it noticed.
+    pub notices: mpsc::Receiver<Notice>,
+    /// Ends with it; an error is a panic's message.
+    pub ended: oneshot::Receiver<()>,
+    /// Whether it runs on the CPU it was told to.
+    pub pinned: Option<u32>,
+}
+
+/// Start it with its first policy.
+///
+/// # Errors
+/// If a descriptor or the thread cannot be made.
+pub fn start(settings: Settings, policy: Shared) -> Result<Handle, CoreError> {
+    let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
+    let parker = Parker::new().map_err(CoreError::os("epoll"))?;
+    parker.watch(receiver.eventfd()).map_err(CoreError::os("epoll"))?;
+    let (notice_sender, notices) = mpsc::channel(NOTICES_MAX);
+    let (end_sender, ended) = oneshot::channel();
+    let (pin_sender, pin_receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("tally-dispatch".into())
+        .spawn(move || {
+            let _end = end_sender;
+            Parker::wake_on_time();
+            let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
+            Dispatch::new(settings, policy, receiver, parker, notice_sender).run();
+        })
+        .map_err(CoreError::os("dispatch thread"))?;
+    let pinned = pin_receiver.recv().unwrap_or_default();
+    Ok(Handle { control: sender, notices, ended, pinned })
+}
+
+fn pin(cpu: u32) -> bool {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu as usize);
+    rustix::thread::sched_setaffinity(None, &set).is_ok()
+}
+
+struct Draining {
+    until_ns: u64,
+    done: oneshot::Sender<bool>,
+}
+
+struct Dispatch {
+    settings: Settings,
+    engine: Engine,
+    /// By rising id.
+    #[expect(clippy::vec_box, reason = "moved out whole when one leaves, and 3 KiB each")]
+    clients: Vec<Box<DispatchClient>>,
+    control: ControlReceiver,
+    notices: mpsc::Sender<Notice>,
+    parker: Parker,
+    actions: Vec<Action>,
+    policy: Shared,
+    subscribed: Subscribed,
+    decision: Latency,
+    held: Latency,
+    status: Option<Job>,
+    draining: Option<Draining>,
+    last_active_ns: u64,
+    last_progress_ns: u64,
+    next_heartbeat_ns: u64,
+    parks: u64,
+}
+
+impl Dispatch {
+    fn new(
+        settings: Settings,
+        policy: Shared,
+        control: ControlReceiver,
+        parker: Parker,
+        notices: mpsc::Sender<Notice>,
+    ) -> Self {
+        let (seat, subscribed) = Seat::new(policy.clone());
+        Dispatch {
+            settings,
+            engine: Engine::new(settings.engine, Box::new(seat)),
+            clients: Vec::new(),
+            control,
+            notices,
+            parker,
+            actions: Vec::new(),
+            policy,
+            subscribed,
+            decision: Latency::new(),
+            held: Latency::new(),
+            status: None,
+            draining: None,
+            last_active_ns: now_ns(),
+            last_progress_ns: 0,
+            next_heartbeat_ns: 0,
+            parks: 0,
+        }
+    }
+
+    fn run(mut self) {
+        loop {
+            let now = now_ns();
+            let mut active = self.take_control(now);
+            active |= self.pass(now);
+            if now >= self.next_heartbeat_ns {
+                self.heartbeat(now);
+            }
+            self.report();
+            if self.has_drained(now) {
+                return;
+            }
+            if active {
+                self.last_active_ns = now;
+            }
+            if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
+                || self.status.is_some()
+            {
+                std::hint::spin_loop();
+            } else {
+                self.park();
+            }
+        }
+    }
+
+    /// Everything that clients did since the last pass. True if it was anything.
+    fn pass(&mut self, now: u64) -> bool {
+        let mut active = false;
+        let was_in_flight = self.engine.has_in_flight();
+        for c in self.clients.iter_mut().filter(|c| c.is_high()) {
+            active |= c.poll_activity(now, &mut self.engine, &mut self.actions);
+        }
+        for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
+            if c.poll_completions(now, &mut self.engine, &mut self.actions) {
+                active = true;
+                self.last_progress_ns = now;
+            }
+        }
+        if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
+            self.engine.tick(now, &mut self.actions);
+        }
+        self.apply(now);
+        let mut at = 0;
+        while at < self.clients.len() {
+            let c = &mut self.clients[at];
+            match c.poll_submissions(now, &mut self.engine, &mut self.actions) {
+                Taken::Launches(count) => active |= count > 0,
+                Taken::Misbehaved(why) => {
+                    self.cut_off(now, at, why);
+                    continue;
+                }
+            }
+            self.apply(now);
+            at += 1;
+        }
+        if !was_in_flight && self.engine.has_in_flight() {
+            self.last_progress_ns = now;
+        }
+        if self.wants_high_activity() {
+            for c in self.clients.iter_mut().filter(|c| c.is_high()) {
+                c.poll_probe(now);
+            }
+        }
+        active
+    }
+
+    /// Whether anything depends on how long high-priority clients are busy.
+    fn wants_high_activity(&self) -> bool {
+        self.subscribed.high_activity() || self.engine.has_waiting()
+    }
+
+    /// Write the engine's answers into the regions and wake who waits for them.
+    fn apply(&mut self, now: u64) {
+        if self.actions.is_empty() && !self.clients.iter().any(|c| c.touched) {
+            return;
+        }
+        let mut answered_ns = None;
+        for action in self.actions.drain(..) {
+            let (id, ticket, decision) = match action {
+                Action::Grant { client, until } => (client, until, None),
+                Action::Decide { client, ticket, decision } => (client, ticket, Some(decision)),
+            };
+            let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) else { continue };
+            let note = |seen_ns: u64| {
+                let latency = if seen_ns == now { &mut self.decision } else { &mut self.held };
+                let at = *answered_ns.get_or_insert_with(now_ns);
+                latency.record(at.saturating_sub(seen_ns));
+            };
+            match decision {
+                None => self.clients[at].grant(ticket, note),
+                Some(d) => self.clients[at].answer(ticket, answer_of(d), note),
+            }
+        }
+        for c in self.clients.iter_mut().filter(|c| c.touched) {
+            c.touched = false;
+            wait::wake(&c.link.region, &c.link.core);
+        }
+    }
+
+    fn heartbeat(&mut self, now: u64) {
+        self.next_heartbeat_ns = now + HEARTBEAT_NS;
+        for c in &self.clients {
+            c.link.core.heartbeat.fetch_add(1, Relaxed);
+            let sms = c.link.region.report.sm_count.load(Relaxed);
+            if (1..=SMS_MAX).contains(&sms) && self.settings.engine.sm_count == 0 {
+                self.settings.engine.sm_count = sms;
+                self.engine.set_sm_count(sms);
+            }
+        }
+    }
+
+    fn park(&mut self) {
+        let notify = self.wants_high_activity();
+        for c in &self.clients {
+            c.set_parked(true, notify);
+        }
+        if !self.control.is_pending() && !self.clients.iter().any(|c| c.has_news(notify)) {
+            self.parks += 1;
+            let now = now_ns();
+            self.parker.sleep(self.sleep_ns(now));
+        }
+        for c in &self.clients {
+            c.set_parked(false, false);
+        }
+    }
+
+    /// How long there is nothing to do unless somebody rings.
+    fn sleep_ns(&self, now: u64) -> u64 {
+        let mut until = self.next_heartbeat_ns;
+        if let Some(due) = self.engine.next_deadline_ns() {
+            until = until.min(due);
+        }
+        if self.engine.has_in_flight() {
+            // Rarer the longer nothing ends, so that a kernel that never does
+            // costs no CPU; finer while a launch waits for it. The engine learns
+            // from measurements that are off by less than a quarter.
+            let part = if self.engine.has_waiting() { 64 } else { 4 };
+            let quiet = now.saturating_sub(self.last_progress_ns);
+            until = until.min(now + (quiet / part).max(self.settings.completion_poll_ns));
+        }
+        if self.wants_high_activity()
+            && let Some(due) = self.clients.iter().filter_map(|c| c.next_probe_ns()).min()
+        {
+            until = until.min(due);
+        }
+        if let Some(draining) = &self.draining {
+            until = until.min(draining.until_ns).min(now + 1_000_000);
+        }
+        until.saturating_sub(now)
+    }
+
+    fn take_control(&mut self, now: u64) -> bool {
+        let mut any = false;
+        while self.control.is_pending() {
+            let Some(request) = self.control.next() else { break };
+            any = true;
+            match request {
+                Control::Join { client, done } => {
+                    self.join(now, *client);
+                    let _ = done.send(());
+                }
+                Control::Leave { id, done } => {
+                    let at = self.clients.binary_search_by_key(&id, |c| c.id());
+                    let _ = done.send(at.ok().map(|at| self.remove(now, at)));
+                }
+                Control::Status { kernels, done } => {
+                    // One at a time: the control plane waits for each.
+                    self.status = Some(Job::new(done, kernels));
+                }
+                Control::SetPolicy { policy, done } => {
+                    let _ = done.send(self.set_policy(now, policy));
+                }
+                Control::Drain { within, done } => self.drain(now, within, done),
+            }
+        }
+        any
+    }
+
+    fn join(&mut self, now: u64, new: NewClient) {
+        let (info, first_ticket) = (new.info.clone(), new.first_ticket);
+        new.core.consumed.store(first_ticket, Release);
+        let _ = self.parker.watch(&new.doorbell);
+        self.clients.push(Box::new(DispatchClient::new(new, now, self.settings.probe_after_ns)));
+        // Ids rise, but registrations overtake each other between the threads.
+        self.clients.sort_by_key(|c| c.id());
+        let id = info.id;
+        self.engine.client_joined(now, info, first_ticket, &mut self.actions);
+        self.apply(now);
+        if let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) {
+            let core = &self.clients[at].link.core;
+            core.serving.store(u32::from(self.draining.is_none()), SeqCst);
+        }
+        // The first heartbeat at once: a client that waits looks for it.
+        self.next_heartbeat_ns = now;
+    }
+
+    fn remove(&mut self, now: u64, at: usize) -> Left {
+        let client = self.clients.remove(at);
+        self.parker.forget(&client.link.doorbell);
+        let numbers = ClientNumbers::of(&client, &self.engine);
+        client.link.core.serving.store(0, SeqCst);
+        wait::wake(&client.link.region, &client.link.core);
+        self.engine.client_left(now, client.id(), &mut self.actions);
+        self.apply(now);
+        Left { numbers, _client: client }
+    }
+
+    /// Stop serving a client that breaks the protocol. Its record goes when the
+    /// control plane has closed its connection.
+    fn cut_off(&mut self, now: u64, at: usize, why: &'static str) {
+        let id = self.clients[at].id();
+        let _ = self.notices.try_send(Notice::Misbehaved { id, why });
+        let _ = self.remove(now, at);
+    }
+
+    fn set_policy(&mut self, now: u64, policy: Shared) -> Retired {
+        let (seat, subscribed) = Seat::new(policy.clone());
+        let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
+        self.apply(now);
+        self.subscribed = subscribed;
+        Retired { _engine_side: old, _handle: std::mem::replace(&mut self.policy, policy) }
+    }
+
+    fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {
+        let old = self.engine.set_policy(now, Box::new(LetGo), &mut self.actions);
+        self.apply(now);
+        for c in &self.clients {
+            tally_ipc::ring::grant(&c.link.core, u64::MAX);
+            c.link.core.serving.store(0, SeqCst);
+            wait::wake(&c.link.region, &c.link.core);
+        }
+        // The process is ending: what else it takes does not matter.
+        drop(old);
+        self.draining =
+            Some(Draining { until_ns: now.saturating_add(within.as_nanos() as u64), done });
+    }
+
+    /// Whether the thread is done: rings empty, or out of time.
+    fn has_drained(&mut self, now: u64) -> bool {
+        let Some(draining) = &self.draining else { return false };
+        let empty = self.clients.iter().all(|c| c.is_drained()) && !self.engine.has_waiting();
+        if !empty && now < draining.until_ns {
+            return false;
+        }
+        if let Some(draining) = self.draining.take() {
+            let _ = draining.done.send(empty);
+        }
+        true
+    }
+
+    /// Go on with a snapshot, if one is asked for.
+    fn report(&mut self) {
+        let Some(mut job) = self.status.take() else { return };
+        if !job.step(&self.engine) {
+            self.status = Some(job);
+            return;
+        }
+        let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
+        job.finish(&self.engine, |snapshot| {
+            snapshot.clients = clients;
+            snapshot.figures = self.policy.figures();
+            snapshot.decision = self.decision.quantiles();
+            snapshot.held = self.held.quantiles();
+            snapshot.parks = self.parks;
+        });
+    }
+}
+
+fn answer_of(decision: Decision) -> Answer {
+    match decision {
+        Decision::Slice(blocks) => Answer::Slice(blocks),
+        Decision::Preemptible => Answer::Preemptible,
+        Decision::Partition(sms) => Answer::Partition(sms),
+        Decision::Run(_) | Decision::Hold(_) => Answer::Whole,
+    }
+}

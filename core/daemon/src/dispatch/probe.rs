@@ -1,0 +1,80 @@
+//! When to ask a high-priority client whether it is still busy.
+//!
+//! A client says it is idle when a synchronising call returns; one that polls,
+//! or just goes away to read a file, leaves its busy bits set. Writing its probe
+//! eventfd makes its helper thread look at the streams and clear them.
+
+/// Longest time between two probes.
+const PAUSE_NS_MAX: u64 = 100_000_000;
+
+/// Of one high-priority client.
+#[derive(Debug)]
+pub struct Probe {
+    after_ns: u64,
+    launches: u64,
+    pause_ns: u64,
+    next_ns: u64,
+}
+
+impl Probe {
+    /// Probe after `after_ns` without a launch.
+    pub fn new(now_ns: u64, after_ns: u64) -> Self {
+        Probe { after_ns, launches: 0, pause_ns: after_ns, next_ns: now_ns + after_ns }
+    }
+
+    /// The client is busy and has launched so often. True: probe it now.
+    pub fn is_due(&mut self, now_ns: u64, launches: u64) -> bool {
+        if launches != self.launches {
+            self.restart(now_ns, launches);
+            return false;
+        }
+        if now_ns < self.next_ns {
+            return false;
+        }
+        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS_MAX);
+        self.next_ns = now_ns + self.pause_ns;
+        true
+    }
+
+    /// It became busy.
+    pub fn restart(&mut self, now_ns: u64, launches: u64) {
+        self.launches = launches;
+        self.pause_ns = self.after_ns;
+        self.next_ns = now_ns + self.after_ns;
+    }
+
+    /// When [`Probe::is_due`] is worth asking again.
+    pub fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_waits_backs_off_and_starts_again_when_the_client_launches() {
+        let mut probe = Probe::new(0, 1_000);
+        assert!(!probe.is_due(999, 0));
+        assert!(probe.is_due(1_000, 0));
+        assert!(!probe.is_due(2_999, 0));
+        assert!(probe.is_due(3_000, 0));
+        assert!(!probe.is_due(6_999, 0));
+        assert!(!probe.is_due(7_500, 1), "it launched");
+        assert!(probe.is_due(8_500, 1));
+    }
+
+    #[test]
+    fn the_pause_is_bounded() {
+        let mut probe = Probe::new(0, 1_000_000);
+        let (mut now, mut last) = (0, 0);
+        for _ in 0..20 {
+            now = probe.next_ns();
+            assert!(now - last <= PAUSE_NS_MAX);
+            assert!(probe.is_due(now, 0));
+            last = now;
+        }
+        assert!(now > 0);
+    }
+}

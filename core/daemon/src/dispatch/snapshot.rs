@@ -1,0 +1,237 @@
+//! Figures that only the dispatch thread knows, as plain values for the control
+//! plane. Taken between two passes; the kernel table is read in pieces, because
+//! all of it at once would be a pause.
+
+use super::client::{DispatchClient, Oddities};
+use super::latency::Quantiles;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use tally_engine::policy::KernelId;
+use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
+use tally_ipc::layout::{Counters, Report};
+use tally_policy_host::PolicyStatus;
+use tokio::sync::oneshot;
+
+/// Kernel profiles looked at in one pass of the loop.
+const PIECE: u32 = 1_024;
+
+/// What the shim counts; see [`Counters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Counters and Activity")]
+pub struct ShimCounts {
+    pub launches: u64,
+    pub launch_kernel: u64,
+    pub launch_kernel_ex: u64,
+    pub launch_cooperative: u64,
+    pub graph_launch: u64,
+    pub graph_kernels: u64,
+    pub captured: u64,
+    pub failed: u64,
+    pub unscheduled: u64,
+    pub stream_overflow: u64,
+    pub degraded: u64,
+    pub waited_ns: u64,
+    pub host_func: u64,
+    pub busy: bool,
+    pub busy_total_ns: u64,
+    pub busy_periods: u64,
+}
+
+/// What the shim reports; see [`Report`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Report")]
+pub struct ReportWords {
+    pub governed: u32,
+    pub time_slice: u32,
+    pub time_slice_groups: u32,
+    pub time_slice_error: u32,
+    pub completion: u32,
+    pub completion_error: u32,
+    pub sm_count: u32,
+    pub driver_version: u32,
+    pub mps_client: u32,
+    pub device_uuid: [u64; 2],
+}
+
+impl ReportWords {
+    fn read(r: &Report) -> Self {
+        let word = |w: &AtomicU32| w.load(Relaxed);
+        ReportWords {
+            governed: word(&r.governed),
+            time_slice: word(&r.time_slice),
+            time_slice_groups: word(&r.time_slice_groups),
+            time_slice_error: word(&r.time_slice_error),
+            completion: word(&r.completion),
+            completion_error: word(&r.completion_error),
+            sm_count: word(&r.sm_count),
+            driver_version: word(&r.driver_version),
+            mps_client: word(&r.mps_client),
+            device_uuid: [r.device_uuid[0].load(Relaxed), r.device_uuid[1].load(Relaxed)],
+        }
+    }
+}
+
+/// All figures of one client.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientNumbers {
+    /// Its id.
+    pub id: u32,
+    /// The engine's counts.
+    pub stats: ClientStats,
+    /// The engine's view of it now.
+    pub state: ClientState,
+    /// The shim's counts.
+    pub shim: ShimCounts,
+    /// The shim's report.
+    pub report: ReportWords,
+    /// Protocol oddities.
+    pub oddities: Oddities,
+}
+
+impl ClientNumbers {
+    /// Read them.
+    pub fn of(client: &DispatchClient, engine: &Engine) -> Self {
+        let id = client.id();
+        let region = &client.link.region;
+        ClientNumbers {
+            id,
+            stats: engine.client_stats(id).unwrap_or_default(),
+            state: engine.client_state(id).unwrap_or(ClientState {
+                standing_grant: false,
+                window_ns: 0,
+                waiting: 0,
+                in_flight: 0,
+                in_flight_ns: 0,
+            }),
+            shim: shim_counts(&region.counters, &region.activity),
+            report: ReportWords::read(&region.report),
+            oddities: client.oddities,
+        }
+    }
+}
+
+fn shim_counts(c: &Counters, a: &tally_ipc::layout::Activity) -> ShimCounts {
+    let word = |w: &AtomicU64| w.load(Relaxed);
+    ShimCounts {
+        launches: word(&a.launches),
+        launch_kernel: word(&c.launch_kernel),
+        launch_kernel_ex: word(&c.launch_kernel_ex),
+        launch_cooperative: word(&c.launch_cooperative),
+        graph_launch: word(&c.graph_launch),
+        graph_kernels: word(&c.graph_kernels),
+        captured: word(&c.captured),
+        failed: word(&c.failed),
+        unscheduled: word(&c.unscheduled),
+        stream_overflow: word(&c.stream_overflow),
+        degraded: word(&c.degraded),
+        waited_ns: word(&c.waited_ns),
+        host_func: word(&c.host_func),
+        busy: word(&a.busy_streams) != 0,
+        busy_total_ns: word(&a.busy_total_ns),
+        busy_periods: word(&a.busy_periods),
+    }
+}
+
+/// A kernel's measured times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelNumbers {
+    /// Its name.
+    pub name: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Launches measured.
+    pub count: u64,
+    /// Mean, ns.
+    pub mean_ns: u64,
+    /// 99th percentile of the recent ones, ns.
+    pub p99_ns: u64,
+}
+
+/// All figures.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The engine's counts of the policy.
+    pub policy: PolicyStats,
+    /// The policy's own figures.
+    pub figures: Option<PolicyStatus>,
+    /// From submission seen to answered, launches answered at once.
+    pub decision: Quantiles,
+    /// The same for launches that were held or found the window full.
+    pub held: Quantiles,
+    /// High-priority work on the GPU now.
+    pub high_busy: bool,
+    /// Times the dispatch thread slept.
+    pub parks: u64,
+    /// Clients.
+    pub clients: Vec<ClientNumbers>,
+    /// Kernels by measured time in all, most first.
+    pub kernels: Vec<KernelNumbers>,
+    /// Kernels known.
+    pub kernels_known: u32,
+}
+
+/// A snapshot in the making: first the kernel table, in pieces.
+pub struct Job {
+    reply: oneshot::Sender<Snapshot>,
+    most: usize,
+    cursor: u32,
+    /// (measured ns in all, kernel), the largest `most`.
+    top: Vec<(u64, KernelId)>,
+}
+
+impl Job {
+    /// Begin.
+    pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
+        Job { reply, most, cursor: 0, top: Vec::new() }
+    }
+
+    /// Do a piece. True when only [`Job::finish`] is left.
+    pub fn step(&mut self, engine: &Engine) -> bool {
+        let profiles = &engine.world().profiles;
+        for _ in 0..PIECE {
+            let Some(profile) = profiles.get(self.cursor) else { return true };
+            let total = profile.mean_ns.saturating_mul(profile.count);
+            if total > 0 && self.most > 0 {
+                if self.top.len() == self.most && self.top[0].0 < total {
+                    self.top.swap_remove(0);
+                }
+                if self.top.len() < self.most {
+                    self.top.push((total, self.cursor));
+                    // The least at the front; `most` is small.
+                    self.top.sort_unstable();
+                }
+            }
+            self.cursor += 1;
+        }
+        false
+    }
+
+    /// Fill in the rest and send it.
+    pub fn finish(self, engine: &Engine, fill: impl FnOnce(&mut Snapshot)) {
+        let profiles = &engine.world().profiles;
+        let kernels = self.top.iter().rev().filter_map(|&(_, id)| profiles.get(id));
+        let mut snapshot = Snapshot {
+            policy: engine.policy_stats().clone(),
+            figures: None,
+            decision: Quantiles::default(),
+            held: Quantiles::default(),
+            high_busy: engine.high_busy(),
+            parks: 0,
+            clients: Vec::new(),
+            kernels: kernels
+                .map(|p| KernelNumbers {
+                    name: p.key.name.clone(),
+                    grid: p.key.grid,
+                    block: p.key.block,
+                    count: p.count,
+                    mean_ns: p.mean_ns,
+                    p99_ns: p.p99_ns(),
+                })
+                .collect(),
+            kernels_known: self.cursor,
+        };
+        fill(&mut snapshot);
+        let _ = self.reply.send(snapshot);
+    }
+}

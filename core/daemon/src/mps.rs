@@ -1,0 +1,289 @@
+//! NVIDIA's Multi-Process Service: finding a daemon that serves, and keeping a
+//! private one.
+//!
+//! The private daemon is a child of the core in the foreground mode of
+//! `nvidia-cuda-mps-control`. It must outlive a core that is killed, because its
+//! clients would die with it; the next core with the same socket finds it
+//! serving and takes it over.
+
+use serde::Serialize;
+use std::cell::RefCell;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+/// Where NVIDIA's programs look when nothing is set.
+pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
+/// The variable that says otherwise.
+pub const ENV_PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const ENV_LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A daemon that served for so long before it died is restarted at once.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Why there is no daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum MpsError {
+    /// The control program cannot be run.
+    #[error(
+        "{program}: {source} (part of the NVIDIA driver; set residency.mps.control to its path)"
+    )]
+    Program {
+        /// Which.
+        program: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A folder cannot be made.
+    #[error("{path}: {source}")]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It ended, or does not answer.
+    #[error("the MPS daemon {what}; its log is {log}")]
+    NotServing {
+        /// What it did.
+        what: String,
+        /// Where to look.
+        log: PathBuf,
+    },
+}
+
+/// State of the daemon, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MpsStatus {
+    /// Its pipes.
+    pub pipe_directory: PathBuf,
+    /// Whether the core keeps it.
+    pub managed: bool,
+    /// `running`, or what happened to it.
+    pub state: String,
+    /// Times it had to be started again.
+    pub restarts: u64,
+    /// Its process, if it is a child of the core.
+    pub pid: Option<u32>,
+}
+
+/// Send one line to a daemon's control program. `None` if nobody answers.
+async fn ask(control: &Path, pipe_directory: &Path, line: &str) -> Option<String> {
+    let mut child = Command::new(control)
+        .env(ENV_PIPE_DIRECTORY, pipe_directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .ok()?;
+    let mut stdin = child.stdin.take()?;
+    let line = format!("{line}\n");
+    let talk = async {
+        stdin.write_all(line.as_bytes()).await.ok()?;
+        drop(stdin);
+        let output = child.wait_with_output().await.ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    tokio::time::timeout(ASK_TIMEOUT, talk).await.ok().flatten()
+}
+
+/// Whether a daemon serves at `pipe_directory`.
+pub async fn is_serving(control: &Path, pipe_directory: &Path) -> bool {
+    // Without its socket the control program would wait or start things.
+    pipe_directory.join("control").exists()
+        && ask(control, pipe_directory, "get_server_list").await.is_some()
+}
+
+/// A private daemon and the task that keeps it.
+pub struct PrivateDaemon {
+    status: Rc<RefCell<MpsStatus>>,
+    stop: watch::Sender<bool>,
+    keeper: tokio::task::JoinHandle<()>,
+}
+
+struct Place {
+    control: PathBuf,
+    pipes: PathBuf,
+    logs: PathBuf,
+}
+
+impl Place {
+    fn log(&self) -> PathBuf {
+        self.logs.join("control.log")
+    }
+
+    fn spawn(&self) -> Result<Child, MpsError> {
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(self.logs.join("output.log"))
+            .map_err(|source| MpsError::Folder { path: self.logs.clone(), source })?;
+        Command::new(&self.control)
+            .arg("-f")
+            .env(ENV_PIPE_DIRECTORY, &self.pipes)
+            .env(ENV_LOG_DIRECTORY, &self.logs)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().map_or_else(|_| Stdio::null(), Stdio::from))
+            .stderr(output)
+            // Ctrl-C in the core's terminal is for the core.
+            .process_group(0)
+            .spawn()
+            .map_err(|source| MpsError::Program { program: self.control.clone(), source })
+    }
+
+    /// Start it and wait until it answers.
+    async fn start(&self) -> Result<Child, MpsError> {
+        let mut child = self.spawn()?;
+        let not_serving = |what: String| MpsError::NotServing { what, log: self.log() };
+        let ready = async {
+            while !is_serving(&self.control, &self.pipes).await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let outcome = tokio::select! {
+            () = ready => Ok(()),
+            ended = child.wait() => Err(match ended {
+                Ok(status) => format!("ended while starting ({status})"),
+                Err(error) => format!("cannot be waited for: {error}"),
+            }),
+            () = tokio::time::sleep(START_TIMEOUT) => {
+                Err(format!("did not answer within {} s", START_TIMEOUT.as_secs()))
+            }
+        };
+        match outcome {
+            Ok(()) => Ok(child),
+            Err(what) => {
+                let _ = child.kill().await;
+                Err(not_serving(what))
+            }
+        }
+    }
+
+    async fn stop(&self, child: Option<Child>) {
+        ask(&self.control, &self.pipes, "quit").await;
+        let Some(mut child) = child else { return };
+        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_ok() {
+            return;
+        }
+        let pid = child.id().and_then(|p| rustix::process::Pid::from_raw(p as i32));
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
+            let _ = child.kill().await;
+        }
+    }
+}
+
+fn make(path: &Path) -> Result<(), MpsError> {
+    std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700)
+        .create(path)
+        .map_err(|source| MpsError::Folder { path: path.into(), source })
+}
+
+impl PrivateDaemon {
+    /// Start one with its pipes in `pipes` and its logs in `logs`, or take over
+    /// the one that serves there. Must run inside a `LocalSet`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn start(control: &Path, pipes: &Path, logs: &Path) -> Result<Self, MpsError> {
+        let place = Place { control: control.into(), pipes: pipes.into(), logs: logs.into() };
+        make(pipes)?;
+        make(logs)?;
+        let child = match is_serving(control, pipes).await {
+            true => None,
+            false => Some(place.start().await?),
+        };
+        let status = Rc::new(RefCell::new(MpsStatus {
+            pipe_directory: pipes.into(),
+            managed: true,
+            state: "running".into(),
+            restarts: 0,
+            pid: child.as_ref().and_then(Child::id),
+        }));
+        let (stop, stopped) = watch::channel(false);
+        let keeper = tokio::task::spawn_local(keep(place, child, status.clone(), stopped));
+        Ok(PrivateDaemon { status, stop, keeper })
+    }
+
+    /// Its state.
+    pub fn status(&self) -> MpsStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Stop it and wait for its end.
+    pub async fn stop(self) {
+        let _ = self.stop.send(true);
+        let _ = self.keeper.await;
+    }
+}
+
+/// Watch the daemon, start it again when it dies, stop it when asked.
+async fn keep(
+    place: Place,
+    mut child: Option<Child>,
+    status: Rc<RefCell<MpsStatus>>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let mut pause = Duration::from_secs(1);
+    loop {
+        let started = tokio::time::Instant::now();
+        let ended = async {
+            match &mut child {
+                Some(child) => child.wait().await.map_or("it is lost".into(), |s| s.to_string()),
+                // Taken over from another core: no child to wait for.
+                None => loop {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    if !is_serving(&place.control, &place.pipes).await {
+                        break "it no longer answers".into();
+                    }
+                },
+            }
+        };
+        let how: String = tokio::select! {
+            how = ended => how,
+            _ = stopped.wait_for(|s| *s) => return place.stop(child).await,
+        };
+        if started.elapsed() > STEADY {
+            pause = Duration::from_secs(1);
+        }
+        loop {
+            tracing::error!("the MPS daemon died ({how}); its clients lost their GPU contexts");
+            {
+                let mut s = status.borrow_mut();
+                s.state = format!("died ({how}), restarting in {} s", pause.as_secs());
+                s.pid = None;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = stopped.wait_for(|s| *s) => return,
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+            match place.start().await {
+                Ok(new) => {
+                    let mut s = status.borrow_mut();
+                    s.state = "running".into();
+                    s.restarts += 1;
+                    s.pid = new.id();
+                    drop(s);
+                    child = Some(new);
+                    break;
+                }
+                Err(error) => {
+                    tracing::error!("the MPS daemon cannot be started again: {error}");
+                    status.borrow_mut().state = error.to_string();
+                }
+            }
+        }
+    }
+}

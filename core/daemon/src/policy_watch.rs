@@ -1,0 +1,106 @@
+//! Notices that the policy's file, or its configuration, was replaced.
+//!
+//! The folders are watched and not the files: a file that is replaced by a
+//! rename would be watched no longer.
+
+use crate::policy_slot::Source;
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// See the module's documentation.
+pub struct PolicyWatch {
+    watcher: RecommendedWatcher,
+    files: Arc<Mutex<BTreeSet<PathBuf>>>,
+    folders: BTreeSet<PathBuf>,
+    changed: mpsc::Receiver<()>,
+    debounce: Duration,
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+impl PolicyWatch {
+    /// Watch nothing yet.
+    ///
+    /// # Errors
+    /// If the system offers no watching (too few inotify instances, usually).
+    pub fn new(debounce: Duration) -> notify::Result<Self> {
+        let (sender, changed) = mpsc::channel(1);
+        let files = Arc::new(Mutex::new(BTreeSet::<PathBuf>::new()));
+        let watched = files.clone();
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            let Ok(event) = event else { return };
+            if matches!(event.kind, EventKind::Access(_)) {
+                return;
+            }
+            let watched = watched.lock().unwrap_or_else(PoisonError::into_inner);
+            if event.need_rescan() || event.paths.iter().any(|p| watched.contains(p)) {
+                // Full means that one is on its way already.
+                let _ = sender.try_send(());
+            }
+        })?;
+        Ok(PolicyWatch { watcher, files, folders: BTreeSet::new(), changed, debounce })
+    }
+
+    /// Watch this source instead of what was watched before.
+    pub fn follow(&mut self, source: &Source) {
+        let files: BTreeSet<PathBuf> = std::iter::once(&source.file)
+            .chain(&source.config_file)
+            .map(|file| absolute(file))
+            .collect();
+        let folders: BTreeSet<PathBuf> =
+            files.iter().filter_map(|file| file.parent().map(Path::to_path_buf)).collect();
+        *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
+        for old in self.folders.difference(&folders) {
+            let _ = self.watcher.unwatch(old);
+        }
+        for new in folders.difference(&self.folders) {
+            if let Err(error) = self.watcher.watch(new, RecursiveMode::NonRecursive) {
+                tracing::warn!(folder = %new.display(), "cannot be watched, use SIGHUP or `tallyctl policy load`: {error}");
+            }
+        }
+        self.folders = folders;
+    }
+
+    /// Wait until a watched file has changed and been left alone for a while.
+    pub async fn changed(&mut self) {
+        if self.changed.recv().await.is_none() {
+            return std::future::pending().await;
+        }
+        while let Ok(Some(())) = tokio::time::timeout(self.debounce, self.changed.recv()).await {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewriting_and_renaming_over_are_noticed_and_neighbours_are_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("p.wasm");
+        std::fs::write(&file, "1").unwrap();
+        runtime.block_on(async {
+            let mut watch = PolicyWatch::new(Duration::from_millis(20)).unwrap();
+            watch.follow(&Source { file: file.clone(), config_file: None });
+            let long = Duration::from_secs(20);
+            std::fs::write(&file, "2").unwrap();
+            tokio::time::timeout(long, watch.changed()).await.unwrap();
+            for _ in 0..2 {
+                let aside = dir.path().join("aside");
+                std::fs::write(&aside, "3").unwrap();
+                std::fs::rename(&aside, &file).unwrap();
+                tokio::time::timeout(long, watch.changed()).await.unwrap();
+            }
+            std::fs::write(dir.path().join("other"), "x").unwrap();
+            let short = Duration::from_millis(200);
+            assert!(tokio::time::timeout(short, watch.changed()).await.is_err());
+        });
+    }
+}

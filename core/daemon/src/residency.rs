@@ -1,0 +1,164 @@
+//! How clients share the GPU: what was asked for, what is in force, and why.
+
+use crate::config::{Residency as Config, ResidencyMode};
+use crate::error::CoreError;
+use crate::mps::{self, MpsStatus, PrivateDaemon};
+use std::path::{Path, PathBuf};
+use tally_engine::policy::Class;
+use tally_ipc::wire;
+
+/// There is an NVIDIA driver if this exists.
+const DEVICE: &str = "/dev/nvidiactl";
+
+/// What is in force.
+enum InForce {
+    Mps { pipes: PathBuf, private: Option<PrivateDaemon> },
+    Timeslice,
+    None,
+}
+
+/// See the module's documentation.
+pub struct Residency {
+    config: Config,
+    in_force: InForce,
+    reason: String,
+}
+
+/// For `tallyctl status`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct ResidencyStatus {
+    /// As configured.
+    pub asked: &'static str,
+    /// What clients are told.
+    pub in_force: &'static str,
+    /// Why it is that.
+    pub reason: String,
+    /// The MPS daemon, if one is used.
+    pub mps: Option<MpsStatus>,
+}
+
+/// Where another daemon may serve.
+fn shared_pipes(config: &Config) -> PathBuf {
+    config.mps.pipe_directory.clone().unwrap_or_else(|| {
+        std::env::var_os(mps::ENV_PIPE_DIRECTORY)
+            .filter(|d| !d.is_empty())
+            .map_or_else(|| mps::DEFAULT_PIPE_DIRECTORY.into(), PathBuf::from)
+    })
+}
+
+impl Residency {
+    /// Decide, and start what is needed. `folder` is the socket's. Must run
+    /// inside a `LocalSet`.
+    ///
+    /// # Errors
+    /// If MPS is required and cannot be had.
+    pub async fn establish(config: &Config, folder: &Path) -> Result<Self, CoreError> {
+        let pipes = shared_pipes(config);
+        let (in_force, reason) = match config.mode {
+            ResidencyMode::None => (InForce::None, "asked for".to_owned()),
+            ResidencyMode::Timeslice => (InForce::Timeslice, "asked for".to_owned()),
+            ResidencyMode::Auto if !Path::new(DEVICE).exists() => {
+                (InForce::None, format!("no NVIDIA device ({DEVICE} is missing)"))
+            }
+            ResidencyMode::Auto | ResidencyMode::Mps
+                if mps::is_serving(&config.mps.control, &pipes).await =>
+            {
+                let reason = format!("an MPS daemon serves at {}", pipes.display());
+                (InForce::Mps { pipes, private: None }, reason)
+            }
+            ResidencyMode::Auto => {
+                (InForce::Timeslice, format!("no MPS daemon serves at {}", pipes.display()))
+            }
+            ResidencyMode::Mps => Self::private(config, folder, pipes).await?,
+        };
+        tracing::info!(asked = config.mode.as_str(), in_force = name(&in_force), %reason, "residency");
+        Ok(Residency { config: config.clone(), in_force, reason })
+    }
+
+    async fn private(
+        config: &Config,
+        folder: &Path,
+        shared: PathBuf,
+    ) -> Result<(InForce, String), CoreError> {
+        let outcome = if config.mps.manage {
+            let base = std::path::absolute(folder).unwrap_or_else(|_| folder.into()).join("mps");
+            let pipes = config.mps.pipe_directory.clone().unwrap_or_else(|| base.join("pipe"));
+            PrivateDaemon::start(&config.mps.control, &pipes, &base.join("log"))
+                .await
+                .map(|private| (pipes, private))
+                .map_err(|error| error.to_string())
+        } else {
+            Err(format!("none serves at {} and residency.mps.manage is false", shared.display()))
+        };
+        match outcome {
+            Ok((pipes, private)) => Ok((
+                InForce::Mps { pipes, private: Some(private) },
+                "asked for; the core keeps a private MPS daemon".into(),
+            )),
+            Err(why) if config.required => Err(CoreError::Residency(format!("mps: {why}"))),
+            Err(why) => {
+                tracing::warn!("MPS cannot be had, time slices are used instead: {why}");
+                Ok((InForce::Timeslice, format!("mps cannot be had: {why}")))
+            }
+        }
+    }
+
+    /// What a client of this class is told.
+    pub fn for_client(&self, class: Class) -> wire::Residency {
+        match &self.in_force {
+            InForce::None => wire::Residency::Unmanaged,
+            InForce::Timeslice => wire::Residency::TimeSlice {
+                slice_us: match class {
+                    Class::High => self.config.timeslice.high_us,
+                    Class::BestEffort => self.config.timeslice.best_effort_us,
+                },
+            },
+            InForce::Mps { pipes, .. } => wire::Residency::Mps {
+                pipe_directory: pipes.display().to_string(),
+                client_priority: u32::from(
+                    class == Class::BestEffort && self.config.mps.client_priority,
+                ),
+            },
+        }
+    }
+
+    /// Whether clients are expected to be MPS clients.
+    pub fn is_mps(&self) -> bool {
+        matches!(self.in_force, InForce::Mps { .. })
+    }
+
+    /// For people.
+    pub fn status(&self) -> ResidencyStatus {
+        ResidencyStatus {
+            asked: self.config.mode.as_str(),
+            in_force: name(&self.in_force),
+            reason: self.reason.clone(),
+            mps: match &self.in_force {
+                InForce::Mps { private: Some(daemon), .. } => Some(daemon.status()),
+                InForce::Mps { pipes, private: None } => Some(MpsStatus {
+                    pipe_directory: pipes.clone(),
+                    managed: false,
+                    state: "not watched".into(),
+                    restarts: 0,
+                    pid: None,
+                }),
+                _ => None,
+            },
+        }
+    }
+
+    /// Stop what was started.
+    pub async fn end(self) {
+        if let InForce::Mps { private: Some(daemon), .. } = self.in_force {
+            daemon.stop().await;
+        }
+    }
+}
+
+fn name(in_force: &InForce) -> &'static str {
+    match in_force {
+        InForce::Mps { .. } => "mps",
+        InForce::Timeslice => "timeslice",
+        InForce::None => "none",
+    }
+}

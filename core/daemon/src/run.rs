@@ -1,0 +1,180 @@
+//! From a configuration to a serving core, and back to nothing.
+//!
+//! Up: lock, residency, policy, dispatch thread, socket. Down, on SIGTERM,
+//! SIGINT or `tallyctl stop`: no new connections, every launch let go, rings
+//! empty (at most [`DRAIN_MAX`]), MPS daemon stopped, socket removed. A second
+//! signal ends at once.
+
+use crate::admit::Rules;
+use crate::config::Config;
+use crate::control::registry::Registry;
+use crate::control::{self, Plane};
+use crate::dispatch::control::Control;
+use crate::dispatch::{self, Handle, Settings};
+use crate::error::CoreError;
+use crate::loader::{Loader, WasmLoader};
+use crate::policy_slot::{PolicySlot, Trigger};
+use crate::policy_watch::PolicyWatch;
+use crate::residency::Residency;
+use crate::signals::{Asked, Signals};
+use crate::socket::{self, Claim};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tally_engine::EngineConfig;
+use tokio::sync::{Mutex, Notify, oneshot};
+use tokio::task::LocalSet;
+
+/// Longest wait for the rings to empty.
+pub const DRAIN_MAX: Duration = Duration::from_secs(2);
+
+/// Run a core until it is told to stop.
+///
+/// # Errors
+/// Why it could not start, or what ended it.
+pub fn run(config: Config) -> Result<(), CoreError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Registrations that wait for a slow peer, and policies being compiled.
+        .max_blocking_threads(80)
+        .build()
+        .map_err(CoreError::os("tokio"))?;
+    let outcome = LocalSet::new().block_on(&runtime, serve(config));
+    // A peer that never finishes its registration must not keep us.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    outcome
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        spin_ns: config.dispatch.spin_us() * 1_000,
+        pin_cpu: config.dispatch.pin_cpu,
+        completion_poll_ns: config.dispatch.completion_poll_us * 1_000,
+        probe_after_ns: config.dispatch.probe_after_us * 1_000,
+        engine: EngineConfig {
+            window_ns: config.engine.window_us * 1_000,
+            hold_ns_max: config.engine.hold_ms_max * 1_000_000,
+            fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
+            sm_count: 0,
+        },
+    }
+}
+
+async fn serve(config: Config) -> Result<(), CoreError> {
+    let mut signals = Signals::new()?;
+    let path = config.socket.path();
+    let claim = Claim::take(&path)?;
+    let settings = settings(&config);
+    let loader: Arc<dyn Loader> =
+        Arc::new(WasmLoader::new(config.policy.limits.clone()).map_err(CoreError::ConfigValue)?);
+    let (slot, policy) =
+        PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
+    let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
+    let Handle { control, notices, mut ended, pinned } = dispatch::start(settings, policy)?;
+    if pinned != config.dispatch.pin_cpu {
+        tracing::warn!(cpu = config.dispatch.pin_cpu, "the dispatch thread could not be pinned");
+    }
+    let listener = claim.listen(config.socket.mode_bits()?)?;
+    let listener = tokio::net::UnixListener::from_std(listener).map_err(CoreError::os("socket"))?;
+    let in_charge = slot.in_charge();
+    tracing::info!(
+        socket = %path.display(), policy = in_charge.name, digest = in_charge.digest,
+        spin_us = config.dispatch.spin_us(), cpu = pinned, "serving"
+    );
+    let plane = Rc::new(Plane {
+        rules: Rules::new(&config, rustix::process::geteuid().as_raw()),
+        config,
+        control,
+        registry: RefCell::new(Registry::default()),
+        policy: slot,
+        source_changed: Notify::new(),
+        residency: RefCell::new(Some(residency)),
+        stop: Notify::new(),
+        started: Instant::now(),
+        pinned,
+        status_turn: Mutex::new(()),
+        strangers: Cell::new(0),
+    });
+    let accepting = tokio::task::spawn_local(control::accept(plane.clone(), listener));
+    tokio::task::spawn_local(control::heed(plane.clone(), notices));
+    if plane.config.policy.watch {
+        tokio::task::spawn_local(watch(plane.clone()));
+    }
+    let outcome = until_stopped(&plane, &mut signals, &mut ended).await;
+    accepting.abort();
+    let outcome = match outcome {
+        Ok(()) => drain(&plane, &mut signals).await,
+        error => error,
+    };
+    let residency = plane.residency.borrow_mut().take();
+    if let Some(residency) = residency {
+        tokio::select! {
+            () = residency.end() => {}
+            () = second_stop(&mut signals) => {}
+        }
+    }
+    drop(claim);
+    outcome
+}
+
+async fn until_stopped(
+    plane: &Rc<Plane>,
+    signals: &mut Signals,
+    ended: &mut oneshot::Receiver<()>,
+) -> Result<(), CoreError> {
+    loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => return Ok(()),
+                Asked::Reload => {
+                    let plane = plane.clone();
+                    tokio::task::spawn_local(async move { plane.reload(Trigger::Asked).await });
+                }
+            },
+            () = plane.stop.notified() => return Ok(()),
+            _ = &mut *ended => {
+                return Err(CoreError::Dispatch("a panic, see above".into()));
+            }
+        }
+    }
+}
+
+async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
+    tracing::info!("draining: every launch is let go");
+    let drained = plane.control.ask(|done| Control::Drain { within: DRAIN_MAX, done });
+    tokio::select! {
+        drained = drained => match drained {
+            Ok(true) => tracing::info!("drained"),
+            Ok(false) => tracing::warn!("clients went on submitting; stopped anyway"),
+            Err(error) => return Err(CoreError::Dispatch(error.to_string())),
+        },
+        () = second_stop(signals) => tracing::warn!("second signal: ending at once"),
+    }
+    Ok(())
+}
+
+async fn second_stop(signals: &mut Signals) {
+    while signals.next().await != Asked::Stop {}
+}
+
+/// Reload the policy when its file changes.
+async fn watch(plane: Rc<Plane>) {
+    let debounce = Duration::from_millis(plane.config.policy.debounce_ms);
+    let mut watch = match PolicyWatch::new(debounce) {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::warn!("the policy's file is not watched, use SIGHUP: {error}");
+            return;
+        }
+    };
+    loop {
+        if let Some(source) = plane.policy.source() {
+            watch.follow(&source);
+        }
+        tokio::select! {
+            () = watch.changed() => plane.reload(Trigger::Changed).await,
+            () = plane.source_changed.notified() => {}
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The socket's place: one core at a time, nobody else's folder.
+//!
+//! A lock file beside the socket says who serves: the kernel releases the lock
+//! however the core ends, so a socket without a lock is a dead core's and is
+//! replaced.
+
+use crate::error::CoreError;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// The right to serve at a path. Kept until the process ends.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    _lock: File,
+}
+
+fn wrong(path: &Path, message: impl Into<String>) -> CoreError {
+    CoreError::Socket { path: path.into(), message: message.into() }
+}
+
+/// The folder of a socket.
+pub fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    }
+}
+
+impl Claim {
+    /// Claim `path`: make its folder if need be, lock, and take a dead core's
+    /// socket away.
+    ///
+    /// # Errors
+    /// If a live core has it or the place cannot be used.
+    pub fn take(path: &Path) -> Result<Claim, CoreError> {
+        // The kernel's limit for the address of a Unix socket.
+        if path.as_os_str().len() > 107 {
+            return Err(wrong(path, "the path is longer than 107 bytes: choose a shorter one"));
+        }
+        make_folder(path)?;
+        let lock_path = path.with_added_extension("lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+            .open(&lock_path)
+            .map_err(|e| wrong(path, format!("lock file {}: {e}", lock_path.display())))?;
+        if lock.try_lock().is_err() {
+            let mut text = String::new();
+            let _ = lock.read_to_string(&mut text);
+            return Err(CoreError::InUse { path: path.into(), pid: text.trim().parse().ok() });
+        }
+        match std::fs::symlink_metadata(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(wrong(path, e.to_string())),
+            Ok(m) if !m.file_type().is_socket() => {
+                return Err(wrong(path, "there is something else than a socket: remove it"));
+            }
+            // Served without our lock: not a core of this kind, but alive.
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(CoreError::InUse { path: path.into(), pid: None });
+            }
+            Ok(_) => std::fs::remove_file(path).map_err(|e| wrong(path, e.to_string()))?,
+        }
+        let _ = lock.set_len(0);
+        let _ = lock.rewind();
+        let _ = writeln!(lock, "{}", std::process::id());
+        Ok(Claim { path: path.into(), _lock: lock })
+    }
+
+    /// Listen, with these permissions from the first moment on.
+    ///
+    /// # Errors
+    /// The system call's.
+    pub fn listen(&self, mode: u32) -> Result<UnixListener, CoreError> {
+        let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+        let bound = UnixListener::bind(&self.path);
+        rustix::process::umask(before);
+        let listener = bound.map_err(|e| wrong(&self.path, e.to_string()))?;
+        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
+            .and_then(|()| listener.set_nonblocking(true))
+            .map_err(|e| wrong(&self.path, e.to_string()))?;
+        Ok(listener)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // The lock file stays: removing it would let two cores lock two files
+        // of one name.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn make_folder(path: &Path) -> Result<(), CoreError> {
+    let folder = folder(path);
+    match std::fs::metadata(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|e| wrong(path, format!("its folder cannot be made: {e}"))),
+        Err(e) => Err(wrong(path, format!("its folder: {e}"))),
+        Ok(m) if !m.is_dir() => Err(wrong(path, "its folder is a file")),
+        Ok(m) => {
+            // Somebody else's folder, or one where anybody can swap the socket
+            // for another, would hand clients to a stranger.
+            let own = rustix::process::geteuid().as_raw();
+            let sticky = m.mode() & 0o1000 != 0;
+            if m.uid() != own && m.uid() != 0 {
+                return Err(wrong(
+                    path,
+                    format!("its folder belongs to user {}: remove it or use --socket", m.uid()),
+                ));
+            }
+            if m.mode() & 0o022 != 0 && !sticky {
+                return Err(wrong(path, "its folder can be written by others: chmod go-w it"));
+            }
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_core_at_a_time_and_a_dead_cores_socket_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/core.sock");
+        let claim = Claim::take(&path).unwrap();
+        let listener = claim.listen(0o600).unwrap();
+        assert_eq!(std::fs::metadata(dir.path().join("a/b")).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let error = Claim::take(&path).unwrap_err();
+        assert!(
+            matches!(error, CoreError::InUse { pid: Some(p), .. } if p == std::process::id()),
+            "{error}"
+        );
+        drop((listener, claim));
+        assert!(!path.exists());
+        // A core killed by SIGKILL leaves its socket.
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let claim = Claim::take(&path).unwrap();
+        claim.listen(0o660).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+    }
+
+    #[test]
+    fn what_is_not_a_dead_cores_socket_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("core.sock");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Claim::take(&path).unwrap_err().to_string().contains("remove it"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        let _foreign = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Claim::take(&path), Err(CoreError::InUse { pid: None, .. })));
+        let shared = dir.path().join("shared");
+        std::fs::create_dir(&shared).unwrap();
+        std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Claim::take(&shared.join("s")).unwrap_err().to_string().contains("chmod"));
+        let long = dir.path().join("x".repeat(120));
+        assert!(Claim::take(&long).unwrap_err().to_string().contains("107"));
+    }
+}

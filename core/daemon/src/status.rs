@@ -1,0 +1,512 @@
+//! What `tallyctl status --json` shows: the stable schema, version 1.
+//!
+//! Fields are only added within a version; readers must ignore those they do
+//! not know. Units end the names: `_us`, `_ms`, `_s`, `_ns`. Counts rise
+//! monotonically from the client's registration (or the core's start).
+
+use crate::dispatch::latency::Quantiles;
+use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
+use crate::policy_slot::{LoadFailure, Source};
+use crate::residency::ResidencyStatus;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use tally_engine::policy::FaultKind;
+use tally_ipc::layout::report_state;
+
+/// Version of this schema.
+pub const SCHEMA: u32 = 1;
+
+/// The whole.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The daemon.
+    pub core: CoreStatus,
+    /// How clients share the GPU.
+    pub residency: ResidencyStatus,
+    /// The policy in charge.
+    pub policy: PolicyReport,
+    /// From submission seen by the core to answered: launches answered at once.
+    pub decision_latency: Quantiles,
+    /// The same for launches that were held or found their window full.
+    pub held_latency: Quantiles,
+    /// High-priority work is on the GPU now.
+    pub high_priority_busy: bool,
+    /// Connected clients.
+    pub clients: Vec<ClientStatus>,
+    /// The last clients that left, newest first; at most 64.
+    pub departed: Vec<Departed>,
+    /// Kernels by measured GPU time, most first.
+    pub kernels: Vec<KernelStatus>,
+    /// Kernels (name, image, grid, block) known in all.
+    pub kernels_known: u32,
+}
+
+/// The daemon.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoreStatus {
+    /// Its release.
+    pub version: &'static str,
+    /// Version of the shared-memory protocol.
+    pub protocol: u32,
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Since it started, s.
+    pub uptime_s: f64,
+    /// The dispatch thread spins so long before it sleeps, us.
+    pub spin_us: u64,
+    /// The CPU that the dispatch thread was to run on.
+    pub pin_cpu_asked: Option<u32>,
+    /// The CPU that it does run on; `null` if it is free.
+    pub pinned_cpu: Option<u32>,
+    /// Times the dispatch thread slept.
+    pub parks: u64,
+    /// Where it listens.
+    pub socket: String,
+}
+
+/// The policy in charge.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicyReport {
+    /// Its file and configuration; `null`: the built-in rule serves.
+    pub source: Option<Source>,
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its file.
+    pub digest: String,
+    /// Rises with each policy put in charge.
+    pub generation: u64,
+    /// Seconds since the epoch.
+    pub loaded_at_unix_s: u64,
+    /// How long loading took, ms.
+    pub load_ms: f64,
+    /// Calls of `decide`, all policies of this run of the core.
+    pub decides: u64,
+    /// Calls of `on-event`, likewise.
+    pub events: u64,
+    /// Launches decided by the built-in rule because the policy failed.
+    pub fallbacks: u64,
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `disabled`),
+    /// likewise.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// `faults.trap`, for alerts.
+    pub traps: u64,
+    /// `faults.overrun`, for alerts.
+    pub overruns: u64,
+    /// The last lost turn's message.
+    pub last_fault: Option<String>,
+    /// Switched off after too many faults; the built-in rule serves.
+    pub disabled: bool,
+    /// Times it was started anew after a fault.
+    pub respawns: u64,
+    /// Its own counters.
+    pub counters: BTreeMap<String, u64>,
+    /// Its own gauges.
+    pub gauges: BTreeMap<String, i64>,
+    /// Log lines of it that were dropped for coming too fast.
+    pub log_dropped: u64,
+    /// Loads that failed since the core started.
+    pub load_failures: u64,
+    /// The last failed load since a policy was put in charge.
+    pub last_load_error: Option<LoadFailure>,
+}
+
+impl PolicyReport {
+    /// Put together.
+    pub fn new(
+        in_charge: crate::policy_slot::InCharge,
+        last_load_error: Option<LoadFailure>,
+        load_failures: u64,
+        s: &Snapshot,
+    ) -> Self {
+        let kinds = [
+            ("trap", FaultKind::Trap),
+            ("overrun", FaultKind::Overrun),
+            ("memory", FaultKind::Memory),
+            ("nonsense", FaultKind::Nonsense),
+            ("disabled", FaultKind::Disabled),
+        ];
+        let faults: BTreeMap<_, _> = kinds
+            .iter()
+            .map(|(name, kind)| (*name, s.policy.faults.get(kind).copied().unwrap_or(0)))
+            .collect();
+        let figures = s.figures.clone();
+        PolicyReport {
+            source: in_charge.source,
+            name: in_charge.name,
+            digest: in_charge.digest,
+            generation: in_charge.generation,
+            loaded_at_unix_s: in_charge.loaded_at_unix_s,
+            load_ms: in_charge.load_ms,
+            decides: s.policy.decides,
+            events: s.policy.events,
+            fallbacks: s.policy.fallbacks,
+            traps: faults["trap"],
+            overruns: faults["overrun"],
+            faults,
+            last_fault: s.policy.last_fault.as_ref().map(ToString::to_string),
+            disabled: figures.as_ref().is_some_and(|f| f.disabled),
+            respawns: figures.as_ref().map_or(0, |f| f.respawns),
+            log_dropped: figures.as_ref().map_or(0, |f| f.log_dropped),
+            counters: figures.as_ref().map(|f| f.counters.clone()).unwrap_or_default(),
+            gauges: figures.map(|f| f.gauges).unwrap_or_default(),
+            load_failures,
+            last_load_error,
+        }
+    }
+}
+
+/// Who a client is; known at registration.
+#[derive(Clone, Debug, Serialize)]
+pub struct Identity {
+    /// Its id; never used again in this run of the core.
+    pub id: u32,
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// `high` or `best-effort`.
+    pub class: &'static str,
+    /// Why it is not what it asked to be; empty otherwise.
+    pub class_reason: String,
+}
+
+/// A connected client.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClientStatus {
+    /// Who.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Since it registered, s.
+    pub connected_s: f64,
+    /// Whether its launches are governed.
+    pub governed: bool,
+    /// Why not; empty if they are.
+    pub not_governed_reason: String,
+    /// Launches so far, all doors.
+    pub launches: u64,
+    /// By door: `kernel`, `kernel_ex`, `cooperative`, `graph`.
+    pub launches_by_door: BTreeMap<&'static str, u64>,
+    /// Kernel nodes of the graphs launched.
+    pub graph_kernels: u64,
+    /// Launches recorded into a capture and not run.
+    pub captured: u64,
+    /// Launches the driver refused.
+    pub failed: u64,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+    /// `cuLaunchHostFunc` calls.
+    pub host_func: u64,
+    /// Launches on streams beyond those tracked.
+    pub stream_overflow: u64,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// Launches waiting for a decision now.
+    pub waiting: u64,
+    /// Time launches waited, by the core's account, ms.
+    pub waited_ms: f64,
+    /// The same by the client's threads' account, ms.
+    pub waited_client_ms: f64,
+    /// GPU time, ms. Best-effort: measured; high priority: time it was busy.
+    pub gpu_ms: f64,
+    /// High priority: it has work on the GPU now.
+    pub busy: bool,
+    /// Launches let go and not done.
+    pub in_flight: u64,
+    /// Their predicted GPU time, us.
+    pub in_flight_us: f64,
+    /// Its in-flight window, us.
+    pub window_us: f64,
+    /// Its launches are not decided.
+    pub standing_grant: bool,
+    /// How far the mechanisms got in its process.
+    pub report: Report,
+    /// Tickets taken and never published, passed over after 1 s.
+    pub tickets_skipped: u64,
+    /// Tickets given up by their owner.
+    pub tickets_abandoned: u64,
+}
+
+/// What was decided for a client's launches.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Decisions {
+    /// Submitted for a decision, leased ones included.
+    pub submitted: u64,
+    /// Run as they are.
+    pub run: u64,
+    /// Started under a lease.
+    pub leased: u64,
+    /// `hold` answers.
+    pub held: u64,
+    /// Launches held at least once.
+    pub launches_held: u64,
+    /// Waits for room in the window.
+    pub window_full: u64,
+    /// Run as slices.
+    pub sliced: u64,
+    /// Run preemptibly.
+    pub preemptible: u64,
+    /// Run on a subset of the SMs.
+    pub partitioned: u64,
+    /// Run whole because the form decided was not on offer, or could not be done.
+    pub degraded: u64,
+    /// Decided by the built-in rule because the policy failed.
+    pub fallback: u64,
+    /// Seen done.
+    pub completed: u64,
+}
+
+impl Decisions {
+    fn new(n: &ClientNumbers) -> Self {
+        let s = &n.stats;
+        Decisions {
+            submitted: s.submitted,
+            run: s.run,
+            leased: s.leased,
+            held: s.held,
+            launches_held: s.launches_held,
+            window_full: s.window_full,
+            sliced: s.sliced,
+            preemptible: s.preemptible,
+            partitioned: s.partitioned,
+            degraded: s.degraded.saturating_add(n.shim.degraded),
+            fallback: s.fallback,
+            completed: s.completed,
+        }
+    }
+}
+
+/// The words of the shim's report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Hardware time slice: `pending`, `active`, `failed`, `unused`.
+    pub time_slice: &'static str,
+    /// Channel groups whose time slice was set.
+    pub time_slice_groups: u32,
+    /// NVIDIA status or errno of the last failure to set one; 0 if none.
+    pub time_slice_error: u32,
+    /// Completion tracking: `pending`, `active`, `failed`, `fallback` (launches
+    /// are waited for one by one).
+    pub completion: &'static str,
+    /// CUDA result of a failure to set it up; 0 if none.
+    pub completion_error: u32,
+    /// `as asked`, `not an MPS client` (it set its GPU up before it registered,
+    /// or the daemon is gone), `an MPS client though not asked`, `unknown`.
+    pub mps: &'static str,
+    /// SMs of its device; 0 before its first launch.
+    pub sm_count: u32,
+    /// CUDA driver version; 0 before `cuInit`.
+    pub driver_version: u32,
+    /// UUID of its device; empty before its first launch.
+    pub device_uuid: String,
+}
+
+fn state_name(word: u32) -> &'static str {
+    match word {
+        report_state::PENDING => "pending",
+        report_state::ACTIVE => "active",
+        report_state::FAILED => "failed",
+        report_state::UNUSED => "unused",
+        report_state::FALLBACK => "fallback",
+        _ => "invalid",
+    }
+}
+
+impl Report {
+    fn new(r: &ReportWords, mps_asked: bool) -> Self {
+        Report {
+            time_slice: state_name(r.time_slice),
+            time_slice_groups: r.time_slice_groups,
+            time_slice_error: r.time_slice_error,
+            completion: state_name(r.completion),
+            completion_error: r.completion_error,
+            mps: match (r.mps_client, mps_asked) {
+                (1, true) | (2, false) => "as asked",
+                (2, true) => "not an MPS client",
+                (1, false) => "an MPS client though not asked",
+                _ => "unknown",
+            },
+            sm_count: r.sm_count,
+            driver_version: r.driver_version,
+            device_uuid: uuid(r.device_uuid),
+        }
+    }
+}
+
+fn uuid(words: [u64; 2]) -> String {
+    if words == [0, 0] {
+        return String::new();
+    }
+    let mut text = String::from("GPU-");
+    for (i, byte) in words.iter().flat_map(|w| w.to_le_bytes()).enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+fn governed(r: &ReportWords) -> (bool, String) {
+    let why = match r.governed {
+        report_state::ACTIVE => return (true, String::new()),
+        report_state::PENDING => "it has not launched anything yet",
+        report_state::FAILED => "its shim could not take over the driver's launch functions",
+        report_state::UNUSED => "its shim was told not to",
+        report_state::FALLBACK => "its shim waits for each launch: completions cannot be tracked",
+        _ => "its shim reports an unknown state",
+    };
+    (r.governed == report_state::FALLBACK, why.into())
+}
+
+fn gpu_ns(class: &str, n: &ClientNumbers) -> u64 {
+    if class == "high" { n.shim.busy_total_ns } else { n.stats.gpu_ns }
+}
+
+fn doors(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
+    [
+        ("kernel", s.launch_kernel),
+        ("kernel_ex", s.launch_kernel_ex),
+        ("cooperative", s.launch_cooperative),
+        ("graph", s.graph_launch),
+    ]
+    .into()
+}
+
+impl ClientStatus {
+    /// Put together.
+    pub fn new(identity: Identity, connected_s: f64, n: &ClientNumbers, mps_asked: bool) -> Self {
+        let (governed, not_governed_reason) = governed(&n.report);
+        ClientStatus {
+            connected_s,
+            governed,
+            not_governed_reason,
+            launches: n.shim.launches,
+            launches_by_door: doors(&n.shim),
+            graph_kernels: n.shim.graph_kernels,
+            captured: n.shim.captured,
+            failed: n.shim.failed,
+            unscheduled: n.shim.unscheduled,
+            host_func: n.shim.host_func,
+            stream_overflow: n.shim.stream_overflow,
+            decisions: Decisions::new(n),
+            waiting: n.state.waiting,
+            waited_ms: n.stats.waited_ns as f64 / 1e6,
+            waited_client_ms: n.shim.waited_ns as f64 / 1e6,
+            gpu_ms: gpu_ns(identity.class, n) as f64 / 1e6,
+            busy: n.shim.busy && identity.class == "high",
+            in_flight: n.state.in_flight,
+            in_flight_us: n.state.in_flight_ns as f64 / 1e3,
+            window_us: n.state.window_ns as f64 / 1e3,
+            standing_grant: n.state.standing_grant,
+            report: Report::new(&n.report, mps_asked),
+            tickets_skipped: n.oddities.skipped,
+            tickets_abandoned: n.oddities.abandoned,
+            identity,
+        }
+    }
+}
+
+/// A client that left.
+#[derive(Clone, Debug, Serialize)]
+pub struct Departed {
+    /// Who it was.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// How long it was connected, s.
+    pub connected_s: f64,
+    /// How it left.
+    pub reason: String,
+    /// Launches, all doors.
+    pub launches: u64,
+    /// By door.
+    pub launches_by_door: BTreeMap<&'static str, u64>,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// GPU time, ms.
+    pub gpu_ms: f64,
+}
+
+impl Departed {
+    /// Put together; `n` is missing if the dispatch thread dropped it itself.
+    pub fn new(
+        identity: Identity,
+        connected_s: f64,
+        reason: String,
+        n: Option<&ClientNumbers>,
+    ) -> Self {
+        Departed {
+            connected_s,
+            reason,
+            launches: n.map_or(0, |n| n.shim.launches),
+            launches_by_door: n.map(|n| doors(&n.shim)).unwrap_or_default(),
+            decisions: n.map(Decisions::new).unwrap_or_default(),
+            unscheduled: n.map_or(0, |n| n.shim.unscheduled),
+            waited_ms: n.map_or(0.0, |n| n.stats.waited_ns as f64 / 1e6),
+            gpu_ms: n.map_or(0.0, |n| gpu_ns(identity.class, n) as f64 / 1e6),
+            identity,
+        }
+    }
+}
+
+/// A kernel's measured times.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelStatus {
+    /// Symbol name; `graph:<nodes>` for a graph.
+    pub name: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Launches measured (not all are).
+    pub measured: u64,
+    /// Mean GPU time, us.
+    pub mean_us: f64,
+    /// 99th percentile of the recent ones, us.
+    pub p99_us: f64,
+}
+
+impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
+    fn from(k: crate::dispatch::snapshot::KernelNumbers) -> Self {
+        KernelStatus {
+            name: k.name,
+            grid: k.grid,
+            block: k.block,
+            measured: k.count,
+            mean_us: k.mean_ns as f64 / 1e3,
+            p99_us: k.p99_ns as f64 / 1e3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_as_nvidia_smi_does() {
+        let words = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
+        assert_eq!(uuid(words), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+        assert_eq!(uuid([0, 0]), "");
+    }
+
+    #[test]
+    fn not_being_governed_has_a_reason() {
+        for word in 0..=9 {
+            let (yes, why) = governed(&ReportWords { governed: word, ..ReportWords::default() });
+            assert_eq!(why.is_empty(), word == report_state::ACTIVE);
+            assert!(!yes || word == report_state::ACTIVE || word == report_state::FALLBACK);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Admin requests, start-up errors and policy reloads.
+
+mod common;
+
+use common::{BUILT_IN, Client, Core, admin, eventually, policy};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use tally_ipc::ring::Answer;
+
+#[test]
+fn wrong_requests_are_named() {
+    let core = Core::start(BUILT_IN, &[]);
+    for (request, word) in [
+        (json!({"cmd": "dance"}), "dance"),
+        (json!({"cmd": "status", "colour": 1}), "colour"),
+        (json!({"cmd": "policy_load"}), "path"),
+        (json!({"cmd": "policy_load", "path": "relative.wasm"}), "relative"),
+        (json!({}), "cmd"),
+    ] {
+        let (code, message) = core.refused(request);
+        assert_eq!(code, "bad_request");
+        assert!(message.contains(word), "{message}");
+    }
+    let mut stream = UnixStream::connect(&core.socket).unwrap();
+    stream.write_all(b"{not json\n{\"cmd\":\"policy_show\"}\n").unwrap();
+    let mut lines = BufReader::new(stream).lines();
+    assert!(lines.next().unwrap().unwrap().contains("bad_request"));
+    assert!(lines.next().unwrap().unwrap().contains("built-in"), "the connection goes on");
+    let mut stream = UnixStream::connect(&core.socket).unwrap();
+    let _ = stream.write_all(&[b'{'; 100_000]);
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    assert!(answer.is_empty() || answer.contains("at most"), "{answer}");
+    core.status();
+}
+
+#[test]
+fn only_admins_change_things() {
+    // The rules are the core's; only root can play another user here.
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root to act as another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let open = |p: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(p, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    open(dir.path());
+    let config = format!("{BUILT_IN}[socket]\nmode = \"0666\"\n");
+    let core = Core::start_in(dir, &config, &[]);
+    open(&core.dir.path().join("run"));
+    // Credentials belong to the thread, and SO_PEERCRED tells the connecting one's.
+    let ask_as_nobody = |request: &str| -> Value {
+        let (socket, request) = (core.socket.clone(), serde_json::from_str(request).unwrap());
+        let nobody = rustix::process::Uid::from_raw(65_534);
+        std::thread::spawn(move || {
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            admin(&socket, &request).unwrap()
+        })
+        .join()
+        .unwrap()
+    };
+    for request in [r#"{"cmd":"stop"}"#, r#"{"cmd":"policy_load","path":"/x"}"#] {
+        let answer = ask_as_nobody(request);
+        assert_eq!(answer["error"]["code"], "denied", "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("65534"));
+    }
+    assert!(ask_as_nobody(r#"{"cmd":"status"}"#)["ok"].is_object());
+}
+
+#[test]
+fn what_cannot_start_says_why_with_its_exit_code() {
+    let run = |config: &str, args: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let status = Core::command(dir.path(), config, args).status().unwrap();
+        (status.code().unwrap(), std::fs::read_to_string(dir.path().join("log")).unwrap())
+    };
+    let (code, log) = run("[socket]\nmodus = 1\n", &[]);
+    assert!(code == 2 && log.contains("modus"), "{code} {log}");
+    let (code, log) = run("", &["--no-such-flag"]);
+    assert!(code == 2 && log.contains("no-such-flag"), "{code} {log}");
+    let (code, log) = run("", &["--policy", "/nonexistent/p.wasm"]);
+    assert!(code == 3 && log.contains("/nonexistent/p.wasm"), "{code} {log}");
+    let required = format!(
+        "{BUILT_IN}[residency]\nmode = \"mps\"\nrequired = true\n\
+         [residency.mps]\ncontrol = \"/nonexistent/mps\"\n"
+    );
+    let (code, log) = run(&required, &[]);
+    assert!(code == 1 && log.contains("/nonexistent/mps"), "{code} {log}");
+    let (code, log) = run(
+        &required.replace("mode = \"mps\"\nrequired = true", "mode = \"auto\""),
+        &["--pin-cpu", "100000"],
+    );
+    assert!(code == 2 && log.contains("pin_cpu"), "{code} {log}");
+}
+
+#[test]
+fn mps_that_cannot_be_had_falls_back_and_status_says_so() {
+    let config = format!(
+        "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = \"/nonexistent/mps\"\n"
+    );
+    let core = Core::start(&config, &[]);
+    let status = core.status();
+    assert_eq!(status["residency"]["asked"], "mps");
+    assert_eq!(status["residency"]["in_force"], "timeslice");
+    assert!(status["residency"]["reason"].as_str().unwrap().contains("/nonexistent/mps"));
+}
+
+/// Stands in for `nvidia-cuda-mps-control`.
+const FAKE_MPS: &str = r#"#!/bin/sh
+dir="$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$1" = "-f" ]; then
+  echo $$ > "$dir/control"
+  trap 'rm -f "$dir/control"; exit 0' TERM
+  while [ -e "$dir/control" ]; do sleep 0.05; done
+  exit 0
+fi
+read line
+[ -e "$dir/control" ] || exit 1
+echo "$line" >> "$dir/asked"
+[ "$line" = quit ] && rm -f "$dir/control"
+exit 0
+"#;
+
+#[test]
+fn a_private_mps_daemon_is_started_watched_and_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = dir.path().join("fake-mps");
+    std::fs::write(&fake, FAKE_MPS).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&fake, mode).unwrap();
+    let config = format!(
+        "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {:?}\n",
+        fake.display().to_string()
+    );
+    let mut core = Core::start_in(dir, &config, &[]);
+    let mps = core.status()["residency"]["mps"].clone();
+    assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));
+    let pipes = core.dir.path().join("run/mps/pipe");
+    let client = Client::best_effort(&core, "x");
+    assert_eq!(
+        client.welcome.residency,
+        tally_ipc::wire::Residency::Mps {
+            pipe_directory: pipes.display().to_string(),
+            client_priority: 1
+        }
+    );
+    // It dies: started again.
+    let pid = mps["pid"].as_u64().unwrap() as i32;
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    eventually("it is started again", || {
+        let mps = core.status()["residency"]["mps"].clone();
+        mps["restarts"] == 1 && mps["state"] == "running"
+    });
+    core.signal(Signal::TERM);
+    assert_eq!(core.wait().code(), Some(0));
+    assert!(std::fs::read_to_string(pipes.join("asked")).unwrap().contains("quit"));
+    assert!(!pipes.join("control").exists(), "stopped");
+}
+
+#[test]
+fn a_reload_under_load_loses_no_launch() {
+    let (one, two) = (policy("fifo"), policy("tally-priority"));
+    let core = Core::start("", &["--policy", one.to_str().unwrap()]);
+    let stop = AtomicBool::new(false);
+    let (launched, generations) = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut client = Client::best_effort(&core, "load");
+            let mut launched = 0u64;
+            while launched < 10_000 || !stop.load(SeqCst) {
+                assert_eq!(client.launch(), Answer::Whole);
+                launched += 1;
+            }
+            // A lease's last launches may be in the ring still.
+            eventually("all are seen done", || {
+                let shown = core.client(client.id()).unwrap();
+                shown["decisions"]["completed"] == launched
+            });
+            launched
+        });
+        let mut generations = Vec::new();
+        for i in 0..20 {
+            let path = if i % 2 == 0 { &two } else { &one };
+            let loaded = core.ask(json!({"cmd": "policy_load", "path": path}));
+            generations.push(loaded["generation"].as_u64().unwrap());
+        }
+        stop.store(true, SeqCst);
+        (load.join().unwrap(), generations)
+    });
+    assert!(launched >= 10_000);
+    assert_eq!(generations, (2..=21).collect::<Vec<_>>());
+    let status = core.status();
+    assert_eq!(status["policy"]["fallbacks"], 0);
+    assert_eq!(status["policy"]["name"], "fifo");
+}
+
+#[test]
+fn a_broken_file_never_replaces_the_policy_and_a_good_one_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("policy.wasm");
+    std::fs::copy(policy("fifo"), &file).unwrap();
+    let mut core =
+        Core::start("[policy]\ndebounce_ms = 20\n", &["--policy", file.to_str().unwrap()]);
+    let shown = |core: &Core| core.ask(json!({"cmd": "policy_show"}));
+    let first = shown(&core);
+    assert_eq!(first["generation"], 1);
+    let replace = |bytes: &[u8]| {
+        let aside = dir.path().join("aside");
+        std::fs::write(&aside, bytes).unwrap();
+        std::fs::rename(&aside, &file).unwrap();
+    };
+    replace(b"\0asm nonsense");
+    eventually("the failure is shown", || shown(&core)["last_load_error"].is_object());
+    assert_eq!(shown(&core)["digest"], first["digest"]);
+    let (code, message) = core.refused(json!({"cmd": "policy_load", "path": file}));
+    assert_eq!(code, "policy_refused");
+    assert!(message.contains("policy.wasm"), "{message}");
+    Client::best_effort(&core, "x").launch();
+    // A good one by rename, then the same again by SIGHUP.
+    replace(&std::fs::read(policy("tally-priority")).unwrap());
+    eventually("the new one is in charge", || shown(&core)["generation"] == 2);
+    assert_ne!(shown(&core)["digest"], first["digest"]);
+    assert_eq!(shown(&core)["last_load_error"], json!(null));
+    assert!(shown(&core)["load_failures"].as_u64().unwrap() >= 2);
+    core.signal(Signal::HUP);
+    eventually("loaded again", || shown(&core)["generation"] == 3);
+    core.signal(Signal::TERM);
+    assert_eq!(core.wait().code(), Some(0));
+    assert!(admin(&core.socket, &json!({"cmd": "status"})).is_none());
+}
+
+#[test]
+fn a_policys_configuration_reaches_it_and_a_wrong_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, bad) = (dir.path().join("good.toml"), dir.path().join("bad.toml"));
+    std::fs::write(&good, "quiet_us = 250\n").unwrap();
+    std::fs::write(&bad, "quiet_us = \"soon\"\n").unwrap();
+    let wasm = policy("tally-priority");
+    let core = Core::start(
+        "",
+        &["--policy", wasm.to_str().unwrap(), "--policy-config", good.to_str().unwrap()],
+    );
+    let (code, message) = core.refused(json!({"cmd": "policy_load", "path": wasm, "config": bad}));
+    assert_eq!(code, "policy_refused");
+    assert!(message.contains("quiet_us"), "{message}");
+    let shown = core.ask(json!({"cmd": "policy_show"}));
+    assert_eq!(shown["source"]["config_file"], json!(good));
+}

@@ -1,0 +1,378 @@
+//! Admission, decisions by activity, and clients that misbehave or die.
+
+mod common;
+
+use common::{BUILT_IN, Client, Core, eventually, hello, scribble};
+use rustix::fd::AsFd;
+use rustix::process::Signal;
+use serde_json::json;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use tally_ipc::ring::{self, Answer};
+use tally_ipc::wire::{self, Residency, Welcome, WireError};
+
+#[test]
+fn clients_are_admitted_as_the_rules_say() {
+    let core = Core::start(BUILT_IN, &["--residency", "timeslice"]);
+    let high = Client::high(&core, "server");
+    let low = Client::best_effort(&core, "train\x1b[31m");
+    assert_eq!(high.core.granted.ticket.load(SeqCst), u64::MAX);
+    assert_eq!(low.core.granted.ticket.load(SeqCst), 0);
+    assert_eq!(high.welcome.residency, Residency::TimeSlice { slice_us: 10_000 });
+    assert_eq!(low.welcome.residency, Residency::TimeSlice { slice_us: 50 });
+    assert_ne!(high.id(), low.id());
+    let shown = core.client(low.id()).unwrap();
+    assert_eq!(shown["name"], "train?[31m");
+    assert_eq!(shown["labels"]["test"], "1");
+    assert_eq!(shown["pid"], std::process::id());
+    assert_eq!(core.client(high.id()).unwrap()["standing_grant"], true);
+    let status = core.status();
+    assert_eq!(
+        (&status["schema"], &status["residency"]["in_force"]),
+        (&json!(1), &json!("timeslice"))
+    );
+    assert_eq!(status["policy"]["source"], json!(null));
+    assert!(
+        status["policy"]["last_load_error"]["message"].as_str().unwrap().contains("nonexistent")
+    );
+}
+
+#[test]
+fn who_may_not_be_high_priority_is_told_why() {
+    let config = format!("{BUILT_IN}[high_priority]\nuids = [4294967294]\n");
+    let core = Core::start(&config, &[]);
+    let client = Client::register(&core.socket, &hello("server", true)).unwrap();
+    assert!(!client.welcome.high_priority);
+    assert!(client.welcome.class_reason.contains("high_priority.uids"));
+    let shown = core.client(client.id()).unwrap();
+    assert_eq!(shown["class"], "best-effort");
+    assert_eq!(shown["class_reason"], client.welcome.class_reason);
+}
+
+#[test]
+fn a_full_core_refuses_with_the_reason_and_admits_again() {
+    let core = Core::start(&format!("{BUILT_IN}[admission]\nclients_max = 2\n"), &[]);
+    let _a = Client::best_effort(&core, "a");
+    let b = Client::best_effort(&core, "b");
+    match Client::register(&core.socket, &hello("c", false)) {
+        Err(WireError::Refused(why)) => assert!(why.contains("clients_max"), "{why}"),
+        other => panic!("{:?}", other.map(|c| c.welcome)),
+    }
+    let id = b.id();
+    drop(b);
+    eventually("b is gone", || core.client(id).is_none());
+    Client::best_effort(&core, "c");
+}
+
+#[test]
+fn bad_registrations_cost_only_their_own_connection() {
+    let core = Core::start(&format!("{BUILT_IN}[admission]\nhello_timeout_ms = 200\n"), &[]);
+    let mut good = Client::best_effort(&core, "good");
+    let refusal = |bytes: &[u8], fds: &[rustix::fd::BorrowedFd<'_>]| -> String {
+        let stream = UnixStream::connect(&core.socket).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        let sent = if fds.is_empty() {
+            (&stream).write_all(bytes).map_err(|e| e.to_string())
+        } else {
+            wire::send(stream.as_fd(), bytes, fds).map_err(|e| e.to_string())
+        };
+        sent.unwrap();
+        match wire::receive(stream.as_fd()).map(|(p, _)| Welcome::decode(&p)) {
+            Ok(Err(WireError::Refused(why))) => why,
+            Err(WireError::Closed) => "closed".into(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64).unwrap();
+    let hello = hello("x", false).encode();
+    let mut other_version = wire::frame(&hello);
+    other_version[8] = 77;
+    let mut huge = wire::frame(&hello);
+    huge[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(refusal(b"GET / HTTP/1.1\r\n\r\n", &[]).contains("not a Tally registration"));
+    assert!(refusal(&other_version, &[]).contains("version 77"));
+    assert!(refusal(&huge, &[]).contains("too long"));
+    assert!(refusal(&wire::frame(&hello), &[]).contains("one descriptor"));
+    assert!(refusal(&wire::frame(&[9; 40]), &[]).contains("malformed"));
+    // Half a frame, then silence; and nothing at all.
+    for part in [&wire::frame(&hello)[..20], b"T"] {
+        let why = refusal(part, &[]);
+        assert!(why == "closed" || why.contains("registration"), "{why}");
+    }
+    // A file that is no region, and a region that could be shrunk under us.
+    let why = refusal(&hello, &[file.as_fd()]);
+    assert!(why.contains("shared region"), "{why}");
+    let (region, _mapped) = tally_ipc::map::create_client().unwrap();
+    let why = refusal(&hello, &[region.as_fd(), region.as_fd()]);
+    assert!(why.contains("one descriptor"), "{why}");
+    assert_eq!(good.launch(), Answer::Whole);
+    assert_eq!(core.status()["clients"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn best_effort_waits_while_high_priority_is_busy_and_goes_on_after() {
+    for spin in ["0", "200"] {
+        let core = Core::start(BUILT_IN, &["--spin-us", spin]);
+        let high = Client::high(&core, "server");
+        let mut low = Client::best_effort(&core, "train");
+        assert_eq!(low.launch(), Answer::Whole);
+        high.set_busy(true);
+        eventually("the core knows", || core.status()["high_priority_busy"] == true);
+        let (ticket, completion) = low.submit();
+        assert!(low.stays_held(ticket));
+        let shown = core.client(low.id()).unwrap();
+        assert_eq!(
+            (&shown["waiting"], &shown["decisions"]["launches_held"]),
+            (&json!(1), &json!(1))
+        );
+        high.set_busy(false);
+        assert_eq!(low.wait(ticket), Answer::Whole);
+        low.complete(completion);
+        eventually("it is seen done", || {
+            core.client(low.id()).unwrap()["decisions"]["completed"] == 2
+        });
+        let shown = core.client(low.id()).unwrap();
+        assert_eq!((&shown["waiting"], &shown["in_flight"]), (&json!(0), &json!(0)));
+        assert!(shown["waited_ms"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_high_priority_client_that_forgets_to_say_idle_is_probed() {
+    let core = Core::start(BUILT_IN, &[]);
+    let high = Client::high(&core, "server");
+    let mut low = Client::best_effort(&core, "train");
+    high.set_busy(true);
+    let (ticket, _) = low.submit();
+    // Its helper thread would look at the streams now.
+    eventually("the probe is written", || {
+        rustix::io::read(&high.probe, &mut [0u8; 8]).is_ok_and(|n| n == 8)
+    });
+    assert!(low.answer(ticket).is_none());
+    high.set_busy(false);
+    low.wait(ticket);
+}
+
+#[test]
+fn launches_that_share_a_window_wait_for_completions() {
+    let config = format!("{BUILT_IN}[engine]\nwindow_us = 1\n");
+    let core = Core::start(&config, &[]);
+    let mut low = Client::best_effort(&core, "train");
+    low.region.kernels[0].publish(b"gemm", 7);
+    // Measured at well over the window of 1 us.
+    for _ in 0..3 {
+        let (ticket, completion) = low.submit();
+        low.wait(ticket);
+        std::thread::sleep(Duration::from_millis(2));
+        low.complete(completion);
+        eventually("done", || core.client(low.id()).unwrap()["in_flight"] == 0);
+    }
+    let (first, done) = low.submit();
+    low.wait(first);
+    let (second, _) = low.submit();
+    assert!(low.stays_held(second), "the window is full");
+    low.complete(done);
+    low.wait(second);
+    let status = core.status();
+    assert_eq!(status["kernels"][0]["name"], "gemm");
+    assert!(core.client(low.id()).unwrap()["decisions"]["window_full"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_client_that_leaves_lets_others_go_on_and_is_remembered() {
+    let core = Core::start(BUILT_IN, &[]);
+    let high = Client::high(&core, "server");
+    let mut low = Client::best_effort(&core, "train");
+    high.set_busy(true);
+    eventually("the core knows", || core.status()["high_priority_busy"] == true);
+    let (ticket, _) = low.submit();
+    assert!(low.stays_held(ticket));
+    let id = high.id();
+    // It dies while busy.
+    drop(high);
+    low.wait(ticket);
+    let status = core.status();
+    assert_eq!(status["departed"][0]["id"], id);
+    assert_eq!(status["departed"][0]["reason"], "it closed its socket");
+}
+
+/// Set for the process that [`helper_registers_and_ends`] is to be.
+const ENV_HELPER: &str = "TALLY_TEST_HELPER_SOCKET";
+
+/// Not a test of its own: run as another process by the next one.
+#[test]
+fn helper_registers_and_ends() {
+    let Some(socket) = std::env::var_os(ENV_HELPER) else { return };
+    let client = Client::register(socket.as_ref(), &hello("parent", false)).unwrap();
+    // A child of the client that keeps the connection as its standard input.
+    let socket = client.socket.try_clone().unwrap();
+    std::process::Command::new("sleep")
+        .arg("20")
+        .stdin(std::os::fd::OwnedFd::from(socket))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn a_client_whose_socket_outlives_its_process_is_noticed() {
+    let core = Core::start(BUILT_IN, &[]);
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_registers_and_ends"])
+        .env(ENV_HELPER, &core.socket)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    eventually("it is gone", || core.status()["departed"][0]["name"] == "parent");
+    assert_eq!(core.status()["departed"][0]["reason"], "its process ended");
+}
+
+#[test]
+fn who_talks_after_registering_is_dropped() {
+    let core = Core::start(BUILT_IN, &[]);
+    let client = Client::best_effort(&core, "chatty");
+    (&client.socket).write_all(b"hello again").unwrap();
+    eventually("it is dropped", || client.is_dropped());
+    let reason = core.status()["departed"][0]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("after registering"), "{reason}");
+    assert_eq!(client.core.serving.load(SeqCst), 0);
+}
+
+#[test]
+fn a_hostile_client_hurts_nobody_else() {
+    let core = Core::start(BUILT_IN, &[]);
+    let high = Client::high(&core, "server");
+    let mut good = Client::best_effort(&core, "good");
+    good.launch();
+    let hostile: Vec<Client> =
+        (0..4).map(|i| Client::best_effort(&core, &format!("hostile-{i}"))).collect();
+    for round in 0..200u64 {
+        for (i, client) in hostile.iter().enumerate() {
+            scribble(&client.region, round * 31 + i as u64 + 1);
+            client.ring();
+        }
+        assert_eq!(good.launch(), Answer::Whole, "round {round}");
+    }
+    // Tickets far in the future, for ever: that one is cut off.
+    let stubborn = Client::best_effort(&core, "stubborn");
+    for s in &stubborn.region.submissions {
+        s.sequence.store(u64::MAX, SeqCst);
+    }
+    stubborn.region.activity.next_ticket.store(u64::MAX, SeqCst);
+    stubborn.ring();
+    eventually("the stubborn one is cut off", || stubborn.is_dropped());
+    assert_eq!(good.launch(), Answer::Whole);
+    high.set_busy(true);
+    eventually("the core knows", || core.status()["high_priority_busy"] == true);
+    let (ticket, _) = good.submit();
+    assert!(good.stays_held(ticket));
+    high.set_busy(false);
+    good.wait(ticket);
+    drop(hostile);
+    eventually("the hostile ones are gone", || {
+        core.status()["clients"].as_array().unwrap().len() == 2
+    });
+}
+
+#[test]
+fn a_ticket_that_is_never_published_does_not_hold_the_others_for_ever() {
+    let core = Core::start(BUILT_IN, &[]);
+    let mut client = Client::best_effort(&core, "x");
+    let lost = ring::take_ticket(&client.region);
+    let (ticket, completion) = client.submit();
+    assert_eq!(client.wait(ticket), Answer::Whole);
+    client.complete(completion);
+    // Its thread comes back and must not wait for ever either.
+    assert_eq!(client.answer(lost), Some(Answer::Whole));
+    assert_eq!(core.client(client.id()).unwrap()["tickets_skipped"], 1);
+}
+
+#[test]
+fn a_killed_core_is_replaced_and_clients_attach_again() {
+    let core = Core::start(BUILT_IN, &[]);
+    let mut client = Client::best_effort(&core, "train");
+    for _ in 0..300 {
+        client.launch();
+    }
+    let dir = core.kill();
+    eventually("the client sees the end of the socket", || client.is_dropped());
+    assert!(dir.path().join("run/core.sock").exists(), "left behind by the dead core");
+    // Without a core a thread gives up on a ticket that it published.
+    let (abandoned, _) = client.submit();
+    let core = Core::start_in(dir, BUILT_IN, &[]);
+    let Client { region_fd, region, .. } = client;
+    let again = wire::Hello {
+        first_ticket: region.activity.next_ticket.load(SeqCst),
+        initialised: true,
+        ..hello("train", false)
+    };
+    assert_eq!(again.first_ticket, abandoned + 1);
+    let mut client = Client::register_with(&core.socket, &again, region_fd, region).unwrap();
+    for _ in 0..300 {
+        assert_eq!(client.launch(), Answer::Whole);
+    }
+    let shown = core.client(client.id()).unwrap();
+    assert_eq!(shown["decisions"]["submitted"], 300);
+}
+
+#[test]
+fn a_second_core_is_turned_away_and_the_first_goes_on() {
+    let core = Core::start(BUILT_IN, &[]);
+    let second = Core::command(core.dir.path(), BUILT_IN, &[]).output().unwrap();
+    assert_eq!(second.status.code(), Some(4));
+    Client::best_effort(&core, "x").launch();
+    let mut core = core;
+    core.signal(Signal::TERM);
+    assert_eq!(core.wait().code(), Some(0));
+    assert!(!core.socket.exists());
+}
+
+#[test]
+fn a_terminating_core_lets_held_launches_go() {
+    for by_admin in [false, true] {
+        let mut core = Core::start(BUILT_IN, &[]);
+        let high = Client::high(&core, "server");
+        let mut low = Client::best_effort(&core, "train");
+        high.set_busy(true);
+        eventually("the core knows", || core.status()["high_priority_busy"] == true);
+        let held: Vec<u64> = (0..20).map(|_| low.submit().0).collect();
+        assert!(low.stays_held(held[0]));
+        if by_admin {
+            core.ask(json!({"cmd": "stop"}));
+        } else {
+            core.signal(Signal::TERM);
+        }
+        for ticket in held {
+            assert_eq!(low.wait(ticket), Answer::Whole);
+        }
+        assert_eq!(core.wait().code(), Some(0));
+        assert_eq!(low.core.serving.load(SeqCst), 0, "dropped on purpose");
+        assert_eq!(low.core.granted.ticket.load(SeqCst), u64::MAX);
+        assert!(core.log().contains("drained"));
+    }
+}
+
+#[test]
+fn an_idle_core_sleeps() {
+    let core = Core::start(BUILT_IN, &["--spin-us", "50"]);
+    let _clients: Vec<Client> = (0..8)
+        .map(|i| Client::register(&core.socket, &hello("idle", i % 2 == 0)).unwrap())
+        .collect();
+    let parks = |core: &Core| core.status()["core"]["parks"].as_u64().unwrap();
+    let beat = _clients[0].core.heartbeat.load(SeqCst);
+    let before = parks(&core);
+    eventually("ten heartbeats", || _clients[0].core.heartbeat.load(SeqCst) >= beat + 10);
+    let slept = parks(&core) - before;
+    // One sleep a heartbeat, and a few for the status requests; a loop that
+    // polls would sleep thousands of times or never.
+    assert!((5..200).contains(&slept), "{slept} sleeps in ten heartbeats");
+    for c in &_clients {
+        assert_eq!(c.core.parked.load(SeqCst), 1);
+    }
+}
