@@ -281,7 +281,8 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&client) else { return };
         c.stats.submitted += 1;
         if submission.started || submission.ticket < c.granted_until {
-            let predicted = submission.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
+            let predicted =
+                submission.kernel.map_or(0, |k| self.context.world.profiles.predicted_ns(k));
             c.stats.leased += 1;
             let busy = c.info.class == Class::BestEffort && high_busy;
             c.let_go(&submission, predicted, Form::Whole, now_ns, busy);
@@ -557,7 +558,7 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
-        let predicted_ns = s.kernel.map_or(0, |k| self.context.world.profiles.mean_ns(k));
+        let predicted_ns = s.kernel.map_or(0, |k| self.context.world.profiles.predicted_ns(k));
         if s.ticket < c.granted_until {
             c.stats.run += 1;
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);

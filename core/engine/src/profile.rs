@@ -18,6 +18,8 @@ pub struct KernelKey {
 
 /// Recent samples kept for the 99th percentile.
 const RECENT: usize = 64;
+/// Of these the latest few predict the next launch by their median.
+const PREDICTING: usize = 9;
 /// Weight of a new sample in the running mean is at least 1 / this, so that the
 /// mean follows a kernel whose inputs change.
 const MEAN_WINDOW: u64 = 64;
@@ -31,12 +33,16 @@ pub struct Profile {
     pub count: u64,
     /// Running mean.
     pub mean_ns: u64,
+    /// What the next launch is expected to take: the median of the latest
+    /// samples. Not the mean: a kernel's first launch may include loading its
+    /// code, some tens of milliseconds that would be believed for long.
+    pub predicted_ns: u64,
     recent: [u64; RECENT],
 }
 
 impl Profile {
     fn new(key: KernelKey) -> Self {
-        Profile { key, count: 0, mean_ns: 0, recent: [0; RECENT] }
+        Profile { key, count: 0, mean_ns: 0, predicted_ns: 0, recent: [0; RECENT] }
     }
 
     fn record(&mut self, measured_ns: u64) {
@@ -45,6 +51,15 @@ impl Profile {
         let weight = self.count.min(MEAN_WINDOW) as i128;
         let mean = self.mean_ns as i128;
         self.mean_ns = (mean + (measured_ns as i128 - mean) / weight) as u64;
+        let n = self.count.min(PREDICTING as u64) as usize;
+        let mut latest = [0; PREDICTING];
+        for (i, sample) in latest[..n].iter_mut().enumerate() {
+            *sample = self.recent[((self.count - 1 - i as u64) % RECENT as u64) as usize];
+        }
+        latest[..n].sort_unstable();
+        // The lower one of two in the middle: the smaller of a first sample
+        // with loading time and a second without.
+        self.predicted_ns = latest[(n - 1) / 2];
     }
 
     /// 99th percentile of the recent launches (nearest rank); 0 if none.
@@ -97,6 +112,11 @@ impl Profiles {
         self.get(kernel).map_or(0, |p| p.mean_ns)
     }
 
+    /// Expected GPU time of the next launch; 0 if never measured.
+    pub fn predicted_ns(&self, kernel: KernelId) -> u64 {
+        self.get(kernel).map_or(0, |p| p.predicted_ns)
+    }
+
     /// Add a measurement.
     pub fn record(&mut self, kernel: KernelId, measured_ns: u64) {
         if let Some(p) = self.list.get_mut(kernel as usize) {
@@ -107,5 +127,39 @@ impl Profiles {
     /// All profiles, by id.
     pub fn iter(&self) -> impl Iterator<Item = (KernelId, &Profile)> {
         self.list.iter().enumerate().map(|(i, p)| (i as KernelId, p))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prediction_forgets_a_slow_first_launch_at_once_and_the_mean_does_not() {
+        let mut p =
+            Profile::new(KernelKey { name: "k".into(), image: 0, grid: [1; 3], block: [1; 3] });
+        p.record(30_000_000);
+        assert_eq!(p.predicted_ns, 30_000_000);
+        p.record(500_000);
+        assert_eq!(p.predicted_ns, 500_000);
+        for _ in 0..10 {
+            p.record(500_000);
+        }
+        assert_eq!(p.predicted_ns, 500_000);
+        assert!(p.mean_ns > 2_000_000);
+    }
+
+    #[test]
+    fn the_prediction_follows_a_change_within_a_few_launches() {
+        let mut p =
+            Profile::new(KernelKey { name: "k".into(), image: 0, grid: [1; 3], block: [1; 3] });
+        for _ in 0..100 {
+            p.record(10_000);
+        }
+        for _ in 0..5 {
+            p.record(70_000);
+        }
+        assert_eq!(p.predicted_ns, 70_000);
+        assert_eq!(p.p99_ns(), 70_000);
     }
 }
