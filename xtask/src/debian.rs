@@ -15,6 +15,7 @@ use crate::guest::{self, TARGET, Toolchain, output};
 use crate::repository;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -177,7 +178,9 @@ fn unpacked(dir: &Path, version: &str) -> Result<Toolchain> {
     }
     let mut path = vec![usr.join("bin")];
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    let made = fs::metadata(&cargo)?.ctime();
     Ok(Toolchain {
+        identity: format!("{COMPILER} {version}, unpacked at {made}"),
         description: format!("Debian's {COMPILER} {version} in {}", dir.display()),
         cargo,
         environment: vec![

@@ -42,6 +42,8 @@ pub struct Toolchain {
     pub description: String,
     /// `cargo` of this toolchain.
     pub cargo: PathBuf,
+    /// Changes whenever the compiler or its standard library does.
+    pub identity: String,
     /// Environment it needs.
     pub environment: Vec<(&'static str, OsString)>,
 }
@@ -65,6 +67,7 @@ pub fn find(refresh: bool) -> Result<Toolchain> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         return Ok(Toolchain {
             description: format!("{version} (installed)"),
+            identity: version,
             cargo: cargo.into(),
             environment: Vec::new(),
         });
@@ -90,6 +93,7 @@ impl Toolchain {
         let manifest = workspace.join("Cargo.toml");
         ensure!(manifest.is_file(), "{} is missing", manifest.display());
         let linker = linker()?;
+        self.forget_other_toolchain(target_dir)?;
         let mut cargo = self.cargo();
         cargo
             .args(["build", "--release", "--message-format=json-render-diagnostics"])
@@ -115,6 +119,22 @@ impl Toolchain {
         components.sort_by(|a, b| a.name.cmp(&b.name));
         ensure!(!components.is_empty(), "{} has no cdylib", workspace.display());
         Ok(components)
+    }
+
+    /// Cargo would take what another build of the standard library left for fresh:
+    /// it looks at the compiler's version only.
+    fn forget_other_toolchain(&self, target_dir: &Path) -> Result<()> {
+        let stamp = target_dir.join("toolchain");
+        if std::fs::read_to_string(&stamp).is_ok_and(|built_by| built_by == self.identity) {
+            return Ok(());
+        }
+        if target_dir.exists() {
+            std::fs::remove_dir_all(target_dir)
+                .with_context(|| format!("emptying {}", target_dir.display()))?;
+        }
+        std::fs::create_dir_all(target_dir)?;
+        std::fs::write(&stamp, &self.identity)
+            .with_context(|| format!("writing {}", stamp.display()))
     }
 
     /// Its `cargo`, with nothing of the caller's settings that would change a guest.

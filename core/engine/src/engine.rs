@@ -100,6 +100,8 @@ pub struct Engine {
     context: Context,
     clients: BTreeMap<ClientId, Client>,
     subscribed: u32,
+    /// The policy is switched off; what it had set up is undone.
+    disabled: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
@@ -125,6 +127,7 @@ impl Engine {
             context: Context::default(),
             clients: BTreeMap::new(),
             subscribed: 0,
+            disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
             high_busy: false,
@@ -208,15 +211,8 @@ impl Engine {
         out: &mut Vec<Action>,
     ) -> Box<dyn Policy + Send> {
         let old = std::mem::replace(&mut self.policy, policy);
-        self.subscribed = 0;
-        self.timers.clear();
-        self.timer_heap.clear();
-        self.context.commands.drain();
-        let window_ns = self.config.window_ns;
-        for (&id, c) in &mut self.clients {
-            c.window_ns = window_ns;
-            set_standing(id, c, c.info.class == Class::High, out);
-        }
+        self.undo_policy(out);
+        self.disabled = false;
         self.policy.start(&mut self.context);
         self.carry_out(now_ns, out);
         let infos: Vec<_> = self.clients.values().map(|c| c.info.clone()).collect();
@@ -447,15 +443,33 @@ impl Engine {
         }
     }
 
+    /// Put back what a policy may change: subscriptions, timers, windows, grants.
+    fn undo_policy(&mut self, out: &mut Vec<Action>) {
+        self.subscribed = 0;
+        self.timers.clear();
+        self.timer_heap.clear();
+        self.context.commands.drain();
+        let window_ns = self.config.window_ns;
+        for (&id, c) in &mut self.clients {
+            c.window_ns = window_ns;
+            set_standing(id, c, c.info.class == Class::High, out);
+        }
+    }
+
     fn tell(&mut self, now_ns: u64, event: &Event, out: &mut Vec<Action>) {
         self.stats.events += 1;
         if let Err(fault) = self.policy.on_event(now_ns, event, &mut self.context) {
-            self.count_fault(fault);
+            self.count_fault(fault, out);
         }
         self.carry_out(now_ns, out);
     }
 
-    fn count_fault(&mut self, fault: Fault) {
+    fn count_fault(&mut self, fault: Fault, out: &mut Vec<Action>) {
+        if fault.kind == FaultKind::Disabled && !self.disabled {
+            // Nobody is left to take back what it gave.
+            self.disabled = true;
+            self.undo_policy(out);
+        }
         *self.stats.faults.entry(fault.kind).or_default() += 1;
         if fault.kind != FaultKind::Disabled || self.stats.last_fault.is_none() {
             self.stats.last_fault = Some(fault);
@@ -604,7 +618,7 @@ impl Engine {
         let decision = match self.policy.decide(&launch, &mut self.context).and_then(sane) {
             Ok(decision) => decision,
             Err(fault) => {
-                self.count_fault(fault);
+                self.count_fault(fault, out);
                 self.stats.fallbacks += 1;
                 if let Some(c) = self.clients.get_mut(&id) {
                     c.stats.fallback += 1;

@@ -269,6 +269,25 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
 }
 
 #[test]
+fn what_a_policy_gave_is_taken_back_when_it_is_switched_off() {
+    let off = || Err(Fault { kind: FaultKind::Disabled, message: String::new() });
+    let script = Script {
+        on_event: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+        answers: [off(), off()].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    assert_eq!(granted(&out, LOW), Some(u64::MAX));
+    e.client_joined(0, info(3, Class::BestEffort), 0, &mut out);
+    out.clear();
+    e.submitted(1, 3, submission(0, None), &mut out);
+    assert_eq!(granted(&out, LOW), Some(0), "its grant is taken back");
+    assert_eq!(granted(&out, 3), Some(1), "and the built-in rule serves");
+}
+
+#[test]
 fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
     let script = Script {
         answers: [Decision::Slice(8), Decision::Preemptible, Decision::Slice(2)].map(Ok).into(),

@@ -4,12 +4,12 @@
 
 use tally_engine::policy as engine;
 
-wasmtime::component::bindgen!({ path: "../../sdk/wit", world: "policy" });
+wasmtime::component::bindgen!({ path: "../../wit", world: "policy" });
 
 pub use tally::policy::{host, types};
 
 /// The text of the contract, to quote from in error messages.
-pub const CONTRACT: &str = include_str!("../../../sdk/wit/policy.wit");
+pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
 /// Ask with the engine's launch.
 #[inline]

@@ -77,17 +77,15 @@ impl WasmPolicy {
     ) -> Result<Self, LoadError> {
         let budget = |fuel, ms| Budget { fuel, ticks: ticker.ticks(ms), ms };
         let name: Arc<str> = source.name.into();
-        let state = Box::new(HostState::new(name.clone(), limits));
+        let state = HostState::new(name.clone(), limits);
         let init_budget = budget(limits.init_fuel, limits.init_time_ms_max);
-        let (live, spent) =
-            Live::start(&pre, state, config, init_budget, limits).map_err(|refused| {
-                let file = file.into();
-                match refused.why {
-                    Refusal::Export(error) => inspect::wrong_export(file, &error),
-                    Refusal::Init(message) => LoadError::InitRefused { file: file.into(), message },
-                    Refusal::Fault(fault) => LoadError::InitFailed { file: file.into(), fault },
-                }
-            })?;
+        let (live, spent) = Live::start(&pre, state, config, init_budget, limits).map_err(
+            |refused| match refused.why {
+                Refusal::Export(error) => inspect::wrong_export(file, &error),
+                Refusal::Init(message) => LoadError::InitRefused { file: file.into(), message },
+                Refusal::Fault(fault) => LoadError::InitFailed { file: file.into(), fault },
+            },
+        )?;
         // A new instance is started on the dispatch thread. It runs the same `init`
         // with the same configuration, so it needs what the first one did.
         let respawn_fuel = (2 * spent + RESPAWN_FUEL_SPARE).min(limits.init_fuel);
@@ -207,7 +205,7 @@ impl WasmPolicy {
         state.log.now_ns = now_ns;
         state.swap(context);
         let started =
-            Live::start(&self.pre, state, &self.config, self.respawn_budget, &self.limits);
+            Live::start(&self.pre, *state, &self.config, self.respawn_budget, &self.limits);
         match started {
             Ok((mut live, _)) => {
                 live.state_mut().swap(context);

@@ -44,13 +44,13 @@ impl Live {
     /// Start an instance and call its `init`; also returns the fuel that took.
     pub fn start(
         pre: &PolicyPre<HostState>,
-        mut state: Box<HostState>,
+        mut state: HostState,
         config: &str,
         budget: Budget,
         limits: &Limits,
     ) -> Result<(Self, u64), Refused> {
         state.memory.reset();
-        let mut store = Store::new(pre.engine(), *state);
+        let mut store = Store::new(pre.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(limits.host_call_bytes_max);
         match Self::begin(pre, &mut store, config, budget, limits) {

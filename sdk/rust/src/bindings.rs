@@ -3,7 +3,7 @@
 #![allow(missing_docs, unsafe_code, clippy::all)]
 
 wit_bindgen::generate!({
-    path: "../wit",
+    path: "../../wit",
     world: "policy",
     pub_export_macro: true,
     export_macro_name: "export_component",

@@ -50,7 +50,7 @@ impl Gauge {
 }
 
 /// Clients now connected. None yet during `init`: each is told of by
-/// [`crate::Event::ClientJoined`] right after it.
+/// `Event::ClientJoined` right after it.
 pub fn clients() -> Vec<ClientId> {
     core::clients()
 }
@@ -76,7 +76,7 @@ pub fn subscribe(to: Subscription) {
     core::subscribe(to);
 }
 
-/// Be sent [`crate::Event::Timer`] with this token after `delay_ns`. At most 64
+/// Be sent `Event::Timer` with this token after `delay_ns`. At most 64
 /// timers are pending; setting a token again moves it.
 pub fn set_timer(delay_ns: u64, token: u64) {
     core::set_timer(delay_ns, token);
@@ -88,7 +88,7 @@ pub fn set_window(client: ClientId, window_ns: u64) {
     core::set_window(client, window_ns);
 }
 
-/// End a lease given with [`crate::Decision::Run`]. Launches let go still run.
+/// End a lease given with `Decision::Run`. Launches let go still run.
 pub fn revoke_lease(client: ClientId) {
     core::revoke_lease(client);
 }

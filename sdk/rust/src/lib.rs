@@ -72,7 +72,7 @@ pub trait Policy: Sized + 'static {
     /// through long lists.
     fn decide(&mut self, launch: &Launch) -> Decision;
 
-    /// Something happened. `now_ns` is the clock of [`Launch::now_ns`].
+    /// Something happened. `now_ns` is on the same clock as `Launch::now_ns`.
     fn on_event(&mut self, now_ns: u64, event: &Event) {
         let _ = (now_ns, event);
     }

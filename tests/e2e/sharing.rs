@@ -1,0 +1,85 @@
+//! Programs that share a device compute what they compute alone, and the status
+//! tells who they are and what was decided.
+
+use anyhow::{Result, ensure};
+use tally_tests::jobs::{self, JOB_MAX, Probe, TRAINING_DEPTH};
+use tally_tests::{Artefacts, Class, Device, Scene};
+
+const REQUESTS: u64 = 90;
+const STEPS: u64 = 60;
+
+fn shared(policy: &str) -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let alone = jobs::training_checksum(&scene, STEPS)?;
+    let mut core = scene.core(&artefacts.policy(policy)?, &[])?;
+    // Two best-effort jobs, so that one could starve.
+    let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(&scene, STEPS)?)?;
+    let mut trainers = [
+        scene.start("training", trainer)?,
+        scene.start("training", {
+            scene.governed(Class::BestEffort, "train-2", &jobs::training(&scene, STEPS)?)?
+        })?,
+    ];
+    let server = scene.governed(Class::High, "serve", &jobs::inference(&scene, REQUESTS)?)?;
+    let mut server = scene.start("inference", server)?;
+    jobs::all_answered(&mut server, REQUESTS)?;
+    for trainer in &mut trainers {
+        jobs::trained_to(trainer, &alone)?;
+    }
+    let status = scene.status()?;
+    ensure!(status.policy_faults() == 0, "the policy lost turns: {:#}", status.0);
+    ensure!(status.decisions() > 0, "nothing was decided: {:#}", status.0);
+    if policy == "fifo" {
+        // It gives no leases: it is asked about every best-effort launch.
+        let launches = 2 * STEPS * TRAINING_DEPTH;
+        ensure!(
+            status.decisions() >= launches,
+            "{} decisions for {launches} launches",
+            status.decisions()
+        );
+    }
+    scene.stop(&mut core, JOB_MAX)
+}
+
+#[test]
+fn results_under_fifo_are_those_of_a_run_alone() -> Result<()> {
+    shared("fifo")
+}
+
+#[test]
+fn results_under_tally_priority_are_those_of_a_run_alone() -> Result<()> {
+    shared("tally-priority")
+}
+
+#[test]
+fn the_status_tells_of_clients_and_policy() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let policy = artefacts.policy("tally-priority")?;
+    let _core = scene.core(&policy, &[])?;
+    let mut high = Probe::start(&scene, Class::High, "web")?;
+    let mut best = Probe::start(&scene, Class::BestEffort, "batch")?;
+    for probe in [&mut high, &mut best] {
+        probe.ask("launch 20 100")?;
+        probe.ask("sync")?;
+        probe.check()?;
+    }
+    let status = scene.status()?;
+    ensure!(status.clients()?.len() == 2, "{:#}", status.0);
+    let (web, batch) = (status.client("web")?, status.client("batch")?);
+    ensure!(web.is_high() && !batch.is_high(), "{:#}", status.0);
+    ensure!(web.governed() && batch.governed(), "{:#}", status.0);
+    ensure!(web.launches() == 20 && batch.launches() == 20, "{:#}", status.0);
+    ensure!(status.policy_name() == "tally-priority", "{:#}", status.0);
+    ensure!(status.policy_digest().len() == 64, "{:#}", status.0);
+    ensure!(status.generation() == 1, "{:#}", status.0);
+    // The form for people names them too.
+    let text = String::from_utf8(scene.ctl(&["status"])?.stdout)?;
+    for word in ["web", "batch", "tally-priority"] {
+        ensure!(text.contains(word), "`tallyctl status` does not name {word}:\n{text}");
+    }
+    high.quit()?;
+    best.quit()?;
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! A policy that does on command whatever a policy must not.
+//!
+//! The kernel id of a launch (or the token of a timer event) says what; the
+//! configuration does for `init`. The numbers are known to
+//! `core/policy-host/tests/common/mod.rs`.
+
+use std::hint::black_box;
+use tally_sdk::host::{self, Counter, Gauge};
+use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Subscription};
+
+/// What it remembers, to tell an old instance from a new one.
+struct Chaos {
+    decides: u64,
+    joined: Vec<ClientId>,
+    left: u64,
+    done_ns: u64,
+}
+
+impl Policy for Chaos {
+    fn init(config: &str) -> Result<Self, String> {
+        match config {
+            "" => {}
+            "refuse" => return Err("no, thank you".into()),
+            "ask" => commands(),
+            "clients" => {
+                assert!(host::clients().is_empty(), "no client is known during `init`");
+            }
+            "think" => think(1_000_000),
+            number => misbehave(number.parse().map_err(|_| format!("what is {number:?}?"))?),
+        }
+        Ok(Chaos { decides: 0, joined: Vec::new(), left: 0, done_ns: 0 })
+    }
+
+    fn decide(&mut self, launch: &Launch) -> Decision {
+        self.decides += 1;
+        match launch.kernel {
+            10 => Decision::Hold(u64::MAX),
+            11 => Decision::Slice(0),
+            12 => Decision::Partition(0),
+            13 => Decision::Slice(7),
+            14 => Decision::Partition(8),
+            15 => Decision::Preemptible,
+            20 => Decision::Hold(self.decides),
+            21 => Decision::Hold(self.joined.iter().fold(0, |all, &id| all * 10 + u64::from(id))),
+            22 => Decision::Hold(host::kernel_mean_ns(0)),
+            23 => Decision::Hold(described()),
+            24 => Decision::Hold(self.done_ns + self.left),
+            25 => Decision::Hold(echo(launch)),
+            30 => {
+                commands();
+                Decision::Run(9)
+            }
+            31 => {
+                for _ in 0..1_000 {
+                    host::set_timer(1, 1);
+                }
+                Decision::Run(0)
+            }
+            32 => {
+                metrics();
+                Decision::Run(0)
+            }
+            33 => {
+                // More than may be written in a second, less than the fuel allows.
+                for _ in 0..100 {
+                    host::log(Level::Debug, "spam");
+                }
+                Decision::Run(0)
+            }
+            kernel => {
+                misbehave(kernel.into());
+                Decision::Run(0)
+            }
+        }
+    }
+
+    fn on_event(&mut self, _now_ns: u64, event: &Event) {
+        match event {
+            Event::ClientJoined(client) => self.joined.push(client.id),
+            Event::ClientLeft(_) => self.left += 1,
+            Event::KernelDone(done) => self.done_ns += done.measured_ns,
+            Event::Timer(token) => misbehave(*token),
+            Event::HighBusy | Event::HighIdle => {}
+        }
+    }
+}
+
+tally_sdk::export!(Chaos);
+
+/// Whatever else: nothing.
+fn misbehave(how: u64) {
+    match how {
+        1 => trap(),
+        2 => loop {
+            black_box(how);
+        },
+        3 => {
+            let mut hoard: Vec<Vec<u8>> = Vec::new();
+            loop {
+                hoard.push(vec![1; 1 << 20]);
+                black_box(&hoard);
+            }
+        }
+        4 => panic!("out of ideas"),
+        5 => {
+            black_box(dive(0));
+        }
+        6 => {
+            black_box(None::<u64>).unwrap();
+        }
+        7 => wild(),
+        8 => loop {
+            host::log(Level::Warn, "spam");
+        },
+        9 => host::log(Level::Warn, &"x".repeat(1 << 20)),
+        _ => {}
+    }
+}
+
+#[cfg(target_family = "wasm")]
+fn trap() {
+    std::arch::wasm32::unreachable()
+}
+
+#[cfg(not(target_family = "wasm"))]
+fn trap() {
+    std::process::abort()
+}
+
+#[inline(never)]
+#[allow(unconditional_recursion, reason = "that is the point")]
+fn dive(depth: u64) -> u64 {
+    let ballast = [depth; 64];
+    black_box(&ballast);
+    dive(depth + 1) + ballast[(depth % 64) as usize]
+}
+
+fn wild() {
+    let nowhere = black_box(0xffff_0000_usize) as *const u32;
+    // SAFETY: none. Reading where there is no memory is what this guest is for;
+    // the sandbox has to turn it into a trap.
+    black_box(unsafe { nowhere.read_volatile() });
+}
+
+fn think(steps: u64) {
+    for step in 0..steps {
+        black_box(step);
+    }
+}
+
+/// One of each.
+fn commands() {
+    host::subscribe(Subscription::HIGH_ACTIVITY | Subscription::COMPLETIONS);
+    host::set_timer(1_000, 42);
+    host::set_window(1, 2_000);
+    host::revoke_lease(2);
+    host::set_standing_grant(3, false);
+}
+
+fn metrics() {
+    let counter = Counter::new("turns");
+    counter.add(2);
+    Counter::new("turns").add(1);
+    Gauge::new("level").set(-5);
+    for excess in 0..100 {
+        Counter::new(&format!("excess-{excess}")).add(1);
+    }
+}
+
+/// A sum over everything the core tells of clients and kernels.
+fn described() -> u64 {
+    let clients = host::clients().into_iter().filter_map(host::client);
+    let clients = clients.map(|c| c.name.len() as u64 + 100 * c.labels.len() as u64);
+    let kernel = host::kernel_profile(0).map_or(0, |kernel| {
+        kernel.name.len() as u64 * 1_000
+            + kernel.count * 10_000
+            + u64::from(kernel.grid.0) * 100_000
+    });
+    clients.sum::<u64>() + kernel
+}
+
+/// A number that differs if any field of the launch arrives as another.
+fn echo(launch: &Launch) -> u64 {
+    let fields = [
+        launch.now_ns,
+        launch.client.into(),
+        u64::from(launch.is_high()),
+        launch.kernel.into(),
+        launch.flags.bits().into(),
+        launch.grid_blocks,
+        launch.block_threads.into(),
+        launch.shared_bytes.into(),
+        launch.predicted_ns,
+        launch.waited_ns,
+        launch.in_flight_ns,
+        launch.high_quiet_ns,
+        launch.high_clients.into(),
+        launch.waiting_clients.into(),
+        launch.stream.into(),
+        launch.sm_count.into(),
+    ];
+    fields.iter().fold(0u64, |all, field| all.wrapping_mul(31).wrapping_add(*field)) % 1_000_000_000
+}

@@ -1,0 +1,23 @@
+//! Everything that starts the pieces together: used by the tests in this crate
+//! and by `cargo xtask demo`.
+//!
+//! - [`artefacts::Artefacts`]: where the built programs are, and what to do if not;
+//! - [`scene::Scene`]: a scratch folder with one device and one socket, in which a
+//!   core and clients are started; nothing of it outlives it;
+//! - [`jobs`]: the programs of this crate in the sizes that tests use;
+//! - [`process::Process`]: a child with captured output that cannot hang a test;
+//! - [`status`]: what `tallyctl status --json` says, by the names used there.
+//!
+//! The harness never talks to the driver or to the core itself: it runs the same
+//! programs a user would.
+#![forbid(unsafe_code)]
+
+pub mod artefacts;
+pub mod jobs;
+pub mod process;
+pub mod scene;
+pub mod status;
+
+pub use artefacts::Artefacts;
+pub use process::Process;
+pub use scene::{Class, Device, Scene};
