@@ -72,7 +72,7 @@ def made_with(machine, step):
 def pair_section(content, notes):
     """Co-location, one table for each pair, load and device."""
     lines = ["## Co-location", ""]
-    lines += made_with(content["machine"], "pairs")
+    lines += ["Command: `tests/gpu/run.sh --bundle DIR --out DIR pairs`. Rows: `results/pairs.json`.", ""]
     lines += [
         (
             "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Service "
@@ -82,7 +82,7 @@ def pair_section(content, notes):
         "",
     ]
     groups = {}
-    for row in content["rows"]:
+    for row in content:
         title = (row["hp"], row["load"], row["device"], row["driver"], row["vendor_rewrite"])
         groups.setdefault(title, []).append(row)
     # A solo row belongs to the trainings of its inference.
@@ -94,7 +94,7 @@ def pair_section(content, notes):
             "",
             (
                 f"Load {load}, about {requests} requests a row, driver {driver}, vendor kernels "
-                f"{'rewritten' if rewrite else 'untouched'}."
+                f"{'rewritten' if rewrite else 'untouched'}, {made_of(rows)}."
             ),
             "",
         ]
@@ -110,6 +110,11 @@ def pair_section(content, notes):
         ]
         lines += table(header, [pair_cells(row, notes) for row in rows])
     return lines
+
+
+def made_of(rows):
+    """Commits and dates of rows that share a table."""
+    return ", ".join(sorted({f"commit `{row['commit']}` of {row['date']}" for row in rows}))
 
 
 def pair_cells(row, notes):
@@ -223,23 +228,40 @@ def overhead_section(content, notes):
 
 def latency_section(content, notes):
     lines = ["## The decision round trip", ""]
+    if content.get("roundtrip"):
+        lines += made_with(content["machine"], "latency")
+        lines += [
+            (
+                "From publishing a launch to seeing its answer, a client that does nothing else against a spinning core "
+                "with that policy, each on a CPU of its own."
+            ),
+            "",
+        ]
+        rows, limit = [], content["promise_p99_us"]
+        for row in content["roundtrip"]:
+            p99 = number(row["p99_ns"] / 1e3)
+            if row["p99_ns"] > limit * 1e3:
+                p99 += notes.mark(
+                    f"Decision round trip, {row['policy']}, {row['gap_us']} us between launches: p99 "
+                    f"{row['p99_ns'] / 1e3:.2f} us, promised at most {limit:.0f} us."
+                )
+            rows.append(
+                [row["policy"], row["gap_us"], number(row["p50_ns"] / 1e3), p99, number(row["p999_ns"] / 1e3)]
+            )
+        lines += table(["policy", "us between launches", "p50 us", "p99 us", "p99.9 us"], rows)
+        lines += ["### What a decided launch costs its program", ""]
     if content.get("rows"):
         lines += made_with(content["machine"], "latency")
         lines += [
             (
                 f"Every launch of a best-effort program decided by the policy, the core spinning ({content['spin_us']} us), timed "
-                "in the program around `cuLaunchKernel`. Added: at the same quantile of the same program without the shim."
+                "in the program around `cuLaunchKernel`: the round trip and the completion writes. Added: at the same quantile of the same program without the shim."
             ),
             "",
         ]
-        rows, limit = [], content["promise_p99_us"]
+        rows = []
         for row in content["rows"]:
             p99 = number(row["added_p99_us"])
-            if row["added_p99_us"] > limit:
-                p99 += notes.mark(
-                    f"Decision round trip, {row['policy']}, bursts of {row['burst']}: {row['added_p99_us']:.2f} us at p99, "
-                    f"promised at most {limit:.0f} us."
-                )
             core = ((content.get("states") or {}).get(row["policy"]) or {}).get("decision_latency") or {}
             own = f"{core['p50_us']:.2f} / {core['p99_us']:.2f}" if core else ""
             cells = [row["policy"], row["burst"], number(row["plain_p50_us"]), number(row["decided_p50_us"])]
@@ -313,7 +335,7 @@ def take_over(out, folder):
         taken.append(name)
         if name == "pairs.json" and target.is_file():
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], PAIR_KEY)})
+            write_json(target, merge_rows(old, new, PAIR_KEY))
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

@@ -17,7 +17,7 @@ import pathlib
 import sys
 
 from clients import Client, soon, started
-from common import Failures, merge_rows, step_main
+from common import Failures, merge_rows, step_main, write_json
 from stats import percentile
 from tally import Core, MpsDaemon, shortfalls
 
@@ -144,7 +144,7 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None):
         "unserved": served["unserved"],
         "overrun_s": round(served["overrun_s"], 2),
         "seconds": suite.args.seconds,
-        **{key: suite.machine[key] for key in ("device", "driver", "commit", "date")},
+        **{key: suite.machine[key] for key in ("device", "driver", "torch", "commit", "date")},
     }
 
 
@@ -159,8 +159,8 @@ class Results:
         in_us = [round(v * 1e3) for v in served["service_ms"]], [round(v * 1e3) for v in served["queued_ms"]]
         keys = {key: line[key] for key in ("hp", "be", "mode", "policy")}
         self.raw.append({**keys, "service_us": in_us[0], "queued_us": in_us[1], "status": state})
-        rows = merge_rows(self.suite.read("pairs.json").get("rows", []), self.rows, KEY)
-        self.suite.write("pairs.json", {"rows": rows})
+        rows = merge_rows(self.suite.read("pairs.json") or [], self.rows, KEY)
+        write_json(self.suite.out / "pairs.json", rows)
         with gzip.open(self.suite.out / "pairs-raw.json.gz", "wt") as file:
             json.dump(self.raw, file, separators=(",", ":"))
         brief = ("hp", "mode", "policy", "p50_ms", "p99_ms", "p99_over_solo", "p99_over_solo_queued", "be_share")

@@ -177,7 +177,7 @@ def pair_row(**changed):
     }
     row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "p50_ms": 1.0, "p99_ms": 1.2}
     row |= {"p99_over_solo": 1.05, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1}
-    row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1"}
+    row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1", "commit": "c", "date": "d"}
     return {**row, **changed}
 
 
@@ -189,7 +189,9 @@ class Renderer(unittest.TestCase):
         (self.docs / "results").mkdir()
 
     def put(self, name, content, folder=None):
-        (folder or self.docs / "results").joinpath(name).write_text(json.dumps({"machine": MACHINE, **content}))
+        if isinstance(content, dict):
+            content = {"machine": MACHINE, **content}
+        (folder or self.docs / "results").joinpath(name).write_text(json.dumps(content))
 
     def text(self):
         return render.render(self.docs / "results")
@@ -198,10 +200,10 @@ class Renderer(unittest.TestCase):
         self.assertIn("Not measured yet: pairs, counts, correct, overhead, latency.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
-        self.put("pairs.json", {"rows": [pair_row()]})
+        self.put("pairs.json", [pair_row()])
         self.assertIn("+5.0 %", self.text())
         self.assertNotIn("[^1]", self.text())
-        self.put("pairs.json", {"rows": [pair_row(p99_over_solo=31.6), pair_row(mode="x", notes=["not governed"])]})
+        self.put("pairs.json", [pair_row(p99_over_solo=31.6), pair_row(mode="x", notes=["not governed"])])
         self.assertIn("+3060 %[^1]", self.text())
         self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
 
@@ -236,28 +238,29 @@ class Renderer(unittest.TestCase):
         memops = {"per_kernel": [{"tracking": "t", "kernel_ns": 2000, "us_per_kernel": 5, "host_us_per_kernel": 1}]}
         memops["seen_done"] = [{"by": "b", "p50_us": 1, "p99_us": 2}]
         state = {"fifo": {"decision_latency": {"p50_us": 0.4, "p99_us": 0.9}}}
-        content = {"rows": [row], "promise_p99_us": 2.0, "spin_us": 9, "states": state, "memops": memops}
+        trip = {"policy": "fifo", "gap_us": 0, "p50_ns": 900, "p99_ns": 5000, "p999_ns": 9000}
+        content = {"roundtrip": [trip], "rows": [row], "promise_p99_us": 2.0, "spin_us": 9, "states": state, "memops": memops}
         self.put("latency.json", content)
         text = self.text()
         for expected in (
             "kernels: 1, 2",
             "+2.00 %",
             "costs 200 ns more",
-            "5.00 us at p99",
+            "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
             "Not measured yet: pairs.",
         ):
             self.assertIn(expected, text)
 
     def test_importing_replaces_rows_of_the_same_key(self):
-        self.put("pairs.json", {"rows": [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)]})
+        self.put("pairs.json", [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)])
         out = self.docs / "out"
         out.mkdir()
-        self.put("pairs.json", {"rows": [pair_row(p50_ms=1)]}, out)
+        self.put("pairs.json", [pair_row(p50_ms=1)], out)
         self.put("latency.json", {"rows": [], "memops": None}, out)
         self.put("latency.json", {"memops": {"per_kernel": []}})
         self.assertEqual(render.take_over(out, self.docs / "results"), ["pairs.json", "latency.json"])
-        rows = json.loads((self.docs / "results" / "pairs.json").read_text())["rows"]
+        rows = json.loads((self.docs / "results" / "pairs.json").read_text())
         self.assertEqual([(r["mode"], r["p50_ms"]) for r in rows], [("mps", 8), ("tally-mps", 1)])
         latency = json.loads((self.docs / "results" / "latency.json").read_text())
         self.assertEqual(latency["memops"], {"per_kernel": []})
