@@ -25,7 +25,8 @@ pub fn run(args: &Args) -> Result<()> {
     for (package, bench) in benches.iter().filter(|(package, _)| wanted(package)) {
         eprintln!("\n{package}: {bench}");
         let mut command = cargo();
-        command.args(["bench", "--quiet", "--package", package, "--bench", bench]);
+        // Of the whole workspace, as everything is built: see `build`.
+        command.args(["bench", "--quiet", "--workspace", "--bench", bench]);
         if !args.arguments.is_empty() {
             command.arg("--").args(&args.arguments);
         }

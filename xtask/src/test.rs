@@ -60,14 +60,20 @@ pub fn run(args: &Args) -> Result<()> {
         build::everything()?;
     }
     let mut sum = Count::default();
-    let mut times = Vec::new();
+    let (mut times, mut failed) = (Vec::new(), Vec::new());
     for group in groups {
         let began = Instant::now();
-        let count = run_group(group, args.filter.as_deref())?;
+        for mut command in commands(group, args.filter.as_deref())? {
+            let count = counted(&mut command)?;
+            if count.failed > 0 {
+                failed.push(format!("failed, in {:?}: {}", command_dir(&command), line(&command)));
+            }
+            sum += count;
+        }
         times.push(format!("{group:?} {:.0} s", began.elapsed().as_secs_f64()).to_lowercase());
-        sum += count;
     }
-    eprintln!("{}", times.join(", "));
+    eprintln!("\n{}", times.join(", "));
+    failed.iter().for_each(|command| eprintln!("{command}"));
     println!("{} passed, {} failed", sum.passed, sum.failed);
     build::flush();
     if sum.failed > 0 {
@@ -77,7 +83,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
+/// What a group runs.
+fn commands(group: Group, filter: Option<&str>) -> Result<Vec<Command>> {
     let root = repository();
     let guests = [root.join("policies"), root.join("tests/policies")];
     let guest_target = target_dir().join("guests");
@@ -125,11 +132,13 @@ fn run_group(group: Group, filter: Option<&str>) -> Result<Count> {
         }
         Group::E2e => commands.push(runner(true, filter)?),
     }
-    let mut sum = Count::default();
-    for command in &mut commands {
-        sum += counted(command)?;
-    }
-    Ok(sum)
+    Ok(commands)
+}
+
+/// Where it runs, for people.
+fn command_dir(command: &Command) -> &Path {
+    let dir = command.get_current_dir().unwrap_or(Path::new("."));
+    dir.strip_prefix(repository()).ok().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(dir)
 }
 
 /// The tests across processes, or all others, by cargo-nextest if it is there,
@@ -225,7 +234,9 @@ fn counted(command: &mut Command) -> Result<Count> {
     let count = Mutex::new(Count::default());
     std::thread::scope(|scope| {
         scope.spawn(|| stdout.map(|pipe| pass_on(pipe, &mut std::io::stdout(), &count)));
-        stderr.map(|pipe| pass_on(pipe, &mut std::io::stderr(), &count));
+        if let Some(pipe) = stderr {
+            pass_on(pipe, &mut std::io::stderr(), &count);
+        }
     });
     let mut count = count.into_inner().unwrap_or_default();
     let done = child.wait()?;

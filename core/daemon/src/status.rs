@@ -249,6 +249,8 @@ pub struct Decisions {
     pub launches_held: u64,
     /// Waits for room in the window.
     pub window_full: u64,
+    /// Let go although the window was full, because nothing in it ended.
+    pub window_stalls: u64,
     /// Run as slices.
     pub sliced: u64,
     /// Run preemptibly.
@@ -273,6 +275,7 @@ impl Decisions {
             held: s.held,
             launches_held: s.launches_held,
             window_full: s.window_full,
+            window_stalls: s.window_stalls,
             sliced: s.sliced,
             preemptible: s.preemptible,
             partitioned: s.partitioned,

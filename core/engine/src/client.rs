@@ -3,6 +3,10 @@
 use crate::policy::{Class, ClientInfo, Form, KernelId};
 use std::collections::VecDeque;
 
+/// Launches of one client in flight that are tracked; the oldest are forgotten
+/// beyond it (a client that never lets its completion words move).
+pub const IN_FLIGHT_MAX: u64 = 65_536;
+
 /// A launch as it arrives from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submission {
@@ -25,6 +29,8 @@ pub struct Submission {
     pub completion: u32,
     /// It started under a lease already; there is nothing to decide.
     pub started: bool,
+    /// Its end is reported by itself and at once, so that its time can be learnt.
+    pub exact: bool,
 }
 
 /// A launch waiting for its decision.
@@ -43,6 +49,7 @@ pub(crate) struct InFlight {
     pub predicted_ns: u64,
     pub let_go_ns: u64,
     pub form: Form,
+    pub exact: bool,
     /// High-priority work ran during part of its time, so that its measurement
     /// is not its own.
     pub disturbed: bool,
@@ -70,6 +77,8 @@ pub struct ClientStats {
     pub launches_held: u64,
     /// Waits because the in-flight window was full.
     pub window_full: u64,
+    /// Launches let go although it was full, because nothing in it ended.
+    pub window_stalls: u64,
     /// Answered `slice`.
     pub sliced: u64,
     /// Answered `preemptible`.
@@ -97,6 +106,8 @@ pub(crate) struct Client {
     /// Sum of `predicted_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
+    /// Of these, launches of unknown length.
+    pub unmeasured: u64,
     pub window_ns: u64,
     pub standing: bool,
     /// Tickets below this need no decision.
@@ -106,6 +117,12 @@ pub(crate) struct Client {
     /// The head of `waiting` is not offered before this.
     pub hold_until_ns: u64,
     pub window_noted: bool,
+    /// When a launch was let go or seen done last.
+    pub moved_ns: u64,
+    /// The head of `waiting` waits for room, at most until then; 0: it does not.
+    pub window_until_ns: u64,
+    /// It is offered although there is no room: nothing in flight ends.
+    pub window_stalled: bool,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
@@ -122,12 +139,16 @@ impl Client {
             streams: Vec::new(),
             in_flight_ns: 0,
             in_flight: 0,
+            unmeasured: 0,
             window_ns,
             standing,
             granted_until: if standing { u64::MAX } else { first_ticket },
             answered_until: first_ticket,
             hold_until_ns: 0,
             window_noted: false,
+            moved_ns: 0,
+            window_until_ns: 0,
+            window_stalled: false,
             busy: false,
             served_ns,
             stats: ClientStats::default(),
@@ -139,9 +160,25 @@ impl Client {
         self.info.class == Class::High && (self.busy || self.in_flight > 0)
     }
 
-    /// Whether a launch of `predicted_ns` fits in the window. One always does.
+    /// Whether a launch of `predicted_ns` fits in the window. One always does; of
+    /// launches of unknown length (0) one at a time, since a queue of them could
+    /// be of any length.
     pub fn has_room(&self, predicted_ns: u64) -> bool {
-        self.in_flight == 0 || self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns
+        let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
+        self.in_flight == 0
+            || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))
+    }
+
+    /// Mean measured time of its launches so far; 0 if none was.
+    pub fn mean_ns(&self) -> u64 {
+        self.stats.gpu_ns.checked_div(self.stats.completed).unwrap_or(0)
+    }
+
+    /// A launch is not in flight any more.
+    pub fn ended(&mut self, f: &InFlight) {
+        self.in_flight -= 1;
+        self.unmeasured -= u64::from(f.predicted_ns == 0);
+        self.in_flight_ns = self.in_flight_ns.saturating_sub(f.predicted_ns);
     }
 
     pub fn let_go(&mut self, s: &Submission, predicted_ns: u64, form: Form, now: u64, busy: bool) {
@@ -155,10 +192,19 @@ impl Client {
             predicted_ns,
             let_go_ns: now,
             form,
+            exact: s.exact,
             disturbed: busy,
         });
+        self.moved_ns = now;
         self.in_flight += 1;
+        self.unmeasured += u64::from(predicted_ns == 0);
         self.in_flight_ns = self.in_flight_ns.saturating_add(predicted_ns);
         self.answered_until = self.answered_until.max(s.ticket + 1);
+        if self.in_flight > IN_FLIGHT_MAX
+            && let Some(longest) = self.streams.iter_mut().max_by_key(|s| s.in_flight.len())
+            && let Some(oldest) = longest.in_flight.pop_front()
+        {
+            self.ended(&oldest);
+        }
     }
 }

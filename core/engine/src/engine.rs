@@ -16,9 +16,9 @@
 use crate::client::{Client, ClientStats, Submission};
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault, FaultKind,
-    Form, Launch, Policy, launch_flags, subscription,
+    Form, KernelId, Launch, Policy, launch_flags, subscription,
 };
-use crate::profile::KernelKey;
+use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// What the caller must do.
@@ -84,9 +84,9 @@ pub struct PolicyStats {
 
 /// Timers a policy may have pending.
 pub const TIMERS_MAX: usize = 64;
-/// Launches of one client in flight that are tracked; the oldest are forgotten
-/// beyond it (a client that never lets its completion words move).
-pub const IN_FLIGHT_MAX: u64 = 65_536;
+/// A full window in which nothing ends for so long lets another launch in: what is
+/// in flight may be waiting for it (kernels that meet across streams or GPUs).
+pub const WINDOW_STALL_NS: u64 = 50_000_000;
 /// Launches of one client waiting; the ring bounds it far below.
 const WAITING_MAX: usize = 4_096;
 /// Commands carried out after one input, so that a policy which answers every
@@ -277,14 +277,10 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&client) else { return };
         c.stats.submitted += 1;
         if submission.started || submission.ticket < c.granted_until {
-            let predicted =
-                submission.kernel.map_or(0, |k| self.context.world.profiles.predicted_ns(k));
+            let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
             let busy = c.info.class == Class::BestEffort && high_busy;
             c.let_go(&submission, predicted, Form::Whole, now_ns, busy);
-            if c.in_flight > IN_FLIGHT_MAX {
-                forget_oldest(c);
-            }
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
             }
@@ -320,21 +316,27 @@ impl Engine {
         let started = s.in_flight[0].let_go_ns.max(s.last_done_ns);
         s.last_done_ns = now_ns;
         let together_ns = now_ns.saturating_sub(started);
-        // Several seen done at once cannot be told apart: share the time, and
-        // learn only from a single one seen soon enough.
+        // Several seen done at once cannot be told apart: they share the time.
+        // Learnt from is only one that is reported by itself, at once, and was
+        // looked at soon enough.
         let share_ns = together_ns / done as u64;
-        let exact = done == 1 && observed_gap_ns <= (together_ns / 4).max(5_000);
+        let soon = done == 1 && observed_gap_ns <= (together_ns / 4).max(5_000);
         let mut told = Vec::new();
         for _ in 0..done {
-            let Some(f) = s.in_flight.pop_front() else { break };
-            c.in_flight -= 1;
-            c.in_flight_ns = c.in_flight_ns.saturating_sub(f.predicted_ns);
+            let Some(f) = c.streams[stream as usize].in_flight.pop_front() else { break };
+            c.ended(&f);
+            // A late report includes time in which it was done already.
+            let charged_ns = match f.predicted_ns {
+                0 => share_ns,
+                predicted if f.exact => share_ns.min(predicted.saturating_mul(64)),
+                predicted => share_ns.min(predicted),
+            };
             c.stats.completed += 1;
-            c.stats.gpu_ns += share_ns;
-            c.served_ns += share_ns;
+            c.stats.gpu_ns += charged_ns;
+            c.served_ns += charged_ns;
             if let Some(kernel) = f.kernel {
                 let unmeasured = self.context.world.profiles.mean_ns(kernel) == 0;
-                if unmeasured || (exact && !f.disturbed) {
+                if f.exact && done == 1 && (unmeasured || (soon && !f.disturbed)) {
                     self.context.world.profiles.record(kernel, share_ns.max(1));
                 }
                 if self.subscribed & subscription::COMPLETIONS != 0 {
@@ -343,12 +345,15 @@ impl Engine {
                         kernel,
                         form: f.form,
                         predicted_ns: f.predicted_ns,
-                        measured_ns: share_ns,
+                        measured_ns: charged_ns,
                     }));
                 }
             }
         }
         c.window_noted = false;
+        c.window_until_ns = 0;
+        c.window_stalled = false;
+        c.moved_ns = now_ns;
         let high = c.info.class == Class::High;
         for event in told {
             self.tell(now_ns, &event, out);
@@ -406,8 +411,9 @@ impl Engine {
         let hold = self
             .clients
             .values()
-            .filter(|c| !c.waiting.is_empty() && c.hold_until_ns > 0)
-            .map(|c| c.hold_until_ns)
+            .filter(|c| !c.waiting.is_empty())
+            .flat_map(|c| [c.hold_until_ns, c.window_until_ns])
+            .filter(|&until| until > 0)
             .min();
         match (timer, hold) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -572,7 +578,7 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
-        let predicted_ns = s.kernel.map_or(0, |k| self.context.world.profiles.predicted_ns(k));
+        let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
         if s.ticket < c.granted_until {
             c.stats.run += 1;
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
@@ -587,8 +593,14 @@ impl Engine {
                 c.stats.window_full += 1;
             }
             c.hold_until_ns = 0;
-            return false;
+            let until_ns = c.moved_ns.saturating_add(WINDOW_STALL_NS);
+            if now_ns < until_ns {
+                c.window_until_ns = until_ns;
+                return false;
+            }
+            c.window_stalled = true;
         }
+        c.window_until_ns = 0;
         let high_quiet_ns = match (self.high_busy, self.high_idle_since_ns) {
             (true, _) => 0,
             (false, None) => u64::MAX,
@@ -657,6 +669,8 @@ impl Engine {
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
+        c.stats.window_stalls += u64::from(std::mem::take(&mut c.window_stalled));
+        c.window_until_ns = 0;
         c.window_noted = false;
         c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
         let (offered, form) = match decision {
@@ -709,6 +723,12 @@ pub struct ClientState {
     pub in_flight_ns: u64,
 }
 
+/// What a launch of a client is expected to take; of a kernel that has no profile
+/// because too many have one, as long as its launches on average.
+fn predicted_ns(profiles: &Profiles, c: &Client, kernel: Option<KernelId>) -> u64 {
+    kernel.map_or_else(|| c.mean_ns(), |k| profiles.predicted_ns(k))
+}
+
 fn set_standing(id: ClientId, c: &mut Client, granted: bool, out: &mut Vec<Action>) {
     if c.standing == granted && (granted || c.granted_until <= c.answered_until) {
         return;
@@ -716,15 +736,6 @@ fn set_standing(id: ClientId, c: &mut Client, granted: bool, out: &mut Vec<Actio
     c.standing = granted;
     c.granted_until = if granted { u64::MAX } else { c.answered_until };
     out.push(Action::Grant { client: id, until: c.granted_until });
-}
-
-fn forget_oldest(c: &mut Client) {
-    if let Some(s) = c.streams.iter_mut().max_by_key(|s| s.in_flight.len())
-        && let Some(f) = s.in_flight.pop_front()
-    {
-        c.in_flight -= 1;
-        c.in_flight_ns = c.in_flight_ns.saturating_sub(f.predicted_ns);
-    }
 }
 
 /// Answers that no launch can have.

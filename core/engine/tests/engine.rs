@@ -56,6 +56,7 @@ fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
         stream: 0,
         completion: ticket as u32 + 1,
         started: false,
+        exact: true,
     }
 }
 
@@ -147,6 +148,66 @@ fn the_window_is_measured_in_gpu_time() {
     assert_eq!(e.client_stats(LOW).unwrap().window_full, 1);
     e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
     assert_eq!(granted(&out, LOW), Some(4));
+}
+
+#[test]
+fn of_launches_of_unknown_length_one_at_a_time_is_let_go() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("new"));
+    for t in 0..10 {
+        e.submitted(1_000, LOW, submission(t, k), &mut out);
+    }
+    assert_eq!(granted(&out, LOW), Some(1));
+    e.progress(101_000, LOW, 0, 1, 1_000, &mut out);
+    assert_eq!(granted(&out, LOW), Some(10), "100 us each: nine fit a window of 1 ms");
+}
+
+#[test]
+fn a_launch_does_not_wait_for_ever_for_one_that_may_be_waiting_for_it() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("all_reduce"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    // On another stream, or another GPU: the first ends when both run.
+    e.submitted(1_000, LOW, Submission { stream: 1, ..submission(1, k) }, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    let due = e.next_deadline_ns().expect("it is looked at again");
+    e.tick(due - 1, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    e.tick(due, &mut out);
+    assert_eq!(granted(&out, LOW), Some(2));
+    assert_eq!(e.client_stats(LOW).unwrap().window_stalls, 1);
+}
+
+#[test]
+fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(20_000, LOW, 0, 1, 1_000, &mut out);
+    // Five launches, then a second of computing before their end is reported.
+    for t in 1..6 {
+        let late = Submission { exact: false, ..submission(t, k) };
+        e.submitted(30_000, LOW, late, &mut out);
+    }
+    e.progress(1_000_000_000, LOW, 0, 6, 1_000, &mut out);
+    assert_eq!(e.world().profiles.predicted_ns(k.unwrap()), 20_000);
+    assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 6 * 20_000);
+}
+
+#[test]
+fn a_client_whose_words_never_move_is_bounded() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let cap = tally_engine::client::IN_FLIGHT_MAX;
+    for t in 0..cap + 100 {
+        let s = Submission { started: true, ..submission(t, None) };
+        e.submitted(t, LOW, s, &mut out);
+        out.clear();
+    }
+    assert_eq!(e.client_state(LOW).unwrap().in_flight, cap);
 }
 
 #[test]
@@ -258,6 +319,7 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
     for t in 0..3 {
         e.submitted(1, LOW, submission(t, None), &mut out);
+        e.progress(2, LOW, 0, t as u32 + 1, 1, &mut out);
     }
     assert_eq!(granted(&out, LOW), Some(3), "the client goes on");
     let stats = e.policy_stats();
@@ -296,8 +358,10 @@ fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
     let mut out = Vec::new();
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
-    e.submitted(1, LOW, submission(0, None), &mut out);
-    e.submitted(1, LOW, submission(1, None), &mut out);
+    for t in 0..2 {
+        e.submitted(1, LOW, submission(t, None), &mut out);
+        e.progress(2, LOW, 0, t as u32 + 1, 1, &mut out);
+    }
     assert_eq!(granted(&out, LOW), Some(2));
     assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
     // On offer: passed on, and the grant stays below the ticket.

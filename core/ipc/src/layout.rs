@@ -33,6 +33,9 @@ pub mod submission_flags {
     pub const SYNCHRONOUS: u32 = 1 << 3;
     /// The shim started it under a lease, without waiting for a decision.
     pub const LEASED: u32 = 1 << 4;
+    /// Its end may be reported late, and together with others': nothing is to be
+    /// learnt of its own time.
+    pub const COALESCED: u32 = 1 << 5;
 }
 
 /// One launch, written by the client, read by the core.

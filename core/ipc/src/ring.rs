@@ -235,7 +235,8 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
                 | submission_flags::COOPERATIVE
                 | submission_flags::CLUSTERED
                 | submission_flags::SYNCHRONOUS
-                | submission_flags::LEASED),
+                | submission_flags::LEASED
+                | submission_flags::COALESCED),
         grid: three(&s.grid),
         block: three(&s.block),
         shared_bytes: s.shared_bytes.load(Relaxed),

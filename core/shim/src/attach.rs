@@ -158,7 +158,8 @@ impl Connection {
             let priority = client_priority.to_string();
             set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
         }
-        state::set_fail_hold(welcome.fail_hold);
+        // What this client was started with wins.
+        state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
         let slice = match welcome.residency {
             Residency::TimeSlice { slice_us: 1.. } => report_state::PENDING,
             _ => report_state::UNUSED,
@@ -172,6 +173,7 @@ impl Connection {
             welcome.residency,
             welcome.class_reason
         );
+        crate::completion::forget_samples();
         let number = doorbell.as_raw_fd();
         // Kept on purpose: a launch may be about to ring it.
         std::mem::forget(doorbell);
@@ -259,8 +261,17 @@ fn start() {
     }
 }
 
+/// What the environment says of a lost core: hold (true) or open.
+fn told_fail_hold() -> Option<bool> {
+    match std::env::var(wire::ENV_FAIL).ok()?.as_str() {
+        "hold" => Some(true),
+        "open" => Some(false),
+        _ => None,
+    }
+}
+
 fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> Result<(), String> {
-    state::set_fail_hold(std::env::var(wire::ENV_FAIL).is_ok_and(|f| f == "hold"));
+    state::set_fail_hold(told_fail_hold().unwrap_or(false));
     let connection = settings.connect(&region, client);
     let entered = match connection {
         Ok(connection) => Some(connection.enter(client)),

@@ -76,6 +76,11 @@ pub fn nudge() {
     }
 }
 
+/// Whether the program has begun to exit: nobody will enqueue writes any more.
+pub fn is_exiting() -> bool {
+    EXITING.load(SeqCst)
+}
+
 /// Have completion writes put behind all unmarked work: a launch waits for it.
 pub fn mark_soon() {
     MARK.store(true, SeqCst);
@@ -424,6 +429,9 @@ fn mark(client: &ClientRegion, index: usize, slot: &Slot) {
         // SAFETY: no arguments; the slot's context is current.
         let waited = d.relaxed(|| d.ctx_synchronize.is_some_and(|f| unsafe { f() } == SUCCESS));
         if waited {
+            if index != OVERFLOW && seen.is_settled() {
+                completion::seen_done(client, index, seen.sequence());
+            }
             let word = &slot.word;
             report_change(activity::covered(&client.activity, word, slots::bit(index), seen));
         }

@@ -8,6 +8,7 @@
 //! All writes to a slot's word are enqueued under the slot's lock, in order of
 //! their numbers, so the word only rises. Must never be done to a capturing stream.
 
+use crate::capture;
 use crate::cu::{
     ALREADY_REGISTERED, NOT_SUPPORTED, Ptr, REGISTER_PORTABLE_MAPPED, SUCCESS, WRITE_VALUE_DEFAULT,
     driver,
@@ -126,7 +127,7 @@ const UNMARKED_NS_MAX: u64 = 100_000;
 const FIRST_SAMPLES: u8 = 8;
 const SAMPLE_EVERY: u8 = 32;
 
-/// Launches of each kernel of the table, wrapping.
+/// Launches of each kernel of the table since the core was met, wrapping.
 static LAUNCHED: [AtomicU8; KERNEL_SLOTS] = [const { AtomicU8::new(0) }; KERNEL_SLOTS];
 /// Threads whose launch waits for something in flight to end.
 static WAITING: AtomicU32 = AtomicU32::new(0);
@@ -142,16 +143,26 @@ pub fn is_sample(kernel: u32, flags: u32) -> bool {
     n < FIRST_SAMPLES || n.is_multiple_of(SAMPLE_EVERY)
 }
 
-/// Launches of the slot up to `sequence` that no write stands for.
-pub fn unmarked(slot: &Slot, sequence: u32) -> u32 {
-    sequence.wrapping_sub(slot.marked.load(Relaxed))
+/// A core was met that knows no kernel's time yet: measure them anew.
+pub fn forget_samples() {
+    for launched in &LAUNCHED {
+        launched.store(0, Relaxed);
+    }
+}
+
+/// Launches of the slot up to `sequence` that no write stands for and that no
+/// waiting call has shown to be done.
+pub fn unmarked(client: &ClientRegion, index: usize, slot: &Slot, sequence: u32) -> u32 {
+    let seen = client.completions.words[index & 63].host.load(Relaxed);
+    sequence.wrapping_sub(slot.marked.load(Relaxed)).min(sequence.wrapping_sub(seen))
 }
 
 /// Whether launch `sequence`, just issued, is to be followed by a write. The
 /// caller holds the slot's lock.
-pub fn is_due(slot: &Slot, sequence: u32) -> bool {
-    let n = unmarked(slot, sequence);
-    if n >= LAUNCHES_MAX || WAITING.load(SeqCst) != 0 {
+pub fn is_due(client: &ClientRegion, index: usize, slot: &Slot, sequence: u32) -> bool {
+    let n = unmarked(client, index, slot, sequence);
+    // While anything captures, nobody else could enqueue the write later.
+    if n >= LAUNCHES_MAX || WAITING.load(SeqCst) != 0 || capture::is_active() {
         return true;
     }
     let now = now_ns();

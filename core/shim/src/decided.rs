@@ -29,7 +29,7 @@ use crate::{attendant, completion};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{LEASED, SYNCHRONOUS};
+use tally_ipc::layout::submission_flags::{COALESCED, LEASED, SYNCHRONOUS};
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, now_ns};
 
@@ -86,8 +86,8 @@ pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult 
             client.counters.degraded.fetch_add(1, Relaxed);
         }
     }
-    let sample = shape.is_some_and(|s: Shape| completion::is_sample(s.kernel, s.flags));
-    if sample && completion::unmarked(slot, before) != 0 {
+    let sample = shape.is_some_and(|(_, sample)| sample);
+    if sample && !synchronous && completion::unmarked(client, index, slot, before) != 0 {
         launch.mark_before();
     }
     let result = launch::unasked(client, index, call);
@@ -126,7 +126,7 @@ fn synchronize(call: &Call<'_>) -> bool {
 }
 
 impl Decided<'_> {
-    fn ask(&self, shape: &mut Option<Shape>) -> Way {
+    fn ask(&self, asked: &mut Option<(Shape, bool)>) -> Way {
         let Decided { client, index, synchronous, .. } = *self;
         loop {
             let Some(epoch) = state::epoch() else {
@@ -144,10 +144,15 @@ impl Decided<'_> {
             if epoch.is_stuck() && !state::fail_hold() {
                 return Way::Unscheduled;
             }
-            let shape = *shape.get_or_insert_with(self.call.shape);
+            let (shape, sample) = *asked.get_or_insert_with(|| {
+                let shape = (self.call.shape)();
+                (shape, completion::is_sample(shape.kernel, shape.flags))
+            });
             let mut request = Request {
                 kernel: shape.kernel,
-                flags: shape.flags | if synchronous { SYNCHRONOUS } else { 0 },
+                flags: shape.flags
+                    | if synchronous { SYNCHRONOUS } else { 0 }
+                    | if synchronous || sample { 0 } else { COALESCED },
                 grid: shape.grid,
                 block: shape.block,
                 shared_bytes: shape.shared_bytes,
@@ -185,19 +190,33 @@ impl Decided<'_> {
     ) -> Waited<Answer> {
         let Decided { client, index, slot, before, synchronous, .. } = *self;
         let _waiting = completion::Waiting::begin();
-        let busy = client.activity.busy_streams.load(SeqCst);
-        let is_unmarked = |i: usize, s: &Slot| {
-            busy & slots::bit(i) != 0 && completion::unmarked(s, s.word.snapshot().sequence()) != 0
-        };
-        if slots::in_use().any(|(i, s)| i != index && is_unmarked(i, s)) {
-            attendant::mark_soon();
-        }
         // Even if an earlier write is on its way: nobody would wake this thread to
         // enqueue the next one when that arrives.
-        if !synchronous && completion::unmarked(slot, before) != 0 {
-            self.mark_before();
+        if completion::unmarked(client, index, slot, before) != 0 {
+            if synchronous {
+                self.wait_for_earlier();
+            } else {
+                self.mark_before();
+            }
         }
-        wait_until(client, epoch, answer)
+        wait_until(client, epoch, answer, || {
+            // Again at each nap: the attendant may have had to pass a slot over.
+            let busy = client.activity.busy_streams.load(SeqCst);
+            let is_unmarked = |i: usize, s: &Slot| {
+                busy & slots::bit(i) != 0
+                    && completion::unmarked(client, i, s, s.word.snapshot().sequence()) != 0
+            };
+            if slots::in_use().any(|(i, s)| i != index && is_unmarked(i, s)) {
+                attendant::mark_soon();
+            }
+        })
+    }
+
+    /// Wait for what was launched before this launch.
+    fn wait_for_earlier(&self) {
+        synchronize(self.call);
+        self.slot.marked.store(self.before, Relaxed);
+        completion::seen_done(self.client, self.index, self.before);
     }
 
     /// Enqueue a completion write for what was launched before this launch.
@@ -206,9 +225,7 @@ impl Decided<'_> {
         let stream = slots::explicit(call.stream, call.per_thread);
         if let Err(error) = completion::write(index, slot, stream, before) {
             completion::fall_back(client, error);
-            synchronize(call);
-            slot.marked.store(before, Relaxed);
-            completion::seen_done(client, index, before);
+            self.wait_for_earlier();
         }
     }
 }
@@ -224,7 +241,7 @@ fn publish(
     let mut epoch = Some(asked);
     while let Some(e) = epoch {
         let room = || ring::has_room(e.core, ticket).then_some(());
-        if let Waited::Lost = wait_until(client, e, room) {
+        if let Waited::Lost = wait_until(client, e, room, || ()) {
             epoch = state::epoch();
         } else {
             // Stuck counts as room: the requests overwritten are of launches that
@@ -246,12 +263,13 @@ fn publish(
     (ticket >= e.first_ticket).then_some(e)
 }
 
-/// Wait for the core to do something: until `done` says that it has, until the
+/// Wait for the core to do something, calling `before_nap` before each sleep: until `done` says that it has, until the
 /// core is gone, or until it is stuck and the fail mode is not to hold.
 fn wait_until<T>(
     client: &ClientRegion,
     epoch: &'static Epoch,
     done: impl Fn() -> Option<T>,
+    before_nap: impl Fn(),
 ) -> Waited<T> {
     let look =
         || done().map(Waited::Done).or_else(|| state::is_over(epoch).then_some(Waited::Lost));
@@ -259,7 +277,14 @@ fn wait_until<T>(
     let mut heartbeat = epoch.core.heartbeat.load(Relaxed);
     let mut beat_at = now_ns();
     loop {
-        if let Some(waited) = wait::wait(client, epoch.core, spin, CLIENT_NAP, look) {
+        if let Some(waited) = wait::spin(spin, look) {
+            return waited;
+        }
+        before_nap();
+        if attendant::is_exiting() {
+            return Waited::Stuck;
+        }
+        if let Some(waited) = wait::wait(client, epoch.core, Duration::ZERO, CLIENT_NAP, look) {
             return waited;
         }
         spin = Duration::ZERO;
@@ -280,7 +305,7 @@ impl Decided<'_> {
         let Decided { client, index, slot, before, synchronous, call } = *self;
         let number = before.wrapping_add(1);
         if !synchronous {
-            if result == SUCCESS && !sample && !completion::is_due(slot, number) {
+            if result == SUCCESS && !sample && !completion::is_due(client, index, slot, number) {
                 return;
             }
             let stream = slots::explicit(call.stream, call.per_thread);

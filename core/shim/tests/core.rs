@@ -69,14 +69,16 @@ fn granted_ahead_it_does_not_wait() {
     let mut last = None;
     for i in 0..10 {
         let request = client.take();
-        assert_eq!(request.flags, submission_flags::LEASED);
+        // A kernel's first launches are measured one by one.
+        let late = if i < 8 { 0 } else { submission_flags::COALESCED };
+        assert_eq!(request.flags, submission_flags::LEASED | late);
         assert_eq!(request.completion, i + 1);
         last = Some(request);
     }
     p.ok(&["sync 0"]);
     assert!(last.is_some_and(|r| client.done(&r)), "a call that waits shows it at the latest");
     p.tell("launch 0");
-    assert_eq!(client.take().flags, 0, "the eleventh asks");
+    assert_eq!(client.take().flags, submission_flags::COALESCED, "the eleventh asks");
     client.grant();
     assert_eq!(p.answer(), "0");
     p.ends_well();

@@ -127,7 +127,13 @@ fn main() -> Result<()> {
     let at = |q: f64| taken[((taken.len() - 1) as f64 * q) as usize];
     println!(
         "{{\"launches\": {}, \"gap_us\": {}, \"p50_ns\": {}, \"p90_ns\": {}, \"p99_ns\": {}, \"p999_ns\": {}, \"max_ns\": {}}}",
-        taken.len(), options.gap_us, at(0.5), at(0.9), at(0.99), at(0.999), at(1.0)
+        taken.len(),
+        options.gap_us,
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(0.999),
+        at(1.0)
     );
     Ok(())
 }

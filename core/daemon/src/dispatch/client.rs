@@ -179,17 +179,20 @@ impl DispatchClient {
         changed
     }
 
-    /// High priority: ask it, if it is time, whether it is still busy.
+    /// Ask it, if it is time: a high-priority client whether it is still busy, a
+    /// best-effort one to have the end of its launches reported (its last ones
+    /// before a pause may not be otherwise).
     pub fn poll_probe(&mut self, now_ns: u64) {
-        if self.busy && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed))
-        {
+        let asked = if self.is_high() { self.busy } else { self.is_pending() };
+        if asked && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed)) {
             let _ = rustix::io::write(&self.link.probe, &1u64.to_ne_bytes());
         }
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.
     pub fn next_probe_ns(&self) -> Option<u64> {
-        (self.is_high() && self.busy).then(|| self.probe.next_ns())
+        let asked = if self.is_high() { self.busy } else { self.is_pending() };
+        asked.then(|| self.probe.next_ns())
     }
 
     /// Tell the engine of completions. True if a word moved.
@@ -302,6 +305,7 @@ impl DispatchClient {
             stream: index as u32,
             completion: request.completion,
             started,
+            exact: request.flags & submission_flags::COALESCED == 0,
         };
         engine.submitted(now_ns, self.link.info.id, submission, out);
     }

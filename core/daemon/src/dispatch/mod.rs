@@ -220,10 +220,9 @@ impl Dispatch {
         if !was_in_flight && self.engine.has_in_flight() {
             self.last_progress_ns = now;
         }
-        if self.wants_high_activity() {
-            for c in self.clients.iter_mut().filter(|c| c.is_high()) {
-                c.poll_probe(now);
-            }
+        let high = self.wants_high_activity();
+        for c in self.clients.iter_mut().filter(|c| high || !c.is_high()) {
+            c.poll_probe(now);
         }
         active
     }
@@ -302,9 +301,9 @@ impl Dispatch {
             let quiet = now.saturating_sub(self.last_progress_ns);
             until = until.min(now + (quiet / part).max(self.settings.completion_poll_ns));
         }
-        if self.wants_high_activity()
-            && let Some(due) = self.clients.iter().filter_map(|c| c.next_probe_ns()).min()
-        {
+        let high = self.wants_high_activity();
+        let asked = self.clients.iter().filter(|c| high || !c.is_high());
+        if let Some(due) = asked.filter_map(|c| c.next_probe_ns()).min() {
             until = until.min(due);
         }
         if let Some(draining) = &self.draining {
