@@ -1,0 +1,176 @@
+//! Offering launches to the policy, and carrying out what it answers.
+
+use super::{Action, Engine, ROUNDS_MAX, WINDOW_STALL_NS, fallback, predicted_ns, sane};
+use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
+
+impl Engine {
+    /// Only this client's launches or room changed: offer what it has waiting,
+    /// and the others' only if that changed something for them.
+    pub(super) fn settle_one(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) {
+        if !self.offer_all {
+            while self.offer(now_ns, id, false, out) {}
+        }
+        if self.offer_all {
+            self.settle(now_ns, out);
+        }
+    }
+
+    /// Offer every head launch that may run now, least served client first.
+    pub(super) fn settle(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        for _ in 0..ROUNDS_MAX {
+            let all = std::mem::take(&mut self.offer_all);
+            let mut order = std::mem::take(&mut self.order);
+            order.clear();
+            order.extend(
+                self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&i, _)| i),
+            );
+            order.sort_by_key(|i| {
+                let c = &self.clients[i];
+                (c.info.class != Class::High, c.served_ns, c.waiting[0].submitted_ns)
+            });
+            for &id in &order {
+                while self.offer(now_ns, id, all, out) {}
+            }
+            self.order = order;
+            if !self.offer_all {
+                return;
+            }
+        }
+    }
+
+    /// Offer the head of one client's queue. True if it was let go, so that the
+    /// next one may be offered.
+    fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
+        let (waiting_clients, high_clients) = (self.waiting_clients, self.high_clients);
+        let Some(c) = self.clients.get_mut(&id) else { return false };
+        let Some(&head) = c.waiting.front() else { return false };
+        let s = head.submission;
+        let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
+        if s.ticket < c.granted_until {
+            c.stats.run += 1;
+            self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
+            return true;
+        }
+        if !again && c.hold_until_ns > now_ns {
+            return false;
+        }
+        if !c.has_room(predicted_ns) {
+            if !c.window_noted {
+                c.window_noted = true;
+                c.stats.window_full += 1;
+            }
+            c.hold_until_ns = 0;
+            let until_ns = c.moved_ns.saturating_add(WINDOW_STALL_NS);
+            if now_ns < until_ns {
+                c.window_until_ns = until_ns;
+                return false;
+            }
+            c.window_stalled = true;
+        }
+        c.window_until_ns = 0;
+        let high_quiet_ns = match (self.high_busy, self.high_idle_since_ns) {
+            (true, _) => 0,
+            (false, None) => u64::MAX,
+            (false, Some(since)) => now_ns.saturating_sub(since),
+        };
+        let launch = Launch {
+            now_ns,
+            client: id,
+            class: c.info.class,
+            kernel: s.kernel.unwrap_or(u32::MAX),
+            flags: s.flags
+                | if self.high_busy { launch_flags::HIGH_BUSY } else { 0 }
+                | if head.offered { launch_flags::OFFERED_AGAIN } else { 0 },
+            grid_blocks: s.grid_blocks,
+            block_threads: s.block_threads,
+            shared_bytes: s.shared_bytes,
+            predicted_ns,
+            waited_ns: now_ns.saturating_sub(head.submitted_ns),
+            in_flight_ns: c.in_flight_ns,
+            high_quiet_ns,
+            high_clients,
+            waiting_clients,
+            stream: s.stream,
+            sm_count: self.config.sm_count,
+        };
+        self.stats.decides += 1;
+        let decision = match self.policy.decide(&launch, &mut self.context).and_then(sane) {
+            Ok(decision) => decision,
+            Err(fault) => {
+                self.count_fault(fault, out);
+                self.stats.fallbacks += 1;
+                if let Some(c) = self.clients.get_mut(&id) {
+                    c.stats.fallback += 1;
+                }
+                fallback(&launch, self.config.fallback_quiet_ns)
+            }
+        };
+        self.carry_out(now_ns, out);
+        if let Decision::Hold(for_ns) = decision {
+            let Some(c) = self.clients.get_mut(&id) else { return false };
+            let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
+            c.hold_until_ns = now_ns.saturating_add(for_ns);
+            c.stats.held += 1;
+            c.stats.launches_held += u64::from(!head.offered);
+            if let Some(w) = c.waiting.front_mut() {
+                w.offered = true;
+            }
+            return false;
+        }
+        self.answer(now_ns, id, decision, predicted_ns, out);
+        true
+    }
+
+    /// Let the head of a client's queue go.
+    fn answer(
+        &mut self,
+        now_ns: u64,
+        id: ClientId,
+        decision: Decision,
+        predicted_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let high_busy = self.high_busy;
+        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(w) = c.waiting.pop_front() else { return };
+        self.waiting_clients -= u32::from(c.waiting.is_empty());
+        let s = w.submission;
+        c.hold_until_ns = 0;
+        c.stats.window_stalls += u64::from(std::mem::take(&mut c.window_stalled));
+        c.window_until_ns = 0;
+        c.window_noted = false;
+        c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
+        let (offered, form) = match decision {
+            Decision::Slice(_) => (s.flags & launch_flags::CAN_SLICE != 0, Form::Sliced),
+            Decision::Preemptible => (s.flags & launch_flags::CAN_PREEMPT != 0, Form::Preemptible),
+            Decision::Partition(_) => {
+                (s.flags & launch_flags::CAN_PARTITION != 0, Form::Partitioned)
+            }
+            Decision::Run(_) | Decision::Hold(_) => (true, Form::Whole),
+        };
+        let form = if offered { form } else { Form::Whole };
+        match form {
+            _ if !offered => c.stats.degraded += 1,
+            Form::Sliced => c.stats.sliced += 1,
+            Form::Preemptible => c.stats.preemptible += 1,
+            Form::Partitioned => c.stats.partitioned += 1,
+            Form::Whole if s.ticket >= c.granted_until => c.stats.run += 1,
+            Form::Whole => {}
+        }
+        let busy = c.info.class == Class::BestEffort && high_busy;
+        c.let_go(&s, predicted_ns, form, now_ns, busy);
+        if form == Form::Whole {
+            let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
+            let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);
+            if until > c.granted_until {
+                c.granted_until = until;
+                out.push(Action::Grant { client: id, until });
+            }
+        } else {
+            out.push(Action::Decide { client: id, ticket: s.ticket, decision });
+        }
+        if c.info.class == Class::High {
+            self.note_high(now_ns, None, out);
+        }
+    }
+}
