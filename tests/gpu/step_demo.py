@@ -26,4 +26,4 @@ def main(suite):
 
 
 if __name__ == "__main__":
-    step_main("demo", main, lambda p: p.add_argument("--limit-s", type=float, default=60))
+    step_main("demo", main, lambda p: p.add_argument("--limit-s", type=float, default=180))

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// Submissions in flight at once, for one client. A power of two.
 pub const RING_SLOTS: usize = 256;
 /// Streams of one client tracked at once (bits of [`Activity::busy_streams`]).
-/// Launches on further streams run one at a time (the shim waits for each).
+/// The last slot is shared by all further streams, on which decided launches run
+/// one at a time (the shim waits for each).
 pub const STREAM_SLOTS: usize = 64;
 /// Distinct kernels of one client that can be told apart.
 pub const KERNEL_SLOTS: usize = 4096;

@@ -14,7 +14,7 @@ struct Fifo {
 }
 
 impl Policy for Fifo {
-    /// Called once, with the text of `config` in the core's configuration.
+    /// Called once, with the text of the file that `--policy-config` names.
     fn init(config: &str) -> Result<Self, String> {
         // Refuse what is not understood; a typing error must not pass in silence.
         if !config.trim().is_empty() {
