@@ -138,6 +138,8 @@ class Processes(unittest.TestCase):
         token = f"/tmp/test-{os.getpid()}"
         environment = {**os.environ, "TALLY_GPU_SUITE": token}
         left = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
+        # Popen returns when the exec can no longer fail, a little before the new environment can be read.
+        procs.wait_until(lambda: procs.with_token(token), 10, "its environment to be there", every_s=0.01)
         self.assertEqual(procs.sweep(token), [left.pid])
         self.assertNotEqual(left.wait(5), 0)
         self.assertEqual(procs.with_token(token), [])

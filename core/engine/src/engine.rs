@@ -88,7 +88,7 @@ pub struct PolicyStats {
 pub const TIMERS_MAX: usize = 64;
 /// A full window in which nothing ends for so long lets another launch in: what is
 /// in flight may be waiting for it (kernels that meet across streams or GPUs).
-pub const WINDOW_STALL_NS: u64 = 50_000_000;
+pub const WINDOW_STALL_NS: u64 = 500_000_000;
 /// Launches of one client waiting; the ring bounds it far below.
 const WAITING_MAX: usize = 4_096;
 /// Commands carried out after one input, so that a policy which answers every
