@@ -143,11 +143,18 @@ pub struct Engine {
     pub hold_ms_max: u64,
     /// Silence after high-priority work that the built-in rule waits for, us.
     pub fallback_quiet_us: u64,
+    /// A full window in which nothing ends for so long lets another launch in, ms.
+    pub window_stall_ms: u64,
 }
 
 impl Default for Engine {
     fn default() -> Self {
-        Engine { window_us: 1_000, hold_ms_max: 1_000, fallback_quiet_us: 100 }
+        Engine {
+            window_us: 1_000,
+            hold_ms_max: 1_000,
+            fallback_quiet_us: 100,
+            window_stall_ms: 500,
+        }
     }
 }
 
@@ -355,6 +362,7 @@ impl Config {
         within("engine.window_us", self.engine.window_us, 1, 60_000_000)?;
         within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
         within("engine.fallback_quiet_us", self.engine.fallback_quiet_us, 0, 1_000_000)?;
+        within("engine.window_stall_ms", self.engine.window_stall_ms, 1, 3_600_000)?;
         within("dispatch.spin_us", self.dispatch.spin_us(), 0, 1_000_000)?;
         within("dispatch.completion_poll_us", self.dispatch.completion_poll_us, 5, 10_000)?;
         within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;

@@ -56,6 +56,7 @@ fn settings(config: &Config) -> Settings {
             window_ns: config.engine.window_us * 1_000,
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
             fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
+            window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             sm_count: 0,
         },
     }

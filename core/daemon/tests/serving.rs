@@ -158,7 +158,7 @@ fn a_high_priority_client_that_forgets_to_say_idle_is_probed() {
 
 #[test]
 fn launches_that_share_a_window_wait_for_completions() {
-    let config = format!("{BUILT_IN}[engine]\nwindow_us = 1\n");
+    let config = format!("{BUILT_IN}[engine]\nwindow_us = 1\nwindow_stall_ms = 3600000\n");
     let core = Core::start(&config, &[]);
     let mut low = Client::best_effort(&core, "train");
     low.region.kernels[0].publish(b"gemm", 7);

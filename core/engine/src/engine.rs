@@ -54,6 +54,10 @@ pub struct EngineConfig {
     pub hold_ns_max: u64,
     /// Silence that the built-in rule waits for after high-priority work.
     pub fallback_quiet_ns: u64,
+    /// A full window in which nothing ends for so long lets another launch in:
+    /// what is in flight may be waiting for it (kernels that meet across streams
+    /// or GPUs).
+    pub window_stall_ns: u64,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
 }
@@ -64,6 +68,7 @@ impl Default for EngineConfig {
             window_ns: 1_000_000,
             hold_ns_max: 1_000_000_000,
             fallback_quiet_ns: 100_000,
+            window_stall_ns: 500_000_000,
             sm_count: 0,
         }
     }
@@ -86,9 +91,6 @@ pub struct PolicyStats {
 
 /// Timers a policy may have pending.
 pub const TIMERS_MAX: usize = 64;
-/// A full window in which nothing ends for so long lets another launch in: what is
-/// in flight may be waiting for it (kernels that meet across streams or GPUs).
-pub const WINDOW_STALL_NS: u64 = 500_000_000;
 /// Launches of one client waiting; the ring bounds it far below.
 const WAITING_MAX: usize = 4_096;
 /// Commands carried out after one input, so that a policy which answers every

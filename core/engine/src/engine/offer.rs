@@ -1,6 +1,6 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
-use super::{Action, Engine, ROUNDS_MAX, WINDOW_STALL_NS, fallback, predicted_ns, sane};
+use super::{Action, Engine, ROUNDS_MAX, fallback, predicted_ns, sane};
 use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
 
 impl Engine {
@@ -60,7 +60,7 @@ impl Engine {
                 c.stats.window_full += 1;
             }
             c.hold_until_ns = 0;
-            let until_ns = c.moved_ns.saturating_add(WINDOW_STALL_NS);
+            let until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
             if now_ns < until_ns {
                 c.window_until_ns = until_ns;
                 return false;
