@@ -194,6 +194,8 @@ def correct_section(content, notes):
 def overhead_section(content, notes):
     lines = ["## What the shim costs a program that is alone", ""]
     lines += made_with(content["machine"], "overhead")
+    if content.get("requests_note"):
+        lines += [content["requests_note"], ""]
     rows, limit = [], content["promise_ratio_max"]
     for row in content.get("requests", []):
         ratio = f"{(row['ratio'] - 1) * 100:+.2f} %"
@@ -208,7 +210,7 @@ def overhead_section(content, notes):
         rows.append(
             [row["job"], row["kind"], number(row["plain_ms"], 4), number(row["with_shim_ms"], 4), ratio, spread, noise]
         )
-    header = ["request", "class", "plain ms", "with shim ms", "difference", "95 % interval", "noise"]
+    header = ["request", "class", "plain ms", "with shim ms", "difference", "spread", "noise"]
     lines += table(header, rows)
     rows = []
     for row in content.get("launches", []):
