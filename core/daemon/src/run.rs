@@ -96,6 +96,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         pinned,
         status_turn: Mutex::new(()),
         strangers: Cell::new(0),
+        admins: Cell::new(0),
     });
     let accepting = tokio::task::spawn_local(control::accept(plane.clone(), listener));
     tokio::task::spawn_local(control::heed(plane.clone(), notices));

@@ -55,6 +55,8 @@ pub struct Plane {
     pub status_turn: Mutex<()>,
     /// Connections that have not said what they are; bounded.
     pub strangers: Cell<usize>,
+    /// Admin connections.
+    pub admins: Cell<usize>,
 }
 
 impl Plane {
@@ -126,6 +128,9 @@ impl Plane {
     }
 }
 
+/// Admin connections at once; idle ones are closed after a while.
+const ADMINS_MAX: usize = 64;
+
 /// Accept connections until the task is dropped.
 pub async fn accept(plane: Rc<Plane>, listener: UnixListener) {
     loop {
@@ -168,7 +173,13 @@ async fn serve(plane: Rc<Plane>, stream: UnixStream) {
     match tokio::time::timeout(patience, first_byte(&stream)).await {
         Ok(Some(b'{')) => {
             drop(stranger);
-            admin::serve(plane, stream, peer.uid()).await;
+            if plane.admins.get() >= ADMINS_MAX {
+                tracing::warn!("too many admin connections, one was closed");
+                return;
+            }
+            plane.admins.set(plane.admins.get() + 1);
+            admin::serve(plane.clone(), stream, peer.uid()).await;
+            plane.admins.set(plane.admins.get() - 1);
         }
         Ok(Some(_)) => registration::serve(plane, stranger, stream, peer).await,
         Ok(None) | Err(_) => {}
