@@ -65,9 +65,7 @@ def main(suite):
                     found.setdefault((name, burst), []).append((plain, decided))
             state = core.status()
             entry = client(state, "decided")
-            states[name] = {key: state[key] for key in ("decision_latency", "held_latency", "policy")} | {
-                "client": entry
-            }
+            states[name] = {key: state[key] for key in ("decision_latency", "held_latency")}
             if entry is None or not entry["decisions"]["run"]:
                 failures.add(f"{name}: the core decided no launch")
             elif entry["decisions"]["leased"]:

@@ -183,6 +183,12 @@ def pair_row(**changed):
     return {**row, **changed}
 
 
+class Results(unittest.TestCase):
+    def test_the_page_says_what_the_results_say(self):
+        docs = render.REPOSITORY / "docs"
+        self.assertEqual((docs / "results.md").read_text(), render.render(docs / "results"), "run tests/gpu/render.py")
+
+
 class Renderer(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()

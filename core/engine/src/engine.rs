@@ -14,11 +14,14 @@
 //! ```
 
 mod offer;
+mod rule;
+
+pub use rule::{BuiltIn, fallback};
 
 use crate::client::{Client, ClientStats, Submission};
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault, FaultKind,
-    Form, KernelId, Launch, Policy, launch_flags, subscription,
+    Form, KernelId, Policy, subscription,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -580,36 +583,5 @@ fn sane(decision: Decision) -> Result<Decision, Fault> {
             message: format!("decide answered {decision:?}: 0 is not a size"),
         }),
         d => Ok(d),
-    }
-}
-
-/// The built-in rule: high priority first, best-effort after a little silence.
-pub fn fallback(launch: &Launch, quiet_ns: u64) -> Decision {
-    match launch.class {
-        Class::High => Decision::Run(0),
-        Class::BestEffort if launch.flags & launch_flags::HIGH_BUSY != 0 => {
-            Decision::Hold(u64::MAX)
-        }
-        Class::BestEffort if launch.high_quiet_ns < quiet_ns => {
-            Decision::Hold(quiet_ns - launch.high_quiet_ns)
-        }
-        Class::BestEffort => Decision::Run(0),
-    }
-}
-
-/// The built-in rule as a policy: what serves when none could be loaded.
-#[derive(Clone, Copy, Debug)]
-pub struct BuiltIn {
-    /// Silence to wait for.
-    pub quiet_ns: u64,
-}
-
-impl Policy for BuiltIn {
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-        Ok(fallback(launch, self.quiet_ns))
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
     }
 }
