@@ -140,6 +140,8 @@ doors! {
     cuMemcpy(dst: u64, src: u64, bytes: usize) false syncs::copy_any;
     cuMemcpy_ptds(dst: u64, src: u64, bytes: usize) true syncs::copy_any;
 
+    cuEventDestroy(event: Ptr) false syncs::event_destroy;
+    cuEventDestroy_v2(event: Ptr) false syncs::event_destroy;
     cuStreamDestroy(stream: Ptr) false lifecycle::stream_destroy;
     cuStreamDestroy_v2(stream: Ptr) false lifecycle::stream_destroy;
     cuStreamBeginCapture(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
@@ -232,6 +234,7 @@ mod tests {
     fn only_exact_driver_names_match() {
         assert_eq!(found("cuLaunchKernel"), Some("cuLaunchKernel"));
         assert_eq!(found("cuStreamDestroy_v2"), Some("cuStreamDestroy_v2"));
+        assert_eq!(found("cuEventDestroy_v2"), Some("cuEventDestroy_v2"));
         for other in [
             "cudaLaunchKernel",
             "cublasCreate",

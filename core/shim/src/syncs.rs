@@ -160,6 +160,21 @@ pub unsafe fn event_record(
     recorded(event, stream, per_thread, || unsafe { real(event, stream) })
 }
 
+/// `cuEventDestroy`: its handle may be a new event's right after, which was never
+/// recorded.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn event_destroy(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    event: Ptr,
+) -> CuResult {
+    events::forget(event as usize);
+    // SAFETY: the caller's arguments.
+    unsafe { real(event) }
+}
+
 /// `cuEventRecordWithFlags`.
 ///
 /// # Safety
