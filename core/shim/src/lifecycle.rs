@@ -116,6 +116,10 @@ pub unsafe fn stream_destroy(
     let result = unsafe { real(stream) };
     match slot {
         Some(i) if result != SUCCESS => slots::reattach(i),
+        // Nothing to wait for: the slot is free at once.
+        Some(i) if client.activity.busy_streams.load(SeqCst) & slots::bit(i) == 0 => {
+            slots::release(i);
+        }
         Some(_) => attendant::nudge(),
         None => {}
     }

@@ -250,10 +250,11 @@ pub fn reattach(slot: usize) {
     SLOTS[slot & 63].phase.store(LIVE, Release);
 }
 
-/// A slot's work is done and its stream gone.
+/// A slot's work is done and its stream gone. Only a draining one is free after:
+/// whoever comes second may find it another stream's already.
 pub fn release(slot: usize) {
     let _held = TABLE.lock();
-    SLOTS[slot & 63].phase.store(FREE, Release);
+    let _ = SLOTS[slot & 63].phase.compare_exchange(DRAINING, FREE, SeqCst, Relaxed);
 }
 
 /// A launch of this slot was not waited for; of interest for the overflow slot only.
@@ -285,6 +286,7 @@ pub fn drop_where(of: impl Fn(&Slot) -> bool) {
             let word = &client.completions.words[i];
             word.host.store(slot.word.snapshot().sequence(), SeqCst);
             attendant::report_change(crate::activity::clear(&client.activity, bit(i)));
+            detach(i);
             release(i);
         }
     }

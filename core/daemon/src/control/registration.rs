@@ -211,10 +211,15 @@ fn errno(error: std::io::Error) -> rustix::io::Errno {
 async fn until_gone(line: BlockingStream, pid: Option<i32>, cut: &Cut) -> String {
     let stream = line.set_nonblocking(true).and_then(|()| UnixStream::from_std(line));
     let Ok(stream) = stream else { return "its socket cannot be watched".into() };
-    let process = pid
+    let pidfd = pid
         .and_then(rustix::process::Pid::from_raw)
-        .and_then(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok())
-        .and_then(watch_readable);
+        .map(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()));
+    let process = match pidfd {
+        Some(Ok(fd)) => watch_readable(fd),
+        // It registered and ended at once.
+        Some(Err(rustix::io::Errno::SRCH)) => return "its process ended".into(),
+        Some(Err(_)) | None => None,
+    };
     let ended = async {
         match &process {
             Some(fd) => drop(fd.readable().await),
