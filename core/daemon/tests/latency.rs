@@ -54,7 +54,7 @@ fn round_trips(core: &Core, what: &str, pause: Duration) {
 }
 
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn decision_round_trip() {
     let config = std::env::temp_dir().join("tally-latency-policy.toml");
     std::fs::write(&config, "lease_launches = 0\n").unwrap();
@@ -70,7 +70,7 @@ fn decision_round_trip() {
 }
 
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn idle_cpu() {
     for clients in [0, 8, 256] {
         let core = Core::start(BUILT_IN, &[]);
@@ -85,7 +85,7 @@ fn idle_cpu() {
 }
 
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn hold_and_release() {
     let core = Core::start(BUILT_IN, &[]);
     let high = Client::high(&core, "server");
