@@ -189,6 +189,17 @@ impl<'a> Fatbin<'a> {
     pub fn entries(&self) -> &[Entry<'a>] {
         &self.entries
     }
+
+    /// The entry that the driver uses on a device of architecture `arch` (90 for
+    /// compute capability 9.0): machine code of the same major version and the
+    /// highest minor one that is no later, else the newest PTX that is no later.
+    pub fn choose(&self, arch: u32) -> Option<&Entry<'a>> {
+        let newest = |kind: Kind, oldest: u32| {
+            let fits = |e: &&Entry<'a>| e.kind == kind && (oldest..=arch).contains(&e.arch);
+            self.entries.iter().filter(fits).max_by_key(|e| e.arch)
+        };
+        newest(Kind::Elf, arch / 10 * 10).or_else(|| newest(Kind::Ptx, 0))
+    }
 }
 
 fn read_entry<'a>(at: &Cursor<'a>, offset: usize) -> Result<(Entry<'a>, usize), FatbinError> {

@@ -1,9 +1,23 @@
-//! Readers for CUDA code containers.
+//! CUDA code containers, and cutting the kernels in them.
 //!
 //! [`fatbin`] reads the container that `nvcc` embeds in programs and that
-//! `cuModuleLoadData` takes. Nothing here trusts its input, runs code or
-//! touches a device.
+//! `cuModuleLoadData` takes, [`cubin`] the machine code in it, [`ptx`] the PTX.
+//! [`image::rewrite`] gives kernels of any of the three a cut form: the claim-table
+//! prelude or offset block indices, both driven by a [`ControlBlock`]. What cannot be
+//! cut is refused with a [`Refusal`].
+//!
+//! Nothing here trusts its input, runs code or touches a device.
 
 #![forbid(unsafe_code)]
 
+pub mod control;
+pub mod cubin;
 pub mod fatbin;
+pub mod image;
+pub mod ptx;
+pub mod refusal;
+pub mod rewritten;
+
+pub use control::ControlBlock;
+pub use refusal::Refusal;
+pub use rewritten::{CutForm, CutKernel, Rewritten};

@@ -1,0 +1,50 @@
+//! What a rewriter gives back.
+
+use crate::Refusal;
+
+/// Which cut form an image was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CutForm {
+    /// The claim-table prelude: any range of blocks, preemptible. The grid stays.
+    Prelude,
+    /// Block indices offset: a launch of few blocks computes a range of a larger
+    /// grid's. PTX only.
+    SubGrid,
+}
+
+/// One kernel in its cut form: how it is launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutKernel {
+    /// Its name in the rewritten image (the same as in the original).
+    pub name: String,
+    /// Parameters that the original has: the control block is the next.
+    pub parameter_count: u32,
+    /// Where the control block lies in the parameter buffer, bytes.
+    pub control_offset: u32,
+    /// Cluster dimensions fixed at compile time, in blocks.
+    pub cluster: Option<[u32; 3]>,
+}
+
+/// A rewritten image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rewritten {
+    /// PTX text (not NUL-terminated) or a cubin.
+    pub image: Vec<u8>,
+    /// Whether [`Rewritten::image`] is PTX.
+    pub is_ptx: bool,
+    /// Kernels that have the cut form.
+    pub kernels: Vec<CutKernel>,
+    /// Kernels that were asked for and have not.
+    pub refused: Vec<(String, Refusal)>,
+}
+
+impl Rewritten {
+    /// The cut form of a kernel, or why it has none.
+    pub fn kernel(&self, name: &str) -> Result<&CutKernel, Refusal> {
+        if let Some(kernel) = self.kernels.iter().find(|k| k.name == name) {
+            return Ok(kernel);
+        }
+        let refused = self.refused.iter().find(|(n, _)| n == name);
+        Err(refused.map_or(Refusal::NoSuchKernel, |(_, why)| *why))
+    }
+}
