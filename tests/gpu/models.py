@@ -23,6 +23,12 @@ def autocast():
     return torch.autocast(DEVICE, dtype=torch.bfloat16)
 
 
+def load_libraries():
+    """What the deterministic trainings import: seconds, the first time."""
+    import torchvision  # noqa: F401
+    from transformers import GPT2LMHeadModel  # noqa: F401
+
+
 def _resnet50():
     import torchvision
 
@@ -139,9 +145,11 @@ def deterministic():
     """Same seed, same bits. CUBLAS_WORKSPACE_CONFIG must be set before CUDA starts."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
     try:
         yield
     finally:
+        torch.backends.cudnn.deterministic = False
         torch.use_deterministic_algorithms(False)
 
 

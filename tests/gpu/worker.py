@@ -8,9 +8,9 @@ an `id` that its answers repeat:
 | do | arguments | answer |
 | --- | --- | --- |
 | closed | job, n | service_ms of n requests back to back |
-| requests | job, start_at, seconds, rate_per_s, seed, limit_s | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output |
+| requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
-| exact | steps | digests of deterministic trainings; first `{"progress": …}` once it is under way |
+| exact | steps | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
 """
 
 import gc
@@ -44,7 +44,9 @@ class Worker:
                 self.trainings[job], _ = models.TRAININGS[job]()
                 for _ in range(WARM_STEPS):
                     self.trainings[job]()
-            elif job != "exact":
+            elif job == "exact":
+                models.load_libraries()
+            else:
                 raise SystemExit(f"unknown job {job}")
         models.sync()
 
@@ -59,11 +61,12 @@ class Worker:
         return {"service_ms": service_ms}
 
     @torch.no_grad()
-    def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s):
+    def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s, until_stop=False):
         """Serve arrivals in order; one that finds the program busy waits (queued).
 
         All arrivals of the window are served, late ones too, until `limit_s`
         from the start: what is unserved then is counted, with its wait so far.
+        With `until_stop` it ends at the next line, and not before.
         """
         request = self.requests[job]
         arrivals = poisson_schedule(rate_per_s, seconds, seed)
@@ -72,7 +75,7 @@ class Worker:
         for arrival in arrivals:
             due = start_at + arrival
             begin = time.monotonic()
-            if begin > start_at + limit_s:
+            if begin > start_at + limit_s or (until_stop and line_waits()):
                 break
             while begin < due:
                 begin = time.monotonic()
@@ -81,7 +84,10 @@ class Worker:
             end = time.monotonic()
             service_ms.append((end - begin) * 1e3)
             queued_ms.append((end - due) * 1e3)
-        ended, unserved = time.monotonic(), arrivals[len(service_ms) :]
+        ended = time.monotonic()
+        unserved = [arrival for arrival in arrivals[len(service_ms) :] if start_at + arrival <= ended]
+        if until_stop:
+            read_line()
         queued_ms += [(ended - start_at - arrival) * 1e3 for arrival in unserved]
         return {
             "service_ms": service_ms,
@@ -105,7 +111,7 @@ class Worker:
             models.sync()
             steps += 1
         elapsed = time.monotonic() - begin
-        while until_stop and not select.select([0], [], [], 0)[0]:
+        while until_stop and not line_waits():
             step()
             models.sync()
         if until_stop:
@@ -114,7 +120,7 @@ class Worker:
 
     def exact(self, steps):
         """Train ResNet-50 and GPT-2 small from a fixed seed; digests of losses and parameters."""
-        digests, begin = {}, time.monotonic()
+        digests, all_losses, begin = {}, {}, time.monotonic()
         with models.deterministic():
             for name, build in (
                 ("resnet50", lambda: models.resnet50_training(batch=32)),
@@ -129,9 +135,11 @@ class Worker:
                         models.sync()
                         self.progress({"progress": name})
                 models.sync()
+                ended = time.monotonic()
                 digests[name] = models.digest([torch.stack(losses), *parameters])
+                all_losses[name] = torch.stack(losses).tolist()
                 del step, parameters
-        return {"digests": digests, "seconds": time.monotonic() - begin}
+        return {"digests": digests, "losses": all_losses, "ended": ended, "seconds": ended - begin}
 
     def serve(self, command):
         """One command's answer."""
@@ -152,6 +160,11 @@ def _wait_for(start_at):
         time.sleep(left - 0.01)
     while time.monotonic() < start_at:
         pass
+
+
+def line_waits():
+    """Whether stdin has something to read, or has ended."""
+    return bool(select.select([0], [], [], 0)[0])
 
 
 def read_line():
