@@ -1,6 +1,6 @@
 //! What the engine keeps of one client.
 
-use crate::policy::{Class, ClientInfo, Form, KernelId};
+use crate::policy::{Class, ClientInfo, Decision, Form, KernelId};
 use std::collections::VecDeque;
 
 /// Launches of one client in flight that are tracked; the oldest are forgotten
@@ -44,15 +44,55 @@ pub(crate) struct Waiting {
 /// A launch let go and not yet seen done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
+    pub ticket: u64,
     pub kernel: Option<KernelId>,
     pub completion: u32,
     pub predicted_ns: u64,
+    /// What it counts in the window: for a launch that gives way when asked, how long
+    /// that takes.
+    pub window_ns: u64,
     pub let_go_ns: u64,
     pub form: Form,
+    pub argument: u32,
     pub exact: bool,
     /// High-priority work ran during part of its time, so that its measurement
     /// is not its own.
     pub disturbed: bool,
+}
+
+/// How a launch was let go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub form: Form,
+    pub argument: u32,
+    /// Expected to take so long, whole; 0 if unknown.
+    pub predicted_ns: u64,
+    /// See [`InFlight::window_ns`].
+    pub window_ns: u64,
+    /// High-priority work runs now.
+    pub busy: bool,
+}
+
+impl Way {
+    /// As it is.
+    pub fn whole(predicted_ns: u64, busy: bool) -> Self {
+        Way { form: Form::Whole, argument: 0, predicted_ns, window_ns: predicted_ns, busy }
+    }
+}
+
+/// A form that stops at a boundary when asked.
+pub(crate) fn gives_way(form: Form) -> bool {
+    matches!(form, Form::Sliced | Form::Preemptible)
+}
+
+/// Form and argument of a decision.
+pub(crate) fn form_of(decision: Decision) -> (Form, u32) {
+    match decision {
+        Decision::Slice(n) => (Form::Sliced, n),
+        Decision::Preemptible => (Form::Preemptible, 0),
+        Decision::Partition(n) => (Form::Partitioned, n),
+        Decision::Run(_) | Decision::Hold(_) => (Form::Whole, 0),
+    }
 }
 
 /// Launches let go on one stream, oldest first.
@@ -87,6 +127,10 @@ pub struct ClientStats {
     pub partitioned: u64,
     /// Forms that were not on offer and ran whole.
     pub degraded: u64,
+    /// Times it was asked to give way.
+    pub yields: u64,
+    /// Launches seen to have given way.
+    pub gave_way: u64,
     /// Decided by the built-in rule because the policy failed.
     pub fallback: u64,
     /// Time launches waited between submission and answer.
@@ -103,9 +147,17 @@ pub(crate) struct Client {
     pub info: ClientInfo,
     pub waiting: VecDeque<Waiting>,
     pub streams: Vec<Stream>,
-    /// Sum of `predicted_ns` over all streams' in-flight launches.
+    /// Sum of `window_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
+    /// Of these, launches in a form that gives way.
+    pub cut_in_flight: u64,
+    /// The policy asked it to give way.
+    pub yield_asked: bool,
+    /// It gives way to high-priority work by itself, until so much silence.
+    pub auto_yield_ns: Option<u64>,
+    /// It has been told to give way.
+    pub yielded: bool,
     /// Of these, launches of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
@@ -139,6 +191,10 @@ impl Client {
             streams: Vec::new(),
             in_flight_ns: 0,
             in_flight: 0,
+            cut_in_flight: 0,
+            yield_asked: false,
+            auto_yield_ns: None,
+            yielded: false,
             unmeasured: 0,
             window_ns,
             standing,
@@ -177,28 +233,34 @@ impl Client {
     /// A launch is not in flight any more.
     pub fn ended(&mut self, f: &InFlight) {
         self.in_flight -= 1;
-        self.unmeasured -= u64::from(f.predicted_ns == 0);
-        self.in_flight_ns = self.in_flight_ns.saturating_sub(f.predicted_ns);
+        self.unmeasured -= u64::from(f.window_ns == 0);
+        self.cut_in_flight -= u64::from(gives_way(f.form));
+        self.in_flight_ns = self.in_flight_ns.saturating_sub(f.window_ns);
     }
 
-    pub fn let_go(&mut self, s: &Submission, predicted_ns: u64, form: Form, now: u64, busy: bool) {
+    pub fn let_go(&mut self, s: &Submission, way: Way, now: u64) {
+        let Way { form, argument, predicted_ns, window_ns, busy } = way;
         let index = s.stream as usize;
         if self.streams.len() <= index {
             self.streams.resize_with(index + 1, Stream::default);
         }
         self.streams[index].in_flight.push_back(InFlight {
+            ticket: s.ticket,
             kernel: s.kernel,
             completion: s.completion,
             predicted_ns,
+            window_ns,
             let_go_ns: now,
             form,
+            argument,
             exact: s.exact,
             disturbed: busy,
         });
         self.moved_ns = now;
         self.in_flight += 1;
-        self.unmeasured += u64::from(predicted_ns == 0);
-        self.in_flight_ns = self.in_flight_ns.saturating_add(predicted_ns);
+        self.unmeasured += u64::from(window_ns == 0);
+        self.cut_in_flight += u64::from(gives_way(form));
+        self.in_flight_ns = self.in_flight_ns.saturating_add(window_ns);
         self.answered_until = self.answered_until.max(s.ticket + 1);
         if self.in_flight > IN_FLIGHT_MAX
             && let Some(longest) = self.streams.iter_mut().max_by_key(|s| s.in_flight.len())

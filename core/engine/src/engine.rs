@@ -13,12 +13,13 @@
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
+mod give_way;
 mod offer;
 mod rule;
 
 pub use rule::{BuiltIn, fallback};
 
-use crate::client::{Client, ClientStats, Submission};
+use crate::client::{Client, ClientStats, Submission, Way};
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault, FaultKind,
     Form, KernelId, Policy, subscription,
@@ -45,6 +46,15 @@ pub enum Action {
         ticket: u64,
         /// Only `Slice`, `Preemptible` or `Partition`.
         decision: Decision,
+        /// Expected to take so long, whole; 0 if unknown.
+        predicted_ns: u64,
+    },
+    /// Have a client's cut launches stop at their next boundary, or go on.
+    Yield {
+        /// Whose.
+        client: ClientId,
+        /// Stop.
+        yielded: bool,
     },
 }
 
@@ -189,6 +199,7 @@ impl Engine {
             waiting: c.waiting.len() as u64,
             in_flight: c.in_flight,
             in_flight_ns: c.in_flight_ns,
+            yielded: c.yielded,
         })
     }
 
@@ -287,7 +298,7 @@ impl Engine {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
             let busy = c.info.class == Class::BestEffort && high_busy;
-            c.let_go(&submission, predicted, Form::Whole, now_ns, busy);
+            c.let_go(&submission, Way::whole(predicted, busy), now_ns);
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
             }
@@ -335,6 +346,10 @@ impl Engine {
             // A late report includes time in which it was done already.
             let charged_ns = match f.predicted_ns {
                 0 => share_ns,
+                // Time in which it stood aside for others is not its own.
+                predicted if crate::client::gives_way(f.form) && f.disturbed => {
+                    share_ns.min(predicted.saturating_mul(2))
+                }
                 predicted if f.exact => share_ns.min(predicted.saturating_mul(64)),
                 predicted => share_ns.min(predicted),
             };
@@ -342,15 +357,20 @@ impl Engine {
             c.stats.gpu_ns += charged_ns;
             c.served_ns += charged_ns;
             if let Some(kernel) = f.kernel {
-                let unmeasured = self.context.world.profiles.mean_ns(kernel) == 0;
+                let profiles = &mut self.context.world.profiles;
+                let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;
                 if f.exact && done == 1 && (unmeasured || (soon && !f.disturbed)) {
-                    self.context.world.profiles.record(kernel, share_ns.max(1));
+                    match f.form {
+                        Form::Whole => profiles.record(kernel, share_ns.max(1)),
+                        form => profiles.record_form(kernel, form, f.argument, share_ns.max(1)),
+                    }
                 }
                 if self.subscribed & subscription::COMPLETIONS != 0 {
                     told.push(Event::KernelDone(Completion {
                         client,
                         kernel,
                         form: f.form,
+                        argument: f.argument,
                         predicted_ns: f.predicted_ns,
                         measured_ns: charged_ns,
                     }));
@@ -368,6 +388,7 @@ impl Engine {
         if high {
             self.note_high(now_ns, None, out);
         }
+        self.settle_yield(now_ns, out);
         self.settle_one(now_ns, client, out);
     }
 
@@ -409,6 +430,7 @@ impl Engine {
                 self.offer_all = true;
             }
         }
+        self.settle_yield(now_ns, out);
         self.settle(now_ns, out);
     }
 
@@ -422,10 +444,7 @@ impl Engine {
             .flat_map(|c| [c.hold_until_ns, c.window_until_ns])
             .filter(|&until| until > 0)
             .min();
-        match (timer, hold) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [timer, hold, self.next_go_on_ns()].into_iter().flatten().min()
     }
 
     /// Work out whether high-priority work is on the GPU and tell of a change.
@@ -440,6 +459,7 @@ impl Engine {
         } else {
             self.high_idle_since_ns = Some(since_ns.unwrap_or(now_ns));
         }
+        self.settle_yield(now_ns, out);
         self.offer_all = true;
         if self.subscribed & subscription::HIGH_ACTIVITY != 0 {
             let event = if busy { Event::HighBusy } else { Event::HighIdle };
@@ -465,6 +485,11 @@ impl Engine {
         let window_ns = self.config.window_ns;
         for (&id, c) in &mut self.clients {
             c.window_ns = window_ns;
+            c.yield_asked = false;
+            c.auto_yield_ns = None;
+            if std::mem::take(&mut c.yielded) {
+                out.push(Action::Yield { client: id, yielded: false });
+            }
             set_standing(id, c, c.info.class == Class::High, out);
         }
     }
@@ -520,6 +545,18 @@ impl Engine {
                         out.push(Action::Grant { client, until: c.granted_until });
                     }
                 }
+                Command::SetYield { client, yielded } => {
+                    if let Some(c) = self.clients.get_mut(&client) {
+                        c.yield_asked = yielded;
+                    }
+                    self.settle_yield(now_ns, out);
+                }
+                Command::SetAutoYield { client, enabled, quiet_ns } => {
+                    if let Some(c) = self.clients.get_mut(&client) {
+                        c.auto_yield_ns = enabled.then_some(quiet_ns);
+                    }
+                    self.settle_yield(now_ns, out);
+                }
                 Command::SetStandingGrant { client, granted } => {
                     if let Some(c) = self.clients.get_mut(&client) {
                         set_standing(client, c, granted, out);
@@ -556,8 +593,10 @@ pub struct ClientState {
     pub waiting: u64,
     /// Launches let go and not done.
     pub in_flight: u64,
-    /// Their predicted GPU time.
+    /// GPU time that they count in the window.
     pub in_flight_ns: u64,
+    /// It has been asked to give way.
+    pub yielded: bool,
 }
 
 /// What a launch of a client is expected to take; of a kernel that has no profile

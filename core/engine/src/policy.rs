@@ -41,6 +41,8 @@ pub mod launch_flags {
     pub const CAN_PREEMPT: u32 = 1 << 6;
     /// Can be run on a subset of the SMs.
     pub const CAN_PARTITION: u32 = 1 << 7;
+    /// A cut form could be made.
+    pub const CAN_PREPARE: u32 = 1 << 8;
 }
 
 /// One launch to decide; the contract's `launch`, field for field.
@@ -96,7 +98,7 @@ pub enum Decision {
 }
 
 /// How a launch was run in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
     /// Unchanged.
     Whole,
@@ -130,6 +132,8 @@ pub struct Completion {
     pub kernel: KernelId,
     /// How it was run.
     pub form: Form,
+    /// Blocks of a slice, SMs of a partition; else 0.
+    pub argument: u32,
     /// Predicted when decided; 0 if unknown.
     pub predicted_ns: u64,
     /// Measured GPU time.
@@ -182,6 +186,22 @@ pub enum Command {
     },
     /// End a lease.
     RevokeLease(ClientId),
+    /// Ask a client to give way, or to go on.
+    SetYield {
+        /// Who.
+        client: ClientId,
+        /// Give way.
+        yielded: bool,
+    },
+    /// Do so whenever high-priority work appears.
+    SetAutoYield {
+        /// Who.
+        client: ClientId,
+        /// On or off.
+        enabled: bool,
+        /// Silence before it goes on.
+        quiet_ns: u64,
+    },
     /// Give or take the right to launch undecided.
     SetStandingGrant {
         /// Whose.

@@ -1,7 +1,7 @@
 //! Measured GPU time of each kernel.
 
-use crate::policy::KernelId;
-use std::collections::HashMap;
+use crate::policy::{Form, KernelId};
+use std::collections::{BTreeMap, HashMap};
 
 /// What makes two launches the same kernel to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +24,76 @@ const PREDICTING: usize = 9;
 /// mean follows a kernel whose inputs change.
 const MEAN_WINDOW: u64 = 64;
 
+/// Forms of one kernel that are told apart; further ones are not measured.
+pub const FORMS_MAX: usize = 16;
+/// Turnarounds kept of a form.
+const TURNAROUNDS: usize = 32;
+
+/// Whether a kernel can be cut at block boundaries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CutState {
+    /// Nothing is known yet.
+    #[default]
+    Unknown,
+    /// Nothing speaks against it.
+    Preparable,
+    /// Its cut form is being made.
+    Preparing,
+    /// It can.
+    Ready {
+        /// As several launches of block ranges.
+        sliceable: bool,
+        /// Giving way when asked.
+        preemptible: bool,
+    },
+    /// It cannot, and why.
+    WholeOnly(&'static str),
+}
+
+/// What was measured of a kernel in a form other than whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FormStats {
+    /// Launches measured that nothing disturbed.
+    pub count: u64,
+    /// Their running mean.
+    pub mean_ns: u64,
+    turnarounds: [u64; TURNAROUNDS],
+    gave_way: u64,
+}
+
+impl FormStats {
+    fn record(&mut self, measured_ns: u64) {
+        self.count += 1;
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.count);
+    }
+
+    /// What was kept of an earlier run: its figures, the turnaround as one sample.
+    pub fn kept(count: u64, mean_ns: u64, turnaround_ns: u64) -> Self {
+        let mut stats = FormStats { count, mean_ns, ..Default::default() };
+        if turnaround_ns > 0 {
+            stats.gave_way(turnaround_ns);
+        }
+        stats
+    }
+
+    fn gave_way(&mut self, turnaround_ns: u64) {
+        self.turnarounds[(self.gave_way % TURNAROUNDS as u64) as usize] = turnaround_ns;
+        self.gave_way += 1;
+    }
+
+    /// 99th percentile of the recent times from being asked to give way until it had;
+    /// 0 if it never was.
+    pub fn turnaround_ns(&self) -> u64 {
+        let n = self.gave_way.min(TURNAROUNDS as u64) as usize;
+        if n == 0 {
+            return 0;
+        }
+        let mut sorted = self.turnarounds;
+        sorted[..n].sort_unstable();
+        sorted[(n * 99).div_ceil(100) - 1]
+    }
+}
+
 /// Measured times of one kernel.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -38,19 +108,35 @@ pub struct Profile {
     /// code, some tens of milliseconds that would be believed for long.
     pub predicted_ns: u64,
     recent: [u64; RECENT],
+    /// Whether it can be cut.
+    pub cut: CutState,
+    /// Measured in other forms than whole, by form and its argument.
+    pub forms: BTreeMap<(Form, u32), FormStats>,
+}
+
+fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
+    let weight = count.min(MEAN_WINDOW) as i128;
+    let mean = mean_ns as i128;
+    (mean + (measured_ns as i128 - mean) / weight) as u64
 }
 
 impl Profile {
     fn new(key: KernelKey) -> Self {
-        Profile { key, count: 0, mean_ns: 0, predicted_ns: 0, recent: [0; RECENT] }
+        Profile {
+            key,
+            count: 0,
+            mean_ns: 0,
+            predicted_ns: 0,
+            recent: [0; RECENT],
+            cut: CutState::Unknown,
+            forms: BTreeMap::new(),
+        }
     }
 
     fn record(&mut self, measured_ns: u64) {
         self.recent[(self.count % RECENT as u64) as usize] = measured_ns;
         self.count += 1;
-        let weight = self.count.min(MEAN_WINDOW) as i128;
-        let mean = self.mean_ns as i128;
-        self.mean_ns = (mean + (measured_ns as i128 - mean) / weight) as u64;
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.count);
         let n = self.count.min(PREDICTING as u64) as usize;
         let mut latest = [0; PREDICTING];
         for (i, sample) in latest[..n].iter_mut().enumerate() {
@@ -60,6 +146,40 @@ impl Profile {
         // The lower one of two in the middle: the smaller of a first sample
         // with loading time and a second without.
         self.predicted_ns = latest[(n - 1) / 2];
+    }
+
+    fn form(&mut self, form: Form, argument: u32) -> Option<&mut FormStats> {
+        if self.forms.len() >= FORMS_MAX && !self.forms.contains_key(&(form, argument)) {
+            return None;
+        }
+        Some(self.forms.entry((form, argument)).or_default())
+    }
+
+    /// How long the next launch takes to give way when asked to, in a form: what was
+    /// measured, else `None`.
+    pub fn turnaround_ns(&self, form: Form, argument: u32) -> Option<u64> {
+        let stats = self.forms.get(&(form, argument))?;
+        Some(stats.turnaround_ns()).filter(|ns| *ns > 0)
+    }
+
+    /// What was kept of an earlier run; nothing measured in this one is lost.
+    pub fn restore(&mut self, kept: Kept) {
+        if self.count == 0 && kept.count > 0 {
+            self.count = kept.count.min(MEAN_WINDOW);
+            self.mean_ns = kept.mean_ns;
+            self.predicted_ns = kept.predicted_ns;
+            let n = self.count.min(RECENT as u64) as usize;
+            // The spread is not kept: one launch at the old 99th percentile stands for it.
+            self.recent[..n].fill(kept.predicted_ns);
+            if let Some(first) = self.recent[..n].first_mut().filter(|_| n > PREDICTING) {
+                *first = kept.p99_ns;
+            }
+        }
+        for (form, argument, stats) in kept.forms {
+            if self.forms.len() < FORMS_MAX {
+                self.forms.entry((form, argument)).or_insert(stats);
+            }
+        }
     }
 
     /// 99th percentile of the recent launches (nearest rank); 0 if none.
@@ -72,6 +192,21 @@ impl Profile {
         sorted[..n].sort_unstable();
         sorted[(n * 99).div_ceil(100) - 1]
     }
+}
+
+/// What is kept of a profile between two runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Launches measured whole.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ns: u64,
+    /// What the next was expected to take.
+    pub predicted_ns: u64,
+    /// 99th percentile of the recent ones.
+    pub p99_ns: u64,
+    /// Other forms.
+    pub forms: Vec<(Form, u32, FormStats)>,
 }
 
 /// Kernels beyond this share one id each for everything new; see [`Profiles::intern`].
@@ -117,11 +252,32 @@ impl Profiles {
         self.get(kernel).map_or(0, |p| p.predicted_ns)
     }
 
-    /// Add a measurement.
+    /// Add a measurement of a launch that ran whole.
     pub fn record(&mut self, kernel: KernelId, measured_ns: u64) {
         if let Some(p) = self.list.get_mut(kernel as usize) {
             p.record(measured_ns);
         }
+    }
+
+    /// Add a measurement of a launch in another form.
+    pub fn record_form(&mut self, kernel: KernelId, form: Form, argument: u32, measured_ns: u64) {
+        let profile = self.list.get_mut(kernel as usize);
+        if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
+            stats.record(measured_ns);
+        }
+    }
+
+    /// A launch gave way so long after it was asked to.
+    pub fn record_turnaround(&mut self, kernel: KernelId, form: Form, argument: u32, ns: u64) {
+        let profile = self.list.get_mut(kernel as usize);
+        if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
+            stats.gave_way(ns);
+        }
+    }
+
+    /// Change what is known of a kernel from elsewhere.
+    pub fn get_mut(&mut self, kernel: KernelId) -> Option<&mut Profile> {
+        self.list.get_mut(kernel as usize)
     }
 
     /// All profiles, by id.

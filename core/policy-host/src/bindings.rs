@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::all)]
 
 use tally_engine::policy as engine;
+use tally_engine::profile::{CutState, FormStats, Profile};
 
 wasmtime::component::bindgen!({ path: "../../wit", world: "policy" });
 
@@ -56,6 +57,7 @@ fn launch_flags(bits: u32) -> types::LaunchFlags {
         (bit::CAN_SLICE, Flag::CAN_SLICE),
         (bit::CAN_PREEMPT, Flag::CAN_PREEMPT),
         (bit::CAN_PARTITION, Flag::CAN_PARTITION),
+        (bit::CAN_PREPARE, Flag::CAN_PREPARE),
     ] {
         if bits & bit != 0 {
             flags |= flag;
@@ -74,16 +76,55 @@ pub fn event(event: &engine::Event) -> types::Event {
         engine::Event::KernelDone(done) => types::Event::KernelDone(types::Completion {
             client: done.client,
             kernel: done.kernel,
-            form: match done.form {
-                engine::Form::Whole => types::Form::Whole,
-                engine::Form::Sliced => types::Form::Sliced,
-                engine::Form::Preemptible => types::Form::Preemptible,
-                engine::Form::Partitioned => types::Form::Partitioned,
-            },
+            form: form(done.form),
+            argument: done.argument,
             predicted_ns: done.predicted_ns,
             measured_ns: done.measured_ns,
         }),
         engine::Event::Timer(token) => types::Event::Timer(*token),
+    }
+}
+
+fn form(form: engine::Form) -> types::Form {
+    match form {
+        engine::Form::Whole => types::Form::Whole,
+        engine::Form::Sliced => types::Form::Sliced,
+        engine::Form::Preemptible => types::Form::Preemptible,
+        engine::Form::Partitioned => types::Form::Partitioned,
+    }
+}
+
+/// Describe a kernel.
+pub fn kernel_profile(profile: &Profile) -> types::KernelProfile {
+    let cut = match profile.cut {
+        CutState::Unknown => types::CutState::Unknown,
+        CutState::Preparable => types::CutState::Preparable,
+        CutState::Preparing => types::CutState::Preparing,
+        CutState::Ready { sliceable, preemptible } => {
+            let mut forms = types::CutForms::empty();
+            forms.set(types::CutForms::SLICEABLE, sliceable);
+            forms.set(types::CutForms::PREEMPTIBLE, preemptible);
+            types::CutState::Ready(forms)
+        }
+        CutState::WholeOnly(why) => types::CutState::WholeOnly(why.into()),
+    };
+    let one = |(&(kind, argument), stats): (&(engine::Form, u32), &FormStats)| types::FormProfile {
+        form: form(kind),
+        argument,
+        count: stats.count,
+        mean_ns: stats.mean_ns,
+        turnaround_ns: stats.turnaround_ns(),
+    };
+    types::KernelProfile {
+        name: profile.key.name.clone(),
+        image: profile.key.image,
+        grid: profile.key.grid.into(),
+        block: profile.key.block.into(),
+        count: profile.count,
+        mean_ns: profile.mean_ns,
+        p99_ns: profile.p99_ns(),
+        cut,
+        forms: profile.forms.iter().map(one).collect(),
     }
 }
 

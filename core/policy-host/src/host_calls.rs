@@ -101,18 +101,7 @@ impl host::Host for HostState {
     }
 
     fn kernel_profile(&mut self, kernel: u32) -> Option<types::KernelProfile> {
-        self.world.profiles.get(kernel).map(|profile| {
-            let [grid, block] = [profile.key.grid, profile.key.block];
-            types::KernelProfile {
-                name: profile.key.name.clone(),
-                image: profile.key.image,
-                grid: grid.into(),
-                block: block.into(),
-                count: profile.count,
-                mean_ns: profile.mean_ns,
-                p99_ns: profile.p99_ns(),
-            }
-        })
+        self.world.profiles.get(kernel).map(bindings::kernel_profile)
     }
 
     fn kernel_mean_ns(&mut self, kernel: u32) -> u64 {
@@ -133,6 +122,14 @@ impl host::Host for HostState {
 
     fn revoke_lease(&mut self, client: u32) {
         self.commands.push(Command::RevokeLease(client));
+    }
+
+    fn set_yield(&mut self, client: u32, yielded: bool) {
+        self.commands.push(Command::SetYield { client, yielded });
+    }
+
+    fn set_auto_yield(&mut self, client: u32, enabled: bool, quiet_ns: u64) {
+        self.commands.push(Command::SetAutoYield { client, enabled, quiet_ns });
     }
 
     fn set_standing_grant(&mut self, client: u32, granted: bool) {

@@ -93,6 +93,18 @@ pub fn revoke_lease(client: ClientId) {
     core::revoke_lease(client);
 }
 
+/// Ask a client to give way, or to go on: its sliced and preemptible launches stop
+/// at the next boundary and go on where they stopped.
+pub fn set_yield(client: ClientId, yielded: bool) {
+    core::set_yield(client, yielded);
+}
+
+/// Have the core ask a client to give way whenever high-priority work appears, and
+/// to go on once there has been none for `quiet_ns`.
+pub fn set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64) {
+    core::set_auto_yield(client, enabled, quiet_ns);
+}
+
 /// Give or take away a client's right to launch without being decided.
 /// High-priority clients have it from the start.
 pub fn set_standing_grant(client: ClientId, granted: bool) {

@@ -28,6 +28,11 @@ impl Launch {
         self.flags.contains(LaunchFlags::CAN_PREEMPT)
     }
 
+    /// A cut form of its kernel could be made: deciding for one has it made.
+    pub fn can_prepare(&self) -> bool {
+        self.flags.contains(LaunchFlags::CAN_PREPARE)
+    }
+
     /// The core can run it on some of the SMs.
     pub fn can_partition(&self) -> bool {
         self.flags.contains(LaunchFlags::CAN_PARTITION)

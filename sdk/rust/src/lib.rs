@@ -51,8 +51,8 @@ pub mod testing;
 
 pub use bindings::exports::tally::policy::scheduler::{Decision, Event, Launch};
 pub use bindings::tally::policy::types::{
-    ClientId, ClientInfo, Completion, Form, KernelId, KernelProfile, LaunchFlags, Level,
-    PriorityClass, Subscription,
+    ClientId, ClientInfo, Completion, CutForms, CutState, Form, FormProfile, KernelId,
+    KernelProfile, LaunchFlags, Level, PriorityClass, Subscription,
 };
 
 /// The longest a launch is held before it is offered again: "until something

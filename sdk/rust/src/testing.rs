@@ -8,7 +8,7 @@
 //! assert_eq!(testing::calls(), [Call::SetWindow { client: 3, window_ns: 1_000 }]);
 //! ```
 
-use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Launch, LaunchFlags, Level};
+use crate::{ClientId, ClientInfo, CutState, KernelId, KernelProfile, Launch, LaunchFlags, Level};
 use crate::{PriorityClass, Subscription};
 use std::cell::RefCell;
 
@@ -41,6 +41,22 @@ pub fn client(id: ClientId, class: PriorityClass) -> ClientInfo {
     ClientInfo { id, class, name: format!("client-{id}"), labels: Vec::new() }
 }
 
+/// A kernel of so many blocks of 256 threads, never measured. Change what a test is
+/// about: `KernelProfile { mean_ns: 5, ..kernel(64) }`.
+pub fn kernel(blocks: u32) -> KernelProfile {
+    KernelProfile {
+        name: "kernel".into(),
+        image: 1,
+        grid: (blocks, 1, 1),
+        block: (256, 1, 1),
+        count: 0,
+        mean_ns: 0,
+        p99_ns: 0,
+        cut: CutState::Unknown,
+        forms: Vec::new(),
+    }
+}
+
 /// Something the policy asked the core to do.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "each is the function of `host` of that name")]
@@ -52,6 +68,8 @@ pub enum Call {
     SetTimer { delay_ns: u64, token: u64 },
     SetWindow { client: ClientId, window_ns: u64 },
     RevokeLease(ClientId),
+    SetYield { client: ClientId, yielded: bool },
+    SetAutoYield { client: ClientId, enabled: bool, quiet_ns: u64 },
     SetStandingGrant { client: ClientId, granted: bool },
 }
 
@@ -158,6 +176,14 @@ pub(crate) mod double {
 
     pub fn revoke_lease(client: ClientId) {
         record(Call::RevokeLease(client));
+    }
+
+    pub fn set_yield(client: ClientId, yielded: bool) {
+        record(Call::SetYield { client, yielded });
+    }
+
+    pub fn set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64) {
+        record(Call::SetAutoYield { client, enabled, quiet_ns });
     }
 
     pub fn set_standing_grant(client: ClientId, granted: bool) {

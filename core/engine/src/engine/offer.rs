@@ -1,7 +1,13 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
 use super::{Action, Engine, ROUNDS_MAX, fallback, predicted_ns, sane};
+use crate::client::{Submission, Way, form_of, gives_way};
 use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
+use crate::profile::{CutState, Profiles};
+
+/// How long a launch that gives way is expected to take for it, until measured.
+const TURNAROUND_NS: u64 = 50_000;
+const CUTS: u32 = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT | launch_flags::CAN_PREPARE;
 
 impl Engine {
     /// Only this client's launches or room changed: offer what it has waiting,
@@ -78,7 +84,7 @@ impl Engine {
             client: id,
             class: c.info.class,
             kernel: s.kernel.unwrap_or(u32::MAX),
-            flags: s.flags
+            flags: offered_flags(&self.context.world.profiles, &s)
                 | if self.high_busy { launch_flags::HIGH_BUSY } else { 0 }
                 | if head.offered { launch_flags::OFFERED_AGAIN } else { 0 },
             grid_blocks: s.grid_blocks,
@@ -140,15 +146,26 @@ impl Engine {
         c.window_until_ns = 0;
         c.window_noted = false;
         c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
-        let (offered, form) = match decision {
-            Decision::Slice(_) => (s.flags & launch_flags::CAN_SLICE != 0, Form::Sliced),
-            Decision::Preemptible => (s.flags & launch_flags::CAN_PREEMPT != 0, Form::Preemptible),
-            Decision::Partition(_) => {
-                (s.flags & launch_flags::CAN_PARTITION != 0, Form::Partitioned)
-            }
-            Decision::Run(_) | Decision::Hold(_) => (true, Form::Whole),
+        let profiles = &self.context.world.profiles;
+        let flags = offered_flags(profiles, &s);
+        let (form, argument) = form_of(decision);
+        let offered = match form {
+            Form::Sliced => flags & launch_flags::CAN_SLICE != 0,
+            Form::Preemptible => flags & launch_flags::CAN_PREEMPT != 0,
+            Form::Partitioned => flags & launch_flags::CAN_PARTITION != 0,
+            Form::Whole => true,
         };
-        let form = if offered { form } else { Form::Whole };
+        // Asked for in vain, but it can be had for later launches.
+        let prepare = !offered && gives_way(form) && flags & launch_flags::CAN_PREPARE != 0;
+        let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };
+        let window_ns = match form {
+            Form::Sliced | Form::Preemptible => {
+                let profile = s.kernel.and_then(|k| profiles.get(k));
+                let measured = profile.and_then(|p| p.turnaround_ns(form, argument));
+                measured.unwrap_or(TURNAROUND_NS).min(predicted_ns.max(1))
+            }
+            _ => predicted_ns,
+        };
         match form {
             _ if !offered => c.stats.degraded += 1,
             Form::Sliced => c.stats.sliced += 1,
@@ -158,8 +175,8 @@ impl Engine {
             Form::Whole => {}
         }
         let busy = c.info.class == Class::BestEffort && high_busy;
-        c.let_go(&s, predicted_ns, form, now_ns, busy);
-        if form == Form::Whole {
+        c.let_go(&s, Way { form, argument, predicted_ns, window_ns, busy }, now_ns);
+        if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
             let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);
             if until > c.granted_until {
@@ -167,10 +184,22 @@ impl Engine {
                 out.push(Action::Grant { client: id, until });
             }
         } else {
-            out.push(Action::Decide { client: id, ticket: s.ticket, decision });
+            out.push(Action::Decide { client: id, ticket: s.ticket, decision, predicted_ns });
+            // A cut launch let go while it is to give way starts by giving way.
+            self.settle_yield(now_ns, out);
         }
+        let Some(c) = self.clients.get_mut(&id) else { return };
         if c.info.class == Class::High {
             self.note_high(now_ns, None, out);
         }
+    }
+}
+
+/// What the client's side offers for a launch, less what an earlier run found out.
+fn offered_flags(profiles: &Profiles, s: &Submission) -> u32 {
+    let profile = s.kernel.and_then(|k| profiles.get(k));
+    match profile.map(|p| p.cut) {
+        Some(CutState::WholeOnly(_)) => s.flags & !CUTS,
+        _ => s.flags,
     }
 }

@@ -1,0 +1,67 @@
+//! Giving way: launches in a cut form stop at a boundary while high-priority work
+//! runs, and go on after it.
+
+use super::{Action, Engine};
+use crate::client::{Client, gives_way};
+use crate::policy::ClientId;
+use crate::profile::CutState;
+
+impl Engine {
+    /// Tell clients to give way, or to go on, where that changed. A client without a
+    /// cut launch in flight is not told: there is nothing to stop.
+    pub(super) fn settle_yield(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        let (high_busy, idle_since) = (self.high_busy, self.high_idle_since_ns);
+        for (&client, c) in &mut self.clients {
+            let wanted = wants_yield(c, now_ns, high_busy, idle_since);
+            if wanted != c.yielded && (!wanted || c.cut_in_flight > 0) {
+                c.yielded = wanted;
+                c.stats.yields += u64::from(wanted);
+                out.push(Action::Yield { client, yielded: wanted });
+            }
+        }
+    }
+
+    /// When the next client may go on.
+    pub(super) fn next_go_on_ns(&self) -> Option<u64> {
+        if self.high_busy {
+            return None;
+        }
+        let since = self.high_idle_since_ns?;
+        let yielded = self.clients.values().filter(|c| c.yielded && !c.yield_asked);
+        yielded.filter_map(|c| c.auto_yield_ns).map(|quiet| since.saturating_add(quiet)).min()
+    }
+
+    /// A launch that was asked to give way had done so `turnaround_ns` later.
+    pub fn gave_way(&mut self, client: ClientId, ticket: u64, turnaround_ns: u64) {
+        let Some(c) = self.clients.get_mut(&client) else { return };
+        let mut all = c.streams.iter().flat_map(|s| &s.in_flight);
+        let Some(&f) = all.find(|f| f.ticket == ticket && gives_way(f.form)) else { return };
+        c.stats.gave_way += 1;
+        if let Some(kernel) = f.kernel {
+            let profiles = &mut self.context.world.profiles;
+            profiles.record_turnaround(kernel, f.form, f.argument, turnaround_ns.max(1));
+        }
+    }
+
+    /// What the client's side found out about cutting a kernel. A verdict that it is
+    /// only to be run whole stays.
+    pub fn set_cut(&mut self, kernel: u32, cut: CutState) {
+        if let Some(profile) = self.context.world.profiles.get_mut(kernel)
+            && !matches!(profile.cut, CutState::WholeOnly(_))
+        {
+            profile.cut = cut;
+        }
+    }
+
+    /// What an earlier run knew of a kernel.
+    pub fn restore_profile(&mut self, kernel: u32, kept: crate::profile::Kept) {
+        if let Some(profile) = self.context.world.profiles.get_mut(kernel) {
+            profile.restore(kept);
+        }
+    }
+}
+
+fn wants_yield(c: &Client, now_ns: u64, high_busy: bool, idle_since: Option<u64>) -> bool {
+    let quiet = |ns: u64| idle_since.is_none_or(|since| now_ns >= since.saturating_add(ns));
+    c.yield_asked || c.auto_yield_ns.is_some_and(|ns| high_busy || !quiet(ns))
+}
