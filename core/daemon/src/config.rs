@@ -30,6 +30,10 @@ pub struct Config {
     pub client: Client,
     /// How clients share the GPU.
     pub residency: Residency,
+    /// Cut forms of kernels.
+    pub rewrite: Rewrite,
+    /// Launches on some of the SMs.
+    pub width: Width,
 }
 
 /// `[socket]`.
@@ -233,6 +237,41 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
     }
 }
 
+/// `[rewrite]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rewrite {
+    /// Give best-effort clients' kernels cut forms where a policy asks for them.
+    pub enabled: bool,
+    /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
+    /// forbids modifying them: read docs/cutting.md before switching it on.
+    pub vendor_libraries: bool,
+    /// A launch that was asked to give way and has not after so long is helped to its
+    /// end and never cut again, ms.
+    pub rescue_ms: u32,
+}
+
+impl Default for Rewrite {
+    fn default() -> Self {
+        Rewrite { enabled: true, vendor_libraries: false, rescue_ms: 50 }
+    }
+}
+
+/// `[width]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Width {
+    /// Make a green context in each best-effort client that keeps so many SMs free,
+    /// with residency `mps`. Rounded up to what the GPU can split off.
+    pub reserve_sms: Vec<u32>,
+}
+
+impl Default for Width {
+    fn default() -> Self {
+        Width { reserve_sms: vec![16, 32, 64] }
+    }
+}
+
 /// How clients share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -344,6 +383,19 @@ impl Config {
         Ok(config)
     }
 
+    /// What a client of a class may do to its kernels.
+    pub fn cutting(&self, class: tally_engine::policy::Class) -> tally_ipc::wire::Cutting {
+        if class == tally_engine::policy::Class::High {
+            return Default::default();
+        }
+        tally_ipc::wire::Cutting {
+            enabled: self.rewrite.enabled,
+            vendor_libraries: self.rewrite.vendor_libraries,
+            rescue_ms: self.rewrite.rescue_ms,
+            reserve_sms: self.width.reserve_sms.clone(),
+        }
+    }
+
     /// Check what the types cannot.
     ///
     /// # Errors
@@ -370,6 +422,12 @@ impl Config {
         let slices = &self.residency.timeslice;
         within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
         within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
+        within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
+        let most = tally_ipc::wire::WIDTHS_MAX as u64;
+        within("the length of width.reserve_sms", self.width.reserve_sms.len() as u64, 0, most)?;
+        for sms in &self.width.reserve_sms {
+            within("width.reserve_sms", (*sms).into(), 1, 1_024)?;
+        }
         if let Some(cpu) = self.dispatch.pin_cpu {
             within("dispatch.pin_cpu", cpu.into(), 0, rustix::thread::CpuSet::MAX_CPU as u64 - 1)?;
         }

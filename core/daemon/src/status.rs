@@ -11,6 +11,8 @@ use crate::residency::ResidencyStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tally_engine::policy::FaultKind;
+use tally_engine::policy::Form;
+use tally_engine::profile::CutState;
 use tally_ipc::layout::report_state;
 
 /// Version of this schema.
@@ -208,6 +210,8 @@ pub struct ClientStatus {
     pub stream_overflow: u64,
     /// What was decided.
     pub decisions: Decisions,
+    /// How launches were cut.
+    pub cut: Cut,
     /// Launches waiting for a decision now.
     pub waiting: u64,
     /// Time launches waited, by the core's account, ms.
@@ -282,6 +286,55 @@ impl Decisions {
             degraded: s.degraded.saturating_add(n.shim.degraded),
             fallback: s.fallback,
             completed: s.completed,
+        }
+    }
+}
+
+/// How a client's launches were cut, by its own side's account.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Cut {
+    /// Kernels that have a cut form.
+    pub kernels: u64,
+    /// Kernels looked at that have none; `kernels` of the status says why.
+    pub kernels_refused: u64,
+    /// Launches run as slices.
+    pub sliced: u64,
+    /// Launches run so that they give way.
+    pub preemptible: u64,
+    /// Launches run on some of the SMs.
+    pub partitioned: u64,
+    /// Graph launches run as chains of parts.
+    pub graph_chained: u64,
+    /// Times it was asked to give way while a cut launch was under way.
+    pub yields: u64,
+    /// It is asked to give way now.
+    pub yielded: bool,
+    /// Launches that gave way at least once.
+    pub gave_way: u64,
+    /// Launches whose blocks waited for one another when cut, and that were rescued.
+    pub rescued: u64,
+    /// From being asked to give way until a launch had, of the latest, median, us.
+    pub turnaround_us_p50: f64,
+    /// 99th percentile of the same.
+    pub turnaround_us_p99: f64,
+}
+
+impl Cut {
+    fn new(n: &ClientNumbers) -> Self {
+        let s = &n.shim;
+        Cut {
+            kernels: s.cut_kernels,
+            kernels_refused: s.refused_kernels,
+            sliced: s.sliced,
+            preemptible: s.preemptible,
+            partitioned: s.partitioned,
+            graph_chained: s.graph_chained,
+            yields: n.stats.yields,
+            yielded: n.state.yielded,
+            gave_way: s.gave_way,
+            rescued: s.rescued,
+            turnaround_us_p50: s.turnaround_p50_ns as f64 / 1e3,
+            turnaround_us_p99: s.turnaround_p99_ns as f64 / 1e3,
         }
     }
 }
@@ -400,6 +453,7 @@ impl ClientStatus {
             host_func: n.shim.host_func,
             stream_overflow: n.shim.stream_overflow,
             decisions: Decisions::new(n),
+            cut: Cut::new(n),
             waiting: n.state.waiting,
             waited_ms: n.stats.waited_ns as f64 / 1e6,
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
@@ -478,6 +532,36 @@ pub struct KernelStatus {
     pub mean_us: f64,
     /// 99th percentile of the recent ones, us.
     pub p99_us: f64,
+    /// Whether it can be cut: `unknown`, `preparable`, `preparing`, `ready`, or
+    /// `whole only: ` and why.
+    pub cut: String,
+    /// Measured in forms other than whole.
+    pub forms: Vec<FormStatus>,
+}
+
+/// A kernel in one form.
+#[derive(Clone, Debug, Serialize)]
+pub struct FormStatus {
+    /// `sliced`, `preemptible` or `partitioned`.
+    pub form: &'static str,
+    /// Blocks of a slice, or SMs.
+    pub argument: u32,
+    /// Launches measured.
+    pub measured: u64,
+    /// Mean GPU time, us.
+    pub mean_us: f64,
+    /// From being asked to give way until it had, 99th percentile, us; 0: never.
+    pub turnaround_us: f64,
+}
+
+fn cut_text(cut: CutState) -> String {
+    match cut {
+        CutState::Unknown => "unknown".into(),
+        CutState::Preparable => "preparable".into(),
+        CutState::Preparing => "preparing".into(),
+        CutState::Ready { .. } => "ready".into(),
+        CutState::WholeOnly(why) => format!("whole only: {why}"),
+    }
 }
 
 impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
@@ -489,6 +573,23 @@ impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
             measured: k.count,
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
+            cut: cut_text(k.cut),
+            forms: k
+                .forms
+                .iter()
+                .map(|(form, argument, stats)| FormStatus {
+                    form: match form {
+                        Form::Whole => "whole",
+                        Form::Sliced => "sliced",
+                        Form::Preemptible => "preemptible",
+                        Form::Partitioned => "partitioned",
+                    },
+                    argument: *argument,
+                    measured: stats.count,
+                    mean_us: stats.mean_ns as f64 / 1e3,
+                    turnaround_us: stats.turnaround_ns() as f64 / 1e3,
+                })
+                .collect(),
         }
     }
 }

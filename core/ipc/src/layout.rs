@@ -37,6 +37,44 @@ pub mod submission_flags {
     /// Its end may be reported late, and together with others': nothing is to be
     /// learnt of its own time.
     pub const COALESCED: u32 = 1 << 5;
+    /// The shim can run it as slices.
+    pub const CAN_SLICE: u32 = 1 << 6;
+    /// The shim can run it so that it gives way at block boundaries.
+    pub const CAN_PREEMPT: u32 = 1 << 7;
+    /// The shim can run it on some of the SMs.
+    pub const CAN_PARTITION: u32 = 1 << 8;
+    /// A cut form may come about if it is asked for.
+    pub const CAN_PREPARE: u32 = 1 << 9;
+    /// All of them.
+    pub const ALL: u32 = (1 << 10) - 1;
+}
+
+/// Values of [`KernelEntry::cut`]: a state in the low byte, what it needs in the next.
+pub mod cut_state {
+    /// Nothing is known yet.
+    pub const UNKNOWN: u8 = 0;
+    /// Its image is at hand.
+    pub const PREPARABLE: u8 = 1;
+    /// Its cut form is being made.
+    pub const PREPARING: u8 = 2;
+    /// It has cut forms: [`SLICEABLE`], [`PREEMPTIBLE`].
+    pub const READY: u8 = 3;
+    /// It is only run whole: the code of the reason (`tally_kernels::Refusal`).
+    pub const WHOLE_ONLY: u8 = 4;
+    /// Detail of [`READY`]: as slices.
+    pub const SLICEABLE: u8 = 1;
+    /// Detail of [`READY`]: giving way.
+    pub const PREEMPTIBLE: u8 = 2;
+
+    /// As a word.
+    pub fn pack(state: u8, detail: u8) -> u32 {
+        u32::from(state) | u32::from(detail) << 8
+    }
+
+    /// State and detail of a word.
+    pub fn unpack(word: u32) -> (u8, u8) {
+        (word as u8, (word >> 8) as u8)
+    }
 }
 
 /// One launch, written by the client, read by the core.
@@ -68,7 +106,8 @@ pub struct Submission {
 pub struct DecisionSlot {
     /// `(ticket + 1) << 8 | kind`; kinds in [`decision_kind`].
     pub sequence_and_kind: AtomicU64,
-    /// Blocks of a slice, or SMs of a partition.
+    /// Blocks of a slice, or SMs of a partition; of a preemptible launch how long it is
+    /// expected to take, us (0: unknown).
     pub argument: AtomicU64,
 }
 
@@ -78,7 +117,7 @@ pub mod decision_kind {
     pub const WHOLE: u8 = 1;
     /// Slices of `argument` blocks.
     pub const SLICE: u8 = 2;
-    /// Gives way at block boundaries.
+    /// Gives way at block boundaries; `argument` is its expected time, us.
     pub const PREEMPTIBLE: u8 = 3;
     /// On `argument` SMs.
     pub const PARTITION: u8 = 4;
@@ -147,6 +186,69 @@ pub struct Counters {
     pub waited_ns: AtomicU64,
     /// `cuLaunchHostFunc` calls passed through.
     pub host_func: AtomicU64,
+    /// Launches run as slices.
+    pub sliced: AtomicU64,
+    /// Launches run so that they give way.
+    pub preemptible: AtomicU64,
+    /// Launches run on some of the SMs.
+    pub partitioned: AtomicU64,
+    /// Graph launches run as chains of parts.
+    pub graph_chained: AtomicU64,
+    /// Launches that gave way at least once.
+    pub gave_way: AtomicU64,
+    /// Launches whose blocks waited for one another when cut, and that were rescued.
+    pub rescued: AtomicU64,
+    /// Kernels that have a cut form.
+    pub cut_kernels: AtomicU64,
+    /// Kernels that were looked at and have none.
+    pub refused_kernels: AtomicU64,
+}
+
+/// Times from being asked to give way until it had, the latest ones; a ring.
+pub const TURNAROUND_SLOTS: usize = 256;
+
+/// One launch that gave way.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Turnaround {
+    /// Its ticket.
+    pub ticket: AtomicU64,
+    /// How long it took, ns.
+    pub ns: AtomicU64,
+}
+
+/// What cut launches report; written by the client.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Turnarounds {
+    /// Written so far: the next goes to slot `count % TURNAROUND_SLOTS`.
+    pub count: AtomicU64,
+    /// The latest.
+    pub latest: [Turnaround; TURNAROUND_SLOTS],
+}
+
+/// The page of words that cut launches share with the GPU (exactly 4096 bytes,
+/// registered with CUDA): a word a line.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Gates {
+    /// 0: streams pass; else cut launches wait here between their parts.
+    pub gate: CompletionWord,
+    /// The state of the yield flag that the GPU has taken in last.
+    pub flag_seen: CompletionWord,
+    /// One a stream slot, but the last two: which launch last skipped blocks.
+    pub notices: [CompletionWord; STREAM_SLOTS - 2],
+}
+
+/// Asks a client to give way; on a line of its own, written by the core.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct YieldLine {
+    /// Counts changes: odd means give way. Threads sleep on it.
+    pub word: AtomicU32,
+    _pad: u32,
+    /// When it last changed, monotonic ns.
+    pub at_ns: AtomicU64,
 }
 
 /// How far the shim got; codes in [`report_state`].
@@ -195,7 +297,8 @@ pub mod report_state {
 pub struct KernelEntry {
     /// 0 until the rest is valid, then the name's length in bytes + 1.
     pub ready: AtomicU32,
-    _pad: u32,
+    /// Whether it can be cut: [`cut_state`]. May change at any time.
+    pub cut: AtomicU32,
     /// Hash of the code image; 0 if unknown.
     pub image: AtomicU64,
     /// Hash of the whole name.
@@ -224,6 +327,10 @@ pub struct ClientRegion {
     pub kernel_count: AtomicU32,
     /// Completion words on a page of their own, which the GPU may write.
     pub completions: Completions,
+    /// Words of cut launches on a page of their own.
+    pub gates: Gates,
+    /// Launches that gave way.
+    pub turnarounds: Turnarounds,
     /// The submission ring.
     pub submissions: [Submission; RING_SLOTS],
     /// The kernel table.
@@ -263,6 +370,8 @@ pub struct CoreRegion {
     /// Bumped by the core's dispatch thread about every 100 ms while it lives:
     /// a waiting client tells a stuck core from a slow decision.
     pub heartbeat: AtomicU64,
+    /// Asks for giving way.
+    pub yielding: YieldLine,
     /// Decisions by ticket.
     pub decisions: [DecisionSlot; RING_SLOTS],
 }
@@ -277,6 +386,7 @@ pub struct GrantLine {
 
 const _: () = {
     assert!(size_of::<Completions>() == 4096);
+    assert!(size_of::<Gates>() == 4096);
     assert!(size_of::<Submission>() == 64);
     assert!(size_of::<CompletionWord>() == 64);
     assert!(size_of::<ClientRegion>().is_multiple_of(4096));

@@ -151,8 +151,8 @@ pub enum Answer {
     Whole,
     /// Slices of so many blocks.
     Slice(u32),
-    /// Gives way at block boundaries.
-    Preemptible,
+    /// Gives way at block boundaries; expected to take so many microseconds (0: unknown).
+    Preemptible(u32),
     /// On so many SMs.
     Partition(u32),
 }
@@ -201,7 +201,7 @@ pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
         steps::answer(&d.sequence_and_kind, &d.argument, &core.granted.ticket, ticket)?;
     Some(match kind {
         decision_kind::SLICE => Answer::Slice(argument as u32),
-        decision_kind::PREEMPTIBLE => Answer::Preemptible,
+        decision_kind::PREEMPTIBLE => Answer::Preemptible(argument as u32),
         decision_kind::PARTITION => Answer::Partition(argument as u32),
         _ => Answer::Whole,
     })
@@ -230,13 +230,7 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
     let three = |a: &[std::sync::atomic::AtomicU32; 3]| [0, 1, 2].map(|i| a[i].load(Relaxed));
     Polled::Request(Request {
         kernel: s.kernel.load(Relaxed),
-        flags: s.flags.load(Relaxed)
-            & (submission_flags::GRAPH
-                | submission_flags::COOPERATIVE
-                | submission_flags::CLUSTERED
-                | submission_flags::SYNCHRONOUS
-                | submission_flags::LEASED
-                | submission_flags::COALESCED),
+        flags: s.flags.load(Relaxed) & submission_flags::ALL,
         grid: three(&s.grid),
         block: three(&s.block),
         shared_bytes: s.shared_bytes.load(Relaxed),
@@ -260,7 +254,7 @@ pub fn decide(core: &CoreRegion, ticket: u64, answer: Answer) {
     let (kind, argument) = match answer {
         Answer::Whole => (decision_kind::WHOLE, 0),
         Answer::Slice(n) => (decision_kind::SLICE, n),
-        Answer::Preemptible => (decision_kind::PREEMPTIBLE, 0),
+        Answer::Preemptible(us) => (decision_kind::PREEMPTIBLE, us),
         Answer::Partition(n) => (decision_kind::PARTITION, n),
     };
     let d = &core.decisions[slot(ticket)];

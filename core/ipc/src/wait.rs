@@ -101,6 +101,21 @@ pub fn wake(client: &ClientRegion, core: &CoreRegion) {
     });
 }
 
+/// Core: give a word that clients sleep on another value.
+pub fn change(word: &std::sync::atomic::AtomicU32, value: u32) {
+    word.store(value, std::sync::atomic::Ordering::SeqCst);
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Client: sleep until a word of the core's is not `seen` any more, or `nap` has passed.
+pub fn sleep_on(word: &std::sync::atomic::AtomicU32, seen: u32, nap: Duration) {
+    let timeout = rustix::fs::Timespec {
+        tv_sec: nap.as_secs() as _,
+        tv_nsec: i64::from(nap.subsec_nanos()) as _,
+    };
+    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
+}
+
 /// Client: wake this process's own waiting threads (the core is gone).
 pub fn wake_own(core: &CoreRegion) {
     let _ = futex::wake(&core.wake, futex::Flags::empty(), i32::MAX as u32);

@@ -119,7 +119,26 @@ pub struct Welcome {
     /// What to do when the core goes away: hold launches instead of running
     /// them unscheduled.
     pub fail_hold: bool,
+    /// What it may do to kernels.
+    pub cutting: Cutting,
 }
+
+/// What a client may do to its kernels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cutting {
+    /// Make cut forms of kernels.
+    pub enabled: bool,
+    /// Of NVIDIA's closed libraries too.
+    pub vendor_libraries: bool,
+    /// A launch asked to give way that has not after so long, ms, is helped to its
+    /// end and never cut again.
+    pub rescue_ms: u32,
+    /// Keep so many SMs free: one green context each is made. Empty: none.
+    pub reserve_sms: Vec<u32>,
+}
+
+/// Most widths.
+pub const WIDTHS_MAX: usize = 16;
 
 /// How a client shares the GPU with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,6 +275,14 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
+        let Cutting { enabled, vendor_libraries, rescue_ms, reserve_sms } = &self.cutting;
+        w.u8((*enabled).into());
+        w.u8((*vendor_libraries).into());
+        w.u32(*rescue_ms);
+        w.u32(reserve_sms.len().min(WIDTHS_MAX) as u32);
+        for sms in reserve_sms.iter().take(WIDTHS_MAX) {
+            w.u32(*sms);
+        }
         w.0
     }
 
@@ -287,6 +314,18 @@ impl Welcome {
             },
             spin_ns: r.u64()?,
             fail_hold: r.flag()?,
+            cutting: Cutting {
+                enabled: r.flag()?,
+                vendor_libraries: r.flag()?,
+                rescue_ms: r.u32()?,
+                reserve_sms: {
+                    let n = r.u32()? as usize;
+                    if n > WIDTHS_MAX {
+                        return Err(WireError::Malformed("too many widths"));
+                    }
+                    (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?
+                },
+            },
         })
     }
 }
@@ -431,6 +470,9 @@ mod tests {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
                 residency: Residency::TimeSlice { slice_us: slice }, spin_ns: spin, fail_hold: !high,
+                cutting: Cutting {
+                    enabled: high, vendor_libraries: !high, rescue_ms: id, reserve_sms: vec![8, id],
+                },
             };
             prop_assert_eq!(Welcome::decode(&w.encode()).unwrap(), w);
         }

@@ -102,8 +102,12 @@ pub fn kernel_profile(profile: &Profile) -> types::KernelProfile {
         CutState::Preparing => types::CutState::Preparing,
         CutState::Ready { sliceable, preemptible } => {
             let mut forms = types::CutForms::empty();
-            forms.set(types::CutForms::SLICEABLE, sliceable);
-            forms.set(types::CutForms::PREEMPTIBLE, preemptible);
+            if sliceable {
+                forms |= types::CutForms::SLICEABLE;
+            }
+            if preemptible {
+                forms |= types::CutForms::PREEMPTIBLE;
+            }
             types::CutState::Ready(forms)
         }
         CutState::WholeOnly(why) => types::CutState::WholeOnly(why.into()),

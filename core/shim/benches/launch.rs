@@ -72,6 +72,7 @@ fn core(listener: &UnixListener) {
         residency: Residency::Unmanaged,
         spin_ns: 1_000_000,
         fail_hold: false,
+        cutting: Default::default(),
     };
     let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let (doorbell, probe) = (new(), new());

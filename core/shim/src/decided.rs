@@ -80,7 +80,7 @@ pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult 
             client.counters.unscheduled.fetch_add(1, Relaxed);
         }
         Way::Decided(Answer::Whole) => {}
-        Way::Decided(Answer::Slice(_) | Answer::Preemptible | Answer::Partition(_)) => {
+        Way::Decided(Answer::Slice(_) | Answer::Preemptible(_) | Answer::Partition(_)) => {
             // The forms' mechanisms go here; until then the launch runs whole,
             // which is always right, and status shows how often.
             client.counters.degraded.fetch_add(1, Relaxed);

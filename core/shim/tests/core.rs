@@ -108,7 +108,7 @@ fn one_write_stands_for_several_launches_unless_someone_waits() {
 fn other_forms_run_whole_for_now_and_are_counted() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
-    for form in [Answer::Slice(4), Answer::Preemptible, Answer::Partition(16)] {
+    for form in [Answer::Slice(4), Answer::Preemptible(0), Answer::Partition(16)] {
         p.tell("launch 0");
         client.take();
         ring::decide(&client.core, client.next - 1, form);

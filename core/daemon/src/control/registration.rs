@@ -183,6 +183,7 @@ async fn hand_over(
         residency: residency.unwrap_or(wire::Residency::Unmanaged),
         spin_ns: plane.config.client.spin_us() * 1_000,
         fail_hold: plane.config.client.fail == Fail::Hold,
+        cutting: plane.config.cutting(class),
     };
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();
     let info = ClientInfo { id, class, name: printable(hello.name), labels };

@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_engine::policy::{Class, launch_flags};
 use tally_engine::{Action, Engine, Submission};
-use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
+use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
+use tally_ipc::wait;
 
 /// Submissions taken from one client before the next one has its turn.
 const BATCH: usize = 64;
@@ -107,6 +108,7 @@ pub struct DispatchClient {
     busy: bool,
     busy_periods: u64,
     activity_looked_ns: u64,
+    turnarounds_seen: u64,
     probe: Probe,
 }
 
@@ -114,6 +116,7 @@ impl DispatchClient {
     /// Start serving.
     pub fn new(link: NewClient, now_ns: u64, probe_after_ns: u64) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
+        let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,
             link,
@@ -129,6 +132,7 @@ impl DispatchClient {
             busy: false,
             busy_periods,
             activity_looked_ns: now_ns,
+            turnarounds_seen: link_turnarounds,
             probe: Probe::new(now_ns, probe_after_ns),
         }
     }
@@ -203,6 +207,10 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let mut moved = false;
+        // First: the engine finds the launch only while it is in flight.
+        if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
+            self.poll_turnarounds(engine);
+        }
         let mut mask = self.pending;
         while mask != 0 {
             let index = mask.trailing_zeros();
@@ -369,6 +377,29 @@ impl DispatchClient {
         ticket.saturating_sub(RING_SLOTS as u64 - 1).min(oldest)
     }
 
+    /// Have its cut launches give way, or go on.
+    pub fn set_yielded(&mut self, now_ns: u64, yielded: bool) {
+        let line = &self.link.core.yielding;
+        line.at_ns.store(now_ns, Relaxed);
+        let word = line.word.load(Relaxed);
+        if (word & 1 != 0) != yielded {
+            wait::change(&line.word, word.wrapping_add(1));
+        }
+    }
+
+    /// Tell the engine which launches gave way, and how soon.
+    fn poll_turnarounds(&mut self, engine: &mut Engine) {
+        let all = &self.link.region.turnarounds;
+        let count = all.count.load(Acquire);
+        // A hostile count is read as at most a ring of them.
+        let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
+        for n in from..count {
+            let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
+            engine.gave_way(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
+        }
+        self.turnarounds_seen = count;
+    }
+
     fn note_let_go(&mut self, stream: u32) {
         self.dirty |= 1 << stream;
         self.pending |= 1 << stream;
@@ -405,6 +436,12 @@ fn engine_flags(flags: u32) -> u32 {
         (submission_flags::GRAPH, launch_flags::GRAPH),
         (submission_flags::COOPERATIVE, launch_flags::COOPERATIVE),
         (submission_flags::CLUSTERED, launch_flags::CLUSTERED),
+        // What a client says it can do is believed: one that lies about it holds back
+        // its own launches only, and delays others no longer than a whole launch.
+        (submission_flags::CAN_SLICE, launch_flags::CAN_SLICE),
+        (submission_flags::CAN_PREEMPT, launch_flags::CAN_PREEMPT),
+        (submission_flags::CAN_PARTITION, launch_flags::CAN_PARTITION),
+        (submission_flags::CAN_PREPARE, launch_flags::CAN_PREPARE),
     ]
     .iter()
     .filter(|(theirs, _)| flags & theirs != 0)
@@ -446,8 +483,8 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_translated_and_capabilities_are_not_taken_from_the_client() {
-        assert_eq!(engine_flags(u32::MAX), 0b11100);
+    fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
+        assert_eq!(engine_flags(u32::MAX), 0b1_1111_1100);
         assert_eq!(engine_flags(submission_flags::SYNCHRONOUS), 0);
     }
 }

@@ -2,12 +2,14 @@
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use tally_engine::Engine;
 use tally_engine::policy::KernelId;
-use tally_engine::profile::KernelKey;
+use tally_engine::profile::{CutState, KernelKey};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{KERNEL_SLOTS, submission_flags};
+use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
 use tally_ipc::ring::Request;
+use tally_kernels::Refusal;
 
 /// (kernel, grid, block) combinations remembered for one client; beyond it the
 /// cache starts anew, which costs time and nothing else.
@@ -18,11 +20,34 @@ const NEW_MAX: usize = 16_384;
 
 type Shape = (u32, [u32; 3], [u32; 3]);
 
+/// The engine's id of a combination, and what it was last told of its cut form.
+struct Known {
+    id: Option<KernelId>,
+    cut: u32,
+}
+
+/// What a word of the client's table says.
+fn cut_state_of(word: u32) -> CutState {
+    let (state, detail) = cut_state::unpack(word);
+    match state {
+        cut_state::PREPARABLE => CutState::Preparable,
+        cut_state::PREPARING => CutState::Preparing,
+        cut_state::READY => CutState::Ready {
+            sliceable: detail & cut_state::SLICEABLE != 0,
+            preemptible: detail & cut_state::PREEMPTIBLE != 0,
+        },
+        cut_state::WHOLE_ONLY => CutState::WholeOnly(
+            Refusal::from_code(detail).map_or("its client gives no reason", Refusal::text),
+        ),
+        _ => CutState::Unknown,
+    }
+}
+
 /// Of one client.
 #[derive(Default)]
 pub struct KernelCache {
     names: Vec<Option<Box<(String, u64)>>>,
-    ids: HashMap<Shape, Option<KernelId>>,
+    ids: HashMap<Shape, Known>,
     brought: usize,
 }
 
@@ -35,8 +60,16 @@ impl KernelCache {
         engine: &mut Engine,
     ) -> Option<KernelId> {
         let shape = (request.kernel, request.grid, request.block);
-        if let Some(&id) = self.ids.get(&shape) {
-            return id;
+        if let Some(known) = self.ids.get_mut(&shape) {
+            if let (Some(id), Some(entry)) = (known.id, region.kernels.get(request.kernel as usize))
+            {
+                let cut = entry.cut.load(Relaxed);
+                if cut != known.cut {
+                    known.cut = cut;
+                    engine.set_cut(id, cut_state_of(cut));
+                }
+            }
+            return known.id;
         }
         if self.brought >= NEW_MAX {
             return None;
@@ -49,7 +82,8 @@ impl KernelCache {
             if self.ids.len() >= CACHE_MAX {
                 self.ids.clear();
             }
-            self.ids.insert(shape, id);
+            // Its state is taken in at its next launch.
+            self.ids.insert(shape, Known { id, cut: 0 });
         }
         id
     }

@@ -239,9 +239,17 @@ impl Dispatch {
         }
         let mut answered_ns = None;
         for action in self.actions.drain(..) {
-            let (id, ticket, decision) = match action {
+            let (id, ticket, answer) = match action {
                 Action::Grant { client, until } => (client, until, None),
-                Action::Decide { client, ticket, decision } => (client, ticket, Some(decision)),
+                Action::Decide { client, ticket, decision, predicted_ns } => {
+                    (client, ticket, Some(answer_of(decision, predicted_ns)))
+                }
+                Action::Yield { client, yielded } => {
+                    if let Ok(at) = self.clients.binary_search_by_key(&client, |c| c.id()) {
+                        self.clients[at].set_yielded(now, yielded);
+                    }
+                    continue;
+                }
             };
             let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) else { continue };
             let note = |seen_ns: u64| {
@@ -249,9 +257,9 @@ impl Dispatch {
                 let at = *answered_ns.get_or_insert_with(now_ns);
                 latency.record(at.saturating_sub(seen_ns));
             };
-            match decision {
+            match answer {
                 None => self.clients[at].grant(ticket, note),
-                Some(d) => self.clients[at].answer(ticket, answer_of(d), note),
+                Some(answer) => self.clients[at].answer(ticket, answer, note),
             }
         }
         for c in self.clients.iter_mut().filter(|c| c.touched) {
@@ -429,10 +437,12 @@ impl Dispatch {
     }
 }
 
-fn answer_of(decision: Decision) -> Answer {
+fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {
     match decision {
         Decision::Slice(blocks) => Answer::Slice(blocks),
-        Decision::Preemptible => Answer::Preemptible,
+        Decision::Preemptible => {
+            Answer::Preemptible((predicted_ns / 1_000).min(u32::MAX.into()) as u32)
+        }
         Decision::Partition(sms) => Answer::Partition(sms),
         Decision::Run(_) | Decision::Hold(_) => Answer::Whole,
     }

@@ -5,16 +5,18 @@
 use super::client::{DispatchClient, Oddities};
 use super::latency::Quantiles;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use tally_engine::policy::KernelId;
+use tally_engine::policy::{Form, KernelId};
+use tally_engine::profile::{CutState, FormStats};
 use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
-use tally_ipc::layout::{Counters, Report};
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
 use tally_policy_host::PolicyStatus;
 use tokio::sync::oneshot;
 
 /// Kernel profiles looked at in one pass of the loop.
 const PIECE: u32 = 1_024;
 
-/// What the shim counts; see [`Counters`].
+/// What the shim counts; see `tally_ipc::layout::Counters`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of tally_ipc::layout::Counters and Activity")]
 pub struct ShimCounts {
@@ -31,6 +33,18 @@ pub struct ShimCounts {
     pub degraded: u64,
     pub waited_ns: u64,
     pub host_func: u64,
+    pub sliced: u64,
+    pub preemptible: u64,
+    pub partitioned: u64,
+    pub graph_chained: u64,
+    pub gave_way: u64,
+    pub rescued: u64,
+    pub cut_kernels: u64,
+    pub refused_kernels: u64,
+    /// Of the latest times from being asked to give way until it had, ns.
+    pub turnaround_p50_ns: u64,
+    /// See above.
+    pub turnaround_p99_ns: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
     pub busy_periods: u64,
@@ -101,15 +115,27 @@ impl ClientNumbers {
                 waiting: 0,
                 in_flight: 0,
                 in_flight_ns: 0,
+                yielded: false,
             }),
-            shim: shim_counts(&region.counters, &region.activity),
+            shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
         }
     }
 }
 
-fn shim_counts(c: &Counters, a: &tally_ipc::layout::Activity) -> ShimCounts {
+/// Median and 99th percentile (nearest rank) of the latest turnarounds; 0 if none.
+fn turnarounds(all: &Turnarounds) -> (u64, u64) {
+    let n = all.count.load(Relaxed).min(TURNAROUND_SLOTS as u64) as usize;
+    let mut ns: Vec<u64> = all.latest[..n].iter().map(|t| t.ns.load(Relaxed)).collect();
+    ns.sort_unstable();
+    let rank = |percent: usize| ns.get((n * percent).div_ceil(100).max(1) - 1).copied();
+    (rank(50).unwrap_or(0), rank(99).unwrap_or(0))
+}
+
+fn shim_counts(region: &ClientRegion) -> ShimCounts {
+    let (c, a) = (&region.counters, &region.activity);
+    let (turnaround_p50_ns, turnaround_p99_ns) = turnarounds(&region.turnarounds);
     let word = |w: &AtomicU64| w.load(Relaxed);
     ShimCounts {
         launches: word(&a.launches),
@@ -125,6 +151,16 @@ fn shim_counts(c: &Counters, a: &tally_ipc::layout::Activity) -> ShimCounts {
         degraded: word(&c.degraded),
         waited_ns: word(&c.waited_ns),
         host_func: word(&c.host_func),
+        sliced: word(&c.sliced),
+        preemptible: word(&c.preemptible),
+        partitioned: word(&c.partitioned),
+        graph_chained: word(&c.graph_chained),
+        gave_way: word(&c.gave_way),
+        rescued: word(&c.rescued),
+        cut_kernels: word(&c.cut_kernels),
+        refused_kernels: word(&c.refused_kernels),
+        turnaround_p50_ns,
+        turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,
         busy_total_ns: word(&a.busy_total_ns),
         busy_periods: word(&a.busy_periods),
@@ -146,6 +182,10 @@ pub struct KernelNumbers {
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
+    /// Whether it can be cut.
+    pub cut: CutState,
+    /// Measured in other forms: form, argument, what was measured.
+    pub forms: Vec<(Form, u32, FormStats)>,
 }
 
 /// All figures.
@@ -227,6 +267,8 @@ impl Job {
                     count: p.count,
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
+                    cut: p.cut,
+                    forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
             kernels_known: self.cursor,

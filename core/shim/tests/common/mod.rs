@@ -199,6 +199,7 @@ pub fn welcome() -> Welcome {
         residency: Residency::Unmanaged,
         spin_ns: 20_000,
         fail_hold: false,
+        cutting: Default::default(),
     }
 }
 
