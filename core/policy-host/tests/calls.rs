@@ -99,7 +99,14 @@ fn events_arrive() {
     bench.tell(Event::HighIdle).unwrap();
     bench.tell(Event::Timer(0)).unwrap();
     for form in [Form::Whole, Form::Sliced, Form::Preemptible, Form::Partitioned] {
-        let done = Completion { client: 2, kernel: 1, form, predicted_ns: 3, measured_ns: 1_000 };
+        let done = Completion {
+            client: 2,
+            kernel: 1,
+            form,
+            argument: 0,
+            predicted_ns: 3,
+            measured_ns: 1_000,
+        };
         bench.tell(Event::KernelDone(done)).unwrap();
     }
     assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(42)));
