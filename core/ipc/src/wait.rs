@@ -116,6 +116,11 @@ pub fn sleep_on(word: &std::sync::atomic::AtomicU32, seen: u32, nap: Duration) {
     let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
 }
 
+/// Client: wake whoever of this process sleeps on a word of the core's.
+pub fn wake_sleepers(word: &std::sync::atomic::AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
 /// Client: wake this process's own waiting threads (the core is gone).
 pub fn wake_own(core: &CoreRegion) {
     let _ = futex::wake(&core.wake, futex::Flags::empty(), i32::MAX as u32);

@@ -186,6 +186,7 @@ impl Connection {
             welcome.class_reason
         );
         crate::completion::forget_samples();
+        crate::cut::configure(&welcome.cutting, &welcome.residency);
         let number = doorbell.as_raw_fd();
         // Kept on purpose: a launch may be about to ring it.
         std::mem::forget(doorbell);
@@ -342,6 +343,7 @@ unsafe extern "C" fn in_forked_child() {
     state::reset();
     capture::reset();
     completion::reset();
+    crate::cut::reset();
     events::reset();
     lifecycle::reset();
     names::reset();

@@ -16,7 +16,7 @@ use crate::activity::{self, Change};
 use crate::attach::{self, Connection, Settings};
 use crate::cu::{Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::slots::{self, DRAINING, MANY_CONTEXTS, OVERFLOW, Slot};
-use crate::{capture, completion, log, state, timeslice};
+use crate::{capture, completion, log, state, threads, timeslice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::Timespec;
@@ -37,8 +37,6 @@ const LOOK_MAX: Duration = Duration::from_millis(1);
 const CHECK: Duration = Duration::from_secs(1);
 /// Between two attempts to set a time slice.
 const SLICE_RETRY: Duration = Duration::from_millis(10);
-/// The driver runs on this stack now and then.
-const STACK_BYTES: usize = 512 * 1024;
 /// An exiting program waits for the attendant's driver calls at most this long.
 const EXIT_WAIT_MAX: Duration = Duration::from_millis(10);
 
@@ -95,6 +93,7 @@ pub fn inherit_nothing(doorbell: i32) {
 /// No more driver calls: the driver is about to be torn down.
 pub fn program_exits() {
     EXITING.store(true, SeqCst);
+    crate::cut::program_exits();
     let start = Instant::now();
     while capture::GUARD.try_lock().is_none() && start.elapsed() < EXIT_WAIT_MAX {
         std::thread::yield_now();
@@ -170,25 +169,9 @@ impl Attendant {
             attendant.entered(socket, probe, &residency);
         }
         WAKE.store(number, Release);
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sets filled before use; the new thread inherits the mask, and
-        // this thread gets its own back.
-        let spawned = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            let masked =
-                libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) == 0;
-            let spawned = std::thread::Builder::new()
-                .name("tally-shim".into())
-                .stack_size(STACK_BYTES)
-                .spawn(move || attendant.run());
-            if masked {
-                libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
-            }
-            spawned
-        };
+        let spawned = threads::spawn("tally-shim", move || attendant.run());
         match spawned {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => {
                 WAKE.store(-1, Release);
                 Err(format!("helper thread: {error}"))

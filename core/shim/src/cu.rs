@@ -50,6 +50,34 @@ pub const ATTRIBUTE_MPS_ENABLED: c_int = 133;
 pub const LAUNCH_ATTRIBUTE_COOPERATIVE: c_int = 2;
 /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
 pub const LAUNCH_ATTRIBUTE_CLUSTER: c_int = 4;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+pub const LAUNCH_ATTRIBUTE_PROGRAMMATIC: c_int = 6;
+/// Launch attributes that a launch may be repeated with: none, access policy window,
+/// synchronisation policy, cluster scheduling preference, priority, memory
+/// synchronisation domain and its map, preferred carve-out.
+pub const LAUNCH_ATTRIBUTES_PLAIN: [c_int; 8] = [0, 1, 3, 5, 8, 9, 10, 14];
+/// `CU_STREAM_WAIT_VALUE_EQ`.
+pub const WAIT_VALUE_EQUAL: c_uint = 1;
+/// `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
+pub const BATCH_WRITE_VALUE_32: c_uint = 2;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_*` that say how a kernel runs: threads, static shared and local
+/// memory. Its registers may be more in a cut form.
+pub const FUNC_COMPARED: [c_int; 3] = [0, 1, 3];
+/// `CU_FUNC_ATTRIBUTE_*` that a program may set: maximum dynamic shared memory,
+/// carve-out, cluster dimensions that are required, non-portable clusters, scheduling.
+pub const FUNC_SETTABLE: [c_int; 7] = [8, 9, 11, 12, 13, 14, 15];
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER`.
+pub const PARAM_BUFFER_POINTER: usize = 1;
+/// `CU_LAUNCH_PARAM_BUFFER_SIZE`.
+pub const PARAM_BUFFER_SIZE: usize = 2;
+/// `CU_DEV_RESOURCE_TYPE_SM`.
+pub const RESOURCE_SM: c_uint = 1;
+/// `CU_GREEN_CTX_DEFAULT_STREAM`.
+pub const GREEN_DEFAULT_STREAM: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`.
 pub const NODE_KERNEL: c_int = 0;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`, a child graph.
@@ -79,7 +107,7 @@ pub struct LaunchConfig {
 
 /// `CUlaunchAttribute`: 8 bytes of id and padding, then a 64-byte union.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LaunchAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_*`.
     pub id: c_int,
@@ -88,7 +116,62 @@ pub struct LaunchAttribute {
     pub value: [c_uint; 16],
 }
 
+/// `CUstreamBatchMemOpParams`, as a 32-bit write.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchOp {
+    /// [`BATCH_WRITE_VALUE_32`].
+    pub operation: c_uint,
+    _pad: c_uint,
+    /// Where.
+    pub address: u64,
+    /// What.
+    pub value: u64,
+    /// `WRITE_VALUE_DEFAULT`.
+    pub flags: c_uint,
+    _pad2: c_uint,
+    _rest: [u64; 2],
+}
+
+impl BatchOp {
+    /// A 32-bit write.
+    pub fn write(address: u64, value: u32) -> Self {
+        BatchOp {
+            operation: BATCH_WRITE_VALUE_32,
+            address,
+            value: value.into(),
+            flags: WRITE_VALUE_DEFAULT,
+            ..Default::default()
+        }
+    }
+}
+
+/// `CUdevResource`: opaque here but for the number of SMs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DevResource {
+    kind: c_uint,
+    _internal: [u8; 92],
+    /// SMs of it.
+    pub sm_count: c_uint,
+    _rest: [u8; 44],
+}
+
+impl Default for DevResource {
+    fn default() -> Self {
+        DevResource { kind: 0, _internal: [0; 92], sm_count: 0, _rest: [0; 44] }
+    }
+}
+
+impl LaunchAttribute {
+    /// One of these values.
+    pub fn new(id: c_int, value: [c_uint; 16]) -> Self {
+        LaunchAttribute { id, _pad: 0, value }
+    }
+}
+
 const _: () = {
+    assert!(size_of::<BatchOp>() == 48 && size_of::<DevResource>() == 144);
     assert!(std::mem::offset_of!(LaunchConfig, stream) == 32);
     assert!(std::mem::offset_of!(LaunchConfig, attribute_count) == 48);
     assert!(size_of::<LaunchAttribute>() == 72);
@@ -150,6 +233,28 @@ driver_table! {
     pointer_attribute: [c"cuPointerGetAttribute"] fn(Ptr, c_int, u64);
     func_name: [c"cuFuncGetName"] fn(*mut *const c_char, Ptr);
     kernel_name: [c"cuKernelGetName"] fn(*mut *const c_char, Ptr);
+    stream_wait: [c"cuStreamWaitValue32_v2", c"cuStreamWaitValue32"] fn(Ptr, u64, u32, c_uint);
+    stream_batch: [c"cuStreamBatchMemOp_v2", c"cuStreamBatchMemOp"] fn(Ptr, c_uint, *mut BatchOp, c_uint);
+    stream_create: [c"cuStreamCreateWithPriority"] fn(*mut Ptr, c_uint, c_int);
+    stream_priorities: [c"cuCtxGetStreamPriorityRange"] fn(*mut c_int, *mut c_int);
+    stream_wait_event: [c"cuStreamWaitEvent"] fn(Ptr, Ptr, c_uint);
+    event_create: [c"cuEventCreate"] fn(*mut Ptr, c_uint);
+    event_record: [c"cuEventRecord"] fn(Ptr, Ptr);
+    event_query: [c"cuEventQuery"] fn(Ptr);
+    mem_alloc: [c"cuMemAlloc_v2"] fn(*mut u64, usize);
+    mem_set: [c"cuMemsetD32Async"] fn(u64, c_uint, usize, Ptr);
+    launch_ex: [c"cuLaunchKernelEx"] fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr);
+    module_load: [c"cuModuleLoadData"] fn(*mut Ptr, *const u8);
+    module_function: [c"cuModuleGetFunction"] fn(*mut Ptr, Ptr, *const c_char);
+    kernel_function: [c"cuKernelGetFunction"] fn(*mut Ptr, Ptr);
+    func_attribute: [c"cuFuncGetAttribute"] fn(*mut c_int, c_int, Ptr);
+    func_set_attribute: [c"cuFuncSetAttribute"] fn(Ptr, c_int, c_int);
+    func_parameter: [c"cuFuncGetParamInfo"] fn(Ptr, usize, *mut usize, *mut usize);
+    device_resource: [c"cuDeviceGetDevResource"] fn(c_int, *mut DevResource, c_uint);
+    split_sms: [c"cuDevSmResourceSplitByCount"] fn(*mut DevResource, *mut c_uint, *const DevResource, *mut DevResource, c_uint, c_uint);
+    resource_desc: [c"cuDevResourceGenerateDesc"] fn(*mut Ptr, *mut DevResource, c_uint);
+    green_create: [c"cuGreenCtxCreate"] fn(*mut Ptr, Ptr, c_int, c_uint);
+    green_stream: [c"cuGreenCtxStreamCreate"] fn(*mut Ptr, Ptr, c_uint, c_int);
     graph_nodes: [c"cuGraphGetNodes"] fn(Ptr, *mut Ptr, *mut usize);
     node_type: [c"cuGraphNodeGetType"] fn(Ptr, *mut c_int);
     child_graph: [c"cuGraphChildGraphNodeGetGraph"] fn(Ptr, *mut Ptr);

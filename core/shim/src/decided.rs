@@ -22,14 +22,17 @@
 
 use crate::activity;
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::launch::{self, Call, Shape};
+use crate::cut::form::Order;
+use crate::launch::{self, Call, Shape, Target};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
-use crate::{attendant, completion};
+use crate::{attendant, completion, cut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{COALESCED, LEASED, SYNCHRONOUS};
+use tally_ipc::layout::submission_flags::{
+    CAN_PARTITION, CAN_PREEMPT, CAN_SLICE, COALESCED, LEASED, SYNCHRONOUS,
+};
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, now_ns};
 
@@ -43,8 +46,8 @@ const STALE_MAX: u32 = 1 << 30;
 
 /// How a launch goes on.
 enum Way {
-    /// The core said how.
-    Decided(Answer),
+    /// The core said how, to this ticket.
+    Decided(Answer, u64),
     /// There is no core to ask, and the fail mode says go on.
     Unscheduled,
     /// There is a standing grant (now).
@@ -71,6 +74,7 @@ pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult 
     let before = slot.word.snapshot().sequence();
     let launch = Decided { client, index, slot, before, synchronous, call };
     let mut shape = None;
+    let mut answer = None;
     match launch.ask(&mut shape) {
         Way::Standing => {
             slots::ran_ahead(index);
@@ -79,20 +83,59 @@ pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult 
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
         }
-        Way::Decided(Answer::Whole) => {}
-        Way::Decided(Answer::Slice(_) | Answer::Preemptible(_) | Answer::Partition(_)) => {
-            // The forms' mechanisms go here; until then the launch runs whole,
-            // which is always right, and status shows how often.
-            client.counters.degraded.fetch_add(1, Relaxed);
-        }
+        Way::Decided(Answer::Whole, _) => {}
+        Way::Decided(decided, ticket) => answer = Some((decided, ticket)),
     }
-    let sample = shape.is_some_and(|(_, sample)| sample);
+    // A cut launch is always measured: it is long, and few are.
+    let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     if sample && !synchronous && completion::unmarked(client, index, slot, before) != 0 {
         launch.mark_before();
     }
-    let result = launch::unasked(client, index, call);
+    let result = match (answer, shape) {
+        (Some((answer, ticket)), Some((shape, _))) => launch.cut(answer, ticket, &shape),
+        _ => launch::unasked(client, index, call),
+    };
     launch.finish(result, sample);
     result
+}
+
+impl Decided<'_> {
+    /// Make the launch in another form, or whole if that cannot be.
+    fn cut(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
+        let Decided { client, index, before, call, .. } = *self;
+        let target = (call.target)();
+        let offered = match answer {
+            Answer::Slice(_) => CAN_SLICE,
+            Answer::Preemptible(_) => CAN_PREEMPT,
+            Answer::Partition(_) => CAN_PARTITION,
+            Answer::Whole => 0,
+        };
+        if shape.flags & offered == 0 {
+            // Asked for so that it can be had later; the core counts this one as whole.
+            if let Target::Kernel(arguments) = &target {
+                let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
+                let kernel = shape.kernel as usize;
+                cut::kernels::prepare(kernel, arguments.function, context, device.load(Relaxed));
+            }
+            return launch::unasked(client, index, call);
+        }
+        let order = Order {
+            client,
+            slot: index,
+            stream: slots::explicit(call.stream, call.per_thread),
+            kernel: shape.kernel,
+            target,
+            ticket,
+            number: before.wrapping_add(1),
+        };
+        let real = || {
+            cut::form::launch(&order, answer).unwrap_or_else(|| {
+                client.counters.degraded.fetch_add(1, Relaxed);
+                (call.real)()
+            })
+        };
+        launch::unasked(client, index, &Call { real: &real, ..*call })
+    }
 }
 
 /// A launch on its way, with its slot's lock held.
@@ -145,7 +188,11 @@ impl Decided<'_> {
                 return Way::Unscheduled;
             }
             let (shape, sample) = *asked.get_or_insert_with(|| {
-                let shape = (self.call.shape)();
+                let mut shape = (self.call.shape)();
+                if !synchronous && cut::is_enabled() {
+                    let context = self.slot.context.load(Relaxed);
+                    shape.flags |= cut::offers(&shape, &(self.call.target)(), index, context);
+                }
                 (shape, completion::is_sample(shape.kernel, shape.flags))
             });
             let mut request = Request {
@@ -162,7 +209,7 @@ impl Decided<'_> {
             let ticket = ring::take_ticket(client);
             let Some(epoch) = publish(client, epoch, ticket, &mut request) else { continue };
             if request.flags & LEASED != 0 {
-                return Way::Decided(Answer::Whole);
+                return Way::Decided(Answer::Whole, ticket);
             }
             let start = now_ns();
             let answer = || ring::answer(epoch.core, ticket);
@@ -172,7 +219,7 @@ impl Decided<'_> {
             };
             client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
             match waited {
-                Waited::Done(answer) => return Way::Decided(answer),
+                Waited::Done(answer) => return Way::Decided(answer, ticket),
                 Waited::Stuck => return Way::Unscheduled,
                 // Without a core: the top of the loop applies the fail mode. With a
                 // new one already: ask it.

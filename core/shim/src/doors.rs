@@ -177,6 +177,8 @@ doors! {
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
+    cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
+    cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
 }
 
 /// The door of exactly this name.

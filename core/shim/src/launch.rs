@@ -7,7 +7,8 @@
 
 use crate::activity::{self, Change};
 use crate::cu::{
-    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchConfig, Ptr, SUCCESS,
+    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
+    LaunchConfig, Ptr, SUCCESS,
 };
 use crate::{attach, attendant, capture, decided, lifecycle, names, slots, state};
 use std::ffi::{c_int, c_uint};
@@ -31,6 +32,38 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
+/// What a launch is made of, for whoever launches it in another form.
+#[derive(Clone, Copy, Debug)]
+pub enum Target {
+    /// A kernel.
+    Kernel(KernelArguments),
+    /// An instantiated graph.
+    Graph(Ptr),
+    /// Something that is only run as it is.
+    Other,
+}
+
+/// The arguments of a kernel launch.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelArguments {
+    /// The function or kernel handle.
+    pub function: Ptr,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+    /// Launch attributes.
+    pub attributes: *const LaunchAttribute,
+    /// How many.
+    pub attribute_count: u32,
+    /// Pointers to the parameters, or null.
+    pub params: *mut Ptr,
+    /// The other way to pass them, or null.
+    pub extra: *mut Ptr,
+}
+
 /// One call of a launch function: its arguments.
 ///
 /// Passed by value and put into memory on the slow path only, which is why this
@@ -40,7 +73,11 @@ pub trait Launch: Copy {
     fn counter(counters: &Counters) -> &AtomicU64;
     /// What it runs.
     fn shape(&self) -> Shape;
-    /// Does it: called exactly once.
+    /// What it is made of.
+    fn target(&self) -> Target {
+        Target::Other
+    }
+    /// Does it: called exactly once, unless the launch is made in another form.
     fn real(&self) -> CuResult;
 }
 
@@ -54,6 +91,8 @@ pub struct Call<'a> {
     pub per_thread: bool,
     /// What it runs.
     pub shape: &'a dyn Fn() -> Shape,
+    /// What it is made of.
+    pub target: &'a dyn Fn() -> Target,
     /// Does it.
     pub real: &'a dyn Fn() -> CuResult,
 }
@@ -115,6 +154,7 @@ fn slow<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         stream,
         per_thread,
         shape: &|| launch.shape(),
+        target: &|| launch.target(),
         real: &|| launch.real(),
     };
     govern(&call)
@@ -150,7 +190,8 @@ fn govern(call: &Call<'_>) -> CuResult {
 
 /// A [`Launch`] of so many arguments.
 macro_rules! launch {
-    ($name:ident { $($field:ident: $ty:ty),* $(,)? } $counter:ident, |$me:ident| $shape:expr) => {
+    ($name:ident { $($field:ident: $ty:ty),* $(,)? } $counter:ident, |$me:ident| $shape:expr
+     $(, target $target:expr)?) => {
         #[derive(Clone, Copy)]
         struct $name {
             real: unsafe extern "C" fn($($ty),*) -> CuResult,
@@ -166,6 +207,12 @@ macro_rules! launch {
                 let $me = self;
                 $shape
             }
+            $(
+                fn target(&self) -> Target {
+                    let target: fn(&Self) -> Target = $target;
+                    target(self)
+                }
+            )?
             #[inline(always)]
             fn real(&self) -> CuResult {
                 // SAFETY: the arguments of the program's own call, made as it made it.
@@ -184,7 +231,16 @@ launch! { KernelLaunch {
     grid: [k.gx, k.gy, k.gz],
     block: [k.bx, k.by, k.bz],
     shared_bytes: k.shared_bytes,
-} }
+}, target |k| Target::Kernel(KernelArguments {
+    function: k.f,
+    grid: [k.gx, k.gy, k.gz],
+    block: [k.bx, k.by, k.bz],
+    shared_bytes: k.shared_bytes,
+    attributes: std::ptr::null(),
+    attribute_count: 0,
+    params: k.params,
+    extra: k.extra,
+}) }
 
 launch! { KernelExLaunch {
     config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr,
@@ -198,6 +254,19 @@ launch! { KernelExLaunch {
         block: config.block,
         shared_bytes: config.shared_bytes,
     }
+}, target |k| {
+    // SAFETY: as above.
+    let config = unsafe { &*k.config };
+    Target::Kernel(KernelArguments {
+        function: k.f,
+        grid: config.grid,
+        block: config.block,
+        shared_bytes: config.shared_bytes,
+        attributes: config.attributes,
+        attribute_count: if config.attributes.is_null() { 0 } else { config.attribute_count },
+        params: k.params,
+        extra: k.extra,
+    })
 } }
 
 launch! { CooperativeLaunch {
@@ -225,7 +294,7 @@ launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph_launch, |k| Shape {
     grid: [lifecycle::kernel_nodes(k.exec), 0, 0],
     block: [0; 3],
     shared_bytes: 0,
-} }
+}, target |k| Target::Graph(k.exec) }
 
 type Kernel = unsafe extern "C" fn(
     Ptr,

@@ -11,6 +11,7 @@
 //! | [`launch`] | the launch path under a standing grant |
 //! | [`decided`] | the launch path with a decision a launch |
 //! | [`activity`], [`slots`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
+//! | [`cut`] | launches as slices, preemptible, or on some of the SMs |
 //! | [`completion`] | how the core learns that a launch is done |
 //! | [`attach`], [`attendant`], [`state`] | the core: meeting it, losing it, finding it again |
 //! | [`lifecycle`], [`capture`], [`names`] | streams, contexts, graphs; captures; kernel names |
@@ -22,6 +23,7 @@ pub mod attendant;
 pub mod capture;
 pub mod completion;
 pub mod cu;
+pub mod cut;
 pub mod decided;
 pub mod doors;
 pub mod events;
@@ -35,4 +37,5 @@ pub mod resolve;
 pub mod slots;
 pub mod state;
 pub mod syncs;
+pub mod threads;
 pub mod timeslice;

@@ -8,7 +8,7 @@ use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
 use crate::slots::{self, SLOTS};
-use crate::{attach, attendant, capture, completion, resolve, state};
+use crate::{attach, attendant, capture, completion, cut, resolve, state};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -286,6 +286,8 @@ pub unsafe fn context_destroy(
         return real();
     }
     let _guard = capture::GUARD.lock();
+    // Before: afterwards nobody may touch what is in it.
+    cut::forget_context(ctx as usize);
     let result = real();
     if result == SUCCESS {
         slots::drop_where(|slot| slot.context.load(Relaxed) == ctx as usize);
@@ -332,6 +334,7 @@ pub unsafe fn primary_reset(
     }
     let _guard = capture::GUARD.lock();
     let context = primary_context(device);
+    cut::forget_context(context);
     let result = real();
     if result == SUCCESS && context != 0 {
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
@@ -364,6 +367,7 @@ pub unsafe fn primary_release(
         && driver().primary_state.is_some_and(|f| unsafe { f(device, &mut flags, &mut active) } == SUCCESS)
         && active == 0
     {
+        cut::forget_context(context);
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
         completion::renew();
     }

@@ -8,8 +8,8 @@
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
-use crate::state;
-use std::ffi::{CStr, c_char, c_uint};
+use crate::{cut, state};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -85,6 +85,38 @@ fn entry(client: &ClientRegion, name: &[u8], image: u64) -> u32 {
     client.kernel_count.store(next + 1, Release);
     ENTRIES.insert(identity, u64::from(next) + 1);
     next
+}
+
+/// Remember an image loaded from memory.
+///
+/// # Safety
+/// The driver has taken the image, if `result` is success.
+unsafe fn loaded_data(result: CuResult, module: *mut Ptr, image: *const u8) -> CuResult {
+    loaded(result, module, || {
+        // SAFETY: by this function's contract.
+        let hash = unsafe { hash_image(image) };
+        if cut::is_enabled() {
+            // SAFETY: as above.
+            unsafe { cut::images::loaded(hash.max(1), image) };
+        }
+        hash
+    })
+}
+
+/// Remember an image loaded from a file.
+///
+/// # Safety
+/// A NUL-terminated path or null.
+unsafe fn loaded_file(result: CuResult, module: *mut Ptr, path: *const c_char) -> CuResult {
+    loaded(result, module, || {
+        // SAFETY: by this function's contract.
+        let hash = unsafe { hash_file(path) };
+        if cut::is_enabled() && !path.is_null() {
+            // SAFETY: as above.
+            cut::images::loaded_file(hash.max(1), unsafe { CStr::from_ptr(path) });
+        }
+        hash
+    })
 }
 
 /// Remember a loaded image.
@@ -178,6 +210,26 @@ unsafe fn image_length(image: *const u8, depth: u32) -> Option<u64> {
     }
 }
 
+/// Where an image begins and how long it is, whatever wraps it.
+///
+/// # Safety
+/// An image that the driver has just accepted.
+pub unsafe fn whole_image(image: *const u8) -> Option<(*const u8, u64)> {
+    if image.is_null() {
+        return None;
+    }
+    // SAFETY: as in `hash_image`.
+    unsafe {
+        let start = image_start(image);
+        let binary = starts_with(start, &FATBIN_MAGIC) || starts_with(start, b"\x7fELF\x02");
+        if binary {
+            return Some((start, image_length(image, 0)?));
+        }
+        // A text ends with a NUL.
+        Some((start, CStr::from_ptr(start.cast()).to_bytes().len() as u64))
+    }
+}
+
 /// Hash a file; 0 if it cannot be read.
 ///
 /// # Safety
@@ -206,7 +258,7 @@ pub unsafe fn module_load(
     path: *const c_char,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    loaded(unsafe { real(module, path) }, module, || unsafe { hash_file(path) })
+    unsafe { loaded_file(real(module, path), module, path) }
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
@@ -220,7 +272,7 @@ pub unsafe fn module_load_data(
     image: *const u8,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    loaded(unsafe { real(module, image) }, module, || unsafe { hash_image(image) })
+    unsafe { loaded_data(real(module, image), module, image) }
 }
 
 /// `cuModuleLoadDataEx`.
@@ -239,7 +291,7 @@ pub unsafe fn module_load_data_ex(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(module, image, count, options, values) };
     // SAFETY: the driver took it.
-    loaded(result, module, || unsafe { hash_image(image) })
+    unsafe { loaded_data(result, module, image) }
 }
 
 /// `cuLibraryLoadData`.
@@ -262,7 +314,7 @@ pub unsafe fn library_load_data(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(library, image, a, b, c, d, e, f) };
     // SAFETY: the driver took it.
-    loaded(result, library, || unsafe { hash_image(image) })
+    unsafe { loaded_data(result, library, image) }
 }
 
 /// `cuLibraryLoadFromFile`.
@@ -294,7 +346,7 @@ pub unsafe fn library_load_file(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(library, path, a, b, c, d, e, f) };
     // SAFETY: the driver took it.
-    loaded(result, library, || unsafe { hash_file(path) })
+    unsafe { loaded_file(result, library, path) }
 }
 
 /// `cuModuleUnload`, `cuLibraryUnload`.
@@ -380,6 +432,45 @@ pub unsafe fn kernel_get_function(
         let _held = LOCK.lock();
         // SAFETY: the driver has just written it.
         FUNCTIONS.insert(unsafe { *function } as usize, value);
+    }
+    result
+}
+
+/// `cuFuncSetAttribute`: the kernel's cut form gets it, too.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn func_set_attribute(
+    real: unsafe extern "C" fn(Ptr, c_int, c_int) -> CuResult,
+    _per_thread: bool,
+    function: Ptr,
+    attribute: c_int,
+    value: c_int,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(function, attribute, value) };
+    if result == SUCCESS && cut::is_enabled() {
+        cut::kernels::attribute_set(function);
+    }
+    result
+}
+
+/// `cuKernelSetAttribute`: likewise.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn kernel_set_attribute(
+    real: unsafe extern "C" fn(c_int, c_int, Ptr, c_int) -> CuResult,
+    _per_thread: bool,
+    attribute: c_int,
+    value: c_int,
+    kernel: Ptr,
+    device: c_int,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(attribute, value, kernel, device) };
+    if result == SUCCESS && cut::is_enabled() {
+        cut::kernels::attribute_set(kernel);
     }
     result
 }

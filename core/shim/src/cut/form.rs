@@ -1,0 +1,330 @@
+//! The launches of the cut forms.
+
+use super::kernels::{self, Cut};
+use super::watch::{self, Again, Open, PARTS_MAX};
+use super::{gate, width};
+use crate::cu::{
+    CuResult, LaunchAttribute, LaunchConfig, NOT_SUPPORTED, PARAM_BUFFER_POINTER,
+    PARAM_BUFFER_SIZE, Ptr, SUCCESS, driver,
+};
+use crate::launch::{KernelArguments, Target};
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::ClientRegion;
+use tally_ipc::ring::Answer;
+use tally_kernels::ControlBlock;
+use tally_kernels::control::CONTROL_BYTES;
+
+/// A preemptible launch gets one more part for so much expected time, us: it can give
+/// way once for each but the last.
+const US_PER_PART: u32 = 400;
+/// Parts of a preemptible launch, at least: one that gives way, one that does not.
+const PARTS_MIN: u32 = 2;
+/// Parts of a preemptible launch of unknown length.
+const PARTS_UNKNOWN: u32 = 4;
+/// Grids from here on are sliced by offset, where the code is PTX: a part of the
+/// prelude's issues the whole grid.
+const WHOLE_GRID_MAX: u32 = 16 * 1024;
+
+/// A launch that is to be made in another form. Its slot's lock is held.
+pub struct Order<'a> {
+    /// This process.
+    pub client: &'a ClientRegion,
+    /// Slot.
+    pub slot: usize,
+    /// The stream, an explicit handle.
+    pub stream: usize,
+    /// Kernel index.
+    pub kernel: u32,
+    /// What it is made of.
+    pub target: Target,
+    /// Its ticket.
+    pub ticket: u64,
+    /// Its number in the slot.
+    pub number: u32,
+}
+
+/// Make a launch as decided. `None`: nothing was issued, it must run whole.
+pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
+    let Target::Kernel(arguments) = &order.target else { return None };
+    let counters = &order.client.counters;
+    let (result, counter) = match answer {
+        Answer::Whole => return None,
+        Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
+        Answer::Preemptible(us) => (preemptible(order, arguments, us)?, &counters.preemptible),
+        Answer::Partition(sms) => {
+            (width::launch(order.stream, arguments, sms)?, &counters.partitioned)
+        }
+    };
+    counter.fetch_add(1, Relaxed);
+    Some(result)
+}
+
+/// The original parameters, with room for the control block behind them.
+fn parameters(arguments: &KernelArguments, cut: &Cut) -> Option<Vec<u8>> {
+    let mut buffer = vec![0_u8; cut.control_offset + CONTROL_BYTES as usize];
+    if !arguments.params.is_null() {
+        for (i, &(offset, size)) in cut.parameters.iter().enumerate() {
+            // SAFETY: the program passes a pointer to each of the original's parameters,
+            // whose sizes the driver told.
+            unsafe {
+                let parameter: *const u8 = (*arguments.params.add(i)).cast();
+                if parameter.is_null() {
+                    return None;
+                }
+                parameter.copy_to_nonoverlapping(buffer[offset..].as_mut_ptr(), size);
+            }
+        }
+        return Some(buffer);
+    }
+    if arguments.extra.is_null() {
+        return cut.parameters.is_empty().then_some(buffer);
+    }
+    let (mut bytes, mut from) = (0, std::ptr::null::<u8>());
+    // SAFETY: a list of names and values that ends with 0, as the driver reads it.
+    unsafe {
+        let mut at = arguments.extra;
+        while !(*at).is_null() {
+            let value = *at.add(1);
+            match *at as usize {
+                PARAM_BUFFER_POINTER => from = value.cast(),
+                PARAM_BUFFER_SIZE => bytes = *value.cast::<usize>(),
+                _ => return None,
+            }
+            at = at.add(2);
+        }
+    }
+    if bytes > cut.control_offset || (from.is_null() && bytes > 0) {
+        return None;
+    }
+    // SAFETY: a buffer of the program's of this size.
+    unsafe { from.copy_to_nonoverlapping(buffer.as_mut_ptr(), bytes) };
+    Some(buffer)
+}
+
+fn issue(
+    function: usize,
+    arguments: &KernelArguments,
+    grid: [u32; 3],
+    stream: Ptr,
+    buffer: &mut [u8],
+) -> CuResult {
+    let config = LaunchConfig {
+        grid,
+        block: arguments.block,
+        shared_bytes: arguments.shared_bytes,
+        stream,
+        attributes: arguments.attributes,
+        attribute_count: arguments.attribute_count,
+    };
+    issue_config(function, &config, buffer)
+}
+
+fn issue_config(function: usize, config: &LaunchConfig, buffer: &mut [u8]) -> CuResult {
+    let mut size = buffer.len();
+    let mut extra = [
+        PARAM_BUFFER_POINTER as Ptr,
+        buffer.as_mut_ptr().cast(),
+        PARAM_BUFFER_SIZE as Ptr,
+        (&raw mut size).cast(),
+        std::ptr::null_mut(),
+    ];
+    let Some(launch) = driver().launch_ex else { return NOT_SUPPORTED };
+    // SAFETY: a function of ours in the current context; the driver copies the
+    // parameters before it returns.
+    unsafe { launch(config, function as Ptr, std::ptr::null_mut(), extra.as_mut_ptr()) }
+}
+
+/// Make a launch once more, in another stream.
+pub fn launch_again(again: &mut Again, stream: Ptr) -> CuResult {
+    let config = LaunchConfig {
+        grid: again.grid,
+        block: again.block,
+        shared_bytes: again.shared_bytes,
+        stream,
+        attributes: again.attributes.as_ptr(),
+        attribute_count: again.attributes.len() as u32,
+    };
+    issue_config(again.function, &config, &mut again.parameters)
+}
+
+/// A cut launch in the making.
+struct Parts<'a> {
+    order: &'a Order<'a>,
+    arguments: &'a KernelArguments,
+    cut: &'a Cut,
+    stream: Ptr,
+    buffer: Vec<u8>,
+    events: watch::Events,
+    issued: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(
+        order: &'a Order<'a>,
+        arguments: &'a KernelArguments,
+        cut: &'a Cut,
+        parts: usize,
+    ) -> Option<Self> {
+        let buffer = parameters(arguments, cut)?;
+        let events = watch::events(parts)?;
+        let stream = order.stream as Ptr;
+        cut.allow_shared(arguments.shared_bytes);
+        let parts = Parts { order, arguments, cut, stream, buffer, events, issued: 0 };
+        parts.record();
+        Some(parts)
+    }
+
+    /// The event behind what was issued so far.
+    fn record(&self) {
+        if let Some(record) = driver().event_record {
+            // SAFETY: an event of ours, the program's stream. If it fails, the event
+            // says done at once, which only makes a measurement wrong.
+            let _ = unsafe { record(self.events[self.issued] as Ptr, self.stream) };
+        }
+    }
+
+    fn part(&mut self, function: usize, grid: [u32; 3], control: &ControlBlock) -> CuResult {
+        let at = self.cut.control_offset;
+        self.buffer[at..].copy_from_slice(&control.bytes());
+        let result = issue(function, self.arguments, grid, self.stream, &mut self.buffer);
+        if result == SUCCESS {
+            self.issued += 1;
+            self.record();
+        }
+        result
+    }
+
+    /// Under way: watch it. `again`: the control block of a launch of everything.
+    fn opened(self, sliced: bool, epoch2: u32, again: Option<ControlBlock>) {
+        let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
+        let again = again.map(|control| Again {
+            function: self.cut.function,
+            grid: self.arguments.grid,
+            block: self.arguments.block,
+            shared_bytes: self.arguments.shared_bytes,
+            attributes: kernels::attributes(self.arguments).iter().map(plain).collect(),
+            parameters: self.buffer,
+            control_offset: self.cut.control_offset,
+            control,
+        });
+        watch::opened(Open {
+            ticket,
+            kernel: kernel as usize,
+            slot,
+            number,
+            events: self.events,
+            parts: self.issued,
+            sliced,
+            epoch2,
+            again,
+            seen: 0,
+            since_ns: tally_ipc::wait::now_ns(),
+            asked: None,
+            answered_ns: 0,
+            gave_way: false,
+            rescued: false,
+            helping: None,
+        });
+    }
+}
+
+fn plain(attribute: &LaunchAttribute) -> LaunchAttribute {
+    LaunchAttribute::new(attribute.id, attribute.value)
+}
+
+/// Blocks claimed before the first part's epoch are another launch's.
+fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
+    // One more epoch than parts: a rescue's.
+    Some((gate::table(order.slot, order.stream)?, gate::epochs(order.slot, parts + 1)?))
+}
+
+fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
+    let cut = kernels::cut(order.kernel as usize)?;
+    let cluster = kernels::cluster(arguments, cut)?;
+    kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
+    if order.slot >= gate::NOTICES {
+        return None;
+    }
+    let parts = match us {
+        0 => PARTS_UNKNOWN,
+        us => (us / US_PER_PART + 1).clamp(PARTS_MIN, PARTS_MAX as u32),
+    };
+    let (table, epoch2) = claims(order, parts)?;
+    let (flag, never) = gate::flags();
+    let notice = gate::notice_address(order.slot);
+    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let block = |part: u32, flag: u64, mask: u32| {
+        let epoch = epoch2 + 2 * part;
+        ControlBlock::preemptible(table, flag, mask, notice, epoch, epoch2, cluster)
+    };
+    for part in 0..parts {
+        // What cannot be waited for cannot be stopped.
+        let last = part + 1 == parts || (part > 0 && !gate::wait_in(order.stream));
+        let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
+        let result = all.part(cut.function, arguments.grid, &control);
+        if result != SUCCESS {
+            return failed(all, epoch2, result);
+        }
+        if last {
+            break;
+        }
+    }
+    all.opened(false, epoch2, Some(block(parts, never, 0)));
+    Some(SUCCESS)
+}
+
+/// The driver refuses a part: the first one's refusal leaves the launch to be made
+/// whole; a later one's is the program's to hear, as any failure of its launch.
+fn failed(all: Parts<'_>, epoch2: u32, result: CuResult) -> Option<CuResult> {
+    if all.issued == 0 {
+        watch::give_back(all.events);
+        return None;
+    }
+    all.opened(true, epoch2, None);
+    Some(result)
+}
+
+fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
+    let cut = kernels::cut(order.kernel as usize)?;
+    let cluster = kernels::cluster(arguments, cut)?;
+    let blocks = kernels::blocks(arguments.grid)?;
+    if order.slot >= gate::NOTICES {
+        return None;
+    }
+    // Clusters are not torn apart: a whole row of them at least.
+    let unit = cluster.iter().product::<u32>().max(1);
+    let size = size.max(blocks.div_ceil(PARTS_MAX as u32)).next_multiple_of(unit);
+    let parts = blocks.div_ceil(size);
+    let by_offset = cut.sub_grid.filter(|_| unit == 1 && blocks > WHOLE_GRID_MAX);
+    if by_offset.is_none() && blocks > gate::TABLE_WORDS {
+        return None;
+    }
+    let (table, epoch2) = claims(order, parts)?;
+    let (_, never) = gate::flags();
+    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let claimed = |part: u32, lo: u32, hi: u32| {
+        let epoch = epoch2 + 2 * part;
+        let whole = ControlBlock::preemptible(table, never, 0, 0, epoch, epoch2, cluster);
+        ControlBlock { lo, hi, ..whole }
+    };
+    for part in 0..parts {
+        let (lo, hi) = (part * size, (part + 1).saturating_mul(size).min(blocks));
+        if part > 0 {
+            // If it cannot wait, then without: the order is the stream's all the same.
+            let _ = gate::wait_in(order.stream);
+        }
+        let result = match by_offset {
+            Some(function) => {
+                let control = ControlBlock::sub_grid(lo, arguments.grid);
+                all.part(function, [hi - lo, 1, 1], &control)
+            }
+            None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
+        };
+        if result != SUCCESS {
+            return failed(all, epoch2, result);
+        }
+    }
+    let again = by_offset.is_none().then(|| claimed(parts, 0, u32::MAX));
+    all.opened(true, epoch2, again);
+    Some(SUCCESS)
+}

@@ -1,0 +1,435 @@
+//! Giving way.
+//!
+//! Two threads follow what the core asks ([`tally_ipc::layout::YieldLine`]). One
+//! closes and opens the gate, a word in host memory on which streams wait: it makes
+//! no driver calls at all, so that nothing in the program can keep it from opening.
+//! The other raises and lowers the flag in device memory that running blocks read, by
+//! stream writes from a stream of its own. The gate opens once the flag is seen
+//! lowered, or after [`LOWERING_NS_MAX`]: blocks that then still see it are skipped
+//! once more, and run in a later part.
+//!
+//! Without a core, with a stuck one, and when the program exits, nobody gives way.
+
+use super::watch;
+use crate::cu::{BatchOp, Ptr, REGISTER_PORTABLE_MAPPED, STREAM_NON_BLOCKING, SUCCESS, driver};
+use crate::decided::STUCK_NS;
+use crate::lock::Lock;
+use crate::{attendant, log, state, threads};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::time::Duration;
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::{CompletionWord, Gates, STREAM_SLOTS};
+use tally_ipc::wait::{self, now_ns};
+use tally_kernels::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
+
+/// Claim words of a stream: blocks of the largest grid that can be claimed.
+pub const TABLE_WORDS: u32 = 256 * 1024;
+/// Words of the flag less one. One word would be read by all SMs in turn (1.7 ns a
+/// read, measured), a word for each would take as many writes to raise.
+pub const FLAG_MASK: u32 = 15;
+/// Streams with a notice word.
+pub const NOTICES: usize = STREAM_SLOTS - 2;
+/// The gate opens at the latest so long after it was told to.
+const LOWERING_NS_MAX: u64 = 200_000;
+/// Between two looks when nothing is under way, and when something is.
+const NAP_IDLE: Duration = Duration::from_millis(20);
+const NAP_OPEN: Duration = Duration::from_millis(1);
+/// How long a thread with a cut launch under way spins after the core was heard last.
+const SPIN_NS: u64 = 20_000_000;
+const FLAG_LINES: usize = FLAG_MASK as usize + 1;
+
+/// The context that cut forms live in; 0: none yet.
+static CONTEXT: AtomicUsize = AtomicUsize::new(0);
+static SETUP: Lock = Lock::new();
+/// Held while the flag's thread uses the context.
+static ALIVE: Lock = Lock::new();
+/// The gates' page, for the GPU.
+static PAGE: AtomicU64 = AtomicU64::new(0);
+/// The flag's words in device memory; behind them one that is never raised.
+static FLAG: AtomicU64 = AtomicU64::new(0);
+static FLAG_STREAM: AtomicUsize = AtomicUsize::new(0);
+static RESCUE_STREAM: AtomicUsize = AtomicUsize::new(0);
+static TABLES: [AtomicU64; STREAM_SLOTS] = [const { AtomicU64::new(0) }; STREAM_SLOTS];
+static EPOCHS: [AtomicU32; STREAM_SLOTS] = [const { AtomicU32::new(0) }; STREAM_SLOTS];
+/// Rescues under way: see [`hold`]. Changed, and looked at before the gate opens,
+/// under the lock, which is held over nothing else.
+static HOLDS: AtomicU32 = AtomicU32::new(0);
+static OPENING: Lock = Lock::new();
+/// Times the flag was raised.
+static RAISES: AtomicU32 = AtomicU32::new(0);
+static FOR_GOOD: AtomicBool = AtomicBool::new(false);
+static RUNNING: AtomicBool = AtomicBool::new(false);
+/// The flag's thread sleeps on the core's word.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Start a thread of the shim.
+pub fn spawn(name: &str, run: fn()) -> bool {
+    match threads::spawn(name, run) {
+        Ok(()) => true,
+        Err(error) => {
+            log!("thread {name}: {error}");
+            false
+        }
+    }
+}
+
+/// Whether a launch in this context could be cut.
+pub fn may_serve(context: usize) -> bool {
+    let mine = CONTEXT.load(Acquire);
+    context != 0 && (mine == 0 || mine == context)
+}
+
+/// Make what giving way needs in the calling thread's context. By the worker only.
+pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
+    let _held = SETUP.lock();
+    match CONTEXT.load(Acquire) {
+        0 => {}
+        mine => return mine == context,
+    }
+    match driver().relaxed(|| make(client)) {
+        Ok(()) => {}
+        Err(error) => {
+            log!("kernels are not cut: CUDA error {error}");
+            return false;
+        }
+    }
+    let both = || spawn("tally-gate", gate) && spawn("tally-flag", flag);
+    if !RUNNING.swap(true, SeqCst) && !both() {
+        return false;
+    }
+    CONTEXT.store(context, Release);
+    true
+}
+
+fn make(client: &'static ClientRegion) -> Result<(), i32> {
+    const MISSING: i32 = crate::cu::NOT_SUPPORTED;
+    let d = driver();
+    let page = std::ptr::from_ref(&client.gates).cast_mut().cast();
+    let (mut address, mut flag) = (0, 0);
+    let (mut low, mut high) = (0, 0);
+    let (mut flag_stream, mut rescue_stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let words = 2 * FLAG_LINES * FLAG_STRIDE_BYTES as usize / 4;
+    let check = |r: i32| if r == SUCCESS { Ok(()) } else { Err(r) };
+    // SAFETY: a page mapped for the rest of the process, valid out-pointers, memory
+    // and streams of our own.
+    unsafe {
+        let register = d.host_register.ok_or(MISSING)?;
+        match register(page, size_of::<Gates>(), REGISTER_PORTABLE_MAPPED) {
+            SUCCESS | crate::cu::ALREADY_REGISTERED => {}
+            error => return Err(error),
+        }
+        check(d.host_pointer.ok_or(MISSING)?(&mut address, page, 0))?;
+        d.stream_wait.ok_or(MISSING)?;
+        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, words * 4))?;
+        check(d.stream_priorities.ok_or(MISSING)?(&mut low, &mut high))?;
+        let create = d.stream_create.ok_or(MISSING)?;
+        check(create(&mut flag_stream, STREAM_NON_BLOCKING, high))?;
+        check(create(&mut rescue_stream, STREAM_NON_BLOCKING, high))?;
+        check(d.mem_set.ok_or(MISSING)?(flag, 0, words, flag_stream))?;
+        check(d.stream_synchronize.ok_or(MISSING)?(flag_stream))?;
+    }
+    PAGE.store(address, Relaxed);
+    FLAG.store(flag, Relaxed);
+    FLAG_STREAM.store(flag_stream as usize, Relaxed);
+    RESCUE_STREAM.store(rescue_stream as usize, Relaxed);
+    Ok(())
+}
+
+/// The context in which launches are cut, if there is one.
+pub fn context() -> usize {
+    CONTEXT.load(Acquire)
+}
+
+/// The stream that rescues run in.
+pub fn rescue_stream() -> usize {
+    RESCUE_STREAM.load(Relaxed)
+}
+
+/// The flag, and a word that is never raised: device addresses.
+pub fn flags() -> (u64, u64) {
+    let flag = FLAG.load(Relaxed);
+    (flag, flag + (FLAG_LINES * FLAG_STRIDE_BYTES as usize) as u64)
+}
+
+/// The gate's word: device address.
+fn gate_address() -> u64 {
+    // The half of the line that the CPU writes.
+    PAGE.load(Relaxed)
+        + (std::mem::offset_of!(Gates, gate) + std::mem::offset_of!(CompletionWord, host)) as u64
+}
+
+/// The notice word of a stream slot: device address.
+pub fn notice_address(slot: usize) -> u64 {
+    let at = std::mem::offset_of!(Gates, notices) + slot * size_of::<CompletionWord>();
+    PAGE.load(Relaxed) + at as u64
+}
+
+/// The claim words of a slot, for a launch into `stream`; made at first use.
+pub fn table(slot: usize, stream: usize) -> Option<u64> {
+    let known = TABLES[slot].load(Acquire);
+    if known != 0 {
+        return Some(known);
+    }
+    let d = driver();
+    let (alloc, set) = (d.mem_alloc?, d.mem_set?);
+    let mut table = 0;
+    // SAFETY: a valid out-pointer; memory of our own, cleared before its first use
+    // because that is in the same stream. The slot's lock is held.
+    unsafe {
+        let got = d.relaxed(|| alloc(&mut table, TABLE_WORDS as usize * 4));
+        if got != SUCCESS || set(table, 0, TABLE_WORDS as usize, stream as Ptr) != SUCCESS {
+            return None;
+        }
+    }
+    TABLES[slot].store(table, Release);
+    Some(table)
+}
+
+/// So many epochs of a slot's table, in a row; the first one doubled. The slot's lock
+/// is held. `None` once they are used up: launches of the slot run whole from then on.
+pub fn epochs(slot: usize, count: u32) -> Option<u32> {
+    let first = EPOCHS[slot].load(Relaxed) + 1;
+    let next = first.checked_add(count).filter(|n| *n < 1 << 30)?;
+    EPOCHS[slot].store(next - 1, Relaxed);
+    Some(first * 2)
+}
+
+/// Close the gate, whatever the core says, until [`release`]: what passes it would
+/// overtake a rescue.
+pub fn hold(client: &ClientRegion) {
+    let _held = OPENING.lock();
+    HOLDS.fetch_add(1, SeqCst);
+    client.gates.gate.host.store(1, SeqCst);
+}
+
+/// See [`hold`].
+pub fn release() {
+    let _held = OPENING.lock();
+    HOLDS.fetch_sub(1, SeqCst);
+}
+
+/// Have a stream wait until nobody is asked to give way.
+pub fn wait_in(stream: usize) -> bool {
+    let wait = driver().stream_wait;
+    // SAFETY: the program's stream; a registered word.
+    wait.is_some_and(|f| unsafe {
+        f(stream as Ptr, gate_address(), 0, crate::cu::WAIT_VALUE_EQUAL) == SUCCESS
+    })
+}
+
+/// A cut launch was issued: see that the flag's thread looks.
+pub fn launched() {
+    if ASLEEP.load(SeqCst)
+        && let Some(epoch) = state::epoch()
+        && !epoch.spin.is_zero()
+    {
+        wait::wake_sleepers(&epoch.core.yielding.word);
+    }
+}
+
+/// When the core asked to give way, if it does now.
+fn asked(pulse: &mut Pulse) -> Option<u64> {
+    if FOR_GOOD.load(SeqCst) {
+        return None;
+    }
+    let epoch = state::epoch()?;
+    let line = &epoch.core.yielding;
+    if line.word.load(Acquire) & 1 == 0 || epoch.core.serving.load(Relaxed) == 0 {
+        pulse.since_ns = 0;
+        return None;
+    }
+    if !state::fail_hold() && pulse.is_stuck(epoch.core.heartbeat.load(Relaxed)) {
+        return None;
+    }
+    Some(line.at_ns.load(Relaxed))
+}
+
+/// Tells a stuck core from one that is waited for.
+#[derive(Default)]
+struct Pulse {
+    beat: u64,
+    since_ns: u64,
+}
+
+impl Pulse {
+    fn is_stuck(&mut self, beat: u64) -> bool {
+        if self.since_ns == 0 || beat != self.beat {
+            (self.beat, self.since_ns) = (beat, now_ns());
+            return false;
+        }
+        now_ns().saturating_sub(self.since_ns) > STUCK_NS
+    }
+}
+
+/// Sleep until the core's word may have changed.
+fn sleep(seen: Option<u32>, nap: Duration) {
+    match (state::epoch(), seen) {
+        (Some(epoch), Some(seen)) => wait::sleep_on(&epoch.core.yielding.word, seen, nap),
+        _ => state::wait_for_core(),
+    }
+}
+
+fn word() -> Option<u32> {
+    state::epoch().map(|e| e.core.yielding.word.load(SeqCst))
+}
+
+/// The gate's thread. No driver calls, no locks of ours that others hold over any.
+fn gate() {
+    let mut pulse = Pulse::default();
+    loop {
+        let Some(client) = state::client() else { return };
+        let seen = word();
+        let gate = &client.gates.gate.host;
+        if asked(&mut pulse).is_some() {
+            gate.store(1, SeqCst);
+        } else if gate.load(Relaxed) != 0 {
+            let start = now_ns();
+            let lowered = || client.gates.flag_seen.gpu.load(Acquire) == RAISES.load(Acquire);
+            while !lowered()
+                && now_ns().saturating_sub(start) < LOWERING_NS_MAX
+                && !FOR_GOOD.load(SeqCst)
+            {
+                std::thread::yield_now();
+            }
+            let held = OPENING.lock();
+            if HOLDS.load(SeqCst) == 0 {
+                gate.store(0, SeqCst);
+                continue;
+            }
+            drop(held);
+            std::thread::sleep(NAP_OPEN);
+            continue;
+        }
+        sleep(seen, NAP_IDLE);
+    }
+}
+
+/// The flag's thread.
+fn flag() {
+    let mut pulse = Pulse::default();
+    let mut raised = false;
+    let mut heard_ns = now_ns();
+    let mut looked_ns = 0;
+    loop {
+        if attendant::is_exiting() || state::client().is_none() {
+            return;
+        }
+        let seen = word();
+        let asked_ns = asked(&mut pulse);
+        if asked_ns.is_some() != raised {
+            raised = apply(asked_ns.is_some(), raised);
+            heard_ns = now_ns();
+        }
+        let is_open = watch::is_open();
+        if is_open {
+            let now = now_ns();
+            // Often only while somebody waits for the answer.
+            if raised || now.saturating_sub(looked_ns) > 1_000_000 {
+                looked_ns = now;
+                let _alive = ALIVE.lock();
+                let context = context();
+                // SAFETY: the context lives while the lock is held.
+                let set = |f: unsafe extern "C" fn(Ptr) -> i32| unsafe { f(context as Ptr) };
+                if context != 0 && driver().ctx_set.map(set) == Some(SUCCESS) {
+                    watch::look(now, asked_ns.filter(|_| raised));
+                }
+            }
+            let spins = state::epoch().is_some_and(|e| !e.spin.is_zero());
+            if spins && now.saturating_sub(heard_ns) < SPIN_NS {
+                for _ in 0..16 {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+        }
+        ASLEEP.store(true, SeqCst);
+        if watch::is_open() == is_open {
+            sleep(seen, if is_open { NAP_OPEN } else { NAP_IDLE });
+        }
+        ASLEEP.store(false, SeqCst);
+        if !is_open {
+            heard_ns = now_ns();
+        }
+    }
+}
+
+/// Raise or lower the flag. Returns whether it is raised now.
+fn apply(raise: bool, before: bool) -> bool {
+    let _alive = ALIVE.lock();
+    let (context, d) = (context(), driver());
+    if context == 0 || attendant::is_exiting() {
+        return false;
+    }
+    // SAFETY: the context lives while the lock is held.
+    if d.ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
+        return before;
+    }
+    let (flag, _) = flags();
+    let mut ops = [BatchOp::default(); FLAG_LINES + 1];
+    for (i, op) in ops[..FLAG_LINES].iter_mut().enumerate() {
+        let address = flag + i as u64 * u64::from(FLAG_STRIDE_BYTES);
+        *op = BatchOp::write(address, if raise { FLAG_RAISED } else { 0 });
+    }
+    let mut count = FLAG_LINES;
+    if raise {
+        RAISES.fetch_add(1, SeqCst);
+    } else {
+        let at = PAGE.load(Relaxed) + std::mem::offset_of!(Gates, flag_seen) as u64;
+        ops[FLAG_LINES] = BatchOp::write(at, RAISES.load(SeqCst));
+        count += 1;
+    }
+    let stream = FLAG_STREAM.load(Relaxed) as Ptr;
+    let done = d.relaxed(|| match (d.stream_batch, d.stream_write) {
+        // SAFETY: a stream and words of our own.
+        (Some(batch), _) => unsafe { batch(stream, count as u32, ops.as_mut_ptr(), 0) },
+        (None, Some(write)) => ops[..count].iter().fold(SUCCESS, |result, op| {
+            // SAFETY: as above.
+            let r = unsafe { write(stream, op.address, op.value as u32, op.flags) };
+            if result == SUCCESS { r } else { result }
+        }),
+        (None, None) => crate::cu::NOT_SUPPORTED,
+    });
+    if done == SUCCESS { raise } else { before }
+}
+
+/// Nobody gives way any more: the driver is about to be torn down.
+pub fn open_for_good() {
+    FOR_GOOD.store(true, SeqCst);
+    if let Some(client) = state::client() {
+        client.gates.gate.host.store(0, SeqCst);
+    }
+    if let Some(epoch) = state::epoch() {
+        wait::wake_sleepers(&epoch.core.yielding.word);
+    }
+}
+
+/// A context is destroyed.
+pub fn forget_context(gone: usize) {
+    let _held = SETUP.lock();
+    let _alive = ALIVE.lock();
+    if CONTEXT.load(Acquire) == gone {
+        CONTEXT.store(0, Release);
+        HOLDS.store(0, SeqCst);
+        for table in &TABLES {
+            table.store(0, Release);
+        }
+        watch::forget();
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    CONTEXT.store(0, SeqCst);
+    for (table, epoch) in TABLES.iter().zip(&EPOCHS) {
+        table.store(0, SeqCst);
+        epoch.store(0, SeqCst);
+    }
+    for word in [&RUNNING, &FOR_GOOD, &ASLEEP] {
+        word.store(false, SeqCst);
+    }
+    HOLDS.store(0, SeqCst);
+    OPENING.reset();
+    SETUP.reset();
+    ALIVE.reset();
+}

@@ -1,0 +1,144 @@
+//! The code images that a program loads, kept until a kernel of theirs is to be cut.
+//!
+//! Most lie in a library's read-only data, where they stay: only their place is
+//! noted. Others (compiled at run time) are copied, up to a bound in all. Must never
+//! read an image that may be gone: a library is pinned and looked up again first.
+
+use super::guarded::Guarded;
+use crate::names;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use tally_kernels::Refusal;
+
+/// Bytes copied, in all.
+const COPIED_BYTES_MAX: usize = 512 << 20;
+/// Images noted.
+const IMAGES_MAX: usize = 65_536;
+/// The longest image looked at.
+const IMAGE_BYTES_MAX: u64 = 1 << 30;
+
+enum Place {
+    Copied(Vec<u8>),
+    InLibrary { library: CString, base: usize, start: usize, bytes: usize },
+    File(PathBuf),
+}
+
+struct Images {
+    by_hash: BTreeMap<u64, Place>,
+    copied_bytes: usize,
+}
+
+static IMAGES: Guarded<Images> = Guarded::new(Images { by_hash: BTreeMap::new(), copied_bytes: 0 });
+
+/// The library that an address belongs to, and where it is loaded.
+fn library_of(address: usize) -> Option<(CString, usize)> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: only looks the address up; the structure is filled on success.
+    unsafe {
+        if libc::dladdr(address as *const c_void, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let info = info.assume_init();
+        if info.dli_fname.is_null() {
+            return None;
+        }
+        Some((CStr::from_ptr(info.dli_fname).to_owned(), info.dli_fbase as usize))
+    }
+}
+
+/// The program loaded an image, of this hash, from memory.
+///
+/// # Safety
+/// An image that the driver has just accepted.
+pub unsafe fn loaded(hash: u64, image: *const u8) {
+    // SAFETY: by this function's contract.
+    let Some((start, bytes)) = (unsafe { names::whole_image(image) }) else { return };
+    if bytes > IMAGE_BYTES_MAX {
+        return;
+    }
+    let bytes = bytes as usize;
+    IMAGES.with(|images| {
+        if images.by_hash.len() >= IMAGES_MAX || images.by_hash.contains_key(&hash) {
+            return;
+        }
+        let place = match library_of(start as usize) {
+            Some((library, base)) => {
+                Place::InLibrary { library, base, start: start as usize, bytes }
+            }
+            None if images.copied_bytes + bytes > COPIED_BYTES_MAX => return,
+            None => {
+                images.copied_bytes += bytes;
+                // SAFETY: its own header gives the length.
+                Place::Copied(unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec())
+            }
+        };
+        images.by_hash.insert(hash, place);
+    });
+}
+
+/// The program loaded an image from a file.
+pub fn loaded_file(hash: u64, path: &CStr) {
+    let path = PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes()));
+    IMAGES.with(|images| {
+        if images.by_hash.len() < IMAGES_MAX {
+            images.by_hash.entry(hash).or_insert(Place::File(path));
+        }
+    });
+}
+
+/// Whether an image is at hand, and if it lies in a library, the library's file name.
+pub fn library(hash: u64) -> Result<Option<String>, Refusal> {
+    IMAGES.with(|images| match images.by_hash.get(&hash) {
+        Some(Place::InLibrary { library, .. }) => {
+            let path = library.to_string_lossy();
+            Ok(Some(path.rsplit('/').next().unwrap_or_default().to_owned()))
+        }
+        Some(Place::File(path)) => Ok(path.file_name().map(|n| n.to_string_lossy().into_owned())),
+        Some(Place::Copied(_)) => Ok(None),
+        None => Err(Refusal::ImageGone),
+    })
+}
+
+/// Use an image's bytes.
+///
+/// # Errors
+/// [`Refusal::ImageGone`] if it is not there any more.
+pub fn with<R>(hash: u64, use_it: impl FnOnce(&[u8]) -> R) -> Result<R, Refusal> {
+    enum Found {
+        Bytes(Vec<u8>),
+        There(usize, usize),
+    }
+    let found = IMAGES.with(|images| match images.by_hash.get(&hash) {
+        // Copied: the rewriter must not run under the lock.
+        Some(Place::Copied(bytes)) => Some(Found::Bytes(bytes.clone())),
+        Some(Place::File(path)) => std::fs::read(path).ok().map(Found::Bytes),
+        Some(Place::InLibrary { library, base, start, bytes }) => {
+            pin(library);
+            let there = library_of(*start).is_some_and(|(l, b)| l == *library && b == *base);
+            there.then_some(Found::There(*start, *bytes))
+        }
+        None => None,
+    });
+    match found.ok_or(Refusal::ImageGone)? {
+        Found::Bytes(bytes) => Ok(use_it(&bytes)),
+        Found::There(start, bytes) => {
+            // SAFETY: in a library that was pinned and then found where it was.
+            let image = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
+            Ok(use_it(image))
+        }
+    }
+}
+
+/// Keep a library loaded for good.
+fn pin(library: &CStr) {
+    const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+    // SAFETY: it is loaded already: nothing of it runs. Never closed.
+    let _ = unsafe { libc::dlopen(library.as_ptr(), FLAGS) };
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    IMAGES.reset(Images { by_hash: BTreeMap::new(), copied_bytes: 0 });
+}

@@ -1,0 +1,470 @@
+//! Which kernels can be cut, and making their cut forms.
+//!
+//! A kernel is looked at when it is launched first: what speaks against cutting it is
+//! found from its name and image. Its cut form is made when a policy asks for it, by a
+//! thread of its own: the image is rewritten, loaded as a second module, and the cut
+//! kernel's attributes compared with the original's. Until then, and if any of it
+//! fails, launches run whole.
+//!
+//! Cut forms are made in one context, the first that needs one.
+
+use super::guarded::Guarded;
+use super::{gate, images, takes_vendor, vendor};
+use crate::cu::{
+    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
+    LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
+};
+use crate::launch::{KernelArguments, Shape};
+use crate::lock::Lock;
+use crate::{log, state};
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::CString;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
+use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
+use tally_kernels::{CutForm, CutKernel, Refusal, image, names as kernel_names};
+
+/// A kernel in its cut form.
+#[derive(Debug)]
+pub struct Cut {
+    /// The context that it is loaded in.
+    pub context: usize,
+    /// The function with the prelude.
+    pub function: usize,
+    /// The function with offset block indices, where there is one.
+    pub sub_grid: Option<usize>,
+    /// Offset and size of each parameter of the original.
+    pub parameters: Vec<(usize, usize)>,
+    /// Where the control block goes.
+    pub control_offset: usize,
+    /// Cluster dimensions fixed at compile time.
+    pub cluster: Option<[u32; 3]>,
+    /// The function or kernel it was made from.
+    original: usize,
+    /// Dynamic shared memory that its functions may have.
+    shared_max: AtomicI32,
+}
+
+struct Kernel {
+    /// As in the shared table: what the core reads is only a copy of this.
+    state: AtomicU32,
+    cut: AtomicPtr<Cut>,
+}
+
+static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
+    Kernel {
+        state: AtomicU32::new(cut_state::UNKNOWN as u32),
+        cut: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; KERNEL_SLOTS];
+
+static ALLOWED: AtomicBool = AtomicBool::new(false);
+
+/// Rewriting is on, or not.
+pub fn allow(allowed: bool) {
+    ALLOWED.store(allowed, Release);
+}
+
+fn publish(index: usize, state: u8, detail: u8) {
+    let word = cut_state::pack(state, detail);
+    KERNELS[index].state.store(word, Release);
+    if let Some(client) = state::client() {
+        client.kernels[index].cut.store(word, Release);
+    }
+}
+
+/// This kernel is only run whole from now on.
+pub fn refuse(index: usize, why: Refusal) {
+    publish(index, cut_state::WHOLE_ONLY, why.code());
+    if let Some(client) = state::client() {
+        client.counters.refused_kernels.fetch_add(1, Relaxed);
+    }
+}
+
+/// A kernel's cut form, if it is ready.
+pub fn cut(index: usize) -> Option<&'static Cut> {
+    let kernel = KERNELS.get(index)?;
+    let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
+    if state != cut_state::READY {
+        return None;
+    }
+    // SAFETY: null, or leaked by `prepared`.
+    unsafe { kernel.cut.load(Acquire).as_ref() }
+}
+
+/// Launch attributes.
+pub fn attributes(arguments: &KernelArguments) -> &[LaunchAttribute] {
+    if arguments.attributes.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's array of this length, valid during its call.
+    unsafe { std::slice::from_raw_parts(arguments.attributes, arguments.attribute_count as usize) }
+}
+
+/// The cluster dimensions of a launch, if it can be cut as it is launched.
+pub fn cluster(arguments: &KernelArguments, cut: &Cut) -> Option<[u32; 3]> {
+    let mut cluster = cut.cluster.unwrap_or([1; 3]);
+    for a in attributes(arguments) {
+        match a.id {
+            LAUNCH_ATTRIBUTE_CLUSTER => {
+                cluster = [a.value[0].max(1), a.value[1].max(1), a.value[2].max(1)];
+            }
+            LAUNCH_ATTRIBUTE_PROGRAMMATIC if a.value[0] == 0 => {}
+            id if LAUNCH_ATTRIBUTES_PLAIN.contains(&id) => {}
+            _ => return None,
+        }
+    }
+    cluster.iter().all(|d| d.is_power_of_two()).then_some(cluster)
+}
+
+/// Blocks of a grid, if there are not too many to number.
+pub fn blocks(grid: [u32; 3]) -> Option<u32> {
+    grid.iter().try_fold(1_u32, |all, n| all.checked_mul(*n)).filter(|n| *n > 1 && *n < 1 << 31)
+}
+
+/// What can be done to a launch of a kernel.
+pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32 {
+    let index = shape.kernel as usize;
+    if !ALLOWED.load(Acquire) || index >= KERNEL_SLOTS || !gate::may_serve(context) {
+        return 0;
+    }
+    let Some(blocks) = blocks(shape.grid) else { return 0 };
+    let (state, detail) = cut_state::unpack(KERNELS[index].state.load(Acquire));
+    match state {
+        cut_state::UNKNOWN => {
+            look_at(index, arguments.function);
+            0
+        }
+        cut_state::PREPARABLE => CAN_PREPARE,
+        cut_state::READY => {
+            let Some(cut) = cut(index).filter(|c| c.context == context) else { return 0 };
+            if cluster(arguments, cut).is_none() {
+                return 0;
+            }
+            let claimed = blocks <= gate::TABLE_WORDS;
+            let sliceable =
+                detail & cut_state::SLICEABLE != 0 && (claimed || cut.sub_grid.is_some());
+            let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
+            (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
+        }
+        _ => 0,
+    }
+}
+
+/// Find out what speaks against cutting a kernel.
+#[cold]
+fn look_at(index: usize, function: Ptr) {
+    let Some(client) = state::client() else { return };
+    let image = client.kernels[index].image.load(Relaxed);
+    match verdict(image, function) {
+        Ok(()) => publish(index, cut_state::PREPARABLE, 0),
+        Err(why) => refuse(index, why),
+    }
+}
+
+fn verdict(image: u64, function: Ptr) -> Result<(), Refusal> {
+    let library = images::library(image)?;
+    let name = driver().name_of(function as usize).ok_or(Refusal::NoSuchKernel)?;
+    let name = name.to_str().map_err(|_| Refusal::NoSuchKernel)?;
+    if let Some(why) = kernel_names::waits_by_name(name) {
+        return Err(why);
+    }
+    if !takes_vendor() && vendor::is_vendor(name, library.as_deref()) {
+        return Err(Refusal::VendorLibrary);
+    }
+    Ok(())
+}
+
+struct Job {
+    index: usize,
+    function: usize,
+    context: usize,
+    device: i32,
+}
+
+static JOBS: Guarded<VecDeque<Job>> = Guarded::new(VecDeque::new());
+static JOBS_WORD: AtomicU32 = AtomicU32::new(0);
+static WORKING: AtomicBool = AtomicBool::new(false);
+
+/// Have a kernel's cut form made.
+#[cold]
+pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
+    let Some(kernel) = KERNELS.get(index) else { return };
+    let from = cut_state::pack(cut_state::PREPARABLE, 0);
+    let to = cut_state::pack(cut_state::PREPARING, 0);
+    if kernel.state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    publish(index, cut_state::PREPARING, 0);
+    JOBS.with(|jobs| {
+        jobs.push_back(Job { index, function: function as usize, context, device });
+    });
+    JOBS_WORD.fetch_add(1, SeqCst);
+    let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
+    if !WORKING.swap(true, SeqCst) && !super::gate::spawn("tally-rewrite", work) {
+        WORKING.store(false, SeqCst);
+    }
+}
+
+fn work() {
+    loop {
+        let seen = JOBS_WORD.load(SeqCst);
+        let Some(job) = JOBS.with(VecDeque::pop_front) else {
+            let flags = rustix::thread::futex::Flags::PRIVATE;
+            let _ = rustix::thread::futex::wait(&JOBS_WORD, flags, seen, None);
+            continue;
+        };
+        if crate::attendant::is_exiting() {
+            return;
+        }
+        // The context lives while the lock is held: see `forget_context`.
+        let _alive = ALIVE.lock();
+        match make(&job) {
+            Ok(cut) => prepared(job.index, cut),
+            Err(why) => {
+                log!("kernel {} is run whole: {why}", job.index);
+                refuse(job.index, why);
+            }
+        }
+    }
+}
+
+/// Held while the worker uses the context.
+static ALIVE: Lock = Lock::new();
+
+fn prepared(index: usize, cut: Cut) {
+    let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
+    // Kept on purpose: a launch may be reading it.
+    KERNELS[index].cut.store(Box::leak(Box::new(cut)), Release);
+    publish(index, cut_state::READY, detail);
+    if let Some(client) = state::client() {
+        client.counters.cut_kernels.fetch_add(1, Relaxed);
+    }
+}
+
+/// A rewritten image in the driver, or why there is none.
+type Loaded = Result<(usize, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
+
+/// By image and form.
+static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::new());
+
+fn load(hash: u64, arch: u32, form: CutForm) -> Loaded {
+    let rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
+    if rewritten.kernels.is_empty() {
+        return Ok((0, Vec::new(), rewritten.refused));
+    }
+    let mut bytes = rewritten.image;
+    bytes.push(0);
+    let mut module: Ptr = std::ptr::null_mut();
+    let d = driver();
+    let Some(module_load) = d.module_load else { return Err(Refusal::DriverRefused) };
+    // SAFETY: an image with a NUL behind it; the context is current.
+    let result = d.relaxed(|| unsafe { module_load(&mut module, bytes.as_ptr()) });
+    if result != SUCCESS {
+        log!("the driver refuses a cut image: CUDA error {result}");
+        return Err(Refusal::DriverRefused);
+    }
+    Ok((module as usize, rewritten.kernels, rewritten.refused))
+}
+
+fn function_of(
+    image: u64,
+    arch: u32,
+    form: CutForm,
+    name: &str,
+) -> Result<(usize, CutKernel), Refusal> {
+    let key = (image, form == CutForm::SubGrid);
+    let known = MODULES.with(|modules| modules.get(&key).cloned());
+    let loaded = known.unwrap_or_else(|| {
+        // Outside the lock: this calls the driver. Only the worker comes here.
+        let loaded = load(image, arch, form);
+        MODULES.with(|modules| modules.insert(key, loaded.clone()));
+        loaded
+    });
+    let (module, kernels, refused) = loaded?;
+    let Some(kernel) = kernels.into_iter().find(|k| k.name == name) else {
+        let why = refused.iter().find(|(n, _)| n == name).map(|(_, why)| *why);
+        return Err(why.unwrap_or(Refusal::NoSuchKernel));
+    };
+    let (Some(get), Ok(c_name)) = (driver().module_function, CString::new(name)) else {
+        return Err(Refusal::DriverRefused);
+    };
+    let mut function: Ptr = std::ptr::null_mut();
+    // SAFETY: a module of ours; a NUL-terminated name.
+    match unsafe { get(&mut function, module as Ptr, c_name.as_ptr()) } {
+        SUCCESS => Ok((function as usize, kernel)),
+        _ => Err(Refusal::DriverRefused),
+    }
+}
+
+fn attribute(function: usize, which: i32) -> Option<i32> {
+    let mut value = 0;
+    let get = driver().func_attribute?;
+    // SAFETY: a live function; a valid out-pointer.
+    (unsafe { get(&mut value, which, function as Ptr) } == SUCCESS).then_some(value)
+}
+
+/// Give a cut form what the program set for the original.
+fn copy_attributes(original: usize, to: usize) {
+    let Some(set) = driver().func_set_attribute else { return };
+    for which in FUNC_SETTABLE {
+        if let Some(value) = attribute(original, which).filter(|v| *v > 0)
+            && attribute(to, which) != Some(value)
+        {
+            // SAFETY: a function of ours. Refused: the launch that needs it fails,
+            // and is made whole.
+            unsafe { set(to as Ptr, which, value) };
+        }
+    }
+}
+
+/// The function behind a handle that may be a context-free kernel's.
+fn plain_function(handle: usize) -> usize {
+    let mut function: Ptr = std::ptr::null_mut();
+    match driver().kernel_function {
+        // SAFETY: a handle that was just launched; refused if it is a function already.
+        Some(f) if unsafe { f(&mut function, handle as Ptr) } == SUCCESS => function as usize,
+        _ => handle,
+    }
+}
+
+fn make(job: &Job) -> Result<Cut, Refusal> {
+    let d = driver();
+    let client = state::client().ok_or(Refusal::ImageGone)?;
+    // SAFETY: the context lives (see `ALIVE`).
+    if d.ctx_set.is_none_or(|f| unsafe { f(job.context as Ptr) } != SUCCESS) {
+        return Err(Refusal::DriverRefused);
+    }
+    if !gate::set_up(client, job.context) {
+        return Err(Refusal::DriverRefused);
+    }
+    let image = client.kernels[job.index].image.load(Relaxed);
+    let arch = device_arch(job.device);
+    let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
+    let name = name.ok_or(Refusal::NoSuchKernel)?;
+    let (function, kernel) = function_of(image, arch, CutForm::Prelude, &name)?;
+    let original = plain_function(job.function);
+    for which in FUNC_COMPARED {
+        if attribute(original, which) != attribute(function, which) {
+            log!("{name}: attribute {which} of its cut form differs");
+            return Err(Refusal::AttributesDiffer);
+        }
+    }
+    copy_attributes(original, function);
+    let parameters = layout(function, &kernel)?;
+    let sub_grid = match function_of(image, arch, CutForm::SubGrid, &name) {
+        Ok((function, other)) if other.control_offset == kernel.control_offset => {
+            copy_attributes(original, function);
+            Some(function)
+        }
+        _ => None,
+    };
+    Ok(Cut {
+        context: job.context,
+        function,
+        sub_grid,
+        parameters,
+        control_offset: kernel.control_offset as usize,
+        cluster: kernel.cluster,
+        original: job.function,
+        shared_max: AtomicI32::new(attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)),
+    })
+}
+
+fn device_arch(device: i32) -> u32 {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: a valid out-pointer.
+        let got = driver().device_attribute.map(|f| unsafe { f(&mut value, which, device) });
+        if got == Some(SUCCESS) { value.max(0) as u32 } else { 0 }
+    };
+    // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+    attribute(75) * 10 + attribute(76)
+}
+
+/// Where the parameters lie. Asked of the driver, for the cut form, whose last one
+/// must be the control block.
+fn layout(function: usize, kernel: &CutKernel) -> Result<Vec<(usize, usize)>, Refusal> {
+    let Some(info) = driver().func_parameter else { return Err(Refusal::LaunchForm) };
+    let mut list = Vec::new();
+    for index in 0..=kernel.parameter_count as usize {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: valid out-pointers.
+        if unsafe { info(function as Ptr, index, &mut offset, &mut size) } != SUCCESS {
+            return Err(Refusal::Metadata);
+        }
+        list.push((offset, size));
+    }
+    let control = list.pop();
+    let expected = (kernel.control_offset as usize, tally_kernels::control::CONTROL_BYTES as usize);
+    if control != Some(expected) || list.iter().any(|(o, s)| o + s > expected.0) {
+        return Err(Refusal::Metadata);
+    }
+    Ok(list)
+}
+
+impl Cut {
+    /// See that a launch may have so much dynamic shared memory.
+    pub fn allow_shared(&self, bytes: u32) {
+        let bytes = bytes.min(i32::MAX as u32) as i32;
+        if bytes <= self.shared_max.load(Relaxed) {
+            return;
+        }
+        if let Some(set) = driver().func_set_attribute {
+            for function in std::iter::once(self.function).chain(self.sub_grid) {
+                // SAFETY: a function of ours.
+                unsafe { set(function as Ptr, FUNC_MAX_DYNAMIC_SHARED, bytes) };
+            }
+            self.shared_max.store(bytes, Relaxed);
+        }
+    }
+}
+
+/// The program set an attribute of a function: its cut form gets it, too.
+pub fn attribute_set(function: Ptr) {
+    for kernel in &KERNELS {
+        // SAFETY: null, or leaked by `prepared`.
+        if let Some(cut) = unsafe { kernel.cut.load(Acquire).as_ref() }
+            && (cut.original == function as usize
+                || plain_function(cut.original) == function as usize)
+        {
+            let original = plain_function(cut.original);
+            for to in std::iter::once(cut.function).chain(cut.sub_grid) {
+                copy_attributes(original, to);
+            }
+        }
+    }
+}
+
+/// A context is destroyed, and the cut forms in it.
+pub fn forget_context(context: usize) {
+    let _alive = ALIVE.lock();
+    JOBS.with(|jobs| jobs.retain(|j| j.context != context));
+    let mut any = false;
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        // SAFETY: null, or leaked by `prepared`.
+        let there = unsafe { kernel.cut.load(Acquire).as_ref() };
+        if there.is_some_and(|c| c.context == context) {
+            kernel.cut.store(std::ptr::null_mut(), Release);
+            publish(index, cut_state::UNKNOWN, 0);
+            any = true;
+        }
+    }
+    if any {
+        MODULES.with(BTreeMap::clear);
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    ALLOWED.store(false, SeqCst);
+    WORKING.store(false, SeqCst);
+    JOBS.reset(VecDeque::new());
+    MODULES.reset(BTreeMap::new());
+    ALIVE.reset();
+    for kernel in &KERNELS {
+        kernel.state.store(0, SeqCst);
+        kernel.cut.store(std::ptr::null_mut(), SeqCst);
+    }
+}

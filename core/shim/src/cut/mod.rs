@@ -1,0 +1,125 @@
+//! Launches in forms other than whole, for best-effort clients: slices, preemptible,
+//! on some of the SMs.
+//!
+//! A cut launch is several launches of the kernel's cut form in the program's own
+//! stream, all issued at once, with a wait of the stream on the [`gate`] between
+//! them. So the calling thread is not held, whatever follows in the stream waits for
+//! all of them, and giving way is closing the gate (slices) and raising a flag in
+//! device memory (preemptible). The last part of a preemptible launch ignores the
+//! flag: whatever happens to the core, every block runs.
+//!
+//! ```text
+//! stream:  part 1 | wait gate | part 2 | wait gate | ... | last part | what follows
+//! ```
+//!
+//! Each part runs the blocks that no earlier part ran; who runs which block is
+//! settled in a table in device memory (`tally_kernels::control`).
+//!
+//! What must hold:
+//! - a launch is made in a cut form only if the core was told that it could be, and
+//!   nothing was issued when the whole launch is made after all;
+//! - the gate opens without any help of the driver: another thread of the program may
+//!   hold the driver's locks while it waits for the very stream that waits here;
+//! - nothing here runs for high-priority clients, or before the core allows it.
+//!
+//! | read | for |
+//! | --- | --- |
+//! | [`kernels`] | which kernels can be cut; making their cut forms off the launch path |
+//! | [`form`] | the launches |
+//! | [`gate`], [`watch`] | giving way; what takes too long |
+//! | [`width`] | green contexts |
+//! | [`images`], [`vendor`] | the code, and whose it is |
+
+pub mod form;
+pub mod gate;
+pub mod guarded;
+pub mod images;
+pub mod kernels;
+pub mod vendor;
+pub mod watch;
+pub mod width;
+
+use crate::launch::{Shape, Target};
+use crate::slots::OVERFLOW;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use tally_ipc::layout::submission_flags::{COOPERATIVE, GRAPH};
+use tally_ipc::wire::{Cutting, Residency};
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static VENDOR: AtomicBool = AtomicBool::new(false);
+static RESCUE_MS: AtomicU32 = AtomicU32::new(50);
+
+/// A core took this client on.
+pub fn configure(cutting: &Cutting, residency: &Residency) {
+    VENDOR.store(cutting.vendor_libraries, Relaxed);
+    RESCUE_MS.store(cutting.rescue_ms.max(1), Relaxed);
+    let widths = match residency {
+        // A context of its own turn has the whole GPU: nothing to keep free.
+        Residency::TimeSlice { .. } => &[][..],
+        Residency::Mps { .. } | Residency::Unmanaged => &cutting.reserve_sms,
+    };
+    width::configure(widths);
+    ENABLED.store(cutting.enabled || !widths.is_empty(), Release);
+    kernels::allow(cutting.enabled);
+}
+
+/// Whether anything here is wanted. Stays so without a core.
+#[inline]
+pub fn is_enabled() -> bool {
+    ENABLED.load(Acquire)
+}
+
+/// Kernels of closed libraries may be cut.
+pub fn takes_vendor() -> bool {
+    VENDOR.load(Relaxed)
+}
+
+/// How long a launch may take to give way.
+pub fn rescue_ns() -> u64 {
+    u64::from(RESCUE_MS.load(Relaxed)) * 1_000_000
+}
+
+/// What can be done to a launch: bits of `submission_flags`.
+pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u32 {
+    if !is_enabled() || slot == OVERFLOW {
+        return 0;
+    }
+    match target {
+        Target::Kernel(arguments) => {
+            let cut = match shape.flags & (COOPERATIVE | GRAPH) {
+                0 => kernels::offers(shape, arguments, context),
+                _ => 0,
+            };
+            // All blocks of a cooperative launch must fit at once: never narrowed.
+            let narrow = if shape.flags & COOPERATIVE == 0 { width::offers(context) } else { 0 };
+            cut | narrow
+        }
+        Target::Graph(_) | Target::Other => 0,
+    }
+}
+
+/// A context is destroyed: what was made in it is gone. The caller holds the capture
+/// guard.
+pub fn forget_context(context: usize) {
+    if is_enabled() {
+        gate::forget_context(context);
+        kernels::forget_context(context);
+        width::forget_context(context);
+    }
+}
+
+/// The program is exiting: nobody gives way any more.
+pub fn program_exits() {
+    gate::open_for_good();
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    ENABLED.store(false, SeqCst);
+    gate::reset();
+    images::reset();
+    kernels::reset();
+    watch::reset();
+    width::reset();
+}

@@ -1,0 +1,96 @@
+//! Which code belongs to NVIDIA's closed libraries. Their licences forbid modifying
+//! it, so it is left alone unless the operator says otherwise.
+//!
+//! Known by the library that holds the image, or, for images that a library unpacked
+//! into memory, by names that only those libraries' kernels have. A kernel that is
+//! not recognised would be cut although the switch is off; one that is taken for
+//! theirs by mistake is run whole. The lists lean to the second.
+
+/// Starts of file names of the libraries.
+const LIBRARIES: [&str; 14] = [
+    "libcublas",
+    "libcudnn",
+    "libcufft",
+    "libcurand",
+    "libcusolver",
+    "libcusparse",
+    "libcuda.",
+    "libnccl",
+    "libnpp",
+    "libnvinfer",
+    "libnvjpeg",
+    "libnvrtc",
+    "libnvshmem",
+    "libcutensor",
+];
+
+/// Starts of their kernels' names.
+const NAMES: [&str; 24] = [
+    "ampere_",
+    "cask",
+    "cublas",
+    "cudnn",
+    "cusolver",
+    "cusparse",
+    "cutlass_",
+    "dot_kernel",
+    "gemmk1_",
+    "gemmsn_",
+    "gemv",
+    "hopper_",
+    "implicit_",
+    "maxwell_",
+    "nvjet_",
+    "sm50_",
+    "sm70_",
+    "sm75_",
+    "sm80_",
+    "sm86_",
+    "sm89_",
+    "sm90_",
+    "turing_",
+    "volta_",
+];
+
+/// Parts of their kernels' mangled names.
+const PARTS: [&str; 12] = [
+    "2cublas",
+    "5cudnn",
+    "6cublas",
+    "8cublasLt",
+    "cublasLt",
+    "cudnn",
+    "gemmSN",
+    "gemvNSP",
+    "internal5gemv",
+    "splitKreduce_kernel",
+    "xmma",
+    "cusolver",
+];
+
+/// Whether a kernel is theirs: by its name, and by the library of its image, if that
+/// is known.
+pub fn is_vendor(name: &str, library: Option<&str>) -> bool {
+    if let Some(library) = library {
+        return LIBRARIES.iter().any(|l| library.starts_with(l));
+    }
+    NAMES.iter().any(|n| name.starts_with(n)) || PARTS.iter().any(|p| name.contains(p))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn their_libraries_and_kernels_are_known_and_others_are_not_taken_for_theirs() {
+        assert!(is_vendor("anything", Some("libcublasLt.so.13")));
+        assert!(is_vendor("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", None));
+        assert!(is_vendor("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x64_nn_align1", None));
+        assert!(is_vendor("sm90_xmma_fprop_implicit_gemm_indexed_tf32f32", None));
+        assert!(is_vendor("_ZN8cublasLt19splitKreduce_kernelILi32ELi16E", None));
+        assert!(!is_vendor("_ZN2at6native18elementwise_kernelI", Some("libtorch_cuda.so")));
+        assert!(!is_vendor("triton_poi_fused_add_0", None));
+        assert!(!is_vendor("_ZN7cutlass6KernelI", None));
+        assert!(!is_vendor("matmul", None));
+    }
+}

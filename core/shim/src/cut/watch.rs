@@ -1,0 +1,279 @@
+//! Cut launches under way: how soon they give way, and help for those that do not.
+//!
+//! An event stands before and behind each part. Only the flag's thread looks at them,
+//! and only while the core asks to give way, or once a millisecond. A part that was
+//! asked to stop and does not end has blocks that wait for others which were skipped:
+//! the same kernel is launched once more beside it, over the same claim table, without
+//! the flag. Then every block has run once, the part ends, and the kernel is never cut
+//! again.
+
+use super::guarded::Guarded;
+use super::{gate, kernels, rescue_ns};
+use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, Ptr, SUCCESS, driver};
+use crate::{log, state};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::TURNAROUND_SLOTS;
+use tally_ipc::ring;
+use tally_kernels::{ControlBlock, Refusal};
+
+/// Parts of one launch, at most.
+pub const PARTS_MAX: usize = 32;
+/// Cut launches under way, at most; further ones run whole.
+const OPEN_MAX: usize = 64;
+
+/// Events of one launch: before the first part, and behind each.
+pub type Events = Box<[usize; PARTS_MAX + 1]>;
+
+/// How a launch is made once more.
+#[derive(Debug)]
+pub struct Again {
+    /// The cut form.
+    pub function: usize,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+    /// Launch attributes; those that can be repeated are plain values.
+    pub attributes: Vec<LaunchAttribute>,
+    /// The parameters, the control block last.
+    pub parameters: Vec<u8>,
+    /// Where it is in them.
+    pub control_offset: usize,
+    /// The control block without epoch and flag.
+    pub control: ControlBlock,
+}
+
+/// A cut launch under way.
+#[derive(Debug)]
+pub struct Open {
+    /// Its ticket.
+    pub ticket: u64,
+    /// Its kernel's index.
+    pub kernel: usize,
+    /// Its slot.
+    pub slot: usize,
+    /// Its number in the slot.
+    pub number: u32,
+    /// See [`Events`].
+    pub events: Events,
+    /// Parts issued.
+    pub parts: usize,
+    /// Slices: a part that takes too long is stuck, asked or not.
+    pub sliced: bool,
+    /// The first part's epoch, doubled.
+    pub epoch2: u32,
+    /// How it is made again; `None` if it cannot be.
+    pub again: Option<Again>,
+    /// Events seen: 0 before the first part, `n` while the n-th runs.
+    pub seen: usize,
+    /// When `seen` changed.
+    pub since_ns: u64,
+    /// The part that is being asked to give way, since when.
+    pub asked: Option<(usize, u64)>,
+    /// The last asking that was dealt with.
+    pub answered_ns: u64,
+    /// It has given way before.
+    pub gave_way: bool,
+    /// It was helped.
+    pub rescued: bool,
+    /// The event behind the launch that helps, until it is done.
+    pub helping: Option<usize>,
+}
+
+struct Table {
+    open: Vec<Open>,
+    free: Vec<Events>,
+}
+
+/// Held while events are looked at: see the module's documentation on who does.
+static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any cut launch is under way.
+pub fn is_open() -> bool {
+    COUNT.load(Acquire) != 0
+}
+
+/// Events for a launch of so many parts; `None` if too many are under way.
+pub fn events(parts: usize) -> Option<Events> {
+    let mut events = TABLE.with(|t| {
+        if t.open.len() >= OPEN_MAX {
+            return None;
+        }
+        Some(t.free.pop().unwrap_or_else(|| Box::new([0; PARTS_MAX + 1])))
+    })?;
+    let create = driver().event_create?;
+    for event in events[..=parts].iter_mut().filter(|e| **e == 0) {
+        let mut made: Ptr = std::ptr::null_mut();
+        // SAFETY: a valid out-pointer.
+        if driver().relaxed(|| unsafe { create(&mut made, EVENT_DISABLE_TIMING) }) != SUCCESS {
+            give_back(events);
+            return None;
+        }
+        *event = made as usize;
+    }
+    Some(events)
+}
+
+/// Events that were not needed.
+pub fn give_back(events: Events) {
+    TABLE.with(|t| t.free.push(events));
+}
+
+/// A cut launch was issued.
+pub fn opened(open: Open) {
+    TABLE.with(|t| {
+        t.open.push(open);
+        COUNT.store(t.open.len(), Release);
+    });
+    gate::launched();
+}
+
+fn is_over(client: &ClientRegion, open: &Open) -> bool {
+    let word = &client.completions.words[open.slot & 63];
+    [&word.gpu, &word.host].iter().any(|w| ring::is_done(w.load(Acquire), open.number))
+}
+
+/// Look at all of them. `asked_ns`: they have been asked to give way since then. The
+/// calling thread's context is theirs, and lives.
+pub fn look(now_ns: u64, asked_ns: Option<u64>) {
+    let Some(client) = state::client() else { return };
+    TABLE.with(|t| {
+        let mut slots_seen = 0_u64;
+        let mut at = 0;
+        while at < t.open.len() {
+            let open = &mut t.open[at];
+            // Of a stream only the oldest can be running.
+            let first = slots_seen & (1 << (open.slot & 63)) == 0;
+            slots_seen |= 1 << (open.slot & 63);
+            if first {
+                advance(client, open, now_ns, asked_ns);
+            }
+            if open.helping.is_some_and(is_done) {
+                open.helping = None;
+                gate::release();
+            }
+            let is_over = open.seen > open.parts || is_over(client, open);
+            if is_over && open.helping.is_none() {
+                let gone = t.open.remove(at);
+                t.free.push(gone.events);
+                // The next one of its stream is looked at next time.
+            } else {
+                at += 1;
+            }
+        }
+        COUNT.store(t.open.len(), Release);
+    });
+}
+
+fn is_done(event: usize) -> bool {
+    // SAFETY: an event of ours, recorded.
+    driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } == SUCCESS)
+}
+
+fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option<u64>) {
+    while open.seen <= open.parts && is_done(open.events[open.seen]) {
+        open.seen += 1;
+        open.since_ns = now_ns;
+    }
+    if let Some((part, since_ns)) = open.asked
+        && open.seen > part
+    {
+        open.asked = None;
+        gave_way(client, open, part, now_ns.saturating_sub(since_ns));
+    }
+    let running = (1..=open.parts).contains(&open.seen);
+    match asked_ns {
+        Some(since_ns) if running && open.asked.is_none() && since_ns > open.answered_ns => {
+            open.answered_ns = since_ns;
+            open.asked = Some((open.seen, since_ns));
+        }
+        // The last part of a preemptible launch runs to its end by design.
+        Some(_) => {}
+        None => open.asked = None,
+    }
+    let last = open.seen == open.parts;
+    let waited_ns = match open.asked {
+        Some((_, since_ns)) if !open.sliced && !last => now_ns.saturating_sub(since_ns),
+        _ if open.sliced && running => now_ns.saturating_sub(open.since_ns) / 4,
+        _ => 0,
+    };
+    if waited_ns > rescue_ns() && !open.rescued {
+        open.rescued = true;
+        rescue(client, open);
+    }
+}
+
+/// A part that was asked to give way has ended.
+fn gave_way(client: &ClientRegion, open: &mut Open, part: usize, took_ns: u64) {
+    let all = &client.turnarounds;
+    let count = all.count.load(Relaxed);
+    let entry = &all.latest[(count % TURNAROUND_SLOTS as u64) as usize];
+    entry.ticket.store(open.ticket, Relaxed);
+    entry.ns.store(took_ns.max(1), Relaxed);
+    all.count.store(count + 1, Release);
+    let skipped = client.gates.notices[open.slot].gpu.load(Acquire)
+        == open.epoch2.wrapping_add(2 * (part as u32 - 1));
+    let really = if open.sliced { part < open.parts } else { skipped };
+    if really && !open.gave_way {
+        open.gave_way = true;
+        client.counters.gave_way.fetch_add(1, Relaxed);
+    }
+}
+
+/// Launch the rest beside what is stuck.
+fn rescue(client: &ClientRegion, open: &mut Open) {
+    kernels::refuse(open.kernel, Refusal::BlocksWaited);
+    client.counters.rescued.fetch_add(1, SeqCst);
+    log!("kernel {}: its blocks wait for one another; it is run whole from now on", open.kernel);
+    let Some(again) = &mut open.again else { return };
+    let (_, never) = gate::flags();
+    let control = ControlBlock {
+        // The one behind the parts' is kept for this: what follows in the stream has
+        // later ones still.
+        epoch2: open.epoch2 + 2 * open.parts as u32,
+        flag: never,
+        flag_mask: 0,
+        notice: 0,
+        lo: 0,
+        hi: u32::MAX,
+        ..again.control
+    };
+    let end = again.control_offset + control.bytes().len();
+    again.parameters[again.control_offset..end].copy_from_slice(&control.bytes());
+    let stream = gate::rescue_stream() as Ptr;
+    // What is stuck ends as soon as the blocks that it waits for have run; what follows
+    // it in its stream must wait for all of them. The gate stands between.
+    gate::hold(client);
+    let result = super::form::launch_again(again, stream);
+    // The event before the first part has done its service.
+    let event = open.events[0];
+    let recorded = result == SUCCESS
+        // SAFETY: an event and a stream of ours.
+        && driver().event_record.is_some_and(|f| unsafe { f(event as Ptr, stream) } == SUCCESS);
+    if recorded {
+        open.helping = Some(event);
+    } else {
+        log!("the rescue launch failed: CUDA error {result}");
+        gate::release();
+    }
+}
+
+/// The context is destroyed, and everything in it over.
+pub fn forget() {
+    TABLE.with(|t| {
+        t.open.clear();
+        t.free.clear();
+        COUNT.store(0, Release);
+    });
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
+    COUNT.store(0, SeqCst);
+}

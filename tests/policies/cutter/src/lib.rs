@@ -1,0 +1,136 @@
+//! A policy that cuts whatever can be cut, and has it give way at random.
+//!
+//! For tests of the mechanisms: every best-effort launch runs in the configured form
+//! where that is on offer, and has it made where it could be. Clients are asked to give
+//! way, and to go on, after random times (from a seed: the same every run). Nothing is
+//! held back, so that as many cut launches as possible are under way.
+
+use std::fmt::Write as _;
+use tally_sdk::config::Config;
+use tally_sdk::host::{self, Counter};
+use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, PriorityClass};
+
+/// A window that holds nothing back.
+const WINDOW_NS_NONE: u64 = u64::MAX;
+/// The one timer.
+const TOGGLE: u64 = 1;
+
+/// Which form launches are to run in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forms {
+    Preemptible,
+    Sliced,
+    Partitioned,
+    /// One of the three for each launch, at random.
+    Mixed,
+    Whole,
+}
+
+struct Cutter {
+    forms: Forms,
+    /// Slices have 1/n of the grid.
+    slices: u64,
+    sms: u32,
+    /// Longest time between two changes of mind; 0: nobody is ever asked.
+    toggle_ns: u64,
+    random: u64,
+    clients: Vec<ClientId>,
+    yielded: bool,
+    toggles: Counter,
+}
+
+impl Cutter {
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn form(&mut self, launch: &Launch) -> Decision {
+        let slice = (launch.grid_blocks / self.slices).clamp(1, u64::from(u32::MAX)) as u32;
+        let forms = match self.forms {
+            Forms::Mixed => match self.next() % 3 {
+                0 => Forms::Preemptible,
+                1 => Forms::Sliced,
+                _ if launch.can_partition() => Forms::Partitioned,
+                _ => Forms::Whole,
+            },
+            forms => forms,
+        };
+        match forms {
+            Forms::Preemptible if launch.can_preempt() || launch.can_prepare() => {
+                Decision::Preemptible
+            }
+            Forms::Sliced if launch.can_slice() || launch.can_prepare() => Decision::Slice(slice),
+            Forms::Partitioned if launch.can_partition() => Decision::Partition(self.sms),
+            _ => Decision::Run(0),
+        }
+    }
+
+    fn schedule(&mut self) {
+        if self.toggle_ns > 0 {
+            // Shorter while it gives way: there is work to be done, too.
+            let most = if self.yielded { self.toggle_ns / 4 } else { self.toggle_ns };
+            let delay_ns = self.next() % most.max(1) + 1;
+            host::set_timer(delay_ns, TOGGLE);
+        }
+    }
+}
+
+impl Policy for Cutter {
+    fn init(config: &str) -> Result<Self, String> {
+        let mut config = Config::parse(config)?;
+        let forms = match config.integer("form", 3, 0..=4)? {
+            0 => Forms::Preemptible,
+            1 => Forms::Sliced,
+            2 => Forms::Partitioned,
+            3 => Forms::Mixed,
+            _ => Forms::Whole,
+        };
+        let slices = config.integer("slices", 4, 1..=1_000)?;
+        let sms = config.integer("sms", 1, 1..=1_000)? as u32;
+        let toggle_ns = config.integer("toggle_us", 0, 0..=1_000_000)? * 1_000;
+        let random = config.integer("seed", 1, 1..=u64::MAX)?;
+        config.finish()?;
+        let mut text = String::new();
+        let _ = write!(text, "{forms:?}, toggling within {toggle_ns} ns, seed {random}");
+        host::log(Level::Info, &text);
+        let toggles = Counter::new("toggles");
+        let clients = Vec::new();
+        Ok(Cutter { forms, slices, sms, toggle_ns, random, clients, yielded: false, toggles })
+    }
+
+    fn decide(&mut self, launch: &Launch) -> Decision {
+        if launch.is_high() { Decision::Run(0) } else { self.form(launch) }
+    }
+
+    fn on_event(&mut self, _now_ns: u64, event: &Event) {
+        match event {
+            Event::ClientJoined(client) if client.class == PriorityClass::BestEffort => {
+                host::set_window(client.id, WINDOW_NS_NONE);
+                self.clients.push(client.id);
+                if self.clients.len() == 1 {
+                    self.schedule();
+                }
+            }
+            Event::ClientLeft(gone) => {
+                self.clients.retain(|id| id != gone);
+                if self.clients.is_empty() {
+                    self.yielded = false;
+                }
+            }
+            Event::Timer(_) if !self.clients.is_empty() => {
+                self.yielded = !self.yielded;
+                for &client in &self.clients {
+                    host::set_yield(client, self.yielded);
+                }
+                self.toggles.add(1);
+                self.schedule();
+            }
+            _ => {}
+        }
+    }
+}
+
+tally_sdk::export!(Cutter);
