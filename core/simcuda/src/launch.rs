@@ -8,8 +8,8 @@ use crate::ffi::In;
 use crate::memory::MemoryMap;
 use crate::module::Function;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,20 @@ pub(crate) struct Launch {
     /// The launch's own priority, if it has one.
     pub(crate) priority: Option<i32>,
     pub(crate) cooperative: bool,
+    /// Whether the parameters came in one buffer, through `extra`.
+    from_extra: bool,
+    /// Made when a program asks.
+    lists: OnceLock<ParamLists>,
+}
+
+/// The parameters as `cuGraphKernelNodeGetParams` gives them: addresses in a
+/// launch's own buffer.
+struct ParamLists {
+    /// `kernelParams`.
+    each: Box<[usize]>,
+    /// `extra`, whose second pair points to `_bytes`.
+    extra: [usize; 5],
+    _bytes: Box<usize>,
 }
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
@@ -55,7 +69,43 @@ impl Launch {
             return Err(CuError::NOT_SUPPORTED);
         }
         let params = copy_params(&function, params, extra)?;
-        Ok(Self { function, shape, params, priority: None, cooperative: false })
+        let (from_extra, lists) = (!extra.is_null(), OnceLock::new());
+        Ok(Self { function, shape, params, priority: None, cooperative: false, from_extra, lists })
+    }
+
+    /// The same launch, to be changed before anyone sees it.
+    pub(crate) fn twin(&self) -> Self {
+        Self {
+            function: self.function.clone(),
+            shape: self.shape,
+            params: self.params.clone(),
+            priority: self.priority,
+            cooperative: self.cooperative,
+            from_extra: self.from_extra,
+            lists: OnceLock::new(),
+        }
+    }
+
+    /// The parameters as they were given, as `kernelParams` or as `extra`; the
+    /// other is null. Valid for as long as this launch is.
+    pub(crate) fn param_lists(&self) -> (*const *mut c_void, *const *mut c_void) {
+        let lists = self.lists.get_or_init(|| self.make_lists());
+        let null = std::ptr::null();
+        match (self.from_extra, lists.each.is_empty()) {
+            (true, _) => (null, lists.extra.as_ptr().cast()),
+            (false, true) => (null, null),
+            (false, false) => (lists.each.as_ptr().cast(), null),
+        }
+    }
+
+    fn make_lists(&self) -> ParamLists {
+        let start = self.params.as_ptr() as usize;
+        let params = self.function.kernel().map_or(&[][..], |k| &k.params);
+        let each = params.iter().map(|p| start + p.offset as usize).collect();
+        let bytes = Box::new(self.params.len());
+        let size = std::ptr::from_ref(&*bytes) as usize;
+        let extra = [EXTRA_POINTER, start, EXTRA_SIZE, size, EXTRA_END];
+        ParamLists { each, extra, _bytes: bytes }
     }
 
     /// Makes it cooperative: all blocks run at one time.

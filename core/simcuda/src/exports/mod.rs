@@ -10,6 +10,8 @@ mod device;
 mod event;
 mod function;
 mod graph;
+mod graph_node;
+mod graph_params;
 mod init;
 mod launch;
 mod library;
