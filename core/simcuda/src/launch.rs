@@ -5,8 +5,10 @@ use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::exec::Scratch;
 use crate::ffi::In;
+use crate::green::Green;
 use crate::memory::MemoryMap;
 use crate::module::Function;
+use crate::sm::SmSet;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -27,6 +29,9 @@ pub(crate) struct Launch {
     /// The launch's own priority, if it has one.
     pub(crate) priority: Option<i32>,
     pub(crate) cooperative: bool,
+    /// Whose SMs it is confined to: the green context whose stream it was
+    /// launched or captured on, or that was current when its node was made.
+    pub(crate) green: Option<Arc<Green>>,
     /// Whether the parameters came in one buffer, through `extra`.
     from_extra: bool,
     /// Made when a program asks.
@@ -70,7 +75,8 @@ impl Launch {
         }
         let params = copy_params(&function, params, extra)?;
         let (from_extra, lists) = (!extra.is_null(), OnceLock::new());
-        Ok(Self { function, shape, params, priority: None, cooperative: false, from_extra, lists })
+        let (priority, cooperative, green) = (None, false, None);
+        Ok(Self { function, shape, params, priority, cooperative, green, from_extra, lists })
     }
 
     /// The same launch, to be changed before anyone sees it.
@@ -81,6 +87,7 @@ impl Launch {
             params: self.params.clone(),
             priority: self.priority,
             cooperative: self.cooperative,
+            green: self.green.clone(),
             from_extra: self.from_extra,
             lists: OnceLock::new(),
         }
@@ -111,13 +118,21 @@ impl Launch {
     /// Makes it cooperative: all blocks run at one time.
     ///
     /// # Errors
-    /// `COOPERATIVE_LAUNCH_TOO_LARGE` if the device has fewer SMs than blocks.
+    /// `COOPERATIVE_LAUNCH_TOO_LARGE` if there are fewer SMs for it than blocks.
     pub(crate) fn make_cooperative(&mut self) -> CuResult {
-        if self.blocks() > u64::from(driver()?.arbiter.sms()) {
+        if self.blocks() > u64::from(self.sms()?.count()) {
             return Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE);
         }
         self.cooperative = true;
         Ok(())
+    }
+
+    /// The SMs that it may run on.
+    pub(crate) fn sms(&self) -> CuResult<SmSet> {
+        match &self.green {
+            Some(green) => Ok(green.sms),
+            None => Ok(SmSet::first(driver()?.arbiter.sms())),
+        }
     }
 
     /// Blocks in the grid.

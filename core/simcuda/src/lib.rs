@@ -35,6 +35,7 @@ mod exec;
 mod exports;
 mod ffi;
 mod graph;
+mod green;
 mod image;
 mod launch;
 mod memory;

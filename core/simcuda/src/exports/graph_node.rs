@@ -33,10 +33,23 @@ fn set(handle: usize, op: Op) -> CuResult {
     if discriminant(&*own) != discriminant(&op) {
         return Err(CuError::INVALID_VALUE);
     }
+    let op = keep_place(&own, op);
     let old = std::mem::replace(&mut *own, op);
     drop(own);
     drop(old);
     Ok(())
+}
+
+/// A kernel's node keeps the context, and so the SMs, that it was made with.
+fn keep_place(old: &Op, new: Op) -> Op {
+    match (old, new) {
+        (Op::Kernel(old), Op::Kernel(new)) => {
+            let mut launch = new.twin();
+            launch.green.clone_from(&old.green);
+            Op::Kernel(Arc::new(launch))
+        }
+        (_, new) => new,
+    }
 }
 
 /// Changes one node of an instantiated graph; launches made before keep what
@@ -61,7 +74,7 @@ fn replace(exec_handle: usize, node: usize, op: Op) -> CuResult {
         if discriminant(&step.op) != discriminant(&op) {
             return Err(CuError::INVALID_VALUE);
         }
-        step.op = op;
+        step.op = keep_place(&step.op, op);
         Ok(())
     })
 }

@@ -2,6 +2,7 @@
 //! does; each converts to a node's work and back.
 
 use super::copy::{Memcpy3d, fill, for_node};
+use crate::context::{Current, current_green};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::In;
@@ -68,7 +69,9 @@ impl Params for KernelParams {
         let Self { grid, block, shared_bytes, .. } = *self;
         let shape = Shape { grid, block, shared_bytes };
         let (params, extra) = (In::new(self.params), In::new(self.extra));
-        Ok(Op::Kernel(Arc::new(Launch::prepare(function, shape, &params, &extra)?)))
+        let mut launch = Launch::prepare(function, shape, &params, &extra)?;
+        launch.green = current_green();
+        Ok(Op::Kernel(Arc::new(launch)))
     }
 
     /// The pointers are the node's own, as with the driver: valid until it is
@@ -85,7 +88,15 @@ impl Params for KernelParams {
 impl Params for KernelParams2 {
     fn op(&self) -> CuResult<Op> {
         let function = if self.common.function == 0 { self.kernel } else { self.common.function };
-        KernelParams { function, ..self.common }.op()
+        let op = KernelParams { function, ..self.common }.op()?;
+        match op {
+            Op::Kernel(launch) if self.context != 0 => {
+                let mut launch = launch.twin();
+                launch.green = Current::find(driver()?, self.context)?.green;
+                Ok(Op::Kernel(Arc::new(launch)))
+            }
+            other => Ok(other),
+        }
     }
 
     fn of(op: &Op) -> Option<Self> {
@@ -93,7 +104,10 @@ impl Params for KernelParams2 {
         let common = KernelParams::of(op)?;
         let id = launch.function.module.context;
         let contexts = &driver().ok()?.contexts;
-        let context = contexts.find_map(|c| (c.id == id).then(|| handle_of(c))).unwrap_or(0);
+        let context = match &launch.green {
+            Some(green) => green.context_handle(),
+            None => contexts.find_map(|c| (c.id == id).then(|| handle_of(c))).unwrap_or(0),
+        };
         Some(Self { common, kernel: 0, context })
     }
 }

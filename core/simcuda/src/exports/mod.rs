@@ -12,6 +12,7 @@ mod function;
 mod graph;
 mod graph_node;
 mod graph_params;
+mod green;
 mod init;
 mod launch;
 mod library;

@@ -1,6 +1,6 @@
 //! Functions that exist, so that programs that name them load, and that this
 //! device cannot do: textures and arrays, virtual memory management, IPC,
-//! linking, green contexts, graphics and external memory.
+//! linking, graphics and external memory.
 
 use crate::error::CuError;
 
@@ -31,16 +31,9 @@ unsupported! {
     cuCtxAttach
     cuCtxDetach
     cuCtxDisablePeerAccess
-    cuCtxFromGreenCtx
-    cuCtxGetDevResource
     cuCtxGetExecAffinity
-    cuCtxRecordEvent
-    cuCtxWaitEvent
     cuDestroyExternalMemory
     cuDestroyExternalSemaphore
-    cuDevResourceGenerateDesc
-    cuDevSmResourceSplitByCount
-    cuDeviceGetDevResource
     cuDeviceGetGraphMemAttribute
     cuDeviceGetHostAtomicCapabilities
     cuDeviceGetP2PAtomicCapabilities
@@ -84,13 +77,6 @@ unsupported! {
     cuGraphicsSubResourceGetMappedArray
     cuGraphicsUnmapResources
     cuGraphicsUnregisterResource
-    cuGreenCtxCreate
-    cuGreenCtxDestroy
-    cuGreenCtxGetDevResource
-    cuGreenCtxGetId
-    cuGreenCtxRecordEvent
-    cuGreenCtxStreamCreate
-    cuGreenCtxWaitEvent
     cuImportExternalMemory
     cuImportExternalSemaphore
     cuIpcCloseMemHandle
@@ -171,7 +157,6 @@ unsupported! {
     cuParamSeti
     cuParamSetv
     cuSignalExternalSemaphoresAsync
-    cuStreamGetGreenCtx
     cuSurfObjectCreate
     cuSurfObjectDestroy
     cuSurfObjectGetResourceDesc
