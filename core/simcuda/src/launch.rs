@@ -10,7 +10,7 @@ use crate::memory::MemoryMap;
 use crate::module::Function;
 use crate::sm::SmSet;
 use std::ffi::c_void;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 /// The shape of a launch.
@@ -177,6 +177,10 @@ fn check_shape(function: &Function, shape: Shape) -> CuResult {
     }
     let threads: u32 = shape.block.iter().product();
     let kernel = function.kernel()?;
+    // A cluster of one block is what every block is anyway.
+    if function.attributes.required_cluster.iter().any(|d| d.load(SeqCst) > 1) {
+        return Err(CuError::INVALID_CLUSTER_SIZE);
+    }
     if threads > BLOCK_THREADS_MAX {
         return Err(CuError::INVALID_VALUE);
     }

@@ -20,5 +20,5 @@ mod set;
 
 pub use arbiter::{Arbiter, Ticket, Waited};
 pub use file::{AttachError, Wish};
-pub use layout::{KERNELS_MAX, PROCESSES_MAX, SMS_MAX};
+pub use layout::{KERNELS_MAX, PROCESSES_MAX, SMS_MAX, VERSION as LAYOUT_VERSION};
 pub use set::SmSet;
