@@ -147,6 +147,54 @@ fn claim(stopped_blocks: Option<usize>) {
     }
 }
 
+/// A kernel of many blocks, each of which waits for a word of its own: one of a
+/// more urgent stream runs between two of its blocks, one of an equal stream
+/// only after all of them.
+#[test]
+fn urgent_streams_go_first_between_blocks() {
+    const BLOCKS: u32 = 10_000;
+    on_device("urgent_streams_go_first_between_blocks", 1, || {
+        let context = CudaContext::new(0).unwrap();
+        let module = load_cutting(&context);
+        let (fed, affine) = (raw(&module, "fed"), raw(&module, "affine"));
+        let (mut least, mut greatest) = (9, 9);
+        let prioritised = |priority| {
+            let (mut stream, mut found) = (std::ptr::null_mut(), 9);
+            // SAFETY: valid out pointers.
+            unsafe {
+                sys::cuStreamCreateWithPriority(&mut stream, 1, priority).result().unwrap();
+                sys::cuStreamGetPriority(stream, &mut found).result().unwrap();
+            }
+            (stream, found)
+        };
+        // SAFETY: valid out pointers.
+        unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result().unwrap();
+        assert!(greatest < least);
+        assert_eq!(prioritised(greatest - 5).1, greatest, "brought into the range");
+        let (low, equal, high) =
+            (prioritised(least).0, prioritised(least).0, prioritised(greatest).0);
+        let (word, started) = (pinned_word(), pinned_word());
+        let (data, one) = (zeros(2), 1u32.to_ne_bytes());
+        let at = [address(word), address(started), data, data + 4].map(bytes);
+        launch(low, fed, [BLOCKS, 1, 1], [32, 1, 1], &[&at[0], &at[1]]);
+        await_word(started, 1);
+        launch(equal, affine, [1; 3], [32, 1, 1], &[&at[2], &one, &one, &one]);
+        launch(high, affine, [1; 3], [32, 1, 1], &[&at[3], &one, &one, &one]);
+        let order = std::sync::atomic::Ordering::SeqCst;
+        let fed = (1..BLOCKS).find(|&block| {
+            word.store(block, order);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            query(high) == CUresult::CUDA_SUCCESS
+        });
+        assert!(fed.is_some(), "all blocks of an earlier, less urgent kernel went first");
+        assert_eq!(query(equal), CUresult::CUDA_ERROR_NOT_READY);
+        word.store(u32::MAX, order);
+        synchronize(equal);
+        synchronize(low);
+        assert_eq!(fetch(data, 2), [1, 1]);
+    });
+}
+
 /// A word in memory of our own, shared with whoever maps the file.
 struct Shared {
     file: std::os::fd::OwnedFd,
