@@ -65,14 +65,15 @@ pub fn arena_bytes(memory_bytes: u64) -> u64 {
 }
 
 /// The file that the processes on one device share: `TALLY_SIMCUDA_DEVICE`,
-/// by default one per user.
+/// by default one per user and version of its layout.
 pub fn device_path() -> PathBuf {
     if let Some(path) = std::env::var_os("TALLY_SIMCUDA_DEVICE").filter(|p| !p.is_empty()) {
         return PathBuf::from(path);
     }
     // SAFETY: getuid has no preconditions and cannot fail.
     let uid = unsafe { libc::getuid() };
-    PathBuf::from(format!("/dev/shm/tally-simcuda-{uid}"))
+    let version = crate::sm::LAYOUT_VERSION;
+    PathBuf::from(format!("/dev/shm/tally-simcuda-{uid}-v{version}"))
 }
 
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.

@@ -3,6 +3,8 @@
 
 use crate::driver::{Driver, driver};
 use crate::error::{CuError, CuResult};
+use crate::green::Green;
+use crate::registry::handle_of;
 use crate::stream::{Stream, StreamKind};
 use crate::sync::lock;
 use std::cell::RefCell;
@@ -104,7 +106,7 @@ impl Context {
         if let Some(stream) = streams.iter().find(|s| s.kind == StreamKind::Legacy) {
             return Ok(stream.clone());
         }
-        let stream = Stream::new(self, StreamKind::Legacy, 0, 0)?;
+        let stream = Stream::new(self, StreamKind::Legacy, 0, 0, None)?;
         // First in the list: it is looked for on every call.
         streams.insert(0, stream.clone());
         Ok(stream)
@@ -154,14 +156,45 @@ impl Context {
     }
 }
 
+/// What is current to a thread: a context, seen through a green one perhaps.
+#[derive(Clone)]
+pub(crate) struct Current {
+    pub(crate) context: Arc<Context>,
+    pub(crate) green: Option<Arc<Green>>,
+}
+
+impl Current {
+    /// The `CUcontext` that it is known by.
+    pub(crate) fn handle(&self) -> usize {
+        self.green.as_ref().map_or_else(|| handle_of(&self.context), Green::context_handle)
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.context.is_alive() && self.green.as_ref().is_none_or(|green| green.is_alive())
+    }
+
+    /// What a `CUcontext` stands for.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` if nothing.
+    pub(crate) fn find(driver: &Driver, handle: usize) -> CuResult<Self> {
+        if let Some(context) = driver.contexts.find(handle) {
+            return Ok(Self { context, green: None });
+        }
+        let green = Green::find(driver, handle).ok_or(CuError::INVALID_CONTEXT)?;
+        Ok(Self { context: green.context.clone(), green: Some(green) })
+    }
+}
+
 thread_local! {
-    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    static STACK: RefCell<Vec<Current>> = const { RefCell::new(Vec::new()) };
     static OWN_STREAMS: RefCell<OwnStreams> = RefCell::default();
 }
 
-/// The thread's default streams, by context; their threads end with it.
+/// The thread's default streams, by context and green context; their threads
+/// end with it.
 #[derive(Default)]
-struct OwnStreams(HashMap<u64, Arc<Stream>>);
+struct OwnStreams(HashMap<(u64, u64), Arc<Stream>>);
 
 impl Drop for OwnStreams {
     fn drop(&mut self) {
@@ -173,7 +206,7 @@ impl Drop for OwnStreams {
 }
 
 /// Runs `body` on the thread's context stack; a thread that is ending has none.
-pub(crate) fn with_stack<R>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> R) -> CuResult<R> {
+pub(crate) fn with_stack<R>(body: impl FnOnce(&mut Vec<Current>) -> R) -> CuResult<R> {
     STACK.try_with(|stack| body(&mut stack.borrow_mut())).map_err(|_| CuError::DEINITIALIZED)
 }
 
@@ -182,8 +215,18 @@ pub(crate) fn with_stack<R>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> R) -> C
 /// # Errors
 /// `INVALID_CONTEXT` if there is none.
 pub(crate) fn current_any() -> CuResult<Arc<Context>> {
+    Ok(current_entry()?.context)
+}
+
+/// Like [`current_any`], with the green context that it is seen through.
+pub(crate) fn current_entry() -> CuResult<Current> {
     driver()?;
     with_stack(|stack| stack.last().cloned())?.ok_or(CuError::INVALID_CONTEXT)
+}
+
+/// The green context that is current, if one is.
+pub(crate) fn current_green() -> Option<Arc<Green>> {
+    current_entry().ok().and_then(|current| current.green)
 }
 
 /// The thread's current context, ready for work.
@@ -191,22 +234,34 @@ pub(crate) fn current_any() -> CuResult<Arc<Context>> {
 /// # Errors
 /// `INVALID_CONTEXT`, `CONTEXT_IS_DESTROYED`, or the error that stuck.
 pub(crate) fn current() -> CuResult<Arc<Context>> {
-    let context = current_any()?;
+    let Current { context, green } = current_entry()?;
     context.check()?;
+    if green.is_some_and(|green| !green.is_alive()) {
+        return Err(CuError::CONTEXT_IS_DESTROYED);
+    }
     Ok(context)
 }
 
 /// The calling thread's own default stream in `context`.
-pub(crate) fn per_thread_stream(context: &Arc<Context>) -> CuResult<Arc<Stream>> {
+pub(crate) fn per_thread_stream(current: &Current) -> CuResult<Arc<Stream>> {
+    let Current { context, green } = current;
+    let key = (context.id, green.as_ref().map_or(0, |green| green.id));
     OWN_STREAMS
         .try_with(|own| {
             let mut own = own.borrow_mut();
-            if let Some(stream) = own.0.get(&context.id).filter(|s| !s.is_closed()) {
+            if let Some(stream) = own.0.get(&key).filter(|s| !s.is_closed()) {
                 return Ok(stream.clone());
             }
-            let stream = Stream::new(context, StreamKind::PerThread, 0, 0)?;
-            lock(&context.streams).push(stream.clone());
-            own.0.insert(context.id, stream.clone());
+            let kind = StreamKind::PerThread;
+            let stream = match green {
+                Some(green) => green.stream(kind, 0, 0)?,
+                None => {
+                    let stream = Stream::new(context, kind, 0, 0, None)?;
+                    lock(&context.streams).push(stream.clone());
+                    stream
+                }
+            };
+            own.0.insert(key, stream.clone());
             Ok(stream)
         })
         .map_err(|_| CuError::DEINITIALIZED)?

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::error::{CuError, CuResult};
 use crate::event::Event;
 use crate::graph::{Exec, Graph};
+use crate::green::{Descriptor, Green};
 use crate::memory::{MemoryMap, Pool};
 use crate::module::{Function, KernelHandle, Library, Module};
 use crate::registry::Registry;
@@ -31,6 +32,8 @@ pub(crate) struct Driver {
     pub(crate) kernels: Registry<KernelHandle>,
     pub(crate) graphs: Registry<Graph>,
     pub(crate) execs: Registry<Exec>,
+    pub(crate) greens: Registry<Green>,
+    pub(crate) descriptors: Registry<Descriptor>,
     pub(crate) pools: Registry<Pool>,
     pub(crate) default_pool: Arc<Pool>,
     /// What `cuDeviceSetMemPool` chose.
@@ -119,6 +122,8 @@ fn start() -> CuResult<Driver> {
         kernels: Registry::default(),
         graphs: Registry::default(),
         execs: Registry::default(),
+        greens: Registry::default(),
+        descriptors: Registry::default(),
         pools,
         current_pool: Mutex::new(default_pool.clone()),
         default_pool,
@@ -127,6 +132,28 @@ fn start() -> CuResult<Driver> {
 }
 
 impl Driver {
+    /// Counts a user of the primary context, which lives while there is one.
+    pub(crate) fn retain_primary(&self) {
+        let mut refs = lock(&self.primary_refs);
+        if *refs == 0 {
+            self.primary.revive();
+        }
+        *refs += 1;
+    }
+
+    /// Takes back a [`retain_primary`](Self::retain_primary).
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` if there was none.
+    pub(crate) fn release_primary(&self) -> CuResult {
+        let mut refs = lock(&self.primary_refs);
+        *refs = refs.checked_sub(1).ok_or(CuError::INVALID_CONTEXT)?;
+        if *refs == 0 {
+            self.primary.tear_down(self);
+        }
+        Ok(())
+    }
+
     /// A number that nothing else in the process has.
     pub(crate) fn new_id(&self) -> u64 {
         self.next_id.fetch_add(1, SeqCst)

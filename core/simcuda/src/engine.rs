@@ -47,9 +47,11 @@ impl Launch {
     ) -> CuResult {
         let driver = driver()?;
         let blocks = self.blocks();
-        let want = blocks.min(u64::from(driver.arbiter.sms())) as u32;
+        let allowed = self.sms()?;
+        let want = blocks.min(u64::from(allowed.count())) as u32;
         let priority = self.priority.unwrap_or(stream_priority);
-        let (ticket, granted) = driver.arbiter.arrive(priority, want, self.cooperative);
+        let (ticket, granted) =
+            driver.arbiter.arrive_within(priority, want, self.cooperative, &allowed);
         let run = Arc::new(Run {
             driver,
             launch: self.clone(),
@@ -156,7 +158,7 @@ impl Run {
                 return false;
             }
             if let Some(sm) = sm
-                && arbiter.must_yield(&self.ticket)
+                && arbiter.must_yield(&self.ticket, sm)
             {
                 arbiter.give_way(&self.ticket, sm);
                 return true;

@@ -60,6 +60,8 @@ impl CuError {
     pub const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
     pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
     pub const INVALID_CLUSTER_SIZE: Self = Self(912);
+    pub const INVALID_RESOURCE_TYPE: Self = Self(914);
+    pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);
     pub const UNKNOWN: Self = Self(999);
 }
 
@@ -170,6 +172,7 @@ const TEXTS: &[(u32, &CStr, &CStr)] = &[
     (912, c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration"),
     (913, c"CUDA_ERROR_FUNCTION_NOT_LOADED", c"function not loaded"),
     (914, c"CUDA_ERROR_INVALID_RESOURCE_TYPE", c"invalid resource type"),
+    (915, c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", c"invalid resource configuration"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 

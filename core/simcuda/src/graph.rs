@@ -9,12 +9,15 @@ use crate::registry::handle_of;
 use crate::sync::{Progress, lock};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A `CUgraphNode`.
 pub(crate) struct Node {
     pub(crate) op: Mutex<Op>,
     pub(crate) after: Mutex<Vec<Arc<Node>>>,
+    /// The node it was cloned from. Holding on to it keeps its address, and so
+    /// its handle, from being another node's.
+    origin: Option<Weak<Node>>,
 }
 
 impl Node {
@@ -25,13 +28,25 @@ impl Node {
             Op::Copy(_) => 1,
             Op::Fill(_) => 2,
             Op::Host { .. } | Op::Callback { .. } => 3,
-            Op::Graph(_) => 4,
+            Op::Graph(_) | Op::Child(_) => 4,
             Op::Nop | Op::Record(_) | Op::Wait(_) => 5,
             Op::WaitEvent(_) => 6,
             Op::RecordEvent(_) => 7,
             Op::Free(_) => 11,
             Op::WriteValue { .. } | Op::WaitValue { .. } => 12,
         }
+    }
+
+    /// Takes back the handle of the child graph that goes with the node.
+    fn withdraw_child(&self) {
+        let child = match &*lock(&self.op) {
+            Op::Child(child) => child.clone(),
+            _ => return,
+        };
+        if let Ok(driver) = driver() {
+            let _ = driver.graphs.remove(handle_of(&child));
+        }
+        child.withdraw_children();
     }
 }
 
@@ -61,11 +76,20 @@ impl Graph {
     /// # Errors
     /// `INVALID_VALUE` if one of those is not in this graph.
     pub(crate) fn add(&self, op: Op, after: Vec<Arc<Node>>) -> CuResult<Arc<Node>> {
+        self.add_twin(op, after, None)
+    }
+
+    fn add_twin(
+        &self,
+        op: Op,
+        after: Vec<Arc<Node>>,
+        origin: Option<Weak<Node>>,
+    ) -> CuResult<Arc<Node>> {
         let mut nodes = lock(&self.nodes);
         if !after.iter().all(|a| nodes.iter().any(|n| Arc::ptr_eq(n, a))) {
             return Err(CuError::INVALID_VALUE);
         }
-        let node = Arc::new(Node { op: Mutex::new(op), after: Mutex::new(after) });
+        let node = Arc::new(Node { op: Mutex::new(op), after: Mutex::new(after), origin });
         nodes.push(node.clone());
         Ok(node)
     }
@@ -89,8 +113,15 @@ impl Graph {
         edges.collect()
     }
 
+    /// Takes back the handles of the child graphs in it, before it goes. What
+    /// was instantiated still runs.
+    pub(crate) fn withdraw_children(&self) {
+        self.nodes().iter().for_each(|node| node.withdraw_child());
+    }
+
     /// Takes a node out, with its edges.
     pub(crate) fn remove(&self, node: &Arc<Node>) {
+        node.withdraw_child();
         let mut nodes = lock(&self.nodes);
         nodes.retain(|n| !Arc::ptr_eq(n, node));
         for other in nodes.iter() {
@@ -98,13 +129,27 @@ impl Graph {
         }
     }
 
-    /// The same graph with nodes of its own.
+    /// The node that was made from the one behind `original` when this graph
+    /// was cloned.
+    pub(crate) fn twin_of(&self, original: usize) -> Option<Arc<Node>> {
+        let is_twin = |node: &&Arc<Node>| {
+            node.origin.as_ref().is_some_and(|o| o.as_ptr() as usize == original)
+        };
+        lock(&self.nodes).iter().find(is_twin).cloned()
+    }
+
+    /// The same graph with nodes of its own, child graphs included. What the
+    /// nodes do is kept by value: changing one graph leaves the other alone.
     pub(crate) fn duplicate(&self) -> CuResult<Self> {
         let copy = Self::default();
         let mut twin: HashMap<usize, Arc<Node>> = HashMap::new();
         for node in self.ordered()? {
             let after = lock(&node.after).iter().map(|a| twin[&handle_of(a)].clone()).collect();
-            let made = copy.add(lock(&node.op).clone(), after)?;
+            let op = match &*lock(&node.op) {
+                Op::Child(child) => Op::Child(Arc::new(child.duplicate()?)),
+                other => other.clone(),
+            };
+            let made = copy.add_twin(op, after, Some(Arc::downgrade(&node)))?;
             twin.insert(handle_of(&node), made);
         }
         Ok(copy)
@@ -157,7 +202,11 @@ impl Graph {
                 lanes - 1
             });
             ends[lane] = i;
-            steps.push(Step { op: lock(&node.op).clone(), after, lane, node: handle_of(node) });
+            let op = match &*lock(&node.op) {
+                Op::Child(child) => Op::Graph(Arc::new(Exec::new(child, 0)?)),
+                other => other.clone(),
+            };
+            steps.push(Step { op, after, lane, node: handle_of(node), enabled: true });
         }
         Ok(Plan { steps, lanes })
     }
@@ -173,6 +222,8 @@ pub(crate) struct Step {
     lane: usize,
     /// Handle of the node it was made from.
     pub(crate) node: usize,
+    /// `cuGraphNodeSetEnabled`: a disabled one counts as done at once.
+    pub(crate) enabled: bool,
 }
 
 /// A graph in the order in which it runs.
@@ -257,7 +308,9 @@ impl Launched {
                     self.done[before].wait_for(1);
                 }
             }
-            worker.run(&step.op, context, priority);
+            if step.enabled {
+                worker.run(&step.op, context, priority);
+            }
             self.done[i].advance(1);
         }
         self.lanes_done.add(1);
@@ -278,6 +331,9 @@ mod tests {
         let plan = graph.instantiate().unwrap();
         assert_eq!(plan.steps.iter().map(|s| s.lane).collect::<Vec<_>>(), [0, 0, 1, 0]);
         assert_eq!(graph.edges().len(), 4);
+        let twin = graph.duplicate().unwrap();
+        assert!(twin.twin_of(handle_of(&b)).is_some_and(|t| lock(&t.after).len() == 1));
+        assert!(graph.twin_of(handle_of(&b)).is_none());
         assert!(graph.duplicate().unwrap().instantiate().unwrap().has_shape_of(&plan));
         graph.remove(&b);
         assert_eq!(graph.edges().len(), 2);

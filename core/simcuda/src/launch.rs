@@ -5,11 +5,13 @@ use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::exec::Scratch;
 use crate::ffi::In;
+use crate::green::Green;
 use crate::memory::MemoryMap;
 use crate::module::Function;
+use crate::sm::SmSet;
 use std::ffi::c_void;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,23 @@ pub(crate) struct Launch {
     /// The launch's own priority, if it has one.
     pub(crate) priority: Option<i32>,
     pub(crate) cooperative: bool,
+    /// Whose SMs it is confined to: the green context whose stream it was
+    /// launched or captured on, or that was current when its node was made.
+    pub(crate) green: Option<Arc<Green>>,
+    /// Whether the parameters came in one buffer, through `extra`.
+    from_extra: bool,
+    /// Made when a program asks.
+    lists: OnceLock<ParamLists>,
+}
+
+/// The parameters as `cuGraphKernelNodeGetParams` gives them: addresses in a
+/// launch's own buffer.
+struct ParamLists {
+    /// `kernelParams`.
+    each: Box<[usize]>,
+    /// `extra`, whose second pair points to `_bytes`.
+    extra: [usize; 5],
+    _bytes: Box<usize>,
 }
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
@@ -55,19 +74,65 @@ impl Launch {
             return Err(CuError::NOT_SUPPORTED);
         }
         let params = copy_params(&function, params, extra)?;
-        Ok(Self { function, shape, params, priority: None, cooperative: false })
+        let (from_extra, lists) = (!extra.is_null(), OnceLock::new());
+        let (priority, cooperative, green) = (None, false, None);
+        Ok(Self { function, shape, params, priority, cooperative, green, from_extra, lists })
+    }
+
+    /// The same launch, to be changed before anyone sees it.
+    pub(crate) fn twin(&self) -> Self {
+        Self {
+            function: self.function.clone(),
+            shape: self.shape,
+            params: self.params.clone(),
+            priority: self.priority,
+            cooperative: self.cooperative,
+            green: self.green.clone(),
+            from_extra: self.from_extra,
+            lists: OnceLock::new(),
+        }
+    }
+
+    /// The parameters as they were given, as `kernelParams` or as `extra`; the
+    /// other is null. Valid for as long as this launch is.
+    pub(crate) fn param_lists(&self) -> (*const *mut c_void, *const *mut c_void) {
+        let lists = self.lists.get_or_init(|| self.make_lists());
+        let null = std::ptr::null();
+        match (self.from_extra, lists.each.is_empty()) {
+            (true, _) => (null, lists.extra.as_ptr().cast()),
+            (false, true) => (null, null),
+            (false, false) => (lists.each.as_ptr().cast(), null),
+        }
+    }
+
+    fn make_lists(&self) -> ParamLists {
+        let start = self.params.as_ptr() as usize;
+        let params = self.function.kernel().map_or(&[][..], |k| &k.params);
+        let each = params.iter().map(|p| start + p.offset as usize).collect();
+        let bytes = Box::new(self.params.len());
+        let size = std::ptr::from_ref(&*bytes) as usize;
+        let extra = [EXTRA_POINTER, start, EXTRA_SIZE, size, EXTRA_END];
+        ParamLists { each, extra, _bytes: bytes }
     }
 
     /// Makes it cooperative: all blocks run at one time.
     ///
     /// # Errors
-    /// `COOPERATIVE_LAUNCH_TOO_LARGE` if the device has fewer SMs than blocks.
+    /// `COOPERATIVE_LAUNCH_TOO_LARGE` if there are fewer SMs for it than blocks.
     pub(crate) fn make_cooperative(&mut self) -> CuResult {
-        if self.blocks() > u64::from(driver()?.arbiter.sms()) {
+        if self.blocks() > u64::from(self.sms()?.count()) {
             return Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE);
         }
         self.cooperative = true;
         Ok(())
+    }
+
+    /// The SMs that it may run on.
+    pub(crate) fn sms(&self) -> CuResult<SmSet> {
+        match &self.green {
+            Some(green) => Ok(green.sms),
+            None => Ok(SmSet::first(driver()?.arbiter.sms())),
+        }
     }
 
     /// Blocks in the grid.
@@ -112,6 +177,10 @@ fn check_shape(function: &Function, shape: Shape) -> CuResult {
     }
     let threads: u32 = shape.block.iter().product();
     let kernel = function.kernel()?;
+    // A cluster of one block is what every block is anyway.
+    if function.attributes.required_cluster.iter().any(|d| d.load(SeqCst) > 1) {
+        return Err(CuError::INVALID_CLUSTER_SIZE);
+    }
     if threads > BLOCK_THREADS_MAX {
         return Err(CuError::INVALID_VALUE);
     }

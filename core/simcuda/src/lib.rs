@@ -7,7 +7,7 @@
 //!
 //! | variable | meaning | default |
 //! | --- | --- | --- |
-//! | `TALLY_SIMCUDA_DEVICE` | the file that processes on one device share | `/dev/shm/tally-simcuda-<uid>` |
+//! | `TALLY_SIMCUDA_DEVICE` | the file that processes on one device share | `/dev/shm/tally-simcuda-<uid>-v<layout>` |
 //! | `TALLY_SIMCUDA_SMS` | SMs | CPUs of the machine |
 //! | `TALLY_SIMCUDA_MEMORY_MIB` | device memory, all processes together | 1024 |
 //! | `TALLY_SIMCUDA_ARENA_MIB` | address space reserved for it, per process | 16384 |
@@ -35,6 +35,7 @@ mod exec;
 mod exports;
 mod ffi;
 mod graph;
+mod green;
 mod image;
 mod launch;
 mod memory;

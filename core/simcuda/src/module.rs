@@ -130,6 +130,8 @@ fn place(driver: &Driver, context: u64, variables: &[GlobalVar]) -> CuResult<Vec
 pub(crate) struct Attributes {
     dynamic_shared_max: AtomicU32,
     pub(crate) carveout: AtomicI32,
+    /// Width, height and depth that a launch's clusters must have; 0 unless set.
+    pub(crate) required_cluster: [AtomicI32; 3],
     pub(crate) cluster_nonportable: AtomicI32,
     pub(crate) cluster_policy: AtomicI32,
 }
@@ -139,6 +141,7 @@ impl Default for Attributes {
         Self {
             dynamic_shared_max: AtomicU32::new(u32::MAX),
             carveout: AtomicI32::new(-1),
+            required_cluster: Default::default(),
             cluster_nonportable: AtomicI32::new(0),
             cluster_policy: AtomicI32::new(0),
         }

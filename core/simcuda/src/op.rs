@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::driver::driver;
 use crate::error::CuError;
 use crate::event::{Event, Last, Record};
-use crate::graph::Exec;
+use crate::graph::{Exec, Graph};
 use crate::launch::Launch;
 use crate::sync::lock;
 use std::ffi::c_void;
@@ -49,6 +49,9 @@ pub(crate) enum Op {
     Free(u64),
     /// `cuGraphLaunch`.
     Graph(Arc<Exec>),
+    /// A graph as a node of another, which can still be changed; becomes a
+    /// [`Op::Graph`] when that one is instantiated.
+    Child(Arc<Graph>),
 }
 
 /// A pointer that means something only to the program.
@@ -167,7 +170,7 @@ impl Worker {
                 function(*stream, status, data.0);
             }
             _ if context.failed() => {}
-            Op::Nop => {}
+            Op::Nop | Op::Child(_) => {}
             Op::Kernel(launch) => {
                 if let Err(error) = launch.run(self, context, priority) {
                     context.fail(error);

@@ -2,9 +2,10 @@
 //! starts with the first piece of work.
 
 use crate::capture::Fork;
-use crate::context::{Context, current_any, per_thread_stream};
+use crate::context::{Context, current_entry, per_thread_stream};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
+use crate::green::Green;
 use crate::op::{Op, Worker};
 use crate::sync::{Progress, lock, spawn_quiet};
 use std::collections::VecDeque;
@@ -41,6 +42,8 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     /// Lower is more urgent.
     pub(crate) priority: i32,
+    /// Whose SMs its kernels run on, if not the whole device's.
+    pub(crate) green: Option<Arc<Green>>,
     queue: Mutex<Queue>,
     work: Condvar,
     completed: Progress,
@@ -69,6 +72,7 @@ impl Stream {
         kind: StreamKind,
         flags: u32,
         priority: i32,
+        green: Option<Arc<Green>>,
     ) -> CuResult<Arc<Self>> {
         Ok(Arc::new(Self {
             id: driver()?.new_id(),
@@ -76,6 +80,7 @@ impl Stream {
             kind,
             flags,
             priority,
+            green,
             queue: Mutex::default(),
             work: Condvar::new(),
             completed: Progress::default(),
@@ -123,6 +128,13 @@ impl Stream {
                 .collect(),
         };
         self.push(Task { op, after })
+    }
+
+    /// Puts `op` at the end of the queue, to be done when all that was submitted
+    /// to `others` is.
+    pub(crate) fn submit_after(self: &Arc<Self>, op: Op, others: &[Arc<Self>]) -> CuResult {
+        self.context.check()?;
+        self.push(Task { op, after: others.iter().filter_map(Self::pending).collect() })
     }
 
     /// The stream and the number of its last piece of work, if not done yet.
@@ -230,9 +242,13 @@ pub(crate) fn resolve_any(handle: usize, null: NullStream) -> CuResult<Arc<Strea
         (0, NullStream::PerThread) | (2, _) => true,
         _ => return driver()?.streams.get(handle),
     };
-    let context = current_any()?;
-    if !context.is_alive() {
+    let current = current_entry()?;
+    if !current.is_alive() {
         return Err(CuError::CONTEXT_IS_DESTROYED);
     }
-    if own { per_thread_stream(&context) } else { context.legacy_stream() }
+    match &current.green {
+        _ if own => per_thread_stream(&current),
+        Some(green) => green.default_stream(),
+        None => current.context.legacy_stream(),
+    }
 }

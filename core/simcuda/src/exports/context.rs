@@ -2,7 +2,7 @@
 
 use crate::capture;
 use crate::config::{DRIVER_VERSION, PRIORITY_RANGE};
-use crate::context::{Context, current, current_any, with_stack};
+use crate::context::{Context, Current, current, current_any, current_entry, with_stack};
 use crate::device::check;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
@@ -19,22 +19,25 @@ fn create(out: &Out<usize>, flags: u32, device: i32) -> CuResult {
     Context::check_flags(flags)?;
     let context = Context::new(driver.new_id(), false, flags);
     driver.contexts.insert(&context);
-    with_stack(|stack| stack.push(context.clone()))?;
+    with_stack(|stack| stack.push(Current { context: context.clone(), green: None }))?;
     out.set(handle_of(&context))
 }
 
 /// The context behind a handle, or the current one for null.
-fn find(handle: usize) -> CuResult<Arc<Context>> {
+pub(super) fn find(handle: usize) -> CuResult<Current> {
     if handle == 0 {
-        return current_any();
+        return current_entry();
     }
-    driver()?.contexts.find(handle).ok_or(CuError::INVALID_CONTEXT)
+    Current::find(driver()?, handle)
 }
 
-fn synchronize(context: &Context) -> CuResult {
+fn synchronize(current: &Current) -> CuResult {
     capture::forbid()?;
-    context.check()?;
-    context.synchronize()
+    current.context.check()?;
+    match &current.green {
+        Some(green) => green.synchronize(),
+        None => current.context.synchronize(),
+    }
 }
 
 exports! {
@@ -71,21 +74,21 @@ exports! {
         let _ = driver.contexts.remove(context);
         found.tear_down(driver);
         with_stack(|stack| {
-            if stack.last().is_some_and(|top| Arc::ptr_eq(top, &found)) {
+            if stack.last().is_some_and(|top| Arc::ptr_eq(&top.context, &found)) {
                 stack.pop();
             }
         })
     }
 
     fn cuCtxPushCurrent_v2(context: usize) {
-        let context = driver()?.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        let context = Current::find(driver()?, context)?;
         with_stack(|stack| stack.push(context))
     }
 
     fn cuCtxPopCurrent_v2(context: Out<usize>) {
         driver()?;
         let popped = with_stack(Vec::pop)?.ok_or(CuError::INVALID_CONTEXT)?;
-        context.set_if(handle_of(&popped));
+        context.set_if(popped.handle());
         Ok(())
     }
 
@@ -94,7 +97,7 @@ exports! {
         if context == 0 {
             return with_stack(|stack| drop(stack.pop()));
         }
-        let context = driver.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        let context = Current::find(driver, context)?;
         with_stack(|stack| {
             stack.pop();
             stack.push(context);
@@ -103,7 +106,7 @@ exports! {
 
     fn cuCtxGetCurrent(context: Out<usize>) {
         driver()?;
-        context.set(current_any().map_or(0, |c| handle_of(&c)))
+        context.set(current_entry().map_or(0, |current| current.handle()))
     }
 
     fn cuCtxGetDevice(device: Out<i32>) {
@@ -125,15 +128,17 @@ exports! {
     }
 
     fn cuCtxGetId(context: usize, id: Out<u64>) {
-        id.set(find(context)?.id)
+        let Current { context, green } = find(context)?;
+        id.set(green.map_or(context.id, |green| green.id))
     }
 
     fn cuCtxSynchronize() {
-        synchronize(&*current()?)
+        current()?;
+        synchronize(&current_entry()?)
     }
 
     fn cuCtxSynchronize_v2(context: usize) {
-        synchronize(&*find(context)?)
+        synchronize(&find(context)?)
     }
 
     fn cuCtxSetLimit(limit: u32, value: usize) {

@@ -184,7 +184,30 @@ impl End3d {
     }
 }
 
+impl End3d {
+    /// An end whose first byte is at `at`; rows and slices as the copy has them.
+    fn describe(at: u64, pitch: usize, slice: usize) -> Self {
+        let known = driver().ok().and_then(|d| d.memory.find(at));
+        let kind = if known.is_some_and(|r| r.kind.on_device()) { 2 } else { 1 };
+        let (host, device) = if kind == 1 { (at, 0) } else { (0, at) };
+        let rows = slice.checked_div(pitch).unwrap_or(0);
+        Self { x: 0, y: 0, z: 0, lod: 0, kind, host, device, array: 0, reserved: 0, pitch, rows }
+    }
+}
+
 impl Memcpy3d {
+    /// The structure that says what `copy` does. Not the one that it may have
+    /// been made from: offsets are part of the addresses here.
+    pub(super) fn describe(copy: &Copy) -> Self {
+        Self {
+            from: End3d::describe(copy.from, copy.from_pitch, copy.from_slice),
+            to: End3d::describe(copy.to, copy.to_pitch, copy.to_slice),
+            width: copy.width,
+            height: copy.height,
+            depth: copy.depth,
+        }
+    }
+
     pub(super) fn copy(&self) -> CuResult<Copy> {
         let (width, height, depth) = (self.width, self.height, self.depth);
         let (from, from_pitch, from_slice) = self.from.locate(width, height, depth)?;

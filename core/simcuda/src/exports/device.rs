@@ -144,23 +144,14 @@ exports! {
         let driver = driver()?;
         check(device)?;
         context.check()?;
-        let mut refs = lock(&driver.primary_refs);
-        if *refs == 0 {
-            driver.primary.revive();
-        }
-        *refs += 1;
+        driver.retain_primary();
         context.set(handle_of(&driver.primary))
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: i32) {
         let driver = driver()?;
         check(device)?;
-        let mut refs = lock(&driver.primary_refs);
-        *refs = refs.checked_sub(1).ok_or(CuError::INVALID_CONTEXT)?;
-        if *refs == 0 {
-            driver.primary.tear_down(driver);
-        }
-        Ok(())
+        driver.release_primary()
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: i32) {

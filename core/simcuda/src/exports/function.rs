@@ -16,13 +16,14 @@ pub(super) fn attribute(function: &Function, number: u32) -> CuResult<i32> {
     Ok(match number {
         0 => kernel.max_threads.min(BLOCK_THREADS_MAX) as i32,
         1 => kernel.static_shared_bytes as i32,
-        // Constants, cache mode, clusters.
-        2 | 7 | 10..=13 | 16 | 17 => 0,
+        // Constants, cache mode, whether a cluster size must be given.
+        2 | 7 | 10 | 16 | 17 => 0,
         3 => kernel.local_bytes as i32,
         4 => kernel.registers.min(255) as i32,
         5 | 6 => code,
         8 => function.dynamic_shared_max()? as i32,
         9 => function.attributes.carveout.load(SeqCst),
+        11..=13 => function.attributes.required_cluster[number as usize - 11].load(SeqCst),
         14 => function.attributes.cluster_nonportable.load(SeqCst),
         15 => function.attributes.cluster_policy.load(SeqCst),
         _ => return Err(CuError::INVALID_VALUE),
@@ -34,8 +35,14 @@ pub(super) fn set_attribute(function: &Function, number: u32, value: i32) -> CuR
     match number {
         8 => return function.set_dynamic_shared_max(value),
         9 if (-1..=100).contains(&value) => function.attributes.carveout.store(value, SeqCst),
-        14 => function.attributes.cluster_nonportable.store(value, SeqCst),
-        15 => function.attributes.cluster_policy.store(value, SeqCst),
+        11..=13 if value >= 0 => {
+            function.attributes.required_cluster[number as usize - 11].store(value, SeqCst);
+        }
+        14 if (0..=1).contains(&value) => {
+            function.attributes.cluster_nonportable.store(value, SeqCst);
+        }
+        // Default, spread, load balancing.
+        15 if (0..=2).contains(&value) => function.attributes.cluster_policy.store(value, SeqCst),
         _ => return Err(CuError::INVALID_VALUE),
     }
     Ok(())

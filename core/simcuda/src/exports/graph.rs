@@ -1,107 +1,30 @@
 //! `cuGraph*`.
 
 use super::capture::nodes;
-use super::copy::{Memcpy3d, fill, for_node};
+use super::copy::Memcpy3d;
+use super::graph_params::{FillParams, HostParams, KernelParams, KernelParams2, Params};
 use crate::context::current;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, Out, exports, exports_per_thread};
 use crate::graph::{Exec, Graph, Node};
-use crate::launch::{Launch, Shape};
-use crate::module::resolve_function;
-use crate::op::{Fill, HostFn, Op, UserData};
+use crate::op::Op;
 use crate::registry::handle_of;
 use crate::stream::resolve;
 use crate::sync::lock;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::sync::Arc;
 
-/// `CUDA_KERNEL_NODE_PARAMS`, as far as both versions agree.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct KernelParams {
-    function: usize,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    params: *const *mut c_void,
-    extra: *const *mut c_void,
-}
-
-/// What the second version adds.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct KernelParams2 {
-    common: KernelParams,
-    kernel: usize,
-    context: usize,
-}
-
-/// `CUDA_MEMSET_NODE_PARAMS`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct FillParams {
-    to: u64,
-    pitch: usize,
-    value: u32,
-    element: u32,
-    width: usize,
-    height: usize,
-}
-
-/// `CUDA_HOST_NODE_PARAMS`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct HostParams {
-    function: Option<HostFn>,
-    data: *mut c_void,
-}
-
-impl KernelParams {
-    fn op(&self) -> CuResult<Op> {
-        let function = resolve_function(self.function)?;
-        let Self { grid, block, shared_bytes, .. } = *self;
-        let shape = Shape { grid, block, shared_bytes };
-        let (params, extra) = (In::new(self.params), In::new(self.extra));
-        Ok(Op::Kernel(Arc::new(Launch::prepare(function, shape, &params, &extra)?)))
-    }
-}
-
-impl KernelParams2 {
-    fn op(&self) -> CuResult<Op> {
-        let function = if self.common.function == 0 { self.kernel } else { self.common.function };
-        KernelParams { function, ..self.common }.op()
-    }
-}
-
-impl FillParams {
-    fn op(&self) -> CuResult<Op> {
-        let Self { to, pitch, value, width, height, .. } = *self;
-        let element = match self.element {
-            1 | 2 | 4 => self.element as usize,
-            _ => return Err(CuError::INVALID_VALUE),
-        };
-        Ok(fill(Fill { to, pitch, element, value, width, height })?.unwrap_or(Op::Nop))
-    }
-}
-
-impl HostParams {
-    fn op(&self) -> CuResult<Op> {
-        let function = self.function.ok_or(CuError::INVALID_VALUE)?;
-        Ok(Op::Host { function, data: UserData(self.data) })
-    }
-}
-
-fn graph(handle: usize) -> CuResult<Arc<Graph>> {
+pub(super) fn graph(handle: usize) -> CuResult<Arc<Graph>> {
     driver()?.graphs.get(handle)
 }
 
-fn exec(handle: usize) -> CuResult<Arc<Exec>> {
+pub(super) fn exec(handle: usize) -> CuResult<Arc<Exec>> {
     driver()?.execs.get(handle)
 }
 
 /// A node and the graph that it is in.
-fn node(handle: usize) -> CuResult<(Arc<Graph>, Arc<Node>)> {
+pub(super) fn node(handle: usize) -> CuResult<(Arc<Graph>, Arc<Node>)> {
     let found = driver()?.graphs.find_map(|g| Some((g.clone(), g.node(handle)?)));
     found.ok_or(CuError::INVALID_VALUE)
 }
@@ -181,20 +104,6 @@ fn instantiate(out: &Out<usize>, handle: usize, flags: u64) -> CuResult {
     out.set(driver()?.execs.insert(&Arc::new(Exec::new(&graph, flags)?)))
 }
 
-/// Replaces what one node of an instantiated graph does.
-fn replace(exec_handle: usize, node: usize, op: Op) -> CuResult {
-    let exec = exec(exec_handle)?;
-    let mut plan = lock(&exec.plan);
-    let mut changed = (**plan).clone();
-    let step = changed.steps.iter_mut().find(|s| s.node == node).ok_or(CuError::INVALID_VALUE)?;
-    if std::mem::discriminant(&step.op) != std::mem::discriminant(&op) {
-        return Err(CuError::INVALID_VALUE);
-    }
-    step.op = op;
-    *plan = Arc::new(changed);
-    Ok(())
-}
-
 /// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`.
 const TOPOLOGY_CHANGED: u32 = 2;
 
@@ -208,7 +117,7 @@ fn update(exec_handle: usize, graph_handle: usize) -> CuResult<bool> {
     }
     // Nodes are still named as in the graph that was instantiated.
     for (new, old) in new.steps.iter_mut().zip(&plan.steps) {
-        new.node = old.node;
+        (new.node, new.enabled) = (old.node, old.enabled);
     }
     *plan = Arc::new(new);
     Ok(true)
@@ -225,7 +134,8 @@ exports! {
     }
 
     fn cuGraphDestroy(handle: usize) {
-        driver()?.graphs.remove(handle).map(drop)
+        driver()?.graphs.remove(handle)?.withdraw_children();
+        Ok(())
     }
 
     fn cuGraphClone(out: Out<usize>, handle: usize) {
@@ -250,7 +160,7 @@ exports! {
         out: Out<usize>, into: usize, after: In<usize>, count: usize, params: In<Memcpy3d>,
         _context: usize,
     ) {
-        add(&out, into, &after, count, for_node(params.get()?.copy()?)?)
+        add(&out, into, &after, count, params.get()?.op()?)
     }
 
     fn cuGraphAddMemsetNode(
@@ -287,8 +197,9 @@ exports! {
     fn cuGraphAddChildGraphNode(
         out: Out<usize>, into: usize, after: In<usize>, count: usize, child: usize,
     ) {
-        let child = Arc::new(Exec::new(&graph(child)?, 0)?);
-        add(&out, into, &after, count, Op::Graph(child))
+        // The node gets a copy: what is done to `child` later does not matter.
+        let child = Arc::new(graph(child)?.duplicate()?);
+        add(&out, into, &after, count, Op::Child(child))
     }
 
     fn cuGraphDestroyNode(handle: usize) {
@@ -368,18 +279,6 @@ exports! {
         Ok(())
     }
 
-    fn cuGraphKernelNodeSetParams(handle: usize, params: In<KernelParams>) {
-        let (_, node) = node(handle)?;
-        *lock(&node.op) = params.get()?.op()?;
-        Ok(())
-    }
-
-    fn cuGraphKernelNodeSetParams_v2(handle: usize, params: In<KernelParams2>) {
-        let (_, node) = node(handle)?;
-        *lock(&node.op) = params.get()?.op()?;
-        Ok(())
-    }
-
     fn cuGraphInstantiate_v2(
         out: Out<usize>, handle: usize, error: Out<usize>, log: Out<c_char>, bytes: usize,
     ) {
@@ -407,30 +306,6 @@ exports! {
 
     fn cuGraphExecGetFlags(handle: usize, flags: Out<u64>) {
         flags.set(exec(handle)?.flags)
-    }
-
-    fn cuGraphExecKernelNodeSetParams(handle: usize, node: usize, params: In<KernelParams>) {
-        replace(handle, node, params.get()?.op()?)
-    }
-
-    fn cuGraphExecKernelNodeSetParams_v2(handle: usize, node: usize, params: In<KernelParams2>) {
-        replace(handle, node, params.get()?.op()?)
-    }
-
-    fn cuGraphExecMemcpyNodeSetParams(
-        handle: usize, node: usize, params: In<Memcpy3d>, _context: usize,
-    ) {
-        replace(handle, node, for_node(params.get()?.copy()?)?)
-    }
-
-    fn cuGraphExecMemsetNodeSetParams(
-        handle: usize, node: usize, params: In<FillParams>, _context: usize,
-    ) {
-        replace(handle, node, params.get()?.op()?)
-    }
-
-    fn cuGraphExecHostNodeSetParams(handle: usize, node: usize, params: In<HostParams>) {
-        replace(handle, node, params.get()?.op()?)
     }
 
     fn cuGraphExecUpdate_v2(handle: usize, from: usize, info: Out<[u64; 3]>) {

@@ -90,6 +90,7 @@ fn launch(
     }
     let mut launch = Launch::prepare(function, shape, params, extra)?;
     launch.priority = wanted.priority;
+    launch.green.clone_from(&stream.green);
     if wanted.cooperative {
         launch.make_cooperative()?;
     }

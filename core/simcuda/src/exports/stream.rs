@@ -2,7 +2,7 @@
 
 use crate::capture;
 use crate::config::PRIORITY_RANGE;
-use crate::context::current;
+use crate::context::{current, current_green};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::event::Last;
@@ -14,15 +14,26 @@ use crate::sync::lock;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+/// A priority brought into the range that there is.
+pub(super) fn clamped(priority: i32) -> i32 {
+    priority.clamp(PRIORITY_RANGE.1, PRIORITY_RANGE.0)
+}
+
 fn create(out: &Out<usize>, flags: u32, priority: i32) -> CuResult {
     let context = current()?;
     out.check()?;
     if flags & !NON_BLOCKING != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let priority = priority.clamp(PRIORITY_RANGE.1, PRIORITY_RANGE.0);
-    let stream = Stream::new(&context, StreamKind::Created, flags, priority)?;
-    lock(&context.streams).push(stream.clone());
+    let (kind, priority) = (StreamKind::Created, clamped(priority));
+    let stream = match current_green() {
+        Some(green) => green.stream(kind, flags, priority)?,
+        None => {
+            let stream = Stream::new(&context, kind, flags, priority, None)?;
+            lock(&context.streams).push(stream.clone());
+            stream
+        }
+    };
     out.set(driver()?.streams.insert(&stream))
 }
 
@@ -105,8 +116,9 @@ exports_per_thread! {
     fn cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz |null| (
         stream: usize, context: Out<usize>, green: Out<usize>
     ) {
-        green.set_if(0);
-        context.set(handle_of(&resolve_any(stream, null)?.context))
+        let stream = resolve_any(stream, null)?;
+        green.set_if(stream.green.as_ref().map_or(0, handle_of));
+        context.set(handle_of(&stream.context))
     }
 
     fn cuStreamGetFlags / cuStreamGetFlags_ptsz |null| (stream: usize, flags: Out<u32>) {

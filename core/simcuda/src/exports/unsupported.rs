@@ -1,6 +1,6 @@
 //! Functions that exist, so that programs that name them load, and that this
 //! device cannot do: textures and arrays, virtual memory management, IPC,
-//! linking, green contexts, graphics and external memory.
+//! linking, graphics and external memory.
 
 use crate::error::CuError;
 
@@ -31,16 +31,9 @@ unsupported! {
     cuCtxAttach
     cuCtxDetach
     cuCtxDisablePeerAccess
-    cuCtxFromGreenCtx
-    cuCtxGetDevResource
     cuCtxGetExecAffinity
-    cuCtxRecordEvent
-    cuCtxWaitEvent
     cuDestroyExternalMemory
     cuDestroyExternalSemaphore
-    cuDevResourceGenerateDesc
-    cuDevSmResourceSplitByCount
-    cuDeviceGetDevResource
     cuDeviceGetGraphMemAttribute
     cuDeviceGetHostAtomicCapabilities
     cuDeviceGetP2PAtomicCapabilities
@@ -62,17 +55,9 @@ unsupported! {
     cuGraphAddNode_v2
     cuGraphBatchMemOpNodeGetParams
     cuGraphBatchMemOpNodeSetParams
-    cuGraphChildGraphNodeGetGraph
     cuGraphConditionalHandleCreate
     cuGraphDebugDotPrint
-    cuGraphEventRecordNodeGetEvent
-    cuGraphEventRecordNodeSetEvent
-    cuGraphEventWaitNodeGetEvent
-    cuGraphEventWaitNodeSetEvent
     cuGraphExecBatchMemOpNodeSetParams
-    cuGraphExecChildGraphNodeSetParams
-    cuGraphExecEventRecordNodeSetEvent
-    cuGraphExecEventWaitNodeSetEvent
     cuGraphExecExternalSemaphoresSignalNodeSetParams
     cuGraphExecExternalSemaphoresWaitNodeSetParams
     cuGraphExecNodeSetParams
@@ -80,21 +65,8 @@ unsupported! {
     cuGraphExternalSemaphoresSignalNodeSetParams
     cuGraphExternalSemaphoresWaitNodeGetParams
     cuGraphExternalSemaphoresWaitNodeSetParams
-    cuGraphHostNodeGetParams
-    cuGraphHostNodeSetParams
-    cuGraphKernelNodeCopyAttributes
-    cuGraphKernelNodeGetAttribute
-    cuGraphKernelNodeGetParams_v2
-    cuGraphKernelNodeSetAttribute
     cuGraphMemAllocNodeGetParams
     cuGraphMemFreeNodeGetParams
-    cuGraphMemcpyNodeGetParams
-    cuGraphMemcpyNodeSetParams
-    cuGraphMemsetNodeGetParams
-    cuGraphMemsetNodeSetParams
-    cuGraphNodeFindInClone
-    cuGraphNodeGetEnabled
-    cuGraphNodeSetEnabled
     cuGraphNodeSetParams
     cuGraphReleaseUserObject
     cuGraphRetainUserObject
@@ -105,13 +77,6 @@ unsupported! {
     cuGraphicsSubResourceGetMappedArray
     cuGraphicsUnmapResources
     cuGraphicsUnregisterResource
-    cuGreenCtxCreate
-    cuGreenCtxDestroy
-    cuGreenCtxGetDevResource
-    cuGreenCtxGetId
-    cuGreenCtxRecordEvent
-    cuGreenCtxStreamCreate
-    cuGreenCtxWaitEvent
     cuImportExternalMemory
     cuImportExternalSemaphore
     cuIpcCloseMemHandle
@@ -192,7 +157,6 @@ unsupported! {
     cuParamSeti
     cuParamSetv
     cuSignalExternalSemaphoresAsync
-    cuStreamGetGreenCtx
     cuSurfObjectCreate
     cuSurfObjectDestroy
     cuSurfObjectGetResourceDesc

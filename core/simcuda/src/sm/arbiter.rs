@@ -1,7 +1,7 @@
 //! Hands out SMs: blocks start in the order in which their kernels arrived,
 //! more urgent streams first, and a block that runs is never interrupted.
 //!
-//! A worker keeps its SM from block to block and looks at one word in between
+//! A worker keeps its SM from block to block and looks at the SM's word in between
 //! ([`Arbiter::must_yield`]); the lock is taken when a kernel arrives, leaves
 //! or gives way. Waiters sleep in a futex and wake now and then to see whether
 //! somebody died holding what they wait for.
@@ -12,6 +12,7 @@ use super::layout::{
 };
 use super::lock::{Locked, lock, try_lock};
 use super::process;
+use super::set::SmSet;
 use crate::sync::{Scope, futex_wait, futex_wake};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -99,6 +100,20 @@ impl Arbiter {
     /// all of them or none. Lower `priority` goes first. Also returns how many
     /// SMs were granted at once.
     pub fn arrive(&self, priority: i32, want: u32, gang: bool) -> (Ticket, u32) {
+        self.arrive_within(priority, want, gang, &SmSet::first(self.sms))
+    }
+
+    /// Like [`arrive`](Self::arrive), for a kernel that only ever runs on SMs
+    /// of `allowed`. A set without an SM of the device counts as all of it.
+    pub fn arrive_within(
+        &self,
+        priority: i32,
+        want: u32,
+        gang: bool,
+        allowed: &SmSet,
+    ) -> (Ticket, u32) {
+        let all = SmSet::first(self.sms);
+        let allowed = if allowed.and(&all).is_empty() { all } else { allowed.and(&all) };
         let device = self.device;
         loop {
             let guard = locked(device);
@@ -123,7 +138,10 @@ impl Arbiter {
             let kernel = &device.kernels[row];
             kernel.key.store(key, SeqCst);
             kernel.process.store(self.process.load(SeqCst) as u32, SeqCst);
-            kernel.want.store(want.clamp(1, self.sms), SeqCst);
+            kernel.want.store(want.clamp(1, allowed.count()), SeqCst);
+            for (word, bits) in kernel.allowed.iter().zip(allowed.0) {
+                word.store(bits, SeqCst);
+            }
             kernel.gang.store(u32::from(gang), SeqCst);
             kernel.waiters.store(0, SeqCst);
             let high = device.kernels_high.load(SeqCst).max(row as u32 + 1);
@@ -145,10 +163,10 @@ impl Arbiter {
         })
     }
 
-    /// Whether a kernel that goes first waits for an SM: one load.
+    /// Whether a kernel that goes first waits for `sm`: one load.
     #[inline]
-    pub fn must_yield(&self, ticket: &Ticket) -> bool {
-        self.device.first_waiting.0.load(SeqCst) < ticket.key
+    pub fn must_yield(&self, ticket: &Ticket, sm: u32) -> bool {
+        self.device.first_waiting[sm as usize].0.load(SeqCst) < ticket.key
     }
 
     /// Gives up `sm` between two blocks; the kernel stays in line for it.
@@ -313,16 +331,16 @@ fn lower_high(guard: &Locked<'_>) {
     device.kernels_high.store(high as u32, SeqCst);
 }
 
-/// Gives free SMs to the first in line, and says who is left waiting.
+/// Gives free SMs to the first in line that may run there, and says for each SM
+/// who is left waiting for it.
 fn dispatch(guard: &Locked<'_>) {
     let device = guard.device;
     let sms = (device.sms.load(SeqCst) as usize).min(SMS_MAX);
-    let high = (device.kernels_high.load(SeqCst) as usize).min(KERNELS_MAX);
     let mut held = [0u16; KERNELS_MAX];
-    let mut free = 0;
-    for owner in &device.owners[..sms] {
+    let mut free = SmSet::default();
+    for (sm, owner) in device.owners[..sms].iter().enumerate() {
         match SmWord(owner.0.load(SeqCst)) {
-            SmWord(0) => free += 1,
+            SmWord(0) => free.insert(sm as u32),
             word => {
                 if let Some(count) = held.get_mut(word.row()) {
                     *count += 1;
@@ -330,44 +348,63 @@ fn dispatch(guard: &Locked<'_>) {
             }
         }
     }
-    let mut next_sm = 0;
-    loop {
-        let first = (0..high)
-            .filter(|&row| {
-                let kernel = &device.kernels[row];
-                kernel.ticket.load(SeqCst) != 0 && kernel.want.load(SeqCst) > u32::from(held[row])
-            })
-            .min_by_key(|&row| device.kernels[row].key.load(SeqCst));
-        let Some(row) = first else {
-            device.first_waiting.0.store(u64::MAX, SeqCst);
-            return;
-        };
+    let all = SmSet::first(sms as u32);
+    // SMs that somebody waits for already, and before whom nobody else comes.
+    let mut awaited = SmSet::default();
+    let mut last = 0;
+    while !free.is_empty() || awaited != all {
+        let Some((row, key)) = next_in_line(device, &held, last) else { break };
+        last = key;
         let kernel = &device.kernels[row];
-        let need = kernel.want.load(SeqCst).min(sms as u32) as usize - held[row] as usize;
-        // Nobody overtakes a kernel that needs its SMs all at once: it would
-        // never get them.
-        let all_or_none = kernel.gang.load(SeqCst) != 0 && need > free;
-        if free == 0 || all_or_none {
-            device.first_waiting.0.store(kernel.key.load(SeqCst), SeqCst);
-            return;
+        let allowed = SmSet(std::array::from_fn(|i| kernel.allowed[i].load(SeqCst))).and(&all);
+        let want = kernel.want.load(SeqCst).min(allowed.count());
+        let Some(need) = want.checked_sub(u32::from(held[row])).filter(|&n| n > 0) else {
+            continue;
+        };
+        let mut usable = free.and(&allowed);
+        let enough = usable.count() >= need;
+        if kernel.gang.load(SeqCst) != 0 && !enough {
+            // Nobody overtakes a kernel that needs its SMs all at once: it
+            // would never get them.
+            free = free.without(&usable);
+        } else if !usable.is_empty() {
+            let granted = SmWord::granted(kernel.ticket.load(SeqCst), row);
+            let taken = usable.split_off(need);
+            taken.iter().for_each(|sm| device.owners[sm as usize].0.store(granted.0, SeqCst));
+            free = free.without(&taken);
+            notify(kernel);
         }
-        let mut left = need.min(free);
-        let granted = SmWord::granted(kernel.ticket.load(SeqCst), row);
-        while left > 0 && next_sm < sms {
-            let owner = &device.owners[next_sm].0;
-            if owner.compare_exchange(0, granted.0, SeqCst, SeqCst).is_ok() {
-                held[row] += 1;
-                free -= 1;
-                left -= 1;
+        if !enough {
+            for sm in allowed.without(&awaited).iter() {
+                say_first_waiting(device, sm, key);
             }
-            next_sm += 1;
-        }
-        notify(kernel);
-        if left > 0 {
-            // Cannot happen under the lock; do not loop on it.
-            free = 0;
+            awaited = SmSet(std::array::from_fn(|i| awaited.0[i] | allowed.0[i]));
         }
     }
+    for sm in all.without(&awaited).iter() {
+        say_first_waiting(device, sm, u64::MAX);
+    }
+}
+
+/// Writes only what changes: a worker looks at the word between two blocks.
+fn say_first_waiting(device: &Device, sm: u32, key: u64) {
+    let first = &device.first_waiting[sm as usize].0;
+    if first.load(SeqCst) != key {
+        first.store(key, SeqCst);
+    }
+}
+
+/// The row and key of the first kernel behind `last` that wants an SM more.
+fn next_in_line(device: &Device, held: &[u16; KERNELS_MAX], last: u64) -> Option<(usize, u64)> {
+    let high = (device.kernels_high.load(SeqCst) as usize).min(KERNELS_MAX);
+    (0..high)
+        .filter(|&row| {
+            let kernel = &device.kernels[row];
+            kernel.ticket.load(SeqCst) != 0 && kernel.want.load(SeqCst) > u32::from(held[row])
+        })
+        .map(|row| (row, device.kernels[row].key.load(SeqCst)))
+        .filter(|&(_, key)| key > last)
+        .min_by_key(|&(_, key)| key)
 }
 
 /// Forgets the processes that are gone.

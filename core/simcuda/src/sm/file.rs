@@ -134,7 +134,7 @@ pub(super) fn reset(device: &Device, wish: Wish) {
     device.sms.store(sms, Relaxed);
     let memory = wish.memory_bytes.unwrap_or(crate::config::MEMORY_BYTES_DEFAULT);
     device.memory_bytes.store(memory, Relaxed);
-    device.first_waiting.0.store(u64::MAX, Relaxed);
+    device.first_waiting.iter().for_each(|first| first.0.store(u64::MAX, Relaxed));
 }
 
 fn map(file: &File) -> io::Result<&'static Device> {

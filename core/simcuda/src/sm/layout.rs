@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// First word of the file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"TALLYSIM");
-/// Version of this layout.
-pub(super) const VERSION: u32 = 1;
+/// Version of this layout. In the default file's name too, so that processes
+/// with libraries of two versions do not refuse one another's device.
+pub const VERSION: u32 = 2;
 /// SMs of a device, at most.
 pub const SMS_MAX: usize = 256;
 /// Kernels of all processes that run or wait at one time, at most.
@@ -45,6 +46,8 @@ pub(super) struct KernelRow {
     pub word: AtomicU32,
     /// Threads of its process that wait on `word`.
     pub waiters: AtomicU32,
+    /// SMs that it may run on, as an [`SmSet`](super::SmSet).
+    pub allowed: [AtomicU64; super::set::WORDS],
 }
 
 /// The whole file.
@@ -61,9 +64,9 @@ pub(super) struct Device {
     pub kernels_high: AtomicU32,
     pub _reserved2: AtomicU32,
     pub mutex: Line<UnsafeCell<libc::pthread_mutex_t>>,
-    /// Key of the first kernel in line that still wants an SM, `u64::MAX` if
-    /// none does: what a worker looks at between two blocks.
-    pub first_waiting: Line<AtomicU64>,
+    /// By SM: key of the first kernel in line that waits and could run there,
+    /// `u64::MAX` if none does: what a worker looks at between two blocks.
+    pub first_waiting: [Line<AtomicU64>; SMS_MAX],
     /// Who has which SM: 0 or an [`SmWord`].
     pub owners: [Line<AtomicU64>; SMS_MAX],
     pub processes: [ProcessRow; PROCESSES_MAX],

@@ -83,3 +83,53 @@ pub fn fetch(at: u64, n: usize) -> Vec<u32> {
     unsafe { sys::cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), at, n * 4) }.result().unwrap();
     host
 }
+
+/// The module of kernels that are cut, held and looked at while they run.
+pub fn load_cutting(context: &Arc<CudaContext>) -> Arc<CudaModule> {
+    let ptx = std::fs::read_to_string(kernels().join("cutting.ptx")).unwrap();
+    context.load_module(Ptx::from_src(ptx)).unwrap()
+}
+
+/// A raw function of a module, for calls that cudarc does not wrap.
+pub fn raw(module: &Arc<CudaModule>, name: &str) -> sys::CUfunction {
+    kernel(module, name).cu_function()
+}
+
+/// Launches with parameters of any size, each given as bytes.
+pub fn launch(
+    stream: CUstream,
+    f: sys::CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    params: &[&[u8]],
+) {
+    let mut list: Vec<*mut c_void> = params.iter().map(|p| p.as_ptr().cast_mut().cast()).collect();
+    let [gx, gy, gz] = grid;
+    let [bx, by, bz] = block;
+    let (list, none) = (list.as_mut_ptr(), std::ptr::null_mut());
+    // SAFETY: a function of ours with as many parameters, copied by the call.
+    unsafe { sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, 0, stream, list, none) }
+        .result()
+        .unwrap();
+}
+
+pub fn synchronize(stream: CUstream) {
+    // SAFETY: a stream of ours.
+    unsafe { sys::cuStreamSynchronize(stream) }.result().unwrap();
+}
+
+/// A stream of our own making.
+pub fn stream(flags: u32) -> CUstream {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: a valid out pointer.
+    unsafe { sys::cuStreamCreate(&mut stream, flags) }.result().unwrap();
+    stream
+}
+
+/// Waits, without a limit of its own, until `word` is `value`: a hang is the
+/// runner's to find.
+pub fn await_word(word: &AtomicU32, value: u32) {
+    while word.load(std::sync::atomic::Ordering::SeqCst) != value {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+}
