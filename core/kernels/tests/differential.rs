@@ -17,7 +17,7 @@ use tally_kernels::ptx::{self, Copies};
 use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal};
 use tally_ptx_vm::{Module, Scratch};
 
-const SCHEDULES_DEFAULT: usize = 12;
+const SCHEDULES_DEFAULT: usize = 24;
 /// SMs, and so words of the flag.
 const SMS: usize = 4;
 

@@ -137,10 +137,16 @@ const COMPILED: [(&str, &[&str]); 5] = [
     (
         "../../tests/kernels/inference.ptx",
         &[
-            "dense grid=2,3,1 block=16,16,1 args=floats:1536,floats:1024,floats:1536,u32:48,u32:32,u32:32",
+            "dense grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:48,u32:32",
         ],
     ),
-    ("../../tests/kernels/training.ptx", &[]),
+    (
+        "../../tests/kernels/training.ptx",
+        &[
+            "forward_error grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,floats:4096,u32:48,u32:32",
+            "gradient_step grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:32,u32:48,u32:32,u32:1000000000",
+        ],
+    ),
     ("../simcuda/tests/kernels/basic.ptx", &[]),
 ];
 

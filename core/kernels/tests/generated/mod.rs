@@ -23,7 +23,7 @@ enum Statement {
     Loop(u8, Vec<Statement>),
     /// Through shared memory: every thread gives one register and takes a neighbour's.
     Exchange(u8, u8, u32),
-    /// The thread leaves, where no barrier follows: only as the last statement.
+    /// From a lane below.
     Shuffle(u8, u8, u32),
 }
 
@@ -158,8 +158,8 @@ impl Writer {
                 self.line("bar.sync 0;");
             }
             Statement::Shuffle(d, s, k) => {
-                self.line("activemask.b32 %r8;");
-                self.line(&format!("shfl.sync.bfly.b32 %r{d}, %r{s}, {k}, 31, %r8;"));
+                // Upwards, so that no lane reads one that the last warp lacks.
+                self.line(&format!("shfl.sync.up.b32 %r{d}, %r{s}, {k}, 0, -1;"));
             }
         }
     }
