@@ -1,12 +1,293 @@
 //! PTX: a front end that owns what it changes and copies the rest.
+//!
+//! [`plan`] reads a module and decides, kernel by kernel, which edits give it the cut
+//! form; every other byte of the text stays as it was. The text is taken apart by
+//! `lex` and `module`, `body` and `reach` find what forbids cutting, `prelude` holds
+//! the code that is put in. What is not understood is refused.
 
-use crate::{CutForm, Refusal, Rewritten};
+mod body;
+mod edits;
+mod lex;
+mod literals;
+mod module;
+mod params;
+mod prelude;
+mod reach;
+
+pub use edits::{Edit, undo};
+pub use lex::SOURCE_BYTES_MAX;
+pub use params::{PARAM_BYTES_MAX, PARAM_BYTES_MAX_OLD};
+
+use crate::control::CONTROL_BYTES;
+use crate::{CutForm, CutKernel, Refusal, Rewritten};
+use body::fact;
+use module::{Entry, Module};
+use reach::Reach;
+use std::collections::HashSet;
+
+/// What [`duplicate`] appends to a kernel's name.
+pub const DUPLICATE_SUFFIX: &str = "__tally_cut";
+
+/// What the name of the control block's parameter ends in.
+const PARAM_SUFFIX: &str = "_param_tally";
+
+/// The first version of PTX that has all that the prelude uses.
+const VERSION_MIN: (u32, u32) = (6, 0);
+/// Older text has forms that later versions do not keep.
+const VERSION_RAISED_FROM: (u32, u32) = (3, 0);
+/// The first architecture that has what the prelude uses.
+const TARGET_MIN: u32 = 30;
 
 /// Give kernels of a PTX module a cut form; see [`crate::image::rewrite`].
+///
+/// A kernel that uses variables of the module is refused
+/// ([`Refusal::WritableGlobals`]): the result is loaded beside the original and has
+/// its own. Strings that are only printed do not count. Text that was rewritten
+/// before is refused with [`Refusal::Metadata`].
 ///
 /// # Errors
 /// What makes the whole module unfit.
 pub fn rewrite(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
-    let _ = (source, form, only);
-    Err(Refusal::UnknownImage)
+    plan(source, form, only, Copies::Replace).map(|plan| plan.apply(source))
+}
+
+/// The same module with each wanted kernel present twice: as it is, and in the cut
+/// form under its name followed by [`DUPLICATE_SUFFIX`], which is what
+/// [`CutKernel::name`] says. Loaded in place of the original, both share the
+/// module's variables, so that kernels which use some are not refused here. Names in
+/// [`Rewritten::refused`] are the kernels' own.
+///
+/// # Errors
+/// What makes the whole module unfit.
+pub fn duplicate(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
+    plan(source, form, only, Copies::Add).map(|plan| plan.apply(source))
+}
+
+/// Whether a kernel's cut form takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// It does: [`rewrite`].
+    Replace,
+    /// It is put beside it: [`duplicate`].
+    Add,
+}
+
+/// What is to be done to a module's text.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In order, and apart.
+    pub edits: Vec<Edit>,
+    /// Kernels that get the cut form.
+    pub kernels: Vec<CutKernel>,
+    /// Kernels that do not.
+    pub refused: Vec<(String, Refusal)>,
+}
+
+impl Plan {
+    /// Do it to the text that it was made from.
+    pub fn apply(self, source: &str) -> Rewritten {
+        Rewritten {
+            image: edits::apply(source, 0..source.len(), &self.edits).into_bytes(),
+            is_ptx: true,
+            kernels: self.kernels,
+            refused: self.refused,
+        }
+    }
+}
+
+/// Decide what is to be done.
+///
+/// # Errors
+/// What makes the whole module unfit.
+pub fn plan(
+    source: &str,
+    form: CutForm,
+    only: Option<&[&str]>,
+    copies: Copies,
+) -> Result<Plan, Refusal> {
+    let module = module::parse(source)?;
+    let raise = module.version < VERSION_MIN;
+    if module.version < VERSION_RAISED_FROM || module.target < TARGET_MIN {
+        return Err(Refusal::PtxVersion);
+    }
+    let reach = reach::reach(&module)?;
+    let stem = prelude::stem(source).ok_or(Refusal::Malformed)?;
+    let planner = Planner { module: &module, reach: &reach, form, copies, stem: &stem };
+    let only: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
+    let mut plan = Plan { edits: Vec::new(), kernels: Vec::new(), refused: Vec::new() };
+    let mut cut = HashSet::new();
+    for (at, entry) in module.entries.iter().enumerate() {
+        if only.as_ref().is_some_and(|only| !only.contains(entry.name)) {
+            continue;
+        }
+        match planner.refusal(at) {
+            Some(why) => plan.refused.push((entry.name.to_string(), why)),
+            None => {
+                plan.edits.extend(planner.edits(at));
+                plan.kernels.push(planner.kernel(entry));
+                cut.insert(entry.name);
+            }
+        }
+    }
+    if copies == Copies::Replace {
+        for declared in &module.declared {
+            if cut.contains(declared.name) {
+                let list = declared.list.clone();
+                let param = planner.parameter_name(declared.name);
+                plan.edits.push(planner.add_parameter(declared.name_token, list, &param));
+            }
+        }
+    }
+    if raise && !plan.kernels.is_empty() {
+        let token = module.version_token;
+        let text = format!("{}.{}", VERSION_MIN.0, VERSION_MIN.1);
+        plan.edits.push(Edit::replace(token.start as usize..token.end as usize, text));
+    }
+    plan.edits.sort_by_key(|e| e.at);
+    Ok(plan)
+}
+
+struct Planner<'m, 'a> {
+    module: &'m Module<'a>,
+    reach: &'m Reach,
+    form: CutForm,
+    copies: Copies,
+    stem: &'m str,
+}
+
+impl Planner<'_, '_> {
+    /// Why an entry cannot be cut.
+    fn refusal(&self, at: usize) -> Option<Refusal> {
+        let entry = &self.module.entries[at];
+        let layout = match &entry.layout {
+            Ok(layout) => layout,
+            Err(why) => return Some(*why),
+        };
+        if self.already_cut(entry) {
+            return Some(Refusal::Metadata);
+        }
+        let long = self.module.version >= (8, 1) && self.module.target >= 70;
+        let room = if long { PARAM_BYTES_MAX } else { PARAM_BYTES_MAX_OLD };
+        if layout.next_aligned() + CONTROL_BYTES > room {
+            return Some(Refusal::ParameterSpace);
+        }
+        if entry.cluster.is_some_and(|dims| !dims.iter().all(|d| d.is_power_of_two()))
+            || entry.counts_clusters
+        {
+            return Some(Refusal::ClusterShape);
+        }
+        if self.reach.taken[at] {
+            return Some(Refusal::AddressTaken);
+        }
+        let own = self.reach.entries[at].bits;
+        self.by_content(own, self.reach.below[at])
+            .or_else(|| self.by_form(entry, own, self.reach.below[at], at))
+    }
+
+    fn by_content(&self, own: u16, below: u16) -> Option<Refusal> {
+        let all = own | below;
+        let rules = [
+            (fact::UNRESOLVED, Refusal::Relocatable),
+            (fact::GRID_SYNC, Refusal::GridSync),
+            (fact::DEPENDS, Refusal::ProgrammaticDependence),
+            (fact::STEALS, Refusal::LaunchForm),
+        ];
+        if let Some((_, why)) = rules.into_iter().find(|(bit, _)| all & bit != 0) {
+            return Some(why);
+        }
+        // A static variable of the kernel's own body would be doubled with the body.
+        let doubled = match self.copies {
+            Copies::Replace => all & (fact::GLOBALS | fact::OWN_STATIC),
+            Copies::Add => own & fact::OWN_STATIC,
+        };
+        (doubled != 0).then_some(Refusal::WritableGlobals)
+    }
+
+    fn by_form(&self, entry: &Entry<'_>, own: u16, below: u16, at: usize) -> Option<Refusal> {
+        if self.form == CutForm::Prelude {
+            return None;
+        }
+        let clusters = entry.may_cluster || entry.cluster.is_some_and(|dims| dims != [1; 3]);
+        if clusters || (own | below) & fact::CLUSTER != 0 {
+            return Some(Refusal::ClusterShape);
+        }
+        if (own | below) & fact::GRID_ID != 0 {
+            return Some(Refusal::LaunchForm);
+        }
+        if below & fact::INDEX != 0 {
+            return Some(Refusal::IndexInFunction);
+        }
+        let odd = self.reach.entries[at].reads.iter().any(|r| !r.replaceable);
+        // Reads of 16 bits, as PTX 1 had them.
+        odd.then_some(Refusal::PtxVersion)
+    }
+
+    fn already_cut(&self, entry: &Entry<'_>) -> bool {
+        let list = entry.list.clone().unwrap_or(0..0);
+        let last = self.module.tokens[list].iter().rev().find(|t| t.kind == lex::Kind::Word);
+        let named = last.is_some_and(|t| t.text(self.module.source).ends_with(PARAM_SUFFIX));
+        let name = self.cut_name(entry.name);
+        named || self.copies == Copies::Add && self.module.symbols.contains_key(name.as_str())
+    }
+
+    fn cut_name(&self, name: &str) -> String {
+        match self.copies {
+            Copies::Replace => name.to_string(),
+            Copies::Add => format!("{name}{DUPLICATE_SUFFIX}"),
+        }
+    }
+
+    fn kernel(&self, entry: &Entry<'_>) -> CutKernel {
+        let layout = entry.layout.unwrap_or_default();
+        CutKernel {
+            name: self.cut_name(entry.name),
+            parameter_count: layout.count,
+            control_offset: layout.next_aligned(),
+            cluster: entry.cluster,
+        }
+    }
+
+    fn parameter_name(&self, entry: &str) -> String {
+        format!("{entry}{PARAM_SUFFIX}")
+    }
+
+    fn add_parameter(
+        &self,
+        name: lex::Token,
+        list: Option<std::ops::Range<usize>>,
+        param: &str,
+    ) -> Edit {
+        let declaration = format!("\n\t.param .align 8 .b8 {param}[{CONTROL_BYTES}]");
+        let Some(list) = list else {
+            return Edit::insert(name.end as usize, format!("({declaration}\n)"));
+        };
+        // After the last parameter, or after the parenthesis of an empty list.
+        let last = self.module.tokens[list.end - 2];
+        let comma = if list.len() > 2 { "," } else { "" };
+        Edit::insert(last.end as usize, format!("{comma}{declaration}"))
+    }
+
+    fn edits(&self, at: usize) -> Vec<Edit> {
+        let entry = &self.module.entries[at];
+        let param = self.parameter_name(entry.name);
+        let mut edits = vec![self.add_parameter(entry.name_token, entry.list.clone(), &param)];
+        let open = self.module.tokens[entry.body.start - 1].end as usize;
+        let text = match self.form {
+            CutForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
+            CutForm::SubGrid => prelude::sub_grid(self.stem, &param),
+        };
+        edits.push(Edit::insert(open, text));
+        if self.form == CutForm::SubGrid {
+            edits.extend(self.reach.entries[at].reads.iter().map(|read| {
+                let text = prelude::index(self.stem, read.size, read.axis);
+                Edit::replace(read.start as usize..read.end as usize, text)
+            }));
+        }
+        if self.copies == Copies::Replace {
+            return edits;
+        }
+        edits.insert(0, Edit::insert(entry.name_token.end as usize, DUPLICATE_SUFFIX.into()));
+        let copy = edits::apply(self.module.source, entry.text.clone(), &edits);
+        vec![Edit::insert(entry.text.end, format!("\n{copy}"))]
+    }
 }

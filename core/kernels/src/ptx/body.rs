@@ -1,0 +1,232 @@
+//! What a function's body does that cutting must know of.
+
+use super::lex::{Kind, Token, line_end};
+use super::module::{Module, Symbol};
+use crate::Refusal;
+use std::ops::Range;
+
+/// Facts of a function, or of all that it can reach: bits to be or-ed.
+pub(super) mod fact {
+    /// Reads `%ctaid` or `%nctaid`.
+    pub const INDEX: u16 = 1;
+    /// Reads `%envreg`, where the driver puts the workspace of grid barriers, or calls them.
+    pub const GRID_SYNC: u16 = 2;
+    /// `griddepcontrol`.
+    pub const DEPENDS: u16 = 4;
+    /// Reads a special register of clusters.
+    pub const CLUSTER: u16 = 8;
+    /// Reads `%gridid`.
+    pub const GRID_ID: u16 = 16;
+    /// `clusterlaunchcontrol`: takes blocks of its grid that have not started.
+    pub const STEALS: u16 = 32;
+    /// Calls through a register.
+    pub const INDIRECT: u16 = 64;
+    /// Names a variable of the module that is more than a literal for messages.
+    pub const GLOBALS: u16 = 128;
+    /// Declares a static variable of its own.
+    pub const OWN_STATIC: u16 = 256;
+    /// Names a function that neither the module nor the driver defines.
+    pub const UNRESOLVED: u16 = 512;
+    /// Names a function of the device runtime.
+    pub const DEVICE_RUNTIME: u16 = 1024;
+}
+
+/// A piece of a body.
+pub(super) enum Piece<'t> {
+    Open,
+    Close,
+    Label,
+    /// Up to its semicolon, or to the end of its line for `.loc`.
+    Statement(&'t [Token]),
+}
+
+/// The pieces of a body, in order.
+///
+/// # Errors
+/// [`Refusal::Malformed`] for a statement that does not end.
+pub(super) fn pieces<'t>(
+    source: &str,
+    tokens: &'t [Token],
+    mut each: impl FnMut(Piece<'t>),
+) -> Result<(), Refusal> {
+    let mut at = 0;
+    while let Some(first) = tokens.get(at) {
+        let start = at;
+        at += 1;
+        match first.kind {
+            Kind::Punct(b'{') => each(Piece::Open),
+            Kind::Punct(b'}') => each(Piece::Close),
+            Kind::Punct(b';') => {}
+            Kind::Word if tokens.get(at).is_some_and(|t| t.is(b':')) => {
+                at += 1;
+                each(Piece::Label);
+            }
+            _ if matches!(first.text(source), ".loc" | ".file") || first.is(b'@') && tokens.get(at).is_some_and(|t| t.is(b'@')) => {
+                let end = line_end(source, first.start);
+                while tokens.get(at).is_some_and(|t| t.start < end) {
+                    at += 1;
+                }
+            }
+            _ => {
+                while !tokens.get(at).ok_or(Refusal::Malformed)?.is(b';') {
+                    at += 1;
+                }
+                each(Piece::Statement(&tokens[start..at]));
+                at += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An instruction: what follows its guard.
+pub(super) struct Instruction<'t> {
+    pub opcode: Token,
+    pub qualifiers: &'t [Token],
+    pub operands: &'t [Token],
+}
+
+/// The instruction of a statement, or `None` for a directive.
+pub(super) fn instruction(statement: &[Token]) -> Option<Instruction<'_>> {
+    let mut rest = statement;
+    if rest.first()?.is(b'@') {
+        let skip = if rest.get(1)?.is(b'!') { 3 } else { 2 };
+        rest = rest.get(skip..)?;
+    }
+    let (opcode, rest) = rest.split_first()?;
+    if opcode.kind != Kind::Word {
+        return None;
+    }
+    let dots = rest.iter().take_while(|t| t.kind == Kind::Dot).count();
+    let (qualifiers, operands) = rest.split_at(dots);
+    Some(Instruction { opcode: *opcode, qualifiers, operands })
+}
+
+/// The token that names what a call calls: after the results, if there are any.
+pub(super) fn callee(operands: &[Token]) -> Option<Token> {
+    if !operands.first()?.is(b'(') {
+        return operands.first().copied();
+    }
+    let close = operands.iter().position(|t| t.is(b')'))?;
+    operands.get(close + 1).filter(|t| t.is(b','))?;
+    operands.get(close + 2).copied()
+}
+
+/// A read of the block's index or the grid's size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IndexRead {
+    /// `%nctaid`, not `%ctaid`.
+    pub size: bool,
+    /// 0 to 2, or `None` for all of them as a vector.
+    pub axis: Option<usize>,
+    pub start: u32,
+    pub end: u32,
+    /// A `mov` or `cvt` of 32 bits, in which a register may stand instead.
+    pub replaceable: bool,
+}
+
+/// A body's own facts.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub bits: u16,
+    /// Functions that it names, with repeats.
+    pub funcs: Vec<usize>,
+    /// Entries that it names.
+    pub entries: Vec<usize>,
+    /// Variables that it names.
+    pub vars: Vec<usize>,
+    pub reads: Vec<IndexRead>,
+}
+
+/// Reads the body of an entry or a function.
+pub(super) fn facts(module: &Module<'_>, body: Range<usize>) -> Result<Facts, Refusal> {
+    let mut facts = Facts::default();
+    pieces(module.source, &module.tokens[body], |piece| {
+        if let Piece::Statement(statement) = piece {
+            facts.statement(module, statement);
+        }
+    })?;
+    Ok(facts)
+}
+
+impl Facts {
+    fn statement(&mut self, module: &Module<'_>, statement: &[Token]) {
+        let source = module.source;
+        let Some(Instruction { opcode, qualifiers, operands }) = instruction(statement) else {
+            match statement[0].text(source) {
+                ".global" | ".const" | ".tex" => self.bits |= fact::OWN_STATIC,
+                // What an indirect call may reach; it counts as reaching everything.
+                _ => {}
+            }
+            return;
+        };
+        let opcode = opcode.text(source);
+        match opcode {
+            "griddepcontrol" => self.bits |= fact::DEPENDS,
+            "clusterlaunchcontrol" => self.bits |= fact::STEALS,
+            "call" => {
+                let target = callee(operands).and_then(|t| module.symbols.get(t.text(source)));
+                if !matches!(target, Some(Symbol::Func(_))) {
+                    self.bits |= fact::INDIRECT;
+                }
+            }
+            _ => {}
+        }
+        for (i, token) in operands.iter().enumerate() {
+            if token.kind != Kind::Word {
+                continue;
+            }
+            let word = token.text(source);
+            match module.symbols.get(word) {
+                Some(Symbol::Entry(e)) => self.entries.push(*e),
+                Some(Symbol::Func(f)) => self.funcs.push(*f),
+                Some(Symbol::Var(v)) => self.vars.push(*v),
+                None if word.starts_with('%') => {
+                    let component = operands.get(i + 1).filter(|t| t.kind == Kind::Dot);
+                    self.special(source, word, *token, component, opcode, qualifiers);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn special(
+        &mut self,
+        source: &str,
+        word: &str,
+        token: Token,
+        component: Option<&Token>,
+        opcode: &str,
+        qualifiers: &[Token],
+    ) {
+        match word {
+            "%ctaid" | "%nctaid" => {
+                self.bits |= fact::INDEX;
+                let axis = component.map(|c| match c.text(source) {
+                    ".x" => Some(0),
+                    ".y" => Some(1),
+                    ".z" => Some(2),
+                    _ => None,
+                });
+                let last = qualifiers.last().map_or("", |q| q.text(source));
+                let vector = qualifiers.iter().any(|q| q.text(source) == ".v4");
+                let whole = axis.is_none();
+                self.reads.push(IndexRead {
+                    size: word == "%nctaid",
+                    axis: axis.flatten(),
+                    start: token.start,
+                    end: component.map_or(token.end, |c| c.end),
+                    replaceable: matches!(opcode, "mov" | "cvt")
+                        && matches!(last, ".u32" | ".s32" | ".b32")
+                        && axis != Some(None)
+                        && vector == whole,
+                });
+            }
+            "%gridid" => self.bits |= fact::GRID_ID,
+            "%clusterid" | "%nclusterid" | "%is_explicit_cluster" => self.bits |= fact::CLUSTER,
+            _ if word.starts_with("%cluster_") => self.bits |= fact::CLUSTER,
+            _ if word.starts_with("%envreg") => self.bits |= fact::GRID_SYNC,
+            _ => {}
+        }
+    }
+}

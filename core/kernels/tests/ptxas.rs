@@ -1,0 +1,74 @@
+//! Every rewritten kernel of the corpus goes through NVIDIA's assembler.
+//!
+//! `TALLY_PTXAS` is the assembler, for example of the PyPI package
+//! `nvidia-cuda-nvcc`; without it there is nothing to test with:
+//! `TALLY_PTXAS=... cargo test -p tally-kernels --test ptxas -- --ignored`.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use tally_kernels::{CutForm, ptx};
+
+/// Architectures to assemble for, and what must not be older than that.
+const ARCHITECTURES: [u32; 3] = [80, 90, 100];
+
+/// `.target sm_90a` can only be assembled for itself.
+fn target(source: &str) -> (u32, bool) {
+    let at = source.find(".target sm_").expect("a target") + ".target sm_".len();
+    let digits: String = source[at..].chars().take_while(char::is_ascii_digit).collect();
+    let specific = source[at + digits.len()..].starts_with(|c: char| c.is_ascii_lowercase());
+    (digits.parse().unwrap(), specific)
+}
+
+fn assemble(ptxas: &str, arch: &str, text: &[u8]) -> Result<(), String> {
+    let mut child = Command::new(ptxas)
+        .args([&format!("-arch={arch}"), "-o", "/dev/null", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("{ptxas}: {e}"))?;
+    child.stdin.take().unwrap().write_all(text).map_err(|e| e.to_string())?;
+    let done = child.wait_with_output().map_err(|e| e.to_string())?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&done.stderr).into_owned())
+}
+
+#[test]
+#[ignore = "needs TALLY_PTXAS"]
+fn what_is_rewritten_assembles() {
+    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
+    let (mut texts, mut kernels) = (0, 0);
+    for (name, source) in common::files() {
+        let (target, specific) = target(&source);
+        for form in [CutForm::Prelude, CutForm::SubGrid] {
+            let forms = [ptx::rewrite(&source, form, None), ptx::duplicate(&source, form, None)];
+            for (i, cut) in forms.into_iter().enumerate() {
+                let cut = cut.unwrap_or_else(|e| panic!("{name}: {e}"));
+                if cut.kernels.is_empty() {
+                    continue;
+                }
+                for arch in ARCHITECTURES.into_iter().filter(|a| *a >= target) {
+                    if specific && arch != target {
+                        continue;
+                    }
+                    let arch = format!("sm_{arch}{}", if specific { "a" } else { "" });
+                    if let Err(why) = assemble(&ptxas, &arch, &cut.image) {
+                        let text = String::from_utf8_lossy(&cut.image);
+                        let lines: Vec<_> =
+                            text.lines().enumerate().map(|(n, l)| format!("{:4} {l}", n + 1)).collect();
+                        panic!("{name} {form:?} {i} {arch}: {why}\n{}", lines.join("\n"));
+                    }
+                    texts += 1;
+                    kernels += cut.kernels.len();
+                }
+            }
+        }
+    }
+    assert!(texts > 0);
+    println!("ptxas: {texts} texts with {kernels} cut kernels");
+}
