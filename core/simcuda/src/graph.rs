@@ -140,7 +140,16 @@ impl Graph {
 
     /// The same graph with nodes of its own, child graphs included. What the
     /// nodes do is kept by value: changing one graph leaves the other alone.
+    ///
+    /// # Errors
+    /// As with the driver, `NOT_SUPPORTED` for a graph that allocates or frees
+    /// memory; `INVALID_VALUE` if the dependencies go round in a circle.
     pub(crate) fn duplicate(&self) -> CuResult<Self> {
+        let nodes = self.nodes();
+        let frees = |node: &Arc<Node>| matches!(*lock(&node.op), Op::Free(_));
+        if !lock(&self.memory).is_empty() || nodes.iter().any(frees) {
+            return Err(CuError::NOT_SUPPORTED);
+        }
         let copy = Self::default();
         let mut twin: HashMap<usize, Arc<Node>> = HashMap::new();
         for node in self.ordered()? {
@@ -152,6 +161,8 @@ impl Graph {
             let made = copy.add_twin(op, after, Some(Arc::downgrade(&node)))?;
             twin.insert(handle_of(&node), made);
         }
+        // Listed as in the original.
+        *lock(&copy.nodes) = nodes.iter().map(|node| twin[&handle_of(node)].clone()).collect();
         Ok(copy)
     }
 

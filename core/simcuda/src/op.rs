@@ -10,13 +10,17 @@ use crate::launch::Launch;
 use crate::sync::lock;
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// `CUhostFn`.
 pub(crate) type HostFn = extern "C" fn(*mut c_void);
 /// `CUstreamCallback`.
 pub(crate) type StreamCallback = extern "C" fn(usize, u32, *mut c_void);
+
+/// Rows of so many 32-bit words are filled word by word, each at once.
+const FLAG_WORDS_MAX: usize = 4096;
 
 /// One piece of work.
 #[derive(Clone)]
@@ -87,9 +91,22 @@ impl Copy {
         Self { to, from, width: bytes, height: 1, depth: 1, ..Self::default() }
     }
 
+    fn is_word(&self, from: u64) -> bool {
+        (self.width, self.height, self.depth) == (4, 1, 1) && (from | self.to).is_multiple_of(4)
+    }
+
     /// Does it.
     pub(crate) fn run(&self) {
         let from = self.staged.as_ref().map_or(self.from, |s| s.as_ptr() as u64);
+        if self.is_word(from) {
+            // SAFETY: as below, and both ends are aligned. A kernel may be
+            // looking at the word: it sees all of it change at once.
+            unsafe {
+                let word = AtomicU32::from_ptr(from as *mut u32).load(Relaxed);
+                AtomicU32::from_ptr(self.to as *mut u32).store(word, Relaxed);
+            }
+            return;
+        }
         for z in 0..self.depth {
             for y in 0..self.height {
                 let source = from + (z * self.from_slice + y * self.from_pitch) as u64;
@@ -128,6 +145,10 @@ impl Fill {
                     1 => std::ptr::write_bytes(row as *mut u8, self.value as u8, self.width),
                     2 => std::slice::from_raw_parts_mut(row as *mut u16, self.width)
                         .fill(self.value as u16),
+                    // Flags that a kernel may be looking at.
+                    _ if self.width <= FLAG_WORDS_MAX => (0..self.width as u64).for_each(|i| {
+                        AtomicU32::from_ptr((row + 4 * i) as *mut u32).store(self.value, Relaxed);
+                    }),
                     _ => {
                         std::slice::from_raw_parts_mut(row as *mut u32, self.width).fill(self.value)
                     }

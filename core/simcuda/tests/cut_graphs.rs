@@ -222,6 +222,27 @@ fn nodes_say_what_they_do() {
     });
 }
 
+/// As with the driver: a clone could not say whose the memory is.
+#[test]
+fn graphs_that_allocate_are_not_cloned() {
+    on_device("graphs_that_allocate_are_not_cloned", 1, || {
+        let _context = CudaContext::new(0).unwrap();
+        let (a, mut at, mut graph, mut copy) = (stream(1), 0, null_mut(), null_mut());
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a stream of ours and valid out pointers.
+        unsafe {
+            sys::cuStreamBeginCapture_v2(a, mode).result().unwrap();
+            sys::cuMemAllocAsync(&mut at, 64, a).result().unwrap();
+            sys::cuMemsetD32Async(at, 1, 16, a).result().unwrap();
+            sys::cuMemFreeAsync(at, a).result().unwrap();
+            sys::cuStreamEndCapture(a, &mut graph).result().unwrap();
+            let refused = sys::cuGraphClone(&mut copy, graph);
+            assert_eq!(refused, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            run(graph, a);
+        }
+    });
+}
+
 /// A node made from a parameter buffer shows that buffer, and can be made again
 /// from it.
 #[test]

@@ -14,7 +14,7 @@ fn bytes(address: u64) -> [u8; 8] {
     address.to_ne_bytes()
 }
 
-/// Three ways for another stream to write a word of device memory.
+/// Four ways for another stream to write a word of device memory.
 fn write_word(how: usize, stream: CUstream, at: u64, value: u32) {
     // SAFETY: a stream and a device word of ours; the operation is the
     // structure of a 32-bit write and is read by the call.
@@ -22,6 +22,7 @@ fn write_word(how: usize, stream: CUstream, at: u64, value: u32) {
         match how {
             0 => sys::cuStreamWriteValue32_v2(stream, at, value, 0),
             1 => sys::cuMemsetD32Async(at, value, 1, stream),
+            2 => sys::cuMemcpyHtoDAsync_v2(at, (&raw const value).cast(), 4, stream),
             _ => {
                 // CU_STREAM_MEM_OP_WRITE_VALUE_32.
                 let mut op = [2u64, at, value.into(), 0, 0, 0];
@@ -39,7 +40,7 @@ fn a_spinning_kernel_is_released_by_another_stream() {
         let context = CudaContext::new(0).unwrap();
         let module = load_cutting(&context);
         let (a, b, f) = (stream(1), stream(1), raw(&module, "until"));
-        for how in 0..3 {
+        for how in 0..4 {
             let (flag, started, seen) = (zeros(1), pinned_word(), zeros(1));
             let at = [flag, address(started), seen].map(bytes);
             launch(a, f, [1; 3], [32, 1, 1], &[&at[0], &at[1], &at[2]]);
@@ -58,7 +59,7 @@ fn later_blocks_see_a_flag_raised_meanwhile() {
         let context = CudaContext::new(0).unwrap();
         let module = load_cutting(&context);
         let (a, b, f) = (stream(1), stream(1), raw(&module, "note"));
-        for how in 0..3 {
+        for how in 0..4 {
             let (flag, out, reached) = (zeros(1), zeros(10), pinned_word());
             let at = [flag, out, address(reached)].map(bytes);
             launch(a, f, [10, 1, 1], [1; 3], &[&at[0], &at[1], &at[2], &3u32.to_ne_bytes()]);

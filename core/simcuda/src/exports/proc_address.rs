@@ -111,6 +111,8 @@ const INTRODUCED: &[(&str, i32)] = &[
     ("cuStreamBeginCaptureToGraph", 12030),
     ("cuGraphInstantiateWithParams", 12000),
     ("cuGraphInstantiateWithFlags", 11040),
+    ("cuGreenCtxStreamCreate", 12050),
+    ("cuGreenCtxGetId", 13000),
     ("cuGreenCtx", 12040),
     ("cuCtxFromGreenCtx", 12040),
     ("cuCtxGetDevResource", 12040),
