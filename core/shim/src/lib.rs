@@ -13,6 +13,7 @@
 //! | [`activity`], [`slots`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
 //! | [`completion`] | how the core learns that a launch is done |
 //! | [`attach`], [`attendant`], [`state`] | the core: meeting it, losing it, finding it again |
+//! | [`graphs`] | graphs of best-effort clients, to be launched in parts |
 //! | [`lifecycle`], [`capture`], [`names`] | streams, contexts, graphs; captures; kernel names |
 //! | [`timeslice`] | the hardware time slice |
 
@@ -25,6 +26,7 @@ pub mod cu;
 pub mod decided;
 pub mod doors;
 pub mod events;
+pub mod graphs;
 pub mod handles;
 pub mod launch;
 pub mod lifecycle;
