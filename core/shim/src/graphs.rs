@@ -201,18 +201,16 @@ struct Table {
 impl Table {
     const NEW: Table = Table { records: BTreeMap::new(), nodes: 0 };
 
-    fn insert(&mut self, exec: usize, mut kept: Result<Arc<Kept>, Reason>) -> Option<Record> {
+    /// Returns what is not needed, to be dropped without the lock.
+    fn insert(&mut self, exec: usize, kept: Result<Arc<Kept>, Reason>) -> impl Sized + use<> {
         let old = self.remove(exec);
         if self.records.len() >= EXECS_KEPT_MAX {
-            return old;
+            return (old, kept.ok());
         }
-        if let Ok(k) = &kept {
-            if self.nodes + k.nodes > NODES_KEPT_MAX {
-                kept = Err(Reason::TooManyKept);
-            } else {
-                self.nodes += k.nodes;
-            }
-        }
+        let (kept, over) = match kept {
+            Ok(k) if self.nodes + k.nodes > NODES_KEPT_MAX => (Err(Reason::TooManyKept), Some(k)),
+            kept => (kept, None),
+        };
         let record = Record {
             kept,
             chain: None,
@@ -221,9 +219,10 @@ impl Table {
             last: Last::Never,
             event: None,
         };
+        self.nodes += record.nodes();
         self.records.insert(exec, record);
         COUNT.store(self.records.len(), SeqCst);
-        old
+        (old, over)
     }
 
     fn remove(&mut self, exec: usize) -> Option<Record> {

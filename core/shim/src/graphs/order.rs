@@ -31,7 +31,7 @@ pub enum Last {
     On {
         /// Its identity, see [`capture::identity`].
         stream: usize,
-        /// [`DESTROYED`] at that time.
+        /// Streams destroyed until then: a handle may be another stream's now.
         destroyed: u64,
         /// In parts: the event is behind it.
         in_parts: bool,
