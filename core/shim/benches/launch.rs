@@ -19,6 +19,8 @@ use tally_shim::{attach, resolve, state};
 type Ptr = *mut c_void;
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
 type Synchronize = unsafe extern "C" fn(Ptr) -> c_int;
+type LaunchGraph = unsafe extern "C" fn(Ptr, Ptr) -> c_int;
+type Instantiate = unsafe extern "C" fn(*mut Ptr, Ptr, u64) -> c_int;
 type Launch = unsafe extern "C" fn(
     Ptr,
     c_uint,
@@ -113,6 +115,14 @@ fn benches(c: &mut Criterion) {
         // SAFETY: the shim's own dlsym, linked in here.
         unsafe { resolve::dlsym(handle, name.as_ptr().cast::<c_char>()) }
     };
+    // SAFETY: functions of these names have these types.
+    let (launch_graph, instantiate, destroy_graph) = unsafe {
+        (
+            std::mem::transmute::<Ptr, LaunchGraph>(find("cuGraphLaunch")),
+            std::mem::transmute::<Ptr, Instantiate>(find("cuGraphInstantiateWithFlags")),
+            std::mem::transmute::<Ptr, Synchronize>(find("cuGraphExecDestroy")),
+        )
+    };
     let real = resolve::in_driver(c"cuLaunchKernel").unwrap().as_ptr();
     // SAFETY: functions of these names have these types.
     let (real, wrapped, init, synchronize) = unsafe {
@@ -158,6 +168,26 @@ fn benches(c: &mut Criterion) {
             launch(wrapped, STREAM + 128);
             // SAFETY: the no-op driver's.
             assert_eq!(unsafe { synchronize((STREAM + 128) as Ptr) }, 0);
+        })
+    });
+    let mut exec = std::ptr::null_mut();
+    // SAFETY: the no-op driver's.
+    unsafe {
+        assert_eq!(instantiate(&mut exec, 0x8000 as Ptr, 0), 0);
+        assert_eq!(launch_graph(exec, STREAM as Ptr), 0);
+    }
+    c.bench_function("standing grant, a graph", |b| {
+        // SAFETY: the no-op driver's.
+        on_cpu(b, || assert_eq!(unsafe { launch_graph(exec, STREAM as Ptr) }, 0))
+    });
+    c.bench_function("high priority, instantiate and destroy a graph", |b| {
+        on_cpu(b, || {
+            let mut exec = std::ptr::null_mut();
+            // SAFETY: the no-op driver's.
+            unsafe {
+                assert_eq!(instantiate(&mut exec, 0x8000 as Ptr, 0), 0);
+                assert_eq!(destroy_graph(exec), 0);
+            }
         })
     });
     let before = client.activity.next_ticket.load(SeqCst);

@@ -9,7 +9,7 @@ use crate::attendant::{self, Attendant};
 use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
 use crate::lock::Lock;
 use crate::state::{self, Epoch};
-use crate::{capture, completion, events, lifecycle, log, names, slots, timeslice};
+use crate::{capture, completion, events, graphs, lifecycle, log, names, slots, timeslice};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::path::PathBuf;
@@ -170,6 +170,7 @@ impl Connection {
             let priority = client_priority.to_string();
             set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
         }
+        state::set_high_priority(welcome.high_priority);
         // What this client was started with wins.
         state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
         let slice = match welcome.residency {
@@ -285,6 +286,7 @@ fn told_fail_hold() -> Option<bool> {
 
 fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> Result<(), String> {
     state::set_fail_hold(told_fail_hold().unwrap_or(false));
+    state::set_high_priority(settings.hello.high_priority);
     let connection = settings.connect(&region, client);
     let entered = match connection {
         Ok(connection) => Some(connection.enter(client)),
@@ -345,6 +347,7 @@ unsafe extern "C" fn in_forked_child() {
     completion::reset();
     crate::cut::reset();
     events::reset();
+    graphs::reset();
     lifecycle::reset();
     names::reset();
     slots::reset();

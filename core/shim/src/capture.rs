@@ -49,7 +49,8 @@ pub fn is_capturing(stream: usize) -> bool {
     result == SUCCESS && status != CAPTURE_STATUS_NONE
 }
 
-fn identity(stream: usize) -> usize {
+/// What tells a stream (an explicit handle) from all others of the process.
+pub fn identity(stream: usize) -> usize {
     if stream == STREAM_PER_THREAD {
         // Every thread has its own; no handle has the top bit.
         state::thread_token() as usize | 1 << 63

@@ -78,10 +78,42 @@ pub const PARAM_BUFFER_SIZE: usize = 2;
 pub const RESOURCE_SM: c_uint = 1;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 pub const GREEN_DEFAULT_STREAM: c_uint = 1;
+/// `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
+pub const LAUNCH_ATTRIBUTE_PRIORITY: c_int = 8;
+/// `CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`.
+pub const LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE: c_int = 13;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`.
 pub const NODE_KERNEL: c_int = 0;
+/// `CU_GRAPH_NODE_TYPE_MEMCPY`.
+pub const NODE_COPY: c_int = 1;
+/// `CU_GRAPH_NODE_TYPE_MEMSET`.
+pub const NODE_FILL: c_int = 2;
+/// `CU_GRAPH_NODE_TYPE_HOST`.
+pub const NODE_HOST: c_int = 3;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`, a child graph.
 pub const NODE_GRAPH: c_int = 4;
+/// `CU_GRAPH_NODE_TYPE_EMPTY`.
+pub const NODE_EMPTY: c_int = 5;
+/// `CU_GRAPH_NODE_TYPE_WAIT_EVENT`.
+pub const NODE_WAIT_EVENT: c_int = 6;
+/// `CU_GRAPH_NODE_TYPE_EVENT_RECORD`.
+pub const NODE_RECORD_EVENT: c_int = 7;
+/// `CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL`.
+pub const NODE_SEMAPHORE_SIGNAL: c_int = 8;
+/// `CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT`.
+pub const NODE_SEMAPHORE_WAIT: c_int = 9;
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
+pub const NODE_ALLOC: c_int = 10;
+/// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
+pub const NODE_FREE: c_int = 11;
+/// `CU_GRAPH_NODE_TYPE_BATCH_MEM_OP`.
+pub const NODE_MEMORY_OPERATION: c_int = 12;
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+pub const NODE_CONDITIONAL: c_int = 13;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
+pub const INSTANTIATE_UPLOAD: u64 = 2;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
+pub const INSTANTIATE_DEVICE_LAUNCH: u64 = 4;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 pub const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_MEMORYTYPE_HOST`.
@@ -258,6 +290,18 @@ driver_table! {
     graph_nodes: [c"cuGraphGetNodes"] fn(Ptr, *mut Ptr, *mut usize);
     node_type: [c"cuGraphNodeGetType"] fn(Ptr, *mut c_int);
     child_graph: [c"cuGraphChildGraphNodeGetGraph"] fn(Ptr, *mut Ptr);
+    graph_clone: [c"cuGraphClone"] fn(*mut Ptr, Ptr);
+    graph_destroy: [c"cuGraphDestroy"] fn(Ptr);
+    graph_edges: [c"cuGraphGetEdges"] fn(Ptr, *mut Ptr, *mut Ptr, *mut usize);
+    graph_edges_data: [c"cuGraphGetEdges_v2"] fn(Ptr, *mut Ptr, *mut Ptr, *mut u64, *mut usize);
+    graph_instantiate: [c"cuGraphInstantiateWithFlags"] fn(*mut Ptr, Ptr, u64);
+    exec_destroy: [c"cuGraphExecDestroy"] fn(Ptr);
+    exec_flags: [c"cuGraphExecGetFlags"] fn(Ptr, *mut u64);
+    node_destroy: [c"cuGraphDestroyNode"] fn(Ptr);
+    node_in_clone: [c"cuGraphNodeFindInClone"] fn(*mut Ptr, Ptr, Ptr);
+    graph_launch: [c"cuGraphLaunch"] fn(Ptr, Ptr);
+    kernel_attribute: [c"cuGraphKernelNodeGetAttribute"] fn(Ptr, c_int, *mut [u64; 8]);
+    event_destroy: [c"cuEventDestroy_v2", c"cuEventDestroy"] fn(Ptr);
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
@@ -299,6 +343,22 @@ impl Driver {
             unsafe { f(&mut mode) };
         }
         result
+    }
+
+    /// Run driver calls with `context` current and in relaxed capture mode, and put back what was
+    /// current. `None`, and nothing is called, if the driver refuses that context.
+    pub fn within<T>(&self, context: usize, calls: impl FnOnce() -> T) -> Option<T> {
+        let before = self.current_context();
+        // SAFETY: by the callers, a context that was not destroyed.
+        let set = |ctx: usize| self.ctx_set.is_some_and(|f| unsafe { f(ctx as Ptr) } == SUCCESS);
+        if before != context && !set(context) {
+            return None;
+        }
+        let result = self.relaxed(calls);
+        if before != context {
+            set(before);
+        }
+        Some(result)
     }
 
     /// The name of a function or kernel that no look-up was seen for.

@@ -112,10 +112,14 @@ impl Decided<'_> {
         };
         if shape.flags & offered == 0 {
             // Asked for so that it can be had later; the core counts this one as whole.
-            if let Target::Kernel(arguments) = &target {
-                let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
-                let kernel = shape.kernel as usize;
-                cut::kernels::prepare(kernel, arguments.function, context, device.load(Relaxed));
+            let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
+            match &target {
+                Target::Kernel(arguments) => {
+                    let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
+                    cut::kernels::prepare(kernel, arguments.function, context, device);
+                }
+                Target::Graph(_) => cut::kernels::prepare_gate(context),
+                Target::Other => {}
             }
             return launch::unasked(client, index, call);
         }

@@ -10,7 +10,7 @@
 #![allow(non_snake_case)]
 
 use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
-use crate::{launch, lifecycle, names, resolve, syncs};
+use crate::{graphs, launch, lifecycle, names, resolve, syncs};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -158,6 +158,21 @@ doors! {
     cuGraphInstantiateWithParams(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
     cuGraphInstantiateWithParams_ptsz(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) true lifecycle::graph_instantiate;
     cuGraphExecDestroy(exec: Ptr) false lifecycle::graph_exec_destroy;
+    cuGraphExecUpdate(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecUpdate_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecKernelNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecKernelNodeSetParams_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecMemcpyNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecMemsetNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecHostNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecChildGraphNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecEventRecordNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecEventWaitNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecExternalSemaphoresSignalNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecExternalSemaphoresWaitNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecBatchMemOpNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
     cuCtxDestroy(ctx: Ptr) false lifecycle::context_destroy;
     cuCtxDestroy_v2(ctx: Ptr) false lifecycle::context_destroy;
     cuDevicePrimaryCtxReset(device: c_int) false lifecycle::primary_reset;
@@ -262,6 +277,8 @@ mod tests {
         assert_eq!(is("cuStreamBeginCapture", true), Some("cuStreamBeginCapture_v2_ptsz"));
         assert_eq!(is("cuGetExportTable", false), None);
         assert_eq!(is("cuLaunch", false), Some("cuLaunch"));
+        assert_eq!(is("cuGraphExecUpdate", false), Some("cuGraphExecUpdate_v2"));
+        assert_eq!(is("cuGraphNodeSetEnabled", true), Some("cuGraphNodeSetEnabled"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::cu::{
     CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
     LaunchConfig, Ptr, SUCCESS,
 };
-use crate::{attach, attendant, capture, decided, lifecycle, names, slots, state};
+use crate::{attach, attendant, capture, decided, graphs, lifecycle, names, slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -495,7 +495,48 @@ pub unsafe fn graph(
         let nodes = lifecycle::kernel_nodes(exec);
         client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
     }
+    if graphs::is_any_kept() {
+        return around(stream, per_thread, KeptGraphLaunch { real, exec, stream, per_thread });
+    }
     around(stream, per_thread, GraphLaunch { real, exec, stream })
+}
+
+/// A graph launch of a process that keeps copies of graphs, to launch them in parts: whole
+/// launches and launches in parts of one graph are kept in order.
+#[derive(Clone, Copy)]
+struct KeptGraphLaunch {
+    real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
+    exec: Ptr,
+    stream: Ptr,
+    per_thread: bool,
+}
+
+impl Launch for KeptGraphLaunch {
+    fn counter(counters: &Counters) -> &AtomicU64 {
+        &counters.graph_launch
+    }
+
+    fn shape(&self) -> Shape {
+        GraphLaunch { real: self.real, exec: self.exec, stream: self.stream }.shape()
+    }
+
+    fn target(&self) -> Target {
+        Target::Graph(self.exec)
+    }
+
+    fn real(&self) -> CuResult {
+        let stream = slots::explicit(self.stream, self.per_thread);
+        let capturing = capture::is_active() && capture::is_capturing(stream);
+        if !capturing {
+            graphs::order::before(self.exec, stream, false);
+        }
+        // SAFETY: the arguments of the program's own call, made as it made it.
+        let result = unsafe { (self.real)(self.exec, self.stream) };
+        if !capturing {
+            graphs::order::after(self.exec, stream, false);
+        }
+        result
+    }
 }
 
 /// `cuLaunchHostFunc`: no GPU work of its own.

@@ -14,6 +14,7 @@
 //! | [`cut`] | launches as slices, preemptible, or on some of the SMs |
 //! | [`completion`] | how the core learns that a launch is done |
 //! | [`attach`], [`attendant`], [`state`] | the core: meeting it, losing it, finding it again |
+//! | [`graphs`] | graphs of best-effort clients, to be launched in parts |
 //! | [`lifecycle`], [`capture`], [`names`] | streams, contexts, graphs; captures; kernel names |
 //! | [`timeslice`] | the hardware time slice |
 
@@ -27,6 +28,7 @@ pub mod cut;
 pub mod decided;
 pub mod doors;
 pub mod events;
+pub mod graphs;
 pub mod handles;
 pub mod launch;
 pub mod lifecycle;

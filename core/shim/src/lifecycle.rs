@@ -8,7 +8,7 @@ use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
 use crate::slots::{self, SLOTS};
-use crate::{attach, attendant, capture, completion, cut, resolve, state};
+use crate::{attach, attendant, capture, completion, cut, graphs, resolve, state};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -112,6 +112,7 @@ pub unsafe fn stream_destroy(
         }
         slots::detach(i);
     }
+    graphs::order::stream_destroyed();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
     match slot {
@@ -205,10 +206,14 @@ pub unsafe fn graph_instantiate(
     // SAFETY: the caller's arguments, those it did not pass being passed on unread.
     let result = unsafe { real(exec, graph, a, b, c) };
     if result == SUCCESS && !exec.is_null() && state::client().is_some() {
-        let nodes = count_kernels(graph, 0);
-        let _held = GRAPHS_LOCK.lock();
         // SAFETY: the driver has just written it.
-        GRAPHS.insert(unsafe { *exec } as usize, u64::from(nodes) + 1);
+        let exec = unsafe { *exec };
+        let nodes = count_kernels(graph, 0);
+        {
+            let _held = GRAPHS_LOCK.lock();
+            GRAPHS.insert(exec as usize, u64::from(nodes) + 1);
+        }
+        graphs::instantiated(exec, graph);
     }
     result
 }
@@ -267,6 +272,7 @@ pub unsafe fn graph_exec_destroy(
         let _held = GRAPHS_LOCK.lock();
         GRAPHS.remove(exec as usize);
     }
+    graphs::destroyed(exec);
     // SAFETY: the caller's arguments.
     unsafe { real(exec) }
 }
@@ -291,6 +297,7 @@ pub unsafe fn context_destroy(
     let result = real();
     if result == SUCCESS {
         slots::drop_where(|slot| slot.context.load(Relaxed) == ctx as usize);
+        graphs::forget_context(ctx as usize);
         completion::renew();
     }
     result
@@ -338,6 +345,7 @@ pub unsafe fn primary_reset(
     let result = real();
     if result == SUCCESS && context != 0 {
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
+        graphs::forget_context(context);
         completion::renew();
     }
     result
@@ -369,6 +377,7 @@ pub unsafe fn primary_release(
     {
         cut::forget_context(context);
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
+        graphs::forget_context(context);
         completion::renew();
     }
     result

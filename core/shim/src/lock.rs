@@ -5,6 +5,7 @@
 //! lock, which a launch holds while it waits for its turn (see `decided`).
 
 use rustix::thread::futex;
+use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -59,6 +60,38 @@ impl Drop for Held<'_> {
         if self.0.0.swap(FREE, Release) == CONTENDED {
             let _ = futex::wake(&self.0.0, futex::Flags::PRIVATE, 1);
         }
+    }
+}
+
+/// A value that only the holder of its lock reaches.
+#[derive(Debug)]
+pub struct Locked<T> {
+    lock: Lock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by one thread at a time, under the lock.
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+impl<T> Locked<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Locked { lock: Lock::new(), value: UnsafeCell::new(value) }
+    }
+
+    /// Do something with the value, under the lock: nothing that may take it again.
+    pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        let _held = self.lock.lock();
+        // SAFETY: the lock is held until `work` has returned.
+        work(unsafe { &mut *self.value.get() })
+    }
+
+    /// Forget the value without looking at it (another thread may have been changing it) and
+    /// begin with another: only in a forked child.
+    pub fn reset(&self, value: T) {
+        // SAFETY: the child has one thread.
+        unsafe { self.value.get().write(value) };
+        self.lock.reset();
     }
 }
 

@@ -32,6 +32,9 @@ static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
 /// What to do without a core, by the last one's word or the environment's.
 static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
 
+/// This client's class, by the last core's word or, before any, by the environment's.
+static HIGH_PRIORITY: AtomicBool = AtomicBool::new(false);
+
 /// One attachment to one core.
 #[derive(Debug)]
 pub struct Epoch {
@@ -115,6 +118,17 @@ pub fn set_fail_hold(hold: bool) {
     FAIL_HOLD.store(hold, Relaxed);
 }
 
+/// Whether the shim is on and this client's launches are best-effort ones (also while a standing
+/// grant lets them go without asking).
+pub fn is_best_effort() -> bool {
+    client().is_some() && !HIGH_PRIORITY.load(Relaxed)
+}
+
+/// See [`is_best_effort`].
+pub fn set_high_priority(high: bool) {
+    HIGH_PRIORITY.store(high, Relaxed);
+}
+
 /// A core took this client on.
 pub fn enter(epoch: Epoch) {
     let epoch: &'static Epoch = Box::leak(Box::new(epoch));
@@ -165,6 +179,7 @@ pub fn reset() {
     EPOCH.store(std::ptr::null_mut(), SeqCst);
     CLIENT.store(std::ptr::null_mut(), SeqCst);
     FAIL_HOLD.store(false, SeqCst);
+    HIGH_PRIORITY.store(false, SeqCst);
     set_mode(MODE_UNKNOWN);
 }
 

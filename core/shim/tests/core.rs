@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::{report_state, submission_flags};
 use tally_ipc::ring::{self, Answer};
+use tally_ipc::wire::Welcome;
 
 #[test]
 fn a_launch_waits_for_its_grant_and_reports_its_end() {
@@ -368,4 +369,20 @@ fn destroyed_streams_give_their_slots_back() {
     assert_eq!(client.region.activity.launches.load(SeqCst), 600);
     assert!(!client.busy());
     p.ends_well();
+}
+
+#[test]
+fn only_best_effort_clients_keep_copies_of_graphs() {
+    let core = Core::new();
+    for high_priority in [true, false] {
+        let welcome = Welcome { high_priority, ..welcome() };
+        let (mut p, client) = attached(&core, &welcome, &[]);
+        // By class: a best-effort client with nobody to yield to has a standing grant as well.
+        client.standing();
+        p.ok(&["graph 0", "graph 0"]);
+        // The same handle twice: the second instantiation's copy takes the place of the first's.
+        assert_eq!(p.driver("fake_clones"), i64::from(!high_priority));
+        assert_eq!(p.driver("fake_ran"), 2);
+        p.ends_well();
+    }
 }

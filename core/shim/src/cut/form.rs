@@ -7,6 +7,7 @@ use crate::cu::{
     CuResult, LaunchAttribute, LaunchConfig, NOT_SUPPORTED, PARAM_BUFFER_POINTER,
     PARAM_BUFFER_SIZE, Ptr, SUCCESS, driver,
 };
+use crate::graphs::{self, CutState};
 use crate::launch::{KernelArguments, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
@@ -45,8 +46,17 @@ pub struct Order<'a> {
 
 /// Make a launch as decided. `None`: nothing was issued, it must run whole.
 pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
-    let Target::Kernel(arguments) = &order.target else { return None };
     let counters = &order.client.counters;
+    let arguments = match &order.target {
+        Target::Kernel(arguments) => arguments,
+        Target::Graph(exec) => {
+            let Answer::Slice(nodes) = answer else { return None };
+            let result = graph(order, *exec, nodes)?;
+            counters.graph_chained.fetch_add(1, Relaxed);
+            return Some(result);
+        }
+        Target::Other => return None,
+    };
     let (result, counter) = match answer {
         Answer::Whole => return None,
         Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
@@ -197,6 +207,7 @@ impl<'a> Parts<'a> {
     /// Under way: watch it. `again`: the control block of a launch of everything.
     fn opened(self, sliced: bool, epoch2: u32, again: Option<ControlBlock>) {
         let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
+        let (events, issued) = (self.events, self.issued);
         let again = again.map(|control| Again {
             function: self.cut.function,
             grid: self.arguments.grid,
@@ -207,24 +218,9 @@ impl<'a> Parts<'a> {
             control_offset: self.cut.control_offset,
             control,
         });
-        watch::opened(Open {
-            ticket,
-            kernel: kernel as usize,
-            slot,
-            number,
-            events: self.events,
-            parts: self.issued,
-            sliced,
-            epoch2,
-            again,
-            seen: 0,
-            since_ns: tally_ipc::wait::now_ns(),
-            asked: None,
-            answered_ns: 0,
-            gave_way: false,
-            rescued: false,
-            helping: None,
-        });
+        let kernel = kernel as usize;
+        let open = Open::new(ticket, slot, number, events, issued, sliced);
+        watch::opened(Open { kernel, epoch2, again, ..open });
     }
 }
 
@@ -281,6 +277,56 @@ fn failed(all: Parts<'_>, epoch2: u32, result: CuResult) -> Option<CuResult> {
         return None;
     }
     all.opened(true, epoch2, None);
+    Some(result)
+}
+
+/// Launch a graph as a chain of parts.
+fn graph(order: &Order<'_>, exec: Ptr, nodes: u32) -> Option<CuResult> {
+    let CutState::Cuttable { kernel_nodes } = graphs::state(exec) else { return None };
+    let nodes = nodes.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
+    let chain = graphs::chain(exec, nodes).ok()?;
+    let parts = chain.parts();
+    let graph_launch = driver().graph_launch?;
+    if !(2..=PARTS_MAX).contains(&parts.len()) || order.slot >= gate::NOTICES {
+        return None;
+    }
+    let events = watch::events(parts.len())?;
+    if !graphs::order::before(exec, order.stream, true) {
+        watch::give_back(events);
+        return None;
+    }
+    let stream = order.stream as Ptr;
+    let record = |at: usize| {
+        if let Some(f) = driver().event_record {
+            // SAFETY: an event of ours, the program's stream.
+            let _ = unsafe { f(events[at] as Ptr, stream) };
+        }
+    };
+    record(0);
+    let mut issued = 0;
+    let mut result = SUCCESS;
+    for &part in parts {
+        if issued > 0 {
+            let _ = gate::wait_in(order.stream);
+        }
+        // SAFETY: an exec that the chain keeps alive, the program's stream.
+        result = unsafe { graph_launch(part as Ptr, stream) };
+        if result != SUCCESS {
+            break;
+        }
+        issued += 1;
+        record(issued);
+    }
+    graphs::order::after(exec, order.stream, issued > 0);
+    if issued == 0 {
+        watch::give_back(events);
+        return None;
+    }
+    watch::opened(watch::Open {
+        // Parts of a graph end whatever others do: there is nothing to rescue.
+        rescued: true,
+        ..watch::Open::new(order.ticket, order.slot, order.number, events, issued, true)
+    });
     Some(result)
 }
 

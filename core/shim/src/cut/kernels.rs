@@ -177,6 +177,7 @@ fn verdict(image: u64, function: Ptr) -> Result<(), Refusal> {
 }
 
 struct Job {
+    /// Its kernel; `usize::MAX`: only the gate is wanted.
     index: usize,
     function: usize,
     context: usize,
@@ -197,9 +198,20 @@ pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
         return;
     }
     publish(index, cut_state::PREPARING, 0);
-    JOBS.with(|jobs| {
-        jobs.push_back(Job { index, function: function as usize, context, device });
-    });
+    hire(Job { index, function: function as usize, context, device });
+}
+
+/// Have the gate made, for launches that need no cut form.
+#[cold]
+pub fn prepare_gate(context: usize) {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, SeqCst) {
+        hire(Job { index: usize::MAX, function: 0, context, device: -1 });
+    }
+}
+
+fn hire(job: Job) {
+    JOBS.with(|jobs| jobs.push_back(job));
     JOBS_WORD.fetch_add(1, SeqCst);
     let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
     if !WORKING.swap(true, SeqCst) && !super::gate::spawn("tally-rewrite", work) {
@@ -220,6 +232,10 @@ fn work() {
         }
         // The context lives while the lock is held: see `forget_context`.
         let _alive = ALIVE.lock();
+        if job.index == usize::MAX {
+            make_gate(job.context);
+            continue;
+        }
         match make(&job) {
             Ok(cut) => prepared(job.index, cut),
             Err(why) => {
@@ -329,14 +345,16 @@ fn plain_function(handle: usize) -> usize {
     }
 }
 
+fn make_gate(context: usize) -> bool {
+    // SAFETY: the context lives (see `ALIVE`).
+    driver().ctx_set.is_some_and(|f| unsafe { f(context as Ptr) } == SUCCESS)
+        && state::client().is_some_and(|client| gate::set_up(client, context))
+}
+
 fn make(job: &Job) -> Result<Cut, Refusal> {
     let d = driver();
     let client = state::client().ok_or(Refusal::ImageGone)?;
-    // SAFETY: the context lives (see `ALIVE`).
-    if d.ctx_set.is_none_or(|f| unsafe { f(job.context as Ptr) } != SUCCESS) {
-        return Err(Refusal::DriverRefused);
-    }
-    if !gate::set_up(client, job.context) {
+    if !make_gate(job.context) {
         return Err(Refusal::DriverRefused);
     }
     let image = client.kernels[job.index].image.load(Relaxed);

@@ -39,11 +39,12 @@ pub mod vendor;
 pub mod watch;
 pub mod width;
 
+use crate::graphs::{self, CutState};
 use crate::launch::{Shape, Target};
 use crate::slots::OVERFLOW;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use tally_ipc::layout::submission_flags::{COOPERATIVE, GRAPH};
+use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE, GRAPH};
 use tally_ipc::wire::{Cutting, Residency};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -95,7 +96,14 @@ pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u3
             let narrow = if shape.flags & COOPERATIVE == 0 { width::offers(context) } else { 0 };
             cut | narrow
         }
-        Target::Graph(_) | Target::Other => 0,
+        Target::Graph(exec) => match graphs::state(*exec) {
+            CutState::Cuttable { kernel_nodes: 2.. } if gate::may_serve(context) => {
+                // The gate is made by the worker, at the first wish for a slice.
+                if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
+            }
+            _ => 0,
+        },
+        Target::Other => 0,
     }
 }
 

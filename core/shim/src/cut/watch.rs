@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
+use tally_ipc::wait::now_ns;
 use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
@@ -82,6 +83,37 @@ pub struct Open {
     pub rescued: bool,
     /// The event behind the launch that helps, until it is done.
     pub helping: Option<usize>,
+}
+
+impl Open {
+    /// One of nothing in particular, just issued.
+    pub fn new(
+        ticket: u64,
+        slot: usize,
+        number: u32,
+        events: Events,
+        parts: usize,
+        sliced: bool,
+    ) -> Self {
+        Open {
+            ticket,
+            kernel: usize::MAX,
+            slot,
+            number,
+            events,
+            parts,
+            sliced,
+            epoch2: 0,
+            again: None,
+            seen: 0,
+            since_ns: now_ns(),
+            asked: None,
+            answered_ns: 0,
+            gave_way: false,
+            rescued: false,
+            helping: None,
+        }
+    }
 }
 
 struct Table {

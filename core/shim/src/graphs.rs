@@ -1,0 +1,433 @@
+//! CUDA graphs of a best-effort client, kept so that a long one can be launched in parts.
+//!
+//! | read | for |
+//! | --- | --- |
+//! | [`partition`] | where a graph is cut |
+//! | [`build`] | the driver calls: copies, parts |
+//! | [`order`] | launches of one exec on several streams |
+//!
+//! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
+//! [`chain`] of an exec makes sub-graphs from it, each its own exec; launching them one after the
+//! other on one stream does what launching the whole does. What cannot be shown to be so is
+//! launched whole, for a [`Reason`].
+//!
+//! Must never report an error to the program, touch its graph or exec, or hold the table's lock
+//! during a driver call. High-priority clients and programs without the shim's environment never
+//! get further than one load.
+
+pub mod build;
+pub mod order;
+pub mod partition;
+
+use crate::cu::{CuResult, Ptr};
+use crate::lock::Locked;
+use crate::state;
+use build::{Event, Kept, Parts};
+use order::Last;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Graphs with more nodes are not copied: a copy for each part is made out of them.
+pub const NODES_MAX: usize = 16 * 1024;
+/// Execs remembered; later ones are launched whole.
+pub const EXECS_KEPT_MAX: usize = 4096;
+/// Nodes in all copies together; graphs beyond are launched whole.
+pub const NODES_KEPT_MAX: usize = 512 * 1024;
+/// Parts of one chain.
+pub const PARTS_MAX: usize = 256;
+/// Parts of all chains together.
+pub const EXECS_MAX: usize = 4096;
+
+/// Why a graph is launched whole.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Reason {
+    /// Its instantiation was not seen, or it was not this client's turn to keep copies.
+    NotKept,
+    /// The copies have reached [`NODES_KEPT_MAX`] nodes.
+    TooManyKept,
+    /// More nodes, or edges, than are looked at.
+    TooManyNodes(usize),
+    /// Fewer than two nodes with kernels: nothing to cut between.
+    OneKernel,
+    /// It allocates or frees memory.
+    Memory,
+    /// It has conditional nodes.
+    Conditional,
+    /// It records events or waits for them.
+    Events,
+    /// It signals external semaphores or waits for them.
+    Semaphores,
+    /// It writes or waits for words in memory.
+    MemoryOperations,
+    /// It has a child graph that cannot be looked into.
+    ChildGraph,
+    /// It has a node of a kind unknown here.
+    OtherNode(i32),
+    /// A kernel may start before the one before it ends (programmatic dependent launch).
+    ProgrammaticEdges,
+    /// Its kernel nodes may be changed by kernels.
+    DeviceUpdatable,
+    /// It may be launched by kernels.
+    DeviceLaunch,
+    /// It was changed after its instantiation.
+    Changed,
+    /// The driver does not copy it.
+    CloneRefused(CuResult),
+    /// A copy did not have its original's attributes.
+    AttributesLost,
+    /// Its dependencies make no order.
+    NoOrder,
+    /// There was no context to make it in.
+    NoContext,
+    /// The driver lacks a function.
+    Missing(&'static str),
+    /// The driver refused something.
+    Driver(&'static str, CuResult),
+    /// It has no more kernels than a part may have.
+    OnePart,
+    /// It would have more than [`PARTS_MAX`] parts of this size.
+    TooManyParts(usize),
+    /// All chains together have [`EXECS_MAX`] parts.
+    TooManyExecs,
+    /// Another thread is making its parts now.
+    BeingMade,
+}
+
+impl Reason {
+    /// For another size of parts the answer may be different.
+    fn is_of_this_size(self) -> bool {
+        use Reason::{OnePart, TooManyExecs, TooManyParts};
+        matches!(self, OnePart | TooManyParts(_) | TooManyExecs)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::NotKept => "its instantiation was not seen",
+            Reason::TooManyKept => "too many graphs are kept already",
+            Reason::TooManyNodes(n) => return write!(f, "it has {n} nodes or edges, too many"),
+            Reason::OneKernel => "it has fewer than two nodes with kernels",
+            Reason::Memory => "it allocates or frees memory",
+            Reason::Conditional => "it has conditional nodes",
+            Reason::Events => "it records or waits for events",
+            Reason::Semaphores => "it signals or waits for external semaphores",
+            Reason::MemoryOperations => "it writes or waits for words in memory",
+            Reason::ChildGraph => "it has a child graph that cannot be looked into",
+            Reason::OtherNode(kind) => return write!(f, "it has a node of unknown kind {kind}"),
+            Reason::ProgrammaticEdges => "it uses programmatic dependent launch",
+            Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
+            Reason::DeviceLaunch => "it may be launched from the device",
+            Reason::Changed => "it was changed after its instantiation",
+            Reason::CloneRefused(error) => {
+                return write!(f, "the driver does not copy it (error {error})");
+            }
+            Reason::AttributesLost => "a copy did not keep its kernels' attributes",
+            Reason::NoOrder => "its dependencies make no order",
+            Reason::NoContext => "it was instantiated without a current context",
+            Reason::Missing(call) => return write!(f, "the driver has no {call}"),
+            Reason::Driver(call, error) => return write!(f, "{call} failed (error {error})"),
+            Reason::OnePart => "it has no more kernels than one part may have",
+            Reason::TooManyParts(n) => return write!(f, "it would have {n} parts, too many"),
+            Reason::TooManyExecs => "too many parts of graphs exist already",
+            Reason::BeingMade => "its parts are being made",
+        })
+    }
+}
+
+/// What is known about an exec.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CutState {
+    /// Nothing: its instantiation was not seen, or not kept.
+    Unknown,
+    /// It can be launched in parts.
+    Cuttable {
+        /// Kernel nodes, those in child graphs included.
+        kernel_nodes: u32,
+    },
+    /// It is launched whole.
+    Whole(Reason),
+}
+
+impl fmt::Display for CutState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CutState::Unknown => f.write_str("unknown"),
+            CutState::Cuttable { kernel_nodes } => {
+                write!(f, "can be launched in parts ({kernel_nodes} kernels)")
+            }
+            CutState::Whole(reason) => write!(f, "launched whole: {reason}"),
+        }
+    }
+}
+
+/// Sub-graphs that together are one graph: cheap to copy; its execs exist as long as one copy does.
+#[derive(Clone, Debug)]
+pub struct Chain(Arc<Parts>);
+
+impl Chain {
+    /// The execs (`CUgraphExec`), to be launched in this order on one stream.
+    pub fn parts(&self) -> &[usize] {
+        &self.0.execs
+    }
+}
+
+/// What is remembered of an exec.
+#[derive(Debug)]
+struct Record {
+    kept: Result<Arc<Kept>, Reason>,
+    /// The last chain made, and its size of parts.
+    chain: Option<(u32, Arc<Parts>)>,
+    /// The last size of parts that was refused: not looked at again at every launch.
+    refused: Option<(u32, Reason)>,
+    /// A thread is making a chain.
+    being_made: bool,
+    /// Where it was launched last.
+    last: Last,
+    /// Behind the last launch in parts. Outlives `kept`: a later launch may have to wait for it.
+    event: Option<Arc<Event>>,
+}
+
+#[derive(Debug)]
+struct Table {
+    records: BTreeMap<usize, Record>,
+    /// Nodes in all copies.
+    nodes: usize,
+}
+
+impl Table {
+    const NEW: Table = Table { records: BTreeMap::new(), nodes: 0 };
+
+    /// Returns what is not needed, to be dropped without the lock.
+    fn insert(&mut self, exec: usize, kept: Result<Arc<Kept>, Reason>) -> impl Sized + use<> {
+        let old = self.remove(exec);
+        if self.records.len() >= EXECS_KEPT_MAX {
+            return (old, kept.ok());
+        }
+        let (kept, over) = match kept {
+            Ok(k) if self.nodes + k.nodes > NODES_KEPT_MAX => (Err(Reason::TooManyKept), Some(k)),
+            kept => (kept, None),
+        };
+        let record = Record {
+            kept,
+            chain: None,
+            refused: None,
+            being_made: false,
+            last: Last::Never,
+            event: None,
+        };
+        self.nodes += record.nodes();
+        self.records.insert(exec, record);
+        COUNT.store(self.records.len(), SeqCst);
+        (old, over)
+    }
+
+    fn remove(&mut self, exec: usize) -> Option<Record> {
+        let old = self.records.remove(&exec)?;
+        self.nodes -= old.nodes();
+        COUNT.store(self.records.len(), SeqCst);
+        Some(old)
+    }
+
+    /// Launch it whole from now on. Returns what is not needed any more, to be dropped without
+    /// the lock.
+    fn spoil(&mut self, exec: usize, reason: Reason) -> Option<impl Sized + use<>> {
+        let record = self.records.get_mut(&exec)?;
+        self.nodes -= record.nodes();
+        Some((std::mem::replace(&mut record.kept, Err(reason)), record.chain.take()))
+    }
+}
+
+impl Record {
+    fn nodes(&self) -> usize {
+        self.kept.as_ref().map_or(0, |k| k.nodes)
+    }
+}
+
+/// Whether anything is kept at all; if not, launches need not ask further.
+#[inline]
+pub fn is_any_kept() -> bool {
+    COUNT.load(SeqCst) != 0
+}
+
+static TABLE: Locked<Table> = Locked::new(Table::NEW);
+/// Records in the table: clients without any never take its lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// A program has just instantiated `graph` as `exec`: keep a copy, if this is a best-effort client.
+///
+/// By class, not by what grant there is now: programs make their graphs when they start, and that
+/// may be while nothing else runs.
+pub fn instantiated(exec: Ptr, graph: Ptr) {
+    if !state::is_best_effort() {
+        return;
+    }
+    let kept = Kept::new(exec, graph).map(Arc::new);
+    if let Err(reason) = &kept {
+        crate::log!("graph {exec:?}: launched whole: {reason}");
+    }
+    // Dropped here, without the lock.
+    let _old = TABLE.with(|table| table.insert(exec as usize, kept));
+}
+
+/// A program changes `exec` (before the driver does): it is launched whole from now on.
+pub fn changed(exec: Ptr) {
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| table.spoil(exec as usize, Reason::Changed));
+}
+
+/// A program destroys `exec` (before the driver does, which may then use the handle again).
+pub fn destroyed(exec: Ptr) {
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| table.remove(exec as usize));
+}
+
+/// A context is gone, and with it what was made in it: the driver hears nothing of that any more.
+/// (What the driver keeps of copied graphs outside of the context is lost.)
+pub fn forget_context(context: usize) {
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| {
+        let is_there = |r: &Record| r.kept.as_ref().is_ok_and(|k| k.home.context() == context);
+        let in_event = |r: &Record| r.event.as_ref().is_some_and(|e| e.home().context() == context);
+        let gone: Vec<usize> = table
+            .records
+            .iter()
+            .filter(|(_, r)| is_there(r) || in_event(r))
+            .map(|(exec, _)| *exec)
+            .collect();
+        let old: Vec<Record> = gone.into_iter().filter_map(|exec| table.remove(exec)).collect();
+        for record in &old {
+            if let Ok(kept) = &record.kept {
+                kept.home.leave();
+            }
+            if let Some(event) = &record.event {
+                event.home().leave();
+            }
+        }
+        old
+    });
+}
+
+/// What is known about an exec. Takes a lock: for launches that are asked for only.
+pub fn state(exec: Ptr) -> CutState {
+    TABLE.with(|table| match table.records.get(&(exec as usize)) {
+        None => CutState::Unknown,
+        Some(Record { kept: Ok(kept), .. }) => {
+            CutState::Cuttable { kernel_nodes: kept.kernel_nodes }
+        }
+        Some(Record { kept: Err(reason), .. }) => CutState::Whole(*reason),
+    })
+}
+
+/// The sub-graphs of an exec, of at most about `kernels_per_part` kernels each (see
+/// [`partition`]). Made at the first call, which may take milliseconds, and kept until another
+/// size is asked for; a chain in use stays valid.
+///
+/// # Errors
+/// Why it is to be launched whole, this time at least.
+pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
+    let key = exec as usize;
+    let found = TABLE.with(|table| {
+        let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
+        let kept = record.kept.as_ref().map_err(|reason| *reason)?;
+        if let Some((size, parts)) = &record.chain
+            && *size == kernels_per_part
+        {
+            return Ok(Err(Chain(parts.clone())));
+        }
+        if let Some((size, reason)) = record.refused
+            && size == kernels_per_part
+        {
+            return Err(reason);
+        }
+        kept.could_be_cut(kernels_per_part)?;
+        if std::mem::replace(&mut record.being_made, true) {
+            return Err(Reason::BeingMade);
+        }
+        Ok(Ok((kept.clone(), record.event.clone())))
+    });
+    let (kept, event) = match found? {
+        Ok(kept) => kept,
+        Err(chain) => return Ok(chain),
+    };
+    let made = make(&kept, event, kernels_per_part);
+    let (chain, _old) = TABLE.with(|table| keep(table, key, &kept, kernels_per_part, made));
+    chain
+}
+
+type Made = (Arc<Parts>, Arc<Event>);
+
+fn make(kept: &Kept, event: Option<Arc<Event>>, size: u32) -> Result<Made, Reason> {
+    let event = match event {
+        Some(event) => event,
+        None => Arc::new(Event::new(&kept.home)?),
+    };
+    Ok((Arc::new(kept.build(size)?), event))
+}
+
+/// Put what was made into the table, if it still belongs there. Returns what is to be dropped
+/// without the lock as well.
+fn keep(
+    table: &mut Table,
+    exec: usize,
+    kept: &Arc<Kept>,
+    size: u32,
+    made: Result<Made, Reason>,
+) -> (Result<Chain, Reason>, Option<impl Sized + use<>>) {
+    let mine = |r: &&mut Record| r.kept.as_ref().is_ok_and(|k| Arc::ptr_eq(k, kept));
+    let Some(record) = table.records.get_mut(&exec).filter(mine) else {
+        // Changed or destroyed meanwhile.
+        return (Err(Reason::NotKept), Some((made.ok(), None, None)));
+    };
+    record.being_made = false;
+    match made {
+        Ok((parts, event)) => {
+            record.event = Some(event);
+            let old = record.chain.replace((size, parts.clone()));
+            (Ok(Chain(parts)), Some((None, old, None)))
+        }
+        Err(reason) if reason.is_of_this_size() => {
+            record.refused = Some((size, reason));
+            (Err(reason), None)
+        }
+        Err(reason) => {
+            let old = table.spoil(exec, reason);
+            (Err(reason), Some((None, None, old)))
+        }
+    }
+}
+
+/// Only in a forked child, which has no driver objects any more.
+pub fn reset() {
+    TABLE.reset(Table::NEW);
+    COUNT.store(0, SeqCst);
+    build::reset();
+}
+
+/// `cuGraphExecUpdate` and everything else that changes an exec: all take it first, and no more
+/// than three arguments after it, which are passed on unread.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn exec_changes(
+    real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    exec: Ptr,
+    a: usize,
+    b: usize,
+    c: usize,
+) -> CuResult {
+    // First, and also if the driver then refuses: nothing says that it left all as it was.
+    changed(exec);
+    // SAFETY: the caller's arguments.
+    unsafe { real(exec, a, b, c) }
+}

@@ -1,0 +1,170 @@
+//! Where a graph is cut: from nodes and edges to contiguous pieces of a topological order.
+//!
+//! Pure: no driver, no handles, the same answer every time for the same input. The rules:
+//! - the order is topological, and where the edges leave a choice, the node listed first goes first;
+//! - pieces are contiguous in that order, so no edge points from a later piece to an earlier one,
+//!   and launching the pieces one after the other keeps every dependency;
+//! - a piece has at most the wanted number of kernels, unless it has one node with kernels only
+//!   (a child graph of more than that, which is never opened);
+//! - nodes without kernels stay with the kernels before them, so every piece has a kernel, if the
+//!   graph has one;
+//! - as few pieces as the number wanted allows, of about the same size.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+/// Nodes in an order, cut into pieces.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Pieces {
+    /// Indices of all nodes, each after those that it depends on.
+    pub order: Vec<usize>,
+    /// Where the pieces lie in `order`: without gaps, none empty.
+    pub pieces: Vec<Range<usize>>,
+}
+
+/// The edges go round in a circle, or name nodes that do not exist.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct NotAnOrder;
+
+/// Cut a graph: `kernels` of each node, edges `(from, to)` by index, and the kernels wanted in a
+/// piece (0 counts as 1).
+///
+/// # Errors
+/// If the edges allow no order.
+pub fn cut(
+    kernels: &[u32],
+    edges: &[(usize, usize)],
+    kernels_per_piece: u32,
+) -> Result<Pieces, NotAnOrder> {
+    let order = order(kernels.len(), edges)?;
+    let total: u64 = kernels.iter().map(|k| u64::from(*k)).sum();
+    let wanted = u64::from(kernels_per_piece.max(1));
+    // Not 50 + 50 + 1 but 34 + 34 + 33.
+    let limit = total.div_ceil(total.div_ceil(wanted).max(1)).max(1);
+    let mut pieces = Vec::new();
+    let (mut start, mut inside) = (0, 0);
+    for (at, node) in order.iter().enumerate() {
+        let more = u64::from(kernels[*node]);
+        if inside > 0 && more > 0 && inside + more > limit {
+            pieces.push(start..at);
+            (start, inside) = (at, 0);
+        }
+        inside += more;
+    }
+    if start < order.len() {
+        pieces.push(start..order.len());
+    }
+    Ok(Pieces { order, pieces })
+}
+
+fn order(nodes: usize, edges: &[(usize, usize)]) -> Result<Vec<usize>, NotAnOrder> {
+    let mut missing = vec![0_usize; nodes];
+    let mut next = vec![Vec::new(); nodes];
+    for (from, to) in edges {
+        next.get_mut(*from).ok_or(NotAnOrder)?.push(*to);
+        *missing.get_mut(*to).ok_or(NotAnOrder)? += 1;
+    }
+    let mut ready: BinaryHeap<_> = (0..nodes).filter(|n| missing[*n] == 0).map(Reverse).collect();
+    let mut order = Vec::with_capacity(nodes);
+    while let Some(Reverse(node)) = ready.pop() {
+        order.push(node);
+        for to in &next[node] {
+            missing[*to] -= 1;
+            if missing[*to] == 0 {
+                ready.push(Reverse(*to));
+            }
+        }
+    }
+    if order.len() == nodes { Ok(order) } else { Err(NotAnOrder) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sizes(pieces: &Pieces) -> Vec<usize> {
+        pieces.pieces.iter().map(ExactSizeIterator::len).collect()
+    }
+
+    #[test]
+    fn a_line_is_cut_evenly() {
+        let edges: Vec<_> = (1..101).map(|i| (i - 1, i)).collect();
+        let pieces = cut(&[1; 101], &edges, 50).unwrap();
+        assert_eq!(sizes(&pieces), [34, 34, 33]);
+        assert_eq!(sizes(&cut(&[1; 101], &edges, 101).unwrap()), [101]);
+        assert_eq!(sizes(&cut(&[1; 101], &edges, 0).unwrap()), [1; 101]);
+    }
+
+    #[test]
+    fn nodes_without_kernels_stay_behind_those_with_them() {
+        let edges: Vec<_> = (1..6).map(|i| (i - 1, i)).collect();
+        assert_eq!(sizes(&cut(&[0, 1, 0, 1, 0, 0], &edges, 1).unwrap()), [3, 3]);
+        assert_eq!(sizes(&cut(&[0, 0], &[], 1).unwrap()), [2]);
+        assert_eq!(sizes(&cut(&[], &[], 1).unwrap()), [0; 0]);
+        // A child graph of 9 kernels is not opened.
+        assert_eq!(sizes(&cut(&[1, 1, 9, 1, 1, 0], &edges, 4).unwrap()), [2, 1, 3]);
+    }
+
+    #[test]
+    fn circles_and_unknown_nodes_are_refused() {
+        assert_eq!(cut(&[1, 1], &[(0, 1), (1, 0)], 1), Err(NotAnOrder));
+        assert_eq!(cut(&[1, 1], &[(0, 2)], 1), Err(NotAnOrder));
+        assert_eq!(cut(&[1], &[(0, 0)], 1), Err(NotAnOrder));
+    }
+
+    /// Nodes with their kernels, edges of a graph without circles (but in no helpful numbering),
+    /// and a wanted size.
+    fn graphs() -> impl Strategy<Value = (Vec<u32>, Vec<(usize, usize)>, u32)> {
+        (1_usize..60).prop_flat_map(|n| {
+            let kernels = prop::collection::vec(prop_oneof![3 => Just(1), 1 => 0..7_u32], n);
+            let number = Just((0..n).collect::<Vec<_>>()).prop_shuffle();
+            let pairs = prop::collection::vec((0..n, 0..n), 0..3 * n);
+            (kernels, number, pairs, 0_u32..12).prop_map(|(kernels, number, pairs, wanted)| {
+                let edges = pairs.into_iter().filter(|(a, b)| a < b);
+                let edges = edges.map(|(a, b)| (number[a], number[b])).collect();
+                (kernels, edges, wanted)
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_rule_holds((kernels, edges, wanted) in graphs()) {
+            let found = cut(&kernels, &edges, wanted).unwrap();
+            prop_assert_eq!(&found, &cut(&kernels, &edges, wanted).unwrap());
+            let mut piece_of = vec![None; kernels.len()];
+            let mut end = 0;
+            for (number, piece) in found.pieces.iter().enumerate() {
+                prop_assert!(piece.start == end && piece.end > piece.start);
+                end = piece.end;
+                let inside: Vec<u32> =
+                    found.order[piece.clone()].iter().map(|n| kernels[*n]).collect();
+                let (sum, with) = (inside.iter().sum::<u32>(), inside.iter().filter(|k| **k > 0).count());
+                prop_assert!(sum <= wanted.max(1) || with == 1, "{inside:?}");
+                prop_assert!(with > 0 || kernels.iter().all(|k| *k == 0));
+                for node in &found.order[piece.clone()] {
+                    prop_assert!(piece_of[*node].replace(number).is_none(), "twice");
+                }
+            }
+            prop_assert_eq!(end, kernels.len());
+            let place = |n: usize| found.order.iter().position(|o| *o == n);
+            for (from, to) in &edges {
+                prop_assert!(piece_of[*from] <= piece_of[*to] && piece_of[*from].is_some());
+                prop_assert!(place(*from) < place(*to));
+            }
+            if kernels.iter().all(|k| *k <= 1) {
+                let total: u32 = kernels.iter().sum();
+                prop_assert_eq!(found.pieces.len() as u32, total.div_ceil(wanted.max(1)).max(1));
+            }
+        }
+
+        #[test]
+        fn any_edges_give_an_answer(
+            n in 0_usize..12, edges in prop::collection::vec((0_usize..14, 0_usize..14), 0..30),
+        ) {
+            let _ = cut(&vec![1; n], &edges, 2);
+        }
+    }
+}
