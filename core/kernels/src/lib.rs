@@ -14,6 +14,7 @@ pub mod control;
 pub mod cubin;
 pub mod fatbin;
 pub mod image;
+pub mod names;
 pub mod ptx;
 pub mod refusal;
 pub mod rewritten;
