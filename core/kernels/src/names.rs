@@ -78,7 +78,15 @@ pub fn waits_by_name(name: &str) -> Option<Refusal> {
 /// Thrust's own names: an agent in `cuda_cub`, named after what it does. In a plain
 /// name, `__scan::`; mangled, `6__scan` with the length before it.
 fn thrust_scan(name: &str) -> bool {
-    let agents = ["__scan", "__scan_by_key", "__copy_if", "__partition", "__unique", "__reduce_by_key", "__set_operations"];
+    let agents = [
+        "__scan",
+        "__scan_by_key",
+        "__copy_if",
+        "__partition",
+        "__unique",
+        "__reduce_by_key",
+        "__set_operations",
+    ];
     name.contains("thrust") && agents.iter().any(|agent| name.contains(agent))
 }
 

@@ -194,14 +194,8 @@ fn every_interleaving_runs_a_block_once() {
 
 #[test]
 fn without_a_retry_the_model_finds_what_goes_wrong() {
-    let model = Model {
-        launches: 2,
-        warps: 1,
-        overlap: true,
-        retry: false,
-        last_ignores: true,
-        before: 0,
-    };
+    let model =
+        Model { launches: 2, warps: 1, overlap: true, retry: false, last_ignores: true, before: 0 };
     let wrong = model.explore().unwrap_err();
     assert!(wrong.contains("never ran"), "{wrong}");
     // One launch after the other, a single swap would do.
@@ -254,9 +248,8 @@ fn launches_at_work_at_once_run_each_block_once() {
         let (flag, down) = (device.alloc_words(&[0]), device.alloc_words(&[0]));
         let notice = device.alloc_words(&[0]);
         let launch = |epoch: u32, flag: u64| {
-            let control = ControlBlock::preemptible(
-                table, flag, 0, notice, 2 * epoch, 2 * base, [1; 3],
-            );
+            let control =
+                ControlBlock::preemptible(table, flag, 0, notice, 2 * epoch, 2 * base, [1; 3]);
             world.params_with(offset, &control)
         };
         let params: Vec<Vec<u8>> = (0..3).map(|i| launch(base + i, flag)).collect();

@@ -154,8 +154,7 @@ fn preempted(case: &Case, cut: &Cut, world: &mut World, random: &mut Random) {
                 world.params_with(cut.kernel.control_offset, &control)
             })
             .collect();
-        let mut queues: Vec<Vec<u32>> =
-            launches.iter().map(|_| order(blocks, random)).collect();
+        let mut queues: Vec<Vec<u32>> = launches.iter().map(|_| order(blocks, random)).collect();
         while queues.iter().any(|q| !q.is_empty()) {
             let which = random.below(queues.len());
             let Some(block) = queues[which].pop() else { continue };
@@ -224,7 +223,12 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
                 assert!(ran.iter().all(|n| *n == 1), "{} {how} {schedule}: {ran:?}", case.kernel);
             }
             let got = world.device.snapshot(world.compared);
-            assert!(got == want, "{} {how} {schedule}: other results\n{}", case.kernel, case.source);
+            assert!(
+                got == want,
+                "{} {how} {schedule}: other results\n{}",
+                case.kernel,
+                case.source
+            );
             counts.schedules += 1;
         }
     }

@@ -24,7 +24,9 @@ fn both(rest: &str) -> [Result<(), Refusal>; 2] {
 }
 
 fn body(statements: &str) -> [Result<(), Refusal>; 2] {
-    both(&format!(".entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; {statements} ret; }}"))
+    both(&format!(
+        ".entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; {statements} ret; }}"
+    ))
 }
 
 #[test]
@@ -178,8 +180,14 @@ fn what_functions_do_counts_for_those_that_reach_them() {
     assert_eq!(module("griddepcontrol.wait;", "call other, ();"), [Err(ProgrammaticDependence); 2]);
     // A register may hold any function's address.
     assert_eq!(module("", "call %rd1, (), proto;"), [Err(GridSync); 2]);
-    assert_eq!(both(".extern .func far();\n.entry k() { call far, (); ret; }"), [Err(Relocatable); 2]);
-    assert_eq!(both(".func a() {ret;}\n.func b();\n.alias b, a;\n.entry k() { call b, (); ret; }"), [Ok(()); 2]);
+    assert_eq!(
+        both(".extern .func far();\n.entry k() { call far, (); ret; }"),
+        [Err(Relocatable); 2]
+    );
+    assert_eq!(
+        both(".func a() {ret;}\n.func b();\n.alias b, a;\n.entry k() { call b, (); ret; }"),
+        [Ok(()); 2]
+    );
 }
 
 #[test]
@@ -189,7 +197,10 @@ fn clusters_are_cut_whole_or_not_at_all() {
         FORMS.map(|form| cut(&text, form).kernel("k").map(|k| k.cluster))
     };
     assert_eq!(of(".reqnctapercluster 4, 2", ""), [Ok(Some([4, 2, 1])), Err(ClusterShape)]);
-    assert_eq!(of(".explicitcluster .reqnctapercluster 1", ""), [Ok(Some([1; 3])), Err(ClusterShape)]);
+    assert_eq!(
+        of(".explicitcluster .reqnctapercluster 1", ""),
+        [Ok(Some([1; 3])), Err(ClusterShape)]
+    );
     assert_eq!(of(".reqnctapercluster 3", ""), [Err(ClusterShape); 2]);
     assert_eq!(of(".reqnctapercluster 0, 1, 1", ""), [Err(ClusterShape); 2]);
     assert_eq!(of(".maxclusterrank 8", ""), [Ok(None), Err(ClusterShape)]);
@@ -216,17 +227,24 @@ fn every_read_of_the_index_is_replaced_in_a_sub_grid() {
         assert!(image.contains(want), "{want}\n{image}");
     }
     assert_eq!(image.matches("%ctaid").count(), 1, "the prologue's own");
-    for odd in ["mov.u16 %rs1, %ctaid.x;", "cvt.u32.u16 %r1, %nctaid.y;", "mov.u32 %r1, %ctaid.w;", "mov.u32 %r1, %ctaid;"] {
+    for odd in [
+        "mov.u16 %rs1, %ctaid.x;",
+        "cvt.u32.u16 %r1, %nctaid.y;",
+        "mov.u32 %r1, %ctaid.w;",
+        "mov.u32 %r1, %ctaid;",
+    ] {
         assert_eq!(body(odd), [Ok(()), Err(PtxVersion)], "{odd}");
     }
 }
 
 #[test]
 fn names_of_the_program_are_never_used() {
-    let text = format!("{HEAD}.entry tally_k(.param .u64 tally_p) {{ .reg .b32 %tally_x; $tally3_own: ret; }}");
+    let text = format!(
+        "{HEAD}.entry tally_k(.param .u64 tally_p) {{ .reg .b32 %tally_x; $tally3_own: ret; }}"
+    );
     for form in FORMS {
         let image = String::from_utf8(cut(&text, form).image).unwrap();
-        assert!(image.contains("%tally4_"), "{image}");
+        assert!(image.contains("%tally1_"), "{image}");
         assert_eq!(image.matches("%tally_").count(), 1);
         assert_eq!(image.matches("$tally3_own").count(), 1);
     }
@@ -234,14 +252,23 @@ fn names_of_the_program_are_never_used() {
 
 #[test]
 fn launching_from_the_device_and_taking_addresses_are_refused() {
-    for name in ["cudaLaunchDeviceV2", "cudaGetParameterBufferV2", "__cudaCDP2LaunchDevice", "cudaDeviceSynchronize"] {
-        let text = format!("{HEAD}.extern .func (.param .b32 r) {name} (.param .b64 a);\n.entry k() {{ ret; }}");
+    for name in [
+        "cudaLaunchDeviceV2",
+        "cudaGetParameterBufferV2",
+        "__cudaCDP2LaunchDevice",
+        "cudaDeviceSynchronize",
+    ] {
+        let text = format!(
+            "{HEAD}.extern .func (.param .b32 r) {name} (.param .b64 a);\n.entry k() {{ ret; }}"
+        );
         for form in FORMS {
             assert_eq!(ptx::rewrite(&text, form, None), Err(DeviceLaunch), "{name}");
         }
     }
     assert_eq!(
-        both(".extern .func cudaCGSynchronizeGrid();\n.entry k() { call cudaCGSynchronizeGrid, (); ret; }"),
+        both(
+            ".extern .func cudaCGSynchronizeGrid();\n.entry k() { call cudaCGSynchronizeGrid, (); ret; }"
+        ),
         [Err(GridSync); 2]
     );
     for rest in [
@@ -289,14 +316,21 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
         assert_eq!(with(var, &code), [Err(WritableGlobals); 2], "{var} {code}");
     }
     // Another kernel that writes it makes it writable for all.
-    let two = format!("{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\
-        .entry k() {{ {printed} ret; }}\n.entry w() {{ st.global.u8 [$str], 1; ret; }}\n.entry free() {{ ret; }}");
+    let two = format!(
+        "{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\
+        .entry k() {{ {printed} ret; }}\n.entry w() {{ st.global.u8 [$str], 1; ret; }}\n.entry free() {{ ret; }}"
+    );
     let cut = cut(&two, CutForm::Prelude);
     assert_eq!(cut.kernel("k"), Err(WritableGlobals));
     assert_eq!(cut.kernel("w"), Err(WritableGlobals));
     assert!(cut.kernel("free").is_ok());
     // Shared memory is no variable of the module.
-    assert_eq!(both(".extern .shared .align 16 .b8 s[];\n.shared .u32 t;\n.entry k() { st.shared.u32 [t], 1; st.shared.u32 [s], 1; ret; }"), [Ok(()); 2]);
+    assert_eq!(
+        both(
+            ".extern .shared .align 16 .b8 s[];\n.shared .u32 t;\n.entry k() { st.shared.u32 [t], 1; st.shared.u32 [s], 1; ret; }"
+        ),
+        [Ok(()); 2]
+    );
 }
 
 #[test]
@@ -347,7 +381,8 @@ fn what_is_not_understood_is_refused() {
     ] {
         let text = format!("{HEAD}{rest}");
         for rewrite in [ptx::rewrite, ptx::duplicate] {
-            let got = rewrite(&text, CutForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
+            let got =
+                rewrite(&text, CutForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
             assert_eq!(got, Err(Malformed), "{rest}");
         }
     }
@@ -371,7 +406,9 @@ fn work_is_linear_in_the_text() {
     }
     for i in 0..n {
         let next = (i + 1) % n;
-        text += &format!(".func f{i}() {{ call f{next}, (); call f0, (); ret; }}\n.entry e{i}() {{ call f{i}, (); ret; }}\n");
+        text += &format!(
+            ".func f{i}() {{ call f{next}, (); call f0, (); ret; }}\n.entry e{i}() {{ call f{i}, (); ret; }}\n"
+        );
     }
     let start = std::time::Instant::now();
     let cut = cut(&text, CutForm::SubGrid);

@@ -59,8 +59,11 @@ fn what_is_rewritten_assembles() {
                     let arch = format!("sm_{arch}{}", if specific { "a" } else { "" });
                     if let Err(why) = assemble(&ptxas, &arch, &cut.image) {
                         let text = String::from_utf8_lossy(&cut.image);
-                        let lines: Vec<_> =
-                            text.lines().enumerate().map(|(n, l)| format!("{:4} {l}", n + 1)).collect();
+                        let lines: Vec<_> = text
+                            .lines()
+                            .enumerate()
+                            .map(|(n, l)| format!("{:4} {l}", n + 1))
+                            .collect();
                         panic!("{name} {form:?} {i} {arch}: {why}\n{}", lines.join("\n"));
                     }
                     texts += 1;

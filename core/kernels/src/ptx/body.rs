@@ -61,7 +61,9 @@ pub(super) fn pieces<'t>(
                 at += 1;
                 each(Piece::Label);
             }
-            _ if matches!(first.text(source), ".loc" | ".file") || first.is(b'@') && tokens.get(at).is_some_and(|t| t.is(b'@')) => {
+            _ if matches!(first.text(source), ".loc" | ".file")
+                || first.is(b'@') && tokens.get(at).is_some_and(|t| t.is(b'@')) =>
+            {
                 let end = line_end(source, first.start);
                 while tokens.get(at).is_some_and(|t| t.start < end) {
                     at += 1;

@@ -35,7 +35,9 @@ pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
         };
         if let Some(of) = func.alias_of {
             match module.symbols.get(of) {
-                Some(Symbol::Func(f)) => (facts.bits, facts.funcs) = (facts.bits & !fact::UNRESOLVED, vec![*f]),
+                Some(Symbol::Func(f)) => {
+                    (facts.bits, facts.funcs) = (facts.bits & !fact::UNRESOLVED, vec![*f])
+                }
                 _ => return Err(Refusal::Malformed),
             }
         }

@@ -136,9 +136,7 @@ const COMPILED: [(&str, &[&str]); 5] = [
     ),
     (
         "../../tests/kernels/inference.ptx",
-        &[
-            "dense grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:48,u32:32",
-        ],
+        &["dense grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:48,u32:32"],
     ),
     (
         "../../tests/kernels/training.ptx",
@@ -284,8 +282,7 @@ impl World {
                 }
                 Arg::Floats(n) => {
                     let unit = |v: u64| (v % 4096) as f32 / 2048.0 - 1.0;
-                    let words: Vec<u32> =
-                        (0..*n).map(|_| unit(random.next()).to_bits()).collect();
+                    let words: Vec<u32> = (0..*n).map(|_| unit(random.next()).to_bits()).collect();
                     device.alloc_words(&words).to_le_bytes().to_vec()
                 }
                 Arg::Word(v) => v.to_le_bytes().to_vec(),
@@ -335,11 +332,7 @@ impl World {
             params,
             grid,
             block: self.block,
-            block_index: [
-                linear % grid[0],
-                linear / grid[0] % grid[1],
-                linear / grid[0] / grid[1],
-            ],
+            block_index: [linear % grid[0], linear / grid[0] % grid[1], linear / grid[0] / grid[1]],
             dynamic_shared_bytes: self.shared,
             sm_id: sm,
             sm_count: 8,

@@ -28,12 +28,31 @@ enum Statement {
 }
 
 const OPERATIONS: [&str; 11] = [
-    "add.u32", "sub.s32", "mul.lo.u32", "xor.b32", "and.b32", "or.b32", "min.u32", "max.s32",
-    "shl.b32", "mul.hi.u32", "div.u32",
+    "add.u32",
+    "sub.s32",
+    "mul.lo.u32",
+    "xor.b32",
+    "and.b32",
+    "or.b32",
+    "min.u32",
+    "max.s32",
+    "shl.b32",
+    "mul.hi.u32",
+    "div.u32",
 ];
 const INDICES: [&str; 12] = [
-    "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%tid.x", "%tid.y",
-    "%tid.z", "%ntid.x", "%laneid", "%ctaid.x",
+    "%ctaid.x",
+    "%ctaid.y",
+    "%ctaid.z",
+    "%nctaid.x",
+    "%nctaid.y",
+    "%nctaid.z",
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%laneid",
+    "%ctaid.x",
 ];
 const COMPARISONS: [&str; 6] = ["eq.u32", "ne.s32", "lt.u32", "ge.s32", "gt.u32", "le.s32"];
 
@@ -61,7 +80,8 @@ fn apart() -> BoxedStrategy<Vec<Statement>> {
                 prop::collection::vec(inner.clone(), 0..3)
             )
                 .prop_map(|(c, a, b, yes, no)| Statement::If(c, a, b, yes, no)),
-            (r(), prop::collection::vec(inner, 1..4)).prop_map(|(a, body)| Statement::Loop(a, body)),
+            (r(), prop::collection::vec(inner, 1..4))
+                .prop_map(|(a, body)| Statement::Loop(a, body)),
         ]
     });
     prop::collection::vec(nested, 1..6).boxed()
