@@ -80,7 +80,7 @@ impl Model {
     fn decide(word: u8, epoch: u8) -> At {
         if word == epoch + 1 {
             At::Ran
-        } else if word % 2 == 1 && word >= BASE || word % 2 == 0 && word >= epoch {
+        } else if word >= if word % 2 == 1 { BASE } else { epoch } {
             At::Left
         } else {
             At::Swap
