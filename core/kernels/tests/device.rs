@@ -93,9 +93,9 @@ impl Gpu {
         let mut bytes = params.len();
         // CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
         let mut extra: [*mut c_void; 5] = [
-            1 as *mut c_void,
+            std::ptr::without_provenance_mut(1),
             params.as_ptr() as *mut c_void,
-            2 as *mut c_void,
+            std::ptr::without_provenance_mut(2),
             (&raw mut bytes).cast(),
             std::ptr::null_mut(),
         ];
