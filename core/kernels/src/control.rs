@@ -23,7 +23,7 @@
 //!
 //! so that all warps of a block agree, whatever the flag does meanwhile, and a block
 //! runs at most once over all launches of the instance, also when two overlap.
-//! `model` proves it by trying every interleaving.
+//! `tests/claim_model.rs` shows it by trying every interleaving.
 
 /// Bytes of the control block in a kernel's parameters; 8-byte aligned.
 pub const CONTROL_BYTES: u32 = 56;

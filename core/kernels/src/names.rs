@@ -10,20 +10,25 @@ use crate::Refusal;
 
 /// Parts of names of libraries that talk to other GPUs. A kernel of theirs holds up its
 /// peers.
-const COMMUNICATION: [&str; 8] = [
+const COMMUNICATION: [&str; 13] = [
     "ncclDevKernel",
     "ncclKernel",
     "ncclSymDevKernel",
     "ncclSymkDevKernel",
     "nvshmem",
     "rcclKernel",
-    "one_shot_all_reduce",
-    "two_shot_all_reduce",
+    "deep_ep",
+    "cross_device_reduce",
+    "all_reduce",
+    "allreduce",
+    "AllReduce",
+    "all_gather",
+    "reduce_scatter",
 ];
 
 /// CUB's and Thrust's kernels in which a tile looks back at those before it: scans, and
-/// what is built on them.
-const LOOK_BACK: [&str; 14] = [
+/// what is built on them. Last, other compilers' scans.
+const LOOK_BACK: [&str; 18] = [
     "DeviceScan",
     "DeviceSelect",
     "DevicePartition",
@@ -38,6 +43,10 @@ const LOOK_BACK: [&str; 14] = [
     "Lookback",
     "look_back",
     "lookback",
+    "BatchMemcpy",
+    "cumsum",
+    "cumprod",
+    "triton_spl_",
 ];
 
 /// Other kernels whose blocks wait: for a partial sum of the same tile, or for a whole
@@ -109,6 +118,7 @@ mod tests {
             "_ZN7cutlass6KernelINS_4gemm6kernel17GemmSplitKSerialIvEEEEvNT_6ParamsE",
             "_ZN6marlin6MarlinI6__halfLi256ELi4EEEvPK4int4",
             "streamk_matmul_kernel_0d1d2d",
+            "triton_spl_fused_cumsum_3",
         ] {
             assert_eq!(waits_by_name(name), Some(Refusal::BlocksWaitByName), "{name}");
         }
@@ -124,7 +134,8 @@ mod tests {
             "ncclSymDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_f16",
             "_ZN7nvshmem6kernel7barrierEv",
             "nvshmemi_proxy_quiet_entry",
-            "_ZN2c1016c10d_cuda28one_shot_all_reduce_kernelIfEEvv",
+            "_ZN4c10d12_GLOBAL__N_127one_shot_all_reduce_kernelIfEEvv",
+            "_ZN4vllm26cross_device_reduce_1stageI6__halfLi2EEEvPNS_8RankDataE",
         ] {
             assert_eq!(waits_by_name(name), Some(Refusal::Communication), "{name}");
         }

@@ -111,7 +111,7 @@ pub fn plan(
         return Err(Refusal::PtxVersion);
     }
     let reach = reach::reach(&module)?;
-    let stem = prelude::stem(source).ok_or(Refusal::Malformed)?;
+    let stem = prelude::stem(source);
     let planner = Planner { module: &module, reach: &reach, form, copies, stem: &stem };
     let only: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
     let mut plan = Plan { edits: Vec::new(), kernels: Vec::new(), refused: Vec::new() };

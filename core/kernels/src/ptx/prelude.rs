@@ -6,6 +6,7 @@
 //! only here.
 
 use crate::control::FLAG_STRIDE_BYTES;
+use std::collections::HashSet;
 
 /// From this architecture on, accesses have orders and scopes.
 const ORDERED_FROM: u32 = 70;
@@ -160,17 +161,21 @@ fn named(template: &str, stem: &str) -> String {
     template.replace("%@", &register).replace("$@", &label)
 }
 
-/// A stem of names that does not occur in a text: `tally` and a number. `None` where
-/// the text holds the last one.
-pub(super) fn stem(source: &str) -> Option<String> {
-    let mut free = 0u32;
+/// The first stem of names that does not occur in a text: `tally` and a number.
+pub(super) fn stem(source: &str) -> String {
+    let mut taken = HashSet::new();
     for (at, found) in source.match_indices("tally") {
-        let rest = source[at + found.len()..].bytes().take(10);
-        let digits = rest.take_while(u8::is_ascii_digit);
-        let number = digits.fold(0u64, |n, d| n * 10 + u64::from(d - b'0'));
-        free = free.max(u32::try_from(number).ok()?.checked_add(1)?);
+        let digits = source[at + found.len()..].bytes().take_while(u8::is_ascii_digit);
+        // As many numbers are tried as there are occurrences: ten digits are enough.
+        let digits: Vec<u8> = digits.take(11).collect();
+        if digits.len() <= 10 {
+            taken.insert(digits.iter().fold(0u64, |n, d| n * 10 + u64::from(d - b'0')));
+        }
     }
-    Some(if free == 0 { "tally".into() } else { format!("tally{free}") })
+    match (0..).find(|n| !taken.contains(n)) {
+        Some(0) | None => "tally".into(),
+        Some(free) => format!("tally{free}"),
+    }
 }
 
 #[cfg(test)]
@@ -180,12 +185,14 @@ mod tests {
     #[test]
     fn stems_do_not_occur_in_the_source() {
         for (source, want) in [
-            ("", Some("tally")),
-            ("%tally_x", Some("tally1")),
-            ("$tally1_x tally tally7", Some("tally8")),
-            ("tally4294967295", None),
+            ("", "tally"),
+            ("%tally_x", "tally1"),
+            ("$tally1_x tally tally3", "tally2"),
+            ("%tally002_x", "tally"),
+            ("tally1 tally0 tally00000000002", "tally2"),
+            ("tally18446744073709551615", "tally"),
         ] {
-            assert_eq!(stem(source).as_deref(), want, "{source}");
+            assert_eq!(stem(source), want, "{source}");
         }
     }
 }

@@ -148,16 +148,21 @@ const COMPILED: [(&str, &[&str]); 5] = [
     ("../simcuda/tests/kernels/basic.ptx", &[]),
 ];
 
+/// This package's folder: where it is now, which need not be where it was built.
+fn root() -> PathBuf {
+    let now = std::env::var("CARGO_MANIFEST_DIR");
+    now.unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into()).into()
+}
+
 fn read(path: &str) -> (PathBuf, String) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path);
+    let path = root().join(path);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
     (path, text)
 }
 
 /// The corpus' files, with their names.
 pub fn files() -> Vec<(String, String)> {
-    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
-    let mut names: Vec<_> = std::fs::read_dir(own)
+    let mut names: Vec<_> = std::fs::read_dir(root().join("tests/corpus"))
         .unwrap()
         .map(|e| format!("tests/corpus/{}", e.unwrap().file_name().into_string().unwrap()))
         .collect();
