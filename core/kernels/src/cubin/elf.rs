@@ -10,6 +10,8 @@ use std::collections::HashMap;
 
 /// `SHT_SYMTAB`.
 pub(super) const SYMBOL_TABLE: u32 = 2;
+/// `SHT_STRTAB`.
+const STRINGS: u32 = 3;
 /// `SHT_RELA`: relocations with an addend.
 const RELOCATIONS_ADDEND: u32 = 4;
 /// `SHT_NOBITS`: no bytes in the file.
@@ -174,7 +176,14 @@ impl<'a> Cubin<'a> {
         let headers: Vec<_> = table.chunks_exact(size).collect();
         let mut budget = image.len().saturating_mul(NAMES_MAX);
         let names = headers.get(usize::from(u16_at(header, 62))).ok_or(Refusal::Malformed)?;
+        if u32_at(names, 4) != STRINGS {
+            return Err(Refusal::Malformed);
+        }
         let names = part(image, u64_at(names, 24), to_size(u64_at(names, 32))?)?;
+        // The first section's header would hold what does not fit the file's.
+        if headers[0].iter().any(|b| *b != 0) {
+            return Err(Refusal::Malformed);
+        }
         let mut sections = Vec::with_capacity(count);
         for (index, raw) in headers.iter().enumerate() {
             sections.push(section(image, raw, index, names, &mut budget)?);
@@ -390,8 +399,8 @@ fn symbols<'a>(
 ) -> Result<Vec<Symbol<'a>>, Refusal> {
     let table = part(image, u64_at(header, 24), to_size(u64_at(header, 32))?)?;
     let link = sections.get(u32_at(header, 40) as usize).ok_or(Refusal::Malformed)?;
-    let names = part(image, link.offset, if link.in_file() { to_size(link.size)? } else { 0 })?;
-    if table.len() % SYMBOL_BYTES != 0 {
+    let names = part(image, link.offset, to_size(link.size)?)?;
+    if table.len() % SYMBOL_BYTES != 0 || link.kind != STRINGS {
         return Err(Refusal::Malformed);
     }
     let read = |raw: &[u8]| {

@@ -76,7 +76,8 @@ fn apply(
     patches: Vec<Patch>,
     out: &mut Rewritten,
 ) -> Result<(), Refusal> {
-    let Some(globals) = cubin.find(".nv.info") else {
+    let globals = cubin.find(".nv.info").filter(|i| cubin.sections[*i].in_file());
+    let Some(globals) = globals else {
         out.refused.extend(patches.into_iter().map(|p| (p.kernel.name, Refusal::Metadata)));
         return Ok(());
     };

@@ -51,9 +51,11 @@ pub(super) fn make(
 ) -> Result<Patch, Refusal> {
     let entry = &cubin.symbols[symbol];
     let name = entry.name;
-    let find = |prefix: &str| cubin.find(&format!("{prefix}{name}")).ok_or(Refusal::Metadata);
-    let (text, info_at, bank) =
-        (find(".text.")?, find(".nv.info.")?, find(&format!(".nv.constant{}.", 0))?);
+    let find = |prefix: &str| {
+        let index = cubin.find(&format!("{prefix}{name}")).ok_or(Refusal::Metadata)?;
+        if cubin.sections[index].in_file() { Ok(index) } else { Err(Refusal::Metadata) }
+    };
+    let (text, info_at, bank) = (find(".text.")?, find(".nv.info.")?, find(".nv.constant0.")?);
     if usize::from(entry.section) != text || entry.value != 0 {
         return Err(Refusal::Metadata);
     }
