@@ -8,7 +8,9 @@
 //! 1. Relocations of its code, and of the constant banks of its own
 //!    (`.nv.constantN.NAME`), may name functions of the image (which are then looked
 //!    at too), shared and local memory, and the driver's own functions (`vprintf`,
-//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`].
+//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`], but for the constant
+//!    tables of CUDA's mathematical functions, told by name, size and local binding
+//!    (every kernel with a sine has one).
 //! 2. `ptxas` keeps the addresses of variables in bank 4, whose words are relocated.
 //!    Whatever may be a constant operand of bank 4 counts as a reference to what the
 //!    relocation of that word names; with an index register, to all of them.
@@ -40,6 +42,10 @@ use std::collections::{HashMap, HashSet};
 const DRIVERS: [&str; 5] = ["vprintf", "malloc", "free", "__assertfail", "nanosleep"];
 /// Parts of names of what dynamic parallelism calls.
 const LAUNCHES: [&str; 4] = ["LaunchDevice", "GetParameterBuffer", "cudaCDP", "cudaGraphLaunch"];
+/// Tables of CUDA's mathematical functions (the digits of 2/pi, coefficients), with
+/// their sizes: constants, under names that are the implementation's own.
+const MATH_TABLES: [(&str, u64); 3] =
+    [("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)];
 const ADDRESS_BANK: u32 = 4;
 const USER_BANK: u32 = 3;
 
@@ -201,6 +207,11 @@ impl<'c, 'a> References<'c, 'a> {
             return Ok(Some(index));
         }
         if name.starts_with(".nv.shared") || name.starts_with(".nv.local") {
+            return Ok(None);
+        }
+        let local = symbol.info >> 4 == 0;
+        let table = MATH_TABLES.contains(&(symbol.name, symbol.size));
+        if local && table && name == ".nv.global.init" {
             return Ok(None);
         }
         if name.starts_with(".nv.global") || name.starts_with(".nv.constant") {
