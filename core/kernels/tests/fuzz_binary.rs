@@ -2,7 +2,7 @@
 //! mutations of it, for `TALLY_FUZZ_SECONDS` each (2 if it is not set). A failure
 //! writes its input to the temporary folder and says where.
 
-#[path = "../fuzz/fuzz_targets/shared/binary.rs"]
+#[path = "../fuzz/bodies/binary.rs"]
 mod binary;
 
 use std::fs;

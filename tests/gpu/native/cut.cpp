@@ -35,11 +35,11 @@ static const Spec SPECS[] = {
     {"spin", {12672, 1, 1}, {128, 1}, 0, {1, 1}, false, false, 50, 12672},
     {"lookback", {12000, 1, 1}, {32, 1}, 0, {1, 1}, false, true, 0, 12000},
 };
-static const unsigned MASKS[] = {0, 15, 127};
+static const unsigned MASKS[] = {0, 3, 15, 127};
 static const unsigned STRIDE = 128, SLICES = 8;
 static const double STUCK_US = 60e3, LIMIT_US = 3e6;
 // A whole series of preemptions of one kind, and of trials at most.
-static const double SERIES_US = 0.5e6;
+static const double SERIES_US = 0.4e6;
 static const int TRIALS_MAX = 60;
 
 static Spec spec;
@@ -48,6 +48,8 @@ static unsigned blocks, warps, epoch;
 static CUstream stream, urgent, rescue;
 static CUdeviceptr a, b, out, ran, table, flags;
 static HostWords *host;
+// Images of the whole flag in host memory, in turn, for raising it by one copy.
+static char *flag_images[4];
 
 struct Variant {
     CUmodule module = nullptr;
@@ -157,8 +159,15 @@ template <typename Launch> static double median_us(Launch go, int repeats = 9) {
     return times[times.size() / 2];
 }
 
-// As the shim would: one word by one write, several by one batch.
-static void raise_flag(unsigned mask, unsigned value) {
+// One word by one write; several by a batch of writes, or by one copy of the whole flag.
+static void raise_flag(unsigned mask, unsigned value, bool by_copy = false) {
+    if (by_copy) {
+        static unsigned turn = 0;
+        char *image = flag_images[turn++ % 4];
+        for (unsigned i = 0; i <= mask; ++i) *reinterpret_cast<volatile unsigned *>(image + i * STRIDE) = value;
+        CK(cuMemcpyHtoDAsync(flags, image, (mask + 1) * STRIDE, urgent));
+        return;
+    }
     if (mask == 0) {
         CK(cuStreamWriteValue32(urgent, flags, value, 0));
         return;
@@ -190,7 +199,8 @@ static void give_up(const char *what) {
 }
 
 // Stopped up to three times at different points, relaunched until it is complete.
-static std::string preempted(const Variant &variant, unsigned mask, const std::vector<unsigned> &expected, double whole_us) {
+static std::string preempted(const Variant &variant, unsigned mask, bool by_copy, const std::vector<unsigned> &expected,
+                             double whole_us) {
     std::vector<double> turnaround, host_us;
     bool equal = true, once = true, complete = true;
     int trials = 0, launches = 0, rescued = 0, over_before = 0;
@@ -209,7 +219,7 @@ static std::string preempted(const Variant &variant, unsigned mask, const std::v
                 }
                 double begin = now_us();
                 bool over = cuStreamQuery(stream) == CUDA_SUCCESS;
-                raise_flag(mask, control.epoch2);
+                raise_flag(mask, control.epoch2, by_copy);
                 host_us.push_back(now_us() - begin);
                 if (done_within(stream, spec.blocks_wait ? STUCK_US : LIMIT_US)) {
                     if (over) ++over_before;
@@ -236,6 +246,7 @@ static std::string preempted(const Variant &variant, unsigned mask, const std::v
     }
     Json row;
     row.integer("flag_mask", mask);
+    row.string("raised_by", by_copy ? "copy" : "writes");
     row.flag("equal", equal);
     row.flag("once", once);
     row.flag("complete", complete);
@@ -314,8 +325,10 @@ static void prelude(Json &row, const Variant &variant, const std::vector<unsigne
     }
     std::string series;
     for (unsigned mask : MASKS) {
-        if (spec.blocks_wait && mask != 0) continue;
-        series += (series.empty() ? "" : ", ") + preempted(variant, mask, expected, whole_us);
+        for (bool by_copy : {false, true}) {
+            if (mask == 0 ? by_copy : spec.blocks_wait || (by_copy && mask < 15)) continue;
+            series += (series.empty() ? "" : ", ") + preempted(variant, mask, by_copy, expected, whole_us);
+        }
     }
     row.raw("preempted", "[" + series + "]");
 }
@@ -352,6 +365,12 @@ int main(int count, char **words) {
     CK(cuMemsetD32(table, 0, blocks));
     CK(cuMemsetD32(flags, 0, 128 * STRIDE / 4));
     host = new HostWords();
+    for (char *&image : flag_images) {
+        void *address = nullptr;
+        CK(cuMemHostAlloc(&address, 128 * STRIDE, CU_MEMHOSTALLOC_PORTABLE));
+        std::memset(address, 0, 128 * STRIDE);
+        image = static_cast<char *>(address);
+    }
     std::vector<float> values(inputs);
     unsigned x = 1;
     for (float &value : values) {

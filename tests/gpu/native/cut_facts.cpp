@@ -187,6 +187,16 @@ static void while_busy(Json &json, const std::vector<char> &patched) {
     CUdeviceptr block = 0;
     void *pinned = nullptr;
     CUstream fresh = nullptr;
+    // A module without variables, compiled by the driver.
+    const char *small = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+    CUmodule small_module = nullptr;
+    CUlibrary library = nullptr;
+    CUkernel kernel = nullptr;
+    timed("cuModuleLoadData_small_ptx", [&] { return cuModuleLoadData(&small_module, small); });
+    timed("cuLibraryLoadData_patched",
+          [&] { return cuLibraryLoadData(&library, patched.data(), nullptr, nullptr, 0, nullptr, nullptr, 0); });
+    timed("cuLibraryGetKernel", [&] { return cuLibraryGetKernel(&kernel, library, "vecadd"); });
+    timed("cuKernelGetFunction", [&] { return cuKernelGetFunction(&function, kernel); });
     timed("cuModuleLoadData_patched", [&] { return cuModuleLoadData(&module, patched.data()); });
     timed("cuModuleGetFunction", [&] { return cuModuleGetFunction(&function, module, "spin"); });
     timed("first_launch_elsewhere", [&] {
@@ -208,7 +218,9 @@ static void while_busy(Json &json, const std::vector<char> &patched) {
 }
 
 // A stream is held; a second thread sits in a call that waits for it; can a third go on?
-static void while_held(Json &json) {
+static void while_held(Json &json, const std::vector<char> &patched) {
+    CUevent event;
+    CK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     CUstream held, other, third;
     CK(cuStreamCreate(&held, CU_STREAM_NON_BLOCKING));
     CK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
@@ -216,9 +228,19 @@ static void while_held(Json &json) {
     CK(add(other));
     CK(add(held));
     CK(cuCtxSynchronize());
-    for (const char *call : {"cuCtxSynchronize", "cuMemFree", "cuMemAlloc", "cuMemcpyDtoH", "cuStreamSynchronize"}) {
+    struct {
+        const char *call;
+        bool writes_first;
+    } cases[] = {{"cuCtxSynchronize", false}, {"cuMemFree", false},        {"cuMemFree", true},
+                 {"cuMemAlloc", false},       {"cuMemcpyDtoH", false},     {"cuStreamSynchronize", false},
+                 {"cuModuleLoadData", false}, {"cuModuleLoadData", true},  {"cuLibraryLoadData", false},
+                 {"cuMemFreeAsync", false},   {"cuEventSynchronize", false}};
+    for (auto [call, writes_first] : cases) {
         CUdeviceptr block = 0;
+        CUdeviceptr from_pool = 0;
         CK(cuMemAlloc(&block, 4 << 20));
+        CK(cuMemAllocAsync(&from_pool, 4 << 20, other));
+        CK(cuCtxSynchronize());
         host->words[WORD] = 0;
         host->words[SEEN] = 0;
         Json row;
@@ -227,9 +249,14 @@ static void while_held(Json &json) {
         Watchdog watchdog;
         CK(cuStreamWaitValue32(held, host->device, 1, CU_STREAM_WAIT_VALUE_GEQ));
         CK(add(held));
+        CK(cuEventRecord(event, held));
         std::thread sitter([&] {
             cuCtxSetCurrent(context);
             CUdeviceptr more = 0;
+            CUmodule module;
+            CUlibrary library;
+            CUkernel kernel;
+            CUfunction function;
             float word;
             std::string name = call;
             if (name == "cuCtxSynchronize") cuCtxSynchronize();
@@ -237,8 +264,17 @@ static void while_held(Json &json) {
             if (name == "cuMemAlloc") cuMemAlloc(&more, 64 << 20);
             if (name == "cuMemcpyDtoH") cuMemcpyDtoH(&word, memory, 4);
             if (name == "cuStreamSynchronize") cuStreamSynchronize(held);
+            if (name == "cuModuleLoadData") cuModuleLoadData(&module, patched.data());
+            if (name == "cuLibraryLoadData") {
+                // Until its function is there.
+                cuLibraryLoadData(&library, patched.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+                cuLibraryGetKernel(&kernel, library, "vecadd");
+                cuKernelGetFunction(&function, kernel);
+            }
+            if (name == "cuMemFreeAsync") cuMemFreeAsync(from_pool, other);
+            if (name == "cuEventSynchronize") cuEventSynchronize(event);
             returned = now_us() - begin;
-            if (more != 0) cuMemFree(more);
+            // What was made is left: to free it would wait too.
         });
         std::string steps;
         std::thread worker([&] {
@@ -251,19 +287,26 @@ static void while_held(Json &json) {
                 step.number("us", now_us() - from, "%.1f");
                 steps += (steps.empty() ? "" : ", ") + step.done();
             };
-            double from = now_us();
-            timed("launch", add(other), from);
-            from = now_us();
-            double done = until_done(other, 1e6);
-            timed("its end", done < 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS, from);
-            from = now_us();
-            timed("cuStreamWriteValue32", cuStreamWriteValue32(third, host->device + SEEN * 4, 1, 0), from);
-            from = now_us();
-            while (host->words[SEEN] != 1 && now_us() - from < 1e6) {
-            }
-            timed("seen", CUDA_SUCCESS, from);
-            from = now_us();
-            timed("cuStreamWaitValue32", cuStreamWaitValue32(third, host->device + SEEN * 4, 1, CU_STREAM_WAIT_VALUE_GEQ), from);
+            auto launches = [&] {
+                double from = now_us();
+                timed("launch", add(other), from);
+                from = now_us();
+                double done = until_done(other, 1e6);
+                timed("its end", done < 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS, from);
+            };
+            auto writes = [&] {
+                double from = now_us();
+                timed("cuStreamWriteValue32", cuStreamWriteValue32(third, host->device + SEEN * 4, 1, 0), from);
+                from = now_us();
+                while (host->words[SEEN] != 1 && now_us() - from < 1e6) {
+                }
+                timed("seen", CUDA_SUCCESS, from);
+                from = now_us();
+                timed("cuStreamQuery", cuStreamQuery(held), from);
+            };
+            if (writes_first) writes();
+            launches();
+            if (!writes_first) writes();
         });
         worker.join();
         double worker_ms = (now_us() - begin) / 1e3;
@@ -271,17 +314,20 @@ static void while_held(Json &json) {
         row.number("third_thread_done_ms", worker_ms);
         row.number("second_thread_returned_ms", returned / 1e3);
         row.raw("steps", "[" + steps + "]");
-        json.raw(call, row.done());
+        json.raw(std::string(call) + (writes_first ? "_writes_first" : ""), row.done());
         CK(cuCtxSynchronize());
     }
 }
 
 // Raising a flag of several words on an otherwise idle device: the host's time, and until it is there.
+// By a batch of writes, and by one copy of the whole flag from host memory.
 static void raise(Json &json) {
     CUstream stream;
     CK(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, -1));
     static CUstreamBatchMemOpParams operations[129];
-    for (unsigned count : {1u, 16u, 128u}) {
+    void *image = nullptr;
+    CK(cuMemHostAlloc(&image, 128 * 128, CU_MEMHOSTALLOC_PORTABLE));
+    for (unsigned count : {1u, 4u, 16u, 128u}) {
         std::vector<double> queued, seen;
         for (unsigned i = 0; i < 300; ++i) {
             for (unsigned k = 0; k <= count; ++k) {
@@ -303,6 +349,19 @@ static void raise(Json &json) {
         row.raw("all_seen_p50_us", percentile(seen, 0.5));
         row.raw("all_seen_p99_us", percentile(seen, 0.99));
         json.raw("words_" + std::to_string(count), row.done());
+        seen.clear();
+        for (unsigned i = 0; i < 300; ++i) {
+            double begin = now_us();
+            CK(cuMemcpyHtoDAsync(memory, image, count * 128, stream));
+            CK(cuStreamWriteValue32(stream, host->device + SEEN * 4, i + 1000, 0));
+            while (host->words[SEEN] != i + 1000) {
+            }
+            seen.push_back(now_us() - begin);
+        }
+        Json copy;
+        copy.raw("all_seen_p50_us", percentile(seen, 0.5));
+        copy.raw("all_seen_p99_us", percentile(seen, 0.99));
+        json.raw("copy_of_" + std::to_string(count), copy.done());
     }
 }
 
@@ -328,7 +387,7 @@ int main(int count, char **words) {
     if (fact == "wait-cost") wait_cost(json);
     if (fact == "green") green(json);
     if (fact == "while-busy") while_busy(json, patched);
-    if (fact == "while-held") while_held(json);
+    if (fact == "while-held") while_held(json, patched);
     if (fact == "raise") raise(json);
     std::printf("%s\n", json.done().c_str());
     std::fflush(stdout);

@@ -1,7 +1,7 @@
-//! See `shared/binary.rs`.
+//! See `bodies/binary.rs`.
 #![no_main]
 
-#[path = "shared/binary.rs"]
+#[path = "../bodies/binary.rs"]
 #[allow(dead_code)]
 mod binary;
 
