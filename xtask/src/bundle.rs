@@ -20,12 +20,13 @@ use std::process::Command;
 /// What may be carried at once.
 const BYTES_MAX: u64 = 64 << 20;
 /// What is taken from the build, stripped.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "tally-core",
     "tallyctl",
     "libtally_shim.so",
     "tally-demo-inference",
     "tally-demo-training",
+    "tally-cut",
     "tally-roundtrip",
     "tally-test-probe",
     "xtask",

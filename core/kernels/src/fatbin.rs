@@ -31,6 +31,12 @@ const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
+/// `sm_90a` and the like: for devices of exactly this architecture.
+const FLAG_SPECIFIC: u64 = 0x10_0000;
+/// `sm_100f` and the like: for devices of the same major version.
+const FLAG_FAMILY: u64 = 0x20_0000;
+/// 64 bits, Linux.
+const FLAGS_USUAL: u64 = 0x11;
 
 /// Why a container cannot be read. Offsets count from its first byte.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -191,15 +197,53 @@ impl<'a> Fatbin<'a> {
     }
 
     /// The entry that the driver uses on a device of architecture `arch` (90 for
-    /// compute capability 9.0): machine code of the same major version and the
-    /// highest minor one that is no later, else the newest PTX that is no later.
+    /// compute capability 9.0): machine code of the same major version and the highest
+    /// minor one that is no later, else the newest PTX that is no later. Code for one
+    /// architecture only (`sm_90a`) fits no other, and goes before code for `sm_90`.
+    ///
+    /// The first part is NVIDIA's documented rule; which of two entries for the same
+    /// device is used is not documented, nor measured here. A kernel is compared with
+    /// the one that the driver loaded before its cut form is used.
     pub fn choose(&self, arch: u32) -> Option<&Entry<'a>> {
-        let newest = |kind: Kind, oldest: u32| {
-            let fits = |e: &&Entry<'a>| e.kind == kind && (oldest..=arch).contains(&e.arch);
-            self.entries.iter().filter(fits).max_by_key(|e| e.arch)
+        let best = |kind: Kind| {
+            let fits = |e: &&Entry<'a>| e.kind == kind && e.fits(arch);
+            self.entries.iter().filter(fits).max_by_key(|e| (e.arch, e.reach()))
         };
-        newest(Kind::Elf, arch / 10 * 10).or_else(|| newest(Kind::Ptx, 0))
+        best(Kind::Elf).or_else(|| best(Kind::Ptx))
     }
+}
+
+/// A container of unpacked entries, as `fatbinary --compress=false` writes it: kind,
+/// architecture and content of each. For tests, and to load a rewritten image where a
+/// container is expected.
+pub fn pack(entries: &[(Kind, u32, &[u8])]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (kind, arch, content) in entries {
+        let kind = match kind {
+            Kind::Ptx => KIND_PTX,
+            Kind::Elf => KIND_ELF,
+            Kind::Other(kind) => *kind,
+        };
+        let padded = content.len().next_multiple_of(8);
+        body.extend(kind.to_le_bytes());
+        body.extend(ENTRY_VERSION.to_le_bytes());
+        body.extend((*ENTRY_HEADER_BYTES.start() as u32).to_le_bytes());
+        body.extend((padded as u64).to_le_bytes());
+        // Packed size, options, version.
+        body.extend([0; 12]);
+        body.extend(arch.to_le_bytes());
+        body.extend([0; 8]);
+        body.extend(FLAGS_USUAL.to_le_bytes());
+        body.extend([0; 16]);
+        body.extend(*content);
+        body.resize(body.len() + padded - content.len(), 0);
+    }
+    let mut out = MAGIC.to_le_bytes().to_vec();
+    out.extend(CONTAINER_VERSION.to_le_bytes());
+    out.extend((HEADER_BYTES as u16).to_le_bytes());
+    out.extend((body.len() as u64).to_le_bytes());
+    out.extend(body);
+    out
 }
 
 fn read_entry<'a>(at: &Cursor<'a>, offset: usize) -> Result<(Entry<'a>, usize), FatbinError> {
@@ -251,6 +295,31 @@ fn read_entry<'a>(at: &Cursor<'a>, offset: usize) -> Result<(Entry<'a>, usize), 
 }
 
 impl<'a> Entry<'a> {
+    /// Bytes of the payload once unpacked, as its header says.
+    pub fn unpacked_bytes(&self) -> u64 {
+        self.unpacked_bytes
+    }
+
+    /// How narrow its code is: for all later devices (0), for a family, for one architecture.
+    fn reach(&self) -> u8 {
+        match self.flags {
+            flags if flags & FLAG_SPECIFIC != 0 => 2,
+            flags if flags & FLAG_FAMILY != 0 => 1,
+            _ => 0,
+        }
+    }
+
+    /// Whether a device of an architecture can run it, or compile it.
+    fn fits(&self, arch: u32) -> bool {
+        let same_major = self.arch / 10 == arch / 10;
+        self.arch <= arch
+            && match self.reach() {
+                2 => self.arch == arch,
+                1 => same_major,
+                _ => same_major || self.kind != Kind::Elf,
+            }
+    }
+
     /// The payload, unpacked if need be. PTX ends with a zero byte, and
     /// unpacked payloads with padding.
     ///

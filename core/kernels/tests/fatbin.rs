@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tally_kernels::fatbin::{
-    Compression, Entry, Fatbin, FatbinError, HEADER_BYTES, Kind, MAGIC, container_bytes,
+    Compression, Entry, Fatbin, FatbinError, HEADER_BYTES, Kind, MAGIC, container_bytes, pack,
 };
 
 const PTX: &[u8] =
@@ -162,4 +162,57 @@ proptest! {
             prop_assert_eq!(&payload[..content.len()], &content[..]);
         }
     }
+}
+
+/// An entry of `pack`, with flags added.
+fn flagged(mut container: Vec<u8>, index: usize, flags: u64) -> Vec<u8> {
+    let (mut at, mut left) = (16, index);
+    while left > 0 {
+        let padded = u64::from_le_bytes(container[at + 8..at + 16].try_into().unwrap());
+        at += 64 + padded as usize;
+        left -= 1;
+    }
+    let old = u64::from_le_bytes(container[at + 40..at + 48].try_into().unwrap());
+    container[at + 40..at + 48].copy_from_slice(&(old | flags).to_le_bytes());
+    container
+}
+
+#[test]
+fn what_is_packed_is_read() {
+    let packed = pack(&[(Kind::Elf, 90, b"code"), (Kind::Ptx, 80, PTX)]);
+    let read = Fatbin::parse(&packed).unwrap();
+    assert_eq!(read.entries().len(), 2);
+    assert_eq!(&*read.entries()[0].payload().unwrap(), b"code\0\0\0\0");
+    assert!(read.entries()[1].payload().unwrap().starts_with(PTX));
+    assert_eq!(container_bytes(&packed).unwrap(), packed.len() as u64);
+}
+
+#[test]
+fn the_entry_is_chosen_as_the_driver_does() {
+    const SPECIFIC: u64 = 0x10_0000;
+    const FAMILY: u64 = 0x20_0000;
+    let chosen = |container: &[u8], arch| {
+        let read = Fatbin::parse(container).unwrap();
+        read.choose(arch).map(|e| (e.kind, e.arch, e.flags & (SPECIFIC | FAMILY)))
+    };
+    let plain = pack(&[
+        (Kind::Ptx, 90, PTX),
+        (Kind::Elf, 80, b"a"),
+        (Kind::Elf, 86, b"b"),
+        (Kind::Elf, 90, b"c"),
+        (Kind::Elf, 90, b"d"),
+    ]);
+    assert_eq!(chosen(&plain, 80), Some((Kind::Elf, 80, 0)));
+    // Code of the same major version, no later; never of another.
+    assert_eq!(chosen(&plain, 89), Some((Kind::Elf, 86, 0)));
+    assert_eq!(chosen(&plain, 75), None);
+    assert_eq!(chosen(&plain, 100), Some((Kind::Ptx, 90, 0)));
+    // `sm_90a`: before `sm_90` on its device, never on another.
+    let specific = flagged(plain.clone(), 3, SPECIFIC);
+    assert_eq!(chosen(&specific, 90), Some((Kind::Elf, 90, SPECIFIC)));
+    let later = pack(&[(Kind::Elf, 100, b"a"), (Kind::Ptx, 100, PTX), (Kind::Ptx, 90, PTX)]);
+    assert_eq!(chosen(&flagged(later.clone(), 0, SPECIFIC), 103), Some((Kind::Ptx, 100, 0)));
+    assert_eq!(chosen(&flagged(later.clone(), 0, FAMILY), 103), Some((Kind::Elf, 100, FAMILY)));
+    let ptx = flagged(flagged(later, 0, SPECIFIC), 1, SPECIFIC);
+    assert_eq!(chosen(&ptx, 103), Some((Kind::Ptx, 90, 0)));
 }

@@ -5,7 +5,10 @@ mod common;
 use common::{Core, attached, eventually, welcome};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use tally_ipc::layout::{report_state, submission_flags};
+use tally_ipc::layout::report_state;
+use tally_ipc::layout::submission_flags::{
+    self, CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE,
+};
 use tally_ipc::ring::{self, Answer};
 use tally_ipc::wire::Welcome;
 

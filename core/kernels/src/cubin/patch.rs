@@ -1,0 +1,315 @@
+//! One kernel's patch: what is checked, what is changed.
+//!
+//! ```text
+//! .text.K + 0     the stack pointer's set-up  ->  BRA to the tail
+//!         + 16    the kernel's code, untouched
+//!         + size  tail: the prelude; a NOP that waits for all scoreboards; the
+//!                 displaced instruction; BRA to 16
+//! ```
+//!
+//! All general registers but R1 are dead at a kernel's entry, so that the prelude may
+//! use them. Metadata that must follow: the list and size of parameters, registers,
+//! and where exits and votes are.
+
+use super::elf::{Cubin, u16_at, u32_at};
+use super::info::{self, Attribute, Value, attribute};
+use super::reach::References;
+use super::sass::{self, INSTRUCTION_BYTES};
+use super::template::{CONTROL_OFFSET_MAX, Template};
+use crate::control::CONTROL_BYTES;
+use crate::{CutKernel, Refusal};
+
+/// Code sections end at a multiple of this.
+const TEXT_ALIGN: usize = 128;
+/// Of a parameter's description: where its size starts, and what lies below (in bank
+/// 0x1f, by value, no special alignment).
+const PARAMETER_SIZE_SHIFT: u32 = 18;
+const PARAMETER_KIND_MASK: u32 = 0x3_f000;
+const PARAMETER_BY_VALUE: u32 = 0x1_f000;
+
+/// New contents of the sections of one kernel.
+pub(super) struct Patch {
+    pub kernel: CutKernel,
+    pub symbol: usize,
+    pub text: (usize, Vec<u8>),
+    pub info: (usize, Vec<u8>),
+    pub constants: (usize, Vec<u8>),
+}
+
+/// The parameters as a kernel's metadata has them.
+struct Parameters {
+    count: u32,
+    bytes: u32,
+}
+
+/// Makes the patch of the kernel `symbol`, or says why there is none.
+pub(super) fn make(
+    cubin: &Cubin<'_>,
+    template: &'static Template,
+    references: &References<'_, '_>,
+    symbol: usize,
+) -> Result<Patch, Refusal> {
+    let entry = &cubin.symbols[symbol];
+    let name = entry.name;
+    let find = |prefix: &str| {
+        let index = cubin.find(&format!("{prefix}{name}")).ok_or(Refusal::Metadata)?;
+        if cubin.sections[index].in_file() { Ok(index) } else { Err(Refusal::Metadata) }
+    };
+    let (text, info_at, bank) = (find(".text.")?, find(".nv.info.")?, find(".nv.constant0.")?);
+    if usize::from(entry.section) != text || entry.value != 0 {
+        return Err(Refusal::Metadata);
+    }
+    let code = &cubin.sections[text].data;
+    let first = check_code(cubin.arch, template, code)?;
+    let mut attributes = info::read(&cubin.sections[info_at].data)?;
+    check_attributes(&attributes)?;
+    let cluster = cluster(&attributes)?;
+    references.check_entry(text)?;
+    references.check_reach(text)?;
+
+    let parameters = parameters(&attributes, template)?;
+    let control_offset = parameters.bytes.next_multiple_of(8);
+    if control_offset > CONTROL_OFFSET_MAX {
+        return Err(Refusal::ParameterSpace);
+    }
+    let bytes = control_offset + CONTROL_BYTES;
+    let constants = constants(cubin, bank, template, &parameters, bytes)?;
+    let bank_symbol = cubin.symbols.iter().position(|s| usize::from(s.section) == bank);
+    add_parameter(&mut attributes, template, &parameters, control_offset, bank_symbol)?;
+    let base = code.len();
+    add_offsets(&mut attributes, template, base as u32)?;
+
+    let mut new = code.to_vec();
+    let jump = sass::branch(cubin.arch, 0, base);
+    new[..INSTRUCTION_BYTES].copy_from_slice(&jump.to_le_bytes());
+    new.extend(template.tail(base, control_offset, first, TEXT_ALIGN));
+    let kernel = CutKernel {
+        name: name.to_owned(),
+        parameter_count: parameters.count,
+        control_offset,
+        cluster,
+    };
+    let info = info::write(&attributes).ok_or(Refusal::Metadata)?;
+    Ok(Patch {
+        kernel,
+        symbol,
+        text: (text, new),
+        info: (info_at, info),
+        constants: (bank, constants),
+    })
+}
+
+/// The first instruction, if it is one that can be displaced and nothing jumps to it.
+fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<u128, Refusal> {
+    if !code.len().is_multiple_of(TEXT_ALIGN) || u32::try_from(code.len()).is_err() {
+        return Err(Refusal::Metadata);
+    }
+    let first = sass::instructions(code).next().ok_or(Refusal::FirstInstruction)?;
+    if !template.displaces(first) {
+        return Err(Refusal::FirstInstruction);
+    }
+    for (index, instruction) in sass::instructions(code).enumerate() {
+        match sass::jump_target(arch, instruction, index * INSTRUCTION_BYTES) {
+            Some(to) if (0..INSTRUCTION_BYTES as i64).contains(&to) => {
+                return Err(Refusal::EntryReferenced);
+            }
+            // Out of its section, which is about to grow.
+            Some(to) if !(0..code.len() as i64).contains(&to) => return Err(Refusal::Metadata),
+            _ => {}
+        }
+    }
+    Ok(first)
+}
+
+fn check_attributes(attributes: &[Attribute]) -> Result<(), Refusal> {
+    for attribute in attributes {
+        match attribute.number {
+            attribute::NEEDS_LAUNCH_WRAPPER | attribute::NEEDS_LAUNCH_PATCH => {
+                return Err(Refusal::DeviceLaunch);
+            }
+            attribute::PARAMETER
+            | attribute::PARAMETER_BYTES
+            | attribute::PARAMETER_BANK
+            | attribute::EXIT_OFFSETS
+            | attribute::VOTE_OFFSETS
+            | attribute::VOTE_MASKS => {}
+            _ if attribute.unaffected() => {}
+            _ => return Err(Refusal::Metadata),
+        }
+    }
+    Ok(())
+}
+
+/// The cluster dimensions fixed at compile time.
+fn cluster(attributes: &[Attribute]) -> Result<Option<[u32; 3]>, Refusal> {
+    let Some(attribute) = single(attributes, attribute::CLUSTER)? else { return Ok(None) };
+    let bytes = attribute.exactly(12)?;
+    let dims = [u32_at(bytes, 0), u32_at(bytes, 4), u32_at(bytes, 8)];
+    // All zero: a cluster kernel whose dimensions the launch gives.
+    if dims == [0; 3] {
+        return Ok(None);
+    }
+    if dims.iter().all(|d| d.is_power_of_two()) {
+        Ok(Some(dims))
+    } else {
+        Err(Refusal::ClusterShape)
+    }
+}
+
+fn parameters(attributes: &[Attribute], template: &Template) -> Result<Parameters, Refusal> {
+    let mut ordinals = Vec::new();
+    let mut end = 0;
+    for attribute in attributes.iter().filter(|a| a.number == attribute::PARAMETER) {
+        let bytes = attribute.exactly(12)?;
+        let (ordinal, offset, word) = (u16_at(bytes, 4), u16_at(bytes, 6), u32_at(bytes, 8));
+        if u32_at(bytes, 0) != 0 || word & PARAMETER_KIND_MASK != PARAMETER_BY_VALUE {
+            return Err(Refusal::Metadata);
+        }
+        end = end.max(u32::from(offset) + (word >> PARAMETER_SIZE_SHIFT));
+        ordinals.push(u32::from(ordinal));
+    }
+    ordinals.sort_unstable();
+    if !ordinals.iter().copied().eq(0..ordinals.len() as u32) {
+        return Err(Refusal::Metadata);
+    }
+    let bytes = match single(attributes, attribute::PARAMETER_BYTES)?.map(|a| &a.value) {
+        Some(Value::Short { format: 3, value }) => u32::from(*value),
+        Some(_) => return Err(Refusal::Metadata),
+        None => 0,
+    };
+    let bank = single(attributes, attribute::PARAMETER_BANK)?;
+    if let Some(bank) = bank {
+        let value = bank.exactly(8)?;
+        if [u32::from(u16_at(value, 4)), u32::from(u16_at(value, 6))]
+            != [template.parameter_base, bytes]
+        {
+            return Err(Refusal::Metadata);
+        }
+    }
+    // The two go together, and the parameters end where they say.
+    if end != bytes || bank.is_some() != (bytes > 0) {
+        return Err(Refusal::Metadata);
+    }
+    Ok(Parameters { count: ordinals.len() as u32, bytes })
+}
+
+/// Bank 0 with room for the control block.
+fn constants(
+    cubin: &Cubin<'_>,
+    bank: usize,
+    template: &Template,
+    parameters: &Parameters,
+    bytes: u32,
+) -> Result<Vec<u8>, Refusal> {
+    let old = &cubin.sections[bank].data;
+    let start = template.parameter_base as usize;
+    let ends =
+        start + parameters.bytes as usize..=start + parameters.bytes.next_multiple_of(4) as usize;
+    // More than parameters would be overwritten by what is appended.
+    if !ends.contains(&old.len()) {
+        return Err(Refusal::Metadata);
+    }
+    let mut new = old.to_vec();
+    new.resize(start + bytes as usize, 0);
+    Ok(new)
+}
+
+fn add_parameter(
+    attributes: &mut Vec<Attribute>,
+    template: &Template,
+    old: &Parameters,
+    control_offset: u32,
+    bank_symbol: Option<usize>,
+) -> Result<(), Refusal> {
+    let bytes = (control_offset + CONTROL_BYTES) as u16;
+    let mut value = vec![0; 4];
+    value.extend((old.count as u16).to_le_bytes());
+    value.extend((control_offset as u16).to_le_bytes());
+    value.extend((CONTROL_BYTES << PARAMETER_SIZE_SHIFT | PARAMETER_BY_VALUE).to_le_bytes());
+    let parameter = Attribute::bytes(attribute::PARAMETER, value);
+    if old.bytes > 0 {
+        // The last parameter comes first, as the compiler has it.
+        let at = attributes.iter().position(|a| a.number == attribute::PARAMETER);
+        attributes.insert(at.unwrap_or(0), parameter);
+        for a in attributes {
+            match (a.number, &mut a.value) {
+                (attribute::PARAMETER_BYTES, Value::Short { value, .. }) => *value = bytes,
+                (attribute::PARAMETER_BANK, Value::Bytes(value)) => {
+                    value[6..8].copy_from_slice(&bytes.to_le_bytes());
+                }
+                _ => {}
+            }
+        }
+        return Ok(());
+    }
+    let symbol = bank_symbol.ok_or(Refusal::Metadata)? as u32;
+    let mut value = symbol.to_le_bytes().to_vec();
+    value.extend((template.parameter_base as u16).to_le_bytes());
+    value.extend(bytes.to_le_bytes());
+    let size = Attribute::short(attribute::PARAMETER_BYTES, 3, bytes);
+    let bank = Attribute::bytes(attribute::PARAMETER_BANK, value);
+    let after = |attributes: &[Attribute], number| {
+        attributes.iter().position(|a| a.number == number).map_or(0, |at| at + 1)
+    };
+    let at = after(attributes, attribute::API_VERSION);
+    attributes.insert(at, parameter);
+    let at = after(attributes, attribute::EXIT_OFFSETS).max(at + 1);
+    attributes.splice(at..at, [size, bank]);
+    Ok(())
+}
+
+/// Where the prelude exits and votes, and what else its code asks for.
+fn add_offsets(
+    attributes: &mut Vec<Attribute>,
+    template: &Template,
+    base: u32,
+) -> Result<(), Refusal> {
+    let moved = |offsets: &[u32]| -> Vec<u8> {
+        offsets.iter().flat_map(|offset| (base + offset).to_le_bytes()).collect()
+    };
+    extend(attributes, attribute::EXIT_OFFSETS, &moved(template.exits), None)?;
+    let masks = vec![0xff; template.votes.len() * 4];
+    let exits = attributes.iter().position(|a| a.number == attribute::EXIT_OFFSETS);
+    extend(attributes, attribute::VOTE_MASKS, &masks, exits)?;
+    let masks = attributes.iter().position(|a| a.number == attribute::VOTE_MASKS);
+    extend(attributes, attribute::VOTE_OFFSETS, &moved(template.votes), masks.map(|at| at + 1))?;
+    let exits = attributes.iter().position(|a| a.number == attribute::EXIT_OFFSETS);
+    let after_exits = exits.map_or(attributes.len(), |at| at + 1);
+    let lacks = |attributes: &[Attribute], n| !attributes.iter().any(|a| a.number == n);
+    if template.convergence && lacks(attributes, attribute::CONVERGENCE_STACK) {
+        let none = Attribute::bytes(attribute::CONVERGENCE_STACK, vec![0; 4]);
+        attributes.insert(after_exits, none);
+    }
+    if template.ctaid_z && lacks(attributes, attribute::CTAID_Z_USED) {
+        attributes.insert(after_exits, Attribute::short(attribute::CTAID_Z_USED, 1, 0));
+    }
+    Ok(())
+}
+
+/// Appends to an attribute's bytes; makes it, before `at` or last, if it is not there.
+fn extend(
+    attributes: &mut Vec<Attribute>,
+    number: u8,
+    bytes: &[u8],
+    at: Option<usize>,
+) -> Result<(), Refusal> {
+    single(attributes, number)?;
+    match attributes.iter_mut().find(|a| a.number == number).map(|a| &mut a.value) {
+        Some(Value::Bytes(old)) if old.len() % 4 == 0 => old.extend_from_slice(bytes),
+        Some(_) => return Err(Refusal::Metadata),
+        None => {
+            let at = at.unwrap_or(attributes.len());
+            attributes.insert(at, Attribute::bytes(number, bytes));
+        }
+    }
+    Ok(())
+}
+
+/// The attribute of a number, which must not be there twice.
+fn single(attributes: &[Attribute], number: u8) -> Result<Option<&Attribute>, Refusal> {
+    let mut found = attributes.iter().filter(|a| a.number == number);
+    match (found.next(), found.next()) {
+        (first, None) => Ok(first),
+        _ => Err(Refusal::Metadata),
+    }
+}

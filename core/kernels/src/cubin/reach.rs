@@ -1,0 +1,229 @@
+//! What a kernel refers to, and whether a second copy of the image would double it.
+//!
+//! The cut form is loaded as a module of its own, with its own copy of every variable
+//! in the image: `__device__` variables (`.nv.global`, `.nv.global.init`) and
+//! `__constant__` ones (`.nv.constant3`). A kernel that reads or writes one would use
+//! the wrong copy. The rule, for a kernel and every function that it can reach:
+//!
+//! 1. Relocations of its code, and of the constant banks of its own
+//!    (`.nv.constantN.NAME`), may name functions of the image (which are then looked
+//!    at too), shared and local memory, and the driver's own functions (`vprintf`,
+//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`], but for the constant
+//!    tables of CUDA's mathematical functions, told by name, size and local binding
+//!    (every kernel with a sine has one).
+//! 2. `ptxas` keeps the addresses of variables in bank 4, whose words are relocated.
+//!    Whatever may be a constant operand of bank 4 counts as a reference to what the
+//!    relocation of that word names; with an index register, to all of them.
+//! 3. If the image has `__constant__` variables: whatever may be a constant operand of
+//!    bank 3, or reads the words of bank 0 that hold the constants' address in memory,
+//!    is a use of them.
+//!
+//! Calls of the driver's functions are made with an index register, so that they are
+//! refused in images with variables, and string literals are variables here.
+//!
+//! For 2 and 3 the operand's bits are looked at in every instruction, whether or not
+//! it has such an operand, so that the error is on the refusing side. String literals
+//! (`$str`, the texts of `assert`) lie among the variables under names that a variable
+//! written in PTX may have as well; nothing in the file proves that they are never
+//! written, so that they count as variables. That rests on two facts about the
+//! compiler which cannot be proved from a file: constant operands name their bank in
+//! those bits, and addresses of variables come from relocated words only.
+//!
+//! Addresses that a kernel gets at run time, by parameters or from memory, lead to the
+//! original's variables and functions, as they should.
+
+use super::elf::{Cubin, Relocation, Symbol};
+use super::sass;
+use super::template::Template;
+use crate::Refusal;
+use std::collections::{HashMap, HashSet};
+
+/// Functions that the driver has for kernels to call, and names of its own.
+const DRIVERS: [&str; 5] = ["vprintf", "malloc", "free", "__assertfail", "nanosleep"];
+/// Parts of names of what dynamic parallelism calls.
+const LAUNCHES: [&str; 4] = ["LaunchDevice", "GetParameterBuffer", "cudaCDP", "cudaGraphLaunch"];
+/// Tables of CUDA's mathematical functions (the digits of 2/pi, coefficients), with
+/// their sizes: constants, under names that are the implementation's own.
+const MATH_TABLES: [(&str, u64); 3] =
+    [("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)];
+const ADDRESS_BANK: u32 = 4;
+const USER_BANK: u32 = 3;
+
+/// What kernels of an image can refer to.
+pub(super) struct References<'c, 'a> {
+    cubin: &'c Cubin<'a>,
+    template: &'static Template,
+    relocations: HashMap<usize, Vec<Relocation>>,
+    /// Sections whose name ends with a function's: constant banks, by that name.
+    banks: HashMap<&'a str, Vec<usize>>,
+    /// Relocated words of bank 4, by offset.
+    addresses: Vec<Relocation>,
+    has_user_constants: bool,
+    /// Code sections whose first instruction something else in the image names.
+    named: HashSet<usize>,
+}
+
+impl<'c, 'a> References<'c, 'a> {
+    /// Of an image.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`].
+    pub fn of(cubin: &'c Cubin<'a>, template: &'static Template) -> Result<Self, Refusal> {
+        let relocations = cubin.relocations()?;
+        let mut banks: HashMap<&str, Vec<usize>> = HashMap::new();
+        let mut has_user_constants = false;
+        for (index, section) in cubin.sections.iter().enumerate() {
+            let Some(bank) = section.name.strip_prefix(".nv.constant") else { continue };
+            match bank.split_once('.') {
+                Some((_, function)) => banks.entry(function).or_default().push(index),
+                // Of the whole image: bank 4 has addresses, 3 the user's constants; another
+                // is none that a compiler for these architectures makes.
+                None if bank == "4" => {}
+                None => has_user_constants |= section.bytes() > 0,
+            }
+        }
+        let bank_4 = cubin.find(".nv.constant4");
+        let mut addresses = bank_4.and_then(|i| relocations.get(&i).cloned()).unwrap_or_default();
+        addresses.sort_by_key(|r| r.offset);
+        let mut named = HashSet::new();
+        for (from, list) in &relocations {
+            for relocation in list {
+                let symbol = &cubin.symbols[relocation.symbol as usize];
+                let section = usize::from(symbol.section);
+                if section != *from && section != 0 && starts_at_entry(symbol, relocation) {
+                    named.insert(section);
+                }
+            }
+        }
+        Ok(References { cubin, template, relocations, banks, addresses, has_user_constants, named })
+    }
+
+    /// Whether something refers to the first instruction of a kernel: a launch from the
+    /// device or a use of its address elsewhere, or a relocation in its own code.
+    pub fn check_entry(&self, text: usize) -> Result<(), Refusal> {
+        if self.named.contains(&text) {
+            return Err(Refusal::DeviceLaunch);
+        }
+        for relocation in self.relocations.get(&text).into_iter().flatten() {
+            let symbol = &self.cubin.symbols[relocation.symbol as usize];
+            let in_place = relocation.offset < sass::INSTRUCTION_BYTES as u64;
+            let to_entry =
+                usize::from(symbol.section) == text && starts_at_entry(symbol, relocation);
+            if in_place || to_entry {
+                return Err(Refusal::EntryReferenced);
+            }
+        }
+        Ok(())
+    }
+
+    /// The rule above, from the code of section `text` on.
+    pub fn check_reach(&self, text: usize) -> Result<(), Refusal> {
+        let (mut seen, mut open) = (HashSet::from([text]), vec![text]);
+        while let Some(section) = open.pop() {
+            let mut found = Vec::new();
+            self.read_by_code(section, &mut found)?;
+            let name = self.cubin.sections[section].name;
+            let banks = name.strip_prefix(".text.").and_then(|f| self.banks.get(f));
+            for part in banks.into_iter().flatten().chain([&section]) {
+                found.extend(self.relocations.get(part).into_iter().flatten());
+            }
+            for relocation in found {
+                let symbol = &self.cubin.symbols[relocation.symbol as usize];
+                if let Some(function) = self.leads_to(symbol)?
+                    && seen.insert(function)
+                {
+                    if self.is_kernel(function) {
+                        return Err(Refusal::DeviceLaunch);
+                    }
+                    open.push(function);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_kernel(&self, text: usize) -> bool {
+        // Kernels' sections are few against relocations to them: none, in ordinary images.
+        self.cubin.symbols.iter().any(|s| s.is_kernel() && usize::from(s.section) == text)
+    }
+
+    /// Constant operands: words of bank 4 that code may read go to `found`.
+    fn read_by_code<'s>(
+        &'s self,
+        section: usize,
+        found: &mut Vec<&'s Relocation>,
+    ) -> Result<(), Refusal> {
+        let code = &self.cubin.sections[section].data;
+        let mut all = false;
+        let mut words = HashSet::new();
+        for instruction in sass::instructions(code) {
+            let constant = sass::constant(instruction);
+            match constant.bank {
+                USER_BANK if self.has_user_constants => return Err(Refusal::WritableGlobals),
+                ADDRESS_BANK if constant.indexed => all = true,
+                ADDRESS_BANK => {
+                    let word = constant.offset & !7;
+                    words.extend(
+                        [Some(word), constant.wide.then_some(word + 8)].into_iter().flatten(),
+                    );
+                }
+                0 if sass::has_constant(instruction) => {
+                    let word = constant.offset & !3;
+                    if self.template.grid_words.contains(&word) {
+                        return Err(Refusal::GridSync);
+                    }
+                    if self.has_user_constants && self.template.constant_words.contains(&word) {
+                        return Err(Refusal::WritableGlobals);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if all {
+            found.extend(&self.addresses);
+        } else {
+            let read =
+                |r: &&Relocation| u32::try_from(r.offset & !7).is_ok_and(|w| words.contains(&w));
+            found.extend(self.addresses.iter().filter(read));
+        }
+        Ok(())
+    }
+
+    /// What a reference to a symbol means: the code section to follow, or nothing, or a refusal.
+    fn leads_to(&self, symbol: &Symbol<'a>) -> Result<Option<usize>, Refusal> {
+        let index = usize::from(symbol.section);
+        let Some(section) = self.cubin.section_of(symbol) else {
+            return match symbol.name {
+                name if LAUNCHES.iter().any(|part| name.contains(part)) => {
+                    Err(Refusal::DeviceLaunch)
+                }
+                name if name.contains("reservedSMEM") || name.contains("reservedSmem") => Ok(None),
+                name if index == 0 && DRIVERS.contains(&name) => Ok(None),
+                _ => Err(Refusal::Metadata),
+            };
+        };
+        let name = section.name;
+        if name.starts_with(".text.") {
+            return Ok(Some(index));
+        }
+        if name.starts_with(".nv.shared") || name.starts_with(".nv.local") {
+            return Ok(None);
+        }
+        let local = symbol.info >> 4 == 0;
+        let table = MATH_TABLES.contains(&(symbol.name, symbol.size));
+        if local && table && name == ".nv.global.init" {
+            return Ok(None);
+        }
+        if name.starts_with(".nv.global") || name.starts_with(".nv.constant") {
+            return Err(Refusal::WritableGlobals);
+        }
+        Err(Refusal::Metadata)
+    }
+}
+
+/// Whether a relocation is to the first instruction of its symbol's section. Where the
+/// addend lies at the place, any to its start counts.
+fn starts_at_entry(symbol: &Symbol<'_>, relocation: &Relocation) -> bool {
+    let target = symbol.value.wrapping_add_signed(relocation.addend.unwrap_or(0));
+    target < sass::INSTRUCTION_BYTES as u64
+}

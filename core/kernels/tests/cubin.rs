@@ -1,0 +1,258 @@
+//! Cubins that `ptxas` made of the PTX files in `cubins/`, patched and compared.
+
+use std::collections::HashMap;
+use tally_kernels::cubin::{CheckError, Cubin, check, rewrite};
+use tally_kernels::{CutForm, CutKernel, Refusal, Rewritten};
+
+const ORDINARY: [(u32, &[u8]); 5] = [
+    (80, include_bytes!("cubins/ordinary.80.cubin")),
+    (86, include_bytes!("cubins/ordinary.86.cubin")),
+    (89, include_bytes!("cubins/ordinary.89.cubin")),
+    (90, include_bytes!("cubins/ordinary.90.cubin")),
+    (90, include_bytes!("cubins/ordinary.90a.cubin")),
+];
+const GLOBALS: [&[u8]; 2] =
+    [include_bytes!("cubins/globals.80.cubin"), include_bytes!("cubins/globals.90.cubin")];
+const CLUSTER: &[u8] = include_bytes!("cubins/cluster.90.cubin");
+const REGISTERS: &[u8] = include_bytes!("cubins/registers.90a.cubin");
+const OBJECT: &[u8] = include_bytes!("cubins/cluster.90.object.cubin");
+const LATER: [&[u8]; 2] =
+    [include_bytes!("cubins/cluster.100.cubin"), include_bytes!("cubins/cluster.120.cubin")];
+
+fn prelude(image: &[u8]) -> Rewritten {
+    rewrite(image, CutForm::Prelude, None).expect("a cubin that can be patched")
+}
+
+fn refusals(rewritten: &Rewritten) -> HashMap<&str, Refusal> {
+    rewritten.refused.iter().map(|(name, why)| (name.as_str(), *why)).collect()
+}
+
+#[test]
+fn ordinary_kernels_are_patched_and_say_where_the_control_block_goes() {
+    for (arch, image) in ORDINARY {
+        let rewritten = prelude(image);
+        assert_eq!(rewritten.refused, [], "sm_{arch}");
+        assert!(!rewritten.is_ptx);
+        check(image, &rewritten.image).unwrap();
+        let expected = [
+            ("barriers", 3, 24),
+            ("nothing", 0, 0),
+            ("one", 1, 8),
+            ("many", 4, 424),
+            ("recursion", 2, 16),
+            ("switcher", 2, 16),
+        ];
+        assert_eq!(rewritten.kernels.len(), expected.len());
+        for (name, parameter_count, control_offset) in expected {
+            let kernel =
+                CutKernel { name: name.to_owned(), parameter_count, control_offset, cluster: None };
+            assert_eq!(rewritten.kernel(name), Ok(&kernel), "sm_{arch}");
+        }
+    }
+}
+
+#[test]
+fn only_what_is_asked_for_is_patched() {
+    let (_, image) = ORDINARY[3];
+    let rewritten = rewrite(image, CutForm::Prelude, Some(&["one", "absent"])).unwrap();
+    assert_eq!(rewritten.kernels.len(), 1);
+    assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
+    assert_eq!(rewritten.refused, [("absent".to_owned(), Refusal::NoSuchKernel)]);
+    check(image, &rewritten.image).unwrap();
+    let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
+    let text = |cubin: &Cubin<'_>, name| cubin.sections[cubin.find(name).unwrap()].data.to_vec();
+    assert_eq!(text(&old, ".text.many"), text(&new, ".text.many"));
+    assert_ne!(text(&old, ".text.one"), text(&new, ".text.one"));
+}
+
+#[test]
+fn a_rewrite_of_nothing_keeps_every_section() {
+    for (_, image) in ORDINARY {
+        let rewritten = rewrite(image, CutForm::Prelude, Some(&[])).unwrap();
+        check(image, &rewritten.image).unwrap();
+        let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
+        for (a, b) in old.sections.iter().zip(&new.sections) {
+            assert_eq!(a.data, b.data, "{}", a.name);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_patched_twice() {
+    for (_, image) in ORDINARY {
+        let again = prelude(&prelude(image).image);
+        assert_eq!(again.kernels, []);
+        assert!(again.refused.iter().all(|(_, why)| *why == Refusal::FirstInstruction));
+        assert_eq!(again.refused.len(), 6);
+    }
+}
+
+#[test]
+fn kernels_that_use_variables_of_their_image_are_refused() {
+    for image in GLOBALS {
+        let rewritten = prelude(image);
+        check(image, &rewritten.image).unwrap();
+        let mut cut: Vec<_> = rewritten.kernels.iter().map(|k| k.name.as_str()).collect();
+        cut.sort_unstable();
+        assert_eq!(cut, ["alone", "sine"]);
+        let refused = refusals(&rewritten);
+        for name in [
+            "counts",
+            "reads_initialised",
+            "reads_constant",
+            "one_constant",
+            "address_of_constant",
+            "prints",
+            "by_function",
+            // Calls the driver's `malloc`, with an index into the addresses of variables.
+            "allocates",
+        ] {
+            assert_eq!(refused[name], Refusal::WritableGlobals, "{name}");
+        }
+        assert_eq!(refused["grid_sync"], Refusal::GridSync);
+        assert_eq!(refused.len(), 9);
+    }
+}
+
+#[test]
+fn clusters_are_told_and_odd_ones_refused() {
+    let rewritten = prelude(CLUSTER);
+    check(CLUSTER, &rewritten.image).unwrap();
+    assert_eq!(rewritten.kernel("cluster_of_4").unwrap().cluster, Some([4, 1, 1]));
+    assert_eq!(rewritten.kernel("cluster_at_launch").unwrap().cluster, None);
+    assert_eq!(rewritten.kernel("cluster_of_3"), Err(Refusal::ClusterShape));
+}
+
+#[test]
+fn register_reconfiguration_is_no_obstacle() {
+    let rewritten = prelude(REGISTERS);
+    check(REGISTERS, &rewritten.image).unwrap();
+    assert_eq!(rewritten.kernel("reconfigures").unwrap().parameter_count, 1);
+}
+
+#[test]
+fn other_images_are_refused_by_kind() {
+    let refused = |image: &[u8], form| rewrite(image, form, None).unwrap_err();
+    for image in LATER {
+        assert_eq!(refused(image, CutForm::Prelude), Refusal::Architecture);
+    }
+    assert_eq!(refused(OBJECT, CutForm::Prelude), Refusal::Relocatable);
+    assert_eq!(refused(CLUSTER, CutForm::SubGrid), Refusal::Architecture);
+    assert_eq!(refused(b"\x7fELF", CutForm::Prelude), Refusal::Malformed);
+    assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], CutForm::Prelude), Refusal::Malformed);
+    assert_eq!(refused(b"", CutForm::Prelude), Refusal::Malformed);
+}
+
+/// Cubins of older tools have the architecture in the lowest byte of the flags.
+#[test]
+fn both_layouts_of_the_flags_are_read() {
+    let mut old = CLUSTER.to_vec();
+    old[7] = 51;
+    old[48..52].copy_from_slice(&0x005a_055au32.to_le_bytes());
+    assert_eq!(Cubin::parse(&old).unwrap().arch, 90);
+    assert_eq!(Cubin::parse(CLUSTER).unwrap().arch, 90);
+    let rewritten = prelude(&old);
+    assert_eq!(rewritten.kernels.len(), 2);
+    check(&old, &rewritten.image).unwrap();
+}
+
+#[test]
+fn the_check_notices_any_changed_byte_of_code_and_constants() {
+    let (_, image) = ORDINARY[3];
+    let patched = prelude(image).image;
+    check(image, &patched).unwrap();
+    let before = Cubin::parse(&patched).unwrap();
+    let old = Cubin::parse(image).unwrap();
+    for (section, original) in before.sections.iter().zip(&old.sections) {
+        let kept = [".text.", ".nv.constant", ".debug", ".note"];
+        if original.data.is_empty() || !kept.iter().any(|k| section.name.starts_with(k)) {
+            continue;
+        }
+        let at = patched.windows(section.data.len()).position(|w| w == &*section.data).unwrap();
+        let mut step = 16;
+        while step < original.data.len() {
+            let mut changed = patched.clone();
+            changed[at + step] ^= 0x40;
+            assert!(check(image, &changed).is_err(), "{} at {step}", section.name);
+            step += original.data.len() / 7 + 1;
+        }
+    }
+    let other = check(CLUSTER, &patched).unwrap_err();
+    assert!(matches!(other, CheckError::Structure { .. }));
+}
+
+#[test]
+fn no_prefix_or_flipped_bit_makes_it_panic() {
+    let (_, image) = ORDINARY[0];
+    for end in (0..image.len()).step_by(61) {
+        let _ = rewrite(&image[..end], CutForm::Prelude, None);
+    }
+    let mut image = image.to_vec();
+    for bit in (0..image.len() * 8).step_by(389) {
+        image[bit / 8] ^= 1 << (bit % 8);
+        if let Ok(rewritten) = rewrite(&image, CutForm::Prelude, None) {
+            check(&image, &rewritten.image).unwrap();
+        }
+        image[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+/// The metadata of one kernel before and after, whole.
+#[test]
+fn metadata_changes_as_written_down() {
+    for (arch, image, golden) in [
+        (80, ORDINARY[0].1, include_str!("cubins/barriers.80.golden")),
+        (90, ORDINARY[3].1, include_str!("cubins/barriers.90.golden")),
+    ] {
+        let rewritten = rewrite(image, CutForm::Prelude, Some(&["barriers", "nothing"])).unwrap();
+        let mut text = String::new();
+        for (title, image) in [("before", image), ("after", &rewritten.image)] {
+            let cubin = Cubin::parse(image).unwrap();
+            for section in &cubin.sections {
+                let ours =
+                    section.name.ends_with(".barriers") || section.name.ends_with(".nothing");
+                if !ours {
+                    continue;
+                }
+                let info = section.info;
+                text +=
+                    &format!("{title} {} bytes {} info {info:#x}\n", section.name, section.bytes());
+                if section.name.starts_with(".nv.info") {
+                    text += &attributes(&section.data);
+                }
+            }
+            for symbol in &cubin.symbols {
+                if ["barriers", "nothing"].contains(&symbol.name) {
+                    text += &format!("{title} symbol {} bytes {}\n", symbol.name, symbol.size);
+                }
+            }
+        }
+        if std::env::var_os("TALLY_WRITE_GOLDEN").is_some() {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cubins");
+            std::fs::write(format!("{folder}/barriers.{arch}.golden"), &text).unwrap();
+        } else {
+            assert_eq!(text, golden, "sm_{arch}");
+        }
+    }
+}
+
+/// Attributes of `.nv.info`, one a line.
+fn attributes(mut data: &[u8]) -> String {
+    let mut out = String::new();
+    while let [format, number, low, high, rest @ ..] = data {
+        let value = u16::from_le_bytes([*low, *high]);
+        out += &format!("  {number:#04x} ");
+        if *format == 4 {
+            let (bytes, after) = rest.split_at(value.into());
+            let words =
+                bytes.chunks(4).map(|w| w.iter().rev().map(|b| format!("{b:02x}")).collect());
+            out += &words.collect::<Vec<String>>().join(" ");
+            data = after;
+        } else {
+            out += &format!("= {value}");
+            data = rest;
+        }
+        out += "\n";
+    }
+    out
+}
