@@ -178,8 +178,13 @@ fn what_functions_do_counts_for_those_that_reach_them() {
     assert_eq!(module(index, ""), [Ok(()); 2]);
     assert_eq!(module("mov.b32 %r1, %envreg2;", "call middle, ();"), [Err(GridSync); 2]);
     assert_eq!(module("griddepcontrol.wait;", "call other, ();"), [Err(ProgrammaticDependence); 2]);
-    // A register may hold any function's address.
-    assert_eq!(module("", "call %rd1, (), proto;"), [Err(GridSync); 2]);
+    // A register may hold the address of any function whose address is taken.
+    assert_eq!(module("", "call %rd1, (), proto;"), [Ok(()); 2]);
+    assert_eq!(module("", "mov.u64 %rd1, apart; call %rd1, (), proto;"), [Err(GridSync); 2]);
+    assert_eq!(module("mov.u64 %rd1, apart;", "call %rd1, (), proto;"), [Err(GridSync); 2]);
+    let table = ".global .u64 t[1] = {f};\n.func f() { griddepcontrol.wait; ret; }\n\
+        .entry k() { call %rd1, (), proto; ret; }";
+    assert_eq!(both(table), [Err(ProgrammaticDependence); 2]);
     assert_eq!(
         both(".extern .func far();\n.entry k() { call far, (); ret; }"),
         [Err(Relocatable); 2]

@@ -3,6 +3,7 @@
 //! `TALLY_PTXAS` is the assembler, for example of the PyPI package
 //! `nvidia-cuda-nvcc`; without it there is nothing to test with:
 //! `TALLY_PTXAS=... cargo test -p tally-kernels --test ptxas -- --ignored`.
+//! `TALLY_PTX_MORE` may name a folder of further `.ptx` files, as compilers left them.
 #![allow(missing_docs)]
 
 mod common;
@@ -43,12 +44,22 @@ fn assemble(ptxas: &str, arch: &str, text: &[u8]) -> Result<(), String> {
 fn what_is_rewritten_assembles() {
     let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
     let (mut texts, mut kernels) = (0, 0);
-    for (name, source) in common::files() {
+    let mut files = common::files();
+    if let Ok(folder) = std::env::var("TALLY_PTX_MORE") {
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            files.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap()));
+        }
+    }
+    for (name, source) in files {
         let (target, specific) = target(&source);
         for form in [CutForm::Prelude, CutForm::SubGrid] {
             let forms = [ptx::rewrite(&source, form, None), ptx::duplicate(&source, form, None)];
             for (i, cut) in forms.into_iter().enumerate() {
                 let cut = cut.unwrap_or_else(|e| panic!("{name}: {e}"));
+                for (kernel, why) in &cut.refused {
+                    println!("{name} {form:?} {}: {kernel}: {why}", ["rewrite", "duplicate"][i]);
+                }
                 if cut.kernels.is_empty() {
                     continue;
                 }

@@ -133,6 +133,8 @@ pub(super) struct Facts {
     pub bits: u16,
     /// Functions that it names, with repeats.
     pub funcs: Vec<usize>,
+    /// Those of them that it names other than to call them: their addresses are taken.
+    pub taken: Vec<usize>,
     /// Entries that it names.
     pub entries: Vec<usize>,
     /// Variables that it names.
@@ -163,13 +165,16 @@ impl Facts {
             return;
         };
         let opcode = opcode.text(source);
+        let mut called = None;
         match opcode {
             "griddepcontrol" => self.bits |= fact::DEPENDS,
             "clusterlaunchcontrol" => self.bits |= fact::STEALS,
             "call" => {
-                let target = callee(operands).and_then(|t| module.symbols.get(t.text(source)));
-                if !matches!(target, Some(Symbol::Func(_))) {
-                    self.bits |= fact::INDIRECT;
+                let token = callee(operands);
+                let target = token.and_then(|t| module.symbols.get(t.text(source)));
+                match target {
+                    Some(Symbol::Func(_)) => called = token.map(|t| t.start),
+                    _ => self.bits |= fact::INDIRECT,
                 }
             }
             _ => {}
@@ -181,7 +186,12 @@ impl Facts {
             let word = token.text(source);
             match module.symbols.get(word) {
                 Some(Symbol::Entry(e)) => self.entries.push(*e),
-                Some(Symbol::Func(f)) => self.funcs.push(*f),
+                Some(Symbol::Func(f)) => {
+                    self.funcs.push(*f);
+                    if called != Some(token.start) {
+                        self.taken.push(*f);
+                    }
+                }
                 Some(Symbol::Var(v)) => self.vars.push(*v),
                 None if word.starts_with('%') => {
                     let component = operands.get(i + 1).filter(|t| t.kind == Kind::Dot);

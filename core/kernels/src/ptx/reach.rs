@@ -64,11 +64,18 @@ pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
     for facts in entries.iter_mut().chain(&mut funcs) {
         facts.bits = uses(facts);
     }
-    let of_funcs = close(&funcs);
+    let mut by_register: Vec<usize> =
+        entries.iter().chain(&funcs).flat_map(|f| &f.taken).copied().collect();
+    let named = module.initialisers.iter().filter_map(|name| match module.symbols.get(name) {
+        Some(Symbol::Func(f)) => Some(*f),
+        _ => None,
+    });
+    by_register.extend(named);
+    let of_funcs = close(&funcs, &by_register);
     let below = entries.iter().map(|e| {
         let mut bits = e.funcs.iter().fold(0, |bits, f| bits | of_funcs[*f]);
         if e.bits & fact::INDIRECT != 0 {
-            bits |= of_funcs.iter().fold(0, |bits, f| bits | f);
+            bits |= of_funcs[funcs.len()];
         }
         bits
     });
@@ -88,22 +95,24 @@ fn undefined(name: &str) -> u16 {
     if runtime { fact::DEVICE_RUNTIME } else { fact::UNRESOLVED }
 }
 
-/// The bits of each function and of all that it can reach. A function's bits rise at
-/// most once each, so that the work is linear in the calls.
-fn close(funcs: &[Facts]) -> Vec<u16> {
-    // One more node: what a call through a register may reach, which is everything.
+/// The bits of each function and of all that it can reach, and last those of what a call
+/// through a register may reach: every function whose address something takes. A
+/// function's bits rise at most once each, so that the work is linear in the calls.
+fn close(funcs: &[Facts], by_register: &[usize]) -> Vec<u16> {
     let any = funcs.len();
     let mut callers: Vec<Vec<usize>> = vec![Vec::new(); any + 1];
     let mut bits: Vec<u16> = funcs.iter().map(|f| f.bits).collect();
     bits.push(0);
     for (at, func) in funcs.iter().enumerate() {
-        callers[at].push(any);
         for callee in &func.funcs {
             callers[*callee].push(at);
         }
         if func.bits & fact::INDIRECT != 0 {
             callers[any].push(at);
         }
+    }
+    for func in by_register {
+        callers[*func].push(any);
     }
     let mut work: Vec<usize> = (0..=any).collect();
     while let Some(at) = work.pop() {
@@ -134,10 +143,12 @@ mod tests {
             func(fact::INDEX, &[]),
             func(fact::INDIRECT, &[]),
             func(fact::GRID_ID, &[]),
+            func(fact::STEALS, &[]),
         ];
-        let bits = close(&funcs);
+        let bits = close(&funcs, &[1, 4, 4]);
+        let reached = fact::INDEX | fact::GRID_ID;
         assert_eq!(bits[..3], [fact::INDEX; 3]);
-        assert_eq!(bits[3], fact::INDEX | fact::INDIRECT | fact::GRID_ID);
-        assert_eq!(bits[4], fact::GRID_ID);
+        assert_eq!(bits[3], reached | fact::INDIRECT);
+        assert_eq!(bits[4..], [fact::GRID_ID, fact::STEALS, reached]);
     }
 }
