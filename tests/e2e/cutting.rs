@@ -24,11 +24,9 @@ fn trained(config: &str, extra: &[&str]) -> Result<serde_json::Value> {
     let mut trainer = scene.start("training", trainer)?;
     jobs::trained_to(&mut trainer, &alone)?;
     // Figures of a client that left stay in the status.
-    let mut figures = serde_json::Value::Null;
-    wait_until(JOB_MAX, "the trainer to be seen gone", || {
-        let status = scene.status()?.0;
-        figures = status["departed"][0].clone();
-        Ok(!figures.is_null())
+    let figures = wait_until("the trainer to be seen gone", JOB_MAX, || {
+        let departed = scene.status()?.0["departed"][0].clone();
+        Ok((!departed.is_null()).then_some(departed))
     })?;
     scene.stop(&mut core, JOB_MAX)?;
     Ok(figures)
