@@ -16,6 +16,7 @@ const GLOBALS: [&[u8]; 2] =
 const CLUSTER: &[u8] = include_bytes!("cubins/cluster.90.cubin");
 const REGISTERS: &[u8] = include_bytes!("cubins/registers.90a.cubin");
 const OBJECT: &[u8] = include_bytes!("cubins/cluster.90.object.cubin");
+const LINKED: &[u8] = include_bytes!("cubins/linked.90.cubin");
 const LATER: [&[u8]; 2] =
     [include_bytes!("cubins/cluster.100.cubin"), include_bytes!("cubins/cluster.120.cubin")];
 
@@ -112,6 +113,14 @@ fn kernels_that_use_variables_of_their_image_are_refused() {
         assert_eq!(refused["grid_sync"], Refusal::GridSync);
         assert_eq!(refused.len(), 9);
     }
+}
+
+#[test]
+fn functions_in_sections_of_their_own_are_followed() {
+    let rewritten = prelude(LINKED);
+    check(LINKED, &rewritten.image).unwrap();
+    assert_eq!(rewritten.kernel("calls_pure").unwrap().control_offset, 16);
+    assert_eq!(rewritten.kernel("calls_counting"), Err(Refusal::WritableGlobals));
 }
 
 #[test]
@@ -255,4 +264,18 @@ fn attributes(mut data: &[u8]) -> String {
         out += "\n";
     }
     out
+}
+
+#[test]
+fn machine_code_in_a_container_is_patched_for_its_device() {
+    use tally_kernels::fatbin::{Kind, pack};
+    use tally_kernels::image;
+    let container = pack(&[(Kind::Elf, 80, ORDINARY[0].1), (Kind::Elf, 90, ORDINARY[3].1)]);
+    for (arch, original) in [(80, ORDINARY[0].1), (89, ORDINARY[0].1), (90, ORDINARY[3].1)] {
+        let rewritten = image::rewrite(&container, arch, CutForm::Prelude, Some(&["one"])).unwrap();
+        assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
+        check(original, &rewritten.image).unwrap();
+    }
+    let refused = image::rewrite(&container, 75, CutForm::Prelude, None);
+    assert_eq!(refused.unwrap_err(), Refusal::NoCodeForDevice);
 }

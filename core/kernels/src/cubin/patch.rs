@@ -21,6 +21,8 @@ use crate::{CutKernel, Refusal};
 
 /// Code sections end at a multiple of this.
 const TEXT_ALIGN: usize = 128;
+/// A kernel's code, at most: offsets of instructions have 32 bits.
+const TEXT_BYTES_MAX: usize = 1 << 30;
 /// Of a parameter's description: where its size starts, and what lies below (in bank
 /// 0x1f, by value, no special alignment).
 const PARAMETER_SIZE_SHIFT: u32 = 18;
@@ -101,7 +103,7 @@ pub(super) fn make(
 
 /// The first instruction, if it is one that can be displaced and nothing jumps to it.
 fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<u128, Refusal> {
-    if !code.len().is_multiple_of(TEXT_ALIGN) || u32::try_from(code.len()).is_err() {
+    if !code.len().is_multiple_of(TEXT_ALIGN) || code.len() > TEXT_BYTES_MAX {
         return Err(Refusal::Metadata);
     }
     let first = sass::instructions(code).next().ok_or(Refusal::FirstInstruction)?;
