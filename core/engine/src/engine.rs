@@ -14,6 +14,7 @@
 //! ```
 
 mod give_way;
+mod learn;
 mod offer;
 mod progress;
 mod rule;
