@@ -147,3 +147,39 @@ fn asking_for_a_form_that_could_be_made_is_passed_on_and_runs_whole() {
     let stats = e.client_stats(LOW).unwrap();
     assert_eq!((stats.degraded, stats.preemptible), (1, 0));
 }
+
+#[test]
+fn a_kernel_that_an_earlier_run_found_not_to_be_cut_is_not_offered_for_it() {
+    use tally_engine::profile::Kept;
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(common::Seen::default()));
+    let script = Script {
+        answers: [Ok(Decision::Preemptible), Ok(Decision::Slice(2))].into(),
+        seen: seen.clone(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let kernel = e.intern(&key("k")).unwrap();
+    let kept = Kept {
+        count: 9,
+        mean_ns: 4_000,
+        predicted_ns: 5_000,
+        whole_only: Some("its blocks wait"),
+        ..Kept::default()
+    };
+    e.restore_profile(kernel, kept);
+    let flags = launch_flags::CAN_SLICE
+        | launch_flags::CAN_PREEMPT
+        | launch_flags::CAN_PREPARE
+        | launch_flags::CAN_PARTITION;
+    for t in 0..2 {
+        e.submitted(1, LOW, Submission { flags, ..submission(t, Some(kernel)) }, &mut out);
+    }
+    for launch in &seen.lock().unwrap().launches {
+        assert_eq!(launch.flags, launch_flags::CAN_PARTITION, "narrowing is no cutting");
+        assert_eq!(launch.predicted_ns, 5_000);
+    }
+    assert_eq!(granted(&out, LOW), Some(2));
+    assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
+}
