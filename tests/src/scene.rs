@@ -198,6 +198,8 @@ impl Scene {
     pub fn core_unready(&self, policy: &Path, arguments: &[&str]) -> Result<Process> {
         let mut command = self.program("tally-core")?;
         command.arg("--socket").arg(self.socket()).arg("--policy").arg(policy).args(arguments);
+        // What other scenes' kernels took must not matter here.
+        command.env("XDG_STATE_HOME", self.dir().join("state"));
         self.start("core", command)
     }
 

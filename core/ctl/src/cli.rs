@@ -45,6 +45,13 @@ pub enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
+    /// Show or clear what is known of kernels: their measured times, and which must not
+    /// be cut.
+    Profiles {
+        /// What to do.
+        #[command(subcommand)]
+        command: ProfilesCommand,
+    },
     /// Stop the core: it lets every launch go, then ends.
     Stop,
 }
@@ -144,6 +151,24 @@ pub enum PolicyCommand {
     },
 }
 
+/// `profiles`.
+#[derive(Debug, Subcommand)]
+pub enum ProfilesCommand {
+    /// Show the kernels that took the most GPU time, in every form, and where profiles
+    /// are kept.
+    Show {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+        /// How many kernels to show.
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        kernels: usize,
+    },
+    /// Forget all of it, and delete the file that the next core would read: kernels are
+    /// measured anew, and programs started from now on have theirs cut again.
+    Clear,
+}
+
 /// The whole program.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -160,6 +185,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
         Command::Status(args) => crate::status::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
+        Command::Profiles { command } => crate::profiles::run(&socket, command),
         Command::Stop => crate::policy::stop(&socket),
     };
     match outcome {

@@ -6,6 +6,7 @@ mod cli;
 mod error;
 mod launch;
 mod policy;
+mod profiles;
 mod status;
 mod table;
 

@@ -43,34 +43,41 @@ pub fn run(socket: &Path, args: &StatusArgs) -> Result<(), CtlError> {
     }
 }
 
+/// Colours, or none.
 #[derive(Clone, Copy)]
-struct Paint(bool);
+pub struct Paint(pub bool);
 
 impl Paint {
     fn with(self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
-    fn bold(self, text: &str) -> String {
+    /// For headings.
+    pub fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
-    fn bad(self, text: &str) -> String {
+    /// For what somebody should look at.
+    pub fn bad(self, text: &str) -> String {
         self.with("31", text)
     }
 }
 
-fn text<'a>(v: &'a Value, at: &str) -> &'a str {
+/// A text of the answer.
+pub fn text<'a>(v: &'a Value, at: &str) -> &'a str {
     v.pointer(at).and_then(Value::as_str).unwrap_or("?")
 }
 
-fn count(v: &Value, at: &str) -> String {
+/// A whole number of it.
+pub fn count(v: &Value, at: &str) -> String {
     v.pointer(at).and_then(Value::as_u64).map_or_else(|| "?".into(), |n| n.to_string())
 }
 
-fn number(v: &Value, at: &str) -> f64 {
+/// A number of it.
+pub fn number(v: &Value, at: &str) -> f64 {
     v.pointer(at).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-fn list<'a>(v: &'a Value, at: &str) -> &'a [Value] {
+/// A list of it.
+pub fn list<'a>(v: &'a Value, at: &str) -> &'a [Value] {
     v.pointer(at).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
@@ -87,7 +94,8 @@ fn duration(s: f64) -> String {
     }
 }
 
-fn short(name: &str) -> String {
+/// A name that fits a table.
+pub fn short(name: &str) -> String {
     if name.chars().count() <= NAME_CHARS_MAX {
         return name.to_owned();
     }
@@ -195,7 +203,8 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
     Ok(())
 }
 
-fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::Result<()> {
+/// A table with its header in bold.
+pub fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::Result<()> {
     for (i, line) in lines.iter().enumerate() {
         let line = if i == 0 { paint.bold(line) } else { line.clone() };
         writeln!(out, "{line}")?;
@@ -294,16 +303,18 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
     print(out, &table(&header, &all.iter().take(5).map(row).collect::<Vec<_>>()), paint)
 }
 
+/// Dimensions.
+pub fn three(v: &Value) -> String {
+    let n = |i: usize| v[i].as_u64().unwrap_or(0);
+    format!("{}x{}x{}", n(0), n(1), n(2))
+}
+
 fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     let all = list(s, "/kernels");
     if all.is_empty() {
         return Ok(());
     }
-    let three = |v: &Value| {
-        let n = |i: usize| v[i].as_u64().unwrap_or(0);
-        format!("{}x{}x{}", n(0), n(1), n(2))
-    };
     let row = |k: &Value| {
         vec![
             count(k, "/measured"),

@@ -28,7 +28,7 @@ fn without_a_core_it_says_what_to_do() {
     let shim = dir.path().join("shim.so");
     std::fs::write(&shim, "").unwrap();
     let run = ["run", "--shim", shim.to_str().unwrap(), "--", "true"];
-    for args in [&["status"][..], &["policy", "show"], &["stop"], &run] {
+    for args in [&["status"][..], &["policy", "show"], &["profiles", "clear"], &["stop"], &run] {
         let output = tallyctl(&socket, args);
         assert_eq!(output.status.code(), Some(69), "{args:?}: {}", said(&output));
         assert!(said(&output).contains("none.sock") && said(&output).contains("tally-core"));

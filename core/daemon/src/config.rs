@@ -34,6 +34,8 @@ pub struct Config {
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
     pub width: Width,
+    /// What is kept of kernels between runs.
+    pub profiles: Profiles,
 }
 
 /// `[socket]`.
@@ -272,6 +274,45 @@ impl Default for Width {
     }
 }
 
+/// `[profiles]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Profiles {
+    /// Keep measured times of kernels, and which must not be cut, for the next run.
+    pub enabled: bool,
+    /// Where; none: see [`Profiles::directory`].
+    pub directory: Option<PathBuf>,
+    /// Write them this often if something changed, s. Also at an orderly end.
+    pub save_every_s: u64,
+    /// Kernels (name, image, grid, block) kept; those with the least measured GPU time
+    /// go first.
+    pub kernels_max: usize,
+}
+
+impl Default for Profiles {
+    fn default() -> Self {
+        Profiles { enabled: true, directory: None, save_every_s: 60, kernels_max: 50_000 }
+    }
+}
+
+impl Profiles {
+    /// The folder in force: `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else
+    /// `~/.local/state/tally`. `None` if there is no home.
+    pub fn directory(&self) -> Option<PathBuf> {
+        let folder = |name| std::env::var_os(name).filter(|d| !d.is_empty()).map(PathBuf::from);
+        if self.directory.is_some() {
+            return self.directory.clone();
+        }
+        if let Some(state) = folder("XDG_STATE_HOME") {
+            return Some(state.join("tally"));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Some("/var/lib/tally".into());
+        }
+        folder("HOME").map(|home| home.join(".local/state/tally"))
+    }
+}
+
 /// How clients share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -423,6 +464,9 @@ impl Config {
         within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
         within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
+        within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
+        let most = tally_engine::profile::KERNELS_MAX as u64;
+        within("profiles.kernels_max", self.profiles.kernels_max as u64, 1, most)?;
         let most = tally_ipc::wire::WIDTHS_MAX as u64;
         within("the length of width.reserve_sms", self.width.reserve_sms.len() as u64, 0, most)?;
         for sms in &self.width.reserve_sms {

@@ -5,7 +5,7 @@
 //! | thread | module | does | never |
 //! | --- | --- | --- | --- |
 //! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | logs, blocks on a lock, touches the socket |
-//! | control | [`control`] | registration, admin requests, policy reload, residency, drain | decides a launch |
+//! | control | [`control`] | registration, admin requests, policy reload, residency, kept profiles, drain | decides a launch |
 //!
 //! Read next: [`run`] for how they are put together and taken apart,
 //! [`dispatch`] for the loop, [`status`] for what operators see.
@@ -21,6 +21,7 @@ pub mod loader;
 pub mod mps;
 pub mod policy_slot;
 pub mod policy_watch;
+pub mod profile_store;
 pub mod residency;
 pub mod run;
 pub mod signals;

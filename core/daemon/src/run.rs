@@ -1,8 +1,8 @@
 //! From a configuration to a serving core, and back to nothing.
 //!
-//! Up: lock, residency, policy, dispatch thread, socket. Down, on SIGTERM,
+//! Up: lock, policy, residency, kept profiles, dispatch thread, socket. Down, on SIGTERM,
 //! SIGINT or `tallyctl stop`: no new connections, every launch let go, rings
-//! empty (at most [`DRAIN_MAX`]), MPS daemon stopped, socket removed. A second
+//! empty (at most [`DRAIN_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
 //! signal ends at once.
 
 use crate::admit::Rules;
@@ -15,6 +15,7 @@ use crate::error::CoreError;
 use crate::loader::{Loader, WasmLoader};
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
+use crate::profile_store::ProfileStore;
 use crate::residency::Residency;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
@@ -72,7 +73,8 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
     let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
-    let Handle { control, notices, mut ended, pinned } = dispatch::start(settings, policy)?;
+    let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
+    let Handle { control, notices, mut ended, pinned } = dispatch::start(settings, policy, loaded)?;
     if pinned != config.dispatch.pin_cpu {
         tracing::warn!(cpu = config.dispatch.pin_cpu, "the dispatch thread could not be pinned");
     }
@@ -90,6 +92,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         registry: RefCell::new(Registry::default()),
         policy: slot,
         source_changed: Notify::new(),
+        profiles,
         residency: RefCell::new(Some(residency)),
         stop: Notify::new(),
         started: Instant::now(),
@@ -102,6 +105,9 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     if plane.config.policy.watch {
         tokio::task::spawn_local(watch(plane.clone()));
+    }
+    if let Some(every) = plane.profiles.save_every() {
+        tokio::task::spawn_local(control::keep(plane.clone(), every));
     }
     let outcome = until_stopped(&plane, &mut signals, &mut ended).await;
     accepting.abort();
@@ -144,6 +150,12 @@ async fn until_stopped(
 
 async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
     tracing::info!("draining: every launch is let go");
+    // The dispatch thread ends with the drain; what it knows is written afterwards.
+    tokio::select! {
+        // Gone or too busy: then the last interval's profiles are lost.
+        _ = plane.profiles.gather(&plane.control) => {}
+        () = second_stop(signals) => return Ok(()),
+    }
     let drained = plane.control.ask(|done| Control::Drain { within: DRAIN_MAX, done });
     tokio::select! {
         drained = drained => match drained {
@@ -152,6 +164,10 @@ async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
             Err(error) => return Err(CoreError::Dispatch(error.to_string())),
         },
         () = second_stop(signals) => tracing::warn!("second signal: ending at once"),
+    }
+    tokio::select! {
+        () = plane.profiles.write() => {}
+        () = second_stop(signals) => {}
     }
     Ok(())
 }

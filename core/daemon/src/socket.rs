@@ -100,28 +100,34 @@ impl Drop for Claim {
 }
 
 fn make_folder(path: &Path) -> Result<(), CoreError> {
-    let folder = folder(path);
+    private_folder(folder(path)).map_err(|why| wrong(path, format!("its folder {why}")))
+}
+
+/// Make a folder that nobody else can write to, or see that an existing one is so: in
+/// somebody else's, anybody could swap our files for theirs.
+///
+/// # Errors
+/// What is wrong with it and what to do.
+pub(crate) fn private_folder(folder: &Path) -> Result<(), String> {
     match std::fs::metadata(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)
-            .map_err(|e| wrong(path, format!("its folder cannot be made: {e}"))),
-        Err(e) => Err(wrong(path, format!("its folder: {e}"))),
-        Ok(m) if !m.is_dir() => Err(wrong(path, "its folder is a file")),
+            .map_err(|e| format!("cannot be made: {e}")),
+        Err(e) => Err(format!("cannot be used: {e}")),
+        Ok(m) if !m.is_dir() => Err("is a file".into()),
         Ok(m) => {
-            // Somebody else's folder, or one where anybody can swap the socket
-            // for another, would hand clients to a stranger.
             let own = rustix::process::geteuid().as_raw();
             let sticky = m.mode() & 0o1000 != 0;
             if m.uid() != own && m.uid() != 0 {
-                return Err(wrong(
-                    path,
-                    format!("its folder belongs to user {}: remove it or use --socket", m.uid()),
+                return Err(format!(
+                    "belongs to user {}: remove it or choose another place",
+                    m.uid()
                 ));
             }
             if m.mode() & 0o022 != 0 && !sticky {
-                return Err(wrong(path, "its folder can be written by others: chmod go-w it"));
+                return Err("can be written by others: chmod go-w it".into());
             }
             Ok(())
         }

@@ -7,6 +7,7 @@
 use crate::dispatch::latency::Quantiles;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use crate::policy_slot::{LoadFailure, Source};
+use crate::profile_store::ProfilesStatus;
 use crate::residency::ResidencyStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -43,6 +44,8 @@ pub struct Status {
     pub kernels: Vec<KernelStatus>,
     /// Kernels (name, image, grid, block) known in all.
     pub kernels_known: u32,
+    /// What is kept of kernels between runs of the core.
+    pub profiles: ProfilesStatus,
 }
 
 /// The daemon.
@@ -396,7 +399,8 @@ impl Report {
     }
 }
 
-fn uuid(words: [u64; 2]) -> String {
+/// A device's UUID as `nvidia-smi` writes it; empty if it is 0.
+pub(crate) fn uuid(words: [u64; 2]) -> String {
     if words == [0, 0] {
         return String::new();
     }

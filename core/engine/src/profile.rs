@@ -23,6 +23,9 @@ const PREDICTING: usize = 9;
 /// Weight of a new sample in the running mean is at least 1 / this, so that the
 /// mean follows a kernel whose inputs change.
 const MEAN_WINDOW: u64 = 64;
+/// Launches of earlier runs count as so many at most, so that what was kept neither
+/// outweighs what is measured now nor tops the list of busy kernels for ever.
+pub const KEPT_COUNT_MAX: u64 = MEAN_WINDOW;
 
 /// Forms of one kernel that are told apart; further ones are not measured.
 pub const FORMS_MAX: usize = 16;
@@ -112,6 +115,8 @@ pub struct Profile {
     pub cut: CutState,
     /// Measured in other forms than whole, by form and its argument.
     pub forms: BTreeMap<(Form, u32), FormStats>,
+    /// See [`Profiles::take_news`].
+    news: bool,
 }
 
 fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
@@ -130,6 +135,7 @@ impl Profile {
             recent: [0; RECENT],
             cut: CutState::Unknown,
             forms: BTreeMap::new(),
+            news: false,
         }
     }
 
@@ -163,9 +169,9 @@ impl Profile {
     }
 
     /// What was kept of an earlier run; nothing measured in this one is lost.
-    pub fn restore(&mut self, kept: Kept) {
+    fn restore(&mut self, kept: Kept) {
         if self.count == 0 && kept.count > 0 {
-            self.count = kept.count.min(MEAN_WINDOW);
+            self.count = kept.count.min(KEPT_COUNT_MAX);
             self.mean_ns = kept.mean_ns;
             self.predicted_ns = kept.predicted_ns;
             let n = self.count.min(RECENT as u64) as usize;
@@ -179,6 +185,9 @@ impl Profile {
             if self.forms.len() < FORMS_MAX {
                 self.forms.entry((form, argument)).or_insert(stats);
             }
+        }
+        if let Some(why) = kept.whole_only {
+            self.cut = CutState::WholeOnly(why);
         }
     }
 
@@ -207,6 +216,8 @@ pub struct Kept {
     pub p99_ns: u64,
     /// Other forms.
     pub forms: Vec<(Form, u32, FormStats)>,
+    /// It must not be cut, and why.
+    pub whole_only: Option<&'static str>,
 }
 
 /// Kernels beyond this share one id each for everything new; see [`Profiles::intern`].
@@ -217,6 +228,8 @@ pub const KERNELS_MAX: usize = 65_536;
 pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,
     list: Vec<Profile>,
+    /// Profiles with news.
+    news: u32,
 }
 
 impl Profiles {
@@ -254,14 +267,14 @@ impl Profiles {
 
     /// Add a measurement of a launch that ran whole.
     pub fn record(&mut self, kernel: KernelId, measured_ns: u64) {
-        if let Some(p) = self.list.get_mut(kernel as usize) {
+        if let Some(p) = self.learnt(kernel) {
             p.record(measured_ns);
         }
     }
 
     /// Add a measurement of a launch in another form.
     pub fn record_form(&mut self, kernel: KernelId, form: Form, argument: u32, measured_ns: u64) {
-        let profile = self.list.get_mut(kernel as usize);
+        let profile = self.learnt(kernel);
         if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
             stats.record(measured_ns);
         }
@@ -269,15 +282,67 @@ impl Profiles {
 
     /// A launch gave way so long after it was asked to.
     pub fn record_turnaround(&mut self, kernel: KernelId, form: Form, argument: u32, ns: u64) {
-        let profile = self.list.get_mut(kernel as usize);
+        let profile = self.learnt(kernel);
         if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
             stats.gave_way(ns);
         }
     }
 
-    /// Change what is known of a kernel from elsewhere.
-    pub fn get_mut(&mut self, kernel: KernelId) -> Option<&mut Profile> {
-        self.list.get_mut(kernel as usize)
+    /// What a client found out about cutting a kernel. A verdict that it is only to be
+    /// run whole stays.
+    pub fn set_cut(&mut self, kernel: KernelId, cut: CutState) {
+        match self.list.get_mut(kernel as usize) {
+            Some(p) if !matches!(p.cut, CutState::WholeOnly(_)) => p.cut = cut,
+            _ => return,
+        }
+        if matches!(cut, CutState::WholeOnly(_)) {
+            self.learnt(kernel);
+        }
+    }
+
+    /// What an earlier run knew of a kernel. No news.
+    pub fn restore(&mut self, kernel: KernelId, kept: Kept) {
+        if let Some(p) = self.list.get_mut(kernel as usize) {
+            p.restore(kept);
+        }
+    }
+
+    /// The profile of a kernel that something is learnt of now.
+    fn learnt(&mut self, kernel: KernelId) -> Option<&mut Profile> {
+        let profile = self.list.get_mut(kernel as usize)?;
+        self.news += u32::from(!std::mem::replace(&mut profile.news, true));
+        Some(profile)
+    }
+
+    /// Whether [`Profiles::take_news`] has any kernel left.
+    pub fn has_news(&self) -> bool {
+        self.news > 0
+    }
+
+    /// The profile of a kernel if something was measured of it, or it was found not to
+    /// be cut, since this was called last.
+    pub fn take_news(&mut self, kernel: KernelId) -> Option<&Profile> {
+        let profile = self.list.get_mut(kernel as usize)?;
+        if !std::mem::take(&mut profile.news) {
+            return None;
+        }
+        self.news -= 1;
+        Some(profile)
+    }
+
+    /// Forget what was measured of a kernel, and that it must not be cut. False if
+    /// there is no such kernel.
+    pub fn forget(&mut self, kernel: KernelId) -> bool {
+        self.take_news(kernel);
+        let Some(p) = self.list.get_mut(kernel as usize) else { return false };
+        p.count = 0;
+        p.mean_ns = 0;
+        p.predicted_ns = 0;
+        p.forms.clear();
+        if matches!(p.cut, CutState::WholeOnly(_)) {
+            p.cut = CutState::Unknown;
+        }
+        true
     }
 
     /// All profiles, by id.
@@ -317,5 +382,59 @@ mod tests {
         }
         assert_eq!(p.predicted_ns, 70_000);
         assert_eq!(p.p99_ns(), 70_000);
+    }
+
+    fn known() -> (Profiles, KernelId) {
+        let mut all = Profiles::default();
+        let key = KernelKey { name: "k".into(), image: 1, grid: [1; 3], block: [1; 3] };
+        let kernel = all.intern(&key).unwrap();
+        (all, kernel)
+    }
+
+    #[test]
+    fn what_was_kept_predicts_and_gives_way_to_what_is_measured() {
+        let (mut all, kernel) = known();
+        let kept = Kept {
+            count: 1_000,
+            mean_ns: 210,
+            predicted_ns: 200,
+            p99_ns: 900,
+            forms: vec![(Form::Preemptible, 0, FormStats::kept(7, 250, 40))],
+            whole_only: Some("because"),
+        };
+        all.restore(kernel, kept.clone());
+        assert!(!all.has_news(), "nothing was measured");
+        let p = all.get(kernel).unwrap();
+        assert_eq!((p.count, p.mean_ns, p.predicted_ns), (KEPT_COUNT_MAX, 210, 200));
+        assert_eq!((p.p99_ns(), p.turnaround_ns(Form::Preemptible, 0)), (900, Some(40)));
+        assert_eq!(p.cut, CutState::WholeOnly("because"));
+        for _ in 0..5 {
+            all.record(kernel, 500);
+        }
+        assert_eq!(all.predicted_ns(kernel), 500);
+        all.restore(kernel, kept);
+        assert_eq!(all.predicted_ns(kernel), 500, "a second client brings it again");
+    }
+
+    #[test]
+    fn news_is_told_once_and_forgetting_leaves_none() {
+        let (mut all, kernel) = known();
+        assert!(!all.has_news() && all.take_news(kernel).is_none());
+        all.set_cut(kernel, CutState::Preparable);
+        assert!(!all.has_news(), "a state that every run finds out anew");
+        all.record(kernel, 5);
+        all.record_form(kernel, Form::Sliced, 2, 6);
+        all.set_cut(kernel, CutState::WholeOnly("because"));
+        assert!(all.has_news());
+        assert_eq!(all.take_news(kernel).unwrap().count, 1);
+        assert!(!all.has_news() && all.take_news(kernel).is_none());
+        all.record(kernel, 5);
+        assert!(all.forget(kernel) && !all.forget(kernel + 1));
+        assert!(!all.has_news());
+        let p = all.get(kernel).unwrap();
+        assert_eq!((p.count, p.predicted_ns, p.p99_ns(), p.cut), (0, 0, 0, CutState::Unknown));
+        assert!(p.forms.is_empty());
+        all.record(kernel, 8);
+        assert_eq!((all.predicted_ns(kernel), all.get(kernel).unwrap().p99_ns()), (8, 8));
     }
 }

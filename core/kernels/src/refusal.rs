@@ -147,6 +147,23 @@ impl Refusal {
         self as u8
     }
 
+    /// Whether only running the kernel could show it: worth keeping, because finding
+    /// out again costs a launch that does not end, or a wrong result.
+    pub fn is_learnt(self) -> bool {
+        matches!(
+            self,
+            Refusal::BlocksWaited
+                | Refusal::DriverRefused
+                | Refusal::AttributesDiffer
+                | Refusal::ResultsDiffer
+        )
+    }
+
+    /// The refusal that [`Refusal::text`] says so of.
+    pub fn from_text(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|r| r.text() == text)
+    }
+
     /// The refusal of a number.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|r| r.code() == code)
@@ -166,10 +183,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_leads_back() {
+    fn every_code_and_every_text_leads_back() {
         for (i, r) in Refusal::ALL.into_iter().enumerate() {
             assert_eq!(r.code() as usize, i + 1);
             assert_eq!(Refusal::from_code(r.code()), Some(r));
+            assert_eq!(Refusal::from_text(r.text()), Some(r));
         }
         assert_eq!(Refusal::from_code(0), None);
     }

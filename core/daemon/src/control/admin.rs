@@ -5,6 +5,8 @@
 //! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
 //! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
 //! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
+//! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
+//! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
@@ -39,6 +41,11 @@ enum Request {
         #[serde(default)]
         config: Option<PathBuf>,
     },
+    ProfilesShow {
+        #[serde(default)]
+        kernels: Option<usize>,
+    },
+    ProfilesClear {},
     Stop {},
 }
 
@@ -122,6 +129,25 @@ async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
                 Err(e) => error(Code::Unavailable, e),
             }
         }
+        Request::ProfilesShow { kernels } => {
+            // What the next interval would bring is to be seen now.
+            let known = match plane.profiles.gather(&plane.control).await {
+                Ok(()) => plane.status(kernels).await,
+                Err(e) => Err(e),
+            };
+            match known {
+                Ok(s) => json!({"ok": {"store": s.profiles, "kernels": s.kernels}}),
+                Err(e) => error(Code::Unavailable, e),
+            }
+        }
+        Request::ProfilesClear {} if !plane.rules.may_change(uid) => denied("clear profiles"),
+        Request::ProfilesClear {} => match plane.profiles.clear(&plane.control).await {
+            Ok(cleared) => {
+                tracing::info!(uid, kernels = cleared.kernels, "asked to clear profiles");
+                json!({"ok": cleared})
+            }
+            Err(e) => error(Code::Unavailable, e),
+        },
         Request::Stop {} if !plane.rules.may_change(uid) => denied("stop the core"),
         Request::Stop {} => {
             tracing::info!(uid, "asked to stop");

@@ -10,6 +10,7 @@ use crate::admit::Rules;
 use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
+use crate::profile_store::ProfileStore;
 use crate::residency::Residency;
 use crate::status::{CoreStatus, PolicyReport, SCHEMA, Status};
 use registry::Registry;
@@ -43,6 +44,8 @@ pub struct Plane {
     pub policy: PolicySlot,
     /// What changed about the policy's source, for the watch.
     pub source_changed: Notify,
+    /// What is kept of kernels.
+    pub profiles: ProfileStore,
     /// How clients share the GPU.
     pub residency: RefCell<Option<Residency>>,
     /// Somebody asked the core to stop.
@@ -94,6 +97,7 @@ impl Plane {
             departed: registry.departed(),
             kernels: s.kernels.into_iter().map(Into::into).collect(),
             kernels_known: s.kernels_known,
+            profiles: self.profiles.status(),
         })
     }
 
@@ -124,6 +128,18 @@ impl Plane {
                 let _ = self.load_policy(source, trigger).await;
             }
             None => tracing::warn!("nothing to reload: the built-in rule serves"),
+        }
+    }
+}
+
+/// Keep what is learnt of kernels, now and then.
+pub async fn keep(plane: Rc<Plane>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        match plane.profiles.gather(&plane.control).await {
+            Ok(()) => plane.profiles.write().await,
+            Err(AskError::Busy) => {}
+            Err(AskError::Gone) => return,
         }
     }
 }

@@ -5,6 +5,7 @@
 use super::control::NewClient;
 use super::kernels::KernelCache;
 use super::probe::Probe;
+use super::recall::Recall;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_engine::policy::{Class, launch_flags};
@@ -237,6 +238,7 @@ impl DispatchClient {
         &mut self,
         now_ns: u64,
         engine: &mut Engine,
+        recall: &mut Recall,
         out: &mut Vec<Action>,
     ) -> Taken {
         let mut launches = 0;
@@ -260,7 +262,7 @@ impl DispatchClient {
                 Polled::Request(request) => {
                     self.abandoned_in_a_row = 0;
                     launches += 1;
-                    self.submit(now_ns, ticket, &request, engine, out);
+                    self.submit(now_ns, ticket, &request, engine, recall, out);
                 }
             }
             self.stuck_since_ns = None;
@@ -276,6 +278,7 @@ impl DispatchClient {
         ticket: u64,
         request: &ring::Request,
         engine: &mut Engine,
+        recall: &mut Recall,
         out: &mut Vec<Action>,
     ) {
         let index = request.stream as usize % STREAM_SLOTS;
@@ -299,7 +302,7 @@ impl DispatchClient {
                 stream: request.stream,
             });
         }
-        let kernel = self.kernels.id(&self.link.region, request, engine);
+        let kernel = self.kernels.id(&self.link.region, request, engine, recall);
         let is_graph = request.flags & submission_flags::GRAPH != 0;
         let product =
             |a: [u32; 3]| a.iter().fold(1u64, |all, &n| all.saturating_mul(u64::from(n.max(1))));

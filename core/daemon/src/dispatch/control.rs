@@ -1,6 +1,7 @@
 //! What the control plane asks of the dispatch thread. A bounded channel, a
 //! flag that the loop looks at, and an eventfd that ends its sleep.
 
+use super::errand::{Forgotten, Piece};
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::loader::Shared;
 use rustix::fd::OwnedFd;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
-use tally_engine::policy::{ClientInfo, Policy};
+use tally_engine::policy::{ClientInfo, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
 use tokio::sync::oneshot;
@@ -54,6 +55,18 @@ pub enum Control {
         kernels: usize,
         /// Gets it.
         done: oneshot::Sender<Snapshot>,
+    },
+    /// Tell what was learnt of kernels since it was told last.
+    Learnt {
+        /// From this one on.
+        from: KernelId,
+        /// Gets some of it.
+        done: oneshot::Sender<Piece>,
+    },
+    /// Forget what is known of kernels.
+    Forget {
+        /// Told when it is done; gets what must be dropped elsewhere.
+        done: oneshot::Sender<Forgotten>,
     },
     /// Put another policy in charge.
     SetPolicy {

@@ -1,6 +1,7 @@
 //! Which kernel a submission launches: the client's table, read once an entry
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
+use super::recall::Recall;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_engine::Engine;
@@ -58,6 +59,7 @@ impl KernelCache {
         region: &ClientRegion,
         request: &Request,
         engine: &mut Engine,
+        recall: &mut Recall,
     ) -> Option<KernelId> {
         let shape = (request.kernel, request.grid, request.block);
         if let Some(known) = self.ids.get_mut(&shape) {
@@ -75,9 +77,12 @@ impl KernelCache {
             return None;
         }
         let (name, image, settled) = self.name(region, request);
-        let id =
-            engine.intern(&KernelKey { name, image, grid: request.grid, block: request.block });
+        let key = KernelKey { name, image, grid: request.grid, block: request.block };
+        let id = engine.intern(&key);
         self.brought += 1;
+        if let Some(id) = id {
+            recall.restore(&region.report, &key, id, engine);
+        }
         if settled {
             if self.ids.len() >= CACHE_MAX {
                 self.ids.clear();
@@ -138,15 +143,19 @@ mod tests {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
         let (mut cache, mut engine) = (KernelCache::default(), engine());
         region.kernels[3].publish(b"gemm", 9);
-        let first = cache.id(&region, &request(3, 1), &mut engine).unwrap();
+        let first = cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default()).unwrap();
         region.kernels[3].publish(b"other", 1);
-        assert_eq!(cache.id(&region, &request(3, 1), &mut engine), Some(first));
-        let second = cache.id(&region, &request(3, 2), &mut engine).unwrap();
+        assert_eq!(
+            cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default()),
+            Some(first)
+        );
+        let second =
+            cache.id(&region, &request(3, 2), &mut engine, &mut Recall::default()).unwrap();
         assert_ne!(first, second);
         assert_eq!(engine.world().profiles.get(second).unwrap().key.name, "gemm");
         let mut graph = request(KERNEL_UNKNOWN, 12);
         graph.flags = submission_flags::GRAPH;
-        let graph = cache.id(&region, &graph, &mut engine).unwrap();
+        let graph = cache.id(&region, &graph, &mut engine, &mut Recall::default()).unwrap();
         assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
     }
 
@@ -155,11 +164,11 @@ mod tests {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
         let (mut cache, mut engine) = (KernelCache::default(), engine());
         for x in 0..100_000 {
-            cache.id(&region, &request(u32::MAX - 1, x), &mut engine);
+            cache.id(&region, &request(u32::MAX - 1, x), &mut engine, &mut Recall::default());
         }
         assert_eq!(engine.world().profiles.iter().count(), NEW_MAX);
         assert!(cache.ids.len() <= CACHE_MAX);
         let (mut other, _) = (KernelCache::default(), ());
-        assert!(other.id(&region, &request(1, 1), &mut engine).is_some());
+        assert!(other.id(&region, &request(1, 1), &mut engine, &mut Recall::default()).is_some());
     }
 }

@@ -19,21 +19,27 @@
 
 pub mod client;
 pub mod control;
+pub mod errand;
 pub mod kernels;
 pub mod latency;
 pub mod park;
 pub mod probe;
+pub mod recall;
 pub mod seat;
 pub mod snapshot;
 
 use crate::error::CoreError;
 use crate::loader::Shared;
+use crate::profile_store::learnt::{Loaded, SMS_MAX};
 use client::{DispatchClient, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
+use errand::Errand;
 use latency::Latency;
 use park::Parker;
+use recall::Recall;
 use seat::{LetGo, Seat, Subscribed};
 use snapshot::{ClientNumbers, Job};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use tally_engine::policy::Decision;
 use tally_engine::{Action, Engine, EngineConfig};
@@ -45,8 +51,6 @@ use tokio::sync::{mpsc, oneshot};
 const HEARTBEAT_NS: u64 = 100_000_000;
 /// Notices waiting for the control plane; the client is gone either way.
 const NOTICES_MAX: usize = 256;
-/// SM counts beyond this are not believed.
-const SMS_MAX: u32 = 1_024;
 
 /// How the loop behaves.
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +79,11 @@ pub struct Handle {
     pub pinned: Option<u32>,
 }
 
-/// Start it with its first policy.
+/// Start it with its first policy, and what earlier runs knew of kernels.
 ///
 /// # Errors
 /// If a descriptor or the thread cannot be made.
-pub fn start(settings: Settings, policy: Shared) -> Result<Handle, CoreError> {
+pub fn start(settings: Settings, policy: Shared, loaded: Arc<Loaded>) -> Result<Handle, CoreError> {
     let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
     let parker = Parker::new().map_err(CoreError::os("epoll"))?;
     parker.watch(receiver.eventfd()).map_err(CoreError::os("epoll"))?;
@@ -92,7 +96,8 @@ pub fn start(settings: Settings, policy: Shared) -> Result<Handle, CoreError> {
             let _end = end_sender;
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
-            Dispatch::new(settings, policy, receiver, parker, notice_sender).run();
+            let recall = Recall::new(loaded);
+            Dispatch::new(settings, policy, recall, receiver, parker, notice_sender).run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -124,7 +129,9 @@ struct Dispatch {
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
+    recall: Recall,
     status: Option<Job>,
+    errand: Option<Errand>,
     draining: Option<Draining>,
     last_active_ns: u64,
     last_progress_ns: u64,
@@ -136,6 +143,7 @@ impl Dispatch {
     fn new(
         settings: Settings,
         policy: Shared,
+        recall: Recall,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
@@ -153,7 +161,9 @@ impl Dispatch {
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
+            recall,
             status: None,
+            errand: None,
             draining: None,
             last_active_ns: now_ns(),
             last_progress_ns: 0,
@@ -171,6 +181,9 @@ impl Dispatch {
                 self.heartbeat(now);
             }
             self.report();
+            if let Some(errand) = self.errand.take() {
+                self.errand = errand.step(&mut self.engine, &self.recall);
+            }
             if self.has_drained(now) {
                 return;
             }
@@ -179,6 +192,7 @@ impl Dispatch {
             }
             if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
                 || self.status.is_some()
+                || self.errand.is_some()
             {
                 std::hint::spin_loop();
             } else {
@@ -207,7 +221,8 @@ impl Dispatch {
         let mut at = 0;
         while at < self.clients.len() {
             let c = &mut self.clients[at];
-            match c.poll_submissions(now, &mut self.engine, &mut self.actions) {
+            let (engine, out) = (&mut self.engine, &mut self.actions);
+            match c.poll_submissions(now, engine, &mut self.recall, out) {
                 Taken::Launches(count) => active |= count > 0,
                 Taken::Misbehaved(why) => {
                     self.cut_off(now, at, why);
@@ -337,6 +352,11 @@ impl Dispatch {
                 Control::Status { kernels, done } => {
                     // One at a time: the control plane waits for each.
                     self.status = Some(Job::new(done, kernels));
+                }
+                // One of these at a time, too.
+                Control::Learnt { from, done } => self.errand = Some(Errand::collect(from, done)),
+                Control::Forget { done } => {
+                    self.errand = Some(Errand::forget(&mut self.recall, done));
                 }
                 Control::SetPolicy { policy, done } => {
                     let _ = done.send(self.set_policy(now, policy));

@@ -60,6 +60,7 @@ impl Core {
             .arg(dir.join("run/core.sock"))
             .args(args)
             .env("RUST_LOG", "info")
+            .env("XDG_STATE_HOME", dir.join("state"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(dir.join("log")).unwrap());

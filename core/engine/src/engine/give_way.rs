@@ -4,7 +4,6 @@
 use super::{Action, Engine};
 use crate::client::{Client, gives_way};
 use crate::policy::ClientId;
-use crate::profile::CutState;
 
 impl Engine {
     /// Tell clients to give way, or to go on, where that changed. A client without a
@@ -40,23 +39,6 @@ impl Engine {
         if let Some(kernel) = f.kernel {
             let profiles = &mut self.context.world.profiles;
             profiles.record_turnaround(kernel, f.form, f.argument, turnaround_ns.max(1));
-        }
-    }
-
-    /// What the client's side found out about cutting a kernel. A verdict that it is
-    /// only to be run whole stays.
-    pub fn set_cut(&mut self, kernel: u32, cut: CutState) {
-        if let Some(profile) = self.context.world.profiles.get_mut(kernel)
-            && !matches!(profile.cut, CutState::WholeOnly(_))
-        {
-            profile.cut = cut;
-        }
-    }
-
-    /// What an earlier run knew of a kernel.
-    pub fn restore_profile(&mut self, kernel: u32, kept: crate::profile::Kept) {
-        if let Some(profile) = self.context.world.profiles.get_mut(kernel) {
-            profile.restore(kept);
         }
     }
 }

@@ -1,0 +1,221 @@
+//! What takes the dispatch thread longer than a pass may: collecting what it learnt of
+//! kernels, and forgetting it. Done in pieces, a few kernels a pass.
+
+use super::recall::Recall;
+use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
+use std::sync::Arc;
+use tally_engine::Engine;
+use tally_engine::policy::KernelId;
+use tokio::sync::oneshot;
+
+/// Kernels looked at in one pass.
+const LOOKED: u32 = 512;
+/// Kernels copied, or forgotten, in one pass.
+const HANDLED: usize = 8;
+/// Kernels in an answer: the memory that it takes is bounded, too.
+const ANSWER: usize = 256;
+
+/// Some of what was learnt.
+#[derive(Debug)]
+pub struct Piece {
+    /// The GPU; without one there is no news.
+    pub device: Option<Device>,
+    /// Kernels of which something was learnt since they were told last.
+    pub news: Vec<News>,
+    /// Where to go on; `None`: this was all.
+    pub next: Option<KernelId>,
+}
+
+/// What is no longer known.
+pub struct Forgotten {
+    /// Kernels whose measurements are gone.
+    pub kernels: u32,
+    /// The GPU.
+    pub device: Option<Device>,
+    pub(super) _recalled: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
+}
+
+/// One of them, under way.
+pub enum Errand {
+    /// See [`Piece`].
+    Collect {
+        /// Gets it.
+        done: oneshot::Sender<Piece>,
+        /// The next kernel.
+        at: KernelId,
+        /// So far.
+        news: Vec<News>,
+    },
+    /// See [`Forgotten`].
+    Forget {
+        /// Gets it.
+        done: oneshot::Sender<Forgotten>,
+        /// The next kernel.
+        at: KernelId,
+        /// To be dropped elsewhere.
+        recalled: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
+    },
+}
+
+impl Errand {
+    /// Collect from a kernel on.
+    pub fn collect(from: KernelId, done: oneshot::Sender<Piece>) -> Self {
+        Errand::Collect { done, at: from, news: Vec::new() }
+    }
+
+    /// Forget all. What comes while it is under way is not looked up any more.
+    pub fn forget(recall: &mut Recall, done: oneshot::Sender<Forgotten>) -> Self {
+        Errand::Forget { done, at: 0, recalled: recall.forget() }
+    }
+
+    /// Do a piece. What is left of it, if anything is.
+    pub fn step(self, engine: &mut Engine, recall: &Recall) -> Option<Self> {
+        let device = recall.device();
+        match self {
+            Errand::Collect { done, mut at, mut news } => {
+                let more = device.is_some() && collect(&mut at, &mut news, engine);
+                if more && news.len() < ANSWER {
+                    return Some(Errand::Collect { done, at, news });
+                }
+                let _ = done.send(Piece { device, news, next: more.then_some(at) });
+            }
+            Errand::Forget { done, at, recalled } => {
+                let forgotten = (at..).take(HANDLED).take_while(|&k| engine.forget_profile(k));
+                let kernels = at + forgotten.count() as u32;
+                if kernels == at + HANDLED as u32 {
+                    return Some(Errand::Forget { done, at: kernels, recalled });
+                }
+                let _ = done.send(Forgotten { kernels, device, _recalled: recalled });
+            }
+        }
+        None
+    }
+}
+
+/// Whether there may be more from `at` on.
+fn collect(at: &mut KernelId, news: &mut Vec<News>, engine: &mut Engine) -> bool {
+    let full = news.len() + HANDLED;
+    for _ in 0..LOOKED {
+        let profiles = &engine.world().profiles;
+        if !profiles.has_news() || profiles.get(*at).is_none() {
+            return false;
+        }
+        if news.len() == full {
+            return true;
+        }
+        if let Some(profile) = engine.take_profile_news(*at) {
+            news.push(profile.into());
+        }
+        *at += 1;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile_store::learnt::Device;
+    use std::sync::atomic::Ordering::Relaxed;
+    use tally_engine::policy::{Class, ClientInfo};
+    use tally_engine::profile::KernelKey;
+    use tally_engine::{BuiltIn, EngineConfig, Submission};
+
+    fn key(x: u32) -> KernelKey {
+        KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
+    }
+
+    /// An engine in which the first `measured` of `kernels` kernels took 1 us.
+    fn engine(kernels: u32, measured: u32) -> Engine {
+        let config = EngineConfig { window_ns: u64::MAX, ..Default::default() };
+        let mut engine = Engine::new(config, Box::new(BuiltIn { quiet_ns: 0 }));
+        let mut out = Vec::new();
+        let info = ClientInfo { id: 1, class: Class::BestEffort, name: "c".into(), labels: vec![] };
+        engine.client_joined(0, info, 0, &mut out);
+        for x in 0..kernels {
+            let kernel = engine.intern(&key(x));
+            if x >= measured {
+                continue;
+            }
+            let submission = Submission {
+                ticket: x.into(),
+                kernel,
+                flags: 0,
+                grid_blocks: 1,
+                block_threads: 1,
+                shared_bytes: 0,
+                stream: 0,
+                completion: x + 1,
+                started: false,
+                exact: true,
+            };
+            let now = u64::from(x) * 10_000;
+            engine.submitted(now, 1, submission, &mut out);
+            engine.progress(now + 1_000, 1, 0, x + 1, 10, &mut out);
+        }
+        engine
+    }
+
+    fn run(mut errand: Errand, engine: &mut Engine, recall: &Recall) -> usize {
+        for steps in 1.. {
+            match errand.step(engine, recall) {
+                Some(rest) => errand = rest,
+                None => return steps,
+            }
+        }
+        unreachable!()
+    }
+
+    fn recall() -> Recall {
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        region.report.device_uuid[0].store(5, Relaxed);
+        region.report.sm_count.store(4, Relaxed);
+        let mut recall = Recall::default();
+        recall.restore(&region.report, &key(0), 0, &mut engine(0, 0));
+        assert_eq!(recall.device(), Device::of(&region.report));
+        recall
+    }
+
+    #[test]
+    fn news_is_collected_in_pieces_and_once() {
+        let (mut engine, recall) = (engine(2_000, 600), recall());
+        let (mut from, mut all) = (Some(0), Vec::new());
+        while let Some(first) = from {
+            let (done, mut answer) = oneshot::channel();
+            run(Errand::collect(first, done), &mut engine, &recall);
+            let piece = answer.try_recv().unwrap();
+            assert!(piece.device.is_some() && piece.news.len() <= ANSWER);
+            all.extend(piece.news);
+            from = piece.next;
+        }
+        assert_eq!(all.len(), 600);
+        assert!(all.iter().all(|n| n.figures.count == 1 && n.figures.mean_ns == 1_000));
+        let (done, mut answer) = oneshot::channel();
+        let steps = run(Errand::collect(0, done), &mut engine, &recall);
+        assert_eq!((steps, answer.try_recv().unwrap().news.len()), (1, 0), "nothing new, no scan");
+    }
+
+    #[test]
+    fn news_waits_until_the_gpu_is_known() {
+        let mut engine = engine(5, 5);
+        let (done, mut answer) = oneshot::channel();
+        run(Errand::collect(0, done), &mut engine, &Recall::default());
+        let piece = answer.try_recv().unwrap();
+        assert_eq!((piece.device, piece.news.len(), piece.next), (None, 0, None));
+        let (done, mut answer) = oneshot::channel();
+        run(Errand::collect(0, done), &mut engine, &recall());
+        assert_eq!(answer.try_recv().unwrap().news.len(), 5);
+    }
+
+    #[test]
+    fn all_is_forgotten_in_pieces() {
+        for kernels in [0, 1, HANDLED as u32, 100] {
+            let (mut engine, mut recall) = (engine(kernels, kernels), recall());
+            let (done, mut answer) = oneshot::channel();
+            let steps = run(Errand::forget(&mut recall, done), &mut engine, &recall);
+            assert_eq!(answer.try_recv().unwrap().kernels, kernels);
+            assert_eq!(steps, kernels as usize / HANDLED + 1);
+            let profiles = &engine.world().profiles;
+            assert!(!profiles.has_news() && profiles.iter().all(|(_, p)| p.count == 0));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! A scripted policy, and launches for it.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use tally_engine::policy::*;
+use tally_engine::profile::KernelKey;
+use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+
+/// Answers from a list, then `Run(0)`; remembers what it was told.
+#[derive(Default)]
+pub struct Script {
+    pub answers: VecDeque<Result<Decision, Fault>>,
+    pub on_event: VecDeque<Command>,
+    pub seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+pub struct Seen {
+    pub launches: Vec<Launch>,
+    pub events: Vec<Event>,
+}
+
+impl Policy for Script {
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+        self.seen.lock().unwrap().launches.push(*launch);
+        self.answers.pop_front().unwrap_or(Ok(Decision::Run(0)))
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.seen.lock().unwrap().events.push(event.clone());
+        for c in self.on_event.drain(..) {
+            context.commands.push(c);
+        }
+        Ok(())
+    }
+}
+
+pub fn info(id: ClientId, class: Class) -> ClientInfo {
+    ClientInfo { id, class, name: format!("c{id}"), labels: vec![] }
+}
+
+pub fn key(name: &str) -> KernelKey {
+    KernelKey { name: name.into(), image: 0, grid: [4, 1, 1], block: [32, 1, 1] }
+}
+
+pub fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
+    Submission {
+        ticket,
+        kernel,
+        flags: 0,
+        grid_blocks: 4,
+        block_threads: 32,
+        shared_bytes: 0,
+        stream: 0,
+        completion: ticket as u32 + 1,
+        started: false,
+        exact: true,
+    }
+}
+
+/// Tickets of `client` that `out` lets go: the highest grant.
+pub fn granted(out: &[Action], client: ClientId) -> Option<u64> {
+    out.iter()
+        .filter_map(|a| match a {
+            Action::Grant { client: c, until } if *c == client => Some(*until),
+            _ => None,
+        })
+        .next_back()
+}
+
+pub const HIGH: ClientId = 1;
+pub const LOW: ClientId = 2;
+pub const QUIET: u64 = 100_000;
+
+pub fn built_in() -> Engine {
+    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: QUIET }));
+    let mut out = Vec::new();
+    e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
+    assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority holds a standing grant");
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    assert_eq!(granted(&out, LOW), Some(0), "best-effort starts with nothing granted");
+    e
+}

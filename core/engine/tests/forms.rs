@@ -1,0 +1,185 @@
+//! Launches in forms other than whole, and giving way.
+
+mod common;
+
+use common::{HIGH, LOW, Script, granted, info, key, submission};
+use tally_engine::policy::*;
+use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+
+#[test]
+fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
+    let script = Script {
+        answers: [Decision::Slice(8), Decision::Preemptible, Decision::Slice(2)].map(Ok).into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    for t in 0..2 {
+        e.submitted(1, LOW, submission(t, None), &mut out);
+        e.progress(2, LOW, 0, t as u32 + 1, 1, &mut out);
+    }
+    assert_eq!(granted(&out, LOW), Some(2));
+    assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
+    // On offer: passed on, and the grant stays below the ticket.
+    out.clear();
+    let can = Submission { flags: launch_flags::CAN_SLICE, ..submission(2, None) };
+    e.submitted(2, LOW, can, &mut out);
+    let decision = Decision::Slice(2);
+    assert_eq!(out, [Action::Decide { client: LOW, ticket: 2, decision, predicted_ns: 0 }]);
+}
+
+/// A best-effort client with a preemptible launch in flight that gives way by itself.
+fn cut_engine(quiet_ns: u64) -> (Engine, Vec<Action>) {
+    let script = Script {
+        answers: [Ok(Decision::Preemptible), Ok(Decision::Preemptible)].into(),
+        on_event: [Command::SetAutoYield { client: LOW, enabled: true, quiet_ns }].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
+    // The command named a client that had just joined; a second event repeats nothing.
+    out.clear();
+    (e, out)
+}
+
+fn yields(out: &[Action]) -> Vec<bool> {
+    out.iter()
+        .filter_map(|a| match a {
+            Action::Yield { client: LOW, yielded } => Some(*yielded),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_cut_launch_gives_way_to_high_priority_work_and_goes_on_after_the_silence() {
+    let (mut e, mut out) = cut_engine(1_000);
+    let can = |t| Submission { flags: launch_flags::CAN_PREEMPT, ..submission(t, None) };
+    // Nothing cut in flight: nobody to tell.
+    e.high_activity(10, HIGH, true, 10, &mut out);
+    e.high_activity(20, HIGH, false, 20, &mut out);
+    assert_eq!(yields(&out), []);
+    e.tick(2_000, &mut out);
+    e.submitted(2_000, LOW, can(0), &mut out);
+    assert_eq!(yields(&out), []);
+    e.high_activity(3_000, HIGH, true, 3_000, &mut out);
+    assert_eq!(yields(&out), [true]);
+    e.high_activity(4_000, HIGH, false, 4_000, &mut out);
+    assert_eq!(yields(&out), [true]);
+    assert_eq!(e.next_deadline_ns(), Some(5_000));
+    e.tick(4_999, &mut out);
+    assert_eq!(yields(&out), [true]);
+    e.tick(5_000, &mut out);
+    assert_eq!(yields(&out), [true, false]);
+    assert_eq!(e.client_stats(LOW).unwrap().yields, 1);
+    // Let go while high priority is busy: it starts by giving way.
+    e.progress(5_100, LOW, 0, 1, 10, &mut out);
+    out.clear();
+    e.high_activity(6_000, HIGH, true, 6_000, &mut out);
+    e.submitted(6_001, LOW, can(1), &mut out);
+    assert_eq!(yields(&out), [true]);
+}
+
+#[test]
+fn a_policy_that_goes_leaves_nobody_standing_aside() {
+    let (mut e, mut out) = cut_engine(1_000);
+    let can = Submission { flags: launch_flags::CAN_PREEMPT, ..submission(0, None) };
+    e.submitted(1, LOW, can, &mut out);
+    e.high_activity(2, HIGH, true, 2, &mut out);
+    assert_eq!(yields(&out), [true]);
+    out.clear();
+    e.set_policy(3, Box::new(BuiltIn { quiet_ns: 0 }), &mut out);
+    assert_eq!(yields(&out), [false]);
+    assert!(!e.client_state(LOW).unwrap().yielded);
+}
+
+#[test]
+fn forms_are_measured_apart_and_turnarounds_kept() {
+    use tally_engine::profile::CutState;
+    let script = Script {
+        answers: [Ok(Decision::Slice(2)), Ok(Decision::Run(0)), Ok(Decision::Preemptible)].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let kernel = e.intern(&key("k")).unwrap();
+    let flags = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+    for t in 0..2 {
+        e.submitted(
+            t * 1_000_000,
+            LOW,
+            Submission { flags, ..submission(t, Some(kernel)) },
+            &mut out,
+        );
+        e.progress(t * 1_000_000 + 100_000 * (2 - t), LOW, 0, t as u32 + 1, 100, &mut out);
+    }
+    let profile = |e: &Engine| e.world().profiles.get(kernel).unwrap().clone();
+    assert_eq!((profile(&e).count, profile(&e).mean_ns), (1, 100_000));
+    assert_eq!(profile(&e).forms[&(Form::Sliced, 2)].mean_ns, 200_000);
+    e.submitted(5_000_000, LOW, Submission { flags, ..submission(2, Some(kernel)) }, &mut out);
+    e.gave_way(LOW, 7, 1);
+    e.gave_way(LOW, 2, 30_000);
+    assert_eq!(profile(&e).turnaround_ns(Form::Preemptible, 0), Some(30_000));
+    assert_eq!(e.client_stats(LOW).unwrap().gave_way, 1);
+    // A verdict stays, and takes the offer away.
+    e.set_cut(kernel, CutState::WholeOnly("its blocks wait"));
+    e.set_cut(kernel, CutState::Ready { sliceable: true, preemptible: true });
+    assert_eq!(profile(&e).cut, CutState::WholeOnly("its blocks wait"));
+}
+
+#[test]
+fn asking_for_a_form_that_could_be_made_is_passed_on_and_runs_whole() {
+    let script = Script {
+        answers: [Ok(Decision::Preemptible), Ok(Decision::Preemptible)].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let could = Submission { flags: launch_flags::CAN_PREPARE, ..submission(0, None) };
+    out.clear();
+    e.submitted(1, LOW, could, &mut out);
+    assert!(matches!(out[..], [Action::Decide { ticket: 0, decision: Decision::Preemptible, .. }]));
+    let stats = e.client_stats(LOW).unwrap();
+    assert_eq!((stats.degraded, stats.preemptible), (1, 0));
+}
+
+#[test]
+fn a_kernel_that_an_earlier_run_found_not_to_be_cut_is_not_offered_for_it() {
+    use tally_engine::profile::Kept;
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(common::Seen::default()));
+    let script = Script {
+        answers: [Ok(Decision::Preemptible), Ok(Decision::Slice(2))].into(),
+        seen: seen.clone(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let kernel = e.intern(&key("k")).unwrap();
+    let kept = Kept {
+        count: 9,
+        mean_ns: 4_000,
+        predicted_ns: 5_000,
+        whole_only: Some("its blocks wait"),
+        ..Kept::default()
+    };
+    e.restore_profile(kernel, kept);
+    let flags = launch_flags::CAN_SLICE
+        | launch_flags::CAN_PREEMPT
+        | launch_flags::CAN_PREPARE
+        | launch_flags::CAN_PARTITION;
+    for t in 0..2 {
+        e.submitted(1, LOW, Submission { flags, ..submission(t, Some(kernel)) }, &mut out);
+    }
+    for launch in &seen.lock().unwrap().launches {
+        assert_eq!(launch.flags, launch_flags::CAN_PARTITION, "narrowing is no cutting");
+        assert_eq!(launch.predicted_ns, 5_000);
+    }
+    assert_eq!(granted(&out, LOW), Some(2));
+    assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
+}
