@@ -491,6 +491,8 @@ pub struct Departed {
     pub launches_by_door: BTreeMap<&'static str, u64>,
     /// What was decided.
     pub decisions: Decisions,
+    /// How launches were cut.
+    pub cut: Cut,
     /// Launches that went ahead without a core.
     pub unscheduled: u64,
     /// Time launches waited, ms.
@@ -513,6 +515,7 @@ impl Departed {
             launches: n.map_or(0, |n| n.shim.launches),
             launches_by_door: n.map(|n| doors(&n.shim)).unwrap_or_default(),
             decisions: n.map(Decisions::new).unwrap_or_default(),
+            cut: n.map(Cut::new).unwrap_or_default(),
             unscheduled: n.map_or(0, |n| n.shim.unscheduled),
             waited_ms: n.map_or(0.0, |n| n.stats.waited_ns as f64 / 1e6),
             gpu_ms: n.map_or(0.0, |n| gpu_ns(identity.class, n) as f64 / 1e6),

@@ -25,9 +25,10 @@ use tally_kernels::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 
 /// Claim words of a stream: blocks of the largest grid that can be claimed.
 pub const TABLE_WORDS: u32 = 256 * 1024;
-/// Words of the flag less one. One word would be read by all SMs in turn (1.7 ns a
-/// read, measured), a word for each would take as many writes to raise.
-pub const FLAG_MASK: u32 = 15;
+/// Words of the flag less one. One word is read by all SMs in turn; each further one
+/// takes a write to raise: 1, 4, 16 and 128 words take 5, 7, 15 and 94 us (H100), and
+/// more than four do not make the reads cheaper (`docs/results.md`).
+pub const FLAG_MASK: u32 = 3;
 /// Streams with a notice word.
 pub const NOTICES: usize = STREAM_SLOTS - 2;
 /// The gate opens at the latest so long after it was told to.
