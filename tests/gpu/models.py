@@ -26,7 +26,7 @@ def autocast():
 def load_libraries():
     """What the deterministic trainings import: seconds, the first time."""
     import torchvision  # noqa: F401
-    from transformers import GPT2LMHeadModel  # noqa: F401
+    from transformers import BertForMaskedLM, GPT2LMHeadModel  # noqa: F401
 
 
 def _resnet50():
@@ -123,6 +123,22 @@ def gpt2_training(batch=8, tokens=1024, **config):
     if SMALL:
         batch, tokens = 2, 32
     x = torch.randint(0, 50000, (batch, tokens), device=DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    step = _trainer(lambda: model(input_ids=x, labels=x).loss, optimizer)
+    return step, list(model.parameters())
+
+
+def bert_training(batch=8, tokens=128):
+    """BERT-base, masked language model, with bf16 autocast and AdamW; (step, parameters)."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = {"attn_implementation": "eager"} if torch.are_deterministic_algorithms_enabled() else {}
+    if SMALL:
+        config |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+        batch, tokens = 2, 32
+    with torch.device(DEVICE):
+        model = BertForMaskedLM(BertConfig(**config))
+    x = torch.randint(0, 30000, (batch, tokens), device=DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     step = _trainer(lambda: model(input_ids=x, labels=x).loss, optimizer)
     return step, list(model.parameters())

@@ -21,6 +21,7 @@ limit_s() {
         latency) echo 120 ;;
         memops) echo 60 ;;
         cut) echo 300 ;;
+        exact) echo 400 ;;
         correct) echo 240 ;;
         demo) echo 200 ;;
     esac

@@ -10,7 +10,7 @@ an `id` that its answers repeat:
 | closed | job, n | service_ms of n requests back to back |
 | requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
-| exact | steps | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
+| exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
 """
 
 import gc
@@ -27,6 +27,14 @@ from stats import poisson_schedule
 
 WARM_REQUESTS = 30
 WARM_STEPS = 5
+
+
+# Deterministic trainings.
+EXACT = {
+    "resnet50": lambda: models.resnet50_training(batch=32),
+    "bert": models.bert_training,
+    "gpt2-small": lambda: models.gpt2_training(batch=4, tokens=512),
+}
 
 
 class Worker:
@@ -118,14 +126,12 @@ class Worker:
             read_line()
         return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}
 
-    def exact(self, steps):
-        """Train ResNet-50 and GPT-2 small from a fixed seed; digests of losses and parameters."""
+    def exact(self, steps, names=("resnet50", "gpt2-small")):
+        """Train models from a fixed seed; digests of losses and parameters."""
         digests, all_losses, begin = {}, {}, time.monotonic()
         with models.deterministic():
-            for name, build in (
-                ("resnet50", lambda: models.resnet50_training(batch=32)),
-                ("gpt2-small", lambda: models.gpt2_training(batch=4, tokens=512)),
-            ):
+            for name in names:
+                build = EXACT[name]
                 torch.manual_seed(1234)
                 step, parameters = build()
                 losses = []

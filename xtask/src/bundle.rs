@@ -63,6 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
         strip(&to)?;
     }
     copy_tree(&release.join("policies"), &out.join("bin/policies"))?;
+    copy_tree(&release.join("test-policies"), &out.join("bin/test-policies"))?;
     copy_tree(&repository().join("tests/gpu"), &out.join("gpu"))?;
     let demo = out.join("bin/demo");
     fs::write(&demo, DEMO)?;
