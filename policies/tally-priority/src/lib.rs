@@ -1,23 +1,48 @@
-//! High priority at once, best effort while there is none: Tally's rule (ASPLOS
-//! 2025, section 4), at the granularity of whole kernels.
+//! High priority at once, best effort while there is none, in the form that gives way
+//! soonest at least cost: Tally's scheduler (ASPLOS 2025, section 4).
 //!
 //! - A high-priority launch runs at once. (It has a standing grant; the policy is
 //!   not even asked.)
 //! - A best-effort launch runs once high priority has been quiet for `quiet_us`.
 //!   Until then it is held: while high priority is busy until that changes, after
 //!   it for exactly the rest of the quiet time.
+//! - What is under way when high priority returns gives way if it can: the core sees
+//!   to that (`set-auto-yield`). So each kernel longer than `turnaround_ns_max` runs
+//!   cut, in the form that was measured to be best for it.
 //! - At most `window_us` of a best-effort client's kernels are under way, for
 //!   that is what a high-priority launch may have to wait behind.
-//! - Without a high-priority client there is nothing to protect: long leases and
-//!   no window, so that a lone program pays nothing. Both end when one joins.
+//! - Without a high-priority client there is nothing to protect: long leases, no
+//!   window and no cutting, so that a lone program pays nothing. All end when one
+//!   joins. While one is connected kernels are cut however long it has been idle:
+//!   its next request comes unannounced, and a kernel that started whole stays whole.
 //!
-//! [`rule`] decides when a launch may start and [`Priority::decide`] in which
-//! form; [`settings`] are the constants.
+//! | module | what |
+//! | --- | --- |
+//! | [`rule`] | when a launch may start |
+//! | [`forms`] | in which form: the way of a launch through the modules below |
+//! | [`candidates`] | the forms of a kernel, and what each should cost |
+//! | [`choose`] | the best of them |
+//! | [`learn`] | what was measured, and what to try next |
+//! | [`share`], [`table`] | how much is tried and remembered |
+//! | [`graph`] | CUDA graphs |
+//! | [`settings`], [`metrics`] | what goes in, what is shown |
+//!
+//! `docs/policies.md` says where this differs from the paper, and why.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
+mod candidates;
+mod choice;
+mod choose;
+mod forms;
+mod graph;
+mod learn;
+mod metrics;
 mod rule;
 mod settings;
+mod share;
+mod table;
 
+use forms::Forms;
 use rule::Admission;
 use settings::Settings;
 use tally_sdk::host;
@@ -26,9 +51,10 @@ use tally_sdk::{ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, Pr
 /// A window that holds nothing back.
 const WINDOW_NS_NONE: u64 = u64::MAX;
 
-/// The policy's memory: its constants and who is connected.
+/// The policy's memory: its constants, what it knows of kernels, who is connected.
 struct Priority {
     settings: Settings,
+    forms: Forms,
     high: Vec<ClientId>,
     best_effort: Vec<ClientId>,
 }
@@ -37,14 +63,16 @@ impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
         let settings = Settings::read(config)?;
         host::log(Level::Info, &settings.to_string());
-        Ok(Priority { settings, high: Vec::new(), best_effort: Vec::new() })
+        let forms = Forms::new(settings);
+        Ok(Priority { settings, forms, high: Vec::new(), best_effort: Vec::new() })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
         match rule::admit(launch, &self.settings) {
             Admission::Wait(ns) => Decision::Hold(ns),
             Admission::Alone => Decision::Run(self.settings.lease_launches),
-            Admission::Now => Decision::Run(0),
+            Admission::Now if launch.is_high() => Decision::Run(0),
+            Admission::Now => self.forms.decide(launch),
         }
     }
 
@@ -55,6 +83,7 @@ impl Policy for Priority {
             // Not subscribed to: every launch says how quiet it is.
             Event::HighBusy | Event::HighIdle | Event::KernelDone(_) | Event::Timer(_) => {}
         }
+        self.forms.hand_over();
     }
 }
 
@@ -70,6 +99,9 @@ impl Priority {
             PriorityClass::BestEffort => {
                 self.best_effort.push(client.id);
                 host::set_window(client.id, self.window_ns());
+                if !self.high.is_empty() {
+                    self.set_giving_way(client.id, true);
+                }
             }
         }
     }
@@ -81,6 +113,7 @@ impl Priority {
         if before > 0 && self.high.is_empty() {
             for &id in &self.best_effort {
                 host::set_window(id, WINDOW_NS_NONE);
+                self.set_giving_way(id, false);
             }
         }
     }
@@ -90,6 +123,15 @@ impl Priority {
         for &id in &self.best_effort {
             host::set_window(id, self.settings.window_ns);
             host::revoke_lease(id);
+            self.set_giving_way(id, true);
+        }
+    }
+
+    /// Have the core stop a client's cut launches while high-priority work runs, by
+    /// itself: a call to say so would come too late.
+    fn set_giving_way(&self, client: ClientId, on: bool) {
+        if self.settings.cut {
+            host::set_auto_yield(client, on, if on { self.settings.quiet_ns } else { 0 });
         }
     }
 

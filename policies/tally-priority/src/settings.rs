@@ -3,11 +3,12 @@
 use std::fmt;
 use tally_sdk::config::Config;
 
-/// What the operator may set; times in the configuration are microseconds.
+/// What the operator may set. In the configuration times are in the unit that the
+/// key ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// `quiet_us`: how long high priority must have been quiet before best effort
-    /// starts. Tally uses 100 us.
+    /// starts, or goes on. Tally uses 100 us.
     pub quiet_ns: u64,
     /// `window_us`: GPU time of a best-effort client that may be under way at once
     /// while a high-priority client is connected.
@@ -15,31 +16,74 @@ pub struct Settings {
     /// `lease_launches`: launches that start unasked while no high-priority client
     /// is connected.
     pub lease_launches: u32,
+    /// `cut`: choose a form for each kernel. Without, every kernel runs whole.
+    pub cut: bool,
+    /// `turnaround_ns_max`: how long high-priority work should have to wait for a
+    /// best-effort kernel at most. Tally's evaluation uses 31.6 us.
+    pub turnaround_ns_max: u64,
+    /// `slowdown_percent_max`: a form that makes a kernel slower than this is not used.
+    pub slowdown_percent_max: u32,
+    /// `samples`: undisturbed launches after which a form counts as measured. Tally
+    /// uses 5.
+    pub samples: u32,
+    /// `explore_permille`: share of launches that may try a form other than the one
+    /// thought best.
+    pub explore_permille: u32,
+    /// `review_launches`: a kernel's choice is looked at again after so many launches.
+    pub review_launches: u32,
+    /// `reserve_sms`: SMs that a partitioned kernel leaves to others; 0: no kernel is
+    /// partitioned.
+    pub reserve_sms: u32,
+    /// `partition_turnaround_us`: the wait that running beside a partitioned kernel
+    /// counts as.
+    pub partition_turnaround_ns: u64,
+    /// `graph_part_us`: a CUDA graph that takes longer is cut into parts of about this.
+    pub graph_part_ns: u64,
 }
 
 impl Settings {
     /// Read them; what is absent has its default.
     pub fn read(text: &str) -> Result<Self, String> {
         let mut config = Config::parse(text)?;
-        let quiet_us = config.integer("quiet_us", 100, 0..=1_000_000)?;
-        let window_us = config.integer("window_us", 1_000, 1..=10_000_000)?;
-        let lease = config.integer("lease_launches", 1_000_000, 0..=u32::MAX.into())?;
+        let us = |config: &mut Config, key, default, from| {
+            config.integer(key, default, from..=10_000_000).map(|us| us * 1_000)
+        };
+        let settings = Settings {
+            quiet_ns: config.integer("quiet_us", 100, 0..=1_000_000)? * 1_000,
+            window_ns: us(&mut config, "window_us", 1_000, 1)?,
+            lease_launches: config.integer("lease_launches", 1_000_000, 0..=u32::MAX.into())?
+                as u32,
+            cut: config.boolean("cut", true)?,
+            turnaround_ns_max: config.integer("turnaround_ns_max", 31_600, 0..=10_000_000_000)?,
+            slowdown_percent_max: config.integer("slowdown_percent_max", 50, 0..=900)? as u32,
+            samples: config.integer("samples", 5, 1..=60)? as u32,
+            explore_permille: config.integer("explore_permille", 50, 0..=1_000)? as u32,
+            review_launches: config.integer("review_launches", 2_000, 16..=1_000_000_000)? as u32,
+            reserve_sms: config.integer("reserve_sms", 16, 0..=1_024)? as u32,
+            partition_turnaround_ns: us(&mut config, "partition_turnaround_us", 500, 0)?,
+            graph_part_ns: us(&mut config, "graph_part_us", 250, 10)?,
+        };
         config.finish()?;
-        Ok(Settings {
-            quiet_ns: quiet_us * 1_000,
-            window_ns: window_us * 1_000,
-            lease_launches: lease as u32,
-        })
+        Ok(settings)
     }
 }
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { quiet_ns, window_ns, lease_launches } = self;
+        let Settings { quiet_ns, window_ns, lease_launches, cut, turnaround_ns_max, .. } = self;
+        let Settings { slowdown_percent_max, samples, explore_permille, .. } = self;
+        let Settings { review_launches, reserve_sms, .. } = self;
         let (quiet_us, window_us) = (quiet_ns / 1_000, window_ns / 1_000);
+        let partition_us = self.partition_turnaround_ns / 1_000;
+        let graph_us = self.graph_part_ns / 1_000;
         write!(
             f,
-            "quiet_us = {quiet_us}, window_us = {window_us}, lease_launches = {lease_launches}"
+            "quiet_us = {quiet_us}, window_us = {window_us}, lease_launches = {lease_launches}, \
+             cut = {cut}, turnaround_ns_max = {turnaround_ns_max}, \
+             slowdown_percent_max = {slowdown_percent_max}, samples = {samples}, \
+             explore_permille = {explore_permille}, review_launches = {review_launches}, \
+             reserve_sms = {reserve_sms}, partition_turnaround_us = {partition_us}, \
+             graph_part_us = {graph_us}"
         )
     }
 }

@@ -1,7 +1,13 @@
 //! The rules, one by one, and for any launch there can be.
 
+mod candidates;
+mod device;
+mod forms;
+mod learning;
+
 use crate::{Priority, WINDOW_NS_NONE};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use tally_sdk::testing::{Call, calls, client, launch};
 use tally_sdk::{Decision, Event, HOLD_NS_MAX, Launch, LaunchFlags, Policy, PriorityClass};
 
@@ -16,6 +22,14 @@ fn policy(config: &str) -> Priority {
 
 fn beside_high(high_quiet_ns: u64) -> Launch {
     Launch { high_clients: 1, high_quiet_ns, ..launch() }
+}
+
+/// Every form is on offer.
+const OFFERS: LaunchFlags =
+    LaunchFlags::CAN_SLICE.union(LaunchFlags::CAN_PREEMPT).union(LaunchFlags::CAN_PARTITION);
+
+fn gives_way(client: u32, enabled: bool) -> Call {
+    Call::SetAutoYield { client, enabled, quiet_ns: if enabled { QUIET_NS } else { 0 } }
 }
 
 fn join(policy: &mut Priority, id: u32, class: PriorityClass) {
@@ -59,16 +73,27 @@ fn leases_and_open_windows_end_when_high_priority_joins_and_come_back() {
     join(&mut policy, 1, PriorityClass::BestEffort);
     assert_eq!(calls(), [window(1, WINDOW_NS_NONE)]);
     join(&mut policy, 2, PriorityClass::High);
-    assert_eq!(calls(), [window(1, WINDOW_NS), Call::RevokeLease(1)]);
+    assert_eq!(calls(), [window(1, WINDOW_NS), Call::RevokeLease(1), gives_way(1, true)]);
     join(&mut policy, 3, PriorityClass::BestEffort);
-    assert_eq!(calls(), [window(3, WINDOW_NS)]);
+    assert_eq!(calls(), [window(3, WINDOW_NS), gives_way(3, true)]);
     // A second one changes nothing, and neither does its leaving.
     join(&mut policy, 4, PriorityClass::High);
     policy.on_event(0, &Event::ClientLeft(4));
     assert_eq!(calls(), []);
     policy.on_event(0, &Event::ClientLeft(1));
     policy.on_event(0, &Event::ClientLeft(2));
-    assert_eq!(calls(), [window(3, WINDOW_NS_NONE)]);
+    assert_eq!(calls(), [window(3, WINDOW_NS_NONE), gives_way(3, false)]);
+}
+
+#[test]
+fn without_cutting_nobody_is_asked_to_give_way() {
+    let mut policy = policy("cut = false");
+    join(&mut policy, 1, PriorityClass::BestEffort);
+    join(&mut policy, 2, PriorityClass::High);
+    policy.on_event(0, &Event::ClientLeft(2));
+    assert!(!calls().iter().any(|call| matches!(call, Call::SetAutoYield { .. })));
+    let long = Launch { predicted_ns: 10_000_000, flags: OFFERS, ..beside_high(QUIET_NS) };
+    assert_eq!(policy.decide(&long), Decision::Run(0));
 }
 
 #[test]
@@ -77,10 +102,22 @@ fn constants_are_configuration() {
     assert_eq!(policy.decide(&beside_high(4_000)), Decision::Hold(6_000));
     join(&mut policy, 2, PriorityClass::High);
     join(&mut policy, 1, PriorityClass::BestEffort);
-    assert_eq!(calls(), [Call::SetWindow { client: 1, window_ns: 50_000 }]);
+    let quiet_ns = 10_000;
+    assert_eq!(
+        calls(),
+        [
+            Call::SetWindow { client: 1, window_ns: 50_000 },
+            Call::SetAutoYield { client: 1, enabled: true, quiet_ns }
+        ]
+    );
     for (text, complaint) in [
         ("quiet_us = soon", "`quiet_us = soon`: expected a whole number from 0 to 1000000"),
         ("window_us = 0", "`window_us = 0`: expected a whole number from 1 to"),
+        ("cut = 1", "`cut = 1`: expected true or false"),
+        ("samples = 0", "`samples = 0`: expected a whole number from 1 to 60"),
+        ("explore_permille = 1001", "expected a whole number from 0 to 1000"),
+        ("turnaround_ns_max = 31.6", "`turnaround_ns_max = 31.6`: expected a whole number"),
+        ("review_launches = 3", "expected a whole number from 16 to"),
         ("quiet_ms = 1", "unknown key `quiet_ms`; known keys: quiet_us, window_us, lease"),
     ] {
         let error = Priority::init(text).err().unwrap();
@@ -88,33 +125,42 @@ fn constants_are_configuration() {
     }
 }
 
+/// Kernels of few ids, so that they come again; all else can be anything.
 fn any_launch() -> impl Strategy<Value = Launch> {
     let moments = (any::<u64>(), any::<u64>(), any::<u64>(), 0..300_000u64, any::<bool>());
-    let shape = (any::<u32>(), any::<u64>(), any::<u32>(), any::<u8>(), any::<bool>(), 0..3u32);
-    (moments, shape).prop_map(|((now_ns, predicted_ns, waited_ns, quiet, never), shape)| {
-        let (client, grid_blocks, block_threads, flags, high, high_clients) = shape;
-        let flags = LaunchFlags::from_bits_truncate(flags);
-        let busy = flags.contains(LaunchFlags::HIGH_BUSY);
-        Launch {
-            now_ns,
-            client,
-            class: if high { PriorityClass::High } else { PriorityClass::BestEffort },
-            flags,
-            grid_blocks,
-            block_threads,
-            predicted_ns,
-            waited_ns,
-            high_quiet_ns: if busy {
-                0
-            } else if never {
-                u64::MAX
-            } else {
-                quiet
-            },
-            high_clients,
-            ..launch()
-        }
-    })
+    let few = prop_oneof![any::<u64>(), 0..100_000u64];
+    let shape = (any::<u32>(), few, any::<u32>(), any::<u16>(), any::<bool>(), 0..3u32);
+    let kernel = (any::<u32>(), any::<u32>(), 0..300u32, any::<bool>());
+    (moments, shape, kernel).prop_map(
+        |((now_ns, predicted_ns, waited_ns, quiet, never), shape, kernel)| {
+            let (client, grid_blocks, block_threads, flags, high, high_clients) = shape;
+            let (kernel, shared_bytes, sm_count, short) = kernel;
+            let flags = LaunchFlags::from_bits_truncate(flags);
+            let busy = flags.contains(LaunchFlags::HIGH_BUSY);
+            Launch {
+                now_ns,
+                client,
+                class: if high { PriorityClass::High } else { PriorityClass::BestEffort },
+                kernel,
+                flags,
+                grid_blocks,
+                block_threads,
+                shared_bytes,
+                predicted_ns: if short { predicted_ns % 20_000_000 } else { predicted_ns },
+                waited_ns,
+                high_quiet_ns: if busy {
+                    0
+                } else if never {
+                    u64::MAX
+                } else {
+                    quiet
+                },
+                high_clients,
+                sm_count,
+                ..launch()
+            }
+        },
+    )
 }
 
 proptest! {
@@ -122,10 +168,10 @@ proptest! {
     fn best_effort_starts_only_in_silence(launch in any_launch()) {
         let decision = policy("").decide(&launch);
         let silent = !launch.high_busy() && launch.high_quiet_ns >= QUIET_NS;
-        if let Decision::Run(_) = decision {
-            prop_assert!(launch.is_high() || launch.high_clients == 0 || silent);
-        } else {
+        if let Decision::Hold(_) = decision {
             prop_assert!(!launch.is_high() && launch.high_clients > 0 && !silent);
+        } else {
+            prop_assert!(launch.is_high() || launch.high_clients == 0 || silent);
         }
     }
 
@@ -135,24 +181,26 @@ proptest! {
             prop_assert!(ns > 0 && ns <= HOLD_NS_MAX);
             if !launch.high_busy() {
                 let later = Launch { high_quiet_ns: launch.high_quiet_ns + ns, ..launch };
-                prop_assert_eq!(policy("").decide(&later), Decision::Run(0));
+                prop_assert!(!matches!(policy("").decide(&later), Decision::Hold(_)));
             }
         }
     }
 
     #[test]
-    fn only_whole_kernels_and_a_lease_only_alone(launch in any_launch()) {
+    fn a_lease_only_alone_and_cut_only_beside_high_priority(launch in any_launch()) {
+        let alone = launch.high_clients == 0 || launch.is_high();
         match policy("").decide(&launch) {
             Decision::Run(0) | Decision::Hold(_) => {}
             Decision::Run(_) => prop_assert!(launch.high_clients == 0 && !launch.is_high()),
-            other => prop_assert!(false, "{other:?}"),
+            other => prop_assert!(!alone, "{other:?}"),
         }
     }
 
     #[test]
     fn whatever_comes_and_goes_windows_follow(steps in prop::collection::vec((0..6u32, any::<bool>()), 0..40)) {
         let mut policy = policy("");
-        let (mut connected, mut windows) = (Vec::<u32>::new(), std::collections::BTreeMap::new());
+        let (mut connected, mut windows) = (Vec::<u32>::new(), BTreeMap::new());
+        let mut giving_way = BTreeMap::new();
         for (id, joins) in steps {
             // Even ids are high-priority clients.
             let class = if id % 2 == 0 { PriorityClass::High } else { PriorityClass::BestEffort };
@@ -164,19 +212,28 @@ proptest! {
                 Some(at) if !joins => {
                     connected.remove(at);
                     windows.remove(&id);
+                    giving_way.remove(&id);
                     policy.on_event(0, &Event::ClientLeft(id));
                 }
                 _ => continue,
             }
             for call in calls() {
-                if let Call::SetWindow { client, window_ns } = call {
-                    windows.insert(client, window_ns);
+                match call {
+                    Call::SetWindow { client, window_ns } => {
+                        windows.insert(client, window_ns);
+                    }
+                    Call::SetAutoYield { client, enabled, .. } => {
+                        giving_way.insert(client, enabled);
+                    }
+                    _ => {}
                 }
             }
             let protected = connected.iter().any(|id| id % 2 == 0);
             let expected = if protected { WINDOW_NS } else { WINDOW_NS_NONE };
             for id in connected.iter().filter(|id| *id % 2 == 1) {
                 prop_assert_eq!(windows.get(id), Some(&expected));
+                let gives_way = giving_way.get(id).copied().unwrap_or(false);
+                prop_assert_eq!(gives_way, protected);
             }
         }
     }

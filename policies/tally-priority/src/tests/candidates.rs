@@ -1,0 +1,150 @@
+//! Which forms of which kernels are considered.
+
+use crate::candidates::{CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down};
+use crate::choice::Choice;
+use crate::settings::Settings;
+use crate::tests::{OFFERS, any_launch};
+use proptest::prelude::*;
+use tally_sdk::testing::launch;
+use tally_sdk::{Launch, LaunchFlags};
+
+fn kernel(blocks: u64, us: u64) -> Launch {
+    Launch { flags: OFFERS, grid_blocks: blocks, predicted_ns: us * 1_000, ..launch() }
+}
+
+fn of(launch: &Launch) -> Vec<Candidate> {
+    candidates(launch, &Settings::read("").unwrap()).to_vec()
+}
+
+fn choices(launch: &Launch) -> Vec<Choice> {
+    of(launch).iter().map(|c| c.choice).collect()
+}
+
+fn slices(launch: &Launch) -> Vec<u32> {
+    let slice = |c| if let Choice::Slice(blocks) = c { Some(blocks) } else { None };
+    choices(launch).into_iter().filter_map(slice).collect()
+}
+
+#[test]
+fn all_forms_in_their_order() {
+    // 8 blocks of 256 threads an SM: waves of 1 056 blocks, 2 us each; 12 of them
+    // are the largest step within 31.6 us less the gate.
+    let [whole, preemptible, large, small, partition] = of(&kernel(262_144, 500))[..] else {
+        panic!("{:?}", of(&kernel(262_144, 500)))
+    };
+    assert_eq!((whole.choice, whole.turnaround_ns), (Choice::Whole, 500_000));
+    assert_eq!(preemptible.choice, Choice::Preemptible);
+    assert_eq!((large.choice, large.parts), (Choice::Slice(12 * 1_056), 21));
+    assert_eq!((small.choice, small.parts), (Choice::Slice(8 * 1_056), 32));
+    assert!(small.turnaround_ns < large.turnaround_ns && large.turnaround_ns <= 31_600);
+    assert!(small.time_ns > large.time_ns);
+    assert_eq!((partition.choice, partition.turnaround_ns), (Choice::Partition(112), 500_000));
+}
+
+#[test]
+fn a_form_that_is_not_on_offer_is_no_candidate() {
+    for offer in [LaunchFlags::CAN_SLICE, LaunchFlags::CAN_PREEMPT, LaunchFlags::CAN_PARTITION] {
+        let launch = Launch { flags: offer, ..kernel(262_144, 500) };
+        let all = of(&launch);
+        assert!(all.len() > 1 && all.iter().all(|c| c.choice.is_offered(offer)), "{all:?}");
+    }
+    assert_eq!(choices(&Launch { flags: LaunchFlags::empty(), ..kernel(9_999, 500) }).len(), 1);
+}
+
+#[test]
+fn a_kernel_of_no_more_blocks_than_sms_has_no_boundaries() {
+    assert_eq!(choices(&kernel(132, 3_000)), [Choice::Whole, Choice::Partition(112)]);
+    assert!(slices(&kernel(133, 3_000)).contains(&132));
+    assert!(!has_boundaries(&kernel(132, 1)) && has_boundaries(&kernel(133, 1)));
+}
+
+#[test]
+fn where_no_slice_keeps_the_bound_the_smallest_that_fill_the_gpu() {
+    // 132 blocks take 225 us.
+    assert_eq!(slices(&kernel(6_400, 10_900)), [528, 264, 132]);
+    // Where an SM holds only two of them, no slice is more than a wave.
+    let large_blocks = Launch { shared_bytes: 100_000, ..kernel(6_400, 10_900) };
+    assert_eq!(slices(&large_blocks), [264, 132]);
+    let large_blocks = Launch { block_threads: 1_024, ..kernel(6_400, 10_900) };
+    assert_eq!(slices(&large_blocks), [264, 132]);
+}
+
+#[test]
+fn less_than_a_wave_if_a_whole_one_takes_too_long() {
+    // A wave of 1 056 blocks takes 40 us.
+    assert_eq!(slices(&kernel(10_560, 400)), [4 * 132, 3 * 132]);
+}
+
+#[test]
+fn clusters_are_not_divided() {
+    let clustered = Launch { flags: OFFERS | LaunchFlags::CLUSTERED, ..kernel(6_400, 10_900) };
+    let sizes = slices(&clustered);
+    assert_eq!(sizes, [528, 256, 128]);
+    assert!(sizes.iter().all(|size| size % 16 == 0));
+}
+
+#[test]
+fn sizes_stay_when_a_time_wavers() {
+    let mut sizes = Vec::new();
+    for percent in 97..=103 {
+        sizes.extend(slices(&Launch { predicted_ns: 5_000 * percent, ..kernel(262_144, 0) }));
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    assert!(sizes.len() <= 3, "{sizes:?}");
+}
+
+#[test]
+fn a_partition_leaves_at_least_the_reserve_and_narrows_something() {
+    let partition = |text, launch: &Launch| {
+        let all = candidates(launch, &Settings::read(text).unwrap());
+        all.iter().find_map(|c| if let Choice::Partition(n) = c.choice { Some(n) } else { None })
+    };
+    let long = kernel(132, 3_000);
+    assert_eq!(partition("", &long), Some(112));
+    assert_eq!(partition("reserve_sms = 12", &long), Some(120));
+    assert_eq!(partition("reserve_sms = 0", &long), None);
+    assert_eq!(partition("reserve_sms = 125", &long), None);
+    assert_eq!(partition("reserve_sms = 1000", &long), None);
+    assert_eq!(partition("", &kernel(64, 2_800)), None, "64 blocks leave 68 SMs by themselves");
+    let together = Launch { flags: OFFERS | LaunchFlags::COOPERATIVE, ..long };
+    assert_eq!(choices(&together), [Choice::Whole]);
+}
+
+#[test]
+fn an_unknown_number_of_sms_is_a_guess_not_a_division_by_0() {
+    assert_eq!(slices(&Launch { sm_count: 0, ..kernel(6_400, 10_900) }), [512, 256, 128]);
+}
+
+#[test]
+fn steps_are_few() {
+    let steps: Vec<u64> = (0..=17).map(step_down).collect();
+    assert_eq!(steps, [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 8, 8, 12, 12, 12, 12, 16, 16]);
+    assert_eq!(step_down(u64::MAX), 3 << 62);
+}
+
+#[test]
+fn scaling_does_not_overflow() {
+    assert_eq!(scaled(u64::MAX, 3, 3), u64::MAX);
+    assert_eq!(scaled(u64::MAX, 3, 1), u64::MAX);
+    assert_eq!(scaled(7, 3, 0), 21);
+}
+
+proptest! {
+    #[test]
+    fn every_candidate_is_offered_and_makes_sense(launch in any_launch(), bound in 0..100_000_u64) {
+        let settings = Settings { turnaround_ns_max: bound, ..Settings::read("").unwrap() };
+        let all = candidates(&launch, &settings);
+        prop_assert!(!all.is_empty() && all.len() <= CANDIDATES_MAX);
+        prop_assert_eq!(all[0].choice, Choice::Whole);
+        for (index, candidate) in all.iter().enumerate() {
+            prop_assert!(candidate.choice.is_offered(launch.flags));
+            prop_assert!(all[..index].iter().all(|other| other.choice != candidate.choice));
+            prop_assert!(candidate.time_ns >= launch.predicted_ns);
+            if let Choice::Slice(blocks) = candidate.choice {
+                prop_assert!(u64::from(blocks) < launch.grid_blocks);
+                prop_assert_eq!(candidate.parts, launch.grid_blocks.div_ceil(blocks.into()));
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! A GPU and a core that only know how long each form of each kernel takes: enough
+//! for the policy to learn from. Deterministic.
+
+use crate::Priority;
+use crate::candidates::{Candidate, candidates};
+use crate::choice::Choice;
+use crate::choose::choose;
+use crate::settings::Settings;
+use crate::tests::policy;
+use std::collections::VecDeque;
+use tally_sdk::testing::{kernel, launch, set_kernels};
+use tally_sdk::{Decision, Form, FormProfile, KernelProfile, Launch, LaunchFlags, Policy};
+
+/// How a kernel behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Truth {
+    pub flags: LaunchFlags,
+    pub blocks: u64,
+    pub whole_ns: u64,
+    /// What being preemptible adds.
+    pub preemptible_permille: u64,
+    /// How long it then takes to give way, on top of the least that it can.
+    pub giving_way_ns: u64,
+    /// Between two slices.
+    pub gate_ns: u64,
+    /// What leaving SMs out adds.
+    pub partition_permille: u64,
+}
+
+impl Truth {
+    /// A launch of it beside a quiet high-priority client.
+    pub fn launch(&self, id: u32, predicted_ns: u64) -> Launch {
+        Launch {
+            kernel: id,
+            flags: self.flags,
+            grid_blocks: self.blocks,
+            predicted_ns,
+            high_clients: 1,
+            high_quiet_ns: 1_000_000,
+            ..launch()
+        }
+    }
+
+    /// What a form of it really takes.
+    fn cost(&self, candidate: &Candidate) -> Candidate {
+        let add = |permille: u64| self.whole_ns + self.whole_ns * permille / 1_000;
+        let (time_ns, turnaround_ns) = match candidate.choice {
+            Choice::Whole => (self.whole_ns, self.whole_ns),
+            Choice::Preemptible => {
+                let time_ns = add(self.preemptible_permille);
+                (time_ns, (candidate.turnaround_ns + self.giving_way_ns).min(time_ns))
+            }
+            Choice::Slice(blocks) => {
+                let parts = self.blocks.div_ceil(blocks.into());
+                let time_ns = self.whole_ns + parts * self.gate_ns;
+                (time_ns, time_ns / parts)
+            }
+            Choice::Partition(_) => (add(self.partition_permille), candidate.turnaround_ns),
+        };
+        Candidate { time_ns, turnaround_ns, ..*candidate }
+    }
+
+    /// All forms with what they really take.
+    pub fn costs(&self, settings: &Settings) -> Vec<Candidate> {
+        let all = candidates(&self.launch(0, self.whole_ns), settings);
+        all.iter().map(|c| self.cost(c)).collect()
+    }
+
+    /// What knowing everything would choose.
+    pub fn best(&self, settings: &Settings) -> Choice {
+        choose(&self.costs(settings), settings).choice
+    }
+}
+
+impl Truth {
+    /// Whether a form is that, give or take half a per cent of what was measured of
+    /// each cut form.
+    pub fn is_best(&self, choice: Choice, settings: &Settings) -> bool {
+        let is_cut = |c: &Candidate| !matches!(c.choice, Choice::Whole | Choice::Partition(_));
+        let is_best = |errors: u32| {
+            let mut costs = self.costs(settings);
+            for (at, cost) in costs.iter_mut().filter(|c| is_cut(c)).enumerate() {
+                let permille = [1_000, 995, 1_005][errors as usize / 3_usize.pow(at as u32) % 3];
+                cost.time_ns = cost.time_ns * permille / 1_000;
+                cost.turnaround_ns = cost.turnaround_ns * permille / 1_000;
+            }
+            choose(&costs, settings).choice == choice
+        };
+        (0..81).any(is_best)
+    }
+}
+
+/// The kernels, what the core has measured of them, and the policy.
+pub struct Device {
+    pub truths: Vec<Truth>,
+    pub settings: Settings,
+    pub policy: Priority,
+    /// The form of each launch so far.
+    pub ran: Vec<(usize, Choice)>,
+    /// Every so many-th launch is disturbed by high priority; 0: none.
+    pub disturbed_every: u64,
+    /// What the first launch in each form takes longer.
+    pub loading_ns: u64,
+    measured: Vec<KernelProfile>,
+    predicted: Vec<Vec<u64>>,
+    under_way: VecDeque<(usize, Choice, bool)>,
+}
+
+/// Launches under way before the first of them is measured.
+const LAG: usize = 3;
+
+impl Device {
+    pub fn new(truths: Vec<Truth>, config: &str) -> Self {
+        Device {
+            measured: truths.iter().map(|t| kernel(t.blocks as u32)).collect(),
+            predicted: vec![Vec::new(); truths.len()],
+            truths,
+            settings: Settings::read(config).unwrap(),
+            policy: policy(config),
+            ran: Vec::new(),
+            disturbed_every: 0,
+            loading_ns: 0,
+            under_way: VecDeque::new(),
+        }
+    }
+
+    /// Launch a kernel.
+    pub fn launch(&mut self, at: usize) -> Choice {
+        let known = self.measured.iter().cloned().enumerate();
+        set_kernels(known.map(|(id, profile)| (id as u32, profile)).collect());
+        let launch = self.truths[at].launch(at as u32, self.predicted_ns(at));
+        let choice = match self.policy.decide(&launch) {
+            Decision::Run(0) => Choice::Whole,
+            Decision::Preemptible => Choice::Preemptible,
+            Decision::Slice(blocks) => Choice::Slice(blocks),
+            Decision::Partition(sms) => Choice::Partition(sms),
+            other => panic!("{other:?}"),
+        };
+        assert!(choice.is_offered(launch.flags), "{choice:?}");
+        self.ran.push((at, choice));
+        let every = self.disturbed_every;
+        // Not in step with anything: Weyl's sequence.
+        let turn = (self.ran.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.under_way.push_back((at, choice, every > 0 && turn.is_multiple_of(every)));
+        if self.under_way.len() > LAG {
+            let (at, choice, disturbed) = self.under_way.pop_front().unwrap();
+            self.measure(at, choice, disturbed);
+        }
+        choice
+    }
+
+    /// The core's rule: the lower median of the last nine.
+    fn predicted_ns(&self, at: usize) -> u64 {
+        let mut last: Vec<u64> = self.predicted[at].iter().rev().take(9).copied().collect();
+        last.sort_unstable();
+        last.get(last.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+    }
+
+    fn measure(&mut self, at: usize, choice: Choice, disturbed: bool) {
+        let estimates =
+            candidates(&self.truths[at].launch(0, self.predicted_ns(at)), &self.settings);
+        let estimate = estimates.iter().find(|c| c.choice == choice).copied();
+        let cost = self.truths[at].cost(&estimate.unwrap_or(Candidate { choice, ..estimates[0] }));
+        let profile = &mut self.measured[at];
+        if choice == Choice::Whole {
+            if !disturbed || profile.count == 0 {
+                let loading_ns = if profile.count == 0 { self.loading_ns } else { 0 };
+                profile.count += 1;
+                self.predicted[at].push(cost.time_ns + loading_ns);
+            }
+            return;
+        }
+        let (form, argument) = choice.form();
+        let found = profile.forms.iter().position(|f| f.form == form && f.argument == argument);
+        let index = found.unwrap_or_else(|| {
+            assert!(profile.forms.len() < 16, "the core tells 16 forms apart");
+            profile.forms.push(FormProfile {
+                form,
+                argument,
+                count: 0,
+                mean_ns: 0,
+                turnaround_ns: 0,
+            });
+            profile.forms.len() - 1
+        });
+        let figures = &mut profile.forms[index];
+        if disturbed && form != Form::Partitioned {
+            figures.turnaround_ns = cost.turnaround_ns;
+        } else if !disturbed {
+            let loading_ns = if figures.count == 0 { self.loading_ns } else { 0 };
+            figures.count += 1;
+            let (mean, sample) = (figures.mean_ns as i128, (cost.time_ns + loading_ns) as i128);
+            figures.mean_ns = (mean + (sample - mean) / figures.count.min(64) as i128) as u64;
+        }
+    }
+
+    /// Its form most often used in its last launches.
+    pub fn settled(&self, at: usize) -> Choice {
+        let last: Vec<Choice> =
+            self.ran.iter().rev().filter(|(k, _)| *k == at).map(|(_, c)| *c).take(9).collect();
+        let times = |choice: &Choice| last.iter().filter(|c| *c == choice).count();
+        last.iter().copied().max_by_key(times).unwrap()
+    }
+}

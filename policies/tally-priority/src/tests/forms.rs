@@ -1,0 +1,167 @@
+//! The form of a launch: what is never answered, whatever comes, and how often the
+//! core is asked for a profile.
+
+use crate::tests::{OFFERS, any_launch, beside_high, policy};
+use proptest::prelude::*;
+use tally_sdk::testing::{Call, calls, kernel, launch, set_kernels};
+use tally_sdk::{
+    CutForms, CutState, Decision, Form, FormProfile, KernelProfile, Launch, LaunchFlags, Policy,
+};
+
+const QUIET_NS: u64 = 1_000_000;
+const PREPARABLE: LaunchFlags = LaunchFlags::CAN_PREPARE;
+
+fn long(flags: LaunchFlags) -> Launch {
+    Launch { flags, grid_blocks: 6_400, predicted_ns: 10_900_000, ..beside_high(QUIET_NS) }
+}
+
+fn known(profile: KernelProfile) {
+    set_kernels(vec![(launch().kernel, KernelProfile { count: 9, ..profile })]);
+}
+
+#[test]
+fn within_the_bound_whole_without_a_thought() {
+    let mut policy = policy("");
+    for predicted_ns in [0, 1, 31_600] {
+        let launch = Launch { predicted_ns, ..long(OFFERS | PREPARABLE) };
+        assert_eq!(policy.decide(&launch), Decision::Run(0));
+    }
+    assert_eq!(policy.forms.known(), 0);
+}
+
+#[test]
+fn a_cut_form_is_asked_for_once_in_a_while_if_the_kernel_is_worth_it() {
+    let mut policy = policy("");
+    known(kernel(6_400));
+    let asks = |policy: &mut crate::Priority, launch: &Launch, times| {
+        (0..times).filter(|_| policy.decide(launch) == Decision::Preemptible).count()
+    };
+    assert_eq!(asks(&mut policy, &long(PREPARABLE), 256), 1);
+    assert_eq!(asks(&mut policy, &long(PREPARABLE), 256), 1);
+    // Not for short ones, nor for those that have no boundary to stop at.
+    let short = Launch { kernel: 2, predicted_ns: 30_000, ..long(PREPARABLE) };
+    assert_eq!(asks(&mut policy, &short, 300), 0);
+    let one_wave = Launch { kernel: 3, grid_blocks: 132, ..long(PREPARABLE) };
+    assert_eq!(asks(&mut policy, &one_wave, 300), 0);
+    let together = Launch { kernel: 4, ..long(PREPARABLE | LaunchFlags::COOPERATIVE) };
+    assert_eq!(asks(&mut policy, &together, 300), 0);
+}
+
+#[test]
+fn while_it_is_made_the_kernel_is_not_counted_as_hopeless() {
+    let mut policy = policy("");
+    known(KernelProfile { cut: CutState::Preparing, ..kernel(6_400) });
+    for _ in 0..10 {
+        policy.decide(&long(PREPARABLE));
+    }
+    let hopeless = |calls: &[Call]| {
+        calls
+            .iter()
+            .any(|c| matches!(c, Call::GaugeSet { name, value: 1 } if name == "long_whole_kernels"))
+    };
+    assert!(!hopeless(&calls()));
+    known(KernelProfile { cut: CutState::WholeOnly("spins".into()), ..kernel(6_400) });
+    assert_eq!(policy.decide(&long(LaunchFlags::empty())), Decision::Run(0));
+    let calls = calls();
+    assert!(hopeless(&calls));
+    let log = calls
+        .iter()
+        .find_map(|c| if let Call::Log { message, .. } = c { Some(message) } else { None });
+    assert_eq!(log.unwrap(), "kernel runs whole for 10900 us (6400 blocks): spins");
+}
+
+#[test]
+fn a_kernel_without_an_id_runs_whole() {
+    let anonymous = Launch { kernel: u32::MAX, ..long(OFFERS | PREPARABLE) };
+    assert_eq!(policy("").decide(&anonymous), Decision::Run(0));
+}
+
+#[test]
+fn graphs_are_cut_by_their_nodes_or_have_the_parts_made() {
+    let mut policy = policy("");
+    let graph = |flags| Launch {
+        flags: flags | LaunchFlags::GRAPH,
+        grid_blocks: 280,
+        predicted_ns: 2_800_000,
+        ..beside_high(QUIET_NS)
+    };
+    assert_eq!(policy.decide(&graph(LaunchFlags::CAN_SLICE)), Decision::Slice(24));
+    assert_eq!(policy.decide(&graph(OFFERS)), Decision::Slice(24));
+    assert_eq!(policy.decide(&graph(LaunchFlags::CAN_PREEMPT)), Decision::Run(0));
+    assert_eq!(policy.decide(&graph(PREPARABLE)), Decision::Slice(24));
+    assert_eq!(policy.decide(&graph(PREPARABLE)), Decision::Run(0), "asked for already");
+    // One shorter than a part is whole, though over the bound of a kernel.
+    let short = Launch { predicted_ns: 200_000, ..graph(LaunchFlags::CAN_SLICE) };
+    assert_eq!(policy.decide(&short), Decision::Run(0));
+}
+
+#[test]
+fn counts_are_handed_over_in_batches_and_after_a_while() {
+    let mut policy = policy("");
+    let at = |now_ns| Launch { now_ns, ..beside_high(QUIET_NS) };
+    policy.decide(&at(1_000_000_000));
+    assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 1 }]);
+    for n in 0..63 {
+        policy.decide(&at(1_000_000_000 + n));
+    }
+    assert_eq!(calls(), []);
+    policy.decide(&at(1_000_000_064));
+    assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 64 }]);
+    policy.decide(&at(1_100_000_064));
+    assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 1 }]);
+}
+
+fn any_profile() -> impl Strategy<Value = KernelProfile> {
+    let form = (0..4_u8, any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>());
+    let form = form.prop_map(|(form, argument, count, mean_ns, turnaround_ns)| {
+        // Half of them are of candidates.
+        let argument = if argument % 2 == 0 { argument % 7 * 132 } else { argument };
+        let form = [Form::Whole, Form::Sliced, Form::Preemptible, Form::Partitioned][form as usize];
+        FormProfile { form, argument, count, mean_ns, turnaround_ns }
+    });
+    let cut = prop_oneof![
+        Just(CutState::Unknown),
+        Just(CutState::Preparable),
+        Just(CutState::Preparing),
+        any::<u8>().prop_map(|bits| CutState::Ready(CutForms::from_bits_truncate(bits))),
+        Just(CutState::WholeOnly("spins".into())),
+    ];
+    (prop::collection::vec(form, 0..16), any::<u64>(), any::<u64>(), cut).prop_map(
+        |(forms, count, mean_ns, cut)| KernelProfile { forms, count, mean_ns, cut, ..kernel(64) },
+    )
+}
+
+proptest! {
+    #[test]
+    fn only_what_is_offered_or_can_be_made_and_never_of_size_0(
+        steps in prop::collection::vec((any_launch(), any_profile()), 1..60),
+        sm_count in 0..300_u32,
+    ) {
+        let mut policy = policy("explore_permille = 1000\nquiet_us = 0");
+        for (launch, profile) in steps {
+            let launch = Launch { kernel: launch.kernel % 3, sm_count, ..launch };
+            set_kernels(vec![(launch.kernel, profile)]);
+            let offers = |flag| launch.flags.contains(flag);
+            let prepares = offers(PREPARABLE);
+            let cuttable = launch.high_clients > 0 && !launch.is_high();
+            match policy.decide(&launch) {
+                Decision::Run(_) | Decision::Hold(_) => {}
+                Decision::Slice(blocks) => {
+                    prop_assert!(cuttable && blocks > 0 && u64::from(blocks) < launch.grid_blocks);
+                    let graph = prepares && offers(LaunchFlags::GRAPH);
+                    prop_assert!(offers(LaunchFlags::CAN_SLICE) || graph);
+                }
+                Decision::Preemptible => {
+                    prop_assert!(cuttable && (prepares || offers(LaunchFlags::CAN_PREEMPT)));
+                    prop_assert!(launch.grid_blocks > u64::from(sm_count));
+                    prop_assert!(!offers(LaunchFlags::COOPERATIVE));
+                }
+                Decision::Partition(sms) => {
+                    prop_assert!(cuttable && offers(LaunchFlags::CAN_PARTITION));
+                    prop_assert!(sms > 0 && sms % 8 == 0);
+                    prop_assert!(sm_count == 0 || sms <= sm_count - 16);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The choice, learnt from launch to launch on a simulated device.
+
+use crate::choice::Choice;
+use crate::tests::OFFERS;
+use crate::tests::device::{Device, Truth};
+use proptest::prelude::*;
+use tally_sdk::LaunchFlags;
+use tally_sdk::testing::{Call, calls};
+
+/// A large matrix product: 6 400 blocks of 225 us, one an SM at a time.
+const GEMM: Truth = Truth {
+    flags: OFFERS,
+    blocks: 6_400,
+    whole_ns: 10_900_000,
+    preemptible_permille: 9,
+    giving_way_ns: 50_000,
+    gate_ns: 30_000,
+    partition_permille: 180,
+};
+/// Many short blocks.
+const ELEMENTWISE: Truth = Truth {
+    blocks: 262_144,
+    whole_ns: 500_000,
+    preemptible_permille: 180,
+    giving_way_ns: 580_000,
+    gate_ns: 4_000,
+    ..GEMM
+};
+/// One wave.
+const ATTENTION: Truth = Truth { blocks: 132, whole_ns: 300_000, ..GEMM };
+const NORM: Truth = Truth { blocks: 64, whole_ns: 2_800_000, ..GEMM };
+const SHORT: Truth = Truth { blocks: 2_000, whole_ns: 20_000, gate_ns: 4_000, ..GEMM };
+const FORTY: Truth = Truth { whole_ns: 40_000, ..SHORT };
+
+fn run(device: &mut Device, launches: usize) {
+    let count = device.truths.len();
+    (0..launches).for_each(|n| {
+        device.launch(n % count);
+    });
+}
+
+/// Sum of a counter in what the policy asked for; the gauges as they stand.
+fn metric(calls: &[Call], metric: &str) -> i64 {
+    let of = |call: &Call| match call {
+        Call::CounterAdd { name, delta } if name == metric => Some(*delta as i64),
+        _ => None,
+    };
+    let set = |call: &Call| match call {
+        Call::GaugeSet { name, value } if name == metric => Some(*value),
+        _ => None,
+    };
+    calls.iter().rev().find_map(set).unwrap_or_else(|| calls.iter().filter_map(of).sum())
+}
+
+#[test]
+fn the_kernels_of_a_training_get_the_forms_that_suit_them() {
+    let mut device = Device::new(vec![GEMM, ELEMENTWISE, ATTENTION, NORM, SHORT, FORTY], "");
+    device.disturbed_every = 4;
+    run(&mut device, 20_000);
+    assert_eq!(device.settled(0), Choice::Preemptible);
+    assert_eq!(device.settled(1), Choice::Slice(12 * 1_056));
+    assert_eq!(device.settled(2), Choice::Whole);
+    assert_eq!(device.settled(3), Choice::Whole);
+    assert_eq!(device.settled(4), Choice::Whole);
+    assert_eq!(device.settled(5), Choice::Slice(1_056));
+    for (at, truth) in device.truths.iter().enumerate() {
+        assert_eq!(device.settled(at), truth.best(&device.settings), "{truth:?}");
+    }
+    device.policy.forms.hand_over();
+    let calls = calls();
+    assert_eq!(metric(&calls, "long_whole_kernels"), 2);
+    assert_eq!(metric(&calls, "kernels_known"), 5);
+    let forms = ["whole", "preemptible", "sliced", "partitioned"];
+    let all: i64 = forms.iter().map(|form| metric(&calls, &format!("launches_{form}"))).sum();
+    assert_eq!(all, 20_000);
+    let named =
+        |call: &&Call| matches!(call, Call::Log { message, .. } if message.contains("runs whole"));
+    assert_eq!(calls.iter().filter(named).count(), 2);
+}
+
+#[test]
+fn a_long_kernel_that_cannot_be_cut_is_narrowed() {
+    let long = Truth { flags: LaunchFlags::CAN_PARTITION, ..GEMM };
+    // One wave that takes two on fewer SMs: not at that price.
+    let wave = Truth { blocks: 132, partition_permille: 1_000, ..long };
+    let mut device = Device::new(vec![long, wave, Truth { whole_ns: 600_000, ..long }], "");
+    run(&mut device, 5_000);
+    assert_eq!(device.settled(0), Choice::Partition(112));
+    assert_eq!(device.settled(1), Choice::Whole);
+    assert_eq!(device.settled(2), Choice::Whole, "no longer than what narrowing counts as");
+    device.policy.forms.hand_over();
+    assert_eq!(metric(&calls(), "long_whole_kernels"), 2);
+}
+
+#[test]
+fn a_new_kernel_runs_whole_until_its_time_is_believed_then_cut() {
+    let mut device = Device::new(vec![GEMM], "");
+    device.loading_ns = 30_000_000;
+    let first: Vec<Choice> = (0..20).map(|_| device.launch(0)).collect();
+    // Three are under way before the first is measured; then two samples are needed.
+    let whole = first.iter().take_while(|c| **c == Choice::Whole).count();
+    assert_eq!(whole, 5, "{first:?}");
+    assert!(!first[whole..].contains(&Choice::Whole), "{first:?}");
+    assert_eq!(device.settled(0), Choice::Preemptible);
+}
+
+#[test]
+fn a_slow_first_launch_in_a_form_does_not_count_against_it() {
+    let mut device = Device::new(vec![GEMM, ELEMENTWISE, FORTY], "");
+    (device.loading_ns, device.disturbed_every) = (50_000_000, 5);
+    run(&mut device, 30_000);
+    for (at, truth) in device.truths.iter().enumerate() {
+        assert_eq!(device.settled(at), truth.best(&device.settings), "{truth:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_is_always_disturbed_is_cut_all_the_same() {
+    let mut device = Device::new(vec![GEMM], "");
+    device.disturbed_every = 1;
+    run(&mut device, 500);
+    assert_eq!(device.settled(0), Choice::Preemptible);
+}
+
+#[test]
+fn a_cut_form_that_came_about_is_used_from_the_next_launch_on() {
+    let unmade = Truth { flags: LaunchFlags::empty(), ..GEMM };
+    let mut device = Device::new(vec![unmade], "explore_permille = 0");
+    run(&mut device, 300);
+    assert_eq!(device.settled(0), Choice::Whole);
+    device.truths[0].flags = OFFERS;
+    assert_eq!(device.launch(0), Choice::Preemptible);
+    // And one that was taken back is not asked for.
+    device.truths[0].flags = LaunchFlags::empty();
+    assert_eq!(device.launch(0), Choice::Whole);
+}
+
+#[test]
+fn a_kernel_whose_form_became_slow_is_reviewed() {
+    let mut device = Device::new(vec![GEMM], "review_launches = 50");
+    run(&mut device, 1_000);
+    assert_eq!(device.settled(0), Choice::Preemptible);
+    device.truths[0].preemptible_permille = 900;
+    run(&mut device, 3_000);
+    let settled = device.settled(0);
+    assert!(matches!(settled, Choice::Slice(_)), "{settled:?}");
+    assert_eq!(settled, device.truths[0].best(&device.settings));
+}
+
+#[test]
+fn a_kernel_that_became_shorter_is_seen_although_it_only_runs_cut() {
+    let mut device = Device::new(vec![GEMM], "review_launches = 50");
+    run(&mut device, 1_000);
+    device.truths[0].whole_ns = 20_000;
+    run(&mut device, 6_000);
+    assert_eq!(device.settled(0), Choice::Whole);
+}
+
+#[test]
+fn nothing_is_tried_without_a_share_and_the_estimates_serve() {
+    let mut device = Device::new(vec![GEMM, ELEMENTWISE], "explore_permille = 0");
+    run(&mut device, 2_000);
+    device.policy.forms.hand_over();
+    assert_eq!(metric(&calls(), "launches_explored"), 0);
+    assert_eq!(device.settled(0), Choice::Preemptible);
+    assert!(matches!(device.settled(1), Choice::Slice(_)));
+}
+
+fn any_truth() -> impl Strategy<Value = Truth> {
+    let size = (10..300_000_u64, 5_000..20_000_000_u64, 0..4_u8);
+    let costs = (0..1_500_u64, 0..400_000_u64, 0..30_000_u64, 0..1_000_u64);
+    (size, costs).prop_map(|((blocks, whole_ns, without), costs)| {
+        let (preemptible_permille, giving_way_ns, gate_ns, partition_permille) = costs;
+        let mut flags = OFFERS;
+        match without {
+            0 => flags.remove(LaunchFlags::CAN_SLICE),
+            1 => flags.remove(LaunchFlags::CAN_PREEMPT),
+            2 => flags.remove(LaunchFlags::CAN_PARTITION),
+            _ => {}
+        }
+        Truth {
+            flags,
+            blocks,
+            whole_ns,
+            preemptible_permille,
+            giving_way_ns,
+            gate_ns,
+            partition_permille,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_population_gets_what_knowing_everything_would_choose(
+        truths in prop::collection::vec(any_truth(), 1..6),
+        disturbed_every in 2..6_u64,
+        loading_ns in 0..10_000_000_u64,
+    ) {
+        let mut device = Device::new(truths, "review_launches = 64");
+        (device.disturbed_every, device.loading_ns) = (disturbed_every, loading_ns);
+        run(&mut device, 16_000);
+        for (at, truth) in device.truths.iter().enumerate() {
+            let settled = device.settled(at);
+            let costs = truth.costs(&device.settings);
+            prop_assert!(truth.is_best(settled, &device.settings), "{settled:?}: {truth:?} {costs:?}");
+        }
+        device.policy.forms.hand_over();
+        let explored = metric(&calls(), "launches_explored");
+        prop_assert!(explored * 1_000 <= 50 * 16_000, "{explored}");
+    }
+
+    #[test]
+    fn the_same_launches_get_the_same_forms(
+        truths in prop::collection::vec(any_truth(), 1..6),
+        disturbed_every in 0..6_u64,
+    ) {
+        let ran = || {
+            let mut device = Device::new(truths.clone(), "");
+            device.disturbed_every = disturbed_every;
+            run(&mut device, 1_000);
+            device.ran
+        };
+        prop_assert!(ran() == ran());
+    }
+}
