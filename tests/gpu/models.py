@@ -144,14 +144,61 @@ def bert_training(batch=8, tokens=128):
     return step, list(model.parameters())
 
 
+BERT_LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+
+
+@torch.no_grad()
+def llama_decode_request(layers=32, width=4096, inner=11008, heads=32, cached=512, vocabulary=32000):
+    """One token of a decoder of Llama-2-7B's shape, half precision, batch 1, random weights; the logits.
+
+    Our own few lines in place of the model's code: the same matrix-vector products, attention over a
+    cache of fixed length, normalisations and activation, in the same order.
+    """
+    if SMALL:
+        layers, width, inner, heads, cached, vocabulary = 2, 64, 128, 4, 16, 256
+    F = torch.nn.functional
+
+    def weights(rows, columns):
+        return torch.empty(rows, columns, device=DEVICE, dtype=HALF).normal_(std=0.02)
+
+    sizes = ((3 * width, width), (width, width), (2 * inner, width), (width, inner))
+    stack = [[weights(*size) for size in sizes] for _ in range(layers)]
+    caches = torch.empty(layers, 2, 1, heads, cached, width // heads, device=DEVICE, dtype=HALF).normal_(std=0.02)
+    head, scale = weights(vocabulary, width), torch.ones(width, device=DEVICE, dtype=HALF)
+    token = torch.empty(1, width, device=DEVICE, dtype=HALF).normal_()
+
+    def request():
+        x = token
+        for (qkv, out, up, down), (keys, values) in zip(stack, caches, strict=True):
+            q, k, v = F.linear(F.rms_norm(x, (width,), scale), qkv).view(3, 1, heads, 1, width // heads).unbind(0)
+            keys[:, :, -1:] = k
+            values[:, :, -1:] = v
+            x = x + F.linear(F.scaled_dot_product_attention(q, keys, values).reshape(1, width), out)
+            gate, value = F.linear(F.rms_norm(x, (width,), scale), up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * value, down)
+        return F.linear(F.rms_norm(x, (width,), scale), head)
+
+    return request
+
+
 # What a worker can serve by name. Requests are timed one by one, trainings by rate.
 REQUESTS = {
     "resnet50-eager": resnet50_request,
     "resnet50-graph": lambda: graphed(resnet50_request()),
     "bert-graph": lambda: graphed(bert_request()),
+    "bert-large-graph": lambda: graphed(bert_request(**BERT_LARGE)),
+    "llama-7b-decode-graph": lambda: graphed(llama_decode_request()),
 }
 TRAININGS = {
     "resnet50-train": resnet50_training,
+    "resnet50-b128-train": lambda: resnet50_training(batch=128),
+    "bert-b32-train": lambda: bert_training(batch=32),
+    "gpt2-large-train": lambda: gpt2_training(batch=4, tokens=512, n_embd=1280, n_layer=36, n_head=20),
     "gpt2-train": lambda: gpt2_training(n_embd=1280, n_layer=12, n_head=20),
 }
 

@@ -19,11 +19,15 @@ import sys
 from clients import Client, soon, started
 from common import Failures, merge_rows, step_main, write_json
 from stats import percentile
-from tally import Core, MpsDaemon, shortfalls
+from tally import Core, MpsDaemon, client, shortfalls
 
 PAIRS = {
     "bert+gpt2": ("bert-graph", "gpt2-train"),
     "resnet50+resnet50": ("resnet50-graph", "resnet50-train"),
+    "bert-large+gpt2": ("bert-large-graph", "gpt2-train"),
+    "resnet50-eager+bert-b32": ("resnet50-eager", "bert-b32-train"),
+    "llama+gpt2-large": ("llama-7b-decode-graph", "gpt2-large-train"),
+    "resnet50+resnet50-b128": ("resnet50-graph", "resnet50-b128-train"),
 }
 # name: (mode in the row, policy, residency or baseline kind)
 MODES = {
@@ -34,6 +38,9 @@ MODES = {
     "fifo-mps": ("tally-mps", "fifo", "mps"),
     "priority-timeslice": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps": ("tally-mps", "tally-priority", "mps"),
+    # Kernels of NVIDIA's closed libraries cut, too.
+    "priority-timeslice-vendor": ("tally-timeslice", "tally-priority", "timeslice"),
+    "priority-mps-vendor": ("tally-mps", "tally-priority", "mps"),
 }
 SEED = 7
 WARM_REQUESTS = 300
@@ -52,6 +59,11 @@ class Pair:
         self.be_solo_steps_per_s = None
 
 
+def is_vendor(mode):
+    """Whether kernels of the vendor's closed libraries are cut in this mode."""
+    return mode.endswith("-vendor")
+
+
 def names(pair):
     return f"hp-{pair.name}", f"be-{pair.name}"
 
@@ -61,7 +73,10 @@ def environment(suite, mode):
     """What a mode needs around its programs: (core or None, inference's and training's variables)."""
     kind = MODES[mode][2]
     if MODES[mode][1] != "none":
-        with Core(suite, mode, MODES[mode][1], kind, suite.policy_config(mode), suite.args.core_args) as core:
+        file = suite.work / f"core-{mode}.toml"
+        file.write_text(f"[rewrite]\nvendor_libraries = {str(is_vendor(mode)).lower()}\n")
+        extra = ["--config", file, *suite.args.core_args]
+        with Core(suite, mode, MODES[mode][1], kind, suite.policy_config(mode), extra) as core:
             yield core, {}, {}
     elif kind == "plain":
         yield None, {}, {}
@@ -112,7 +127,7 @@ def measure_shared(args, pair, hp, be):
     return served, trained, percentile(warm, 0.5)
 
 
-def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None):
+def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None, vendor=False):
     """One line of the result, every figure with its unit in its name."""
 
     def p(values, q):
@@ -126,7 +141,7 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None):
         "mode": mode,
         "policy": policy,
         "policy_config": config,
-        "vendor_rewrite": suite.args.vendor_rewrite,
+        "vendor_rewrite": vendor,
         "load": suite.args.load,
         "solo_p50_ms": p(solo["service_ms"], 0.5),
         "solo_p99_ms": p(solo["service_ms"], 0.99),
@@ -157,13 +172,13 @@ class Results:
     def add(self, line, served, state=None):
         self.rows.append(line)
         in_us = [round(v * 1e3) for v in served["service_ms"]], [round(v * 1e3) for v in served["queued_ms"]]
-        keys = {key: line[key] for key in ("hp", "be", "mode", "policy")}
+        keys = {key: line[key] for key in ("hp", "be", "mode", "policy", "vendor_rewrite")}
         self.raw.append({**keys, "service_us": in_us[0], "queued_us": in_us[1], "status": state})
         rows = merge_rows(self.suite.read("pairs.json") or [], self.rows, KEY)
         write_json(self.suite.out / "pairs.json", rows)
         with gzip.open(self.suite.out / "pairs-raw.json.gz", "wt") as file:
             json.dump(self.raw, file, separators=(",", ":"))
-        brief = ("hp", "mode", "policy", "p50_ms", "p99_ms", "p99_over_solo", "p99_over_solo_queued", "be_share")
+        brief = ("hp", "mode", "policy", "vendor_rewrite", "p50_ms", "p99_ms", "p99_over_solo", "p99_over_solo_queued", "be_share")
         print("  ".join(f"{key}={line[key]}" for key in brief), flush=True)
 
 
@@ -187,7 +202,9 @@ def measure_mode(suite, mode, pairs, results, failures):
                 notes = shortfalls(state, core.residency, names(pair)) if core else []
                 for note in notes:
                     failures.add(f"{mode}, {pair.name}: {note}")
-                line = row(suite, pair, label, policy, served, trained, own, suite.policy_config(mode))
+                line = row(suite, pair, label, policy, served, trained, own, suite.policy_config(mode), is_vendor(mode))
+                if core:
+                    line["cut"] = client(state, names(pair)[1])["cut"]
                 results.add({**line, "notes": notes}, served, state)
 
 
@@ -217,9 +234,6 @@ def add_arguments(parser):
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times solo latency")
     parser.add_argument(
         "--apart", action="store_true", help="only one pair's programs alive at a time (twice the start-ups)"
-    )
-    parser.add_argument(
-        "--vendor-rewrite", action="store_true", help="note in the rows that vendor kernels were rewritten"
     )
     parser.add_argument("--policy-config", help="file for tally-priority")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")

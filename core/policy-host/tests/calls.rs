@@ -187,7 +187,11 @@ fn tally_priority_keeps_its_rule_as_a_component() {
     bench.join(2, Class::High).unwrap();
     assert_eq!(
         bench.commands(),
-        [Command::SetWindow { client: 1, window_ns: 7_000 }, Command::RevokeLease(1)]
+        [
+            Command::SetWindow { client: 1, window_ns: 7_000 },
+            Command::RevokeLease(1),
+            Command::SetAutoYield { client: 1, enabled: true, quiet_ns: 50_000 },
+        ]
     );
     let mut beside = launch(0);
     (beside.high_clients, beside.high_quiet_ns) = (1, 20_000);
