@@ -167,8 +167,11 @@ impl Connection {
             if !pipe_directory.is_empty() {
                 set_environment(c"CUDA_MPS_PIPE_DIRECTORY", pipe_directory, true);
             }
-            let priority = client_priority.to_string();
-            set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
+            // Normal is what it is without.
+            if *client_priority != 0 {
+                let priority = client_priority.to_string();
+                set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
+            }
         }
         state::set_high_priority(welcome.high_priority);
         // What this client was started with wins.

@@ -190,6 +190,31 @@ unsafe fn image_start(image: *const u8) -> *const u8 {
     image
 }
 
+/// The end of what an ELF file's header tables and sections reach.
+unsafe fn elf_length(image: *const u8) -> u64 {
+    // SAFETY: the tables of a file that the driver accepted.
+    unsafe {
+        let table = |offset: usize, size: usize, count: usize| {
+            (word::<8>(image, offset), word::<2>(image, size), word::<2>(image, count))
+        };
+        // e_phoff, e_phentsize, e_phnum; e_shoff, e_shentsize, e_shnum.
+        let (segments, segment_bytes, segment_count) = table(32, 54, 56);
+        let (sections, section_bytes, section_count) = table(40, 58, 60);
+        let mut end = sections + section_bytes * section_count;
+        if segment_count > 0 {
+            end = end.max(segments + segment_bytes * segment_count);
+        }
+        for index in 0..if section_bytes == 64 { section_count } else { 0 } {
+            let header = image.add((sections + index * section_bytes) as usize);
+            // SHT_NOBITS has no bytes: sh_type, sh_offset, sh_size.
+            if word::<4>(header, 4) != 8 {
+                end = end.max(word::<8>(header, 24).saturating_add(word::<8>(header, 32)));
+            }
+        }
+        end
+    }
+}
+
 unsafe fn image_length(image: *const u8, depth: u32) -> Option<u64> {
     // SAFETY: all reads are of a header of the kind that the magic says, in an
     // image that the driver accepted.
@@ -203,8 +228,7 @@ unsafe fn image_length(image: *const u8, depth: u32) -> Option<u64> {
             return Some(word::<2>(image, 6) + word::<8>(image, 8));
         }
         if starts_with(image, b"\x7fELF\x02") {
-            // The section header table comes last in cubins: e_shoff, e_shentsize, e_shnum.
-            return Some(word::<8>(image, 40) + word::<2>(image, 58) * word::<2>(image, 60));
+            return Some(elf_length(image));
         }
         Some((0..TEXT_BYTES_MAX).take_while(|i| *image.add(*i) != 0).count() as u64)
     }
@@ -495,6 +519,9 @@ mod tests {
             image[40..48].copy_from_slice(&3968_u64.to_le_bytes());
             image[58..60].copy_from_slice(&64_u16.to_le_bytes());
             image[60..62].copy_from_slice(&2_u16.to_le_bytes());
+            // No segments, and sections without bytes.
+            image[56..58].copy_from_slice(&0_u16.to_le_bytes());
+            image[3968..].fill(0);
             image
         };
         // SAFETY: well-formed headers over buffers of the length they give.

@@ -8,9 +8,11 @@
 //! 1. Relocations of its code, and of the constant banks of its own
 //!    (`.nv.constantN.NAME`), may name functions of the image (which are then looked
 //!    at too), shared and local memory, and the driver's own functions (`vprintf`,
-//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`], but for the constant
-//!    tables of CUDA's mathematical functions, told by name, size and local binding
-//!    (every kernel with a sine has one).
+//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`], but for constants that
+//!    are told by name, size and local binding: the tables of CUDA's mathematical
+//!    functions (every kernel with a sine has one), string literals and `__func__`
+//!    (every kernel with an `assert`), and the objects without members of CUDA's
+//!    standard library and Thrust (in the images of most programs that include them).
 //! 2. `ptxas` keeps the addresses of variables in bank 4, whose words are relocated.
 //!    Whatever may be a constant operand of bank 4 counts as a reference to what the
 //!    relocation of that word names; with an index register, to all of them.
@@ -18,14 +20,14 @@
 //!    bank 3, or reads the words of bank 0 that hold the constants' address in memory,
 //!    is a use of them.
 //!
-//! Calls of the driver's functions are made with an index register, so that they are
-//! refused in images with variables, and string literals are variables here.
+//! Calls of the driver's functions are made with an index register, and so need all
+//! of an image's variables to be such constants.
 //!
 //! For 2 and 3 the operand's bits are looked at in every instruction, whether or not
-//! it has such an operand, so that the error is on the refusing side. String literals
-//! (`$str`, the texts of `assert`) lie among the variables under names that a variable
-//! written in PTX may have as well; nothing in the file proves that they are never
-//! written, so that they count as variables. That rests on two facts about the
+//! it has such an operand, so that the error is on the refusing side. What the
+//! names stand for cannot be proved from a file: a program that writes PTX by hand and
+//! gives a variable of its own such a name would have its kernels cut wrongly.
+//! That rests on two facts about the
 //! compiler which cannot be proved from a file: constant operands name their bank in
 //! those bits, and addresses of variables come from relocated words only.
 //!
@@ -214,11 +216,28 @@ impl<'c, 'a> References<'c, 'a> {
         if local && table && name == ".nv.global.init" {
             return Ok(None);
         }
+        if local && (is_text(symbol.name) && name == ".nv.global.init" || is_empty_object(symbol)) {
+            return Ok(None);
+        }
         if name.starts_with(".nv.global") || name.starts_with(".nv.constant") {
             return Err(Refusal::WritableGlobals);
         }
         Err(Refusal::Metadata)
     }
+}
+
+/// The names that the compiler gives string literals and `__func__`.
+fn is_text(name: &str) -> bool {
+    let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
+    name == "$str"
+        || name.strip_prefix("$str$").is_some_and(digits)
+        || name.strip_prefix("__unnamed_").is_some_and(digits)
+}
+
+/// Objects without members of CUDA's standard library and Thrust (`std::ignore`,
+/// `std::ranges::begin`, `thrust::placeholders::_1`, ...): a byte that means nothing.
+fn is_empty_object(symbol: &Symbol<'_>) -> bool {
+    symbol.size == 1 && ["4cuda3std", "6thrust"].iter().any(|part| symbol.name.contains(part))
 }
 
 /// Whether a relocation is to the first instruction of its symbol's section. Where the

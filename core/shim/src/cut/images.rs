@@ -20,8 +20,14 @@ const IMAGES_MAX: usize = 65_536;
 const IMAGE_BYTES_MAX: u64 = 1 << 30;
 
 enum Place {
-    Copied(Vec<u8>),
-    InLibrary { library: CString, base: usize, start: usize, bytes: usize },
+    /// The bytes, and the library that loaded them.
+    Copied(Vec<u8>, Option<String>),
+    InLibrary {
+        library: CString,
+        base: usize,
+        start: usize,
+        bytes: usize,
+    },
     File(PathBuf),
 }
 
@@ -70,8 +76,9 @@ pub unsafe fn loaded(hash: u64, image: *const u8) {
             None if images.copied_bytes + bytes > COPIED_BYTES_MAX => return,
             None => {
                 images.copied_bytes += bytes;
-                // SAFETY: its own header gives the length.
-                Place::Copied(unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec())
+                // SAFETY: its own tables give the length.
+                let copy = unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec();
+                Place::Copied(copy, caller())
             }
         };
         images.by_hash.insert(hash, place);
@@ -88,7 +95,25 @@ pub fn loaded_file(hash: u64, path: &CStr) {
     });
 }
 
-/// Whether an image is at hand, and if it lies in a library, the library's file name.
+/// File name of the library whose code called us: the nearest that is neither this one
+/// nor the driver.
+fn caller() -> Option<String> {
+    let mut frames = [std::ptr::null_mut(); 24];
+    // SAFETY: fills at most as many as there is room for. Only where an image is loaded,
+    // a call that compiles or copies code.
+    let count = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
+    let own = library_of(caller as *const () as usize)?;
+    let count = usize::try_from(count).unwrap_or(0).min(frames.len());
+    let libraries = frames[..count].iter().filter_map(|f| library_of(*f as usize));
+    let mut names = libraries.filter(|l| *l != own).map(|(path, _)| {
+        let path = path.to_string_lossy();
+        path.rsplit('/').next().unwrap_or_default().to_owned()
+    });
+    names.find(|name| !name.starts_with("libcuda."))
+}
+
+/// Whether an image is at hand, and the file name of the library that holds or loaded
+/// it, if that is known.
 pub fn library(hash: u64) -> Result<Option<String>, Refusal> {
     IMAGES.with(|images| match images.by_hash.get(&hash) {
         Some(Place::InLibrary { library, .. }) => {
@@ -96,7 +121,7 @@ pub fn library(hash: u64) -> Result<Option<String>, Refusal> {
             Ok(Some(path.rsplit('/').next().unwrap_or_default().to_owned()))
         }
         Some(Place::File(path)) => Ok(path.file_name().map(|n| n.to_string_lossy().into_owned())),
-        Some(Place::Copied(_)) => Ok(None),
+        Some(Place::Copied(_, caller)) => Ok(caller.clone()),
         None => Err(Refusal::ImageGone),
     })
 }
@@ -112,7 +137,7 @@ pub fn with<R>(hash: u64, use_it: impl FnOnce(&[u8]) -> R) -> Result<R, Refusal>
     }
     let found = IMAGES.with(|images| match images.by_hash.get(&hash) {
         // Copied: the rewriter must not run under the lock.
-        Some(Place::Copied(bytes)) => Some(Found::Bytes(bytes.clone())),
+        Some(Place::Copied(bytes, _)) => Some(Found::Bytes(bytes.clone())),
         Some(Place::File(path)) => std::fs::read(path).ok().map(Found::Bytes),
         Some(Place::InLibrary { library, base, start, bytes }) => {
             pin(library);

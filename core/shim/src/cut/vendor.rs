@@ -1,10 +1,10 @@
 //! Which code belongs to NVIDIA's closed libraries. Their licences forbid modifying
 //! it, so it is left alone unless the operator says otherwise.
 //!
-//! Known by the library that holds the image, or, for images that a library unpacked
-//! into memory, by names that only those libraries' kernels have. A kernel that is
-//! not recognised would be cut although the switch is off; one that is taken for
-//! theirs by mistake is run whole. The lists lean to the second.
+//! Known by the library that holds the image or, where the image lay in memory, by the
+//! library whose code loaded it, or by names that only those libraries' kernels have. A
+//! kernel that is not recognised would be cut although the switch is off; one that is
+//! taken for theirs by mistake is run whole. The lists lean to the second.
 
 /// Starts of file names of the libraries.
 const LIBRARIES: [&str; 14] = [
@@ -53,8 +53,9 @@ const NAMES: [&str; 24] = [
 ];
 
 /// Parts of their kernels' mangled names.
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "2cublas",
+    "7cutlass7Kernel2I",
     "5cudnn",
     "6cublas",
     "8cublasLt",
@@ -71,10 +72,10 @@ const PARTS: [&str; 12] = [
 /// Whether a kernel is theirs: by its name, and by the library of its image, if that
 /// is known.
 pub fn is_vendor(name: &str, library: Option<&str>) -> bool {
-    if let Some(library) = library {
-        return LIBRARIES.iter().any(|l| library.starts_with(l));
-    }
-    NAMES.iter().any(|n| name.starts_with(n)) || PARTS.iter().any(|p| name.contains(p))
+    let theirs = |library: &str| LIBRARIES.iter().any(|l| library.starts_with(l));
+    library.is_some_and(theirs)
+        || NAMES.iter().any(|n| name.starts_with(n))
+        || PARTS.iter().any(|p| name.contains(p))
 }
 
 #[cfg(test)]
@@ -87,6 +88,8 @@ mod tests {
         assert!(is_vendor("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", None));
         assert!(is_vendor("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x64_nn_align1", None));
         assert!(is_vendor("sm90_xmma_fprop_implicit_gemm_indexed_tf32f32", None));
+        let kernel2 = "_ZN7cutlass7Kernel2I57cutlass_75_tensorop_bf16_s1688gemm_bf16";
+        assert!(is_vendor(kernel2, None));
         assert!(is_vendor("_ZN8cublasLt19splitKreduce_kernelILi32ELi16E", None));
         assert!(!is_vendor("_ZN2at6native18elementwise_kernelI", Some("libtorch_cuda.so")));
         assert!(!is_vendor("triton_poi_fused_add_0", None));
