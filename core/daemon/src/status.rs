@@ -557,7 +557,7 @@ pub struct FormStatus {
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,
-    /// From being asked to give way until it had, 99th percentile, us; 0: never.
+    /// From being asked to give way until it had, median, us; 0: never.
     pub turnaround_us: f64,
 }
 

@@ -84,8 +84,10 @@ impl FormStats {
         self.gave_way += 1;
     }
 
-    /// 99th percentile of the recent times from being asked to give way until it had;
-    /// 0 if it never was.
+    /// Median of the recent times from being asked to give way until it had; 0 if it
+    /// never was. Not a high percentile: of a few samples that is the largest, and one
+    /// that met something else (the driver loading code, another kernel before it)
+    /// would speak against the form for good.
     pub fn turnaround_ns(&self) -> u64 {
         let n = self.gave_way.min(TURNAROUNDS as u64) as usize;
         if n == 0 {
@@ -93,7 +95,7 @@ impl FormStats {
         }
         let mut sorted = self.turnarounds;
         sorted[..n].sort_unstable();
-        sorted[(n * 99).div_ceil(100) - 1]
+        sorted[(n - 1) / 2]
     }
 }
 

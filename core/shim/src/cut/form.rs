@@ -62,7 +62,8 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
         Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
         Answer::Preemptible(us) => (preemptible(order, arguments, us)?, &counters.preemptible),
         Answer::Partition(sms) => {
-            (width::launch(order.stream, arguments, sms)?, &counters.partitioned)
+            let kernel = order.kernel as usize;
+            (width::launch(order.stream, kernel, arguments, sms)?, &counters.partitioned)
         }
     };
     counter.fetch_add(1, Relaxed);

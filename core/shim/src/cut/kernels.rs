@@ -50,12 +50,15 @@ struct Kernel {
     /// As in the shared table: what the core reads is only a copy of this.
     state: AtomicU32,
     cut: AtomicPtr<Cut>,
+    /// The driver refused it on fewer SMs.
+    wide_only: AtomicBool,
 }
 
 static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
     Kernel {
         state: AtomicU32::new(cut_state::UNKNOWN as u32),
         cut: AtomicPtr::new(std::ptr::null_mut()),
+        wide_only: AtomicBool::new(false),
     }
 }; KERNEL_SLOTS];
 
@@ -80,6 +83,18 @@ pub fn refuse(index: usize, why: Refusal) {
     if let Some(client) = state::client() {
         client.counters.refused_kernels.fetch_add(1, Relaxed);
     }
+}
+
+/// This kernel is not run on some of the SMs any more.
+pub fn refuse_narrow(index: usize) {
+    if let Some(kernel) = KERNELS.get(index) {
+        kernel.wide_only.store(true, Relaxed);
+    }
+}
+
+/// Whether it may be.
+pub fn may_narrow(index: usize) -> bool {
+    KERNELS.get(index).is_some_and(|kernel| !kernel.wide_only.load(Relaxed))
 }
 
 /// A kernel's cut form, if it is ready.
@@ -483,6 +498,7 @@ pub fn reset() {
     ALIVE.reset();
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);
+        kernel.wide_only.store(false, SeqCst);
         kernel.cut.store(std::ptr::null_mut(), SeqCst);
     }
 }

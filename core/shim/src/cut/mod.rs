@@ -93,7 +93,8 @@ pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u3
                 _ => 0,
             };
             // All blocks of a cooperative launch must fit at once: never narrowed.
-            let narrow = if shape.flags & COOPERATIVE == 0 { width::offers(context) } else { 0 };
+            let may = shape.flags & COOPERATIVE == 0 && kernels::may_narrow(shape.kernel as usize);
+            let narrow = if may { width::offers(context) } else { 0 };
             cut | narrow
         }
         Target::Graph(exec) => match graphs::state(*exec) {

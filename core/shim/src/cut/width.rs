@@ -135,7 +135,12 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
 
 /// Launch on at most `sms` SMs (or on the narrowest width there is). `None`: nothing
 /// was issued.
-pub fn launch(stream: usize, arguments: &KernelArguments, sms: u32) -> Option<CuResult> {
+pub fn launch(
+    stream: usize,
+    kernel: usize,
+    arguments: &KernelArguments,
+    sms: u32,
+) -> Option<CuResult> {
     let (width, before, behind) = POOL.with(|pool| {
         let fits = pool.widths.iter().rev().find(|w| w.sms <= sms);
         let width = *fits.or(pool.widths.first())?;
@@ -163,7 +168,11 @@ pub fn launch(stream: usize, arguments: &KernelArguments, sms: u32) -> Option<Cu
         }
         let result = launch(&config, arguments.function, arguments.params, arguments.extra);
         if result != SUCCESS {
-            return Some(result);
+            // Nothing runs; what was recorded and waited for does not matter. Kernels
+            // whose clusters do not fit, for one, are refused on fewer SMs.
+            log!("kernel {kernel} is not narrowed: CUDA error {result}");
+            super::kernels::refuse_narrow(kernel);
+            return None;
         }
         let mut result = record(behind as Ptr, narrow);
         if result == SUCCESS {
