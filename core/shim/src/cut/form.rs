@@ -17,7 +17,7 @@ use tally_kernels::control::CONTROL_BYTES;
 
 /// A preemptible launch gets one more part for so much expected time, us: it can give
 /// way once for each but the last.
-const US_PER_PART: u32 = 400;
+const US_PER_PART: u32 = 800;
 /// Parts of a preemptible launch, at least: one that gives way, one that does not.
 const PARTS_MIN: u32 = 2;
 /// Parts of a preemptible launch of unknown length.
