@@ -25,12 +25,12 @@ pub fn choose(candidates: &[Candidate], settings: &Settings) -> Candidate {
     if whole.turnaround_ns <= bound_ns {
         return whole;
     }
-    let slowest = slowest_permille(settings);
     // The class of each: 10 is the whole kernel's speed or better. What lies between
     // the limit and the tenth above it is the lowest class that there is.
     let affordable = || {
         let speeds = candidates.iter().map(|c| (c, speed_permille(c, &whole)));
-        speeds.filter(|&(_, speed)| speed >= slowest).map(|(c, speed)| (c, (speed / 100).min(10)))
+        let fast = |&(c, speed): &(&Candidate, u64)| speed >= slowest_permille(c, settings);
+        speeds.filter(fast).map(|(c, speed)| (c, (speed / 100).min(10)))
     };
     let within = affordable().filter(|(c, _)| c.turnaround_ns <= bound_ns && !is_partition(c));
     if let Some(fastest) = fastest(within) {
@@ -54,8 +54,12 @@ pub fn speed_permille(candidate: &Candidate, whole: &Candidate) -> u64 {
     scaled(whole.time_ns, 1_000, candidate.time_ns.max(1))
 }
 
-fn slowest_permille(settings: &Settings) -> u64 {
-    100_000 / (100 + u64::from(settings.slowdown_percent_max))
+fn slowest_permille(candidate: &Candidate, settings: &Settings) -> u64 {
+    let percent = match candidate.choice {
+        Choice::Partition(_) => settings.partition_slowdown_percent_max,
+        _ => settings.slowdown_percent_max,
+    };
+    100_000 / (100 + u64::from(percent))
 }
 
 /// High priority starts at once beside it but has few SMs until it ends: the last

@@ -23,6 +23,9 @@ pub struct Settings {
     pub turnaround_ns_max: u64,
     /// `slowdown_percent_max`: a form that makes a kernel slower than this is not used.
     pub slowdown_percent_max: u32,
+    /// `partition_slowdown_percent_max`: likewise for a partition, the last resort: a
+    /// kernel that nothing else shortens is better slow than in the way.
+    pub partition_slowdown_percent_max: u32,
     /// `samples`: undisturbed launches after which a form counts as measured. Tally
     /// uses 5.
     pub samples: u32,
@@ -56,10 +59,15 @@ impl Settings {
             cut: config.boolean("cut", true)?,
             turnaround_ns_max: config.integer("turnaround_ns_max", 31_600, 0..=10_000_000_000)?,
             slowdown_percent_max: config.integer("slowdown_percent_max", 50, 0..=900)? as u32,
+            partition_slowdown_percent_max: config.integer(
+                "partition_slowdown_percent_max",
+                110,
+                0..=900,
+            )? as u32,
             samples: config.integer("samples", 5, 1..=60)? as u32,
             explore_permille: config.integer("explore_permille", 50, 0..=1_000)? as u32,
             review_launches: config.integer("review_launches", 2_000, 16..=1_000_000_000)? as u32,
-            reserve_sms: config.integer("reserve_sms", 16, 0..=1_024)? as u32,
+            reserve_sms: config.integer("reserve_sms", 64, 0..=1_024)? as u32,
             partition_turnaround_ns: us(&mut config, "partition_turnaround_us", 500, 0)?,
             graph_part_ns: us(&mut config, "graph_part_us", 250, 10)?,
         };
@@ -73,6 +81,7 @@ impl fmt::Display for Settings {
         let Settings { quiet_ns, window_ns, lease_launches, cut, turnaround_ns_max, .. } = self;
         let Settings { slowdown_percent_max, samples, explore_permille, .. } = self;
         let Settings { review_launches, reserve_sms, .. } = self;
+        let Settings { partition_slowdown_percent_max, .. } = self;
         let (quiet_us, window_us) = (quiet_ns / 1_000, window_ns / 1_000);
         let partition_us = self.partition_turnaround_ns / 1_000;
         let graph_us = self.graph_part_ns / 1_000;
@@ -80,7 +89,9 @@ impl fmt::Display for Settings {
             f,
             "quiet_us = {quiet_us}, window_us = {window_us}, lease_launches = {lease_launches}, \
              cut = {cut}, turnaround_ns_max = {turnaround_ns_max}, \
-             slowdown_percent_max = {slowdown_percent_max}, samples = {samples}, \
+             slowdown_percent_max = {slowdown_percent_max}, \
+             partition_slowdown_percent_max = {partition_slowdown_percent_max}, \
+             samples = {samples}, \
              explore_permille = {explore_permille}, review_launches = {review_launches}, \
              reserve_sms = {reserve_sms}, partition_turnaround_us = {partition_us}, \
              graph_part_us = {graph_us}"

@@ -38,7 +38,7 @@ fn all_forms_in_their_order() {
     assert_eq!((small.choice, small.parts), (Choice::Slice(8 * 1_056), 32));
     assert!(small.turnaround_ns < large.turnaround_ns && large.turnaround_ns <= 31_600);
     assert!(small.time_ns > large.time_ns);
-    assert_eq!((partition.choice, partition.turnaround_ns), (Choice::Partition(112), 500_000));
+    assert_eq!((partition.choice, partition.turnaround_ns), (Choice::Partition(64), 500_000));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_form_that_is_not_on_offer_is_no_candidate() {
 
 #[test]
 fn a_kernel_of_no_more_blocks_than_sms_has_no_boundaries() {
-    assert_eq!(choices(&kernel(132, 3_000)), [Choice::Whole, Choice::Partition(112)]);
+    assert_eq!(choices(&kernel(132, 3_000)), [Choice::Whole, Choice::Partition(64)]);
     assert!(slices(&kernel(133, 3_000)).contains(&132));
     assert!(!has_boundaries(&kernel(132, 1)) && has_boundaries(&kernel(133, 1)));
 }
@@ -101,7 +101,8 @@ fn a_partition_leaves_at_least_the_reserve_and_narrows_something() {
         all.iter().find_map(|c| if let Choice::Partition(n) = c.choice { Some(n) } else { None })
     };
     let long = kernel(132, 3_000);
-    assert_eq!(partition("", &long), Some(112));
+    assert_eq!(partition("", &long), Some(64));
+    assert_eq!(partition("reserve_sms = 16", &long), Some(112));
     assert_eq!(partition("reserve_sms = 12", &long), Some(120));
     assert_eq!(partition("reserve_sms = 0", &long), None);
     assert_eq!(partition("reserve_sms = 125", &long), None);

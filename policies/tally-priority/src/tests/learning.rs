@@ -81,11 +81,11 @@ fn the_kernels_of_a_training_get_the_forms_that_suit_them() {
 #[test]
 fn a_long_kernel_that_cannot_be_cut_is_narrowed() {
     let long = Truth { flags: LaunchFlags::CAN_PARTITION, ..GEMM };
-    // One wave that takes two on fewer SMs: not at that price.
-    let wave = Truth { blocks: 132, partition_permille: 1_000, ..long };
+    // One that takes two and a half times as long on fewer SMs: not at that price.
+    let wave = Truth { blocks: 132, partition_permille: 1_500, ..long };
     let mut device = Device::new(vec![long, wave, Truth { whole_ns: 600_000, ..long }], "");
     run(&mut device, 5_000);
-    assert_eq!(device.settled(0), Choice::Partition(112));
+    assert_eq!(device.settled(0), Choice::Partition(64));
     assert_eq!(device.settled(1), Choice::Whole);
     assert_eq!(device.settled(2), Choice::Whole, "no longer than what narrowing counts as");
     device.policy.forms.hand_over();
