@@ -19,11 +19,15 @@ import sys
 from common import merge_rows, write_json
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-FILES = ("pairs.json", "counts.json", "correct.json", "overhead.json", "latency.json")
+FILES = (
+    "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
+)  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
 # Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
 PAPER_P99_OVER_SOLO = 1.072
+FORMS = ("preemptible", "sliced", "partitioned", "graph_chained")
+FLAG_MASK = 3  # The shim's flag has four words: `core/shim/src/cut/gate.rs`.
 ADDED_NS_HIGH_MAX = 100  # DESIGN: what a high-priority launch may cost more
 
 
@@ -77,36 +81,36 @@ def pair_section(content, notes):
         (
             "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Service "
             "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of the "
-            "inference alone. Best-effort share: training rate over its rate alone."
+            "inference alone. Best-effort share: training rate over its rate alone. Vendor kernels: whether those of NVIDIA's "
+            "closed libraries were cut as well. Launches cut: of the training, in any form; in brackets, how many gave way."
         ),
         "",
     ]
     groups = {}
     for row in content:
-        title = (row["hp"], row["load"], row["device"], row["driver"], row["vendor_rewrite"])
+        title = (row["hp"], row["load"], row["device"], row["driver"])
         groups.setdefault(title, []).append(row)
     # A solo row belongs to the trainings of its inference.
-    for (hp, load, device, driver, rewrite), rows in groups.items():
+    for (hp, load, device, driver), rows in groups.items():
         trainings = sorted({row["be"] for row in rows if row["be"] != "-"})
         requests = max(row["n_requests"] for row in rows)
         lines += [
             f"### {hp} and {', '.join(trainings) or 'nothing'} ({device})",
             "",
-            (
-                f"Load {load}, about {requests} requests a row, driver {driver}, vendor kernels "
-                f"{'rewritten' if rewrite else 'untouched'}, {made_of(rows)}."
-            ),
+            f"Load {load}, about {requests} requests a row, driver {driver}, {made_of(rows)}.",
             "",
         ]
         header = [
             "mode",
             "policy",
+            "vendor kernels",
             "p50 ms",
             "p99 ms",
             "p99 over solo",
             "queued p99 ms",
             "over solo",
             "best-effort share",
+            "launches cut",
         ]
         lines += table(header, [pair_cells(row, notes) for row in rows])
     return lines
@@ -118,15 +122,15 @@ def made_of(rows):
 
 
 def pair_cells(row, notes):
-    marks = "".join(notes.mark(f"{row['hp']}, {row['mode']}, {row['policy']}: {n}.") for n in row.get("notes") or [])
+    mode = f"{row['mode']}, vendor kernels cut" if row["vendor_rewrite"] else row["mode"]
+    where = f"{row['hp']}, {mode}"
+    marks = "".join(notes.mark(f"{where}, {row['policy']}: {n}.") for n in row.get("notes") or [])
     if row.get("unserved"):
-        marks += notes.mark(
-            f"{row['hp']}, {row['mode']}, {row['policy']}: {row['unserved']} requests were not served within twice the window."
-        )
+        marks += notes.mark(f"{where}, {row['policy']}: {row['unserved']} requests were not served within twice the window.")
     over = percent(row["p99_over_solo"]) if row["mode"] != "solo" else ""
     if row["policy"] == "tally-priority" and row["p99_over_solo"] > PAPER_P99_OVER_SOLO:
         over += notes.mark(
-            f"{row['hp']}, {row['mode']}: p99 over solo is {percent(row['p99_over_solo'])}; Tally's paper reports "
+            f"{where}: p99 over solo is {percent(row['p99_over_solo'])}; Tally's paper reports "
             f"{percent(PAPER_P99_OVER_SOLO)} as the mean of its own 36 pairs (A100)."
         )
     policy = row["policy"] if row["policy"] != "none" else "–"
@@ -134,8 +138,16 @@ def pair_cells(row, notes):
         policy += f" (`{'; '.join(row['policy_config'].split(chr(10))).strip('; ')}`)"
     queued_over = percent(row["p99_over_solo_queued"]) if row["mode"] != "solo" else ""
     share = number(row["be_share"]) if row["be_share"] is not None else ""
-    cells = [row["mode"] + marks, policy, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over]
-    return [*cells, number(row["p99_queued_ms"], 2), queued_over, share]
+    vendor = "–" if row["policy"] == "none" else "cut" if row["vendor_rewrite"] else "untouched"
+    cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over]
+    return [*cells, number(row["p99_queued_ms"], 2), queued_over, share, launches_cut(row.get("cut"))]
+
+
+def launches_cut(cut):
+    """Launches in any cut form, and how many gave way; nothing for rows from before there were any."""
+    if cut is None:
+        return ""
+    return f"{sum(cut.get(form, 0) for form in FORMS)} ({cut.get('gave_way', 0)})"
 
 
 def count_section(content, notes):
@@ -189,6 +201,126 @@ def correct_section(content, notes):
             passed += notes.mark(f"{names.get(row['scene'])}, {row['residency']}: {'; '.join(row['problems'])}{told}.")
         rows.append([names.get(row["scene"], row["scene"]), row["residency"], passed])
     return lines + table(["scene", "residency", "right, and bit-identical"], rows)
+
+
+def exact_section(content, notes):
+    lines = ["## Cut launches compute the same", ""]
+    lines += made_with(content["machine"], "exact")
+    lines += [
+        (
+            "Deterministic trainings whose launches are cut in forms chosen at random and give way at random, against the "
+            "same trainings alone: digests over all losses and parameters."
+        ),
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        vendor, cut = "cut" if row["vendor_libraries"] else "untouched", row["cut"]
+        different = sorted({name for run in row["runs"] for name in run["different"]})
+        same = "no" if different else "yes"
+        if different:
+            same += notes.mark(f"{row['residency']}, vendor kernels {vendor}: {', '.join(different)} differ.")
+        cells = [row["residency"], vendor, same, cut["kernels"], cut["kernels_refused"]]
+        cells += [cut[form] for form in FORMS] + [cut["gave_way"], cut["rescued"]]
+        rows.append([*cells, f"{number(cut['turnaround_us_p50'], 0)} / {number(cut['turnaround_us_p99'], 0)}"])
+    header = ["residency", "vendor kernels", "bit-identical", "kernels cut", "refused", "preemptible", "sliced"]
+    header += ["on some SMs", "graphs in parts", "gave way", "rescued", "turnaround p50 / p99 us"]
+    lines += table(header, rows)
+    missing = [r for r in ("timeslice", "mps") if r not in {row["residency"] for row in content["rows"]}]
+    if missing:
+        lines += [f"Not measured: {', '.join(missing)}.", ""]
+    return lines
+
+
+def cut_section(content, notes):
+    lines = ["## Kernels in their cut forms", ""]
+    lines += made_with(content["machine"], "cut")
+    lines += [
+        (
+            "Each form against the original. Flag down, eight slices: GPU time over the original's. Turnaround: from before "
+            "the flag is raised until the stream is seen idle; the flag has four words, raised by one batch of writes. "
+            "Right: results bit-equal and every block run exactly once, with the flag down, in slices, and preempted and relaunched."
+        ),
+        "",
+    ]
+    rows = []
+    for row in content["kernels"]:
+        for form in row["forms"]:
+            rows.append(cut_cells(row, form, notes))
+    header = ["kernel", "form", "blocks", "us a block", "flag down", "eight slices", "turnaround p50 us", "p99 us"]
+    lines += table([*header, "right"], rows)
+    refused = sorted(
+        (name, why, form)
+        for form, rewritten in content["rewritten"].items()
+        for name, why in rewritten["refused"].items()
+    )
+    lines += ["Refused: " + "; ".join(f"`{name}` ({form}: {why})" for name, why, form in refused) + ".", ""]
+    return lines + fact_tables(content.get("facts", {}))
+
+
+def cut_cells(row, form, notes):
+    """One kernel in one form."""
+    if form["load"] != "CUDA_SUCCESS":
+        mark = notes.mark(f"{row['kernel']}, {form['form']}: the driver answers {form['load']}.")
+        return [row["kernel"], form["form"], row["blocks"], number(row["block_us"], 1), "", "", "", "", "no" + mark]
+    series = form.get("preempted", [])
+    broken = [key for key in form if key.endswith(("_equal", "_once", "_no_notice")) and not form[key]]
+    broken += [f"{key} when preempted" for s in series for key in ("equal", "once", "complete") if not s[key]]
+    right = "yes" if not broken else "no" + notes.mark(f"{row['kernel']}, {form['form']}: not {', '.join(broken)}.")
+    shown = [s for s in series if s["flag_mask"] == FLAG_MASK and s["raised_by"] == "writes"] or series
+    p50, p99 = (number(shown[0][f"turnaround_{q}_us"], 0) for q in ("p50", "p99")) if shown else ("", "")
+    if shown and shown[0]["flag_mask"] != FLAG_MASK:
+        p99 += notes.mark(f"{row['kernel']}: its flag had {shown[0]['flag_mask'] + 1} word(s) for the turnaround.")
+    down = form.get(f"flag_off_percent_mask_{FLAG_MASK}", form.get("whole_percent"))
+    cells = [row["kernel"], form["form"], row["blocks"], number(row["block_us"], 1)]
+    # Adding 0 makes 0 of -0.
+    cells += [f"{round(value, 1) + 0:+.1f} %" for value in (down, form["slices_8_percent"])]
+    return [*cells, p50, p99, right]
+
+
+def fact_tables(facts):
+    """What the driver allows; a fact that could not be read is left out."""
+    lines = []
+    if "words_1" in (raised := facts.get("raise", {})):
+        lines += ["### Raising a flag on an idle GPU", ""]
+        rows = [
+            [name.replace("words_", "batch of writes, words: ").replace("copy_of_", "one copy, words: ")]
+            + [number(row.get(key)) for key in ("host_p50_us", "all_seen_p50_us", "all_seen_p99_us")]
+            for name, row in raised.items()
+        ]
+        lines += table(["by", "call p50 us", "all words seen p50 us", "p99 us"], rows)
+    if "nothing" in (costs := facts.get("wait-cost", {})):
+        lines += ["### What a wait between two kernels costs", ""]
+        plain = costs["nothing"]["us_a_kernel"]
+        names = {"wait_device": "a device word is waited for", "wait_host": "a host-mapped word is waited for"}
+        names |= {"write_host": "a host-mapped word is written"}
+        rows = [[names[n], f"{costs[n]['us_a_kernel'] - plain:+.1f}"] for n in names if n in costs]
+        lines += table(["between two kernels", "us of GPU time"], rows)
+    busy = {n: r for n, r in facts.get("while-busy", {}).items() if isinstance(r, dict)}
+    if busy:
+        lines += ["### Calls while a kernel runs", ""]
+        rows = [[f"`{n}`", number(r["us"], 0), "yes" if r["waited"] else "no"] for n, r in busy.items()]
+        lines += table(["call", "us", "waits for the kernel"], rows)
+    held = {n: r for n, r in facts.get("while-held", {}).items() if isinstance(r, dict)}
+    if held:
+        lines += ["### Other threads' calls while one waits for a held stream", ""]
+        lines += [
+            (
+                "A stream is held for 300 ms and a second thread is in the call named. A third thread's first call, in another "
+                "stream: until a launch returned, or until a write to memory took effect."
+            ),
+            "",
+        ]
+        lines += table(["second thread in", "third thread's first call", "ms"], [held_cells(*i) for i in held.items()])
+    return lines
+
+
+def held_cells(name, row):
+    us = {step["call"]: step["us"] for step in row["steps"]}
+    call, write = name.removesuffix("_writes_first"), "cuStreamWriteValue32"
+    if call == name:
+        return [f"`{call}`", "launch", number(us["launch"] / 1e3, 1)]
+    return [f"`{call}`", "write", number((us[write] + us["seen"]) / 1e3, 1)]
 
 
 def overhead_section(content, notes):
@@ -293,6 +425,8 @@ SECTIONS = (
     ("pairs.json", pair_section),
     ("counts.json", count_section),
     ("correct.json", correct_section),
+    ("exact.json", exact_section),
+    ("cut.json", cut_section),
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
 )

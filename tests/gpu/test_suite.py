@@ -205,7 +205,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, overhead, latency.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -214,6 +214,43 @@ class Renderer(unittest.TestCase):
         self.put("pairs.json", [pair_row(p99_over_solo=31.6), pair_row(mode="x", notes=["not governed"])])
         self.assertIn("+3060 %[^1]", self.text())
         self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
+
+    def test_pairs_say_whose_kernels_were_cut_and_old_rows_stay_readable(self):
+        cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "gave_way": 3}
+        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, cut=cut), pair_row(policy="none")])
+        text = self.text()
+        self.assertIn("| tally-mps | tally-priority | untouched |", text)
+        self.assertIn("| tally-mps | – | – |", text)
+        self.assertRegex(text, r"\| new \| tally-priority \| cut \|.*\| 10 \(3\) \|")
+
+    def test_wrong_results_of_cut_kernels_have_a_footnote(self):
+        counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "gave_way", "rescued"), 1)
+        cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
+        row = {"residency": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "cut": cut}
+        self.put("exact.json", {"rows": [row]})
+        series = {"flag_mask": 3, "raised_by": "writes", "equal": True, "once": False, "complete": True}
+        series |= {"turnaround_p50_us": 31, "turnaround_p99_us": 50}
+        form = {"form": "sass prelude", "load": "CUDA_SUCCESS", "flag_off_equal": True, "flag_off_percent_mask_3": -0.01}
+        form |= {"slices_8_percent": 8.55, "preempted": [series]}
+        refused = {"form": "ptx prelude", "load": "CUDA_ERROR_INVALID_IMAGE"}
+        kernel = {"kernel": "k", "blocks": 9, "block_us": 1.25, "forms": [form, refused]}
+        steps = [{"call": "cuStreamWriteValue32", "us": 40}, {"call": "seen", "us": 960}, {"call": "launch", "us": 5}]
+        facts = {"while-held": {"cuMemFree": {"steps": steps}, "cuMemFree_writes_first": {"steps": steps}}}
+        facts["raise"] = {"exit": 1, "error": "e"}
+        self.put("cut.json", {"rewritten": {"ptx prelude": {"refused": {"g": "why"}}}, "kernels": [kernel], "facts": facts})
+        text = self.text()
+        for expected in (
+            "| mps | cut | no[^1] |",
+            "[^1]: mps, vendor kernels cut: bert differ.",
+            "Not measured: timeslice.",
+            "| +0.0 % | +8.6 % | 31 | 50 | no[^2] |",
+            "[^2]: k, sass prelude: not once when preempted.",
+            "the driver answers CUDA_ERROR_INVALID_IMAGE",
+            "`g` (ptx prelude: why)",
+            "| `cuMemFree` | launch | 0.0 |",
+            "| `cuMemFree` | write | 1.0 |",
+        ):
+            self.assertIn(expected, text)
 
     def test_every_section_renders(self):
         count = {"job": "j", "priority": "high", "equal": False, "differences": ["kernels: 1, 2"]}
@@ -256,7 +293,7 @@ class Renderer(unittest.TestCase):
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
-            "Not measured yet: pairs.",
+            "Not measured yet: pairs, exact, cut.",
         ):
             self.assertIn(expected, text)
 

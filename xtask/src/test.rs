@@ -1,7 +1,11 @@
 //! `cargo xtask test`: everything that can be checked without a GPU.
 //!
 //! Builds first, because the tests across processes run the real programs. Each
-//! group's own output is passed on; the last line is the sum of all.
+//! group's own output is passed on; what was left out is named, and the last line is
+//! the sum of all.
+//!
+//! `differential` and `fuzz` are for looking longer at what [`Group::Unit`] runs
+//! shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
 use crate::test_count::Count;
@@ -16,6 +20,21 @@ use std::time::Instant;
 
 /// The package of the tests across processes.
 const E2E_PACKAGE: &str = "tally-tests";
+
+/// The assembler that [`Group::Ptxas`] runs. `.ci/run` sets it.
+const PTXAS: &str = "TALLY_PTXAS";
+
+/// What runs when no group is named. Each test of the workspace is in one of these.
+const USUAL: [Group; 8] = [
+    Group::Fmt,
+    Group::Clippy,
+    Group::Unit,
+    Group::Policies,
+    Group::Python,
+    Group::Loom,
+    Group::Ptxas,
+    Group::E2e,
+];
 
 /// Kinds of checks, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -32,8 +51,14 @@ pub enum Group {
     Python,
     /// The shared-memory rings under loom: every interleaving.
     Loom,
+    /// NVIDIA's assembler takes what the PTX rewriter makes; left out without `TALLY_PTXAS`.
+    Ptxas,
     /// Across processes, on the software device.
     E2e,
+    /// Cut kernels against themselves in the interpreter, in more ways (only when named).
+    Differential,
+    /// The fuzz targets of the code readers, from a fixed seed, for longer (only when named).
+    Fuzz,
 }
 
 /// What can be asked for.
@@ -47,23 +72,43 @@ pub struct Args {
     /// Use what is built already.
     #[arg(long)]
     no_build: bool,
+    /// `differential`: ways to cut each kernel (24 by default).
+    #[arg(long, value_name = "N")]
+    schedules: Option<u32>,
+    /// `fuzz`: time for each target, s (by default 3000 inputs of PTX, 2 s of each other).
+    #[arg(long, value_name = "N")]
+    seconds: Option<u32>,
+}
+
+impl Args {
+    /// An option of one group means nothing to the others.
+    fn check(&self) -> Result<()> {
+        let only = |given: bool, option: &str, group: Group, name: &str| {
+            ensure!(!given || self.group == Some(group), "{option} goes with `test {name}` only");
+            Ok(())
+        };
+        only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
+        only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")
+    }
 }
 
 /// Run them and sum up.
 pub fn run(args: &Args) -> Result<()> {
+    args.check()?;
     let groups: Vec<Group> = match args.group {
         Some(group) => vec![group],
-        None => Group::value_variants().to_vec(),
+        None => USUAL.to_vec(),
     };
     let builds = groups.iter().any(|g| matches!(g, Group::Unit | Group::E2e));
     if builds && !args.no_build {
         build::everything()?;
     }
     let mut sum = Count::default();
-    let (mut times, mut failed) = (Vec::new(), Vec::new());
+    let (mut times, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for group in groups {
         let began = Instant::now();
-        for mut command in commands(group, args.filter.as_deref())? {
+        left_out.extend(why_left_out(group, std::env::var_os(PTXAS).is_some()));
+        for mut command in commands(group, args)? {
             let count = counted(&mut command)?;
             if count.failed > 0 {
                 failed.push(format!("failed, in {:?}: {}", command_dir(&command), line(&command)));
@@ -73,6 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
         times.push(format!("{group:?} {:.0} s", began.elapsed().as_secs_f64()).to_lowercase());
     }
     eprintln!("\n{}", times.join(", "));
+    left_out.iter().for_each(|what| eprintln!("not run: {what}"));
     failed.iter().for_each(|command| eprintln!("{command}"));
     println!("{} passed, {} failed", sum.passed, sum.failed);
     build::flush();
@@ -83,8 +129,21 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The ignored tests that belong to a group, and what they would need. Those that only
+/// print figures of a quiet machine (`core/daemon/tests/latency.rs`) check nothing.
+fn why_left_out(group: Group, has_ptxas: bool) -> Option<String> {
+    match group {
+        Group::Unit => Some("core/kernels/tests/device.rs (needs a GPU)".into()),
+        Group::Ptxas if !has_ptxas => {
+            Some(format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)"))
+        }
+        _ => None,
+    }
+}
+
 /// What a group runs.
-fn commands(group: Group, filter: Option<&str>) -> Result<Vec<Command>> {
+fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
+    let filter = args.filter.as_deref();
     let root = repository();
     let guests = [root.join("policies"), root.join("tests/policies")];
     let guest_target = target_dir().join("guests");
@@ -130,9 +189,40 @@ fn commands(group: Group, filter: Option<&str>) -> Result<Vec<Command>> {
                 commands.push(loom);
             }
         }
+        Group::Ptxas => {
+            if let Some(ptxas) = std::env::var_os(PTXAS) {
+                let mut test = kernels_tests(&["ptxas"], filter);
+                // Tests run in their crate's folder.
+                test.arg("--ignored").env(PTXAS, std::path::absolute(ptxas)?);
+                commands.push(test);
+            }
+        }
         Group::E2e => commands.push(runner(true, filter)?),
+        Group::Differential => {
+            let mut test = kernels_tests(&["differential"], filter);
+            let schedules = args.schedules.map(|n| n.to_string());
+            test.envs(schedules.map(|n| ("TALLY_DIFFERENTIAL_SCHEDULES", n)));
+            commands.push(test);
+        }
+        Group::Fuzz => {
+            let mut test = kernels_tests(&["fuzz_corpus", "fuzz_binary"], filter);
+            test.envs(args.seconds.map(|n| ("TALLY_FUZZ_SECONDS", n.to_string())));
+            commands.push(test);
+        }
     }
     Ok(commands)
+}
+
+/// Integration tests of `tally-kernels`, whose figures are shown: found by their names in
+/// the whole workspace, so that what is built already serves (see [`build`]).
+fn kernels_tests(names: &[&str], filter: Option<&str>) -> Command {
+    let mut test = with(cargo(), &["test", "--release", "--workspace"]);
+    for name in names {
+        test.arg("--test").arg(name);
+    }
+    // With one thread a test's name would stand in front of its figures.
+    test.args(filter).args(["--", "--nocapture", "--test-threads=2"]);
+    test
 }
 
 /// Where it runs, for people.
@@ -260,5 +350,40 @@ fn pass_on(from: impl Read, to: &mut dyn Write, count: &Mutex<Count>) {
             count.take(&String::from_utf8_lossy(&bytes));
         }
         bytes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(group: Group, schedules: Option<u32>, seconds: Option<u32>) -> Args {
+        Args { group: Some(group), filter: None, no_build: true, schedules, seconds }
+    }
+
+    #[test]
+    fn every_group_runs_unless_it_repeats_another() {
+        let missing: Vec<_> =
+            Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
+        assert_eq!(missing, [&Group::Differential, &Group::Fuzz]);
+    }
+
+    #[test]
+    fn options_go_with_their_groups_and_reach_the_tests() {
+        assert!(args(Group::Unit, Some(3), None).check().is_err());
+        assert!(args(Group::Differential, None, Some(3)).check().is_err());
+        let longer = args(Group::Differential, Some(96), None);
+        longer.check().unwrap();
+        let commands = commands(Group::Differential, &longer).unwrap();
+        let set = commands[0].get_envs().any(|(name, value)| {
+            name == "TALLY_DIFFERENTIAL_SCHEDULES" && value.is_some_and(|v| v == "96")
+        });
+        assert!(set && commands.len() == 1);
+    }
+
+    #[test]
+    fn what_is_left_out_is_named() {
+        assert!(why_left_out(Group::Ptxas, false).is_some_and(|why| why.contains("TALLY_PTXAS")));
+        assert_eq!(why_left_out(Group::Ptxas, true), None);
     }
 }

@@ -103,7 +103,7 @@ fn run(name: &str, seeds: &[Vec<u8>], target: fn(&[u8])) {
         execute(&data, "a mutation");
         executions += 1;
     }
-    println!("{name}: {executions} executions in {seconds} s");
+    println!("fuzz {name}: {executions} inputs in {seconds} s");
 }
 
 #[test]
