@@ -210,26 +210,12 @@ fn parameters_come_through_either_way() {
             let launch = device.cuda.cuLaunchKernel;
             // SAFETY: a function of ours, its parameters in a buffer.
             ok(unsafe {
-                launch(
-                    step,
-                    16,
-                    1,
-                    1,
-                    THREADS,
-                    1,
-                    1,
-                    0,
-                    null_mut(),
-                    null_mut(),
-                    extra.as_mut_ptr(),
-                )
+                launch(step, 16, 1, 1, THREADS, 1, 1, 0, null_mut(), null_mut(), extra.as_mut_ptr())
             });
             device.check_steps(&cells, &[9]);
             ok(device.launch(nothing, [4, 1, 1], 1, null_mut(), &[]));
             // SAFETY: a function without parameters needs no list of them.
-            ok(unsafe {
-                launch(nothing, 4, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut())
-            });
+            ok(unsafe { launch(nothing, 4, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()) });
             device.sync(null_mut());
         },
         |core| {
@@ -257,7 +243,8 @@ fn more_shared_memory_than_the_default() {
             let (f, data) = (device.function("through_shared"), device.memory(8));
             let at = u64::from(BYTES) - 4;
             let launch = |bytes: u32, at: u64| {
-                let mut params = [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
+                let mut params =
+                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
                 let launch = device.cuda.cuLaunchKernel;
                 // SAFETY: a function and parameters of ours.
                 unsafe {

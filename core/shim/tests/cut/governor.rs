@@ -42,6 +42,21 @@ pub struct Governor {
     _files: tempfile::TempDir,
 }
 
+/// Asks the program to give way.
+pub struct Line(Arc<Shared>);
+
+impl Line {
+    /// Or not any more.
+    pub fn ask(&self, asked: bool) {
+        let line = &self.0.client.core.yielding;
+        let word = line.word.load(SeqCst);
+        if (word & 1 == 1) != asked {
+            line.at_ns.store(now_ns(), SeqCst);
+            change(&line.word, word.wrapping_add(1));
+        }
+    }
+}
+
 /// Where the software device is.
 fn driver() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
@@ -126,12 +141,12 @@ impl Governor {
 
     /// Ask to give way, or not any more.
     pub fn ask_to_yield(&self, asked: bool) {
-        let line = &self.core().yielding;
-        let word = line.word.load(SeqCst);
-        if (word & 1 == 1) != asked {
-            line.at_ns.store(now_ns(), SeqCst);
-            change(&line.word, word.wrapping_add(1));
-        }
+        self.line().ask(asked);
+    }
+
+    /// For a thread that asks.
+    pub fn line(&self) -> Line {
+        Line(self.shared.clone())
     }
 
     /// The gate is closed: its thread has heard.
