@@ -180,7 +180,7 @@ impl<'a> Parts<'a> {
         let buffer = parameters(arguments, cut)?;
         let events = watch::events(parts)?;
         let stream = order.stream as Ptr;
-        cut.allow_shared(arguments.shared_bytes);
+        cut.allow_shared(arguments.shared_bytes, arguments.function);
         let parts = Parts { order, arguments, cut, stream, buffer, events, issued: 0 };
         record(&parts.events, 0, stream);
         Some(parts)
