@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::submission_flags::{
-    CAN_PARTITION, CAN_PREEMPT, CAN_SLICE, COALESCED, LEASED, SYNCHRONOUS,
+    CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COALESCED, LEASED, SYNCHRONOUS,
 };
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, now_ns};
@@ -114,12 +114,12 @@ impl Decided<'_> {
             // Asked for so that it can be had later; the core counts this one as whole.
             let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
             match &target {
-                Target::Kernel(arguments) => {
+                Target::Kernel(arguments) if shape.flags & CAN_PREPARE != 0 => {
                     let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
                     cut::kernels::prepare(kernel, arguments.function, context, device);
                 }
                 Target::Graph(_) => cut::kernels::prepare_gate(context),
-                Target::Other => {}
+                Target::Kernel(_) | Target::Other => {}
             }
             return launch::unasked(client, index, call);
         }

@@ -384,9 +384,13 @@ pub unsafe fn unload(
 ) -> CuResult {
     // First: afterwards another thread may get the same handles.
     if state::client().is_some() {
+        let mine = tag(module as usize);
+        if cut::is_enabled() {
+            let is_mine = |f| FUNCTIONS.get(f).is_some_and(|value| (value >> 32) as u32 == mine);
+            cut::kernels::forget_functions(is_mine);
+        }
         let _held = LOCK.lock();
         MODULES.remove(module as usize);
-        let mine = tag(module as usize);
         FUNCTIONS.retain(|value| (value >> 32) as u32 != mine);
     }
     // SAFETY: the caller's arguments.

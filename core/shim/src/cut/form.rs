@@ -1,6 +1,7 @@
 //! The launches of the cut forms.
 
 use super::kernels::{self, Cut};
+use super::progress::Progress;
 use super::watch::{self, Again, Open, PARTS_MAX};
 use super::{gate, width};
 use crate::cu::{
@@ -12,6 +13,7 @@ use crate::launch::{KernelArguments, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
 use tally_ipc::ring::Answer;
+use tally_ipc::wait::now_ns;
 use tally_kernels::ControlBlock;
 use tally_kernels::control::CONTROL_BYTES;
 
@@ -179,19 +181,17 @@ impl<'a> Parts<'a> {
         let buffer = parameters(arguments, cut)?;
         let events = watch::events(parts)?;
         let stream = order.stream as Ptr;
-        cut.allow_shared(arguments.shared_bytes);
+        cut.allow_shared(arguments.shared_bytes, arguments.function);
         let parts = Parts { order, arguments, cut, stream, buffer, events, issued: 0 };
-        parts.record();
+        record(&parts.events, 0, stream);
         Some(parts)
     }
 
-    /// The event behind what was issued so far.
-    fn record(&self) {
-        if let Some(record) = driver().event_record {
-            // SAFETY: an event of ours, the program's stream. If it fails, the event
-            // says done at once, which only makes a measurement wrong.
-            let _ = unsafe { record(self.events[self.issued] as Ptr, self.stream) };
-        }
+    /// Have the next part wait until nobody is asked to give way.
+    fn gate(&self) -> bool {
+        let waits = gate::wait_in(self.order.stream);
+        record(&self.events, 2 * self.issued, self.stream);
+        waits
     }
 
     fn part(&mut self, function: usize, grid: [u32; 3], control: &ControlBlock) -> CuResult {
@@ -199,16 +199,16 @@ impl<'a> Parts<'a> {
         self.buffer[at..].copy_from_slice(&control.bytes());
         let result = issue(function, self.arguments, grid, self.stream, &mut self.buffer);
         if result == SUCCESS {
+            record(&self.events, 2 * self.issued + 1, self.stream);
             self.issued += 1;
-            self.record();
         }
         result
     }
 
     /// Under way: watch it. `again`: the control block of a launch of everything.
-    fn opened(self, sliced: bool, epoch2: u32, again: Option<ControlBlock>) {
+    fn opened(self, sliced: bool, us: u32, epoch2: u32, again: Option<ControlBlock>) {
         let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
-        let (events, issued) = (self.events, self.issued);
+        let progress = Progress::new(self.issued, sliced, us, again.is_some(), now_ns());
         let again = again.map(|control| Again {
             function: self.cut.function,
             grid: self.arguments.grid,
@@ -219,9 +219,27 @@ impl<'a> Parts<'a> {
             control_offset: self.cut.control_offset,
             control,
         });
-        let kernel = kernel as usize;
-        let open = Open::new(ticket, slot, number, events, issued, sliced);
-        watch::opened(Open { kernel, epoch2, again, ..open });
+        watch::opened(Open {
+            ticket,
+            kernel: kernel as usize,
+            slot,
+            number,
+            events: self.events,
+            progress,
+            epoch2,
+            again,
+            gave_way: false,
+            helping: None,
+        });
+    }
+}
+
+/// Record an event of a launch in the program's stream.
+fn record(events: &watch::Events, at: usize, stream: Ptr) {
+    if let Some(record) = driver().event_record {
+        // SAFETY: an event of ours, the program's stream. If it fails, the event says
+        // done at once, which only makes a measurement wrong.
+        let _ = unsafe { record(events[at] as Ptr, stream) };
     }
 }
 
@@ -242,10 +260,7 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     if order.slot >= gate::NOTICES {
         return None;
     }
-    let parts = match us {
-        0 => PARTS_UNKNOWN,
-        us => (us / US_PER_PART + 1).clamp(PARTS_MIN, PARTS_MAX as u32),
-    };
+    let parts = preemptible_parts(us);
     let (table, epoch2) = claims(order, parts)?;
     let (flag, never) = gate::flags();
     let notice = gate::notice_address(order.slot);
@@ -256,7 +271,8 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     };
     for part in 0..parts {
         // What cannot be waited for cannot be stopped.
-        let last = part + 1 == parts || (part > 0 && !gate::wait_in(order.stream));
+        let waits = part == 0 || all.gate();
+        let last = part + 1 == parts || !waits;
         let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
         let result = all.part(cut.function, arguments.grid, &control);
         if result != SUCCESS {
@@ -266,7 +282,7 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
             break;
         }
     }
-    all.opened(false, epoch2, Some(block(parts, never, 0)));
+    all.opened(false, us, epoch2, Some(block(parts, never, 0)));
     Some(SUCCESS)
 }
 
@@ -277,7 +293,8 @@ fn failed(all: Parts<'_>, epoch2: u32, result: CuResult) -> Option<CuResult> {
         watch::give_back(all.events);
         return None;
     }
-    all.opened(true, epoch2, None);
+    // Nothing can be done about it: only watched for its end.
+    all.opened(true, 0, epoch2, None);
     Some(result)
 }
 
@@ -297,38 +314,73 @@ fn graph(order: &Order<'_>, exec: Ptr, nodes: u32) -> Option<CuResult> {
         return None;
     }
     let stream = order.stream as Ptr;
-    let record = |at: usize| {
-        if let Some(f) = driver().event_record {
-            // SAFETY: an event of ours, the program's stream.
-            let _ = unsafe { f(events[at] as Ptr, stream) };
-        }
-    };
-    record(0);
+    record(&events, 0, stream);
     let mut issued = 0;
     let mut result = SUCCESS;
     for &part in parts {
         if issued > 0 {
             let _ = gate::wait_in(order.stream);
+            record(&events, 2 * issued, stream);
         }
         // SAFETY: an exec that the chain keeps alive, the program's stream.
         result = unsafe { graph_launch(part as Ptr, stream) };
         if result != SUCCESS {
             break;
         }
+        record(&events, 2 * issued + 1, stream);
         issued += 1;
-        record(issued);
     }
     graphs::order::after(exec, order.stream, issued > 0);
     if issued == 0 {
         watch::give_back(events);
         return None;
     }
-    watch::opened(watch::Open {
+    watch::opened(Open {
+        ticket: order.ticket,
+        kernel: usize::MAX,
+        slot: order.slot,
+        number: order.number,
+        events,
         // Parts of a graph end whatever others do: there is nothing to rescue.
-        rescued: true,
-        ..watch::Open::new(order.ticket, order.slot, order.number, events, issued, true)
+        progress: Progress::new(issued, true, 0, false, now_ns()),
+        epoch2: 0,
+        again: None,
+        gave_way: false,
+        helping: None,
     });
     Some(result)
+}
+
+/// How a grid is sliced.
+#[derive(Clone, Copy, Debug)]
+struct Slices {
+    /// Blocks of each but the last.
+    size: u32,
+    /// How many.
+    parts: u32,
+}
+
+impl Slices {
+    /// Of `blocks` (fewer than 2^31) in slices of about `size`. Clusters, of `unit` blocks,
+    /// are not torn apart.
+    fn of(blocks: u32, size: u32, unit: u32) -> Self {
+        let size = size.clamp(blocks.div_ceil(PARTS_MAX as u32), blocks);
+        let size = size.next_multiple_of(unit);
+        Slices { size, parts: blocks.div_ceil(size) }
+    }
+
+    /// The first block of a slice, and the one behind its last.
+    fn bounds(self, part: u32, blocks: u32) -> (u32, u32) {
+        (part * self.size, (part + 1).saturating_mul(self.size).min(blocks))
+    }
+}
+
+/// Parts of a preemptible launch that is expected to take so long (0: unknown).
+fn preemptible_parts(us: u32) -> u32 {
+    match us {
+        0 => PARTS_UNKNOWN,
+        us => (us / US_PER_PART + 1).clamp(PARTS_MIN, PARTS_MAX as u32),
+    }
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
@@ -338,10 +390,8 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     if order.slot >= gate::NOTICES {
         return None;
     }
-    // Clusters are not torn apart: a whole row of them at least.
     let unit = cluster.iter().product::<u32>().max(1);
-    let size = size.max(blocks.div_ceil(PARTS_MAX as u32)).next_multiple_of(unit);
-    let parts = blocks.div_ceil(size);
+    let Slices { size, parts } = Slices::of(blocks, size, unit);
     let by_offset = cut.sub_grid.filter(|_| unit == 1 && blocks > WHOLE_GRID_MAX);
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
@@ -355,10 +405,10 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
         ControlBlock { lo, hi, ..whole }
     };
     for part in 0..parts {
-        let (lo, hi) = (part * size, (part + 1).saturating_mul(size).min(blocks));
+        let (lo, hi) = Slices { size, parts }.bounds(part, blocks);
         if part > 0 {
             // If it cannot wait, then without: the order is the stream's all the same.
-            let _ = gate::wait_in(order.stream);
+            let _ = all.gate();
         }
         let result = match by_offset {
             Some(function) => {
@@ -372,6 +422,45 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
         }
     }
     let again = by_offset.is_none().then(|| claimed(parts, 0, u32::MAX));
-    all.opened(true, epoch2, again);
+    all.opened(true, 0, epoch2, again);
     Some(SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn slices_cover_every_block_once(
+            blocks in prop_oneof![2_u32..5_000, 2_u32..1 << 31, Just((1_u32 << 31) - 1)],
+            size in prop_oneof![0_u32..200, any::<u32>(), Just(u32::MAX)],
+            unit in (0_u32..5).prop_map(|n| 1 << n),
+        ) {
+            let slices = Slices::of(blocks, size, unit);
+            prop_assert!((1..=PARTS_MAX as u32).contains(&slices.parts));
+            let mut next = 0;
+            for part in 0..slices.parts {
+                let (lo, hi) = slices.bounds(part, blocks);
+                prop_assert_eq!(lo, next, "no gap, no overlap");
+                prop_assert!(hi > lo && lo % unit == 0, "a cluster is in one slice");
+                next = hi;
+            }
+            prop_assert_eq!(next, blocks);
+        }
+
+        #[test]
+        fn a_preemptible_launch_has_a_part_that_gives_way_and_one_that_does_not(us: u32) {
+            let parts = preemptible_parts(us);
+            prop_assert!((PARTS_MIN..=PARTS_MAX as u32).contains(&parts));
+        }
+    }
+
+    #[test]
+    fn longer_launches_can_give_way_more_often() {
+        let parts = [1, 400, 4_000, 40_000, u32::MAX].map(preemptible_parts);
+        assert_eq!(parts, [2, 2, 11, 32, 32]);
+        assert_eq!(preemptible_parts(0), PARTS_UNKNOWN);
+    }
 }

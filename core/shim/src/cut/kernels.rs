@@ -20,7 +20,7 @@ use crate::{log, state};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
 use tally_kernels::{CutForm, CutKernel, Refusal, image, names as kernel_names};
@@ -40,8 +40,8 @@ pub struct Cut {
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
-    /// The function or kernel it was made from.
-    original: usize,
+    /// The function or kernel that it was made from, and its function; 0 once unloaded.
+    originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
     shared_max: AtomicI32,
 }
@@ -172,7 +172,14 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
 fn look_at(index: usize, function: Ptr) {
     let Some(client) = state::client() else { return };
     let image = client.kernels[index].image.load(Relaxed);
-    match verdict(image, function) {
+    let verdict = verdict(image, function);
+    // Another thread may have looked as well, and things have gone on since.
+    let (from, to) = (cut_state::UNKNOWN, cut_state::PREPARABLE);
+    let (from, to) = (cut_state::pack(from, 0), cut_state::pack(to, 0));
+    if KERNELS[index].state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    match verdict {
         Ok(()) => publish(index, cut_state::PREPARABLE, 0),
         Err(why) => refuse(index, why),
     }
@@ -192,16 +199,20 @@ fn verdict(image: u64, function: Ptr) -> Result<(), Refusal> {
 }
 
 struct Job {
-    /// Its kernel; `usize::MAX`: only the gate is wanted.
+    /// Its kernel, or [`GATE_ONLY`].
     index: usize,
     function: usize,
     context: usize,
     device: i32,
 }
 
+/// Only the gate is wanted.
+const GATE_ONLY: usize = usize::MAX;
+
 static JOBS: Guarded<VecDeque<Job>> = Guarded::new(VecDeque::new());
 static JOBS_WORD: AtomicU32 = AtomicU32::new(0);
 static WORKING: AtomicBool = AtomicBool::new(false);
+static GATE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Have a kernel's cut form made.
 #[cold]
@@ -219,9 +230,8 @@ pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
 /// Have the gate made, for launches that need no cut form.
 #[cold]
 pub fn prepare_gate(context: usize) {
-    static ASKED: AtomicBool = AtomicBool::new(false);
-    if !ASKED.swap(true, SeqCst) {
-        hire(Job { index: usize::MAX, function: 0, context, device: -1 });
+    if !GATE_ASKED.swap(true, SeqCst) {
+        hire(Job { index: GATE_ONLY, function: 0, context, device: -1 });
     }
 }
 
@@ -247,8 +257,13 @@ fn work() {
         }
         // The context lives while the lock is held: see `forget_context`.
         let _alive = ALIVE.lock();
-        if job.index == usize::MAX {
+        if job.index == GATE_ONLY {
             make_gate(job.context);
+            continue;
+        }
+        if !gate::may_serve(job.context) {
+            // Another context was first. That says nothing about the kernel.
+            publish(job.index, cut_state::PREPARABLE, 0);
             continue;
         }
         match make(&job) {
@@ -400,7 +415,7 @@ fn make(job: &Job) -> Result<Cut, Refusal> {
         parameters,
         control_offset: kernel.control_offset as usize,
         cluster: kernel.cluster,
-        original: job.function,
+        originals: [job.function, original].map(AtomicUsize::new),
         shared_max: AtomicI32::new(attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)),
     })
 }
@@ -438,49 +453,80 @@ fn layout(function: usize, kernel: &CutKernel) -> Result<Vec<(usize, usize)>, Re
 }
 
 impl Cut {
-    /// See that a launch may have so much dynamic shared memory.
-    pub fn allow_shared(&self, bytes: u32) {
-        let bytes = bytes.min(i32::MAX as u32) as i32;
-        if bytes <= self.shared_max.load(Relaxed) {
+    /// See that a launch of `original` may have so much dynamic shared memory, if its
+    /// own form may.
+    pub fn allow_shared(&self, bytes: u32, original: Ptr) {
+        if bytes.min(i32::MAX as u32) as i32 <= self.shared_max.load(Relaxed) {
             return;
         }
-        if let Some(set) = driver().func_set_attribute {
-            for function in std::iter::once(self.function).chain(self.sub_grid) {
-                // SAFETY: a function of ours.
-                unsafe { set(function as Ptr, FUNC_MAX_DYNAMIC_SHARED, bytes) };
-            }
-            self.shared_max.store(bytes, Relaxed);
-        }
+        // Set while the cut form was made, or through another handle.
+        self.copy_from(plain_function(original as usize));
     }
+
+    fn copy_from(&self, original: usize) {
+        for to in std::iter::once(self.function).chain(self.sub_grid) {
+            copy_attributes(original, to);
+        }
+        let max = attribute(self.function, FUNC_MAX_DYNAMIC_SHARED);
+        self.shared_max.store(max.unwrap_or(0), Relaxed);
+    }
+}
+
+/// The cut forms there are.
+fn all_cut() -> impl Iterator<Item = &'static Cut> {
+    // SAFETY: null, or leaked by `prepared`.
+    KERNELS.iter().filter_map(|k| unsafe { k.cut.load(Acquire).as_ref() })
 }
 
 /// The program set an attribute of a function: its cut form gets it, too.
 pub fn attribute_set(function: Ptr) {
-    for kernel in &KERNELS {
-        // SAFETY: null, or leaked by `prepared`.
-        if let Some(cut) = unsafe { kernel.cut.load(Acquire).as_ref() }
-            && (cut.original == function as usize
-                || plain_function(cut.original) == function as usize)
-        {
-            let original = plain_function(cut.original);
-            for to in std::iter::once(cut.function).chain(cut.sub_grid) {
-                copy_attributes(original, to);
-            }
+    // Only this handle is known to live.
+    let plain = plain_function(function as usize);
+    for cut in all_cut() {
+        let of = cut.originals.each_ref().map(|o| o.load(Relaxed));
+        if of.contains(&(function as usize)) || of.contains(&plain) {
+            cut.copy_from(plain);
         }
     }
+}
+
+/// Functions are about to be unloaded: nothing asks the driver about them any more.
+pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
+    let _alive = ALIVE.lock();
+    drop_jobs(|job| are_gone(job.function));
+    for cut in all_cut() {
+        if are_gone(cut.originals[0].load(Relaxed)) {
+            cut.originals.iter().for_each(|o| o.store(0, Relaxed));
+        }
+    }
+}
+
+/// Give up jobs; their kernels may be asked for again.
+fn drop_jobs(drops: impl Fn(&Job) -> bool) {
+    JOBS.with(|jobs| {
+        for job in jobs.iter().filter(|job| drops(job) && job.index != GATE_ONLY) {
+            publish(job.index, cut_state::PREPARABLE, 0);
+        }
+        jobs.retain(|job| !drops(job));
+    });
 }
 
 /// A context is destroyed, and the cut forms in it.
 pub fn forget_context(context: usize) {
     let _alive = ALIVE.lock();
-    JOBS.with(|jobs| jobs.retain(|j| j.context != context));
+    drop_jobs(|job| job.context == context);
+    GATE_ASKED.store(false, SeqCst);
     let mut any = false;
     for (index, kernel) in KERNELS.iter().enumerate() {
         // SAFETY: null, or leaked by `prepared`.
         let there = unsafe { kernel.cut.load(Acquire).as_ref() };
         if there.is_some_and(|c| c.context == context) {
             kernel.cut.store(std::ptr::null_mut(), Release);
-            publish(index, cut_state::UNKNOWN, 0);
+            let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
+            // What was learnt of a kernel stays.
+            if state == cut_state::READY {
+                publish(index, cut_state::UNKNOWN, 0);
+            }
             any = true;
         }
     }
@@ -493,6 +539,7 @@ pub fn forget_context(context: usize) {
 pub fn reset() {
     ALLOWED.store(false, SeqCst);
     WORKING.store(false, SeqCst);
+    GATE_ASKED.store(false, SeqCst);
     JOBS.reset(VecDeque::new());
     MODULES.reset(BTreeMap::new());
     ALIVE.reset();

@@ -26,7 +26,7 @@
 //! | --- | --- |
 //! | [`kernels`] | which kernels can be cut; making their cut forms off the launch path |
 //! | [`form`] | the launches |
-//! | [`gate`], [`watch`] | giving way; what takes too long |
+//! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
 //! | [`images`], [`vendor`] | the code, and whose it is |
 
@@ -35,6 +35,7 @@ pub mod gate;
 pub mod guarded;
 pub mod images;
 pub mod kernels;
+pub mod progress;
 pub mod vendor;
 pub mod watch;
 pub mod width;

@@ -1,13 +1,19 @@
 //! Cut launches under way: how soon they give way, and help for those that do not.
 //!
 //! An event stands before and behind each part. Only the flag's thread looks at them,
-//! and only while the core asks to give way, or once a millisecond. A part that was
-//! asked to stop and does not end has blocks that wait for others which were skipped:
-//! the same kernel is launched once more beside it, over the same claim table, without
-//! the flag. Then every block has run once, the part ends, and the kernel is never cut
-//! again.
+//! and only while the core asks to give way, or once a millisecond. A part that is
+//! stuck ([`Progress`]) has blocks that wait for others which it did not run: the same
+//! kernel is launched once more beside it, over the same claim table, without the flag.
+//! Then every block has run once, the part ends, and the kernel is never cut again.
+//!
+//! Known gap: where the driver makes launches wait, because a thread of the program is in
+//! `cuMemFree` or the like and waits in turn for the stuck part, the rescue waits as
+//! well, and nothing ends. A rescue enqueued ahead of time, behind a wait for a word,
+//! would not: but it can share a hardware queue with the very launch that it is to
+//! rescue, or another, and then hold that one back for good.
 
 use super::guarded::Guarded;
+use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
 use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, Ptr, SUCCESS, driver};
 use crate::{log, state};
@@ -16,7 +22,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
-use tally_ipc::wait::now_ns;
 use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
@@ -24,8 +29,9 @@ pub const PARTS_MAX: usize = 32;
 /// Cut launches under way, at most; further ones run whole.
 const OPEN_MAX: usize = 64;
 
-/// Events of one launch: before the first part, and behind each.
-pub type Events = Box<[usize; PARTS_MAX + 1]>;
+/// Events of one launch: two a part, one where it begins, behind its gate, and one where
+/// it ends.
+pub type Events = Box<[usize; 2 * PARTS_MAX]>;
 
 /// How a launch is made once more.
 #[derive(Debug)]
@@ -44,7 +50,7 @@ pub struct Again {
     pub parameters: Vec<u8>,
     /// Where it is in them.
     pub control_offset: usize,
-    /// The control block without epoch and flag.
+    /// The control block, with the epoch behind the parts'.
     pub control: ControlBlock,
 }
 
@@ -61,59 +67,16 @@ pub struct Open {
     pub number: u32,
     /// See [`Events`].
     pub events: Events,
-    /// Parts issued.
-    pub parts: usize,
-    /// Slices: a part that takes too long is stuck, asked or not.
-    pub sliced: bool,
+    /// How far it has come.
+    pub progress: Progress,
     /// The first part's epoch, doubled.
     pub epoch2: u32,
     /// How it is made again; `None` if it cannot be.
     pub again: Option<Again>,
-    /// Events seen: 0 before the first part, `n` while the n-th runs.
-    pub seen: usize,
-    /// When `seen` changed.
-    pub since_ns: u64,
-    /// The part that is being asked to give way, since when.
-    pub asked: Option<(usize, u64)>,
-    /// The last asking that was dealt with.
-    pub answered_ns: u64,
     /// It has given way before.
     pub gave_way: bool,
-    /// It was helped.
-    pub rescued: bool,
     /// The event behind the launch that helps, until it is done.
     pub helping: Option<usize>,
-}
-
-impl Open {
-    /// One of nothing in particular, just issued.
-    pub fn new(
-        ticket: u64,
-        slot: usize,
-        number: u32,
-        events: Events,
-        parts: usize,
-        sliced: bool,
-    ) -> Self {
-        Open {
-            ticket,
-            kernel: usize::MAX,
-            slot,
-            number,
-            events,
-            parts,
-            sliced,
-            epoch2: 0,
-            again: None,
-            seen: 0,
-            since_ns: now_ns(),
-            asked: None,
-            answered_ns: 0,
-            gave_way: false,
-            rescued: false,
-            helping: None,
-        }
-    }
 }
 
 struct Table {
@@ -136,10 +99,10 @@ pub fn events(parts: usize) -> Option<Events> {
         if t.open.len() >= OPEN_MAX {
             return None;
         }
-        Some(t.free.pop().unwrap_or_else(|| Box::new([0; PARTS_MAX + 1])))
+        Some(t.free.pop().unwrap_or_else(|| Box::new([0; 2 * PARTS_MAX])))
     })?;
     let create = driver().event_create?;
-    for event in events[..=parts].iter_mut().filter(|e| **e == 0) {
+    for event in events[..2 * parts].iter_mut().filter(|e| **e == 0) {
         let mut made: Ptr = std::ptr::null_mut();
         // SAFETY: a valid out-pointer.
         if driver().relaxed(|| unsafe { create(&mut made, EVENT_DISABLE_TIMING) }) != SUCCESS {
@@ -189,7 +152,7 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
                 open.helping = None;
                 gate::release();
             }
-            let is_over = open.seen > open.parts || is_over(client, open);
+            let is_over = open.progress.is_over() || is_over(client, open);
             if is_over && open.helping.is_none() {
                 let gone = t.open.remove(at);
                 t.free.push(gone.events);
@@ -208,49 +171,31 @@ fn is_done(event: usize) -> bool {
 }
 
 fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option<u64>) {
-    while open.seen <= open.parts && is_done(open.events[open.seen]) {
-        open.seen += 1;
-        open.since_ns = now_ns;
+    let (events, slot, epoch2) = (&open.events, open.slot, open.epoch2);
+    // A launch without claims, slices, never says that it skipped anything.
+    let notice = || client.gates.notices[slot].gpu.load(Acquire);
+    let has_skipped = |part: usize| notice() == epoch2.wrapping_add(2 * part as u32);
+    let is_done = |event: usize| is_done(events[event]);
+    let found = open.progress.look(now_ns, asked_ns, rescue_ns(), is_done, has_skipped);
+    if let Some((part, took_ns)) = found.ended {
+        let skipped = has_skipped(part);
+        gave_way(client, open, part, skipped, took_ns);
     }
-    if let Some((part, since_ns)) = open.asked
-        && open.seen > part
-    {
-        open.asked = None;
-        gave_way(client, open, part, now_ns.saturating_sub(since_ns));
-    }
-    let running = (1..=open.parts).contains(&open.seen);
-    match asked_ns {
-        Some(since_ns) if running && open.asked.is_none() && since_ns > open.answered_ns => {
-            open.answered_ns = since_ns;
-            open.asked = Some((open.seen, since_ns));
-        }
-        // The last part of a preemptible launch runs to its end by design.
-        Some(_) => {}
-        None => open.asked = None,
-    }
-    let last = open.seen == open.parts;
-    let waited_ns = match open.asked {
-        Some((_, since_ns)) if !open.sliced && !last => now_ns.saturating_sub(since_ns),
-        _ if open.sliced && running => now_ns.saturating_sub(open.since_ns) / 4,
-        _ => 0,
-    };
-    if waited_ns > rescue_ns() && !open.rescued {
-        open.rescued = true;
+    if found.stuck {
         rescue(client, open);
     }
 }
 
 /// A part that was asked to give way has ended.
-fn gave_way(client: &ClientRegion, open: &mut Open, part: usize, took_ns: u64) {
+fn gave_way(client: &ClientRegion, open: &mut Open, part: usize, skipped: bool, took_ns: u64) {
     let all = &client.turnarounds;
     let count = all.count.load(Relaxed);
     let entry = &all.latest[(count % TURNAROUND_SLOTS as u64) as usize];
     entry.ticket.store(open.ticket, Relaxed);
     entry.ns.store(took_ns.max(1), Relaxed);
     all.count.store(count + 1, Release);
-    let skipped = client.gates.notices[open.slot].gpu.load(Acquire)
-        == open.epoch2.wrapping_add(2 * (part as u32 - 1));
-    let really = if open.sliced { part < open.parts } else { skipped };
+    let really =
+        if open.progress.is_sliced() { open.progress.is_before_last(part) } else { skipped };
     if really && !open.gave_way {
         open.gave_way = true;
         client.counters.gave_way.fetch_add(1, Relaxed);
@@ -267,7 +212,7 @@ fn rescue(client: &ClientRegion, open: &mut Open) {
     let control = ControlBlock {
         // The one behind the parts' is kept for this: what follows in the stream has
         // later ones still.
-        epoch2: open.epoch2 + 2 * open.parts as u32,
+        epoch2: again.control.epoch2,
         flag: never,
         flag_mask: 0,
         notice: 0,

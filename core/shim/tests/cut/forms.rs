@@ -1,0 +1,276 @@
+//! Every form gives the memory of a whole run, and each block runs exactly once.
+
+use crate::governor::SMS;
+use crate::program::{THREADS, ok};
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use tally_ipc::layout::cut_state;
+use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::ring::Answer;
+use tally_ipc::wire::{Cutting, Residency, Welcome};
+
+const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE;
+
+#[test]
+fn what_is_offered_grows_as_it_is_asked_for() {
+    both(
+        what_is_offered_grows_as_it_is_asked_for,
+        &welcome(),
+        |device| {
+            let cells = device.cells(8);
+            for _ in 0..3 {
+                device.step(&cells, [8, 1, 1], null_mut(), 1, 0);
+            }
+            device.warm_up();
+            device.step(&cells, [8, 1, 1], null_mut(), 2, 0);
+            device.check_steps(&cells, &[1, 1, 1, 2]);
+        },
+        |core| {
+            core.expect("ready?");
+            let before: Vec<_> =
+                core.requests("step").iter().map(|(r, _)| r.flags & FORMS).collect();
+            assert_eq!(before, [0, CAN_PREPARE, CAN_PREPARE], "not before it was looked at");
+            assert_eq!(core.state("step"), (cut_state::PREPARABLE, 0));
+            assert_eq!(core.counters().cut_kernels.load(SeqCst), 0, "nobody asked yet");
+            core.say("no");
+            core.warm_up("step");
+            let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
+            assert_eq!(core.state("step"), (cut_state::READY, detail));
+            core.ends(0);
+            let (last, _) = *core.requests("step").last().unwrap();
+            assert_eq!(last.flags & FORMS, CAN_SLICE | CAN_PREEMPT);
+            let c = core.counters();
+            let done = [&c.cut_kernels, &c.refused_kernels, &c.preemptible, &c.sliced, &c.degraded];
+            assert_eq!(done.map(|n| n.load(SeqCst)), [1, 0, 0, 0, 0]);
+        },
+    );
+}
+
+/// Grids of one to three dimensions.
+const GRIDS: [[u32; 3]; 5] = [[2, 1, 1], [33, 1, 1], [64, 3, 1], [7, 5, 3], [1, 1, 100]];
+
+#[test]
+fn slices_and_preemptible_launches_are_whole_runs() {
+    both(
+        slices_and_preemptible_launches_are_whole_runs,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let cells = GRIDS.map(|grid| device.cells(grid.iter().product()));
+            let stream = device.stream(1);
+            let mut ks = Vec::new();
+            // Each answer once: the core goes on when it is told.
+            while crate::program::ask("next") != "end" {
+                ks.push(1 + ks.len() as u32 * 7);
+                for (cells, grid) in cells.iter().zip(GRIDS) {
+                    device.step(cells, grid, stream, ks[ks.len() - 1], 0);
+                }
+                device.sync(stream);
+                cells.iter().for_each(|cells| device.check_steps(cells, &ks));
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            let answers = [
+                Answer::Slice(0),
+                Answer::Slice(1),
+                Answer::Slice(7),
+                Answer::Slice(64),
+                Answer::Slice(u32::MAX),
+                Answer::Preemptible(0),
+                Answer::Preemptible(1),
+                Answer::Preemptible(u32::MAX),
+            ];
+            for answer in answers {
+                core.expect("next");
+                core.answer(answer);
+                core.say("on");
+            }
+            core.expect("next");
+            core.say("end");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(c.sliced.load(SeqCst), 5 * GRIDS.len() as u64);
+            assert_eq!(c.preemptible.load(SeqCst), 3 * GRIDS.len() as u64);
+            for zero in [&c.degraded, &c.rescued, &c.gave_way, &c.failed] {
+                assert_eq!(zero.load(SeqCst), 0);
+            }
+        },
+    );
+}
+
+#[test]
+fn large_grids_are_sliced_by_offset() {
+    // Above the claim table only offsets serve; between, either.
+    const BLOCKS: [u32; 2] = [17 * 1024, 256 * 1024 + 3];
+    both(
+        large_grids_are_sliced_by_offset,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            for blocks in BLOCKS {
+                let cells = device.cells(blocks);
+                device.step(&cells, [blocks, 1, 1], null_mut(), 5, 0);
+                device.check_steps(&cells, &[5]);
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.answer(Answer::Slice(10_000));
+            core.ends(0);
+            let asked = core.requests("step");
+            let flags: Vec<_> =
+                asked[asked.len() - 2..].iter().map(|(r, _)| r.flags & FORMS).collect();
+            assert_eq!(flags, [CAN_SLICE | CAN_PREEMPT, CAN_SLICE], "too large to claim");
+            assert_eq!(core.counters().sliced.load(SeqCst), 2);
+            assert_eq!(core.counters().degraded.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn some_of_the_sms() {
+    let welcome = Welcome {
+        residency: Residency::Unmanaged,
+        cutting: Cutting { reserve_sms: vec![1, 2], ..welcome().cutting },
+        ..welcome()
+    };
+    both(
+        some_of_the_sms,
+        &welcome,
+        |device| {
+            // Green contexts are parts of the primary one.
+            device.primary_context();
+            let (a, b) = (device.stream(0), device.stream(1));
+            let cells = device.cells(40);
+            let mut ks = Vec::new();
+            while crate::program::ask("width?") != "end" {
+                for (i, stream) in [a, b, null_mut()].into_iter().enumerate() {
+                    ks.push(ks.len() as u32);
+                    device.step(&cells, [40, 1, 1], stream, ks[ks.len() - 1], 0);
+                    if i > 0 {
+                        device.sync(stream);
+                    }
+                    device.sync(a);
+                }
+                device.check_steps(&cells, &ks);
+            }
+        },
+        |core| {
+            let (mut partitioned, mut rounds) = (0, 0);
+            for sms in [SMS - 1, SMS - 2, 1, 0, u32::MAX] {
+                loop {
+                    rounds += 1;
+                    assert!(rounds < 10_000, "no width came");
+                    core.expect("width?");
+                    core.answer(Answer::Partition(sms));
+                    core.say("on");
+                    let now = core.counters().partitioned.load(SeqCst);
+                    if now > partitioned {
+                        partitioned = now;
+                        break;
+                    }
+                }
+            }
+            core.expect("width?");
+            core.say("end");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.degraded.load(SeqCst), c.failed.load(SeqCst)), (0, 0));
+        },
+    );
+}
+
+#[test]
+fn parameters_come_through_either_way() {
+    both(
+        parameters_come_through_either_way,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let nothing = device.function("nothing");
+            device.warm_up_with(|| ok(device.launch(nothing, [4, 1, 1], 1, null_mut(), &[])));
+            let cells = device.cells(16);
+            let step = device.function("step");
+            assert_eq!(crate::program::ask("go"), "on");
+            // As one buffer: two addresses, two words.
+            let mut buffer = [0_u8; 24];
+            buffer[..8].copy_from_slice(&cells.data.to_le_bytes());
+            buffer[8..16].copy_from_slice(&cells.counts.to_le_bytes());
+            buffer[16..20].copy_from_slice(&9_u32.to_le_bytes());
+            let mut size = buffer.len();
+            let mut extra = [
+                1_usize as *mut _,
+                buffer.as_mut_ptr().cast(),
+                2_usize as *mut _,
+                (&raw mut size).cast(),
+                null_mut(),
+            ];
+            let launch = device.cuda.cuLaunchKernel;
+            // SAFETY: a function of ours, its parameters in a buffer.
+            ok(unsafe {
+                launch(step, 16, 1, 1, THREADS, 1, 1, 0, null_mut(), null_mut(), extra.as_mut_ptr())
+            });
+            device.check_steps(&cells, &[9]);
+            ok(device.launch(nothing, [4, 1, 1], 1, null_mut(), &[]));
+            // SAFETY: a function without parameters needs no list of them.
+            ok(unsafe { launch(nothing, 4, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()) });
+            device.sync(null_mut());
+        },
+        |core| {
+            core.warm_up("step");
+            core.warm_up("nothing");
+            core.expect("go");
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.preemptible.load(SeqCst), c.degraded.load(SeqCst)), (3, 0));
+        },
+    );
+}
+
+#[test]
+fn more_shared_memory_than_the_default() {
+    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+    const MAX_DYNAMIC: i32 = 8;
+    const BYTES: u32 = 96 << 10;
+    both(
+        more_shared_memory_than_the_default,
+        &welcome(),
+        |device| {
+            let (f, data) = (device.function("through_shared"), device.memory(8));
+            let at = u64::from(BYTES) - 4;
+            let launch = |bytes: u32, at: u64| {
+                let mut params =
+                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
+                let launch = device.cuda.cuLaunchKernel;
+                // SAFETY: a function and parameters of ours.
+                unsafe {
+                    launch(f, 8, 1, 1, 1, 1, 1, bytes, null_mut(), params.as_mut_ptr(), null_mut())
+                }
+            };
+            // Set before its cut form is made, and after.
+            // SAFETY: a function of ours.
+            ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, 64 << 10) });
+            device.warm_up_with(|| ok(launch(64 << 10, 0)));
+            assert_eq!(crate::program::ask("go"), "on");
+            ok(launch(64 << 10, (64 << 10) - 4));
+            // SAFETY: as above.
+            ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, BYTES as i32) });
+            ok(launch(BYTES, at));
+            assert_eq!(device.read(data, 8), (7..15).collect::<Vec<u32>>());
+            assert_ne!(launch(BYTES + 1, at), 0, "the original's bound holds");
+        },
+        |core| {
+            core.warm_up("through_shared");
+            core.expect("go");
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.preemptible.load(SeqCst), c.degraded.load(SeqCst)), (2, 1));
+        },
+    );
+}

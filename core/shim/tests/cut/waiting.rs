@@ -1,0 +1,189 @@
+//! Kernels whose blocks wait for one another: stuck when some are held back, and helped.
+
+use crate::common::eventually;
+use crate::governor::Governor;
+use crate::program::{Cells, Device, hear, ok, say, wait_for};
+use crate::yielding::impatient;
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use tally_ipc::layout::cut_state;
+use tally_ipc::ring::Answer;
+use tally_ipc::wire::{Cutting, Welcome};
+use tally_kernels::Refusal;
+
+const BLOCKS: u32 = 40;
+
+/// A launch of `later`, whose first block waits for its last one, and what follows it.
+fn stuck(device: &mut Device) {
+    let words = device.words();
+    let later = device.function("later");
+    let at = words.as_ptr() as u64;
+    let launch = |cells: &Cells, stream| {
+        let params = [cells.data, cells.counts, at];
+        ok(device.launch(later, [BLOCKS, 1, 1], 1, stream, &params));
+    };
+    device.warm_up_with(|| {
+        words[1].store(1, SeqCst);
+        launch(&device.cells(BLOCKS), null_mut());
+    });
+    let stream = device.stream(1);
+    {
+        let (cells, sum, copy) =
+            (device.cells(BLOCKS), device.memory(2), device.memory(BLOCKS as usize));
+        words[0].store(0, SeqCst);
+        words[1].store(0, SeqCst);
+        say("launch");
+        assert_eq!(hear(), "go");
+        launch(&cells, stream);
+        // What follows sees all of its results.
+        device.sum(sum, cells.data, BLOCKS, stream);
+        // SAFETY: memory of ours.
+        unsafe {
+            let bytes = BLOCKS as usize * 4;
+            ok((device.cuda.cuMemcpyDtoDAsync_v2)(copy, cells.counts, bytes, stream));
+        }
+        device.sum(sum + 4, cells.counts, BLOCKS, stream);
+        wait_for(&words[0], 1);
+        // The first block runs and waits; the last ones do not run before they are let.
+        say("running");
+        assert_eq!(hear(), "go on");
+        words[1].store(1, SeqCst);
+        device.sync(stream);
+        let want: Vec<u32> = (1..=BLOCKS).collect();
+        assert_eq!(device.read(cells.data, BLOCKS as usize), want);
+        assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
+        assert_eq!(device.read(copy, BLOCKS as usize), [1; BLOCKS as usize]);
+        assert_eq!(device.read(sum, 2), [want.iter().sum::<u32>(), BLOCKS]);
+        say("right");
+    }
+    // Whole from now on, and right.
+    let cells = device.cells(BLOCKS);
+    launch(&cells, stream);
+    device.sync(stream);
+    assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
+}
+
+fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
+    core.warm_up("later");
+    core.policy(move |request, name| match name {
+        "later" if crate::governor::offers(request, answer) => answer,
+        _ => Answer::Whole,
+    });
+    core.expect("launch");
+    core.say("go");
+    core.expect("running");
+    core.closed();
+    core.say("go on");
+    if lower {
+        // Soon after it has skipped blocks: they begin within a moment.
+        std::thread::sleep(Duration::from_millis(20));
+        core.ask_to_yield(false);
+    }
+    eventually("it is helped", || core.counters().rescued.load(SeqCst) > 0);
+    core.ask_to_yield(false);
+    core.expect("right");
+    core.ends(0);
+    let c = core.counters();
+    assert_eq!(c.rescued.load(SeqCst), 1);
+    assert!(core.is_refused("later", Refusal::BlocksWaited));
+    assert_eq!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst), 1);
+    let (last, _) = *core.requests("later").last().unwrap();
+    assert!(!crate::governor::offers(&last, answer), "only whole");
+}
+
+#[test]
+fn a_preemptible_launch_that_is_stuck_is_helped_once() {
+    both(
+        a_preemptible_launch_that_is_stuck_is_helped_once,
+        &impatient(),
+        |device| stuck(device),
+        |core| helped_once(core, Answer::Preemptible(4_000), false),
+    );
+}
+
+#[test]
+fn it_is_helped_although_nobody_asks_any_more() {
+    both(
+        it_is_helped_although_nobody_asks_any_more,
+        // Longer than it is asked for.
+        &Welcome { cutting: Cutting { rescue_ms: 150, ..welcome().cutting }, ..welcome() },
+        |device| stuck(device),
+        |core| helped_once(core, Answer::Preemptible(0), true),
+    );
+}
+
+#[test]
+fn slices_that_wait_for_later_ones_are_helped_although_nobody_asks() {
+    both(
+        slices_that_wait_for_later_ones_are_helped_although_nobody_asks,
+        &impatient(),
+        |device| stuck(device),
+        |core| helped_once(core, Answer::Slice(8), true),
+    );
+}
+
+#[test]
+fn a_long_last_slice_is_left_to_end() {
+    // All of its blocks are its own: what follows must see all of them.
+    both(
+        a_long_last_slice_is_left_to_end,
+        &impatient(),
+        |device| {
+            let later = device.function("later");
+            let words = device.words();
+            let launch = |cells: &Cells, stream| {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(later, [BLOCKS, 1, 1], 1, stream, &params));
+            };
+            words[1].store(1, SeqCst);
+            device.warm_up_with(|| launch(&device.cells(BLOCKS), null_mut()));
+            words[1].store(0, SeqCst);
+            let (cells, sum, stream) = (device.cells(BLOCKS), device.memory(1), device.stream(1));
+            launch(&cells, stream);
+            device.sum(sum, cells.data, BLOCKS, stream);
+            // Far longer than a slice may take.
+            std::thread::sleep(Duration::from_millis(600));
+            words[1].store(1, SeqCst);
+            device.sync(stream);
+            assert_eq!(device.read(sum, 1), [(1..=BLOCKS).sum::<u32>()]);
+        },
+        |core| {
+            core.warm_up("later");
+            core.policy(|_, name| match name {
+                "later" => Answer::Slice(BLOCKS),
+                _ => Answer::Whole,
+            });
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.sliced.load(SeqCst), c.rescued.load(SeqCst)), (1, 0));
+            assert_eq!(core.state("later").0, cut_state::READY);
+        },
+    );
+}
+
+#[test]
+fn without_being_asked_nothing_is_stuck() {
+    both(
+        without_being_asked_nothing_is_stuck,
+        &welcome(),
+        |device| stuck(device),
+        |core| {
+            core.warm_up("later");
+            core.policy(|_, name| match name {
+                "later" => Answer::Preemptible(0),
+                _ => Answer::Whole,
+            });
+            core.expect("launch");
+            core.say("go");
+            core.expect("running");
+            core.say("go on");
+            core.expect("right");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.preemptible.load(SeqCst), c.rescued.load(SeqCst)), (2, 0));
+            assert_eq!(core.state("later").0, cut_state::READY);
+        },
+    );
+}
