@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn longer_launches_can_give_way_more_often() {
         let parts = [1, 400, 4_000, 40_000, u32::MAX].map(preemptible_parts);
-        assert_eq!(parts, [2, 2, 11, 32, 32]);
+        assert_eq!(parts, [2, 2, 6, 32, 32]);
         assert_eq!(preemptible_parts(0), PARTS_UNKNOWN);
     }
 }
