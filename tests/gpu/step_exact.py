@@ -59,7 +59,7 @@ def run_mode(suite, residency, vendor, expected, failures):
     file = suite.work / f"core-{label}.toml"
     file.write_text(f"[rewrite]\nvendor_libraries = {str(vendor).lower()}\nrescue_ms = {args.rescue_ms}\n")
     config = f"form = {args.form}\nslices = 4\nsms = 116\ntoggle_us = {args.toggle_us}\nseed = 5\n"
-    row = {"residency": residency, "vendor_libraries": vendor, "runs": []}
+    row = {"machine": suite.machine, "residency": residency, "vendor_libraries": vendor, "runs": []}
     with Core(suite, label, POLICY, residency, config, ["--config", file]) as core:
         worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
         with started([worker]):
