@@ -249,7 +249,10 @@ fn plain(attribute: &LaunchAttribute) -> LaunchAttribute {
 /// Blocks claimed before the first part's epoch are another launch's.
 fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
     // One more epoch than parts: a rescue's.
-    Some((gate::table(order.slot, order.stream)?, gate::epochs(order.slot, parts + 1)?))
+    Some((
+        gate::table(order.slot, order.stream)?,
+        gate::epochs(order.slot, parts + 1, order.stream)?,
+    ))
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {

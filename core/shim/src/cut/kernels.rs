@@ -15,7 +15,7 @@ use crate::cu::{
     LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
-use crate::lock::Lock;
+use crate::lock::{Held, Lock};
 use crate::{log, state};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
@@ -230,6 +230,7 @@ fn hire(job: Job) {
 }
 
 fn work() {
+    driver().relax_thread();
     loop {
         let seen = JOBS_WORD.load(SeqCst);
         let Some(job) = JOBS.with(VecDeque::pop_front) else {
@@ -496,9 +497,13 @@ fn drop_jobs(drops: impl Fn(&Job) -> bool) {
     });
 }
 
-/// A context is destroyed, and the cut forms in it.
+/// While it is held no cut form is made.
+pub fn pause() -> Held<'static> {
+    ALIVE.lock()
+}
+
+/// A context is destroyed, and the cut forms in it. Everything is paused.
 pub fn forget_context(context: usize) {
-    let _alive = ALIVE.lock();
     drop_jobs(|job| job.context == context);
     GATE_ASKED.store(false, SeqCst);
     let mut any = false;

@@ -15,7 +15,7 @@
 use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
-use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, Ptr, SUCCESS, driver};
+use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
 use crate::{log, state};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -166,8 +166,8 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
 }
 
 fn is_done(event: usize) -> bool {
-    // SAFETY: an event of ours, recorded.
-    driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } == SUCCESS)
+    // SAFETY: an event of ours, recorded. In a context in error nothing runs any more.
+    driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } != NOT_READY)
 }
 
 fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option<u64>) {
