@@ -69,7 +69,12 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 
 /// Start a thread of the shim.
 pub fn spawn(name: &str, run: fn()) -> bool {
-    match threads::spawn(name, run) {
+    spawn_with(name, threads::STACK_BYTES, run)
+}
+
+/// Start one with such a stack.
+pub fn spawn_with(name: &str, stack_bytes: usize, run: fn()) -> bool {
+    match threads::spawn_with(name, stack_bytes, run) {
         Ok(()) => true,
         Err(error) => {
             log!("thread {name}: {error}");

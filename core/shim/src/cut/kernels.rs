@@ -9,18 +9,19 @@
 //! Cut forms are made in one context, the first that needs one.
 
 use super::guarded::Guarded;
-use super::{gate, images, takes_vendor, vendor};
+use super::{gate, images, takes_vendor, vendor, watch};
 use crate::cu::{
     FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
     LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
 use crate::lock::{Held, Lock};
-use crate::{log, state};
+use crate::{log, state, threads};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
 use tally_kernels::{CutForm, CutKernel, Refusal, image, names as kernel_names};
@@ -191,6 +192,8 @@ struct Job {
     device: i32,
 }
 
+/// Between two attempts to find nothing under way.
+const NAP: Duration = Duration::from_millis(10);
 /// Only the gate is wanted.
 const GATE_ONLY: usize = usize::MAX;
 
@@ -224,7 +227,8 @@ fn hire(job: Job) {
     JOBS.with(|jobs| jobs.push_back(job));
     JOBS_WORD.fetch_add(1, SeqCst);
     let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
-    if !WORKING.swap(true, SeqCst) && !super::gate::spawn("tally-rewrite", work) {
+    let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);
+    if !WORKING.swap(true, SeqCst) && !spawn() {
         WORKING.store(false, SeqCst);
     }
 }
@@ -233,16 +237,22 @@ fn work() {
     driver().relax_thread();
     loop {
         let seen = JOBS_WORD.load(SeqCst);
-        let Some(job) = JOBS.with(VecDeque::pop_front) else {
+        if JOBS.with(|jobs| jobs.is_empty()) {
             let flags = rustix::thread::futex::Flags::PRIVATE;
             let _ = rustix::thread::futex::wait(&JOBS_WORD, flags, seen, None);
             continue;
-        };
+        }
         if crate::attendant::is_exiting() {
             return;
         }
-        // The context lives while the lock is held: see `forget_context`.
+        let Some(_quiet) = watch::quiet() else {
+            std::thread::sleep(NAP);
+            continue;
+        };
+        // The context and the function live while the lock is held, if the job is still
+        // there: see `forget_context` and `forget_functions`.
         let _alive = ALIVE.lock();
+        let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
         if job.index == GATE_ONLY {
             make_gate(job.context);
             continue;

@@ -9,12 +9,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tally_ipc::ClientRegion;
 use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{Counters, cut_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
 use tally_ipc::wire::Welcome;
-use tally_ipc::ClientRegion;
 use tally_kernels::Refusal;
 
 /// The SMs of the software device.
