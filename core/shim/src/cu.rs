@@ -66,6 +66,8 @@ pub const BATCH_WRITE_VALUE_32: c_uint = 2;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_*`: width, height, depth.
+pub const FUNC_REQUIRED_CLUSTER: [c_int; 3] = [11, 12, 13];
 /// `CU_FUNC_ATTRIBUTE_*` that say how a kernel runs: threads, static shared and local
 /// memory. Its registers may be more in a cut form.
 pub const FUNC_COMPARED: [c_int; 3] = [0, 1, 3];

@@ -7,6 +7,7 @@
 use super::guarded::Guarded;
 use crate::names;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -92,11 +93,11 @@ pub unsafe fn loaded(hash: u64, image: *const u8) {
         }
     };
     IMAGES.with(|images| {
-        if images.by_hash.contains_key(&hash) {
+        if let Entry::Vacant(free) = images.by_hash.entry(hash) {
+            free.insert(place);
+        } else {
             // Another thread was faster.
             images.copied_bytes -= copied_bytes;
-        } else {
-            images.by_hash.insert(hash, place);
         }
     });
 }

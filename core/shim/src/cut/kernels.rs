@@ -11,8 +11,9 @@
 use super::guarded::Guarded;
 use super::{gate, images, takes_vendor, vendor, watch};
 use crate::cu::{
-    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
-    LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
+    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN,
+    LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
 use crate::lock::{Held, Lock};
@@ -41,6 +42,8 @@ pub struct Cut {
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
+    /// Those that the program requires by function attributes; 0: none.
+    required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
@@ -105,7 +108,8 @@ pub fn attributes(arguments: &KernelArguments) -> &[LaunchAttribute] {
 
 /// The cluster dimensions of a launch, if it can be cut as it is launched.
 pub fn cluster(arguments: &KernelArguments, cut: &Cut) -> Option<[u32; 3]> {
-    let mut cluster = cut.cluster.unwrap_or([1; 3]);
+    let required = || cut.required_cluster.each_ref().map(|d| d.load(Relaxed).max(1) as u32);
+    let mut cluster = cut.cluster.unwrap_or_else(required);
     for a in attributes(arguments) {
         match a.id {
             LAUNCH_ATTRIBUTE_CLUSTER => {
@@ -404,7 +408,7 @@ fn make(job: &Job) -> Result<Cut, Refusal> {
         }
         _ => None,
     };
-    Ok(Cut {
+    let cut = Cut {
         context: job.context,
         function,
         sub_grid,
@@ -412,8 +416,11 @@ fn make(job: &Job) -> Result<Cut, Refusal> {
         control_offset: kernel.control_offset as usize,
         cluster: kernel.cluster,
         originals: [job.function, original].map(AtomicUsize::new),
-        shared_max: AtomicI32::new(attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)),
-    })
+        shared_max: AtomicI32::new(0),
+        required_cluster: Default::default(),
+    };
+    cut.copied();
+    Ok(cut)
 }
 
 fn device_arch(device: i32) -> u32 {
@@ -463,8 +470,16 @@ impl Cut {
         for to in std::iter::once(self.function).chain(self.sub_grid) {
             copy_attributes(original, to);
         }
-        let max = attribute(self.function, FUNC_MAX_DYNAMIC_SHARED);
-        self.shared_max.store(max.unwrap_or(0), Relaxed);
+        self.copied();
+    }
+
+    /// Take over what launches need to know of its attributes.
+    fn copied(&self) {
+        let of = |which| attribute(self.function, which).unwrap_or(0);
+        self.shared_max.store(of(FUNC_MAX_DYNAMIC_SHARED), Relaxed);
+        for (dimension, which) in self.required_cluster.iter().zip(FUNC_REQUIRED_CLUSTER) {
+            dimension.store(of(which), Relaxed);
+        }
     }
 }
 
@@ -546,5 +561,89 @@ pub fn reset() {
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);
         kernel.cut.store(std::ptr::null_mut(), SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cu::LAUNCH_ATTRIBUTE_PRIORITY;
+    use proptest::prelude::*;
+
+    fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
+        Cut {
+            context: 1,
+            function: 2,
+            sub_grid: None,
+            parameters: Vec::new(),
+            control_offset: 0,
+            cluster,
+            originals: Default::default(),
+            shared_max: AtomicI32::new(0),
+            required_cluster: required.map(AtomicI32::new),
+        }
+    }
+
+    fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Cut) -> Option<[u32; 3]> {
+        let attributes: Vec<_> = attributes
+            .iter()
+            .map(|(id, first)| {
+                let mut value = [0; 16];
+                value[..3].copy_from_slice(first);
+                LaunchAttribute::new(*id, value)
+            })
+            .collect();
+        cluster(
+            &KernelArguments {
+                function: std::ptr::null_mut(),
+                grid: [8, 1, 1],
+                block: [32, 1, 1],
+                shared_bytes: 0,
+                attributes: attributes.as_ptr(),
+                attribute_count: attributes.len() as u32,
+                params: std::ptr::null_mut(),
+                extra: std::ptr::null_mut(),
+            },
+            cut,
+        )
+    }
+
+    #[test]
+    fn clusters_are_the_launchs_or_the_kernels_and_powers_of_two() {
+        let (cluster, programmatic) = (LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC);
+        let plain = cut(None, [0; 3]);
+        assert_eq!(cluster_of(&[], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(cluster, [4, 2, 0])], &plain), Some([4, 2, 1]));
+        assert_eq!(cluster_of(&[(cluster, [3, 1, 1])], &plain), None);
+        assert_eq!(cluster_of(&[], &cut(Some([2, 1, 1]), [2, 1, 1])), Some([2, 1, 1]));
+        assert_eq!(cluster_of(&[], &cut(None, [2, 0, 4])), Some([2, 1, 4]), "by attributes");
+        assert_eq!(
+            cluster_of(&[(cluster, [1, 1, 1])], &cut(Some([6, 1, 1]), [0; 3])),
+            Some([1; 3])
+        );
+        assert_eq!(cluster_of(&[], &cut(Some([6, 1, 1]), [0; 3])), None);
+        // What a launch is repeated with, and what not.
+        assert_eq!(cluster_of(&[(LAUNCH_ATTRIBUTE_PRIORITY, [7; 3])], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(programmatic, [0; 3])], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(programmatic, [1, 0, 0])], &plain), None);
+        for unknown in [2, 7, 12, 13, 99] {
+            assert_eq!(cluster_of(&[(unknown, [0; 3])], &plain), None, "{unknown}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_counted_or_too_many(grid in prop::array::uniform3(any::<u32>())) {
+            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
+            let want = (2..1 << 31).contains(&all).then_some(all as u32);
+            prop_assert_eq!(blocks(grid), want);
+        }
+
+        #[test]
+        fn small_grids_are_counted(grid in prop::array::uniform3(0_u32..2_000)) {
+            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
+            let want = (2..1 << 31).contains(&all).then_some(all as u32);
+            prop_assert_eq!(blocks(grid), want);
+        }
     }
 }
