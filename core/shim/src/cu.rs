@@ -21,6 +21,8 @@ pub const INVALID_VALUE: CuResult = 1;
 pub const NOT_INITIALIZED: CuResult = 3;
 /// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`.
 pub const SYMBOL_NOT_FOUND: CuResult = 302;
+/// `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: CuResult = 600;
 /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
 pub const ALREADY_REGISTERED: CuResult = 712;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
@@ -64,6 +66,8 @@ pub const BATCH_WRITE_VALUE_32: c_uint = 2;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_*`: width, height, depth.
+pub const FUNC_REQUIRED_CLUSTER: [c_int; 3] = [11, 12, 13];
 /// `CU_FUNC_ATTRIBUTE_*` that say how a kernel runs: threads, static shared and local
 /// memory. Its registers may be more in a cut form.
 pub const FUNC_COMPARED: [c_int; 3] = [0, 1, 3];
@@ -343,6 +347,13 @@ impl Driver {
             unsafe { f(&mut mode) };
         }
         result
+    }
+
+    /// Have no call of this thread, one of the shim's own, disturb a capture, from now on.
+    pub fn relax_thread(&self) {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges this thread's mode with `mode`.
+        let _ = self.capture_mode.map(|f| unsafe { f(&mut mode) });
     }
 
     /// Run driver calls with `context` current and in relaxed capture mode, and put back what was

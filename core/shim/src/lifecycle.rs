@@ -367,15 +367,20 @@ pub unsafe fn primary_release(
     }
     let _guard = capture::GUARD.lock();
     let context = primary_context(device);
-    let result = real();
-    let (mut flags, mut active) = (0, 1);
-    if result == SUCCESS
-        && context != 0
-        // SAFETY: valid out-pointers.
-        && driver().primary_state.is_some_and(|f| unsafe { f(device, &mut flags, &mut active) } == SUCCESS)
-        && active == 0
-    {
-        cut::forget_context(context);
+    let (mut result, mut gone) = (SUCCESS, false);
+    cut::while_destroyed(context, || {
+        result = real();
+        let (mut flags, mut active) = (0, 1);
+        gone = result == SUCCESS
+            && context != 0
+            && driver().primary_state.is_some_and(|f| {
+                // SAFETY: valid out-pointers.
+                unsafe { f(device, &mut flags, &mut active) == SUCCESS }
+            })
+            && active == 0;
+        gone
+    });
+    if gone {
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
         graphs::forget_context(context);
         completion::renew();

@@ -3,13 +3,28 @@
 use std::io;
 
 /// The driver runs on these stacks now and then.
-const STACK_BYTES: usize = 512 * 1024;
+pub const STACK_BYTES: usize = 512 * 1024;
+/// Of a thread that has the driver compile code, which recurses. Only what is used of it
+/// takes memory.
+pub const STACK_BYTES_COMPILING: usize = 16 << 20;
 
 /// Start one.
 ///
 /// # Errors
 /// The system's.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    spawn_with(name, STACK_BYTES, run)
+}
+
+/// Start one with such a stack.
+///
+/// # Errors
+/// The system's.
+pub fn spawn_with(
+    name: &str,
+    stack_bytes: usize,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sets filled before use; the new thread inherits the mask, and this
@@ -18,7 +33,7 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
         libc::sigfillset(all.as_mut_ptr());
         let masked = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) == 0;
         let spawned =
-            std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(run);
+            std::thread::Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
         if masked {
             libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
         }

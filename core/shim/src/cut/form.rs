@@ -2,7 +2,7 @@
 
 use super::kernels::{self, Cut};
 use super::progress::Progress;
-use super::watch::{self, Again, Open, PARTS_MAX};
+use super::watch::{self, Again, Making, Open, PARTS_MAX};
 use super::{gate, width};
 use crate::cu::{
     CuResult, LaunchAttribute, LaunchConfig, NOT_SUPPORTED, PARAM_BUFFER_POINTER,
@@ -250,10 +250,14 @@ fn plain(attribute: &LaunchAttribute) -> LaunchAttribute {
 /// Blocks claimed before the first part's epoch are another launch's.
 fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
     // One more epoch than parts: a rescue's.
-    Some((gate::table(order.slot, order.stream)?, gate::epochs(order.slot, parts + 1)?))
+    Some((
+        gate::table(order.slot, order.stream)?,
+        gate::epochs(order.slot, parts + 1, order.stream)?,
+    ))
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
+    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
@@ -384,6 +388,7 @@ fn preemptible_parts(us: u32) -> u32 {
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
+    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     let blocks = kernels::blocks(arguments.grid)?;

@@ -13,7 +13,7 @@
 use super::watch;
 use crate::cu::{BatchOp, Ptr, REGISTER_PORTABLE_MAPPED, STREAM_NON_BLOCKING, SUCCESS, driver};
 use crate::decided::STUCK_NS;
-use crate::lock::Lock;
+use crate::lock::{Held, Lock};
 use crate::{attendant, log, state, threads};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -29,6 +29,8 @@ pub const TABLE_WORDS: u32 = 256 * 1024;
 /// takes a write to raise: 1, 4, 16 and 128 words take 5, 7, 15 and 94 us (H100), and
 /// more than four do not make the reads cheaper (`docs/results.md`).
 pub const FLAG_MASK: u32 = 3;
+/// Doubled and one more, they must be less than the flag's raised state.
+const EPOCHS_MAX: u32 = 1 << 30;
 /// Streams with a notice word.
 pub const NOTICES: usize = STREAM_SLOTS - 2;
 /// The gate opens at the latest so long after it was told to.
@@ -54,7 +56,8 @@ static RESCUE_STREAM: AtomicUsize = AtomicUsize::new(0);
 static TABLES: [AtomicU64; STREAM_SLOTS] = [const { AtomicU64::new(0) }; STREAM_SLOTS];
 static EPOCHS: [AtomicU32; STREAM_SLOTS] = [const { AtomicU32::new(0) }; STREAM_SLOTS];
 /// Rescues under way: see [`hold`]. Changed, and looked at before the gate opens,
-/// under the lock, which is held over nothing else.
+/// under the lock, which is held over nothing else, and by the program's own threads
+/// only when it exits.
 static HOLDS: AtomicU32 = AtomicU32::new(0);
 static OPENING: Lock = Lock::new();
 /// Times the flag was raised.
@@ -66,7 +69,12 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 
 /// Start a thread of the shim.
 pub fn spawn(name: &str, run: fn()) -> bool {
-    match threads::spawn(name, run) {
+    spawn_with(name, threads::STACK_BYTES, run)
+}
+
+/// Start one with such a stack.
+pub fn spawn_with(name: &str, stack_bytes: usize, run: fn()) -> bool {
+    match threads::spawn_with(name, stack_bytes, run) {
         Ok(()) => true,
         Err(error) => {
             log!("thread {name}: {error}");
@@ -187,13 +195,27 @@ pub fn table(slot: usize, stream: usize) -> Option<u64> {
     Some(table)
 }
 
-/// So many epochs of a slot's table, in a row; the first one doubled. The slot's lock
-/// is held. `None` once they are used up: launches of the slot run whole from then on.
-pub fn epochs(slot: usize, count: u32) -> Option<u32> {
-    let first = EPOCHS[slot].load(Relaxed) + 1;
-    let next = first.checked_add(count).filter(|n| *n < 1 << 30)?;
+/// So many epochs of a slot's table, in a row, for a launch into `stream`; the first one
+/// doubled. The slot's lock is held.
+pub fn epochs(slot: usize, count: u32, stream: usize) -> Option<u32> {
+    let (mut first, mut next) = in_a_row(EPOCHS[slot].load(Relaxed), count);
+    if next > EPOCHS_MAX {
+        // Used up: the table is as new once what was launched before is over. A rescue is,
+        // too, by then: see `hold`.
+        let (table, words) = (TABLES[slot].load(Acquire), TABLE_WORDS as usize);
+        // SAFETY: memory of our own, the program's stream.
+        if unsafe { driver().mem_set?(table, 0, words, stream as Ptr) } != SUCCESS {
+            return None;
+        }
+        (first, next) = in_a_row(0, count);
+    }
     EPOCHS[slot].store(next - 1, Relaxed);
     Some(first * 2)
+}
+
+/// The first of so many epochs behind `last`, and the one behind them.
+fn in_a_row(last: u32, count: u32) -> (u32, u32) {
+    (last + 1, last.saturating_add(1).saturating_add(count))
 }
 
 /// Close the gate, whatever the core says, until [`release`]: what passes it would
@@ -201,6 +223,9 @@ pub fn epochs(slot: usize, count: u32) -> Option<u32> {
 pub fn hold(client: &ClientRegion) {
     let _held = OPENING.lock();
     HOLDS.fetch_add(1, SeqCst);
+    if FOR_GOOD.load(SeqCst) {
+        return;
+    }
     client.gates.gate.host.store(1, SeqCst);
 }
 
@@ -294,7 +319,7 @@ fn gate() {
                 std::thread::yield_now();
             }
             let held = OPENING.lock();
-            if HOLDS.load(SeqCst) == 0 {
+            if HOLDS.load(SeqCst) == 0 || FOR_GOOD.load(SeqCst) {
                 gate.store(0, SeqCst);
                 continue;
             }
@@ -308,6 +333,7 @@ fn gate() {
 
 /// The flag's thread.
 fn flag() {
+    driver().relax_thread();
     let mut pulse = Pulse::default();
     let mut raised = false;
     let mut heard_ns = now_ns();
@@ -397,18 +423,24 @@ fn apply(raise: bool, before: bool) -> bool {
 /// Nobody gives way any more: the driver is about to be torn down.
 pub fn open_for_good() {
     FOR_GOOD.store(true, SeqCst);
+    // Whoever closes it under the lock has seen that, or is done.
+    let held = OPENING.lock();
     if let Some(client) = state::client() {
         client.gates.gate.host.store(0, SeqCst);
     }
+    drop(held);
     if let Some(epoch) = state::epoch() {
         wait::wake_sleepers(&epoch.core.yielding.word);
     }
 }
 
-/// A context is destroyed.
+/// While it is held no thread of the shim gives way, or makes what that takes.
+pub fn pause() -> [Held<'static>; 2] {
+    [SETUP.lock(), ALIVE.lock()]
+}
+
+/// A context is destroyed. Everything is paused.
 pub fn forget_context(gone: usize) {
-    let _held = SETUP.lock();
-    let _alive = ALIVE.lock();
     if CONTEXT.load(Acquire) == gone {
         CONTEXT.store(0, Release);
         HOLDS.store(0, SeqCst);
@@ -430,7 +462,24 @@ pub fn reset() {
         word.store(false, SeqCst);
     }
     HOLDS.store(0, SeqCst);
+    RAISES.store(0, SeqCst);
     OPENING.reset();
     SETUP.reset();
     ALIVE.reset();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_do_not_overlap_and_stay_below_the_flag() {
+        let (first, next) = in_a_row(0, 3);
+        assert_eq!((first, next), (1, 4));
+        assert_eq!(in_a_row(next - 1, 2), (4, 6));
+        assert!(in_a_row(EPOCHS_MAX - 2, 1).1 <= EPOCHS_MAX);
+        assert!(in_a_row(EPOCHS_MAX - 2, 2).1 > EPOCHS_MAX);
+        // The last epoch's claimed state is no raised flag.
+        const { assert!(2 * (EPOCHS_MAX - 1) < FLAG_RAISED) };
+    }
 }

@@ -7,9 +7,11 @@
 use super::guarded::Guarded;
 use crate::names;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tally_kernels::Refusal;
 
 /// Bytes copied, in all.
@@ -21,7 +23,7 @@ const IMAGE_BYTES_MAX: u64 = 1 << 30;
 
 enum Place {
     /// The bytes, and the library that loaded them.
-    Copied(Vec<u8>, Option<String>),
+    Copied(Arc<[u8]>, Option<String>),
     InLibrary {
         library: CString,
         base: usize,
@@ -65,23 +67,38 @@ pub unsafe fn loaded(hash: u64, image: *const u8) {
         return;
     }
     let bytes = bytes as usize;
-    IMAGES.with(|images| {
-        if images.by_hash.len() >= IMAGES_MAX || images.by_hash.contains_key(&hash) {
-            return;
+    let wanted = IMAGES
+        .with(|images| images.by_hash.len() < IMAGES_MAX && !images.by_hash.contains_key(&hash));
+    if !wanted {
+        return;
+    }
+    // Outside the lock: all of these may wait for the loader's, and whoever holds that one
+    // may run a library's constructors, which load images.
+    let in_library = library_of(start as usize);
+    let copied_bytes = if in_library.is_some() { 0 } else { bytes };
+    let fits = IMAGES.with(|images| {
+        let fits = images.copied_bytes + copied_bytes <= COPIED_BYTES_MAX;
+        images.copied_bytes += if fits { copied_bytes } else { 0 };
+        fits
+    });
+    if !fits {
+        return;
+    }
+    let place = match in_library {
+        Some((library, base)) => Place::InLibrary { library, base, start: start as usize, bytes },
+        None => {
+            // SAFETY: its own tables give the length.
+            let copy = unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec();
+            Place::Copied(copy.into(), caller())
         }
-        let place = match library_of(start as usize) {
-            Some((library, base)) => {
-                Place::InLibrary { library, base, start: start as usize, bytes }
-            }
-            None if images.copied_bytes + bytes > COPIED_BYTES_MAX => return,
-            None => {
-                images.copied_bytes += bytes;
-                // SAFETY: its own tables give the length.
-                let copy = unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec();
-                Place::Copied(copy, caller())
-            }
-        };
-        images.by_hash.insert(hash, place);
+    };
+    IMAGES.with(|images| {
+        if let Entry::Vacant(free) = images.by_hash.entry(hash) {
+            free.insert(place);
+        } else {
+            // Another thread was faster.
+            images.copied_bytes -= copied_bytes;
+        }
     });
 }
 
@@ -131,24 +148,29 @@ pub fn library(hash: u64) -> Result<Option<String>, Refusal> {
 /// # Errors
 /// [`Refusal::ImageGone`] if it is not there any more.
 pub fn with<R>(hash: u64, use_it: impl FnOnce(&[u8]) -> R) -> Result<R, Refusal> {
-    enum Found {
-        Bytes(Vec<u8>),
-        There(usize, usize),
-    }
+    // The lock is held over nothing that takes time, or another lock: see `loaded`.
     let found = IMAGES.with(|images| match images.by_hash.get(&hash) {
-        // Copied: the rewriter must not run under the lock.
-        Some(Place::Copied(bytes, _)) => Some(Found::Bytes(bytes.clone())),
-        Some(Place::File(path)) => std::fs::read(path).ok().map(Found::Bytes),
-        Some(Place::InLibrary { library, base, start, bytes }) => {
-            pin(library);
-            let there = library_of(*start).is_some_and(|(l, b)| l == *library && b == *base);
-            there.then_some(Found::There(*start, *bytes))
-        }
+        Some(Place::Copied(bytes, _)) => Some(Place::Copied(bytes.clone(), None)),
+        Some(Place::File(path)) => Some(Place::File(path.clone())),
+        Some(Place::InLibrary { library, base, start, bytes }) => Some(Place::InLibrary {
+            library: library.clone(),
+            base: *base,
+            start: *start,
+            bytes: *bytes,
+        }),
         None => None,
     });
     match found.ok_or(Refusal::ImageGone)? {
-        Found::Bytes(bytes) => Ok(use_it(&bytes)),
-        Found::There(start, bytes) => {
+        Place::Copied(bytes, _) => Ok(use_it(&bytes)),
+        Place::File(path) => {
+            let bytes = std::fs::read(path).map_err(|_| Refusal::ImageGone)?;
+            Ok(use_it(&bytes))
+        }
+        Place::InLibrary { library, base, start, bytes } => {
+            pin(&library);
+            if library_of(start).is_none_or(|(l, b)| l != library || b != base) {
+                return Err(Refusal::ImageGone);
+            }
             // SAFETY: in a library that was pinned and then found where it was.
             let image = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
             Ok(use_it(image))

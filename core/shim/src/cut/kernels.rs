@@ -9,18 +9,20 @@
 //! Cut forms are made in one context, the first that needs one.
 
 use super::guarded::Guarded;
-use super::{gate, images, takes_vendor, vendor};
+use super::{gate, images, takes_vendor, vendor, watch};
 use crate::cu::{
-    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
-    LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
+    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN,
+    LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
-use crate::lock::Lock;
-use crate::{log, state};
+use crate::lock::{Held, Lock};
+use crate::{log, state, threads};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
 use tally_kernels::{CutForm, CutKernel, Refusal, image, names as kernel_names};
@@ -40,6 +42,8 @@ pub struct Cut {
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
+    /// Those that the program requires by function attributes; 0: none.
+    required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
@@ -119,7 +123,8 @@ pub fn attributes(arguments: &KernelArguments) -> &[LaunchAttribute] {
 
 /// The cluster dimensions of a launch, if it can be cut as it is launched.
 pub fn cluster(arguments: &KernelArguments, cut: &Cut) -> Option<[u32; 3]> {
-    let mut cluster = cut.cluster.unwrap_or([1; 3]);
+    let required = || cut.required_cluster.each_ref().map(|d| d.load(Relaxed).max(1) as u32);
+    let mut cluster = cut.cluster.unwrap_or_else(required);
     for a in attributes(arguments) {
         match a.id {
             LAUNCH_ATTRIBUTE_CLUSTER => {
@@ -206,6 +211,8 @@ struct Job {
     device: i32,
 }
 
+/// Between two attempts to find nothing under way.
+const NAP: Duration = Duration::from_millis(10);
 /// Only the gate is wanted.
 const GATE_ONLY: usize = usize::MAX;
 
@@ -239,24 +246,32 @@ fn hire(job: Job) {
     JOBS.with(|jobs| jobs.push_back(job));
     JOBS_WORD.fetch_add(1, SeqCst);
     let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
-    if !WORKING.swap(true, SeqCst) && !super::gate::spawn("tally-rewrite", work) {
+    let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);
+    if !WORKING.swap(true, SeqCst) && !spawn() {
         WORKING.store(false, SeqCst);
     }
 }
 
 fn work() {
+    driver().relax_thread();
     loop {
         let seen = JOBS_WORD.load(SeqCst);
-        let Some(job) = JOBS.with(VecDeque::pop_front) else {
+        if JOBS.with(|jobs| jobs.is_empty()) {
             let flags = rustix::thread::futex::Flags::PRIVATE;
             let _ = rustix::thread::futex::wait(&JOBS_WORD, flags, seen, None);
             continue;
-        };
+        }
         if crate::attendant::is_exiting() {
             return;
         }
-        // The context lives while the lock is held: see `forget_context`.
+        let Some(_quiet) = watch::quiet() else {
+            std::thread::sleep(NAP);
+            continue;
+        };
+        // The context and the function live while the lock is held, if the job is still
+        // there: see `forget_context` and `forget_functions`.
         let _alive = ALIVE.lock();
+        let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
         if job.index == GATE_ONLY {
             make_gate(job.context);
             continue;
@@ -408,7 +423,7 @@ fn make(job: &Job) -> Result<Cut, Refusal> {
         }
         _ => None,
     };
-    Ok(Cut {
+    let cut = Cut {
         context: job.context,
         function,
         sub_grid,
@@ -416,8 +431,11 @@ fn make(job: &Job) -> Result<Cut, Refusal> {
         control_offset: kernel.control_offset as usize,
         cluster: kernel.cluster,
         originals: [job.function, original].map(AtomicUsize::new),
-        shared_max: AtomicI32::new(attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)),
-    })
+        shared_max: AtomicI32::new(0),
+        required_cluster: Default::default(),
+    };
+    cut.copied();
+    Ok(cut)
 }
 
 fn device_arch(device: i32) -> u32 {
@@ -467,8 +485,16 @@ impl Cut {
         for to in std::iter::once(self.function).chain(self.sub_grid) {
             copy_attributes(original, to);
         }
-        let max = attribute(self.function, FUNC_MAX_DYNAMIC_SHARED);
-        self.shared_max.store(max.unwrap_or(0), Relaxed);
+        self.copied();
+    }
+
+    /// Take over what launches need to know of its attributes.
+    fn copied(&self) {
+        let of = |which| attribute(self.function, which).unwrap_or(0);
+        self.shared_max.store(of(FUNC_MAX_DYNAMIC_SHARED), Relaxed);
+        for (dimension, which) in self.required_cluster.iter().zip(FUNC_REQUIRED_CLUSTER) {
+            dimension.store(of(which), Relaxed);
+        }
     }
 }
 
@@ -511,9 +537,13 @@ fn drop_jobs(drops: impl Fn(&Job) -> bool) {
     });
 }
 
-/// A context is destroyed, and the cut forms in it.
+/// While it is held no cut form is made.
+pub fn pause() -> Held<'static> {
+    ALIVE.lock()
+}
+
+/// A context is destroyed, and the cut forms in it. Everything is paused.
 pub fn forget_context(context: usize) {
-    let _alive = ALIVE.lock();
     drop_jobs(|job| job.context == context);
     GATE_ASKED.store(false, SeqCst);
     let mut any = false;
@@ -547,5 +577,89 @@ pub fn reset() {
         kernel.state.store(0, SeqCst);
         kernel.wide_only.store(false, SeqCst);
         kernel.cut.store(std::ptr::null_mut(), SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cu::LAUNCH_ATTRIBUTE_PRIORITY;
+    use proptest::prelude::*;
+
+    fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
+        Cut {
+            context: 1,
+            function: 2,
+            sub_grid: None,
+            parameters: Vec::new(),
+            control_offset: 0,
+            cluster,
+            originals: Default::default(),
+            shared_max: AtomicI32::new(0),
+            required_cluster: required.map(AtomicI32::new),
+        }
+    }
+
+    fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Cut) -> Option<[u32; 3]> {
+        let attributes: Vec<_> = attributes
+            .iter()
+            .map(|(id, first)| {
+                let mut value = [0; 16];
+                value[..3].copy_from_slice(first);
+                LaunchAttribute::new(*id, value)
+            })
+            .collect();
+        cluster(
+            &KernelArguments {
+                function: std::ptr::null_mut(),
+                grid: [8, 1, 1],
+                block: [32, 1, 1],
+                shared_bytes: 0,
+                attributes: attributes.as_ptr(),
+                attribute_count: attributes.len() as u32,
+                params: std::ptr::null_mut(),
+                extra: std::ptr::null_mut(),
+            },
+            cut,
+        )
+    }
+
+    #[test]
+    fn clusters_are_the_launchs_or_the_kernels_and_powers_of_two() {
+        let (cluster, programmatic) = (LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC);
+        let plain = cut(None, [0; 3]);
+        assert_eq!(cluster_of(&[], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(cluster, [4, 2, 0])], &plain), Some([4, 2, 1]));
+        assert_eq!(cluster_of(&[(cluster, [3, 1, 1])], &plain), None);
+        assert_eq!(cluster_of(&[], &cut(Some([2, 1, 1]), [2, 1, 1])), Some([2, 1, 1]));
+        assert_eq!(cluster_of(&[], &cut(None, [2, 0, 4])), Some([2, 1, 4]), "by attributes");
+        assert_eq!(
+            cluster_of(&[(cluster, [1, 1, 1])], &cut(Some([6, 1, 1]), [0; 3])),
+            Some([1; 3])
+        );
+        assert_eq!(cluster_of(&[], &cut(Some([6, 1, 1]), [0; 3])), None);
+        // What a launch is repeated with, and what not.
+        assert_eq!(cluster_of(&[(LAUNCH_ATTRIBUTE_PRIORITY, [7; 3])], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(programmatic, [0; 3])], &plain), Some([1; 3]));
+        assert_eq!(cluster_of(&[(programmatic, [1, 0, 0])], &plain), None);
+        for unknown in [2, 7, 12, 13, 99] {
+            assert_eq!(cluster_of(&[(unknown, [0; 3])], &plain), None, "{unknown}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_counted_or_too_many(grid in prop::array::uniform3(any::<u32>())) {
+            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
+            let want = (2..1 << 31).contains(&all).then_some(all as u32);
+            prop_assert_eq!(blocks(grid), want);
+        }
+
+        #[test]
+        fn small_grids_are_counted(grid in prop::array::uniform3(0_u32..2_000)) {
+            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
+            let want = (2..1 << 31).contains(&all).then_some(all as u32);
+            prop_assert_eq!(blocks(grid), want);
+        }
     }
 }

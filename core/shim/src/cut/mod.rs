@@ -109,14 +109,26 @@ pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u3
     }
 }
 
-/// A context is destroyed: what was made in it is gone. The caller holds the capture
-/// guard.
-pub fn forget_context(context: usize) {
-    if is_enabled() {
+/// `real` may destroy a context, and says whether it did: what was made in it is gone.
+/// Nothing of ours uses it meanwhile. The caller holds the capture guard.
+pub fn while_destroyed(context: usize, real: impl FnOnce() -> bool) {
+    if !is_enabled() {
+        real();
+        return;
+    }
+    // All at once, in the order of the worker, which makes the gate as well: between two
+    // of them it would make another in the context that goes.
+    let _paused = (kernels::pause(), gate::pause(), width::pause());
+    if real() {
         gate::forget_context(context);
         kernels::forget_context(context);
         width::forget_context(context);
     }
+}
+
+/// A context is about to be destroyed.
+pub fn forget_context(context: usize) {
+    while_destroyed(context, || true);
 }
 
 /// The program is exiting: nobody gives way any more.

@@ -95,5 +95,27 @@ mod tests {
         assert!(!is_vendor("triton_poi_fused_add_0", None));
         assert!(!is_vendor("_ZN7cutlass6KernelI", None));
         assert!(!is_vendor("matmul", None));
+        // A library counts by the start of its file name, wherever its kernels come from.
+        for theirs in ["libcudnn_ops.so.9", "libcusparse.so.12", "libnccl.so.2", "libcuda.so.1"] {
+            assert!(is_vendor("matmul", Some(theirs)), "{theirs}");
+        }
+        for others in ["libcudart.so.13", "libmy_cublas.so", "python3.12", ""] {
+            assert!(!is_vendor("matmul", Some(others)), "{others}");
+        }
+        assert!(is_vendor("cublas_anything", Some("libmine.so")), "a name is enough");
+        assert!(!is_vendor("", None));
+    }
+
+    #[test]
+    fn every_entry_of_the_lists_counts() {
+        for library in LIBRARIES {
+            assert!(is_vendor("matmul", Some(&format!("{library}.so.1"))), "{library}");
+        }
+        for name in NAMES {
+            assert!(is_vendor(&format!("{name}x"), None), "{name}");
+        }
+        for part in PARTS {
+            assert!(is_vendor(&format!("_ZN1a{part}1b"), None), "{part}");
+        }
     }
 }

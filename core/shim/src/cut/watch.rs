@@ -15,13 +15,15 @@
 use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
-use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, Ptr, SUCCESS, driver};
+use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
 use crate::{log, state};
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
+use tally_ipc::wait::now_ns;
 use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
@@ -87,10 +89,62 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Launches being issued, which are not in the table yet.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
+/// See [`quiet`].
+static QUIET: AtomicBool = AtomicBool::new(false);
+/// How long [`quiet`] waits for what is under way.
+const QUIET_WAIT: Duration = Duration::from_millis(100);
 
 /// Whether any cut launch is under way.
 pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
+}
+
+/// While it lives, no kernel is launched cut.
+#[derive(Debug)]
+pub struct Quiet(());
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        QUIET.store(false, SeqCst);
+    }
+}
+
+/// Have nothing under way that could need a rescue: the driver is to load a module. It
+/// waits for running kernels then, and launches wait for it. `None` if it takes too long.
+/// By the worker only.
+pub fn quiet() -> Option<Quiet> {
+    QUIET.store(true, SeqCst);
+    let quiet = Quiet(());
+    let start = now_ns();
+    while MAKING.load(SeqCst) != 0 || is_open() {
+        if u128::from(now_ns().saturating_sub(start)) > QUIET_WAIT.as_nanos() {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Some(quiet)
+}
+
+/// While it lives, a launch is being made.
+#[derive(Debug)]
+pub struct Making(());
+
+impl Making {
+    /// From now on. `None`: see [`quiet`].
+    pub fn begin() -> Option<Self> {
+        MAKING.fetch_add(1, SeqCst);
+        let making = Making(());
+        // One of the two sees the other.
+        (!QUIET.load(SeqCst)).then_some(making)
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, SeqCst);
+    }
 }
 
 /// Events for a launch of so many parts; `None` if too many are under way.
@@ -166,8 +220,8 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
 }
 
 fn is_done(event: usize) -> bool {
-    // SAFETY: an event of ours, recorded.
-    driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } == SUCCESS)
+    // SAFETY: an event of ours, recorded. In a context in error nothing runs any more.
+    driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } != NOT_READY)
 }
 
 fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option<u64>) {
@@ -252,5 +306,7 @@ pub fn forget() {
 /// Only in a forked child.
 pub fn reset() {
     TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
+    MAKING.store(0, SeqCst);
+    QUIET.store(false, SeqCst);
     COUNT.store(0, SeqCst);
 }

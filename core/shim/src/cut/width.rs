@@ -14,7 +14,7 @@ use crate::cu::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::launch::KernelArguments;
-use crate::lock::Lock;
+use crate::lock::{Held, Lock};
 use crate::log;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -185,9 +185,13 @@ pub fn launch(
     }
 }
 
-/// A context is destroyed.
+/// While it is held no width is made.
+pub fn pause() -> Held<'static> {
+    ALIVE.lock()
+}
+
+/// A context is destroyed. Everything is paused.
 pub fn forget_context(gone: usize) {
-    let _alive = ALIVE.lock();
     if MAKE_IN.load(SeqCst) == gone {
         MAKE_IN.store(0, SeqCst);
         CONTEXT.store(0, Release);

@@ -201,9 +201,9 @@ fn parameters_come_through_either_way() {
             buffer[16..20].copy_from_slice(&9_u32.to_le_bytes());
             let mut size = buffer.len();
             let mut extra = [
-                1_usize as *mut _,
+                std::ptr::without_provenance_mut(1),
                 buffer.as_mut_ptr().cast(),
-                2_usize as *mut _,
+                std::ptr::without_provenance_mut(2),
                 (&raw mut size).cast(),
                 null_mut(),
             ];

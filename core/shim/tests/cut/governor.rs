@@ -9,12 +9,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tally_ipc::ClientRegion;
 use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{Counters, cut_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
 use tally_ipc::wire::Welcome;
-use tally_ipc::{ClientRegion, CoreRegion};
 use tally_kernels::Refusal;
 
 /// The SMs of the software device.
@@ -91,19 +91,8 @@ impl Governor {
         Governor { shared, server: Some(server), child, stdin, stdout, _files: files }
     }
 
-    /// Take on a client that comes second: the fork of a program, or the same one again.
-    pub fn accept(&mut self, core: &Core, welcome: &Welcome) {
-        self.stop();
-        let (shared, server) = serve(core.accept(welcome, |_, _| {}));
-        (self.shared, self.server) = (shared, Some(server));
-    }
-
     pub fn region(&self) -> &ClientRegion {
         &self.shared.client.region
-    }
-
-    pub fn core(&self) -> &CoreRegion {
-        &self.shared.client.core
     }
 
     pub fn counters(&self) -> &Counters {
@@ -221,7 +210,9 @@ impl Governor {
 
     /// The program ends by itself, with success.
     pub fn ends_well(mut self) {
-        self.ends(0);
+        if self.server.is_some() {
+            self.ends(0);
+        }
     }
 
     pub fn ends(&mut self, code: i32) {

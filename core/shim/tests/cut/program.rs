@@ -34,17 +34,12 @@ functions! {
     cuCtxSynchronize: fn();
     cuDevicePrimaryCtxRetain: fn(*mut Ptr, i32);
     cuDevicePrimaryCtxRelease_v2: fn(i32);
-    cuDevicePrimaryCtxReset_v2: fn(i32);
     cuModuleLoadData: fn(*mut Ptr, *const u8);
     cuModuleUnload: fn(Ptr);
     cuModuleGetFunction: fn(*mut Ptr, Ptr, *const i8);
-    cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
-    cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
-    cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);
-    cuMemsetD32Async: fn(u64, u32, usize, Ptr);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
@@ -53,7 +48,6 @@ functions! {
     cuStreamQuery: fn(Ptr);
     cuStreamDestroy_v2: fn(Ptr);
     cuStreamWaitEvent: fn(Ptr, Ptr, u32);
-    cuStreamWaitValue32_v2: fn(Ptr, u64, u32, u32);
     cuStreamBeginCapture_v2: fn(Ptr, i32);
     cuStreamEndCapture: fn(Ptr, *mut Ptr);
     cuGraphInstantiateWithFlags: fn(*mut Ptr, Ptr, u64);
@@ -270,6 +264,11 @@ impl Device {
     pub fn new_context(&mut self) {
         // SAFETY: a valid out-pointer.
         ok(unsafe { (self.cuda.cuCtxCreate_v2)(&mut self.context, 0, 0) });
+        self.module = self.load(PTX);
+    }
+
+    /// The kernels once more.
+    pub fn reload(&mut self) {
         self.module = self.load(PTX);
     }
 

@@ -1,1 +1,205 @@
-//! Later.
+//! What is not offered to be cut, and why.
+
+use crate::program::{Attribute, Config, Device, THREADS, ok};
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use tally_ipc::layout::cut_state;
+use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
+use tally_ipc::ring::Answer;
+use tally_kernels::Refusal;
+
+/// A kernel with a variable of its module: two copies of the module would have two.
+const GLOBALS: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.global .u32 number;
+.visible .entry with_global() {
+    .reg .b32 %r1;
+    mov.u32 %r1, %ctaid.x;
+    st.global.u32 [number], %r1;
+    ret;
+}
+";
+
+/// Names that say what the kernels do.
+const NAMED: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry my_DeviceScan_kernel() { ret; }
+.visible .entry ncclDevKernel_mine() { ret; }
+.visible .entry cublas_mine() { ret; }
+";
+
+#[test]
+fn kernels_are_refused_for_the_right_reasons() {
+    both(
+        kernels_are_refused_for_the_right_reasons,
+        &welcome(),
+        |device| {
+            let globals = device.load(GLOBALS);
+            let named = device.load(NAMED);
+            for (module, name) in [
+                (globals, "with_global"),
+                (named, "my_DeviceScan_kernel"),
+                (named, "ncclDevKernel_mine"),
+                (named, "cublas_mine"),
+            ] {
+                let f = device.function_of(module, name);
+                while crate::program::ask(name) == "again" {
+                    ok(device.launch(f, [4, 1, 1], 1, null_mut(), &[]));
+                    device.sync(null_mut());
+                }
+            }
+        },
+        |core| {
+            core.policy(|_, _| Answer::Preemptible(0));
+            let why = [
+                ("with_global", Refusal::WritableGlobals),
+                ("my_DeviceScan_kernel", Refusal::BlocksWaitByName),
+                ("ncclDevKernel_mine", Refusal::Communication),
+                ("cublas_mine", Refusal::VendorLibrary),
+            ];
+            for (name, why) in why {
+                let mut launches = 0;
+                loop {
+                    core.expect(name);
+                    if core.is_refused(name, why) {
+                        break;
+                    }
+                    assert!(launches < 10_000, "{name}: {:?}", core.state(name));
+                    launches += 1;
+                    core.say("again");
+                }
+                core.say("enough");
+            }
+            core.ends(0);
+            assert_eq!(core.counters().refused_kernels.load(SeqCst), 4);
+            assert_eq!(core.counters().cut_kernels.load(SeqCst), 0);
+        },
+    );
+}
+
+const COOPERATIVE_ATTRIBUTE: u32 = 2;
+const CLUSTER: u32 = 4;
+const PROGRAMMATIC: u32 = 6;
+const PRIORITY: u32 = 8;
+
+fn launch_with(device: &Device, id: u32, value: [u32; 3], grid: u32) -> i32 {
+    let cells = device.cells(grid);
+    let mut all = [0; 16];
+    all[..3].copy_from_slice(&value);
+    let attribute = Attribute { id, pad: 0, value: all };
+    let config = Config {
+        grid: [grid, 1, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        stream: null_mut(),
+        attributes: &attribute,
+        count: 1,
+    };
+    let (k, work) = (1_u32, 0_u32);
+    let mut params = [
+        (&raw const cells.data).cast_mut().cast(),
+        (&raw const cells.counts).cast_mut().cast(),
+        (&raw const k).cast_mut().cast(),
+        (&raw const work).cast_mut().cast(),
+    ];
+    let launch = device.cuda.cuLaunchKernelEx;
+    // SAFETY: a function and arguments of ours.
+    let result =
+        unsafe { launch(&config, device.function("step"), params.as_mut_ptr(), null_mut()) };
+    if result == 0 {
+        device.check_steps(&cells, &[1]);
+    }
+    result
+}
+
+#[test]
+fn launches_that_cannot_be_repeated_are_not_offered() {
+    both(
+        launches_that_cannot_be_repeated_are_not_offered,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            assert_eq!(crate::program::ask("go"), "on");
+            // One block; too many blocks for anything but offsets; then attributes.
+            assert_eq!(launch_with(device, PRIORITY, [0; 3], 1), 0);
+            assert_eq!(launch_with(device, PROGRAMMATIC, [1, 0, 0], 4), 0);
+            assert_eq!(launch_with(device, PROGRAMMATIC, [0, 0, 0], 4), 0);
+            assert_eq!(launch_with(device, PRIORITY, [0; 3], 4), 0);
+            assert_eq!(launch_with(device, CLUSTER, [1, 1, 1], 4), 0);
+            // Not a power of two; the software device has no clusters at all.
+            assert_ne!(launch_with(device, CLUSTER, [3, 1, 1], 6), 0);
+            assert_eq!(launch_with(device, COOPERATIVE_ATTRIBUTE, [1, 0, 0], 4), 0);
+            let cells = device.cells(4);
+            let (k, work) = (1_u32, 0_u32);
+            let mut params = [
+                (&raw const cells.data).cast_mut().cast(),
+                (&raw const cells.counts).cast_mut().cast(),
+                (&raw const k).cast_mut().cast(),
+                (&raw const work).cast_mut().cast(),
+            ];
+            let launch = device.cuda.cuLaunchCooperativeKernel;
+            // SAFETY: a function and parameters of ours.
+            ok(unsafe {
+                let (f, params) = (device.function("step"), params.as_mut_ptr());
+                launch(f, 4, 1, 1, THREADS, 1, 1, 0, null_mut(), params)
+            });
+            device.check_steps(&cells, &[1]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            let before = core.requests("step").len();
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let flags: Vec<_> = core.requests("step")[before..]
+                .iter()
+                .map(|(r, _)| r.flags & (CAN_SLICE | CAN_PREEMPT | CAN_PREPARE | COOPERATIVE))
+                .collect();
+            let all = CAN_SLICE | CAN_PREEMPT;
+            assert_eq!(flags, [0, 0, all, all, all, 0, COOPERATIVE, COOPERATIVE]);
+            assert_eq!(core.state("step").0, cut_state::READY);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 3);
+            assert_eq!(core.counters().degraded.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn an_unloaded_module_is_not_asked_about_again() {
+    both(
+        an_unloaded_module_is_not_asked_about_again,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            assert_eq!(crate::program::ask("go"), "on");
+            let cells = device.cells(8);
+            // Loaded again: the same kernel, whose cut form is a module of its own.
+            for k in 0..20 {
+                // SAFETY: a module of ours, not used again.
+                ok(unsafe { (device.cuda.cuModuleUnload)(device.module) });
+                let again = device.cuda;
+                device.module = null_mut();
+                device.reload();
+                // SAFETY: a function of ours.
+                ok(unsafe { (again.cuFuncSetAttribute)(device.function("step"), 8, 50 << 10) });
+                device.step(&cells, [8, 1, 1], null_mut(), k, 0);
+            }
+            device.check_steps(&cells, &(0..20).collect::<Vec<_>>());
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.preemptible.load(SeqCst), c.cut_kernels.load(SeqCst)), (20, 1));
+        },
+    );
+}

@@ -95,12 +95,9 @@ fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
 
 #[test]
 fn a_preemptible_launch_that_is_stuck_is_helped_once() {
-    both(
-        a_preemptible_launch_that_is_stuck_is_helped_once,
-        &impatient(),
-        |device| stuck(device),
-        |core| helped_once(core, Answer::Preemptible(4_000), false),
-    );
+    both(a_preemptible_launch_that_is_stuck_is_helped_once, &impatient(), stuck, |core| {
+        helped_once(core, Answer::Preemptible(4_000), false)
+    });
 }
 
 #[test]
@@ -109,7 +106,7 @@ fn it_is_helped_although_nobody_asks_any_more() {
         it_is_helped_although_nobody_asks_any_more,
         // Longer than it is asked for.
         &Welcome { cutting: Cutting { rescue_ms: 150, ..welcome().cutting }, ..welcome() },
-        |device| stuck(device),
+        stuck,
         |core| helped_once(core, Answer::Preemptible(0), true),
     );
 }
@@ -119,7 +116,7 @@ fn slices_that_wait_for_later_ones_are_helped_although_nobody_asks() {
     both(
         slices_that_wait_for_later_ones_are_helped_although_nobody_asks,
         &impatient(),
-        |device| stuck(device),
+        stuck,
         |core| helped_once(core, Answer::Slice(8), true),
     );
 }
@@ -165,25 +162,20 @@ fn a_long_last_slice_is_left_to_end() {
 
 #[test]
 fn without_being_asked_nothing_is_stuck() {
-    both(
-        without_being_asked_nothing_is_stuck,
-        &welcome(),
-        |device| stuck(device),
-        |core| {
-            core.warm_up("later");
-            core.policy(|_, name| match name {
-                "later" => Answer::Preemptible(0),
-                _ => Answer::Whole,
-            });
-            core.expect("launch");
-            core.say("go");
-            core.expect("running");
-            core.say("go on");
-            core.expect("right");
-            core.ends(0);
-            let c = core.counters();
-            assert_eq!((c.preemptible.load(SeqCst), c.rescued.load(SeqCst)), (2, 0));
-            assert_eq!(core.state("later").0, cut_state::READY);
-        },
-    );
+    both(without_being_asked_nothing_is_stuck, &welcome(), stuck, |core| {
+        core.warm_up("later");
+        core.policy(|_, name| match name {
+            "later" => Answer::Preemptible(0),
+            _ => Answer::Whole,
+        });
+        core.expect("launch");
+        core.say("go");
+        core.expect("running");
+        core.say("go on");
+        core.expect("right");
+        core.ends(0);
+        let c = core.counters();
+        assert_eq!((c.preemptible.load(SeqCst), c.rescued.load(SeqCst)), (2, 0));
+        assert_eq!(core.state("later").0, cut_state::READY);
+    });
 }

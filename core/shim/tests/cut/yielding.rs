@@ -1,7 +1,7 @@
 //! Giving way: at any moment, often, for long; and what does not count as being stuck.
 
 use crate::governor::Governor;
-use crate::program::{Device, ask, hear, say};
+use crate::program::{Device, ask, hear, ok, say};
 use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -177,6 +177,46 @@ fn launches_at_the_gate_that_are_asked_again_are_not_stuck() {
 }
 
 #[test]
+fn no_module_is_loaded_while_a_launch_may_need_help() {
+    // The driver would wait for the launch, and a rescue for the driver.
+    both(
+        no_module_is_loaded_while_a_launch_may_need_help,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (cells, sum) = (device.cells(16), device.memory(2));
+            let (a, b) = (device.stream(1), device.stream(1));
+            assert_eq!(ask("go"), "on");
+            device.step(&cells, [16, 1, 1], a, 1, 0);
+            let sums = || {
+                let f = device.function("sum");
+                ok(device.launch(f, [2, 1, 1], 1, b, &[sum, cells.counts, 1]));
+                device.sync(b);
+            };
+            (0..2).for_each(|_| sums());
+            say("asked");
+            device.sync(a);
+            device.warm_up_with(sums);
+            device.check_steps(&cells, &[1]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            core.policy(|_, _| Answer::Preemptible(0));
+            core.closed();
+            core.say("on");
+            core.expect("asked");
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(core.state("sum").0, cut_state::PREPARING);
+            core.ask_to_yield(false);
+            core.warm_up("sum");
+            core.ends(0);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 1);
+        },
+    );
+}
+
+#[test]
 fn many_threads_and_streams_give_way_at_once() {
     both(
         many_threads_and_streams_give_way_at_once,
@@ -201,7 +241,7 @@ fn many_threads_and_streams_give_way_at_once() {
                         device.sync(2 as *mut _);
                         cells.iter().for_each(|cells| device.check_steps(cells, &ks));
                         // SAFETY: a stream of ours: its slot becomes another's.
-                        unsafe { crate::program::ok((device.cuda.cuStreamDestroy_v2)(own)) };
+                        unsafe { ok((device.cuda.cuStreamDestroy_v2)(own)) };
                     });
                 }
             });
