@@ -73,6 +73,11 @@ pub fn allow(allowed: bool) {
     ALLOWED.store(allowed, Release);
 }
 
+/// Whether it is.
+pub fn is_allowed() -> bool {
+    ALLOWED.load(Acquire)
+}
+
 fn publish(index: usize, state: u8, detail: u8) {
     let word = cut_state::pack(state, detail);
     KERNELS[index].state.store(word, Release);
@@ -581,85 +586,4 @@ pub fn reset() {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cu::LAUNCH_ATTRIBUTE_PRIORITY;
-    use proptest::prelude::*;
-
-    fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
-        Cut {
-            context: 1,
-            function: 2,
-            sub_grid: None,
-            parameters: Vec::new(),
-            control_offset: 0,
-            cluster,
-            originals: Default::default(),
-            shared_max: AtomicI32::new(0),
-            required_cluster: required.map(AtomicI32::new),
-        }
-    }
-
-    fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Cut) -> Option<[u32; 3]> {
-        let attributes: Vec<_> = attributes
-            .iter()
-            .map(|(id, first)| {
-                let mut value = [0; 16];
-                value[..3].copy_from_slice(first);
-                LaunchAttribute::new(*id, value)
-            })
-            .collect();
-        cluster(
-            &KernelArguments {
-                function: std::ptr::null_mut(),
-                grid: [8, 1, 1],
-                block: [32, 1, 1],
-                shared_bytes: 0,
-                attributes: attributes.as_ptr(),
-                attribute_count: attributes.len() as u32,
-                params: std::ptr::null_mut(),
-                extra: std::ptr::null_mut(),
-            },
-            cut,
-        )
-    }
-
-    #[test]
-    fn clusters_are_the_launchs_or_the_kernels_and_powers_of_two() {
-        let (cluster, programmatic) = (LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC);
-        let plain = cut(None, [0; 3]);
-        assert_eq!(cluster_of(&[], &plain), Some([1; 3]));
-        assert_eq!(cluster_of(&[(cluster, [4, 2, 0])], &plain), Some([4, 2, 1]));
-        assert_eq!(cluster_of(&[(cluster, [3, 1, 1])], &plain), None);
-        assert_eq!(cluster_of(&[], &cut(Some([2, 1, 1]), [2, 1, 1])), Some([2, 1, 1]));
-        assert_eq!(cluster_of(&[], &cut(None, [2, 0, 4])), Some([2, 1, 4]), "by attributes");
-        assert_eq!(
-            cluster_of(&[(cluster, [1, 1, 1])], &cut(Some([6, 1, 1]), [0; 3])),
-            Some([1; 3])
-        );
-        assert_eq!(cluster_of(&[], &cut(Some([6, 1, 1]), [0; 3])), None);
-        // What a launch is repeated with, and what not.
-        assert_eq!(cluster_of(&[(LAUNCH_ATTRIBUTE_PRIORITY, [7; 3])], &plain), Some([1; 3]));
-        assert_eq!(cluster_of(&[(programmatic, [0; 3])], &plain), Some([1; 3]));
-        assert_eq!(cluster_of(&[(programmatic, [1, 0, 0])], &plain), None);
-        for unknown in [2, 7, 12, 13, 99] {
-            assert_eq!(cluster_of(&[(unknown, [0; 3])], &plain), None, "{unknown}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn blocks_are_counted_or_too_many(grid in prop::array::uniform3(any::<u32>())) {
-            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
-            let want = (2..1 << 31).contains(&all).then_some(all as u32);
-            prop_assert_eq!(blocks(grid), want);
-        }
-
-        #[test]
-        fn small_grids_are_counted(grid in prop::array::uniform3(0_u32..2_000)) {
-            let all: u128 = grid.iter().map(|n| u128::from(*n)).product();
-            let want = (2..1 << 31).contains(&all).then_some(all as u32);
-            prop_assert_eq!(blocks(grid), want);
-        }
-    }
-}
+mod tests;

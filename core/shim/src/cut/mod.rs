@@ -99,7 +99,9 @@ pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u3
             cut | narrow
         }
         Target::Graph(exec) => match graphs::state(*exec) {
-            CutState::Cuttable { kernel_nodes: 2.. } if gate::may_serve(context) => {
+            CutState::Cuttable { kernel_nodes: 2.. }
+                if kernels::is_allowed() && gate::may_serve(context) =>
+            {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
             }

@@ -1,0 +1,82 @@
+//! A kernel in the status: its times, its forms, whether it can be cut.
+
+use serde::Serialize;
+use tally_engine::policy::Form;
+use tally_engine::profile::CutState;
+
+/// A kernel's measured times.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelStatus {
+    /// Symbol name; `graph:<nodes>` for a graph.
+    pub name: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads.
+    pub block: [u32; 3],
+    /// Launches measured (not all are).
+    pub measured: u64,
+    /// Mean GPU time, us.
+    pub mean_us: f64,
+    /// 99th percentile of the recent ones, us.
+    pub p99_us: f64,
+    /// Whether it can be cut: `unknown`, `preparable`, `preparing`, `ready`, or
+    /// `whole only: ` and why.
+    pub cut: String,
+    /// Measured in forms other than whole.
+    pub forms: Vec<FormStatus>,
+}
+
+/// A kernel in one form.
+#[derive(Clone, Debug, Serialize)]
+pub struct FormStatus {
+    /// `sliced`, `preemptible` or `partitioned`.
+    pub form: &'static str,
+    /// Blocks of a slice, or SMs.
+    pub argument: u32,
+    /// Launches measured.
+    pub measured: u64,
+    /// Mean GPU time, us.
+    pub mean_us: f64,
+    /// From being asked to give way until it had, median, us; 0: never.
+    pub turnaround_us: f64,
+}
+
+fn cut_text(cut: CutState) -> String {
+    match cut {
+        CutState::Unknown => "unknown".into(),
+        CutState::Preparable => "preparable".into(),
+        CutState::Preparing => "preparing".into(),
+        CutState::Ready { .. } => "ready".into(),
+        CutState::WholeOnly(why) => format!("whole only: {why}"),
+    }
+}
+
+impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
+    fn from(k: crate::dispatch::snapshot::KernelNumbers) -> Self {
+        KernelStatus {
+            name: k.name,
+            grid: k.grid,
+            block: k.block,
+            measured: k.count,
+            mean_us: k.mean_ns as f64 / 1e3,
+            p99_us: k.p99_ns as f64 / 1e3,
+            cut: cut_text(k.cut),
+            forms: k
+                .forms
+                .iter()
+                .map(|(form, argument, stats)| FormStatus {
+                    form: match form {
+                        Form::Whole => "whole",
+                        Form::Sliced => "sliced",
+                        Form::Preemptible => "preemptible",
+                        Form::Partitioned => "partitioned",
+                    },
+                    argument: *argument,
+                    measured: stats.count,
+                    mean_us: stats.mean_ns as f64 / 1e3,
+                    turnaround_us: stats.turnaround_ns() as f64 / 1e3,
+                })
+                .collect(),
+        }
+    }
+}
