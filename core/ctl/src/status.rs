@@ -212,6 +212,15 @@ pub fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::R
     Ok(())
 }
 
+/// Launches made in any form but whole; `?` of a core that does not say.
+fn cut_launches(client: &Value) -> String {
+    if client.get("cut").is_none() {
+        return "?".into();
+    }
+    let forms = ["/cut/sliced", "/cut/preemptible", "/cut/partitioned", "/cut/graph_chained"];
+    format!("{:.0}", forms.iter().map(|at| number(client, at)).sum::<f64>())
+}
+
 fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     let all = list(s, "/clients");
@@ -228,6 +237,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             count(c, "/launches"),
             count(c, "/decisions/run"),
             count(c, "/decisions/leased"),
+            cut_launches(c),
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),
@@ -243,6 +253,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("LAUNCHES", Right),
         ("RUN", Right),
         ("LEASED", Right),
+        ("CUT", Right),
         ("HELD", Right),
         ("WAITING", Right),
         ("WAITED ms", Right),
@@ -322,6 +333,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             format!("{:.1}", number(k, "/p99_us")),
             three(&k["grid"]),
             three(&k["block"]),
+            text(k, "/cut").split(':').next().unwrap_or("?").to_owned(),
             short(text(k, "/name")),
         ]
     };
@@ -331,6 +343,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("P99 us", Right),
         ("GRID", Left),
         ("BLOCK", Left),
+        ("CUT", Left),
         ("KERNEL", Left),
     ];
     writeln!(out)?;
