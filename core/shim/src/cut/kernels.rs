@@ -247,7 +247,7 @@ fn work() {
         if crate::attendant::is_exiting() {
             return;
         }
-        let Some(_quiet) = watch::quiet() else {
+        let Some(quiet) = watch::quiet() else {
             std::thread::sleep(NAP);
             continue;
         };
@@ -264,7 +264,10 @@ fn work() {
             publish(job.index, cut_state::PREPARABLE, 0);
             continue;
         }
-        match making::make(&job) {
+        let made = making::make(&job);
+        // Before it is said that it can be cut: a launch that hears of it is.
+        drop(quiet);
+        match made {
             Ok(cut) => prepared(job.index, cut),
             Err(why) => {
                 log!("kernel {} is run whole: {why}", job.index);

@@ -157,6 +157,7 @@ fn a_long_last_slice_is_left_to_end() {
             words[1].store(1, SeqCst);
             device.warm_up_with(|| launch(&device.cells(BLOCKS), null_mut()));
             words[1].store(0, SeqCst);
+            assert_eq!(ask("go"), "on");
             let (cells, sum, stream) = (device.cells(BLOCKS), device.memory(1), device.stream(1));
             launch(&cells, stream);
             device.sum(sum, cells.data, BLOCKS, stream);
@@ -168,10 +169,12 @@ fn a_long_last_slice_is_left_to_end() {
         },
         |core| {
             core.warm_up("later");
+            core.expect("go");
             core.policy(|_, name| match name {
                 "later" => Answer::Slice(BLOCKS),
                 _ => Answer::Whole,
             });
+            core.say("on");
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.sliced.load(SeqCst), c.rescued.load(SeqCst)), (1, 0));
