@@ -1,31 +1,27 @@
-//! Which kernels can be cut, and making their cut forms.
+//! Which kernels can be cut, and what is known of their cut forms.
 //!
 //! A kernel is looked at when it is launched first: what speaks against cutting it is
 //! found from its name and image. Its cut form is made when a policy asks for it, by a
-//! thread of its own: the image is rewritten, loaded as a second module, and the cut
-//! kernel's attributes compared with the original's. Until then, and if any of it
-//! fails, launches run whole.
+//! thread of its own ([`making`]). Until then, and if that fails, launches run whole.
 //!
 //! Cut forms are made in one context, the first that needs one.
 
 use super::guarded::Guarded;
-use super::{gate, images, takes_vendor, vendor, watch};
+use super::{gate, images, making, takes_vendor, vendor, watch};
 use crate::cu::{
-    FUNC_COMPARED, FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
-    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN,
-    LaunchAttribute, Ptr, SUCCESS, driver,
+    FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
+    LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
 use crate::lock::{Held, Lock};
 use crate::{log, state, threads};
-use std::collections::{BTreeMap, VecDeque};
-use std::ffi::CString;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
-use tally_kernels::{CutForm, CutKernel, Refusal, image, names as kernel_names};
+use tally_kernels::{Refusal, names as kernel_names};
 
 /// A kernel in its cut form.
 #[derive(Debug)]
@@ -43,11 +39,11 @@ pub struct Cut {
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
     /// Those that the program requires by function attributes; 0: none.
-    required_cluster: [AtomicI32; 3],
+    pub(super) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
-    originals: [AtomicUsize; 2],
+    pub(super) originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
-    shared_max: AtomicI32,
+    pub(super) shared_max: AtomicI32,
 }
 
 struct Kernel {
@@ -208,12 +204,14 @@ fn verdict(image: u64, function: Ptr) -> Result<(), Refusal> {
     Ok(())
 }
 
-struct Job {
+/// A cut form, or only the gate, to be made.
+#[derive(Debug)]
+pub(super) struct Job {
     /// Its kernel, or [`GATE_ONLY`].
-    index: usize,
-    function: usize,
-    context: usize,
-    device: i32,
+    pub(super) index: usize,
+    pub(super) function: usize,
+    pub(super) context: usize,
+    pub(super) device: i32,
 }
 
 /// Between two attempts to find nothing under way.
@@ -269,7 +267,7 @@ fn work() {
         if crate::attendant::is_exiting() {
             return;
         }
-        let Some(_quiet) = watch::quiet() else {
+        let Some(quiet) = watch::quiet() else {
             std::thread::sleep(NAP);
             continue;
         };
@@ -278,7 +276,7 @@ fn work() {
         let _alive = ALIVE.lock();
         let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
         if job.index == GATE_ONLY {
-            make_gate(job.context);
+            making::gate(job.context);
             continue;
         }
         if !gate::may_serve(job.context) {
@@ -286,7 +284,10 @@ fn work() {
             publish(job.index, cut_state::PREPARABLE, 0);
             continue;
         }
-        match make(&job) {
+        let made = making::make(&job);
+        // Before it is said that it can be cut: a launch that hears of it is.
+        drop(quiet);
+        match made {
             Ok(cut) => prepared(job.index, cut),
             Err(why) => {
                 log!("kernel {} is run whole: {why}", job.index);
@@ -309,62 +310,7 @@ fn prepared(index: usize, cut: Cut) {
     }
 }
 
-/// A rewritten image in the driver, or why there is none.
-type Loaded = Result<(usize, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
-
-/// By image and form.
-static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::new());
-
-fn load(hash: u64, arch: u32, form: CutForm) -> Loaded {
-    let rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
-    if rewritten.kernels.is_empty() {
-        return Ok((0, Vec::new(), rewritten.refused));
-    }
-    let mut bytes = rewritten.image;
-    bytes.push(0);
-    let mut module: Ptr = std::ptr::null_mut();
-    let d = driver();
-    let Some(module_load) = d.module_load else { return Err(Refusal::DriverRefused) };
-    // SAFETY: an image with a NUL behind it; the context is current.
-    let result = d.relaxed(|| unsafe { module_load(&mut module, bytes.as_ptr()) });
-    if result != SUCCESS {
-        log!("the driver refuses a cut image: CUDA error {result}");
-        return Err(Refusal::DriverRefused);
-    }
-    Ok((module as usize, rewritten.kernels, rewritten.refused))
-}
-
-fn function_of(
-    image: u64,
-    arch: u32,
-    form: CutForm,
-    name: &str,
-) -> Result<(usize, CutKernel), Refusal> {
-    let key = (image, form == CutForm::SubGrid);
-    let known = MODULES.with(|modules| modules.get(&key).cloned());
-    let loaded = known.unwrap_or_else(|| {
-        // Outside the lock: this calls the driver. Only the worker comes here.
-        let loaded = load(image, arch, form);
-        MODULES.with(|modules| modules.insert(key, loaded.clone()));
-        loaded
-    });
-    let (module, kernels, refused) = loaded?;
-    let Some(kernel) = kernels.into_iter().find(|k| k.name == name) else {
-        let why = refused.iter().find(|(n, _)| n == name).map(|(_, why)| *why);
-        return Err(why.unwrap_or(Refusal::NoSuchKernel));
-    };
-    let (Some(get), Ok(c_name)) = (driver().module_function, CString::new(name)) else {
-        return Err(Refusal::DriverRefused);
-    };
-    let mut function: Ptr = std::ptr::null_mut();
-    // SAFETY: a module of ours; a NUL-terminated name.
-    match unsafe { get(&mut function, module as Ptr, c_name.as_ptr()) } {
-        SUCCESS => Ok((function as usize, kernel)),
-        _ => Err(Refusal::DriverRefused),
-    }
-}
-
-fn attribute(function: usize, which: i32) -> Option<i32> {
+pub(super) fn attribute(function: usize, which: i32) -> Option<i32> {
     let mut value = 0;
     let get = driver().func_attribute?;
     // SAFETY: a live function; a valid out-pointer.
@@ -372,7 +318,7 @@ fn attribute(function: usize, which: i32) -> Option<i32> {
 }
 
 /// Give a cut form what the program set for the original.
-fn copy_attributes(original: usize, to: usize) {
+pub(super) fn copy_attributes(original: usize, to: usize) {
     let Some(set) = driver().func_set_attribute else { return };
     for which in FUNC_SETTABLE {
         if let Some(value) = attribute(original, which).filter(|v| *v > 0)
@@ -386,93 +332,13 @@ fn copy_attributes(original: usize, to: usize) {
 }
 
 /// The function behind a handle that may be a context-free kernel's.
-fn plain_function(handle: usize) -> usize {
+pub(super) fn plain_function(handle: usize) -> usize {
     let mut function: Ptr = std::ptr::null_mut();
     match driver().kernel_function {
         // SAFETY: a handle that was just launched; refused if it is a function already.
         Some(f) if unsafe { f(&mut function, handle as Ptr) } == SUCCESS => function as usize,
         _ => handle,
     }
-}
-
-fn make_gate(context: usize) -> bool {
-    // SAFETY: the context lives (see `ALIVE`).
-    driver().ctx_set.is_some_and(|f| unsafe { f(context as Ptr) } == SUCCESS)
-        && state::client().is_some_and(|client| gate::set_up(client, context))
-}
-
-fn make(job: &Job) -> Result<Cut, Refusal> {
-    let d = driver();
-    let client = state::client().ok_or(Refusal::ImageGone)?;
-    if !make_gate(job.context) {
-        return Err(Refusal::DriverRefused);
-    }
-    let image = client.kernels[job.index].image.load(Relaxed);
-    let arch = device_arch(job.device);
-    let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
-    let name = name.ok_or(Refusal::NoSuchKernel)?;
-    let (function, kernel) = function_of(image, arch, CutForm::Prelude, &name)?;
-    let original = plain_function(job.function);
-    for which in FUNC_COMPARED {
-        if attribute(original, which) != attribute(function, which) {
-            log!("{name}: attribute {which} of its cut form differs");
-            return Err(Refusal::AttributesDiffer);
-        }
-    }
-    copy_attributes(original, function);
-    let parameters = layout(function, &kernel)?;
-    let sub_grid = match function_of(image, arch, CutForm::SubGrid, &name) {
-        Ok((function, other)) if other.control_offset == kernel.control_offset => {
-            copy_attributes(original, function);
-            Some(function)
-        }
-        _ => None,
-    };
-    let cut = Cut {
-        context: job.context,
-        function,
-        sub_grid,
-        parameters,
-        control_offset: kernel.control_offset as usize,
-        cluster: kernel.cluster,
-        originals: [job.function, original].map(AtomicUsize::new),
-        shared_max: AtomicI32::new(0),
-        required_cluster: Default::default(),
-    };
-    cut.copied();
-    Ok(cut)
-}
-
-fn device_arch(device: i32) -> u32 {
-    let attribute = |which| {
-        let mut value = 0;
-        // SAFETY: a valid out-pointer.
-        let got = driver().device_attribute.map(|f| unsafe { f(&mut value, which, device) });
-        if got == Some(SUCCESS) { value.max(0) as u32 } else { 0 }
-    };
-    // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
-    attribute(75) * 10 + attribute(76)
-}
-
-/// Where the parameters lie. Asked of the driver, for the cut form, whose last one
-/// must be the control block.
-fn layout(function: usize, kernel: &CutKernel) -> Result<Vec<(usize, usize)>, Refusal> {
-    let Some(info) = driver().func_parameter else { return Err(Refusal::LaunchForm) };
-    let mut list = Vec::new();
-    for index in 0..=kernel.parameter_count as usize {
-        let (mut offset, mut size) = (0, 0);
-        // SAFETY: valid out-pointers.
-        if unsafe { info(function as Ptr, index, &mut offset, &mut size) } != SUCCESS {
-            return Err(Refusal::Metadata);
-        }
-        list.push((offset, size));
-    }
-    let control = list.pop();
-    let expected = (kernel.control_offset as usize, tally_kernels::control::CONTROL_BYTES as usize);
-    if control != Some(expected) || list.iter().any(|(o, s)| o + s > expected.0) {
-        return Err(Refusal::Metadata);
-    }
-    Ok(list)
 }
 
 impl Cut {
@@ -494,7 +360,7 @@ impl Cut {
     }
 
     /// Take over what launches need to know of its attributes.
-    fn copied(&self) {
+    pub(super) fn copied(&self) {
         let of = |which| attribute(self.function, which).unwrap_or(0);
         self.shared_max.store(of(FUNC_MAX_DYNAMIC_SHARED), Relaxed);
         for (dimension, which) in self.required_cluster.iter().zip(FUNC_REQUIRED_CLUSTER) {
@@ -566,7 +432,7 @@ pub fn forget_context(context: usize) {
         }
     }
     if any {
-        MODULES.with(BTreeMap::clear);
+        making::forget();
     }
 }
 
@@ -576,7 +442,7 @@ pub fn reset() {
     WORKING.store(false, SeqCst);
     GATE_ASKED.store(false, SeqCst);
     JOBS.reset(VecDeque::new());
-    MODULES.reset(BTreeMap::new());
+    making::reset();
     ALIVE.reset();
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);

@@ -24,7 +24,7 @@
 //!
 //! | read | for |
 //! | --- | --- |
-//! | [`kernels`] | which kernels can be cut; making their cut forms off the launch path |
+//! | [`kernels`], [`making`] | which kernels can be cut; making their cut forms off the launch path |
 //! | [`form`] | the launches |
 //! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
@@ -35,6 +35,7 @@ pub mod gate;
 pub mod guarded;
 pub mod images;
 pub mod kernels;
+pub mod making;
 pub mod progress;
 pub mod vendor;
 pub mod watch;

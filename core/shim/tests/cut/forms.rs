@@ -109,6 +109,7 @@ fn large_grids_are_sliced_by_offset() {
         &welcome(),
         |device| {
             device.warm_up();
+            assert_eq!(crate::program::ask("go"), "on");
             for blocks in BLOCKS {
                 let cells = device.cells(blocks);
                 device.step(&cells, [blocks, 1, 1], null_mut(), 5, 0);
@@ -117,7 +118,9 @@ fn large_grids_are_sliced_by_offset() {
         },
         |core| {
             core.warm_up("step");
+            core.expect("go");
             core.answer(Answer::Slice(10_000));
+            core.say("on");
             core.ends(0);
             let asked = core.requests("step");
             let flags: Vec<_> =

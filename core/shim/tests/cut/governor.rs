@@ -4,9 +4,10 @@ use crate::ENV_PROGRAM;
 use crate::common::{Client, Core, PATIENCE, eventually, shim};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
@@ -38,7 +39,7 @@ pub struct Governor {
     server: Option<std::thread::JoinHandle<()>>,
     child: Child,
     stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
+    said: Receiver<String>,
     _files: tempfile::TempDir,
 }
 
@@ -85,10 +86,21 @@ impl Governor {
             .spawn()
             .unwrap();
         let stdin = child.stdin.take();
+        let (heard, said) = std::sync::mpsc::channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // What the test harness says is not for us.
+                if let Some((_, said)) = line.split_once('@')
+                    && heard.send(said.trim_end().to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
         let client = core.accept(welcome, |_, _| {});
         let (shared, server) = serve(client);
-        Governor { shared, server: Some(server), child, stdin, stdout, _files: files }
+        Governor { shared, server: Some(server), child, stdin, said, _files: files }
     }
 
     pub fn region(&self) -> &ClientRegion {
@@ -162,13 +174,15 @@ impl Governor {
 
     /// The next thing that the program says.
     pub fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            let n = self.stdout.read_line(&mut line).unwrap();
-            assert!(n > 0, "the program ended");
-            if let Some((_, said)) = line.split_once('@') {
-                return said.trim_end().to_owned();
-            }
+        self.hear_within(PATIENCE).expect("the program says nothing")
+    }
+
+    /// The same, if it says anything by then.
+    pub fn hear_within(&mut self, time: Duration) -> Option<String> {
+        match self.said.recv_timeout(time) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the program ended"),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Kernels whose blocks wait for one another: stuck when some are held back, and helped.
 
-use crate::common::eventually;
+use crate::common::PATIENCE;
 use crate::governor::Governor;
-use crate::program::{Cells, Device, hear, ok, say, wait_for};
+use crate::program::{Cells, Device, ask, hear, ok, say, wait_for};
 use crate::yielding::impatient;
 use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tally_ipc::layout::cut_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{Cutting, Welcome};
@@ -29,7 +29,7 @@ fn stuck(device: &mut Device) {
         launch(&device.cells(BLOCKS), null_mut());
     });
     let stream = device.stream(1);
-    {
+    loop {
         let (cells, sum, copy) =
             (device.cells(BLOCKS), device.memory(2), device.memory(BLOCKS as usize));
         words[0].store(0, SeqCst);
@@ -56,7 +56,9 @@ fn stuck(device: &mut Device) {
         assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
         assert_eq!(device.read(copy, BLOCKS as usize), [1; BLOCKS as usize]);
         assert_eq!(device.read(sum, 2), [want.iter().sum::<u32>(), BLOCKS]);
-        say("right");
+        if ask("right") == "enough" {
+            break;
+        }
     }
     // Whole from now on, and right.
     let cells = device.cells(BLOCKS);
@@ -71,24 +73,42 @@ fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
         "later" if crate::governor::offers(request, answer) => answer,
         _ => Answer::Whole,
     });
-    core.expect("launch");
-    core.say("go");
-    core.expect("running");
-    core.closed();
-    core.say("go on");
-    if lower {
-        // Soon after it has skipped blocks: they begin within a moment.
-        std::thread::sleep(Duration::from_millis(20));
+    let is_helped = |core: &Governor| core.counters().rescued.load(SeqCst) > 0;
+    for round in 0.. {
+        assert!(round < 50, "never stuck");
+        core.expect("launch");
+        core.say("go");
+        core.expect("running");
+        core.closed();
+        core.say("go on");
+        if lower {
+            // Soon after it has skipped blocks: they begin within a moment.
+            std::thread::sleep(Duration::from_millis(20));
+            core.ask_to_yield(false);
+        }
+        // On a busy machine all of its blocks may have run before the flag was raised: its
+        // next part waits at the gate then, and another round follows.
+        let start = Instant::now();
+        let mut said = None;
+        while !is_helped(core) && said.is_none() {
+            assert!(start.elapsed() < PATIENCE, "it is not helped");
+            said = core.hear_within(Duration::from_millis(1));
+            if start.elapsed() > PATIENCE / 4 {
+                core.ask_to_yield(false);
+            }
+        }
         core.ask_to_yield(false);
+        assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
+        core.say(if is_helped(core) { "enough" } else { "again" });
+        if is_helped(core) {
+            break;
+        }
     }
-    eventually("it is helped", || core.counters().rescued.load(SeqCst) > 0);
-    core.ask_to_yield(false);
-    core.expect("right");
     core.ends(0);
     let c = core.counters();
     assert_eq!(c.rescued.load(SeqCst), 1);
     assert!(core.is_refused("later", Refusal::BlocksWaited));
-    assert_eq!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst), 1);
+    assert!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst) >= 1);
     let (last, _) = *core.requests("later").last().unwrap();
     assert!(!crate::governor::offers(&last, answer), "only whole");
 }
@@ -137,6 +157,7 @@ fn a_long_last_slice_is_left_to_end() {
             words[1].store(1, SeqCst);
             device.warm_up_with(|| launch(&device.cells(BLOCKS), null_mut()));
             words[1].store(0, SeqCst);
+            assert_eq!(ask("go"), "on");
             let (cells, sum, stream) = (device.cells(BLOCKS), device.memory(1), device.stream(1));
             launch(&cells, stream);
             device.sum(sum, cells.data, BLOCKS, stream);
@@ -148,10 +169,12 @@ fn a_long_last_slice_is_left_to_end() {
         },
         |core| {
             core.warm_up("later");
+            core.expect("go");
             core.policy(|_, name| match name {
                 "later" => Answer::Slice(BLOCKS),
                 _ => Answer::Whole,
             });
+            core.say("on");
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.sliced.load(SeqCst), c.rescued.load(SeqCst)), (1, 0));
@@ -173,6 +196,7 @@ fn without_being_asked_nothing_is_stuck() {
         core.expect("running");
         core.say("go on");
         core.expect("right");
+        core.say("enough");
         core.ends(0);
         let c = core.counters();
         assert_eq!((c.preemptible.load(SeqCst), c.rescued.load(SeqCst)), (2, 0));
