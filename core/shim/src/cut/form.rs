@@ -65,7 +65,10 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
         Answer::Preemptible(us) => (preemptible(order, arguments, us)?, &counters.preemptible),
         Answer::Partition(sms) => {
             let kernel = order.kernel as usize;
-            (width::launch(order.stream, kernel, arguments, sms)?, &counters.partitioned)
+            (
+                width::launch(order.stream, order.slot, kernel, arguments, sms)?,
+                &counters.partitioned,
+            )
         }
     };
     counter.fetch_add(1, Relaxed);

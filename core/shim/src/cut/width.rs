@@ -2,8 +2,8 @@
 //!
 //! A launch hops: its stream records an event, the narrow stream waits for it, runs
 //! the kernel and records another, for which the stream waits. So the order is kept
-//! whatever the program enqueues next. Each width has one narrow stream: narrow
-//! launches of several streams run one after another.
+//! whatever the program enqueues next. Each of its streams has narrow ones of its own:
+//! launches of two streams do not wait for each other.
 //!
 //! Green contexts share their device's primary context: launches in another one are
 //! not narrowed.
@@ -18,15 +18,18 @@ use crate::lock::{Held, Lock};
 use crate::log;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use tally_ipc::layout::STREAM_SLOTS;
 
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
 
 /// One width.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Width {
     sms: u32,
-    stream: usize,
+    green: usize,
+    /// By slot; 0: not made yet. Changed by whoever holds the slot's lock.
+    streams: Box<[usize; STREAM_SLOTS]>,
 }
 
 struct Pool {
@@ -114,13 +117,12 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
                 continue;
             }
             let (mut description, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
-            let mut stream = std::ptr::null_mut();
             check(d.resource_desc.ok_or(NOT_SUPPORTED)?(&mut description, &mut part, 1))?;
             let create = d.green_create.ok_or(NOT_SUPPORTED)?;
             check(create(&mut green, description, device, GREEN_DEFAULT_STREAM))?;
-            let create = d.green_stream.ok_or(NOT_SUPPORTED)?;
-            check(create(&mut stream, green, STREAM_NON_BLOCKING, 0))?;
-            widths.push(Width { sms: part.sm_count, stream: stream as usize });
+            d.green_stream.ok_or(NOT_SUPPORTED)?;
+            let streams = Box::new([0; STREAM_SLOTS]);
+            widths.push(Width { sms: part.sm_count, green: green as usize, streams });
         }
         let create = d.event_create.ok_or(NOT_SUPPORTED)?;
         for _ in 0..if widths.is_empty() { 0 } else { EVENTS } {
@@ -133,26 +135,43 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
     Ok((widths, events))
 }
 
-/// Launch on at most `sms` SMs (or on the narrowest width there is). `None`: nothing
+/// Launch, from the stream of a slot, on at most `sms` SMs (or on the narrowest width there is). `None`: nothing
 /// was issued.
 pub fn launch(
     stream: usize,
+    slot: usize,
     kernel: usize,
     arguments: &KernelArguments,
     sms: u32,
 ) -> Option<CuResult> {
-    let (width, before, behind) = POOL.with(|pool| {
-        let fits = pool.widths.iter().rev().find(|w| w.sms <= sms);
-        let width = *fits.or(pool.widths.first())?;
+    let (at, green, mut narrow, before, behind) = POOL.with(|pool| {
+        let at = pool.widths.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let width = pool.widths.get(at)?;
+        let (green, narrow) = (width.green, *width.streams.get(slot)?);
         let mut event = || {
             pool.next = (pool.next + 1) % pool.events.len().max(1);
             pool.events.get(pool.next).copied()
         };
-        Some((width, event()?, event()?))
+        Some((at, green, narrow, event()?, event()?))
     })?;
     let d = driver();
+    if narrow == 0 {
+        let mut made = std::ptr::null_mut();
+        let create = d.green_stream?;
+        // SAFETY: a green context of ours; a valid out-pointer.
+        let r = d.relaxed(|| unsafe { create(&mut made, green as Ptr, STREAM_NON_BLOCKING, 0) });
+        if r != SUCCESS {
+            return None;
+        }
+        narrow = made as usize;
+        POOL.with(|pool| {
+            if let Some(width) = pool.widths.get_mut(at) {
+                width.streams[slot] = narrow;
+            }
+        });
+    }
     let (record, wait, launch) = (d.event_record?, d.stream_wait_event?, d.launch_ex?);
-    let (stream, narrow) = (stream as Ptr, width.stream as Ptr);
+    let (stream, narrow) = (stream as Ptr, narrow as Ptr);
     let config = LaunchConfig {
         grid: arguments.grid,
         block: arguments.block,
