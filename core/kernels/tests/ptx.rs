@@ -320,6 +320,16 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
     ] {
         assert_eq!(with(var, &code), [Err(WritableGlobals); 2], "{var} {code}");
     }
+    // The digits of 2/pi, of every sine; and something that only bears their name.
+    let read = "ld.global.u32 %r1, [__cudart_i2opi_f+4];";
+    let table = "align 4 .b32 __cudart_i2opi_f[2] = {1011060801, -614296167};";
+    assert_eq!(with(&format!(".global .{table}"), read), [Ok(()); 2]);
+    for var in [
+        format!(".visible .global .{table}"),
+        ".global .align 4 .b32 __cudart_i2opi_f[2];".to_owned(),
+    ] {
+        assert_eq!(with(&var, read), [Err(WritableGlobals); 2], "{var}");
+    }
     // Another kernel that writes it makes it writable for all.
     let two = format!(
         "{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\

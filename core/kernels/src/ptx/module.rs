@@ -60,9 +60,16 @@ pub(super) struct Var {
     /// Bytes in `.global`, with initial values, and not visible outside the module:
     /// what compilers make of a string literal.
     pub literal: bool,
+    /// A table of CUDA's mathematical functions (the digits of 2/pi, coefficients), told by
+    /// its name: with initial values, and not visible outside the module. Constant, under
+    /// a name that is the implementation's own.
+    pub math_table: bool,
     /// The address of it, or of what shares its directive, is in an initialiser.
     pub in_initialiser: bool,
 }
+
+/// See [`Var::math_table`].
+const MATH_TABLES: [&str; 3] = ["__cudart_i2opi_f", "__cudart_i2opi_d", "__cudart_sin_cos_coeffs"];
 
 /// The module.
 #[derive(Debug)]
@@ -401,7 +408,7 @@ impl<'a> Parser<'a> {
     fn variables(&mut self, private: bool) -> Result<(), Refusal> {
         let first = self.module.vars.len();
         let (mut depth, mut named, mut bytes, mut values) = (0usize, false, false, false);
-        let mut fresh = false;
+        let (mut fresh, mut name) = (false, "");
         loop {
             let token = self.next()?;
             match token.kind {
@@ -416,12 +423,14 @@ impl<'a> Parser<'a> {
                     values = true;
                     let var = self.module.vars[first..].last_mut().ok_or(MALFORMED)?;
                     var.literal = private && bytes && fresh;
+                    var.math_table = private && fresh && MATH_TABLES.contains(&name);
                 }
                 Kind::Dot => bytes |= matches!(self.text(token), ".b8" | ".u8" | ".s8"),
                 Kind::Word if values => self.module.initialisers.push(self.text(token)),
                 Kind::Word if depth == 0 && !named => {
                     named = true;
-                    fresh = self.variable(self.text(token))?;
+                    name = self.text(token);
+                    fresh = self.variable(name)?;
                 }
                 _ => {}
             }
@@ -433,7 +442,7 @@ impl<'a> Parser<'a> {
     /// no literal.
     fn variable(&mut self, name: &'a str) -> Result<bool, Refusal> {
         let at = self.module.vars.len();
-        self.module.vars.push(Var { literal: false, in_initialiser: false });
+        self.module.vars.push(Var { literal: false, math_table: false, in_initialiser: false });
         match self.module.symbols.insert(name, Symbol::Var(at)) {
             None => Ok(true),
             Some(Symbol::Var(_)) => Ok(false),

@@ -57,7 +57,10 @@ pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
     }
     let only_printed = literals::only_printed(module, entries.iter().chain(&funcs))?;
     let uses = |facts: &Facts| {
-        let uses = facts.vars.iter().any(|v| !only_printed[*v]);
+        let uses = facts.vars.iter().any(|v| {
+            let var = &module.vars[*v];
+            !only_printed[*v] && (!var.math_table || var.in_initialiser)
+        });
         facts.bits | if uses { fact::GLOBALS } else { 0 }
     };
     let mut entries = entries;
