@@ -154,7 +154,15 @@ impl Demo {
             }
             Sharing::Policy(policy) => policy,
         };
-        let mut core = scene.core(policy, &[])?;
+        let config = scene.dir().join("policy.toml");
+        let config_arguments;
+        let mut arguments: &[&str] = &[];
+        if self.whole_kernels(policy) {
+            std::fs::write(&config, "cut = false\n")?;
+            config_arguments = ["--policy-config", config.to_str().context("a path of no text")?];
+            arguments = &config_arguments;
+        }
+        let mut core = scene.core(policy, arguments)?;
         let server = scene.governed(Class::High, "inference", &server)?;
         let trainer = scene.governed(Class::BestEffort, "training", &trainer)?;
         let both = vec![scene.start("inference", server)?, scene.start("training", trainer)?];
@@ -167,6 +175,13 @@ impl Demo {
         );
         scene.stop(&mut core, DRAIN_MAX)?;
         Run::new(&outcomes[0], &outcomes[1], status.decisions())
+    }
+
+    /// Cutting costs a block some tens of instructions. A GPU does not notice; the software
+    /// device executes them one by one, for every block of every part, and the training
+    /// would lose half its speed to them. `tests/e2e/cutting.rs` cuts there.
+    fn whole_kernels(&self, policy: &Path) -> bool {
+        self.device != Device::Cuda && policy.ends_with("tally-priority.wasm")
     }
 
     /// The inference server's command line.
