@@ -154,3 +154,21 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
         assert!(said(&output).contains(expected), "{args:?}: {}", said(&output));
     }
 }
+
+#[test]
+fn the_default_policy_is_simulated_alike_each_time() {
+    let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
+    let policy = programs.join("policies/tally-priority.wasm");
+    if !policy.exists() {
+        eprintln!("left out: {} is not built (`cargo xtask policies`)", policy.display());
+        return;
+    }
+    let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy.to_str().unwrap()]];
+    let (first, second) = (sim(&args.concat()), sim(&args.concat()));
+    assert!(first.status.success(), "{}", said(&first));
+    assert_eq!(first.stdout, second.stdout);
+    let report: serde_json::Value = serde_json::from_slice(&first.stdout).unwrap();
+    let decisions = &report["decisions"];
+    assert_eq!(decisions["fallback"], 0);
+    assert!(decisions["preemptible"].as_u64().unwrap() > 0, "{decisions}");
+}

@@ -96,8 +96,7 @@ impl Arrivals {
                 let (mut at, mut all) = (0.0, Vec::new());
                 loop {
                     at += -mean_ns * (1.0 - random.unit()).ln();
-                    // Also ends a load that is no number.
-                    if !(at < end_ns as f64) || all.len() >= ARRIVALS_MAX {
+                    if at.is_nan() || at >= end_ns as f64 || all.len() >= ARRIVALS_MAX {
                         return all;
                     }
                     all.push(at as u64);

@@ -281,7 +281,7 @@ impl Device {
             let wanted = lane.running.as_ref().map_or(0, Running::room);
             let got = wanted.min(free);
             free -= got;
-            lane.rate = if wanted == 0 { 0 } else { ROOM * got / wanted };
+            lane.rate = (ROOM * got).checked_div(wanted).unwrap_or(0);
         }
     }
 }
