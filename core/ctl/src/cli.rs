@@ -52,6 +52,9 @@ pub enum Command {
         #[command(subcommand)]
         command: ProfilesCommand,
     },
+    /// Judge a policy without a GPU or a core: simulate an inference and a training, as
+    /// they were recorded, sharing a GPU under it.
+    Sim(crate::sim::SimArgs),
     /// Stop the core: it lets every launch go, then ends.
     Stop,
 }
@@ -186,6 +189,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => crate::status::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
+        Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&socket),
     };
     match outcome {

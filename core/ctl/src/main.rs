@@ -7,6 +7,7 @@ mod error;
 mod launch;
 mod policy;
 mod profiles;
+mod sim;
 mod status;
 mod table;
 

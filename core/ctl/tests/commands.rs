@@ -108,3 +108,67 @@ fn refusals_and_nonsense_from_the_core_are_shown() {
         assert!(said(&output).contains(word), "{}", said(&output));
     }
 }
+
+fn sim(args: &[&str]) -> Output {
+    let mut all = vec!["sim", "--seconds", "0.2"];
+    all.extend(args);
+    tallyctl(Path::new("/nowhere"), &all)
+}
+
+const PAIR: [&str; 4] = ["--hp", "resnet50_infer_b1", "--be", "resnet50_train_b128"];
+
+#[test]
+fn a_simulation_needs_no_core_and_prints_the_same_bytes_each_time() {
+    for residency in ["timeslice", "mps"] {
+        let args = [&PAIR[..], &["--residency", residency, "--json", "--seed", "3"]].concat();
+        let (first, second) = (sim(&args), sim(&args));
+        assert!(first.status.success(), "{}", said(&first));
+        assert_eq!(first.stdout, second.stdout);
+        let report: serde_json::Value = serde_json::from_slice(&first.stdout).unwrap();
+        assert_eq!((&report["seed"], &report["residency"]), (&3.into(), &residency.into()));
+        assert!(report["best_effort"]["share"].as_f64().unwrap() < 1.0);
+    }
+    let people = sim(&PAIR);
+    assert!(String::from_utf8_lossy(&people.stdout).contains("launches a second"));
+}
+
+#[test]
+fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bad.csv");
+    std::fs::write(&file, "1\nsoon\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (args, expected) in [
+        (&["--hp", "no-trace", "--be", "resnet50_train_b128"][..], "built-in are"),
+        (&["--hp", file, "--be", file], "no column `ts_us`"),
+        (&[&PAIR[..], &["--load", "0"]].concat(), "--load 0: expected more than 0"),
+        (&[&PAIR[..], &["--seconds", "inf"]].concat(), "--seconds"),
+        (&[&PAIR[..], &["--arrivals", file]].concat(), "bad.csv, line 2: `soon`, expected seconds"),
+        (&[&PAIR[..], &["--policy", file]].concat(), "bad.csv"),
+        (&[&PAIR[..], &["--policy-config", file]].concat(), "built-in has none"),
+        (&["--calibrate", file], "expected an array of rows"),
+        (&["--hp", "resnet50_infer_b1"], "--be"),
+    ] {
+        let output = tallyctl(Path::new("/nowhere"), &[&["sim"][..], args].concat());
+        assert!(!output.status.success(), "{args:?}");
+        assert!(said(&output).contains(expected), "{args:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn the_default_policy_is_simulated_alike_each_time() {
+    let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
+    let policy = programs.join("policies/tally-priority.wasm");
+    if !policy.exists() {
+        eprintln!("left out: {} is not built (`cargo xtask policies`)", policy.display());
+        return;
+    }
+    let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy.to_str().unwrap()]];
+    let (first, second) = (sim(&args.concat()), sim(&args.concat()));
+    assert!(first.status.success(), "{}", said(&first));
+    assert_eq!(first.stdout, second.stdout);
+    let report: serde_json::Value = serde_json::from_slice(&first.stdout).unwrap();
+    let decisions = &report["decisions"];
+    assert_eq!(decisions["fallback"], 0);
+    assert!(decisions["preemptible"].as_u64().unwrap() > 0, "{decisions}");
+}

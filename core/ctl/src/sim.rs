@@ -1,0 +1,252 @@
+//! `tallyctl sim`: judge a policy without a GPU and without a core.
+
+mod calibrate;
+
+use crate::error::CtlError;
+use clap::{Args, ValueEnum};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tally_engine::BuiltIn;
+use tally_engine::policy::Policy;
+use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, simulate};
+
+/// Silence that the built-in rule waits for, as in the core.
+const QUIET_NS: u64 = 100_000;
+
+/// `sim`.
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
+    /// request.
+    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
+    pub hp: Option<String>,
+    /// The training, likewise.
+    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
+    pub be: Option<String>,
+    /// Requests arrive at random, so that the inference alone would serve this share of
+    /// the time.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    pub load: f64,
+    /// Requests arrive at these times: a file with one in seconds a line, rising.
+    #[arg(long, value_name = "FILE")]
+    pub arrivals: Option<PathBuf>,
+    /// The policy: a component, `built-in`, or `none` for no scheduling at all.
+    #[arg(long, value_name = "FILE", default_value = "built-in")]
+    pub policy: String,
+    /// Its configuration.
+    #[arg(long, value_name = "FILE")]
+    pub policy_config: Option<PathBuf>,
+    /// How the two share the GPU.
+    #[arg(long, value_enum, default_value = "timeslice")]
+    pub residency: ResidencyArg,
+    /// Which of the training's kernels can be cut: none, all but NVIDIA's closed
+    /// libraries', all.
+    #[arg(long, value_enum, default_value = "open")]
+    pub cut: CutArg,
+    /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
+    #[arg(long)]
+    pub eager: bool,
+    /// Window of arrivals.
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    pub seconds: f64,
+    /// Of the random arrivals.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// As JSON (schema 1), for programs: the same bytes each time. What the simulation
+    /// took goes to standard error.
+    #[arg(long)]
+    pub json: bool,
+    /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
+    /// traces are built in.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals", "json"])]
+    pub calibrate: Option<PathBuf>,
+}
+
+/// `--residency`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ResidencyArg {
+    /// One process at a time.
+    Timeslice,
+    /// Blocks of both side by side.
+    Mps,
+}
+
+/// `--cut`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CutArg {
+    /// None.
+    None,
+    /// All but those of closed libraries.
+    Open,
+    /// All.
+    All,
+}
+
+/// Where policies come from.
+pub(crate) struct Policies {
+    name: String,
+    config: String,
+    #[cfg(feature = "wasm")]
+    host: Option<tally_policy_host::PolicyHost>,
+}
+
+impl Policies {
+    fn open(name: &str, config: Option<&Path>) -> Result<Self, CtlError> {
+        let native = ["built-in", "none"].contains(&name);
+        let config = match config {
+            Some(path) if native => {
+                let why = format!("--policy-config {}: {name} has none", path.display());
+                return Err(CtlError::Usage(why));
+            }
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|e| CtlError::Usage(format!("--policy-config {}: {e}", path.display())))?,
+            None => String::new(),
+        };
+        Ok(Policies {
+            name: name.into(),
+            config,
+            #[cfg(feature = "wasm")]
+            host: if native { None } else { Some(wasm_host()?) },
+        })
+    }
+
+    /// A policy as if just loaded; `None`: no scheduling.
+    pub(crate) fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        match self.name.as_str() {
+            "none" => Ok(None),
+            "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
+            file => self.load_wasm(file).map(Some),
+        }
+    }
+
+    #[cfg(feature = "wasm")]
+    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+        let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
+        let loaded = host.load_file(Path::new(file), &self.config);
+        let policy = loaded.map_err(|e| CtlError::Refused { message: format!("--policy: {e}") })?;
+        Ok(Box::new(policy))
+    }
+
+    #[cfg(not(feature = "wasm"))]
+    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+        let _ = &self.config;
+        Err(CtlError::Usage(format!(
+            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in or none"
+        )))
+    }
+}
+
+/// Bounds as in the core, but for wall time: how busy this machine is must not change
+/// what comes out. Fuel ends what loops.
+#[cfg(feature = "wasm")]
+fn wasm_host() -> Result<tally_policy_host::PolicyHost, CtlError> {
+    let mut limits = tally_policy_host::Limits::default();
+    limits.call_time_ms_max = limits.init_time_ms_max;
+    tally_policy_host::PolicyHost::new(limits)
+        .map_err(|e| CtlError::Refused { message: e.to_string() })
+}
+
+fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
+    if value > 0.0 && value <= most {
+        return Ok(value);
+    }
+    Err(CtlError::Usage(format!("--{name} {value}: expected more than 0 and at most {most}")))
+}
+
+pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
+    Trace::open(name).map_err(|e| CtlError::Usage(format!("--{option}: {e}")))
+}
+
+/// Simulate.
+pub fn run(args: &SimArgs) -> Result<(), CtlError> {
+    let seconds = positive("seconds", args.seconds, 3_600.0)?;
+    let load = positive("load", args.load, 100.0)?;
+    let policies = Policies::open(&args.policy, args.policy_config.as_deref())?;
+    let residency = match args.residency {
+        ResidencyArg::Timeslice => Residency::Timeslice,
+        ResidencyArg::Mps => Residency::Mps,
+    };
+    let cut = match args.cut {
+        CutArg::None => Cut::None,
+        CutArg::Open => Cut::Open,
+        CutArg::All => Cut::All,
+    };
+    let overrun_seconds = seconds;
+    let seed = args.seed;
+    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager };
+    let mut out = std::io::stdout().lock();
+    if let Some(measured) = &args.calibrate {
+        return calibrate::run(&mut out, measured, &setup, &policies);
+    }
+    let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
+        return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));
+    };
+    let (high, low) = (trace("hp", hp)?, trace("be", be)?);
+    let arrivals = match &args.arrivals {
+        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Usage(format!("--{e}")))?,
+        None => Arrivals::Poisson { load },
+    };
+    let policy = policies.load()?;
+    let started = Instant::now();
+    let report = simulate(&setup, &high, Some(&low), &arrivals, policy);
+    let took_s = started.elapsed().as_secs_f64();
+    if args.json {
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|e| CtlError::Answer(e.to_string()))?;
+        writeln!(out, "{text}")?;
+        let rate = report.launches as f64 / took_s;
+        eprintln!("tallyctl: {} launches in {took_s:.2} s, {rate:.0} a second", report.launches);
+        return Ok(());
+    }
+    show(&mut out, &args.policy, &report, took_s)
+}
+
+fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
+    let h = &r.high_priority;
+    writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.residency, r.seconds, r.seed)?;
+    writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
+    writeln!(
+        out,
+        "  service ms   solo {:.3}  p50 {:.3} ({:.2}x)  p99 {:.3} ({:.2}x)",
+        h.solo_ms,
+        h.service_p50_ms,
+        h.service_p50_over_solo,
+        h.service_p99_ms,
+        h.service_p99_over_solo
+    )?;
+    writeln!(
+        out,
+        "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
+        h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
+    )?;
+    if let Some(b) = &r.best_effort {
+        writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
+    }
+    if let Some(d) = &r.decisions {
+        writeln!(
+            out,
+            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} partitioned, {} holds; {} leased, {} degraded, {} by the built-in rule",
+            d.asked,
+            d.whole,
+            d.sliced,
+            d.preemptible,
+            d.partitioned,
+            d.held,
+            d.leased,
+            d.degraded,
+            d.fallback
+        )?;
+        writeln!(out, "giving way     asked {} times, {} launches did", d.yields, d.gave_way)?;
+    }
+    writeln!(
+        out,
+        "simulated      {} launches, {} kernels, {} changes of context in {took_s:.2} s: {:.0} launches a second",
+        r.launches,
+        r.kernels,
+        r.context_changes,
+        r.launches as f64 / took_s
+    )?;
+    writeln!(out, "A model, not a measurement: docs/simulate.md says how far off it is.")?;
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! Who runs when.
+//!
+//! Two lanes, [`HIGH`] and [`LOW`], each a process with one stream: its kernels run in
+//! order, one at a time. Between two events every kernel runs at a steady rate:
+//!
+//! - `timeslice`: the process that has the GPU runs, the other stands. With both at
+//!   work the GPU changes at the end of a slice; a process without launched work is left at once.
+//!   A change costs [`CHANGE_BUSY_NS`] or [`CHANGE_IDLE_NS`] and is not broken off.
+//! - `mps`: the kernel that started first has the room that its blocks take, the other
+//!   what is left, and runs slower by as much. Room frees up when the last wave of
+//!   blocks has begun, when a kernel ends, and when a cut kernel gives way.
+//!
+//! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
+
+use crate::gpu::{CHANGE_BUSY_NS, CHANGE_IDLE_NS, FLAG_NS, RESUME_NS, ROOM, Residency, Work};
+use std::collections::VecDeque;
+
+/// Lane of the high-priority process.
+pub const HIGH: usize = 0;
+/// Lane of the best-effort process.
+pub const LOW: usize = 1;
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// A kernel ended.
+    Done {
+        /// Where.
+        lane: usize,
+        /// Of which launch.
+        launch: u64,
+        /// It was the launch's last.
+        last: bool,
+    },
+    /// A cut kernel stands aside.
+    GaveWay {
+        /// Where.
+        lane: usize,
+        /// Of which launch.
+        launch: u64,
+        /// Since it was asked.
+        turnaround_ns: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Running {
+    work: Work,
+    /// Work left, in [`ROOM`]ths of nanoseconds.
+    left: u64,
+    /// Since when, to tell who came first.
+    age: u64,
+    /// Asked at; stops when `left` is down to this.
+    stop: Option<(u64, u64)>,
+    stopped: bool,
+    resume_ns: Option<u64>,
+}
+
+impl Running {
+    fn tail(&self) -> u64 {
+        self.work.tail_ns.min(self.work.total_ns) * ROOM
+    }
+
+    fn room(&self) -> u64 {
+        match (self.stopped, self.left > self.tail()) {
+            (true, _) => 0,
+            (false, true) => self.work.room[0],
+            (false, false) => self.work.room[1],
+        }
+    }
+
+    /// `left` at the next event.
+    fn mark(&self) -> u64 {
+        let stop = self.stop.map(|s| s.1).filter(|&at| at < self.left);
+        let tail = Some(self.tail()).filter(|&at| at < self.left);
+        stop.max(tail).unwrap_or(0)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    queue: VecDeque<Work>,
+    running: Option<Running>,
+    ended_ns: u64,
+    yielded: bool,
+    rate: u64,
+}
+
+impl Lane {
+    fn starts_ns(&self) -> Option<u64> {
+        let head = self.queue.front().filter(|_| self.running.is_none())?;
+        Some(head.ready_ns.max(self.ended_ns + head.gap_ns))
+    }
+
+    /// It has something that could run, or will after a pause of the GPU's own: the
+    /// driver's queue is not empty.
+    fn works(&self, now_ns: u64) -> bool {
+        match &self.running {
+            Some(r) => !r.stopped,
+            None => self.queue.front().is_some_and(|head| head.ready_ns <= now_ns),
+        }
+    }
+}
+
+/// The GPU.
+#[derive(Debug)]
+pub struct Device {
+    residency: Residency,
+    slices_ns: [u64; 2],
+    lanes: [Lane; 2],
+    now_ns: u64,
+    ages: u64,
+    owner: Option<usize>,
+    owner_since_ns: u64,
+    /// To whom, and when it is done.
+    change: Option<(usize, u64)>,
+    /// When the owner has to leave.
+    slice_ends_ns: Option<u64>,
+    changes: u64,
+}
+
+impl Device {
+    /// An idle one.
+    pub fn new(residency: Residency, slices_ns: [u64; 2]) -> Self {
+        Device {
+            residency,
+            slices_ns: slices_ns.map(|ns| ns.max(1)),
+            lanes: Default::default(),
+            now_ns: 0,
+            ages: 0,
+            owner: None,
+            owner_since_ns: 0,
+            change: None,
+            slice_ends_ns: None,
+            changes: 0,
+        }
+    }
+
+    /// Changes of context so far.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Kernels not done.
+    pub fn pending(&self, lane: usize) -> u64 {
+        let lane = &self.lanes[lane];
+        lane.queue.len() as u64 + u64::from(lane.running.is_some())
+    }
+
+    /// Put a kernel at the end of a lane.
+    pub fn push(&mut self, lane: usize, work: Work) {
+        self.lanes[lane].queue.push_back(work);
+    }
+
+    /// Have cut kernels of a lane give way, or go on.
+    pub fn set_yield(&mut self, lane: usize, yielded: bool) {
+        let (now_ns, lane) = (self.now_ns, &mut self.lanes[lane]);
+        lane.yielded = yielded;
+        let rate = lane.rate;
+        let Some(r) = lane.running.as_mut().filter(|r| r.work.quantum_ns > 0) else { return };
+        if !yielded {
+            r.stop = None;
+            if r.stopped {
+                r.resume_ns = Some(now_ns + RESUME_NS);
+            }
+            return;
+        }
+        r.resume_ns = None;
+        if !r.stopped {
+            let (total, quantum) = (r.work.total_ns * ROOM, r.work.quantum_ns * ROOM);
+            let seen = total - r.left + FLAG_NS * rate;
+            // The last part looks at no flag.
+            let at = seen.div_ceil(quantum) * quantum;
+            r.stop = (at < total).then(|| (now_ns, total - at));
+        }
+    }
+
+    /// When something happens next.
+    pub fn next_ns(&self) -> Option<u64> {
+        let mut next = [self.change.map(|c| c.1), self.slice_ends_ns].into_iter().flatten().min();
+        for lane in &self.lanes {
+            let event = match &lane.running {
+                None => lane.starts_ns(),
+                Some(r) if r.stopped => r.resume_ns,
+                Some(_) if lane.rate == 0 => None,
+                Some(r) => Some(self.now_ns + (r.left - r.mark()).div_ceil(lane.rate)),
+            };
+            next = [next, event].into_iter().flatten().min();
+        }
+        next.map(|ns| ns.max(self.now_ns))
+    }
+
+    /// Let time pass, at most until [`Self::next_ns`], and say what happened.
+    pub fn advance(&mut self, now_ns: u64, out: &mut Vec<Happened>) {
+        let passed = now_ns.saturating_sub(self.now_ns);
+        self.now_ns = self.now_ns.max(now_ns);
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let Some(r) = &mut lane.running else { continue };
+            if r.stopped {
+                if r.resume_ns.is_some_and(|ns| ns <= now_ns) {
+                    (r.stopped, r.resume_ns) = (false, None);
+                }
+                continue;
+            }
+            r.left = r.left.saturating_sub(lane.rate * passed);
+            let launch = r.work.launch;
+            if r.left == 0 {
+                out.push(Happened::Done { lane: index, launch, last: r.work.last });
+                (lane.running, lane.ended_ns) = (None, now_ns);
+            } else if let Some((asked_ns, _)) = r.stop.filter(|s| r.left <= s.1) {
+                (r.stop, r.stopped) = (None, true);
+                let turnaround_ns = now_ns - asked_ns;
+                out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+            }
+        }
+        self.settle();
+    }
+
+    /// Start what can start, and work out who runs how fast.
+    fn settle(&mut self) {
+        for lane in &mut self.lanes {
+            if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
+                && let Some(work) = lane.queue.pop_front()
+            {
+                self.ages += 1;
+                lane.running = Some(Running {
+                    left: work.total_ns.max(1) * ROOM,
+                    age: self.ages,
+                    stop: None,
+                    stopped: lane.yielded && work.quantum_ns > 0,
+                    resume_ns: None,
+                    work,
+                });
+            }
+        }
+        match self.residency {
+            Residency::Timeslice => self.take_turns(),
+            Residency::Mps => self.share_room(),
+        }
+    }
+
+    fn take_turns(&mut self) {
+        let now_ns = self.now_ns;
+        if let Some((to, _)) = self.change.filter(|c| c.1 <= now_ns) {
+            (self.owner, self.owner_since_ns, self.change) = (Some(to), now_ns, None);
+        }
+        if self.change.is_none() {
+            let works = [HIGH, LOW].map(|lane| self.lanes[lane].works(now_ns));
+            match self.owner {
+                None => self.owner = works.iter().position(|&w| w),
+                Some(o) if !works[1 - o] => self.slice_ends_ns = None,
+                Some(o) if !works[o] => self.leave(o, CHANGE_IDLE_NS),
+                Some(o) => {
+                    let slice_ns = self.slices_ns[o];
+                    let slices = (now_ns - self.owner_since_ns).div_ceil(slice_ns).max(1);
+                    let ends_ns = self.owner_since_ns + slices * slice_ns;
+                    if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
+                        self.leave(o, CHANGE_BUSY_NS);
+                    }
+                }
+            }
+        }
+        let owner = self.owner.filter(|_| self.change.is_none());
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            lane.rate = if owner == Some(index) && lane.works(now_ns) { ROOM } else { 0 };
+        }
+    }
+
+    fn leave(&mut self, owner: usize, cost_ns: u64) {
+        self.change = Some((1 - owner, self.now_ns + cost_ns));
+        self.slice_ends_ns = None;
+        self.changes += 1;
+    }
+
+    fn share_room(&mut self) {
+        let age = |lane: &Lane| lane.running.as_ref().map_or(u64::MAX, |r| r.age);
+        let first = usize::from(age(&self.lanes[LOW]) < age(&self.lanes[HIGH]));
+        let mut free = ROOM;
+        for index in [first, 1 - first] {
+            let lane = &mut self.lanes[index];
+            let wanted = lane.running.as_ref().map_or(0, Running::room);
+            let got = wanted.min(free);
+            free -= got;
+            lane.rate = (ROOM * got).checked_div(wanted).unwrap_or(0);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The GPU's figures, and what becomes of a kernel on it: blocks, waves, forms.
+//!
+//! Costs are measured ones (`docs/results.md`, `docs/residency.md`, one H200), named
+//! here and nowhere else. None was fitted to a pair of programs. Left out: contention
+//! for memory and caches, clocks, copies beside kernels, what a launch in flight costs
+//! the driver, and the cost of the completion writes.
+
+use crate::trace::Kernel;
+use tally_engine::policy::Decision;
+
+/// Streaming multiprocessors.
+pub const SMS: u32 = 132;
+const THREADS_PER_SM: u32 = 2_048;
+const REGISTERS_PER_SM: u64 = 65_536;
+const SHARED_BYTES_PER_SM: u64 = 228 << 10;
+/// Kept by the system for each block.
+const SHARED_BYTES_SYSTEM: u64 = 1 << 10;
+const BLOCKS_PER_SM: u64 = 32;
+
+/// From the end of the last kernel until the program has seen it.
+pub const SEEN_NS: u64 = 3_500;
+/// A decided launch costs its program so much more.
+pub const DECIDED_NS: u64 = 1_700;
+/// Change of context away from one that has nothing running.
+pub const CHANGE_IDLE_NS: u64 = 137_000;
+/// Change of context in the middle of a kernel: 0.2 ms in all, less half a slice.
+pub const CHANGE_BUSY_NS: u64 = 175_000;
+/// Time slices `[high priority, best effort]` under the core.
+pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
+/// The driver's.
+pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
+/// Until running blocks see that they are to give way.
+pub const FLAG_NS: u64 = 12_000;
+/// A wait between two parts of a launch.
+pub const GATE_NS: u64 = 2_200;
+/// From being let go on until blocks run again.
+pub const RESUME_NS: u64 = 7_100;
+/// To a stream on some of the SMs and back.
+pub const HOP_NS: u64 = 5_000;
+/// What the prelude adds to a kernel of blocks of 50 us, in thousandths.
+pub const PRELUDE_PERMILLE: u64 = 18;
+/// Parts of a cut launch.
+pub const PARTS_MAX: u64 = 32;
+/// All SMs' room.
+pub const ROOM: u64 = 1_024;
+
+/// Who runs at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// One process at a time.
+    #[default]
+    Timeslice,
+    /// Blocks of both, side by side.
+    Mps,
+}
+
+/// Which best-effort kernels have other forms than whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cut {
+    /// None.
+    None,
+    /// All but those that look like closed libraries'.
+    #[default]
+    Open,
+    /// All.
+    All,
+}
+
+impl Cut {
+    /// Whether this kernel can be cut.
+    pub fn allows(self, name: &str) -> bool {
+        match self {
+            Cut::None => false,
+            Cut::All => true,
+            Cut::Open => !closed(name),
+        }
+    }
+}
+
+/// Names that kernels of NVIDIA's closed libraries have.
+fn closed(name: &str) -> bool {
+    const MARKS: [&str; 8] =
+        ["cublas", "cudnn", "cutlass", "gemm", "gemv", "nvjet", "xmma", "splitKreduce"];
+    MARKS.iter().any(|mark| name.contains(mark))
+}
+
+/// One kernel as the device runs it; times are without disturbance.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// The launch it belongs to.
+    pub launch: u64,
+    /// It ends the launch.
+    pub last: bool,
+    /// Not before.
+    pub ready_ns: u64,
+    /// Nor sooner after the one before.
+    pub gap_ns: u64,
+    /// In all.
+    pub total_ns: u64,
+    /// Of that, the last wave.
+    pub tail_ns: u64,
+    /// Room taken before the last wave, and in it; of [`ROOM`].
+    pub room: [u64; 2],
+    /// It can stop at multiples of this; 0: it cannot.
+    pub quantum_ns: u64,
+}
+
+/// Blocks of the kernel that fit one SM.
+pub fn blocks_per_sm(k: &Kernel) -> u64 {
+    let threads = u64::from(k.threads().clamp(1, THREADS_PER_SM).next_multiple_of(32));
+    let by_threads = u64::from(THREADS_PER_SM) / threads;
+    let by_registers = REGISTERS_PER_SM / (threads * u64::from(k.regs.max(1)));
+    let by_shared = SHARED_BYTES_PER_SM / (u64::from(k.smem) + SHARED_BYTES_SYSTEM);
+    by_threads.min(by_registers).min(by_shared).clamp(1, BLOCKS_PER_SM)
+}
+
+/// The kernel in the form that was decided. A launch of `n` blocks runs in waves of as
+/// many as fit the SMs; all waves take equally long.
+pub fn work(k: &Kernel, decision: Decision) -> Work {
+    let (blocks, each) = (k.blocks().max(1), blocks_per_sm(k));
+    let capacity = each * u64::from(SMS);
+    let waves = blocks.div_ceil(capacity);
+    let whole = Work {
+        launch: 0,
+        last: true,
+        ready_ns: 0,
+        gap_ns: k.gap_ns,
+        total_ns: k.dur_ns,
+        tail_ns: (k.dur_ns / waves).max(1),
+        room: [ROOM, last_room(blocks, capacity)],
+        quantum_ns: 0,
+    };
+    match decision {
+        Decision::Run(_) | Decision::Hold(_) => whole,
+        Decision::Preemptible => {
+            let total_ns = k.dur_ns + k.dur_ns * PRELUDE_PERMILLE / 1_000;
+            let wave_ns = (total_ns / waves).max(1);
+            Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, ..whole }
+        }
+        Decision::Slice(n) => {
+            let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
+            let wave_ns = (k.dur_ns / waves).max(1);
+            let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS;
+            let rest = blocks % n;
+            let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
+            let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns;
+            let room = [last_room(n, capacity), last_room(blocks, capacity)];
+            Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, ..whole }
+        }
+        Decision::Partition(n) => {
+            let sms = u64::from(n.min(SMS));
+            let waves_here = blocks.div_ceil(each * sms);
+            let run_ns = (u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves)) as u64;
+            let scaled = |room: u64| (room * sms / u64::from(SMS)).max(1);
+            let tail = last_room(blocks, each * sms);
+            Work {
+                total_ns: run_ns + HOP_NS,
+                tail_ns: (run_ns / waves_here).max(1),
+                room: [scaled(ROOM), scaled(tail)],
+                ..whole
+            }
+        }
+    }
+}
+
+/// Room that the blocks of the last wave take.
+fn last_room(blocks: u64, capacity: u64) -> u64 {
+    let rest = blocks % capacity;
+    if rest == 0 { ROOM } else { (ROOM * rest).div_ceil(capacity) }
+}

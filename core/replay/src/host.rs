@@ -1,0 +1,118 @@
+//! A program: when it makes its next launch, and what it waits for.
+
+use crate::trace::{Pace, Trace};
+use std::ops::Range;
+
+/// Launches that the driver takes before the program has to wait.
+pub const AHEAD_MAX: u64 = 1_024;
+
+/// One launch of a program: a kernel, or a graph of them.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Its kernels in the trace.
+    pub kernels: Range<usize>,
+    /// When it is made.
+    pub pace: Pace,
+}
+
+/// A program at some point of its trace.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// One iteration.
+    pub program: Vec<Launch>,
+    /// Which launch of it comes next.
+    pub next: usize,
+    /// When; `None`: something else has to happen first.
+    pub launch_ns: Option<u64>,
+    /// It waits for the GPU, and will launch so long after.
+    after_end_ns: Option<u64>,
+    /// It is too far ahead of the GPU; would have launched then.
+    ahead_ns: Option<u64>,
+    /// A launch that is held.
+    pub held: bool,
+    /// Launches made.
+    pub made: u64,
+    /// Launches done.
+    pub done: u64,
+    /// Starts again by itself.
+    repeats: bool,
+}
+
+impl Host {
+    /// A program that launches kernel by kernel, or each iteration as one graph.
+    pub fn new(trace: &Trace, graph: bool, repeats: bool) -> Self {
+        let program = if graph {
+            vec![Launch { kernels: 0..trace.kernels.len(), pace: Pace::AfterLaunch(0) }]
+        } else {
+            let each = trace.kernels.iter().enumerate();
+            each.map(|(i, k)| Launch { kernels: i..i + 1, pace: k.pace }).collect()
+        };
+        Host {
+            program,
+            next: 0,
+            launch_ns: repeats.then_some(0),
+            after_end_ns: None,
+            ahead_ns: None,
+            held: false,
+            made: 0,
+            done: 0,
+            repeats,
+        }
+    }
+
+    /// Begin an iteration.
+    pub fn begin(&mut self, now_ns: u64) {
+        (self.next, self.launch_ns) = (0, Some(now_ns));
+    }
+
+    /// The iteration's launches are all made and done.
+    pub fn idle(&self) -> bool {
+        self.next == self.program.len() && self.made == self.done
+    }
+
+    /// The next launch was made; plan the one after it.
+    pub fn launched(&mut self, now_ns: u64) {
+        self.made += 1;
+        self.next += 1;
+        self.launch_ns = None;
+        if self.next == self.program.len() {
+            if !self.repeats {
+                return;
+            }
+            self.next = 0;
+        }
+        match self.program[self.next].pace {
+            Pace::AfterEnd(ns) => self.after_end_ns = Some(ns),
+            // Time passes even for a program of free launches.
+            Pace::AfterLaunch(ns) if self.made - self.done < AHEAD_MAX => {
+                self.launch_ns = Some(now_ns + ns.max(1));
+            }
+            Pace::AfterLaunch(ns) => self.ahead_ns = Some(now_ns + ns),
+        }
+    }
+
+    /// A launch is done.
+    pub fn ended(&mut self, now_ns: u64) {
+        self.done += 1;
+        if let Some(ns) = self.ahead_ns.take() {
+            self.launch_ns = Some(ns.max(now_ns));
+        } else if self.made == self.done
+            && let Some(ns) = self.after_end_ns.take()
+        {
+            self.launch_ns = Some(now_ns + ns);
+        }
+    }
+
+    /// How far it has come, in the time that it needs alone.
+    pub fn progress_ns(&self, trace: &Trace) -> u64 {
+        let each = self.program.len() as u64;
+        match self.done.checked_sub(1) {
+            None => 0,
+            Some(last) => {
+                let kernel = self.program[(last % each) as usize].kernels.end - 1;
+                let k = &trace.kernels[kernel];
+                (last / each) * trace.period_ns + k.start_ns + k.dur_ns
+            }
+        }
+    }
+}

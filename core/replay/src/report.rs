@@ -1,0 +1,127 @@
+//! What a simulation found. Everything in it is of virtual time, so that it is the same
+//! each time.
+
+use crate::gpu::{Cut, Residency};
+use serde::Serialize;
+
+/// What a simulation found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Layout of this.
+    pub schema: u32,
+    /// Window of arrivals.
+    pub seconds: f64,
+    /// Of the arrivals.
+    pub seed: u64,
+    /// Who ran at once.
+    pub residency: Residency,
+    /// Which kernels could be cut.
+    pub cut: Cut,
+    /// No engine: the GPU as its driver shares it.
+    pub unscheduled: bool,
+    /// The inference.
+    pub high_priority: High,
+    /// The training.
+    pub best_effort: Option<BestEffort>,
+    /// The training's launches, as they were decided.
+    pub decisions: Option<Decisions>,
+    /// Launches simulated, of both.
+    pub launches: u64,
+    /// Kernels simulated, of both; a graph has many.
+    pub kernels: u64,
+    /// Changes of context.
+    pub context_changes: u64,
+}
+
+/// The inference.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct High {
+    /// The trace.
+    pub trace: String,
+    /// Requests that arrived.
+    pub arrived: u64,
+    /// Requests served.
+    pub served: u64,
+    /// Not served by the end; in the queued times with their wait so far.
+    pub unserved: u64,
+    /// One request alone.
+    pub solo_ms: f64,
+    /// From the start of a request's service to its end.
+    pub service_p50_ms: f64,
+    /// The same.
+    pub service_p99_ms: f64,
+    /// Over [`Self::solo_ms`].
+    pub service_p50_over_solo: f64,
+    /// Over [`Self::solo_ms`].
+    pub service_p99_over_solo: f64,
+    /// From arrival to the end.
+    pub queued_p50_ms: f64,
+    /// The same.
+    pub queued_p99_ms: f64,
+    /// The same, of the inference alone.
+    pub solo_queued_p99_ms: f64,
+    /// Over that.
+    pub queued_p99_over_solo: f64,
+}
+
+/// The training.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct BestEffort {
+    /// The trace.
+    pub trace: String,
+    /// Rate over its rate alone, in the window of arrivals.
+    pub share: f64,
+    /// Iterations done.
+    pub iterations: u64,
+    /// Launches made.
+    pub launched: u64,
+    /// Launches done.
+    pub done: u64,
+    /// Launches under way at the end.
+    pub in_flight: u64,
+}
+
+/// The training's launches, as they were decided.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Decisions {
+    /// Calls of the policy.
+    pub asked: u64,
+    /// Answered `run`.
+    pub whole: u64,
+    /// Under a lease.
+    pub leased: u64,
+    /// As slices.
+    pub sliced: u64,
+    /// Able to give way.
+    pub preemptible: u64,
+    /// On some of the SMs.
+    pub partitioned: u64,
+    /// In a form that was not on offer, so whole.
+    pub degraded: u64,
+    /// `hold` answers.
+    pub held: u64,
+    /// Waits for room in the window.
+    pub window_full: u64,
+    /// By the built-in rule, for the policy failed.
+    pub fallback: u64,
+    /// Times the training was asked to give way.
+    pub yields: u64,
+    /// Launches that did.
+    pub gave_way: u64,
+}
+
+/// Smallest value that this share of all is not above; 0 of none. Sorts.
+pub fn percentile(all: &mut [u64], share: f64) -> u64 {
+    all.sort_unstable();
+    let rank = (all.len() as f64 * share).ceil() as usize;
+    all.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+}
+
+pub(crate) fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// A ratio; 0 over nothing.
+pub(crate) fn over(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}

@@ -1,0 +1,491 @@
+//! The loop: the earliest of what can happen happens, the engine hears of it, what it
+//! answers reaches the programs and the device.
+
+use crate::arrivals::Arrivals;
+use crate::device::{Device, HIGH, Happened, LOW};
+use crate::gpu::{
+    Cut, DECIDED_NS, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
+};
+use crate::host::Host;
+use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
+use crate::trace::{LAUNCH_LATENCY_NS, Trace};
+use tally_engine::policy::{Class, ClientInfo, Decision, Policy, launch_flags};
+use tally_engine::profile::{CutState, Kept, KernelKey};
+use tally_engine::{Action, Engine, EngineConfig, Submission};
+
+/// How long after a completion the core looks.
+const LOOK_NS: u64 = 1_000;
+/// Launches that count as measured before the start, for each kernel.
+const KNOWN_LAUNCHES: u64 = 16;
+
+/// Stands for the ticket of a launch under a standing grant: it was not submitted.
+const UNSUBMITTED: u64 = u64::MAX;
+
+/// What is simulated, besides the programs and the policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Who runs at once.
+    pub residency: Residency,
+    /// Which best-effort kernels can be cut.
+    pub cut: Cut,
+    /// Window of arrivals.
+    pub seconds: f64,
+    /// At most so much longer until all are served.
+    pub overrun_seconds: f64,
+    /// Of the arrivals.
+    pub seed: u64,
+    /// A request is one CUDA graph; otherwise it launches kernel by kernel, as recorded.
+    pub graph: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            residency: Residency::Timeslice,
+            cut: Cut::Open,
+            seconds: 5.0,
+            overrun_seconds: 5.0,
+            seed: 1,
+            graph: true,
+        }
+    }
+}
+
+/// A kernel launch as the engine sees it.
+#[derive(Clone, Copy)]
+struct Known {
+    kernel: Option<u32>,
+    flags: u32,
+    blocks: u64,
+    threads: u32,
+    shared: u32,
+}
+
+/// Tickets of one client.
+#[derive(Clone, Copy, Default)]
+struct Tickets {
+    next: u64,
+    granted_until: u64,
+}
+
+struct Sim<'a> {
+    setup: Setup,
+    device: Device,
+    engine: Option<Engine>,
+    traces: [&'a Trace; 2],
+    hosts: [Option<Host>; 2],
+    known: [Vec<Known>; 2],
+    tickets: [Tickets; 2],
+    actions: Vec<Action>,
+    happened: Vec<Happened>,
+    kernels: u64,
+    now_ns: u64,
+    // Requests.
+    arrivals: &'a [u64],
+    begun: usize,
+    /// Start of the one in service.
+    serving_since: Option<u64>,
+    free_ns: u64,
+    service_ns: Vec<u64>,
+    queued_ns: Vec<u64>,
+}
+
+/// Run the inference beside the training, if there is one. Without a policy nothing is
+/// scheduled: the GPU is shared as its driver does.
+pub fn simulate(
+    setup: &Setup,
+    high: &Trace,
+    low: Option<&Trace>,
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    let graph = setup.graph.then(|| high.back_to_back());
+    let high = graph.as_ref().unwrap_or(high);
+    let solo_ns = solo(setup, high);
+    let window_ns = (setup.seconds.max(0.0) * 1e9) as u64;
+    let end_ns = window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
+    let times = arrivals.times(solo_ns, window_ns, setup.seed);
+    let unscheduled = policy.is_none();
+    let mut sim = Sim::new(*setup, [high, low.unwrap_or(high)], low.is_some(), &times, policy);
+    sim.run_until(window_ns, false);
+    let progress_ns = sim.hosts[LOW].as_ref().map(|h| h.progress_ns(sim.traces[LOW]));
+    sim.run_until(end_ns, true);
+    let share = progress_ns.map_or(0.0, |ns| over(ns, window_ns));
+    sim.report(solo_ns, share, unscheduled)
+}
+
+/// One request alone, from the start of its service until it is seen done.
+fn solo(setup: &Setup, high: &Trace) -> u64 {
+    let mut sim = Sim::new(*setup, [high; 2], false, &[0], None);
+    sim.run_until(u64::MAX, true);
+    sim.service_ns.first().copied().unwrap_or(0)
+}
+
+impl<'a> Sim<'a> {
+    fn new(
+        setup: Setup,
+        traces: [&'a Trace; 2],
+        shared: bool,
+        arrivals: &'a [u64],
+        policy: Option<Box<dyn Policy + Send>>,
+    ) -> Self {
+        let slices = if policy.is_some() { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let mut sim = Sim {
+            setup,
+            device: Device::new(setup.residency, slices),
+            engine: policy.map(|policy| {
+                let config = EngineConfig { sm_count: SMS, ..EngineConfig::default() };
+                Engine::new(config, policy)
+            }),
+            traces,
+            hosts: [
+                Some(Host::new(traces[HIGH], setup.graph, false)),
+                shared.then(|| Host::new(traces[LOW], false, true)),
+            ],
+            known: [Vec::new(), Vec::new()],
+            tickets: [Tickets::default(); 2],
+            actions: Vec::new(),
+            happened: Vec::new(),
+            kernels: 0,
+            now_ns: 0,
+            arrivals,
+            begun: 0,
+            serving_since: None,
+            free_ns: 0,
+            service_ns: Vec::new(),
+            queued_ns: Vec::new(),
+        };
+        sim.introduce();
+        sim
+    }
+
+    /// Tell the engine of the clients and their kernels.
+    fn introduce(&mut self) {
+        for lane in [HIGH, LOW] {
+            let Some(host) = &self.hosts[lane] else { continue };
+            for launch in &host.program {
+                let k = &self.traces[lane].kernels[launch.kernels.start];
+                let graph = launch.kernels.len() > 1;
+                let cut = lane == LOW && !graph && self.setup.cut.allows(&k.name);
+                let mut flags = if graph { launch_flags::GRAPH } else { 0 };
+                if cut {
+                    flags |= launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+                }
+                let partition = self.setup.residency == Residency::Mps && lane == LOW;
+                if partition && self.setup.cut != Cut::None {
+                    flags |= launch_flags::CAN_PARTITION;
+                }
+                let key =
+                    KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
+                let kernel = self.engine.as_mut().and_then(|e| {
+                    let id = e.intern(&key)?;
+                    let dur = k.dur_ns;
+                    // Programs are warm: the core has seen their kernels.
+                    e.restore_profile(
+                        id,
+                        Kept {
+                            count: KNOWN_LAUNCHES,
+                            mean_ns: dur,
+                            predicted_ns: dur,
+                            p99_ns: dur,
+                            ..Kept::default()
+                        },
+                    );
+                    if cut {
+                        e.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+                    }
+                    Some(id)
+                });
+                self.known[lane].push(Known {
+                    kernel,
+                    flags,
+                    blocks: k.blocks(),
+                    threads: k.threads(),
+                    shared: k.smem,
+                });
+            }
+            if let Some(engine) = &mut self.engine {
+                let class = [Class::High, Class::BestEffort][lane];
+                let name = self.traces[lane].name.clone();
+                let info = ClientInfo { id: lane as u32, class, name, labels: vec![] };
+                engine.client_joined(0, info, 0, &mut self.actions);
+            }
+        }
+        self.obey(0);
+    }
+
+    /// Go on until this time, or until every request is served if that is enough.
+    fn run_until(&mut self, end_ns: u64, served_is_enough: bool) {
+        loop {
+            if served_is_enough && self.service_ns.len() == self.arrivals.len() {
+                return;
+            }
+            match self.next_ns(self.now_ns) {
+                Some(ns) if ns < end_ns => self.step(ns),
+                _ => return,
+            }
+        }
+    }
+
+    /// When the next request's service begins.
+    fn begins_ns(&self) -> Option<u64> {
+        let arrival = self.arrivals.get(self.begun).filter(|_| self.serving_since.is_none())?;
+        Some(self.free_ns.max(*arrival))
+    }
+
+    fn next_ns(&self, now_ns: u64) -> Option<u64> {
+        let launch = |lane: usize| self.hosts[lane].as_ref().and_then(|h| h.launch_ns);
+        let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
+        // A deadline that a tick did not move is looked at again a little later.
+        let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
+        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn step(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        let mut happened = std::mem::take(&mut self.happened);
+        self.device.advance(now_ns, &mut happened);
+        for what in happened.drain(..) {
+            match what {
+                Happened::Done { lane, launch, last } => {
+                    self.kernels += 1;
+                    if last {
+                        self.ended(now_ns, lane, launch);
+                    }
+                }
+                Happened::GaveWay { lane, launch, turnaround_ns } => {
+                    if let Some(engine) = &mut self.engine {
+                        engine.gave_way(lane as u32, launch, turnaround_ns);
+                    }
+                }
+            }
+        }
+        self.happened = happened;
+        if let Some(engine) = &mut self.engine
+            && engine.next_deadline_ns().is_some_and(|ns| ns <= now_ns)
+        {
+            engine.tick(now_ns, &mut self.actions);
+            self.obey(now_ns);
+        }
+        if self.begins_ns().is_some_and(|ns| ns <= now_ns) {
+            self.begin(now_ns);
+        }
+        for lane in [HIGH, LOW] {
+            if let Some(host) = &mut self.hosts[lane]
+                && host.launch_ns.is_some_and(|ns| ns <= now_ns)
+            {
+                host.launch_ns = None;
+                self.launch(now_ns, lane);
+            }
+        }
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        self.serving_since = Some(now_ns);
+        self.begun += 1;
+        if let Some(host) = &mut self.hosts[HIGH] {
+            host.begin(now_ns);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
+            self.obey(now_ns);
+        }
+    }
+
+    /// The program makes its next launch.
+    fn launch(&mut self, now_ns: u64, lane: usize) {
+        let Some(engine) = &mut self.engine else {
+            return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
+        };
+        let Some(host) = &mut self.hosts[lane] else { return };
+        let tickets = &mut self.tickets[lane];
+        // Under a standing grant nothing is submitted.
+        if tickets.granted_until == u64::MAX {
+            return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
+        }
+        let known = self.known[lane][host.next];
+        let ticket = tickets.next;
+        tickets.next += 1;
+        let submission = Submission {
+            ticket,
+            kernel: known.kernel,
+            flags: known.flags,
+            grid_blocks: known.blocks,
+            block_threads: known.threads,
+            shared_bytes: known.shared,
+            stream: 0,
+            completion: (ticket as u32).wrapping_add(1),
+            started: ticket < tickets.granted_until,
+            exact: true,
+        };
+        if submission.started {
+            engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
+            self.release(now_ns, lane, ticket, Decision::Run(0), 0);
+        } else {
+            host.held = true;
+            engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
+        }
+        self.obey(now_ns);
+    }
+
+    /// A launch reaches the device.
+    fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
+        let Some(host) = &mut self.hosts[lane] else { return };
+        let kernels = host.program[host.next].kernels.clone();
+        let last = kernels.end - 1;
+        for index in kernels {
+            let shape = work(&self.traces[lane].kernels[index], form);
+            let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
+            self.device
+                .push(lane, crate::gpu::Work { launch, last: index == last, ready_ns, ..shape });
+        }
+        host.held = false;
+        host.launched(now_ns + cost_ns);
+    }
+
+    /// A launch is done.
+    fn ended(&mut self, now_ns: u64, lane: usize, launch: u64) {
+        let Some(host) = &mut self.hosts[lane] else { return };
+        host.ended(now_ns);
+        let idle = host.idle();
+        if let Some(engine) = &mut self.engine
+            && launch != UNSUBMITTED
+        {
+            let word = (launch as u32).wrapping_add(1);
+            engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+        }
+        if lane == HIGH && idle {
+            self.served(now_ns);
+        }
+        self.obey(now_ns);
+    }
+
+    fn served(&mut self, now_ns: u64) {
+        let Some(since_ns) = self.serving_since.take() else { return };
+        self.free_ns = now_ns + SEEN_NS;
+        self.service_ns.push(self.free_ns - since_ns);
+        self.queued_ns.push(self.free_ns - self.arrivals[self.begun - 1]);
+        if let Some(engine) = &mut self.engine {
+            engine.high_activity(now_ns, HIGH as u32, false, now_ns, &mut self.actions);
+        }
+    }
+
+    /// Do what the engine wants.
+    fn obey(&mut self, now_ns: u64) {
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Grant { client, until } => {
+                    let lane = client as usize;
+                    self.tickets[lane].granted_until = until;
+                    let next = self.tickets[lane].next;
+                    if self.held(lane) && next <= until {
+                        self.release(now_ns, lane, next - 1, Decision::Run(0), DECIDED_NS);
+                    }
+                }
+                Action::Decide { client, ticket, decision, .. } => {
+                    let lane = client as usize;
+                    if self.held(lane) && ticket + 1 == self.tickets[lane].next {
+                        let known =
+                            self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
+                        let form = offered(known.flags, decision);
+                        self.release(now_ns, lane, ticket, form, DECIDED_NS);
+                    }
+                }
+                Action::Yield { client, yielded } => {
+                    self.device.set_yield(client as usize, yielded);
+                }
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn held(&self, lane: usize) -> bool {
+        self.hosts[lane].as_ref().is_some_and(|h| h.held)
+    }
+
+    fn report(mut self, solo_ns: u64, share: f64, unscheduled: bool) -> Report {
+        let mut now_ns = 0;
+        let mut solo_queued: Vec<u64> = Vec::with_capacity(self.arrivals.len());
+        for &arrival in self.arrivals {
+            now_ns = arrival.max(now_ns) + solo_ns;
+            solo_queued.push(now_ns - arrival);
+        }
+        let served = self.service_ns.len();
+        let end_ns = ((self.setup.seconds + self.setup.overrun_seconds).max(0.0) * 1e9) as u64;
+        self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
+        let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
+        let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
+        let alone = percentile(&mut solo_queued, 0.99);
+        let low = self.hosts[LOW].as_ref();
+        let decided = self.engine.as_ref().filter(|_| low.is_some()).map(decisions);
+        let best_effort = low.map(|host| BestEffort {
+            trace: self.traces[LOW].name.clone(),
+            share,
+            iterations: host.done / host.program.len() as u64,
+            launched: host.made,
+            done: host.done,
+            in_flight: host.made - host.done,
+        });
+        Report {
+            schema: 1,
+            seconds: self.setup.seconds,
+            seed: self.setup.seed,
+            residency: self.setup.residency,
+            cut: self.setup.cut,
+            unscheduled,
+            launches: self.hosts.iter().flatten().map(|h| h.done).sum(),
+            kernels: self.kernels,
+            context_changes: self.device.changes(),
+            high_priority: High {
+                trace: self.traces[HIGH].name.clone(),
+                arrived: self.arrivals.len() as u64,
+                served: served as u64,
+                unserved: (self.arrivals.len() - served) as u64,
+                solo_ms: ms(solo_ns),
+                service_p50_ms: ms(service[0]),
+                service_p99_ms: ms(service[1]),
+                service_p50_over_solo: over(service[0], solo_ns),
+                service_p99_over_solo: over(service[1], solo_ns),
+                queued_p50_ms: ms(queued[0]),
+                queued_p99_ms: ms(queued[1]),
+                solo_queued_p99_ms: ms(alone),
+                queued_p99_over_solo: over(queued[1], alone),
+            },
+            best_effort,
+            decisions: decided,
+        }
+    }
+}
+
+/// What is not on offer runs whole.
+fn offered(flags: u32, decision: Decision) -> Decision {
+    let needed = match decision {
+        Decision::Slice(_) => launch_flags::CAN_SLICE,
+        Decision::Preemptible => launch_flags::CAN_PREEMPT,
+        Decision::Partition(_) => launch_flags::CAN_PARTITION,
+        Decision::Run(_) | Decision::Hold(_) => 0,
+    };
+    if flags & needed == needed { decision } else { Decision::Run(0) }
+}
+
+fn decisions(engine: &Engine) -> Decisions {
+    let stats = engine.client_stats(LOW as u32).unwrap_or_default();
+    Decisions {
+        asked: engine.policy_stats().decides,
+        whole: stats.run,
+        leased: stats.leased,
+        sliced: stats.sliced,
+        preemptible: stats.preemptible,
+        partitioned: stats.partitioned,
+        degraded: stats.degraded,
+        held: stats.held,
+        window_full: stats.window_full,
+        fallback: stats.fallback,
+        yields: stats.yields,
+        gave_way: stats.gave_way,
+    }
+}

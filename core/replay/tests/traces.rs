@@ -1,0 +1,84 @@
+//! What is read of a trace or a file of arrivals, and how a bad one is refused.
+
+use tally_replay::trace::Pace;
+use tally_replay::{Arrivals, Trace, builtin_traces};
+
+const HEADER: &str = "ts_us,dur_us,kind,name,stream,grid,block,regs,smem\n";
+
+fn refused(text: &str) -> String {
+    Trace::parse("t.csv", text).unwrap_err().to_string()
+}
+
+#[test]
+fn every_built_in_trace_is_read_and_lasts_what_it_was_recorded_to() {
+    assert_eq!(builtin_traces().count(), 8);
+    for name in builtin_traces() {
+        let trace = Trace::open(name).unwrap();
+        let pauses = trace.kernels.windows(2);
+        assert!(pauses.clone().all(|w| w[0].start_ns + w[0].dur_ns <= w[1].start_ns), "{name}");
+        assert!(trace.span_ns() <= trace.period_ns, "{name}");
+        assert!(trace.back_to_back().span_ns() <= trace.span_ns(), "{name}");
+    }
+    let requests = Trace::open("llama7b_decode_b1").unwrap();
+    assert_eq!((requests.kernels.len(), requests.recorded), (1_462, 8));
+}
+
+#[test]
+fn the_last_iteration_is_taken_and_pauses_say_what_the_program_waited_for() {
+    let rows = "0,10,kernel,\"a,\"\"b\",7,2x1x1,64x1x1,16,0\n\
+                20,5,kernel,c,7,1x1x1,32x1x1,16,0\n\
+                50,10,kernel,\"a,\"\"b\",7,2x1x1,64x1x1,16,0\n\
+                61,5,kernel,c,7,1x1x1,32x1x1,16,0\n";
+    let trace = Trace::parse("t", &format!("{HEADER}{rows}")).unwrap();
+    assert_eq!((trace.recorded, trace.kernels.len()), (2, 2));
+    let [a, c] = &trace.kernels[..] else { panic!() };
+    assert_eq!((a.name.as_str(), a.dur_ns, a.blocks(), a.threads()), ("a,\"b", 10_000, 2, 64));
+    // The GPU waited for both launches before it: the program could not launch sooner.
+    assert_eq!(a.pace, Pace::AfterLaunch(30_000));
+    assert_eq!((c.gap_ns, c.pace), (1_000, Pace::AfterLaunch(3_000)));
+    assert_eq!((trace.span_ns(), trace.period_ns), (16_000, 41_000));
+}
+
+#[test]
+fn a_bad_trace_is_refused_with_the_line_and_what_was_expected() {
+    assert!(refused("a,b\n").contains("no column `ts_us`"));
+    assert!(refused(HEADER).contains("no kernels"));
+    let row = |row: &str| refused(&format!("{HEADER}0,1,kernel,a,7,1x1x1,32x1x1,16,0\n{row}\n"));
+    for (bad, column) in [
+        ("x,1,kernel,a,7,1x1x1,32x1x1,16,0", "ts_us"),
+        ("1,-1,kernel,a,7,1x1x1,32x1x1,16,0", "dur_us"),
+        ("1,NaN,kernel,a,7,1x1x1,32x1x1,16,0", "dur_us"),
+        ("1,1,kernel,a,7,1x1,32x1x1,16,0", "grid"),
+        ("1,1,kernel,a,7,1x1x1,0x1x1,16,0", "block"),
+        ("1,1,kernel,a,7,1x1x1,32x1x1,many,0", "regs"),
+        ("1", "dur_us"),
+    ] {
+        let said = row(bad);
+        assert!(said.contains("t.csv, line 3") && said.contains(column), "{bad}: {said}");
+        assert!(said.contains("expected"), "{said}");
+    }
+    let said = Trace::open("no-such-trace").unwrap_err().to_string();
+    assert!(said.contains("no-such-trace") && said.contains("resnet50_infer_b1"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_not_what_its_name_says_is_refused() {
+    let path = std::env::temp_dir().join(format!("tally-replay-{}.csv.gz", std::process::id()));
+    std::fs::write(&path, HEADER).unwrap();
+    let said = Trace::open(path.to_str().unwrap()).unwrap_err().to_string();
+    std::fs::remove_file(&path).unwrap();
+    assert!(said.contains("gzip header") && said.contains("csv.gz"), "{said}");
+}
+
+#[test]
+fn arrivals_are_times_that_rise() {
+    assert_eq!(
+        Arrivals::parse("f", "0.5\n\n1\n").unwrap(),
+        Arrivals::At(vec![500_000_000, 1_000_000_000])
+    );
+    for (bad, line) in [("1\n0.5\n", "line 2"), ("1\nsoon\n", "line 2"), ("-1\n", "line 1")] {
+        let said = Arrivals::parse("f", bad).unwrap_err().to_string();
+        assert!(said.contains(line) && said.contains("expected seconds"), "{said}");
+    }
+    assert!(Arrivals::parse("f", "\n").unwrap_err().to_string().contains("expected 1 to"));
+}
