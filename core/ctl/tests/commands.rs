@@ -159,10 +159,7 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
 fn the_default_policy_is_simulated_alike_each_time() {
     let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
     let policy = programs.join("policies/tally-priority.wasm");
-    if !policy.exists() {
-        eprintln!("left out: {} is not built (`cargo xtask policies`)", policy.display());
-        return;
-    }
+    assert!(policy.exists(), "{}: build it by `cargo xtask policies`", policy.display());
     let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy.to_str().unwrap()]];
     let (first, second) = (sim(&args.concat()), sim(&args.concat()));
     assert!(first.status.success(), "{}", said(&first));
