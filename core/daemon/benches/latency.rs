@@ -1,9 +1,7 @@
-//! Figures, not tests: run them by hand on a quiet machine.
-//!
-//! ```text
-//! cargo test --release -p tally-core --test latency -- --ignored --nocapture --test-threads 1
-//! ```
+//! What a decision, a release from a hold and an idle core cost, with a real core and
+//! clients in this process. For a quiet machine: `cargo xtask bench -p tally-core`.
 
+#[path = "../tests/common/mod.rs"]
 mod common;
 
 use common::{BUILT_IN, Client, Core, hello, policy};
@@ -53,8 +51,6 @@ fn round_trips(core: &Core, what: &str, pause: Duration) {
     );
 }
 
-#[test]
-#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn decision_round_trip() {
     let config = std::env::temp_dir().join("tally-latency-policy.toml");
     std::fs::write(&config, "lease_launches = 0\n").unwrap();
@@ -69,8 +65,6 @@ fn decision_round_trip() {
     }
 }
 
-#[test]
-#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn idle_cpu() {
     for clients in [0, 8, 256] {
         let core = Core::start(BUILT_IN, &[]);
@@ -84,8 +78,6 @@ fn idle_cpu() {
     }
 }
 
-#[test]
-#[ignore = "prints figures of a quiet machine; the command is at the top of this file"]
 fn hold_and_release() {
     let core = Core::start(BUILT_IN, &[]);
     let high = Client::high(&core, "server");
@@ -110,4 +102,10 @@ fn hold_and_release() {
         quantile(&samples, 0.5),
         quantile(&samples, 0.99)
     );
+}
+
+fn main() {
+    decision_round_trip();
+    hold_and_release();
+    idle_cpu();
 }
