@@ -54,21 +54,15 @@ pub enum Refusal {
     DriverRefused = 23,
     /// The cut form's attributes differ from the original's.
     AttributesDiffer = 24,
-    /// A comparison of results failed.
-    ResultsDiffer = 25,
     /// The image's bytes were not kept, or are not there any more.
-    ImageGone = 26,
-    /// More than the table of kernels or handles holds.
-    TooMany = 27,
+    ImageGone = 25,
     /// Launched in a way that cannot be repeated with one more parameter.
-    LaunchForm = 28,
-    /// Rewriting is switched off.
-    SwitchedOff = 29,
+    LaunchForm = 26,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 29] = {
+    pub const ALL: [Refusal; 26] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -95,11 +89,8 @@ impl Refusal {
             VendorLibrary,
             DriverRefused,
             AttributesDiffer,
-            ResultsDiffer,
             ImageGone,
-            TooMany,
             LaunchForm,
-            SwitchedOff,
         ]
     };
 
@@ -134,11 +125,8 @@ impl Refusal {
             }
             Refusal::DriverRefused => "the driver refused its cut form",
             Refusal::AttributesDiffer => "the attributes of its cut form differ",
-            Refusal::ResultsDiffer => "its cut form gave another result",
             Refusal::ImageGone => "its image is not at hand",
-            Refusal::TooMany => "too many kernels are known",
             Refusal::LaunchForm => "it is launched in a way that cannot be cut",
-            Refusal::SwitchedOff => "rewriting is switched off",
         }
     }
 
@@ -148,15 +136,9 @@ impl Refusal {
     }
 
     /// Whether only running the kernel could show it: worth keeping, because finding
-    /// out again costs a launch that does not end, or a wrong result.
+    /// out again costs a launch that does not end, or a load in vain.
     pub fn is_learnt(self) -> bool {
-        matches!(
-            self,
-            Refusal::BlocksWaited
-                | Refusal::DriverRefused
-                | Refusal::AttributesDiffer
-                | Refusal::ResultsDiffer
-        )
+        matches!(self, Refusal::BlocksWaited | Refusal::DriverRefused | Refusal::AttributesDiffer)
     }
 
     /// The refusal that [`Refusal::text`] says so of.
