@@ -129,11 +129,9 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The ignored tests that belong to a group, and what they would need. Those that only
-/// print figures of a quiet machine (`core/daemon/tests/latency.rs`) check nothing.
+/// The ignored tests that belong to a group, and what they would need.
 fn why_left_out(group: Group, has_ptxas: bool) -> Option<String> {
     match group {
-        Group::Unit => Some("core/kernels/tests/device.rs (needs a GPU)".into()),
         Group::Ptxas if !has_ptxas => {
             Some(format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)"))
         }

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{Case, Random, World};
+use common::{COUNTER, Case, Random, World};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tally_kernels::control::FLAG_RAISED;
@@ -204,30 +204,6 @@ fn without_a_retry_the_model_finds_what_goes_wrong() {
     let three = Model { launches: 3, warps: 2, last_ignores: false, ..model };
     assert!(three.explore().is_err());
 }
-
-/// Every warp adds one to its block's count; the block must be whole.
-const COUNTER: &str = "
-.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry k(.param .u64 counts)
-{
-	.reg .pred %p<2>;
-	.reg .b32 %r<8>;
-	.reg .b64 %rd<4>;
-	mov.u32 %r1, %ctaid.x;
-	mov.u32 %r2, %laneid;
-	setp.ne.u32 %p1, %r2, 0;
-	ld.param.u64 %rd1, [counts];
-	mul.wide.u32 %rd2, %r1, 4;
-	add.u64 %rd1, %rd1, %rd2;
-	@%p1 bra past;
-	red.global.add.u32 [%rd1], 1;
-past:
-	bar.sync 0;
-	ret;
-}
-";
 
 #[test]
 fn launches_at_work_at_once_run_each_block_once() {

@@ -3,33 +3,11 @@
 
 mod common;
 
-use common::{Case, World};
+use common::{COUNTER, Case, World};
 use tally_kernels::control::FLAG_RAISED;
 use tally_kernels::{ControlBlock, CutForm, ptx};
 use tally_ptx_vm::{Module, Scratch};
 
-/// Lane 0 of each warp counts.
-const COUNTER: &str = "
-.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry k(.param .u64 counts)
-{
-	.reg .pred %p<2>;
-	.reg .b32 %r<8>;
-	.reg .b64 %rd<4>;
-	mov.u32 %r1, %ctaid.x;
-	mov.u32 %r2, %laneid;
-	setp.ne.u32 %p1, %r2, 0;
-	ld.param.u64 %rd1, [counts];
-	mul.wide.u32 %rd2, %r1, 4;
-	add.u64 %rd1, %rd1, %rd2;
-	@%p1 bra past;
-	red.global.add.u32 [%rd1], 1;
-past:
-	ret;
-}
-";
 const WARPS: u32 = 3;
 
 struct Bench {

@@ -6,6 +6,30 @@ use std::sync::atomic::AtomicBool;
 use tally_kernels::ControlBlock;
 use tally_ptx_vm::{BlockLaunch, Kernel, Memory, Module, Program, Scratch, run_block};
 
+/// Every warp adds one to its block's count; the block must be whole.
+pub const COUNTER: &str = "
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 counts)
+{
+	.reg .pred %p<2>;
+	.reg .b32 %r<8>;
+	.reg .b64 %rd<4>;
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, %laneid;
+	setp.ne.u32 %p1, %r2, 0;
+	ld.param.u64 %rd1, [counts];
+	mul.wide.u32 %rd2, %r1, 4;
+	add.u64 %rd1, %rd1, %rd2;
+	@%p1 bra past;
+	red.global.add.u32 [%rd1], 1;
+past:
+	bar.sync 0;
+	ret;
+}
+";
+
 /// A small generator of numbers, the same for the same seed.
 pub struct Random(u64);
 
