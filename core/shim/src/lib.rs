@@ -1,8 +1,10 @@
 //! The preloaded library that intercepts CUDA kernel launches.
 //!
 //! It must never print, never panic, never allocate, lock or log on the launch
-//! path, and never change what the program computes: every launch happens
-//! exactly once, in the program's own order, whatever becomes of the core.
+//! path under a standing grant (a decided launch holds its stream's lock, and one
+//! made in a cut form allocates room for its parameters), and never change what the
+//! program computes: every launch happens exactly once, in the program's own
+//! order, whatever becomes of the core.
 //!
 //! | read | for |
 //! | --- | --- |

@@ -412,11 +412,12 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
         let whole = ControlBlock::preemptible(table, never, 0, 0, epoch, epoch2, cluster);
         ControlBlock { lo, hi, ..whole }
     };
+    // What cannot be held at a gate cannot be helped: the next slice would overtake the help.
+    let mut helpable = by_offset.is_none();
     for part in 0..parts {
         let (lo, hi) = Slices { size, parts }.bounds(part, blocks);
         if part > 0 {
-            // If it cannot wait, then without: the order is the stream's all the same.
-            let _ = all.gate();
+            helpable &= all.gate();
         }
         let result = match by_offset {
             Some(function) => {
@@ -429,7 +430,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             return failed(all, epoch2, result);
         }
     }
-    let again = by_offset.is_none().then(|| claimed(parts, 0, u32::MAX));
+    let again = helpable.then(|| claimed(parts, 0, u32::MAX));
     all.opened(true, 0, epoch2, again);
     Some(SUCCESS)
 }
