@@ -9,9 +9,9 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
 
-const HOST: &str = "tally:policy/host@0.1.0";
-const TYPES: &str = "tally:policy/types@0.1.0";
-const SCHEDULER: &str = "tally:policy/scheduler@0.1.0";
+const HOST: &str = "tally:policy/host@0.1.1";
+const TYPES: &str = "tally:policy/types@0.1.1";
+const SCHEDULER: &str = "tally:policy/scheduler@0.1.1";
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
 /// for this error.
@@ -161,7 +161,7 @@ fn signature(function: &str) -> Option<&'static str> {
         .find(|line| line.strip_prefix(function).is_some_and(|rest| rest.starts_with(": func(")))
 }
 
-/// Same interface, and a version that only adds to ours: 0.1 for 0.1.0.
+/// Same interface, and a version that only adds to ours: 0.1 for 0.1.1.
 fn compatible(name: &str, ours: &str) -> bool {
     let minor = ours.rfind('.').map_or(ours, |patch| &ours[..=patch]);
     name.starts_with(minor)
@@ -176,14 +176,14 @@ mod tests {
         assert_eq!(signature("decide"), Some("decide: func(launch: launch) -> decision;"));
         assert_eq!(signature("revoke-lease"), Some("revoke-lease: func(client: client-id);"));
         assert_eq!(signature("lease"), None);
-        assert!(CONTRACT.contains("package tally:policy@0.1.0;"));
+        assert!(CONTRACT.contains("package tally:policy@0.1.1;"));
     }
 
     #[test]
     fn only_the_patch_number_may_differ() {
         assert!(compatible("tally:policy/host@0.1.7", HOST));
         assert!(!compatible("tally:policy/host@0.2.0", HOST));
-        assert!(!compatible("tally:policy/hostess@0.1.0", HOST));
+        assert!(!compatible("tally:policy/hostess@0.1.1", HOST));
     }
 
     #[test]
