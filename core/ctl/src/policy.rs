@@ -1,5 +1,9 @@
 //! `tallyctl policy` and `tallyctl stop`.
 
+mod sign;
+
+pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
+
 use crate::admin::Core;
 use crate::cli::PolicyCommand;
 use crate::error::CtlError;
@@ -12,23 +16,26 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Show or load.
+/// Show or load, which takes a core, or sign, which does not.
 pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
-    let mut core = Core::connect(socket)?;
+    let core = || Core::connect(socket);
     let mut out = std::io::stdout().lock();
     match command {
+        PolicyCommand::Keygen(args) => return sign::keygen(&args),
+        PolicyCommand::Sign(args) => return sign::sign(&args),
+        PolicyCommand::Verify(args) => return sign::verify(&args),
         PolicyCommand::Show { json: true } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             writeln!(out, "{policy:#}")?;
         }
         PolicyCommand::Show { json: false } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            let loaded = core.ask(&request)?;
+            let loaded = core()?.ask(&request)?;
             let text =
                 |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
             writeln!(

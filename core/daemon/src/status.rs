@@ -96,7 +96,7 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `disabled`),
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `disabled`),
     /// likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
@@ -134,6 +134,7 @@ impl PolicyReport {
             ("overrun", FaultKind::Overrun),
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
+            ("denied", FaultKind::Denied),
             ("disabled", FaultKind::Disabled),
         ];
         let faults: BTreeMap<_, _> = kinds

@@ -273,6 +273,8 @@ pub enum FaultKind {
     Memory,
     /// It answered something that makes no sense (slices of 0 blocks).
     Nonsense,
+    /// It called a function that it has not been granted.
+    Denied,
     /// It was switched off after too many faults; no call was made.
     Disabled,
 }

@@ -14,6 +14,13 @@ pub struct PolicyStatus {
     pub path: Option<PathBuf>,
     /// SHA-256 of the file, in hexadecimal.
     pub digest: String,
+    /// Id of the trusted key that signed the file; none if nothing vouches for it.
+    pub signed_by: Option<String>,
+    /// Capabilities that it has been granted.
+    pub granted: Vec<&'static str>,
+    /// Capabilities that functions which it imports take; calling one that is not
+    /// granted is a fault.
+    pub needs: Vec<&'static str>,
     /// How long loading took: reading, compiling, `init`.
     pub load_ms: f64,
     /// Launches it decided.
@@ -47,12 +54,14 @@ pub struct FaultCounts {
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
+    /// Calls of functions that were not granted.
+    pub denied: u64,
 }
 
 impl FaultCounts {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.trap + self.overrun + self.memory + self.nonsense
+        self.trap + self.overrun + self.memory + self.nonsense + self.denied
     }
 
     pub(crate) fn count(&mut self, kind: FaultKind) {
@@ -61,6 +70,7 @@ impl FaultCounts {
             FaultKind::Overrun => self.overrun += 1,
             FaultKind::Memory => self.memory += 1,
             FaultKind::Nonsense => self.nonsense += 1,
+            FaultKind::Denied => self.denied += 1,
             // The outcome of faults, not one.
             FaultKind::Disabled => {}
         }
@@ -70,7 +80,7 @@ impl FaultCounts {
 /// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFault {
-    /// `trap`, `overrun`, `memory` or `nonsense`.
+    /// `trap`, `overrun`, `memory`, `nonsense` or `denied`.
     pub kind: &'static str,
     /// For people; for a trap, with its backtrace.
     pub message: String,
@@ -84,6 +94,7 @@ pub(crate) fn kind_name(kind: FaultKind) -> &'static str {
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
+        FaultKind::Denied => "denied",
         FaultKind::Disabled => "disabled",
     }
 }
