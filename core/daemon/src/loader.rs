@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, Launch, Policy};
-use tally_policy_host::{Limits, PolicyHost, PolicyStatus, WasmPolicy};
+use tally_policy_host::{PolicyHost, PolicyStatus, Trust, WasmPolicy};
 
 /// A policy that can also tell people about itself.
 pub trait Hosted: Policy + Send {
@@ -84,12 +84,14 @@ pub trait Loader: Send + Sync + 'static {
 pub struct WasmLoader(PolicyHost);
 
 impl WasmLoader {
-    /// Start the WebAssembly engine.
+    /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
     ///
     /// # Errors
-    /// If the limits make no sense or the engine does not start.
-    pub fn new(limits: Limits) -> Result<Self, String> {
-        PolicyHost::new(limits).map(WasmLoader).map_err(|error| error.to_string())
+    /// If the settings make no sense or the engine does not start.
+    pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
+        let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
+        let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
+        Ok(WasmLoader(host.granting(config.capabilities).trusting(trust)))
     }
 }
 

@@ -84,6 +84,13 @@ pub struct PolicyReport {
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
+    /// Capabilities that it has been granted.
+    pub granted: Vec<&'static str>,
+    /// Capabilities that functions which it imports take; calling one that is not
+    /// granted is a fault.
+    pub needs: Vec<&'static str>,
     /// Rises with each policy put in charge.
     pub generation: u64,
     /// Seconds since the epoch.
@@ -146,6 +153,9 @@ impl PolicyReport {
             source: in_charge.source,
             name: in_charge.name,
             digest: in_charge.digest,
+            signed_by: figures.as_ref().and_then(|f| f.signed_by.clone()),
+            granted: figures.as_ref().map(|f| f.granted.clone()).unwrap_or_default(),
+            needs: figures.as_ref().map(|f| f.needs.clone()).unwrap_or_default(),
             generation: in_charge.generation,
             loaded_at_unix_s: in_charge.loaded_at_unix_s,
             load_ms: in_charge.load_ms,

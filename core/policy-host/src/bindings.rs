@@ -161,3 +161,38 @@ pub fn subscription(to: types::Subscription) -> u32 {
     }
     bits
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_engine::profile::KernelKey;
+
+    #[test]
+    fn what_is_not_granted_is_empty_and_the_rest_is_there() {
+        let info = engine::ClientInfo {
+            id: 7,
+            class: engine::Class::High,
+            name: "serve".into(),
+            labels: vec![("slo".into(), "5ms".into())],
+        };
+        let event = |granted| event(&engine::Event::ClientJoined(info.clone()), granted);
+        let types::Event::ClientJoined(bare) = event(Capabilities::NONE) else { panic!() };
+        assert_eq!((bare.id, bare.class), (7, types::PriorityClass::High));
+        assert!(bare.name.is_empty() && bare.labels.is_empty());
+        let types::Event::ClientJoined(named) = event(Capability::ClientIdentity.into()) else {
+            panic!()
+        };
+        assert_eq!((named.name, named.labels), (info.name.clone(), info.labels.clone()));
+
+        let key = KernelKey { name: "gemm".into(), image: 5, grid: [6, 1, 1], block: [32, 1, 1] };
+        let mut profiles = tally_engine::profile::Profiles::default();
+        let id = profiles.intern(&key).unwrap();
+        profiles.record(id, 1_234);
+        let profile = profiles.get(id).unwrap();
+        let bare = kernel_profile(profile, Capability::ClientIdentity.into());
+        assert_eq!((&*bare.name, bare.image), ("", 0));
+        assert_eq!((bare.grid, bare.count, bare.mean_ns), ((6, 1, 1), 1, 1_234));
+        let named = kernel_profile(profile, Capability::KernelIdentity.into());
+        assert_eq!((&*named.name, named.image), ("gemm", 5));
+    }
+}

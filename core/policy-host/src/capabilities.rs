@@ -105,6 +105,12 @@ impl FromIterator<Capability> for Capabilities {
     }
 }
 
+impl From<Capability> for Capabilities {
+    fn from(one: Capability) -> Self {
+        Capabilities(one.bit())
+    }
+}
+
 impl From<BTreeSet<Capability>> for Capabilities {
     fn from(all: BTreeSet<Capability>) -> Self {
         all.into_iter().collect()
@@ -167,7 +173,10 @@ mod tests {
         assert_eq!(needs(["log", "set-standing-grant"]).names(), ["high-priority"]);
         let contract = crate::bindings::CONTRACT;
         for (name, _) in GUARDED {
-            assert!(contract.contains(&format!("  {name}: func(")), "{name} is not in the contract");
+            assert!(
+                contract.contains(&format!("  {name}: func(")),
+                "{name} is not in the contract"
+            );
         }
     }
 }

@@ -54,6 +54,11 @@ impl HostState {
         if self.granted.has(capability) { Ok(()) } else { Err(Denied { function, capability }) }
     }
 
+    /// Drop the commands made without a context.
+    pub fn forget_commands(&mut self) {
+        self.commands.drain();
+    }
+
     /// Move the commands made without a context, during `init`, into one.
     pub fn hand_over(&mut self, context: &mut Context) {
         for command in self.commands.drain() {
@@ -109,7 +114,10 @@ impl host::Host for HostState {
     }
 
     fn kernel_profile(&mut self, kernel: u32) -> Option<types::KernelProfile> {
-        self.world.profiles.get(kernel).map(|profile| bindings::kernel_profile(profile, self.granted))
+        self.world
+            .profiles
+            .get(kernel)
+            .map(|profile| bindings::kernel_profile(profile, self.granted))
     }
 
     fn kernel_mean_ns(&mut self, kernel: u32) -> u64 {

@@ -1,5 +1,6 @@
 //! What `tallyctl status` and the metrics show of a policy.
 
+use crate::Restored;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,6 +32,10 @@ pub struct PolicyStatus {
     pub faults: FaultCounts,
     /// The last of them.
     pub last_fault: Option<LastFault>,
+    /// What became of the state that it was offered when it was started.
+    pub restored: Restored,
+    /// Faults that count: those since it last went long without one.
+    pub strikes: u32,
     /// Times it was started anew after a fault.
     pub respawns: u64,
     /// Switched off after too many faults.
@@ -56,12 +61,14 @@ pub struct FaultCounts {
     pub nonsense: u64,
     /// Calls of functions that were not granted.
     pub denied: u64,
+    /// Best-effort work held while there was nothing to hold it for.
+    pub stall: u64,
 }
 
 impl FaultCounts {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.trap + self.overrun + self.memory + self.nonsense + self.denied
+        self.trap + self.overrun + self.memory + self.nonsense + self.denied + self.stall
     }
 
     pub(crate) fn count(&mut self, kind: FaultKind) {
@@ -71,6 +78,7 @@ impl FaultCounts {
             FaultKind::Memory => self.memory += 1,
             FaultKind::Nonsense => self.nonsense += 1,
             FaultKind::Denied => self.denied += 1,
+            FaultKind::Stall => self.stall += 1,
             // The outcome of faults, not one.
             FaultKind::Disabled => {}
         }
@@ -80,7 +88,7 @@ impl FaultCounts {
 /// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFault {
-    /// `trap`, `overrun`, `memory`, `nonsense` or `denied`.
+    /// `trap`, `overrun`, `memory`, `nonsense`, `denied` or `stall`.
     pub kind: &'static str,
     /// For people; for a trap, with its backtrace.
     pub message: String,
@@ -88,13 +96,15 @@ pub struct LastFault {
     pub at_ns: u64,
 }
 
-pub(crate) fn kind_name(kind: FaultKind) -> &'static str {
+/// The word for a kind of fault in status and logs.
+pub fn kind_name(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::Trap => "trap",
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
         FaultKind::Denied => "denied",
+        FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }
 }
