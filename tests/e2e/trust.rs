@@ -120,6 +120,9 @@ fn only_what_a_trusted_key_signed_is_loaded_and_the_rest_is_refused_by_name() ->
     let status = desk.scene.status()?;
     ensure!(status.policy_name() == "signed" && status.load_failure().is_none());
     ensure!(status.0["policy"]["signed_by"] == *ours, "{:#}", status.0["policy"]);
+    let history = ask(&desk.scene, &json!({"cmd": "policy_history"}))?;
+    let signers = history["ok"].as_array().context("no history")?;
+    ensure!(signers.len() == 2 && signers.iter().all(|one| one["signed_by"] == *ours), "{history}");
     probe.ask("launch 10")?;
     probe.check()?;
     probe.quit()?;

@@ -5,8 +5,10 @@
 //! monotonically from the client's registration (or the core's start).
 
 mod kernel;
+mod policy_life;
 
 pub use kernel::{FormStatus, KernelStatus};
+pub use policy_life::PolicyLife;
 
 use crate::dispatch::latency::Quantiles;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
@@ -103,8 +105,8 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `disabled`),
-    /// likewise.
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `stall`,
+    /// `disabled`), likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
     pub traps: u64,
@@ -126,6 +128,9 @@ pub struct PolicyReport {
     pub load_failures: u64,
     /// The last failed load since a policy was put in charge.
     pub last_load_error: Option<LoadFailure>,
+    /// How it came, and how others went.
+    #[serde(flatten)]
+    pub life: PolicyLife,
 }
 
 impl PolicyReport {
@@ -134,6 +139,7 @@ impl PolicyReport {
         in_charge: crate::policy_slot::InCharge,
         last_load_error: Option<LoadFailure>,
         load_failures: u64,
+        life: PolicyLife,
         s: &Snapshot,
     ) -> Self {
         let kinds = [
@@ -142,6 +148,7 @@ impl PolicyReport {
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
             ("denied", FaultKind::Denied),
+            ("stall", FaultKind::Stall),
             ("disabled", FaultKind::Disabled),
         ];
         let faults: BTreeMap<_, _> = kinds
@@ -153,7 +160,7 @@ impl PolicyReport {
             source: in_charge.source,
             name: in_charge.name,
             digest: in_charge.digest,
-            signed_by: figures.as_ref().and_then(|f| f.signed_by.clone()),
+            signed_by: in_charge.signed_by,
             granted: figures.as_ref().map(|f| f.granted.clone()).unwrap_or_default(),
             needs: figures.as_ref().map(|f| f.needs.clone()).unwrap_or_default(),
             generation: in_charge.generation,
@@ -173,6 +180,7 @@ impl PolicyReport {
             gauges: figures.map(|f| f.gauges).unwrap_or_default(),
             load_failures,
             last_load_error,
+            life,
         }
     }
 }
