@@ -31,7 +31,8 @@ pub struct SimArgs {
     /// Requests arrive at these times: a file with one in seconds a line, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
-    /// The policy: a component, `built-in`, or `none` for no scheduling at all.
+    /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
+    /// the component's, compiled natively), or `none` for no scheduling at all.
     #[arg(long, value_name = "FILE", default_value = "built-in")]
     pub policy: String,
     /// Its configuration.
@@ -86,6 +87,9 @@ pub enum CutArg {
     All,
 }
 
+/// What the name of a policy of this repository, compiled natively, begins with.
+const NATIVE: &str = "native:";
+
 /// Where policies come from.
 pub(crate) struct Policies {
     name: String,
@@ -112,7 +116,7 @@ impl Policies {
             name: name.into(),
             config,
             #[cfg(feature = "wasm")]
-            host: if native { None } else { Some(wasm_host(grants)?) },
+            host: if native || name.starts_with(NATIVE) { None } else { Some(wasm_host(grants)?) },
         })
     }
 
@@ -121,7 +125,12 @@ impl Policies {
         match self.name.as_str() {
             "none" => Ok(None),
             "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
-            file => self.load_wasm(file).map(Some),
+            name => match name.strip_prefix(NATIVE) {
+                Some(native) => tally_native_policy::by_name(native, &self.config)
+                    .map(Some)
+                    .map_err(|why| CtlError::Usage(format!("--policy {name}: {why}"))),
+                None => self.load_wasm(name).map(Some),
+            },
         }
     }
 
@@ -137,7 +146,7 @@ impl Policies {
     fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let _ = &self.config;
         Err(CtlError::Usage(format!(
-            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in or none"
+            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:tally-priority or none"
         )))
     }
 }

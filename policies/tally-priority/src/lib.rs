@@ -56,7 +56,7 @@ use tally_sdk::{
 const WINDOW_NS_NONE: u64 = u64::MAX;
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
-struct Priority {
+pub struct Priority {
     settings: Settings,
     forms: Forms,
     high: Vec<ClientId>,

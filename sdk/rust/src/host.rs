@@ -1,14 +1,14 @@
 //! What a policy may ask of the core, during any call.
 //!
 //! On the host target there is no core: there the calls go to the test double in
-//! [`crate::testing`], which records them.
+//! `testing`, which records them, or to whatever `native` was given.
 
 use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Subscription};
 
 #[cfg(target_family = "wasm")]
 use crate::bindings::tally::policy::host as core;
 #[cfg(not(target_family = "wasm"))]
-use crate::testing::double as core;
+use crate::native::current as core;
 
 /// Write to the core's log. At most 64 lines a second; more are dropped and
 /// counted.
