@@ -177,7 +177,8 @@ fn compare(seed: u64, config: &str) -> [u32; 5] {
                     CutState::WholeOnly("it spins"),
                 ];
                 // Rarely for good.
-                let cut = cut[random.below(if random.below(50) == 0 { 4 } else { 3 }) as usize];
+                let kinds = if random.below(50) == 0 { 4 } else { 3 };
+                let cut = cut[random.below(kinds) as usize];
                 Some(Fact::Cut(random.below(KERNELS.into()) as u32, cut))
             }
             _ => None,
