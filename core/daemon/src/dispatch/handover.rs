@@ -1,12 +1,13 @@
 //! What policies cost the dispatch thread when they come, go and fail. Measured there,
-//! for it is there that launches wait.
+//! for it is there that launches wait: by the wall clock, so that a thread which is not
+//! scheduled counts as well.
 
 use super::latency::Latency;
 use serde::Serialize;
 
 /// The pauses of the reloads so far: in each, the longer of its two steps (the old
-/// policy writes down what it knows; the new one takes over), between which decisions
-/// go on.
+/// policy writes down what it knows; the new one takes over, is told of every client and
+/// has decided what waited), between which decisions go on.
 pub struct SwapPause {
     pauses: Latency,
     snapshots: Latency,
