@@ -3,7 +3,7 @@
 
 use super::guarded::Guarded;
 use super::images;
-use super::kernels::{Cut, Job, attribute, copy_attributes, plain_function};
+use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
 use super::proof;
 use crate::cu::{FUNC_COMPARED, Ptr, SUCCESS, driver};
 use crate::{log, state};
@@ -91,6 +91,9 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
     let name = name.ok_or(Refusal::NoSuchKernel)?;
     let (function, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
+    if is_lost() {
+        return Err(Refusal::ImageGone);
+    }
     let original = plain_function(job.function);
     for which in FUNC_COMPARED {
         if attribute(original, which) != attribute(function, which) {
@@ -101,7 +104,7 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     copy_attributes(original, function);
     let parameters = layout(function, &kernel)?;
     let sub_grid = match function_of(image, target, CutForm::SubGrid, &name) {
-        Ok((function, other)) if other.control_offset == kernel.control_offset => {
+        Ok((function, other)) if other.control_offset == kernel.control_offset && !is_lost() => {
             copy_attributes(original, function);
             Some(function)
         }

@@ -139,6 +139,7 @@ pub fn forget_context(context: usize) {
 /// The program is exiting: nobody gives way any more.
 pub fn program_exits() {
     gate::open_for_good();
+    kernels::finish();
 }
 
 /// Only in a forked child.
