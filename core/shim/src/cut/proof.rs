@@ -28,7 +28,7 @@ const BLOCKS_PER_SM: u32 = 48;
 /// SMs reckoned with, at most: the memory is that of so many.
 const SMS_MAX: u32 = 512;
 /// The run that is stopped in the middle takes at least so long.
-const RUN_MIN: Duration = Duration::from_micros(400);
+const RUN_MIN: Duration = Duration::from_millis(2);
 const ROUNDS_FIRST: u32 = 4;
 const ROUNDS_MAX: u32 = 1 << 14;
 /// Parts of the run at which the flag goes up, thousandths.
