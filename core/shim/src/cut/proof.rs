@@ -150,7 +150,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         }
         bench.settle(bench.stream)?;
         runs.stopped += 1;
-        let ran = bench.read(bench.counts)?.iter().filter(|n| **n != 0).count();
+        let ran = bench.read(bench.counts, blocks as usize)?.iter().filter(|n| **n != 0).count();
         runs.partly += u32::from(ran > 0 && ran < blocks as usize);
         if permille == 0 && ran != 0 {
             log!("{ran} blocks of {blocks} ran although they were asked not to");
@@ -158,7 +158,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         }
         bench.raise(bench.stream, false)?;
         let mut resumes = 0;
-        while bench.read(bench.counts)?.contains(&0) && resumes < RESUMES_MAX {
+        while bench.read(bench.counts, blocks as usize)?.contains(&0) && resumes < RESUMES_MAX {
             epoch2 += 2;
             bench.run(&cut, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
             resumes += 1;
@@ -243,7 +243,9 @@ impl Bench {
         unsafe {
             check(d.stream_priorities.ok_or(missing)?(&mut low, &mut high))?;
             let create = d.stream_create.ok_or(missing)?;
-            check(create(&mut stream, STREAM_NON_BLOCKING, low))?;
+            // Ahead of what the program has enqueued: tens of short runs, one after another,
+            // would wait for all of that each time.
+            check(create(&mut stream, STREAM_NON_BLOCKING, high))?;
             check(create(&mut other, STREAM_NON_BLOCKING, high))?;
             check(d.mem_alloc.ok_or(missing)?(&mut memory, all_words * 4))?;
             check(d.mem_set.ok_or(missing)?(memory, 0, all_words, stream))?;
@@ -338,10 +340,10 @@ impl Bench {
         check(unsafe { write(stream, self.flag, value, WRITE_VALUE_DEFAULT) })
     }
 
-    /// A word for each block.
-    fn read(&self, from: u64) -> Result<Vec<u32>, Refusal> {
+    /// So many words.
+    fn read(&self, from: u64, count: usize) -> Result<Vec<u32>, Refusal> {
         let copy = driver().copy_out.ok_or(Refusal::DriverRefused)?;
-        let mut words = vec![0_u32; self.blocks() as usize];
+        let mut words = vec![0_u32; count];
         // SAFETY: so many words of our own on both sides; waited for before they are read.
         check(unsafe { copy(words.as_mut_ptr().cast(), from, words.len() * 4, self.stream) })?;
         self.settle(self.stream)?;
@@ -350,16 +352,18 @@ impl Bench {
 
     /// Each block ran once and wrote what it must; then both are cleared.
     fn check(&self, how: &str) -> Result<(), Refusal> {
-        let (sums, counts) = (self.read(self.sums)?, self.read(self.counts)?);
+        let blocks = self.blocks() as usize;
+        // The counts lie behind the sums.
+        let both = self.read(self.sums, 2 * blocks)?;
+        let (sums, counts) = both.split_at(blocks);
         let clear = driver().mem_set.ok_or(Refusal::DriverRefused)?;
-        // SAFETY: memory of our own: the sums, and behind them the counts.
-        check(unsafe { clear(self.sums, 0, 2 * self.blocks() as usize, self.stream) })?;
+        // SAFETY: memory of our own.
+        check(unsafe { clear(self.sums, 0, 2 * blocks, self.stream) })?;
         let wrong = sums.iter().zip(&self.expected).filter(|(got, wanted)| got != wanted).count();
         let odd = counts.iter().filter(|n| **n != 1).count();
         if wrong == 0 && odd == 0 {
             return Ok(());
         }
-        let blocks = self.blocks();
         log!("the known kernel, {how}: {wrong} wrong sums, {odd} blocks of {blocks} not run once");
         Err(Refusal::ResultsDiffer)
     }
