@@ -12,6 +12,7 @@ mod demo;
 mod demo_report;
 mod guest;
 mod policies;
+mod reload;
 mod test;
 mod test_count;
 mod wrapper;
