@@ -90,7 +90,7 @@ pub struct Experiment {
     phase: Phase,
     started_ns: u64,
     looked_ns: u64,
-    /// Turns lost before the block.
+    /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
     /// The first block of the pair.
@@ -150,6 +150,11 @@ impl Experiment {
         Action::Take { at_ns: if cut { until_ns } else { tick_ns }, cut }
     }
 
+    /// Before the first block: turns that policies lost earlier are not the arms'.
+    pub fn faults_before(&mut self, faults: u64) {
+        self.faults = faults;
+    }
+
     /// The arm asked for is in charge. `sample` is what was recorded since the last cut; it
     /// belongs to nobody.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
@@ -157,7 +162,10 @@ impl Experiment {
             return;
         }
         self.looked_ns = now_ns;
-        self.faults = sample.faults;
+        if sample.faults > self.faults {
+            let message = format!("a policy lost a turn while arm {} took over", self.arm);
+            return self.end(now_ns, Reason::PolicyFailed, message);
+        }
         self.measured.clear();
         self.phase = if self.plan.washout_ns > 0 {
             Phase::Washout { until_ns: now_ns + self.plan.washout_ns }
@@ -204,6 +212,13 @@ impl Experiment {
     /// End it from outside.
     pub fn stop(&mut self, now_ns: u64, reason: Reason, message: &str) {
         self.end(now_ns, reason, message.to_owned());
+    }
+
+    /// Add to how it ended what the caller knows of it.
+    pub fn explain(&mut self, more: &str) {
+        if let Some(ended) = &mut self.ended {
+            ended.message = format!("{}: {more}", ended.message);
+        }
     }
 
     fn end(&mut self, now_ns: u64, reason: Reason, message: String) {

@@ -5,17 +5,27 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, Launch, Policy};
-use tally_policy_host::{Limits, PolicyHost, PolicyStatus, WasmPolicy};
+use tally_policy_host::{Compiled, Limits, PolicyHost, PolicyStatus, Saved, WasmPolicy};
 
 /// A policy that can also tell people about itself.
 pub trait Hosted: Policy + Send {
     /// Its figures; `None` for the built-in rule, which has none.
     fn figures(&self) -> Option<PolicyStatus>;
+
+    /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
+    /// thread, and bounded like any call.
+    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        None
+    }
 }
 
 impl Hosted for WasmPolicy {
     fn figures(&self) -> Option<PolicyStatus> {
         Some(self.status())
+    }
+
+    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        WasmPolicy::snapshot(self)
     }
 }
 
@@ -40,6 +50,11 @@ impl Shared {
     /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.lock().figures()
+    }
+
+    /// See [`Hosted::snapshot`].
+    pub fn snapshot(&self) -> Option<Result<Saved, Fault>> {
+        self.lock().snapshot()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Box<dyn Hosted>> {
@@ -71,8 +86,42 @@ pub struct Loaded {
     pub digest: String,
 }
 
+/// A policy that was compiled and can be started.
+pub trait Program: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// SHA-256 of its file.
+    fn digest(&self) -> &str;
+    /// Start it with a configuration, and offer it what another policy knew.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know, as text.
+    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String>;
+}
+
+impl Program for Compiled {
+    fn name(&self) -> &str {
+        Compiled::name(self)
+    }
+
+    fn digest(&self) -> &str {
+        Compiled::digest(self)
+    }
+
+    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
+        let policy = Compiled::start(self, config, saved).map_err(|error| error.to_string())?;
+        Ok(Box::new(policy))
+    }
+}
+
 /// Something that makes policies out of files. Called off both threads.
 pub trait Loader: Send + Sync + 'static {
+    /// Compile and check one.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know, as text.
+    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String>;
+
     /// Load one.
     ///
     /// # Errors
@@ -94,6 +143,11 @@ impl WasmLoader {
 }
 
 impl Loader for WasmLoader {
+    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String> {
+        let compiled = self.0.compile_file(file).map_err(|error| error.to_string())?;
+        Ok(Arc::new(compiled))
+    }
+
     fn load(&self, file: &Path, config: &str) -> Result<Loaded, String> {
         let policy = self.0.load_file(file, config).map_err(|error| error.to_string())?;
         Ok(Loaded {

@@ -2,10 +2,14 @@
 //! charge between two decisions, the old one dropped off the dispatch thread. A
 //! policy that cannot be loaded changes nothing but what status shows.
 
+mod experiment;
+
+pub use experiment::Candidate;
+
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::loader::{Loader, Shared};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,11 +22,13 @@ pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a policy comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Source {
     /// The component.
     pub file: PathBuf,
     /// Its configuration, if any.
+    #[serde(default)]
     pub config_file: Option<PathBuf>,
 }
 
@@ -62,6 +68,11 @@ pub enum SlotError {
     /// It could not be loaded.
     #[error("{0}")]
     Load(String),
+    /// An A/B test decides which policy is in charge.
+    #[error(
+        "an A/B test is running and decides which policy is in charge: end it with `tallyctl ab stop`"
+    )]
+    Experiment,
     /// The dispatch thread did not take it.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -83,6 +94,7 @@ pub struct PolicySlot {
     in_charge: RefCell<InCharge>,
     last_failure: RefCell<Option<LoadFailure>>,
     failures: Cell<u64>,
+    experiment: Cell<bool>,
 }
 
 /// Where the default policy may be: next to the program, or installed.
@@ -183,6 +195,7 @@ impl PolicySlot {
             in_charge: RefCell::new(in_charge),
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
+            experiment: Cell::new(false),
         };
         Ok((slot, policy))
     }
@@ -219,6 +232,10 @@ impl PolicySlot {
         trigger: Trigger,
     ) -> Result<InCharge, SlotError> {
         let _turn = self.turn.lock().await;
+        if self.experiment.get() {
+            tracing::warn!(file = %source.file.display(), "not loaded: {}", SlotError::Experiment);
+            return Err(SlotError::Experiment);
+        }
         let loader = self.loader.clone();
         let asked = source.clone();
         let outcome = tokio::task::spawn_blocking(move || load(&*loader, &asked))

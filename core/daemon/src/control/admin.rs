@@ -7,6 +7,10 @@
 //! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
+//! | `{"cmd":"ab_start","a":SOURCE,"b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
+//! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
+//! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
+//! | `{"cmd":"ab_stop"}` | the report | admins |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
@@ -46,6 +50,14 @@ enum Request {
         kernels: Option<usize>,
     },
     ProfilesClear {},
+    AbStart {
+        a: Source,
+        b: Source,
+        plan: tally_ab::Plan,
+    },
+    AbStatus {},
+    AbReport {},
+    AbStop {},
     Stop {},
 }
 
@@ -59,11 +71,13 @@ pub enum Code {
     Denied,
     /// The policy could not be loaded; the old one stays in charge.
     PolicyRefused,
+    /// Not while an A/B test runs, or none runs.
+    Conflict,
     /// The core cannot answer now.
     Unavailable,
 }
 
-fn error(code: Code, message: impl std::fmt::Display) -> Value {
+pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
     json!({"error": {"code": code, "message": message.to_string()}})
 }
 
@@ -94,7 +108,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
     }
 }
 
-async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
+async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
     let request = match serde_json::from_slice(line) {
         Ok(request) => request,
         Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
@@ -126,8 +140,22 @@ async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
             match plane.load_policy(source, Trigger::Asked).await {
                 Ok(in_charge) => json!({"ok": in_charge}),
                 Err(e @ crate::policy_slot::SlotError::Load(_)) => error(Code::PolicyRefused, e),
+                Err(e @ crate::policy_slot::SlotError::Experiment) => error(Code::Conflict, e),
                 Err(e) => error(Code::Unavailable, e),
             }
+        }
+        Request::AbStart { .. } | Request::AbStop {} if !plane.rules.may_change(uid) => {
+            denied("start or stop an A/B test")
+        }
+        Request::AbStart { a, b, plan } => {
+            tracing::info!(uid, a = %a.file.display(), b = %b.file.display(), "asked for an A/B test");
+            crate::ab::answer(crate::ab::start(plane, [a, b], plan).await)
+        }
+        Request::AbStatus {} => json!({"ok": plane.lab.status()}),
+        Request::AbReport {} => crate::ab::answer(plane.lab.report().await),
+        Request::AbStop {} => {
+            tracing::info!(uid, "asked to stop the A/B test");
+            crate::ab::answer(plane.lab.stop().await)
         }
         Request::ProfilesShow { kernels } => {
             // What the next interval would bring is to be seen now.

@@ -22,6 +22,7 @@ pub mod control;
 pub mod errand;
 pub mod kernels;
 pub mod latency;
+pub mod measure;
 pub mod park;
 pub mod probe;
 pub mod recall;
@@ -35,6 +36,7 @@ use client::{DispatchClient, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
 use errand::Errand;
 use latency::Latency;
+use measure::Measuring;
 use park::Parker;
 use recall::Recall;
 use seat::{LetGo, Seat, Subscribed};
@@ -129,6 +131,7 @@ struct Dispatch {
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
+    measuring: Measuring,
     recall: Recall,
     status: Option<Job>,
     errand: Option<Errand>,
@@ -161,6 +164,7 @@ impl Dispatch {
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
+            measuring: Measuring::default(),
             recall,
             status: None,
             errand: None,
@@ -208,6 +212,7 @@ impl Dispatch {
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
             active |= c.poll_activity(now, &mut self.engine, &mut self.actions);
         }
+        self.measuring.look(now, self.clients.iter_mut());
         for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
             if c.poll_completions(now, &mut self.engine, &mut self.actions) {
                 active = true;
@@ -244,7 +249,7 @@ impl Dispatch {
 
     /// Whether anything depends on how long high-priority clients are busy.
     fn wants_high_activity(&self) -> bool {
-        self.subscribed.high_activity() || self.engine.has_waiting()
+        self.subscribed.high_activity() || self.engine.has_waiting() || self.measuring.is_on()
     }
 
     /// Write the engine's answers into the regions and wake who waits for them.
@@ -357,6 +362,13 @@ impl Dispatch {
                 Control::Learnt { from, done } => self.errand = Some(Errand::collect(from, done)),
                 Control::Forget { done } => {
                     self.errand = Some(Errand::forget(&mut self.recall, done));
+                }
+                Control::SavePolicy { done } => {
+                    let _ = done.send(self.policy.snapshot());
+                }
+                Control::Measure { next, cut, done } => {
+                    let (clients, engine) = (&mut self.clients, &self.engine);
+                    let _ = done.send(self.measuring.exchange(now, next, cut, clients, engine));
                 }
                 Control::SetPolicy { policy, done } => {
                     let _ = done.send(self.set_policy(now, policy));
