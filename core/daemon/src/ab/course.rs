@@ -125,7 +125,7 @@ impl Course {
     async fn put(&mut self, arm: Arm) -> Result<(), String> {
         let seat = self.seat(arm);
         let (candidate, saved) = (seat.candidate.clone(), seat.saved.clone());
-        self.plane.policy.put(&self.plane.control, &candidate, saved).await?;
+        self.plane.policy.put_candidate(&self.plane.control, &candidate, saved).await?;
         self.in_charge = Some(arm);
         Ok(())
     }

@@ -175,7 +175,7 @@ pub async fn start(plane: &Rc<Plane>, sources: [Source; 2], plan: Plan) -> Resul
     })?;
     let begun = begin(plane, sources, plan).await;
     if begun.is_err() {
-        plane.policy.end_experiment();
+        plane.policy.end_experiment(None);
     }
     begun
 }
@@ -208,6 +208,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = ExperimentStatus::new(&running);
     tracing::info!(a = status.a, b = status.b, metric = status.metric, "A/B test begins");
+    let left = a.clone();
     let course = Course::new(plane.clone(), running, [a, b], known);
     tokio::task::spawn_local(async move {
         let plane = course.plane().clone();
@@ -215,7 +216,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         tracing::info!("A/B test ended:\n{}", report.text());
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;
-        plane.policy.end_experiment();
+        plane.policy.end_experiment(Some(&left));
         plane.source_changed.notify_one();
         plane.lab.ended.send_modify(|n| *n += 1);
     });

@@ -13,7 +13,7 @@ use tally_ab::Sample;
 use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_policy_host::Saved;
+use tally_policy_host::{PolicyStatus, Saved};
 use tokio::sync::oneshot;
 
 /// Requests that may wait for the dispatch thread.
@@ -88,6 +88,8 @@ pub enum Control {
     SetPolicy {
         /// It.
         policy: Shared,
+        /// Which it is, for [`Notice::StruckOut`].
+        generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
     },
@@ -111,7 +113,14 @@ pub struct Left {
 /// A policy that is no longer in charge; takes tens of microseconds to drop.
 pub struct Retired {
     pub(super) _engine_side: Box<dyn Policy + Send>,
-    pub(super) _handle: Shared,
+    pub(super) handle: Shared,
+}
+
+impl Retired {
+    /// Its last figures.
+    pub fn figures(&self) -> Option<PolicyStatus> {
+        self.handle.figures()
+    }
 }
 
 /// Something the dispatch thread noticed.
@@ -123,6 +132,11 @@ pub enum Notice {
         id: u32,
         /// How.
         why: &'static str,
+    },
+    /// The policy in charge failed too often: the built-in rule serves.
+    StruckOut {
+        /// Which it was.
+        generation: u64,
     },
 }
 

@@ -1,6 +1,10 @@
 //! The slot while an A/B test decides who is in charge: nobody else may load a policy.
+//!
+//! The blocks of a test are not part of the history (there are hundreds of them, and what
+//! is kept there is meant to be put back); the policy that it leaves in charge is.
 
-use super::{InCharge, PolicySlot, SlotError, Source, now_unix_s, read_config};
+use super::history::{Came, Content};
+use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::loader::{Program, Shared};
 use std::sync::Arc;
@@ -13,8 +17,6 @@ pub struct Candidate {
     source: Source,
     program: Arc<dyn Program>,
     config_text: String,
-    /// How long compiling took, ms.
-    compile_ms: f64,
 }
 
 impl Candidate {
@@ -32,17 +34,17 @@ impl Candidate {
     pub fn source(&self) -> &Source {
         &self.source
     }
-
-    /// A new instance, offered what an earlier one knew. Off the dispatch thread.
-    ///
-    /// # Errors
-    /// Why it did not start.
-    pub fn start(&self, saved: Option<&Saved>) -> Result<Shared, String> {
-        self.program.start(&self.config_text, saved).map(Shared::new)
-    }
 }
 
 impl PolicySlot {
+    pub(super) fn refuse_during_experiment(&self) -> Result<(), SlotError> {
+        if self.experiment.get() {
+            tracing::warn!("no policy is loaded: {}", SlotError::Experiment);
+            return Err(SlotError::Experiment);
+        }
+        Ok(())
+    }
+
     /// Nobody loads a policy until [`PolicySlot::end_experiment`].
     ///
     /// # Errors
@@ -53,9 +55,19 @@ impl PolicySlot {
         if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
     }
 
-    /// Policies may be loaded again.
-    pub fn end_experiment(&self) {
+    /// Policies may be loaded again. `left`: what the test left in charge, if it began.
+    pub fn end_experiment(&self, left: Option<&Candidate>) {
         self.experiment.set(false);
+        let Some(left) = left else { return };
+        let in_charge = self.in_charge.borrow();
+        if in_charge.source.as_ref() != Some(&left.source) {
+            return;
+        }
+        let (text, program) = (left.config_text.clone(), left.program.clone());
+        self.history.borrow_mut().came(record(&in_charge), text.clone(), Some(program));
+        *self.wanted.borrow_mut() = Some(left.source.clone());
+        let digest = left.digest().into();
+        *self.seen.borrow_mut() = Some(Content { digest, config_text: text });
     }
 
     /// Compile a policy and see that it starts.
@@ -64,18 +76,12 @@ impl PolicySlot {
     /// Why it cannot take part.
     pub async fn candidate(&self, source: Source) -> Result<Candidate, String> {
         let loader = self.loader.clone();
-        let make = move || {
-            let began = Instant::now();
-            let config_text = read_config(source.config_file.as_deref())?;
-            let program = loader.compile(&source.file)?;
-            let compile_ms = began.elapsed().as_secs_f64() * 1e3;
-            let candidate = Candidate { source, program, config_text, compile_ms };
-            candidate.start(None)?;
-            Ok(candidate)
-        };
-        tokio::task::spawn_blocking(make)
-            .await
-            .unwrap_or_else(|e| Err(format!("loading a policy panicked: {e}")))
+        aside(move || {
+            let Ready { source, program, config_text } = compile(&*loader, &source)?;
+            program.start(&config_text, None)?;
+            Ok(Candidate { source, program, config_text })
+        })
+        .await
     }
 
     /// What the policy in charge knows; `None` if it keeps nothing.
@@ -87,35 +93,38 @@ impl PolicySlot {
         saved.map_err(|e| e.to_string())?.transpose().map_err(|fault| fault.to_string())
     }
 
-    /// Put a new instance of a candidate in charge.
+    /// Put a new instance of a candidate in charge, offered what it knew.
     ///
     /// # Errors
     /// If it does not start, or the dispatch thread does not take it.
-    pub async fn put(
+    pub async fn put_candidate(
         &self,
         control: &ControlSender,
         candidate: &Candidate,
         saved: Option<Saved>,
     ) -> Result<(), String> {
-        let starting = candidate.clone();
-        let began = Instant::now();
-        let policy = tokio::task::spawn_blocking(move || starting.start(saved.as_ref()))
-            .await
-            .unwrap_or_else(|e| Err(format!("starting a policy panicked: {e}")))?;
-        let load_ms = candidate.compile_ms + began.elapsed().as_secs_f64() * 1e3;
+        let begun = Instant::now();
+        let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
+        let policy = aside(move || program.start(&text, saved.as_ref())).await?;
+        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
         let generation = self.in_charge.borrow().generation + 1;
-        let set = control.ask(|done| Control::SetPolicy { policy, done });
+        let policy = Shared::new(policy);
+        let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
         let retired = set.await.map_err(|e| e.to_string())?;
-        // Unmapping an instance's memory takes a while.
-        tokio::task::spawn_blocking(move || drop(retired));
+        // Unmapping an instance's memory takes a while. Of the policy before the test, the
+        // history keeps the figures; of a block's, nobody.
+        let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
+        self.history.borrow_mut().retired(generation - 1, figures.ok().flatten(), None);
         *self.in_charge.borrow_mut() = InCharge {
             source: Some(candidate.source.clone()),
             name: candidate.name().into(),
             digest: candidate.digest().into(),
             generation,
             loaded_at_unix_s: now_unix_s(),
-            load_ms,
-            config_text: candidate.config_text.clone(),
+            load_ms: begun.elapsed().as_secs_f64() * 1e3,
+            came: Came::Experiment,
+            content_of: generation,
+            restored,
         };
         *self.last_failure.borrow_mut() = None;
         Ok(())
