@@ -185,7 +185,9 @@ mod tests {
         assert_eq!(recent.push(5.0), 5.0);
         assert_eq!(recent.push(1.0), 1.0);
         assert_eq!(recent.push(3.0), 3.0);
-        (0..SIZES).for_each(|_| drop(recent.push(9.0)));
+        for _ in 0..SIZES {
+            recent.push(9.0);
+        }
         assert_eq!(recent.push(9.0), 9.0);
         assert_eq!(recent.sorted, vec![9.0; SIZES]);
     }

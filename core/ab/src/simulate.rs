@@ -89,7 +89,7 @@ pub struct FalsePositives {
     pub rate: f64,
     /// A correct method rejects more often with a chance below 0.001.
     pub rejected_max: u32,
-    /// The same of the interval's other side: experiments in which it ever left out 1.
+    /// Share in which the mean effect's (asymptotic) interval ever left out 1, from 10 pairs on.
     pub mean_interval_missed_rate: f64,
     /// What a t test after every pair does at the same level: why it is not used.
     pub t_test_rate: f64,
