@@ -14,6 +14,7 @@ mod demo_ab;
 mod demo_report;
 mod guest;
 mod policies;
+mod reload;
 mod test;
 mod test_count;
 mod wrapper;

@@ -123,6 +123,7 @@ fn only_admins_change_things() {
         r#"{"cmd":"profiles_clear"}"#,
         r#"{"cmd":"ab_stop"}"#,
         r#"{"cmd":"policy_load","path":"/x"}"#,
+        r#"{"cmd":"policy_rollback"}"#,
     ] {
         let answer = ask_as_nobody(request);
         assert_eq!(answer["error"]["code"], "denied", "{answer}");
