@@ -52,6 +52,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ProfilesCommand,
     },
+    /// Compare two policies on the core's GPU, under its real load.
+    Ab {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::ab::AbCommand,
+    },
     /// Judge a policy without a GPU or a core: simulate an inference and a training, as
     /// they were recorded, sharing a GPU under it.
     Sim(crate::sim::SimArgs),
@@ -203,6 +209,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => crate::status::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
+        Command::Ab { command } => crate::ab::run(&socket, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&socket),
     };

@@ -1,6 +1,7 @@
 //! `tallyctl`: runs programs under a core and talks to it. See [`cli`].
 #![forbid(unsafe_code)]
 
+mod ab;
 mod admin;
 mod cli;
 mod error;

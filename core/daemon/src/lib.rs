@@ -11,6 +11,7 @@
 //! [`dispatch`] for the loop, [`status`] for what operators see.
 #![forbid(unsafe_code)]
 
+pub mod ab;
 pub mod admit;
 pub mod cli;
 pub mod config;

@@ -92,6 +92,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         policy: slot,
+        lab: crate::ab::Lab::default(),
         source_changed: Notify::new(),
         profiles,
         residency: RefCell::new(Some(residency)),
@@ -150,6 +151,10 @@ async fn until_stopped(
 }
 
 async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
+    tokio::select! {
+        () = plane.lab.close() => {}
+        () = second_stop(signals) => return Ok(()),
+    }
     tracing::info!("draining: every launch is let go");
     // The dispatch thread ends with the drain; what it knows is written afterwards.
     tokio::select! {

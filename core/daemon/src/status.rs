@@ -50,6 +50,8 @@ pub struct Status {
     pub kernels_known: u32,
     /// What is kept of kernels between runs of the core.
     pub profiles: ProfilesStatus,
+    /// The A/B test that runs, or ran last; `null` if there was none.
+    pub experiment: Option<crate::ab::ExperimentStatus>,
 }
 
 /// The daemon.

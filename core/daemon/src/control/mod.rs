@@ -42,6 +42,8 @@ pub struct Plane {
     pub registry: RefCell<Registry>,
     /// The policy.
     pub policy: PolicySlot,
+    /// The A/B test that runs, or ran last.
+    pub lab: crate::ab::Lab,
     /// What changed about the policy's source, for the watch.
     pub source_changed: Notify,
     /// What is kept of kernels.
@@ -98,6 +100,7 @@ impl Plane {
             kernels: s.kernels.into_iter().map(Into::into).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
+            experiment: self.lab.status(),
         })
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
+use tally_ab::Sample;
 use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
@@ -73,6 +74,15 @@ pub enum Control {
     SavePolicy {
         /// Gets it; `None` if it keeps nothing.
         done: oneshot::Sender<Option<Result<Saved, Fault>>>,
+    },
+    /// Measure, for an A/B test.
+    Measure {
+        /// Where to record from now on; `None`: no longer.
+        next: Option<Box<Sample>>,
+        /// A new stretch begins: requests under way belong to neither.
+        cut: bool,
+        /// Gets what was recorded until now.
+        done: oneshot::Sender<Option<Box<Sample>>>,
     },
     /// Put another policy in charge.
     SetPolicy {

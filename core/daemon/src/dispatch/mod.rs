@@ -23,6 +23,7 @@ pub mod errand;
 pub mod handover;
 pub mod kernels;
 pub mod latency;
+pub mod measure;
 pub mod park;
 pub mod probe;
 pub mod recall;
@@ -37,6 +38,7 @@ use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, 
 use errand::Errand;
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
+use measure::Measuring;
 use park::Parker;
 use recall::Recall;
 use seat::{LetGo, Seat, Subscribed};
@@ -137,6 +139,7 @@ struct Dispatch {
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
+    measuring: Measuring,
     recall: Recall,
     status: Option<Job>,
     errand: Option<Errand>,
@@ -173,6 +176,7 @@ impl Dispatch {
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
+            measuring: Measuring::default(),
             recall,
             status: None,
             errand: None,
@@ -220,6 +224,7 @@ impl Dispatch {
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
             active |= c.poll_activity(now, &mut self.engine, &mut self.actions);
         }
+        self.measuring.look(now, self.clients.iter_mut());
         for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
             if c.poll_completions(now, &mut self.engine, &mut self.actions) {
                 active = true;
@@ -256,7 +261,7 @@ impl Dispatch {
 
     /// Whether anything depends on how long high-priority clients are busy.
     fn wants_high_activity(&self) -> bool {
-        self.subscribed.high_activity() || self.engine.has_waiting()
+        self.subscribed.high_activity() || self.engine.has_waiting() || self.measuring.is_on()
     }
 
     /// Write the engine's answers into the regions and wake who waits for them.
@@ -380,6 +385,10 @@ impl Dispatch {
                     let saved = self.policy.snapshot();
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
                     let _ = done.send(saved);
+                }
+                Control::Measure { next, cut, done } => {
+                    let (clients, engine) = (&mut self.clients, &self.engine);
+                    let _ = done.send(self.measuring.exchange(now, next, cut, clients, engine));
                 }
                 Control::SetPolicy { policy, generation, done } => {
                     let start = now_ns();
