@@ -158,6 +158,12 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Make a key pair to sign policies with.
+    Keygen(crate::policy::KeygenArgs),
+    /// Sign a policy, so that a core that trusts the key loads it.
+    Sign(crate::policy::SignArgs),
+    /// Check a policy's signature.
+    Verify(crate::policy::VerifyArgs),
     /// Show which policies were in charge, why each came and went, and which can be put
     /// back.
     History {

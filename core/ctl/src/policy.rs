@@ -2,6 +2,9 @@
 
 mod history;
 mod rollback;
+mod sign;
+
+pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 
 use crate::admin::Core;
 use crate::cli::PolicyCommand;
@@ -15,26 +18,29 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Show or load.
+/// Show or load, which takes a core, or sign, which does not.
 pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
-    let mut core = Core::connect(socket)?;
+    let core = || Core::connect(socket);
     let mut out = std::io::stdout().lock();
     match command {
+        PolicyCommand::Keygen(args) => return sign::keygen(&args),
+        PolicyCommand::Sign(args) => return sign::sign(&args),
+        PolicyCommand::Verify(args) => return sign::verify(&args),
         PolicyCommand::Show { json: true } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             writeln!(out, "{policy:#}")?;
         }
         PolicyCommand::Show { json: false } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            in_charge(&mut out, &core.ask(&request)?)?;
+            in_charge(&mut out, &core()?.ask(&request)?)?;
         }
-        PolicyCommand::History { json } => history::run(&mut core, &mut out, json)?,
-        PolicyCommand::Rollback { to } => rollback::run(&mut core, &mut out, to)?,
+        PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
+        PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
     }
     Ok(())
 }

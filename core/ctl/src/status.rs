@@ -174,6 +174,19 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
     } else {
         writeln!(out, "           {}", paint.bad("no policy is loaded: the built-in rule serves"))?;
     }
+    if let Some(key) = p["signed_by"].as_str() {
+        writeln!(out, "           signed by {key}")?;
+    }
+    let names = |at: &str| list(p, at).iter().filter_map(Value::as_str).collect::<Vec<_>>();
+    let (granted, needs) = (names("/granted"), names("/needs"));
+    if !granted.is_empty() {
+        writeln!(out, "           granted: {}", granted.join(", "))?;
+    }
+    let lacking: Vec<&str> = needs.into_iter().filter(|need| !granted.contains(need)).collect();
+    if !lacking.is_empty() {
+        let line = format!("may need what is not granted: {}", lacking.join(", "));
+        writeln!(out, "           {}", paint.bad(&line))?;
+    }
     writeln!(
         out,
         "           {} decisions, {} events, {} by the built-in rule",

@@ -10,7 +10,7 @@ pub use strikes::{Restore, Strikes};
 use crate::error::CoreError;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tally_policy_host::Limits;
+use tally_policy_host::{Capabilities, Limits, TrustSettings};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -125,6 +125,10 @@ pub struct Policy {
     pub watch: bool,
     /// Quiet time after a change before it is loaded, ms.
     pub debounce_ms: u64,
+    /// What it may do and see beyond scheduling best effort.
+    pub capabilities: Capabilities,
+    /// Which policies may be loaded.
+    pub trust: TrustSettings,
     /// What it may use.
     pub limits: Limits,
     /// What becomes of it if it fails.
@@ -139,6 +143,8 @@ impl Default for Policy {
             required: true,
             watch: true,
             debounce_ms: 200,
+            capabilities: Capabilities::NONE,
+            trust: TrustSettings::default(),
             limits: Limits::default(),
             strikes: Strikes::default(),
         }

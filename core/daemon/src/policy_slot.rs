@@ -59,6 +59,8 @@ pub struct InCharge {
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
     /// Rises by one with each policy put in charge; the first is 1.
     pub generation: u64,
     /// When, seconds since the epoch.
@@ -261,6 +263,7 @@ impl PolicySlot {
             source: ready.as_ref().map(|ready| ready.source.clone()),
             name: ready.as_ref().map_or("built-in", |ready| ready.program.name()).into(),
             digest: ready.as_ref().map_or("", |ready| ready.program.digest()).into(),
+            signed_by: ready.as_ref().and_then(|ready| ready.program.signed_by()).map(Into::into),
             generation: 1,
             loaded_at_unix_s: now_unix_s(),
             load_ms,
@@ -504,6 +507,7 @@ impl PolicySlot {
             source: Some(ready.source),
             name: ready.program.name().into(),
             digest: ready.program.digest().into(),
+            signed_by: ready.program.signed_by().map(Into::into),
             generation,
             loaded_at_unix_s: now_unix_s(),
             load_ms: next.begun.elapsed().as_secs_f64() * 1_000.0,
@@ -558,6 +562,7 @@ fn record(in_charge: &InCharge) -> Record {
         generation: in_charge.generation,
         name: in_charge.name.clone(),
         digest: in_charge.digest.clone(),
+        signed_by: in_charge.signed_by.clone(),
         source: in_charge.source.clone(),
         came: in_charge.came,
         content_of: in_charge.content_of,

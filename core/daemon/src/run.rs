@@ -70,7 +70,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let claim = Claim::take(&path)?;
     let settings = settings(&config);
     let loader: Arc<dyn Loader> =
-        Arc::new(WasmLoader::new(config.policy.limits.clone()).map_err(CoreError::ConfigValue)?);
+        Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
     let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;

@@ -88,6 +88,13 @@ pub struct PolicyReport {
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
+    /// Capabilities that it has been granted.
+    pub granted: Vec<&'static str>,
+    /// Capabilities that functions which it imports take; calling one that is not
+    /// granted is a fault.
+    pub needs: Vec<&'static str>,
     /// Rises with each policy put in charge.
     pub generation: u64,
     /// Seconds since the epoch.
@@ -100,7 +107,7 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `stall`,
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `stall`,
     /// `disabled`), likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
@@ -142,6 +149,7 @@ impl PolicyReport {
             ("overrun", FaultKind::Overrun),
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
+            ("denied", FaultKind::Denied),
             ("stall", FaultKind::Stall),
             ("disabled", FaultKind::Disabled),
         ];
@@ -154,6 +162,9 @@ impl PolicyReport {
             source: in_charge.source,
             name: in_charge.name,
             digest: in_charge.digest,
+            signed_by: in_charge.signed_by,
+            granted: figures.as_ref().map(|f| f.granted.clone()).unwrap_or_default(),
+            needs: figures.as_ref().map(|f| f.needs.clone()).unwrap_or_default(),
             generation: in_charge.generation,
             loaded_at_unix_s: in_charge.loaded_at_unix_s,
             load_ms: in_charge.load_ms,

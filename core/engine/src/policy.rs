@@ -273,6 +273,8 @@ pub enum FaultKind {
     Memory,
     /// It answered something that makes no sense (slices of 0 blocks).
     Nonsense,
+    /// It called a function that it has not been granted.
+    Denied,
     /// It held best-effort work for longer than it may while there was nothing to hold
     /// it for.
     Stall,

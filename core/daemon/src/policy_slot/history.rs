@@ -81,6 +81,8 @@ pub struct Record {
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
     /// Where it came from; `null`: the built-in rule.
     pub source: Option<Source>,
     /// Why it came.
@@ -357,6 +359,7 @@ mod tests {
             generation,
             name: name.into(),
             digest: name.into(),
+            signed_by: None,
             source: Some(Source { file: name.into(), config_file: None }),
             came,
             content_of: content_of.unwrap_or(generation),
