@@ -1,8 +1,8 @@
 //! A policy that does on command whatever a policy must not.
 //!
 //! The kernel id of a launch (or the token of a timer event) says what; the
-//! configuration does for `init`. The numbers are known to
-//! `core/policy-host/tests/common/mod.rs`.
+//! configuration does for `init`, or `always N` for every decision. The numbers are known
+//! to `core/policy-host/tests/common/mod.rs` and `core/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
@@ -10,6 +10,9 @@ use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Subscription};
 
 /// What it remembers, to tell an old instance from a new one.
 struct Chaos {
+    /// What every launch is taken for, whatever its kernel.
+    always: Option<u32>,
+    hoard: Vec<[u64; 8]>,
     decides: u64,
     joined: Vec<ClientId>,
     left: u64,
@@ -18,7 +21,9 @@ struct Chaos {
 
 impl Policy for Chaos {
     fn init(config: &str) -> Result<Self, String> {
+        let always = config.strip_prefix("always ").and_then(|number| number.parse().ok());
         match config {
+            _ if always.is_some() => {}
             "" => {}
             "refuse" => return Err("no, thank you".into()),
             "ask" => commands(),
@@ -28,12 +33,13 @@ impl Policy for Chaos {
             "think" => think(1_000_000),
             number => misbehave(number.parse().map_err(|_| format!("what is {number:?}?"))?),
         }
-        Ok(Chaos { decides: 0, joined: Vec::new(), left: 0, done_ns: 0 })
+        let hoard = Vec::new();
+        Ok(Chaos { always, hoard, decides: 0, joined: Vec::new(), left: 0, done_ns: 0 })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
         self.decides += 1;
-        match launch.kernel {
+        match self.always.unwrap_or(launch.kernel) {
             10 => Decision::Hold(u64::MAX),
             11 => Decision::Slice(0),
             12 => Decision::Partition(0),
@@ -65,6 +71,22 @@ impl Policy for Chaos {
                 for _ in 0..100 {
                     host::log(Level::Debug, "spam");
                 }
+                Decision::Run(0)
+            }
+            // Leaks a little.
+            40 => {
+                self.hoard.push([self.decides; 8]);
+                black_box(&self.hoard);
+                Decision::Run(0)
+            }
+            // About a client that was never there.
+            41 => {
+                host::set_window(ClientId::MAX, 1);
+                Decision::Run(0)
+            }
+            // Thinks for longer than half of what it may.
+            42 => {
+                think(25_000);
                 Decision::Run(0)
             }
             kernel => {
