@@ -4,13 +4,15 @@ use crate::report::{Check, Fuel, Outcome, Report};
 use crate::stage::{Seen, Stage, Turn};
 use crate::steady::{self, Stopped};
 use crate::stream::{self, Step};
-use crate::subject::Subject;
+use crate::state::state;
+use crate::subject::{Subject, Wasm};
 use crate::Options;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use tally_engine::policy::{Fault, FaultKind};
+use tally_policy_host::LoadError;
 
 /// Version of [`Report`].
 const SCHEMA: u32 = 1;
@@ -21,25 +23,41 @@ const STEPS_SHOWN: usize = 6;
 /// Attempts at a shorter failing stream.
 const SHRINKS_MAX: u32 = 2_000;
 
-/// Put a policy through all checks.
-pub fn check(subject: &dyn Subject, options: &Options) -> Report {
-    let mut report = Report {
+/// A component that may turn out to be no policy; then that is all there is to report.
+pub fn check_loaded(subject: &Result<Wasm, LoadError>, options: &Options) -> Report {
+    match subject {
+        Ok(subject) => check(subject, options),
+        Err(error) => not_loaded(blank(0, options), error),
+    }
+}
+
+fn blank(call_fuel_max: u64, options: &Options) -> Report {
+    Report {
         schema: SCHEMA,
         seed: options.seed,
         checks: Vec::new(),
-        call_fuel_max: subject.call_fuel_max(),
+        call_fuel_max,
         decide_fuel: Fuel::default(),
         event_fuel: Fuel::default(),
         memory_bytes: 0,
-    };
-    if let Err(error) = subject.start() {
-        report.checks.push(Check {
-            name: "loads",
-            outcome: Outcome::Fail,
-            detail: error.to_string(),
-            advice: "a core would refuse it with the same words; nothing else was looked at",
-        });
-        return report;
+    }
+}
+
+fn not_loaded(mut report: Report, error: &LoadError) -> Report {
+    report.checks.push(Check {
+        name: "loads",
+        outcome: Outcome::Fail,
+        detail: error.to_string(),
+        advice: "a core would refuse it with the same words; nothing else was looked at",
+    });
+    report
+}
+
+/// Put a policy through all checks.
+pub fn check(subject: &dyn Subject, options: &Options) -> Report {
+    let mut report = blank(subject.call_fuel_max(), options);
+    if let Err(error) = subject.start(None) {
+        return not_loaded(report, &error);
     }
     report.checks.push(pass("loads", "a component of the contract; `init` takes the configuration"));
     let found = random(subject, options);
@@ -67,10 +85,13 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     report.checks.push(high(&sum));
     report.checks.push(starvation(subject));
     report.checks.push(determinism(subject, options));
+    if subject.keeps_state() {
+        report.checks.push(state(subject, options));
+    }
     report
 }
 
-fn pass(name: &'static str, detail: impl Into<String>) -> Check {
+pub(crate) fn pass(name: &'static str, detail: impl Into<String>) -> Check {
     Check { name, outcome: Outcome::Pass, detail: detail.into(), advice: "" }
 }
 
@@ -80,7 +101,7 @@ struct Found {
     seen: RefCell<Vec<Seen>>,
 }
 
-fn runner(seed: u64, cases: u32) -> TestRunner {
+pub(crate) fn runner(seed: u64, cases: u32) -> TestRunner {
     let config = Config {
         cases,
         failure_persistence: None,
@@ -115,7 +136,7 @@ fn random(subject: &dyn Subject, options: &Options) -> Found {
 /// Run a stream; the first fault of a kind that is not known yet. Of what is known the
 /// core would say it too and go on with a fresh instance.
 fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
-    let mut stage = match subject.start() {
+    let mut stage = match subject.start(None) {
         Ok(policy) => Stage::new(policy),
         Err(error) => {
             return Some(Fault { kind: FaultKind::Trap, message: format!("second start: {error}") });
@@ -131,7 +152,7 @@ fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
     None
 }
 
-fn first_line(message: &str) -> &str {
+pub(crate) fn first_line(message: &str) -> &str {
     message.lines().next().unwrap_or_default()
 }
 
@@ -214,7 +235,7 @@ fn memory(
     }
 }
 
-fn not_run(name: &'static str, stopped: Stopped) -> Check {
+pub(crate) fn not_run(name: &'static str, stopped: Stopped) -> Check {
     let detail = match stopped {
         Stopped::Load(error) => error.to_string(),
         Stopped::Fault(fault) => format!("{:?}: {}", fault.kind, first_line(&fault.message)),
@@ -324,11 +345,6 @@ fn determinism(subject: &dyn Subject, options: &Options) -> Check {
 
 /// Every call of a stream and its answer; a fault counts as one, and the core goes on.
 fn turns(subject: &dyn Subject, steps: &[Step]) -> Result<Vec<Turn>, Stopped> {
-    let mut stage = Stage::new(subject.start()?);
-    stage.turns = Some(Vec::new());
-    for step in steps {
-        // That it faults is for the other checks; here it must do so twice.
-        let _ = stage.step(step);
-    }
-    Ok(stage.turns.take().unwrap_or_default())
+    let mut stage = Stage::new(subject.start(None)?);
+    Ok(stage.record(steps))
 }

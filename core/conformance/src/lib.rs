@@ -16,6 +16,7 @@
 //! | `high-priority` | (warns only) holds a high-priority launch |
 //! | `no-starvation` | keeps holding a best-effort launch though high priority is silent |
 //! | `determinism` | answers the same events otherwise the second time |
+| `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
 //! All of it is virtual time and made from a seed: the same component, configuration and
 //! seed give the same report on any machine.
@@ -24,11 +25,12 @@
 mod checks;
 mod report;
 pub mod stage;
+mod state;
 mod steady;
 pub mod stream;
 mod subject;
 
-pub use checks::check;
+pub use checks::{check, check_loaded};
 pub use report::{Check, Fuel, Outcome, Report};
 pub use subject::{Instance, Subject, Wasm};
 

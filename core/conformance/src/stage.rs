@@ -10,6 +10,7 @@ use tally_engine::policy::{
     KernelId, Launch, Policy, launch_flags, subscription,
 };
 use tally_engine::profile::{CutState, KernelKey};
+use tally_policy_host::Saved;
 
 /// Pending timers that a policy may have; the contract's bound.
 const TIMERS_MAX: usize = 64;
@@ -63,7 +64,7 @@ pub struct Stage {
     /// Seen so far.
     pub seen: Seen,
     /// Every call, if it is kept.
-    pub turns: Option<Vec<Turn>>,
+    turns: Option<Vec<Turn>>,
     next_client: ClientId,
     high_busy: bool,
     high_idle_since_ns: Option<u64>,
@@ -100,6 +101,21 @@ impl Stage {
         };
         stage.carry_out();
         stage
+    }
+
+    /// Have all of this happen and keep every call with its answer. A fault counts as an
+    /// answer, and the core goes on.
+    pub fn record(&mut self, steps: &[Step]) -> Vec<Turn> {
+        self.turns = Some(Vec::new());
+        for step in steps {
+            let _ = self.step(step);
+        }
+        self.turns.take().unwrap_or_default()
+    }
+
+    /// What the policy knows, if it keeps that.
+    pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        self.policy.snapshot()
     }
 
     /// The policy's figures.

@@ -94,7 +94,7 @@ fn silent_side(
     clients: u8,
     waits: &mut Waits,
 ) -> Result<(), Stopped> {
-    let mut stage = Stage::new(subject.start()?);
+    let mut stage = Stage::new(subject.start(None)?);
     if !matches!(high, High::Nobody) {
         stage.join(true, 0, 4)?;
     }
@@ -141,7 +141,7 @@ fn silent_side(
 /// Linear memory after each of five equal phases: the same clients and kernels over and
 /// over, and others that come and go.
 pub fn memory(subject: &dyn Subject, options: &Options) -> Result<[usize; 5], Stopped> {
-    let mut stage = Stage::new(subject.start()?);
+    let mut stage = Stage::new(subject.start(None)?);
     stage.join(true, 2, 8)?;
     for _ in 0..3 {
         stage.join(false, 2, 8)?;

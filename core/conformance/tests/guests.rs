@@ -2,7 +2,7 @@
 //! for what it did, by name.
 
 use std::path::PathBuf;
-use tally_conformance::{Options, Outcome, Report, Wasm, check};
+use tally_conformance::{Options, Outcome, Report, Wasm, check_loaded};
 use tally_policy_host::Limits;
 
 /// A guest built by `cargo xtask policies`. Never skips.
@@ -15,8 +15,8 @@ fn guest(folder: &str, name: &str) -> PathBuf {
 }
 
 fn report(folder: &str, name: &str, config: &str) -> Report {
-    let subject = Wasm::open(&guest(folder, name), config, Limits::default()).unwrap();
-    check(&subject, &Options { streams: 24, ..Options::default() })
+    let subject = Wasm::open(&guest(folder, name), config, &Limits::default()).unwrap();
+    check_loaded(&subject, &Options { streams: 24, ..Options::default() })
 }
 
 fn chaos(config: &str) -> Report {
@@ -27,7 +27,7 @@ fn chaos(config: &str) -> Report {
 fn passes(report: &Report) {
     assert!(report.passed(), "{report:#?}");
     assert_eq!(report.names(Outcome::Warn), [""; 0], "{report:#?}");
-    assert_eq!(report.checks.len(), 8);
+    assert!(report.checks.len() >= 8, "{report:#?}");
     assert!(report.decide_fuel.max > 0 && report.memory_bytes > 0, "{report:#?}");
 }
 
@@ -52,8 +52,8 @@ fn tally_priority_passes() {
 
 #[test]
 fn a_file_that_is_no_policy_fails_to_load() {
-    let subject = Wasm::new("x.wasm", b"hello".to_vec(), "", Limits::default()).unwrap();
-    let report = check(&subject, &Options::default());
+    let subject = Wasm::of_bytes("x.wasm", b"hello", "", &Limits::default()).unwrap();
+    let report = check_loaded(&subject, &Options::default());
     fails(&report, &["loads"]);
     assert_eq!(report.checks.len(), 1);
     assert!(report.checks[0].detail.contains("x.wasm"), "{report:#?}");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use tally_conformance::{Instance, Options, Outcome, Report, Subject, check};
 use tally_engine::policy::{Context, Decision, Event, Fault, Launch, Policy};
-use tally_policy_host::LoadError;
+use tally_policy_host::{LoadError, Saved};
 
 type Rule = fn(&Launch) -> Decision;
 
@@ -30,7 +30,7 @@ impl Instance for Native {
 }
 
 impl Subject for Native {
-    fn start(&self) -> Result<Box<dyn Instance>, LoadError> {
+    fn start(&self, _: Option<&Saved>) -> Result<Box<dyn Instance>, LoadError> {
         Ok(Box::new(Native(self.0)))
     }
 

@@ -273,6 +273,9 @@ pub enum FaultKind {
     Memory,
     /// It answered something that makes no sense (slices of 0 blocks).
     Nonsense,
+    /// It held best-effort work for longer than it may while there was nothing to hold
+    /// it for.
+    Stall,
     /// It was switched off after too many faults; no call was made.
     Disabled,
 }
@@ -293,6 +296,12 @@ pub trait Policy {
     /// over what it wanted done while it was being loaded.
     fn start(&mut self, context: &mut Context) {
         let _ = context;
+    }
+
+    /// The engine found fault with it, in something that no single call shows. It
+    /// counts like a call that failed.
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        let _ = (now_ns, fault);
     }
 
     /// Decide one launch. On a fault the engine answers by its own rule.

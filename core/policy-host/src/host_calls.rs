@@ -46,6 +46,11 @@ impl HostState {
         std::mem::swap(&mut self.commands, &mut context.commands);
     }
 
+    /// Drop the commands made without a context.
+    pub fn forget_commands(&mut self) {
+        self.commands.drain();
+    }
+
     /// Move the commands made without a context, during `init`, into one.
     pub fn hand_over(&mut self, context: &mut Context) {
         for command in self.commands.drain() {

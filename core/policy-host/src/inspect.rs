@@ -5,6 +5,8 @@
 use crate::LoadError;
 use crate::bindings::CONTRACT;
 use crate::bindings::types::{Decision, Event, Launch};
+use crate::state::{Exports, Saved};
+use std::collections::BTreeSet;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
@@ -12,6 +14,8 @@ use wasmtime::component::types::ComponentItem;
 const HOST: &str = "tally:policy/host@0.1.1";
 const TYPES: &str = "tally:policy/types@0.1.1";
 const SCHEDULER: &str = "tally:policy/scheduler@0.1.1";
+/// Optional.
+const STATE: &str = "tally:policy/state@0.1.1";
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
 /// for this error.
@@ -48,9 +52,14 @@ fn kind(bytes: &[u8]) -> &'static str {
 }
 
 /// Refuse a component that imports what there is not. Names only: the types are
-/// the linker's, see [`wrong_import`].
-pub fn imports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
+/// the linker's, see [`wrong_import`]. Returns the functions of `host` that it imports.
+pub fn imports(
+    file: &str,
+    component: &Component,
+    engine: &Engine,
+) -> Result<BTreeSet<String>, LoadError> {
     let ty = component.component_type();
+    let mut functions = BTreeSet::new();
     for (name, import) in ty.imports(engine) {
         if name.starts_with("wasi:") || name.starts_with("wasi_") {
             return Err(LoadError::Wasi { file: file.into(), import: name.into() });
@@ -71,9 +80,12 @@ pub fn imports(file: &str, component: &Component, engine: &Engine) -> Result<(),
             if is_function && signature(function).is_none() {
                 return Err(unknown(format!("{name}#{function}")));
             }
+            if is_function {
+                functions.insert(function.to_owned());
+            }
         }
     }
-    Ok(())
+    Ok(functions)
 }
 
 /// Refuse a component that does not export what a policy must, or with other types.
@@ -113,6 +125,50 @@ pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(),
     init.typecheck::<(&str,), (Result<(), String>,)>(&types).map_err(|e| wrong("init", e))?;
     decide.typecheck::<(Launch,), (Decision,)>(&types).map_err(|e| wrong("decide", e))?;
     on_event.typecheck::<(u64, &Event), ()>(&types).map_err(|e| wrong("on-event", e))
+}
+
+/// The functions of the optional interface `state`, if it is exported: both of them,
+/// with the contract's types.
+pub fn state(
+    file: &str,
+    component: &Component,
+    engine: &Engine,
+) -> Result<Option<Exports>, LoadError> {
+    let ty = component.component_type();
+    let Some((exported, found)) = ty.exports(engine).find(|(name, _)| compatible(name, STATE))
+    else {
+        return Ok(None);
+    };
+    let missing = |name: &str, found: String| LoadError::MissingExport {
+        file: file.into(),
+        export: format!("{STATE}#{name}"),
+        expected: signature(name).unwrap_or_default().into(),
+        found,
+    };
+    let ComponentItem::ComponentInstance(interface) = found.ty else {
+        return Err(missing("snapshot", format!("{exported}, which is no interface")));
+    };
+    let functions = |name| match interface.get_export(engine, name).map(|export| export.ty) {
+        Some(ComponentItem::ComponentFunc(function)) => Ok(function),
+        _ => {
+            let found: Vec<&str> = interface.exports(engine).map(|(name, _)| name).collect();
+            let found = if found.is_empty() { "nothing".into() } else { found.join(", ") };
+            Err(missing(name, found))
+        }
+    };
+    let (snapshot, restore) = (functions("snapshot")?, functions("restore")?);
+    let types = ty.instance_type();
+    let wrong = |name: &str, error: wasmtime::Error| LoadError::WrongExport {
+        file: file.into(),
+        export: format!("{STATE}#{name}"),
+        expected: signature(name).unwrap_or_default().into(),
+        why: format!("{error:#}"),
+    };
+    snapshot.typecheck::<(), (Saved,)>(&types).map_err(|e| wrong("snapshot", e))?;
+    restore
+        .typecheck::<(Saved,), (Result<(), String>,)>(&types)
+        .map_err(|e| wrong("restore", e))?;
+    Ok(Exports::find(component, exported))
 }
 
 /// The linker found an import of another type.
@@ -184,6 +240,43 @@ mod tests {
         assert!(compatible("tally:policy/host@0.1.7", HOST));
         assert!(!compatible("tally:policy/host@0.2.0", HOST));
         assert!(!compatible("tally:policy/hostess@0.1.1", HOST));
+    }
+
+    /// What is said about a component that exports `state` with these functions.
+    fn refused_state(version: &str, functions: &[&str]) -> Result<bool, String> {
+        let exports: String =
+            functions.iter().map(|name| format!("(export \"{name}\" (func $f))")).collect();
+        let text = format!(
+            "(component
+                (core module $m (func (export \"f\")))
+                (core instance $i (instantiate $m))
+                (func $f (canon lift (core func $i \"f\")))
+                (instance $s {exports})
+                (export \"tally:policy/state@{version}\" (instance $s)))"
+        );
+        let engine = Engine::default();
+        let component = Component::new(&engine, wat::parse_str(text).unwrap()).unwrap();
+        let found = state("it.wasm", &component, &engine);
+        found.map(|exports| exports.is_some()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_state_interface_is_whole_or_absent() {
+        assert_eq!(refused_state("0.2.0", &[]), Ok(false), "another contract's is not ours");
+        for (functions, parts) in [
+            (&[][..], ["state@0.1.1#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
+            (
+                &["snapshot"],
+                ["state@0.1.1#restore", "exports snapshot", "restore: func(%from: saved)"],
+            ),
+            (
+                &["restore", "snapshot"],
+                ["`tally:policy/state@0.1.1#snapshot` with another type", "it.wasm", "-> saved;"],
+            ),
+        ] {
+            let error = refused_state("0.1.7", functions).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
     }
 
     #[test]

@@ -18,13 +18,16 @@ pub struct Limits {
     /// tight bound, and the same on every run: a policy that loops is stopped
     /// after 0.1 ms.
     pub decide_fuel: u64,
-    /// Fuel of starting an instance and of its `init`.
+    /// Fuel of starting an instance and of its `init`; and again of its `restore`.
     pub init_fuel: u64,
+    /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
+    pub snapshot_fuel: u64,
     /// Wall-clock time of one `decide` or `on-event`. Only a backstop for what
     /// fuel does not count: it runs on while the thread is not scheduled, and at
     /// 2 ms healthy policies were stopped.
     pub call_time_ms_max: u64,
-    /// Wall-clock time of starting an instance and of its `init`.
+    /// Wall-clock time of starting an instance and of its `init`; and again of its
+    /// `restore`.
     pub init_time_ms_max: u64,
     /// Size of a component's file.
     pub component_bytes_max: usize,
@@ -32,6 +35,8 @@ pub struct Limits {
     pub host_call_bytes_max: usize,
     /// Faults until a policy is switched off.
     pub faults_max: u32,
+    /// Faults are forgotten once there was none for so long, s.
+    pub faults_forgotten_after_s: u64,
     /// Lines a policy may write to the log in one second.
     pub log_lines_per_s_max: u32,
     /// Counters and gauges together.
@@ -44,11 +49,13 @@ impl Default for Limits {
             memory_bytes: 16 << 20,
             decide_fuel: 200_000,
             init_fuel: 50_000_000,
+            snapshot_fuel: 5_000_000,
             call_time_ms_max: 20,
             init_time_ms_max: 2_000,
             component_bytes_max: 32 << 20,
             host_call_bytes_max: 64 << 10,
             faults_max: 3,
+            faults_forgotten_after_s: 600,
             log_lines_per_s_max: 64,
             metrics_max: 64,
         }
@@ -63,6 +70,7 @@ impl Limits {
             memory_bytes: 96 << 20,
             decide_fuel: 20_000_000,
             init_fuel: 2_000_000_000,
+            snapshot_fuel: 50_000_000,
             init_time_ms_max: 10_000,
             component_bytes_max: 64 << 20,
             ..Limits::default()
@@ -81,10 +89,12 @@ impl Limits {
         within("memory_bytes", self.memory_bytes as u64, 64 << 10, 4 << 30)?;
         within("decide_fuel", self.decide_fuel, 1_000, u64::MAX)?;
         within("init_fuel", self.init_fuel, 1_000, u64::MAX)?;
+        within("snapshot_fuel", self.snapshot_fuel, 1_000, u64::MAX)?;
         within("call_time_ms_max", self.call_time_ms_max, 1, 60_000)?;
         within("init_time_ms_max", self.init_time_ms_max, 1, 600_000)?;
         within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
         within("host_call_bytes_max", self.host_call_bytes_max as u64, 1 << 10, 1 << 30)?;
+        within("faults_forgotten_after_s", self.faults_forgotten_after_s, 1, 10_000_000)?;
         within("faults_max", self.faults_max.into(), 1, u32::MAX.into())
     }
 }

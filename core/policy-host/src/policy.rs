@@ -12,16 +12,14 @@
 //! An instance that trapped is never called again: its memory may be in any
 //! state. Nonsense costs the turn but not the instance.
 
-use crate::bindings::{self, PolicyPre, types};
+use crate::bindings::{self, types};
+use crate::compiled::Compiled;
 use crate::host_calls::HostState;
 use crate::inspect;
-use crate::runtime::Ticker;
 use crate::spawn::{Budget, Live, Refusal, fault};
+use crate::state::{Restored, Saved};
 use crate::status::kind_name;
-use crate::{FaultCounts, LastFault, Limits, LoadError, PolicyStatus};
-use sha2::{Digest, Sha256};
-use std::path::PathBuf;
-use std::sync::Arc;
+use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
 use std::time::Instant;
 use tally_engine::policy::{
     Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
@@ -32,14 +30,6 @@ const HOLD_NS_MAX: u64 = 1_000_000_000;
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
 
-/// Where a policy comes from.
-pub struct Source {
-    pub name: String,
-    pub path: Option<PathBuf>,
-    /// When loading began.
-    pub started: Instant,
-}
-
 /// A loaded policy. Dropping it takes some 10 us: not on the dispatch thread.
 pub struct WasmPolicy {
     live: Option<Live>,
@@ -49,43 +39,45 @@ pub struct WasmPolicy {
     started: bool,
     call_budget: Budget,
     respawn_budget: Budget,
-    limits: Limits,
-    pre: PolicyPre<HostState>,
+    compiled: Compiled,
     config: String,
-    name: Arc<str>,
-    path: Option<PathBuf>,
-    digest: String,
     load_ms: f64,
+    restored: Restored,
     decides: u64,
     events: u64,
     faults: FaultCounts,
+    /// Faults that are not forgotten.
+    strikes: u32,
     last_fault: Option<LastFault>,
     respawns: u64,
-    /// Keeps epochs advancing.
-    _ticker: Arc<Ticker>,
 }
 
 impl WasmPolicy {
     pub(crate) fn start(
-        pre: PolicyPre<HostState>,
-        source: Source,
-        file: &str,
-        bytes: &[u8],
+        compiled: Compiled,
         config: &str,
-        limits: &Limits,
-        ticker: Arc<Ticker>,
+        saved: Option<&Saved>,
     ) -> Result<Self, LoadError> {
-        let budget = |fuel, ms| Budget { fuel, ticks: ticker.ticks(ms), ms };
-        let name: Arc<str> = source.name.into();
-        let state = HostState::new(name.clone(), limits);
-        let init_budget = budget(limits.init_fuel, limits.init_time_ms_max);
-        let (live, spent) = Live::start(&pre, state, config, init_budget, limits).map_err(
-            |refused| match refused.why {
-                Refusal::Export(error) => inspect::wrong_export(file, &error),
-                Refusal::Init(message) => LoadError::InitRefused { file: file.into(), message },
-                Refusal::Fault(fault) => LoadError::InitFailed { file: file.into(), fault },
-            },
-        )?;
+        let started = Instant::now();
+        let checked = compiled.checked.clone();
+        let limits = &checked.limits;
+        let init_budget = checked.budget(limits.init_fuel, limits.init_time_ms_max);
+        let new_instance = || {
+            let state = HostState::new(compiled.name.clone(), limits);
+            Live::start(&checked, state, config, init_budget)
+                .map_err(|refused| not_started(&compiled.file, refused.why))
+        };
+        let (mut live, spent) = new_instance()?;
+        let restored = match saved.map(|saved| live.restore(saved, init_budget)) {
+            None => Restored::NotOffered,
+            Some(None) => Restored::NoInterface,
+            Some(Some(Ok(Ok(())))) => Restored::Accepted,
+            Some(Some(Ok(Err(why)))) => Restored::Refused(why),
+            Some(Some(Err(fault))) => {
+                live = new_instance()?.0;
+                Restored::Failed(fault.to_string())
+            }
+        };
         // A new instance is started on the dispatch thread. It runs the same `init`
         // with the same configuration, so it needs what the first one did.
         let respawn_fuel = (2 * spent + RESPAWN_FUEL_SPARE).min(limits.init_fuel);
@@ -93,46 +85,68 @@ impl WasmPolicy {
             live: Some(live),
             down: None,
             started: false,
-            call_budget: budget(limits.decide_fuel, limits.call_time_ms_max),
-            respawn_budget: budget(respawn_fuel, limits.call_time_ms_max),
-            limits: limits.clone(),
-            pre,
+            call_budget: checked.budget(limits.decide_fuel, limits.call_time_ms_max),
+            respawn_budget: checked.budget(respawn_fuel, limits.call_time_ms_max),
+            load_ms: compiled.compile_ms + started.elapsed().as_secs_f64() * 1e3,
+            compiled,
             config: config.into(),
-            name,
-            path: source.path,
-            digest: Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect(),
-            load_ms: source.started.elapsed().as_secs_f64() * 1e3,
+            restored,
             decides: 0,
             events: 0,
             faults: FaultCounts::default(),
+            strikes: 0,
             last_fault: None,
             respawns: 0,
-            _ticker: ticker,
         })
+    }
+
+    /// What it knows, to be offered to another one. `None` if it keeps none, or has no
+    /// instance that could tell. On the dispatch thread: bounded by
+    /// [`Limits::snapshot_fuel`](crate::Limits::snapshot_fuel) and the time of a call.
+    /// A fault counts like any other.
+    pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        let limits = &self.compiled.checked.limits;
+        let budget = self.compiled.checked.budget(limits.snapshot_fuel, limits.call_time_ms_max);
+        let live = self.live.as_mut()?;
+        let now_ns = live.state().log.now_ns;
+        Some(match live.snapshot(budget)? {
+            Ok(saved) => Ok(saved),
+            Err(fault) => {
+                self.down = self.live.take().map(Live::end);
+                Err(self.note(fault, now_ns))
+            }
+        })
+    }
+
+    /// What became of the state that it was offered when it was started.
+    pub fn restored(&self) -> &Restored {
+        &self.restored
     }
 
     /// The name of its file, without the ending.
     pub fn name(&self) -> &str {
-        &self.name
+        self.compiled.name()
     }
 
     /// SHA-256 of its file, in hexadecimal.
     pub fn digest(&self) -> &str {
-        &self.digest
+        self.compiled.digest()
     }
 
     /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());
         PolicyStatus {
-            name: self.name.to_string(),
-            path: self.path.clone(),
-            digest: self.digest.clone(),
+            name: self.name().to_owned(),
+            path: self.compiled.path.clone(),
+            digest: self.digest().to_owned(),
             load_ms: self.load_ms,
             decides: self.decides,
             events: self.events,
             faults: self.faults,
             last_fault: self.last_fault.clone(),
+            restored: self.restored.clone(),
+            strikes: self.strikes,
             respawns: self.respawns,
             disabled: self.disabled(),
             counters: state.map(|state| state.metrics.counters()).unwrap_or_default(),
@@ -153,7 +167,7 @@ impl WasmPolicy {
     }
 
     fn disabled(&self) -> bool {
-        self.faults.total() >= u64::from(self.limits.faults_max)
+        self.strikes >= self.compiled.checked.limits.faults_max
     }
 
     /// Call the instance, making one first if the last one failed.
@@ -216,7 +230,7 @@ impl WasmPolicy {
         state.log.now_ns = now_ns;
         state.swap(context);
         let started =
-            Live::start(&self.pre, *state, &self.config, self.respawn_budget, &self.limits);
+            Live::start(&self.compiled.checked, *state, &self.config, self.respawn_budget);
         match started {
             Ok((mut live, _)) => {
                 live.state_mut().swap(context);
@@ -245,7 +259,7 @@ impl WasmPolicy {
     #[cold]
     fn trapped(&mut self, error: &wasmtime::Error, now_ns: u64) -> Fault {
         let last_words = self.live.as_ref().map_or("", |live| &live.state().last_words);
-        let fault = fault(error, self.call_budget, &self.limits, last_words);
+        let fault = fault(error, self.call_budget, last_words);
         self.down = self.live.take().map(Live::end);
         self.note(fault, now_ns)
     }
@@ -262,15 +276,22 @@ impl WasmPolicy {
 
     /// Count a fault and say so.
     fn note(&mut self, fault: Fault, now_ns: u64) -> Fault {
+        let limits = &self.compiled.checked.limits;
+        let quiet_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
+        let last_ns = self.last_fault.as_ref().map_or(now_ns, |last| last.at_ns);
+        if now_ns.saturating_sub(last_ns) >= quiet_ns {
+            self.strikes = 0;
+        }
+        self.strikes += 1;
         self.faults.count(fault.kind);
         let kind = kind_name(fault.kind);
         self.last_fault = Some(LastFault { kind, message: fault.message.clone(), at_ns: now_ns });
-        tracing::warn!(target: "policy", policy = &*self.name, kind, "{}", fault.message);
+        tracing::warn!(target: "policy", policy = self.compiled.name(), kind, "{}", fault.message);
         if self.disabled() {
             tracing::error!(
-                target: "policy", policy = &*self.name,
+                target: "policy", policy = self.compiled.name(),
                 "switched off after {} faults; the built-in rule serves until another is loaded",
-                self.faults.total()
+                self.strikes
             );
         }
         fault
@@ -295,6 +316,13 @@ impl WasmPolicy {
 }
 
 impl Policy for WasmPolicy {
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        self.note(fault.clone(), now_ns);
+        if self.disabled() {
+            self.down = self.live.take().map(Live::end).or(self.down.take());
+        }
+    }
+
     fn start(&mut self, context: &mut Context) {
         if !self.started {
             self.started = true;
@@ -326,6 +354,15 @@ impl Policy for WasmPolicy {
         })?;
         self.events += 1;
         Ok(())
+    }
+}
+
+/// Why the first instance was not started.
+fn not_started(file: &str, why: Refusal) -> LoadError {
+    match why {
+        Refusal::Export(error) => inspect::wrong_export(file, &error),
+        Refusal::Init(message) => LoadError::InitRefused { file: file.into(), message },
+        Refusal::Fault(fault) => LoadError::InitFailed { file: file.into(), fault },
     }
 }
 

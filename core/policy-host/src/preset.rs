@@ -48,11 +48,13 @@ given! {
     memory_bytes: usize,
     decide_fuel: u64,
     init_fuel: u64,
+    snapshot_fuel: u64,
     call_time_ms_max: u64,
     init_time_ms_max: u64,
     component_bytes_max: usize,
     host_call_bytes_max: usize,
     faults_max: u32,
+    faults_forgotten_after_s: u64,
     log_lines_per_s_max: u32,
     metrics_max: usize,
 }

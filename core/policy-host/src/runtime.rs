@@ -1,16 +1,18 @@
 //! The host: one wasmtime engine, its settings, and how a file becomes a policy.
 
 use crate::bindings::{Policy, PolicyPre};
+use crate::compiled::{Checked, Compiled};
 use crate::host_calls::HostState;
-use crate::inspect;
-use crate::policy::{Source, WasmPolicy};
-use crate::{HostError, Limits, LoadError};
+use crate::policy::WasmPolicy;
+use crate::{HostError, Limits, LoadError, inspect};
+use sha2::{Digest, Sha256};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroUsize;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use wasmtime::component::{Component, HasSelf, Linker};
@@ -26,19 +28,25 @@ const CORE_INSTANCES_MAX: u32 = 64;
 const STACK_BYTES: usize = 256 << 10;
 /// Frames of a backtrace.
 const FRAMES_MAX: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+/// Compiled components that are remembered, so that loading the same bytes again
+/// compiles nothing.
+const REMEMBERED_MAX: usize = 8;
 /// Memory of an ended instance that the next one reuses without a system call.
 const RESIDENT_BYTES: usize = 1 << 20;
 
 /// Loads policies. One for the whole core; it may be shared by threads.
 ///
-/// A load reads the file, checks that it is a component of the contract's world,
-/// compiles it, starts an instance and calls its `init`; any of it may refuse
+/// A load reads the file, compiles it and checks that it is a component of the
+/// contract's world ([`Compiled`]), starts an instance, calls its `init` and offers it
+/// what an earlier policy saved ([`Compiled::start`]); any of it may refuse
 /// ([`LoadError`]) and nothing of it touches the policy in charge.
 pub struct PolicyHost {
     engine: Engine,
     linker: Linker<HostState>,
     limits: Limits,
     ticker: Arc<Ticker>,
+    /// The latest first.
+    remembered: Mutex<VecDeque<Arc<Checked>>>,
 }
 
 impl PolicyHost {
@@ -56,26 +64,18 @@ impl PolicyHost {
         let tick_ms = (limits.call_time_ms_max / 4).clamp(1, 50);
         let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
             .map_err(|error| HostError::Engine(error.to_string()))?;
-        Ok(PolicyHost { engine, linker, limits, ticker: Arc::new(ticker) })
+        let remembered = Mutex::default();
+        Ok(PolicyHost { engine, linker, limits, ticker: Arc::new(ticker), remembered })
     }
 
-    /// Load a policy from a file and call its `init` with `config`. Takes tens of
-    /// milliseconds: not for the dispatch thread.
+    /// Load a policy from a file and call its `init` with `config`: compiled, started
+    /// and without a state of an earlier one. Takes tens of milliseconds: not for the
+    /// dispatch thread.
     ///
     /// # Errors
     /// [`LoadError`] says what is wrong with the file and what to do.
     pub fn load_file(&self, path: &Path, config: &str) -> Result<WasmPolicy, LoadError> {
-        let started = Instant::now();
-        let file = path.display().to_string();
-        let unreadable = |source| LoadError::Read { file: file.clone(), source };
-        let mut bytes = Vec::new();
-        let opened = File::open(path).map_err(unreadable)?;
-        // One byte more than allowed tells; the file may be anything, and endless.
-        let most = self.limits.component_bytes_max as u64 + 1;
-        opened.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
-        let stem = path.file_stem().unwrap_or(path.as_os_str());
-        let name = stem.to_string_lossy().into_owned();
-        self.load(Source { name, path: Some(path.into()), started }, &file, &bytes, config)
+        self.compile_file(path)?.start(config, None)
     }
 
     /// Load a policy from memory; `name` stands for the file in messages.
@@ -88,30 +88,91 @@ impl PolicyHost {
         bytes: &[u8],
         config: &str,
     ) -> Result<WasmPolicy, LoadError> {
-        let source = Source { name: name.into(), path: None, started: Instant::now() };
-        self.load(source, name, bytes, config)
+        self.compile_bytes(name, bytes)?.start(config, None)
     }
 
-    fn load(
+    /// Read, compile and check a policy, without starting it. The same bytes as one
+    /// of the last few are not compiled again.
+    ///
+    /// # Errors
+    /// [`LoadError`] says what is wrong with the file and what to do.
+    pub fn compile_file(&self, path: &Path) -> Result<Compiled, LoadError> {
+        let started = Instant::now();
+        let file = path.display().to_string();
+        let unreadable = |source| LoadError::Read { file: file.clone(), source };
+        let mut bytes = Vec::new();
+        let opened = File::open(path).map_err(unreadable)?;
+        // One byte more than allowed tells; the file may be anything, and endless.
+        let most = self.limits.component_bytes_max as u64 + 1;
+        opened.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
+        let stem = path.file_stem().unwrap_or(path.as_os_str());
+        let name = stem.to_string_lossy().into_owned();
+        self.compile(&name, &file, Some(path.into()), &bytes, started)
+    }
+
+    /// Compile and check a policy from memory; `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As for [`Self::compile_file`].
+    pub fn compile_bytes(&self, name: &str, bytes: &[u8]) -> Result<Compiled, LoadError> {
+        self.compile(name, name, None, bytes, Instant::now())
+    }
+
+    fn compile(
         &self,
-        source: Source,
+        name: &str,
         file: &str,
+        path: Option<PathBuf>,
         bytes: &[u8],
-        config: &str,
-    ) -> Result<WasmPolicy, LoadError> {
+        started: Instant,
+    ) -> Result<Compiled, LoadError> {
         let bytes_max = self.limits.component_bytes_max;
         if bytes.len() > bytes_max {
             return Err(LoadError::TooLarge { file: file.into(), bytes_max });
         }
+        let digest: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let checked = match self.recall(&digest) {
+            Some(known) => known,
+            None => self.check(file, bytes, digest)?,
+        };
+        Ok(Compiled {
+            checked,
+            name: name.into(),
+            path,
+            file: file.into(),
+            compile_ms: started.elapsed().as_secs_f64() * 1e3,
+        })
+    }
+
+    fn check(&self, file: &str, bytes: &[u8], digest: String) -> Result<Arc<Checked>, LoadError> {
         inspect::preamble(file, bytes)?;
         let component = Component::new(&self.engine, bytes)
             .map_err(|error| inspect::not_compiled(file, &error))?;
-        inspect::imports(file, &component, &self.engine)?;
+        let imports = inspect::imports(file, &component, &self.engine)?;
         let pre = self.linker.instantiate_pre(&component);
         let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;
         inspect::exports(file, &component, &self.engine)?;
+        let state = inspect::state(file, &component, &self.engine)?;
         let pre = PolicyPre::new(pre).map_err(|error| inspect::wrong_export(file, &error))?;
-        WasmPolicy::start(pre, source, file, bytes, config, &self.limits, self.ticker.clone())
+        let (limits, ticker) = (self.limits.clone(), self.ticker.clone());
+        let checked = Arc::new(Checked { pre, state, digest, imports, limits, ticker });
+        let mut remembered = self.remembered();
+        remembered.push_front(checked.clone());
+        remembered.truncate(REMEMBERED_MAX);
+        Ok(checked)
+    }
+
+    /// A component of this digest, if it was compiled lately.
+    fn recall(&self, digest: &str) -> Option<Arc<Checked>> {
+        let mut remembered = self.remembered();
+        let at = remembered.iter().position(|checked| checked.digest == digest)?;
+        let known = remembered.remove(at)?;
+        remembered.push_front(known.clone());
+        Some(known)
+    }
+
+    fn remembered(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<Checked>>> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

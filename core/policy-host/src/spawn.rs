@@ -1,9 +1,11 @@
 //! One instance of a policy: starting it, calling it within a budget, and telling
 //! what went wrong.
 
-use crate::Limits;
-use crate::bindings::{Policy, PolicyPre};
+use crate::bindings::Policy;
+use crate::compiled::Checked;
 use crate::host_calls::{HostState, MemoryRefused};
+use crate::metrics::cut;
+use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
 use std::fmt::Write;
 use tally_engine::policy::{Context, Fault, FaultKind};
 use wasmtime::{Store, Trap, WasmBacktrace};
@@ -17,12 +19,15 @@ pub struct Budget {
     pub ticks: u64,
     /// The time that these ticks stand for.
     pub ms: u64,
+    /// Data that may pass from the policy to the core at once.
+    pub data_bytes: usize,
 }
 
 /// An instance that can be called.
 pub struct Live {
     store: Store<HostState>,
     policy: Policy,
+    state: Option<Functions>,
 }
 
 /// Why an instance could not be started, with the state it was given.
@@ -43,42 +48,42 @@ pub enum Refusal {
 impl Live {
     /// Start an instance and call its `init`; also returns the fuel that took.
     pub fn start(
-        pre: &PolicyPre<HostState>,
+        checked: &Checked,
         mut state: HostState,
         config: &str,
         budget: Budget,
-        limits: &Limits,
     ) -> Result<(Self, u64), Refused> {
         state.memory.reset();
-        let mut store = Store::new(pre.engine(), state);
+        let mut store = Store::new(checked.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
-        store.set_hostcall_fuel(limits.host_call_bytes_max);
-        match Self::begin(pre, &mut store, config, budget, limits) {
-            Ok(policy) => {
+        store.set_hostcall_fuel(budget.data_bytes);
+        match Self::begin(checked, &mut store, config, budget) {
+            Ok((policy, state)) => {
                 let spent = budget.fuel.saturating_sub(store.get_fuel().unwrap_or(0));
-                Ok((Live { store, policy }, spent))
+                Ok((Live { store, policy, state }, spent))
             }
             Err(why) => Err(Refused { why, state: Box::new(store.into_data()) }),
         }
     }
 
     fn begin(
-        pre: &PolicyPre<HostState>,
+        checked: &Checked,
         store: &mut Store<HostState>,
         config: &str,
         budget: Budget,
-        limits: &Limits,
-    ) -> Result<Policy, Refusal> {
+    ) -> Result<(Policy, Option<Functions>), Refusal> {
         // Before anything of the component runs: starting it may already loop.
         arm(store, budget);
         let failed = |error, store: &Store<HostState>| {
-            Refusal::Fault(fault(&error, budget, limits, &store.data().last_words))
+            Refusal::Fault(fault(&error, budget, &store.data().last_words))
         };
-        let instance = pre.instance_pre().instantiate(&mut *store);
+        let instance = checked.pre.instance_pre().instantiate(&mut *store);
         let instance = instance.map_err(|error| failed(error, store))?;
         let policy = Policy::new(&mut *store, &instance).map_err(Refusal::Export)?;
+        let state = checked.state.map(|exports| Functions::of(exports, &instance, store));
+        let state = state.transpose().map_err(Refusal::Export)?;
         match policy.tally_policy_scheduler().call_init(&mut *store, config) {
-            Ok(Ok(())) => Ok(policy),
+            Ok(Ok(())) => Ok((policy, state)),
             Ok(Err(message)) => Err(Refusal::Init(message)),
             Err(error) => Err(failed(error, store)),
         }
@@ -101,6 +106,47 @@ impl Live {
         let answer = call(&self.policy, &mut self.store);
         self.store.data_mut().swap(context);
         answer
+    }
+
+    /// Have it write down what it knows; `None` if it cannot. What it asks the core
+    /// for meanwhile is nothing that a policy on its way out may want.
+    pub fn snapshot(&mut self, budget: Budget) -> Option<Result<Saved, Fault>> {
+        let snapshot = &self.state.as_ref()?.snapshot;
+        let budget = Budget { data_bytes: SAVED_BYTES_MAX + FORMAT_BYTES_MAX, ..budget };
+        arm(&mut self.store, budget);
+        let usual_bytes = self.store.hostcall_fuel();
+        self.store.set_hostcall_fuel(budget.data_bytes);
+        self.store.data_mut().last_words.clear();
+        let answer = snapshot.call(&mut self.store, ());
+        self.store.set_hostcall_fuel(usual_bytes);
+        self.store.data_mut().forget_commands();
+        Some(match answer {
+            Ok((saved,)) if saved.data.len() > SAVED_BYTES_MAX => Err(Fault {
+                kind: FaultKind::Overrun,
+                message: format!(
+                    "`snapshot` gave {} bytes, and may give {SAVED_BYTES_MAX}",
+                    saved.data.len()
+                ),
+            }),
+            Ok((saved,)) => Ok(saved),
+            Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
+        })
+    }
+
+    /// Offer it what another one knew; `None` if it does not take such. The inner
+    /// error is its own word on why it does not; after a fault it must not be called.
+    pub fn restore(
+        &mut self,
+        saved: &Saved,
+        budget: Budget,
+    ) -> Option<Result<Result<(), String>, Fault>> {
+        let restore = &self.state.as_ref()?.restore;
+        arm(&mut self.store, budget);
+        self.store.data_mut().last_words.clear();
+        Some(match restore.call(&mut self.store, (saved.clone(),)) {
+            Ok((answer,)) => Ok(answer.map_err(|why| cut(&why, REFUSAL_BYTES_MAX).to_owned())),
+            Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
+        })
     }
 
     /// The state of its store.
@@ -135,7 +181,7 @@ fn arm(store: &mut Store<HostState>, budget: Budget) {
 const HOST_CALL_EXHAUSTED: &str = "fuel allocated for hostcalls has been exhausted";
 
 /// What a failed call was.
-pub fn fault(error: &wasmtime::Error, budget: Budget, limits: &Limits, last_words: &str) -> Fault {
+pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault {
     let refused = error.chain().find_map(|cause| cause.downcast_ref::<MemoryRefused>());
     let trap = error.chain().find_map(|cause| cause.downcast_ref::<Trap>());
     let (kind, mut message) = match (refused, trap) {
@@ -151,7 +197,7 @@ pub fn fault(error: &wasmtime::Error, budget: Budget, limits: &Limits, last_word
         (None, None) => {
             let cause = error.root_cause().to_string();
             if cause.contains(HOST_CALL_EXHAUSTED) {
-                let most = limits.host_call_bytes_max;
+                let most = budget.data_bytes;
                 (FaultKind::Overrun, format!("passed more than {most} bytes to the core at once"))
             } else {
                 (FaultKind::Trap, cause)

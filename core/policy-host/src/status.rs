@@ -1,5 +1,6 @@
 //! What `tallyctl status` and the metrics show of a policy.
 
+use crate::Restored;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +25,10 @@ pub struct PolicyStatus {
     pub faults: FaultCounts,
     /// The last of them.
     pub last_fault: Option<LastFault>,
+    /// What became of the state that it was offered when it was started.
+    pub restored: Restored,
+    /// Faults that count: those since it last went long without one.
+    pub strikes: u32,
     /// Times it was started anew after a fault.
     pub respawns: u64,
     /// Switched off after too many faults.
@@ -47,12 +52,14 @@ pub struct FaultCounts {
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
+    /// Best-effort work held while there was nothing to hold it for.
+    pub stall: u64,
 }
 
 impl FaultCounts {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.trap + self.overrun + self.memory + self.nonsense
+        self.trap + self.overrun + self.memory + self.nonsense + self.stall
     }
 
     pub(crate) fn count(&mut self, kind: FaultKind) {
@@ -61,6 +68,7 @@ impl FaultCounts {
             FaultKind::Overrun => self.overrun += 1,
             FaultKind::Memory => self.memory += 1,
             FaultKind::Nonsense => self.nonsense += 1,
+            FaultKind::Stall => self.stall += 1,
             // The outcome of faults, not one.
             FaultKind::Disabled => {}
         }
@@ -70,7 +78,7 @@ impl FaultCounts {
 /// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFault {
-    /// `trap`, `overrun`, `memory` or `nonsense`.
+    /// `trap`, `overrun`, `memory`, `nonsense` or `stall`.
     pub kind: &'static str,
     /// For people; for a trap, with its backtrace.
     pub message: String,
@@ -78,12 +86,14 @@ pub struct LastFault {
     pub at_ns: u64,
 }
 
-pub(crate) fn kind_name(kind: FaultKind) -> &'static str {
+/// The word for a kind of fault in status and logs.
+pub fn kind_name(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::Trap => "trap",
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
+        FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }
 }

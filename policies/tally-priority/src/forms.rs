@@ -8,11 +8,13 @@
 use crate::candidates::{candidates, has_boundaries};
 use crate::choice::Choice;
 use crate::graph;
+use crate::learn::Entry;
 use crate::metrics::Metrics;
+use crate::saved::{Reader, Writer, fingerprint};
 use crate::settings::Settings;
 use crate::share::Share;
 use crate::table::Table;
-use tally_sdk::{CutState, Decision, KernelId, Launch, LaunchFlags, Level, host};
+use tally_sdk::{CutState, Decision, KernelId, Launch, LaunchFlags, Level, Saved, host};
 
 /// A cut form that was asked for is asked for again after so many launches: the core
 /// may have been too busy to make it.
@@ -58,6 +60,43 @@ impl Forms {
         };
         self.metrics.launched(launch.now_ns, ran_as(decision, launch));
         decision
+    }
+
+    /// Write down what was learnt.
+    pub fn snapshot(&self) -> Saved {
+        let mut out = Writer::new();
+        out.number(fingerprint(&self.settings.to_string()));
+        out.number(self.share.credit());
+        out.number(self.told.into());
+        for entry in self.table.latest_first() {
+            if !out.has_room() {
+                break;
+            }
+            entry.write(&mut out);
+        }
+        out.finish()
+    }
+
+    /// Go on from that. Nothing changes if it is refused.
+    pub fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        let mut from = Reader::new(from)?;
+        let same_settings = from.number()? == fingerprint(&self.settings.to_string());
+        let (credit, told) = (from.number()?, from.small()?);
+        let mut entries = Vec::new();
+        while !from.is_done() {
+            entries.push(Entry::read(&mut from)?);
+        }
+        for mut entry in entries.into_iter().rev() {
+            entry.ask_in = entry.ask_in.min(ASK_AGAIN_LAUNCHES - 1);
+            if !same_settings {
+                entry.look_again();
+            }
+            self.table.put(entry);
+        }
+        self.share.put(credit);
+        self.told = told.min(TOLD_MAX);
+        self.metrics.show(self.table.known(), self.table.long_whole());
+        Ok(())
     }
 
     /// Hand the counts over.

@@ -6,6 +6,8 @@
 //! estimates: of the form in use by itself, of the others by trying them now and then
 //! ([`crate::share`] bounds how often). Pure: everything comes in as arguments.
 
+mod kept;
+
 use crate::candidates::{Candidate, Candidates, candidates, scaled};
 use crate::choice::Choice;
 use crate::choose::choose;

@@ -25,6 +25,7 @@
 //! | [`learn`] | what was measured, and what to try next |
 //! | [`share`], [`table`] | how much is tried and remembered |
 //! | [`graph`] | CUDA graphs |
+//! | [`saved`] | what outlives a reload |
 //! | [`settings`], [`metrics`] | what goes in, what is shown |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
@@ -38,6 +39,7 @@ mod graph;
 mod learn;
 mod metrics;
 mod rule;
+mod saved;
 mod settings;
 mod share;
 mod table;
@@ -46,7 +48,9 @@ use forms::Forms;
 use rule::Admission;
 use settings::Settings;
 use tally_sdk::host;
-use tally_sdk::{ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass};
+use tally_sdk::{
+    ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass, Saved, Stateful,
+};
 
 /// A window that holds nothing back.
 const WINDOW_NS_NONE: u64 = u64::MAX;
@@ -140,7 +144,19 @@ impl Priority {
     }
 }
 
-tally_sdk::export!(Priority);
+/// The constants come from the configuration and the clients from the core: what
+/// outlives a reload is what was learnt of kernels.
+impl Stateful for Priority {
+    fn snapshot(&self) -> Saved {
+        self.forms.snapshot()
+    }
+
+    fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        self.forms.restore(from)
+    }
+}
+
+tally_sdk::export!(Priority, stateful);
 
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,16 @@ impl Share {
         Share { permille: permille.into(), credit: 0 }
     }
 
+    /// What is in the account, for [`Share::put`].
+    pub fn credit(&self) -> u64 {
+        self.credit
+    }
+
+    /// Go on from an earlier account.
+    pub fn put(&mut self, credit: u64) {
+        self.credit = credit.min(SAVED_MAX * TRY);
+    }
+
     /// A launch was decided.
     pub fn earn(&mut self) {
         self.credit = (self.credit + self.permille).min(SAVED_MAX * TRY);

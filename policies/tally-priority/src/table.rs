@@ -63,6 +63,18 @@ impl Table {
         changed
     }
 
+    /// All entries, the one used last first.
+    pub fn latest_first(&self) -> impl Iterator<Item = &Entry> {
+        let mut used: Vec<&Slot> = self.slots.iter().filter(|slot| slot.used > 0).collect();
+        used.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.used));
+        used.into_iter().map(|slot| &slot.entry)
+    }
+
+    /// Put an entry in, as if it had been used now.
+    pub fn put(&mut self, entry: Entry) {
+        self.update(entry.kernel, |slot| *slot = entry);
+    }
+
     /// Kernels in it.
     pub fn known(&self) -> usize {
         self.known

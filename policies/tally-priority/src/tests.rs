@@ -4,6 +4,7 @@ mod candidates;
 mod device;
 mod forms;
 mod learning;
+mod saving;
 
 use crate::{Priority, WINDOW_NS_NONE};
 use proptest::prelude::*;

@@ -9,7 +9,7 @@
 //! ```
 
 use crate::{ClientId, ClientInfo, CutState, KernelId, KernelProfile, Launch, LaunchFlags, Level};
-use crate::{PriorityClass, Subscription};
+use crate::{Policy, PriorityClass, SAVED_BYTES_MAX, Stateful, Subscription};
 use std::cell::RefCell;
 
 /// A best-effort launch on a GPU that no high-priority client has ever used, of
@@ -55,6 +55,21 @@ pub fn kernel(blocks: u32) -> KernelProfile {
         cut: CutState::Unknown,
         forms: Vec::new(),
     }
+}
+
+/// What the core makes of a policy when it is loaded again: another one of this
+/// configuration that was offered what the old one knew.
+///
+/// # Errors
+/// What `init` or `restore` said, or that the core would not carry so much.
+pub fn reloaded<Old: Stateful, New: Stateful>(old: &Old, config: &str) -> Result<New, String> {
+    let saved = old.snapshot();
+    if saved.data.len() > SAVED_BYTES_MAX {
+        return Err(format!("saved {} bytes, and may save {SAVED_BYTES_MAX}", saved.data.len()));
+    }
+    let mut new = <New as Policy>::init(config)?;
+    new.restore(&saved)?;
+    Ok(new)
 }
 
 /// Something the policy asked the core to do.

@@ -1,12 +1,13 @@
 //! A policy that does on command whatever a policy must not.
 //!
 //! The kernel id of a launch (or the token of a timer event) says what; the
-//! configuration does for `init`, or `always N` for every decision. The numbers are known
-//! to `core/policy-host/tests/common/mod.rs` and `core/conformance/tests/guests.rs`.
+//! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
+//! `always N` for every decision. The numbers are known to
+//! `core/policy-host/tests/common/mod.rs` and `core/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
-use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Subscription};
+use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Saved, Stateful, Subscription};
 
 /// What it remembers, to tell an old instance from a new one.
 struct Chaos {
@@ -17,24 +18,39 @@ struct Chaos {
     joined: Vec<ClientId>,
     left: u64,
     done_ns: u64,
+    /// What `snapshot` and `restore` do besides.
+    in_snapshot: u64,
+    in_restore: u64,
 }
 
 impl Policy for Chaos {
     fn init(config: &str) -> Result<Self, String> {
         let always = config.strip_prefix("always ").and_then(|number| number.parse().ok());
+        let (mut in_snapshot, mut in_restore) = (0, 0);
+        let number = |text: &str| text.parse().map_err(|_| format!("what is {text:?}?"));
         match config {
             _ if always.is_some() => {}
             "" => {}
+            how if how.starts_with("snapshot-") => in_snapshot = number(&how[9..])?,
+            how if how.starts_with("restore-") => in_restore = number(&how[8..])?,
             "refuse" => return Err("no, thank you".into()),
             "ask" => commands(),
             "clients" => {
                 assert!(host::clients().is_empty(), "no client is known during `init`");
             }
             "think" => think(1_000_000),
-            number => misbehave(number.parse().map_err(|_| format!("what is {number:?}?"))?),
+            how => misbehave(number(how)?),
         }
-        let hoard = Vec::new();
-        Ok(Chaos { always, hoard, decides: 0, joined: Vec::new(), left: 0, done_ns: 0 })
+        Ok(Chaos {
+            always,
+            hoard: Vec::new(),
+            decides: 0,
+            joined: Vec::new(),
+            left: 0,
+            done_ns: 0,
+            in_snapshot,
+            in_restore,
+        })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
@@ -107,7 +123,33 @@ impl Policy for Chaos {
     }
 }
 
-tally_sdk::export!(Chaos);
+impl Stateful for Chaos {
+    fn snapshot(&self) -> Saved {
+        let data = match self.in_snapshot {
+            100 => vec![7; tally_sdk::SAVED_BYTES_MAX],
+            101 => vec![7; tally_sdk::SAVED_BYTES_MAX + 1],
+            102 => vec![7; 1 << 20],
+            how => {
+                misbehave(how);
+                self.decides.to_le_bytes().into()
+            }
+        };
+        // Nobody is left to do it for.
+        host::set_timer(1, 1);
+        Saved { format: "chaos".into(), version: 1, data }
+    }
+
+    fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        from.expect("chaos", 1)?;
+        misbehave(self.in_restore);
+        let data = from.data.as_slice();
+        self.decides = u64::from_le_bytes(data.try_into().map_err(|_| "expected 8 bytes")?);
+        host::set_timer(1_000, 43);
+        Ok(())
+    }
+}
+
+tally_sdk::export!(Chaos, stateful);
 
 /// Whatever else: nothing.
 fn misbehave(how: u64) {

@@ -1,0 +1,101 @@
+//! What a policy knows, carried from one instance to the next: the contract's
+//! optional interface `state`.
+//!
+//! It is looked up by name and called by hand, because the bindings know only
+//! interfaces that every policy has.
+
+use crate::host_calls::HostState;
+use serde::Serialize;
+use wasmtime::Store;
+use wasmtime::component::{
+    Component, ComponentExportIndex, ComponentType, Instance, Lift, Lower, TypedFunc,
+};
+
+/// Most that a policy may save, bytes.
+pub const SAVED_BYTES_MAX: usize = 256 << 10;
+/// Beside the data: the name of its format.
+pub const FORMAT_BYTES_MAX: usize = 256;
+/// Longer refusals are cut.
+pub const REFUSAL_BYTES_MAX: usize = 1024;
+
+/// What a policy knows, in a form of its own; the contract's `saved`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, ComponentType, Lift, Lower)]
+#[component(record)]
+pub struct Saved {
+    /// Whose form it is.
+    pub format: String,
+    /// Rises when the form changes.
+    pub version: u32,
+    /// At most [`SAVED_BYTES_MAX`].
+    pub data: Vec<u8>,
+}
+
+/// What became of a state that was offered to a policy when it was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", content = "why", rename_all = "kebab-case")]
+pub enum Restored {
+    /// There was none to offer.
+    #[default]
+    NotOffered,
+    /// The policy does not export `state`: it starts without.
+    NoInterface,
+    /// It goes on from there.
+    Accepted,
+    /// It said why it is of no use, and started without.
+    Refused(String),
+    /// Its `restore` failed, and a new instance started without.
+    Failed(String),
+}
+
+impl std::fmt::Display for Restored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Restored::NotOffered => f.write_str("none was offered"),
+            Restored::NoInterface => f.write_str("the policy keeps none"),
+            Restored::Accepted => f.write_str("accepted"),
+            Restored::Refused(why) => write!(f, "refused: {why}"),
+            Restored::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// Where a component has the two functions.
+#[derive(Clone, Copy, Debug)]
+pub struct Exports {
+    snapshot: ComponentExportIndex,
+    restore: ComponentExportIndex,
+}
+
+impl Exports {
+    /// Look them up in the interface of this name. `None` if one is missing.
+    pub fn find(component: &Component, interface: &str) -> Option<Self> {
+        let interface = component.get_export_index(None, interface)?;
+        let function = |name| component.get_export_index(Some(&interface), name);
+        Some(Exports { snapshot: function("snapshot")?, restore: function("restore")? })
+    }
+}
+
+/// The two functions of an instance.
+pub struct Functions {
+    /// `snapshot`.
+    pub snapshot: TypedFunc<(), (Saved,)>,
+    /// `restore`.
+    pub restore: TypedFunc<(Saved,), (Result<(), String>,)>,
+}
+
+impl Functions {
+    /// Of this instance.
+    ///
+    /// # Errors
+    /// If a type is another than the contract's.
+    pub fn of(
+        exports: Exports,
+        instance: &Instance,
+        store: &mut Store<HostState>,
+    ) -> wasmtime::Result<Self> {
+        Ok(Functions {
+            snapshot: instance.get_typed_func(&mut *store, exports.snapshot)?,
+            restore: instance.get_typed_func(&mut *store, exports.restore)?,
+        })
+    }
+}
