@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bindings;
 mod build;
 mod bundle;
 mod debian;
@@ -36,6 +37,8 @@ enum Task {
     Test(test::Args),
     /// Run the benchmarks.
     Bench(bench::Args),
+    /// Generate what the SDK for C needs of the contract.
+    Bindings(bindings::Args),
     /// Collect what a machine with a GPU and no compiler needs into one folder.
     GpuBundle(bundle::Args),
 }
@@ -47,6 +50,7 @@ fn main() -> anyhow::Result<()> {
         Task::Demo(args) => demo::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Bindings(args) => bindings::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
     }
 }

@@ -16,7 +16,7 @@
 //! | `high-priority` | (warns only) holds a high-priority launch |
 //! | `no-starvation` | keeps holding a best-effort launch though high priority is silent |
 //! | `determinism` | answers the same events otherwise the second time |
-| `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
+//! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
 //! All of it is virtual time and made from a seed: the same component, configuration and
 //! seed give the same report on any machine.

@@ -1,5 +1,10 @@
 //! `tallyctl policy` and `tallyctl stop`.
 
+pub mod bench;
+pub mod check;
+pub mod new;
+pub mod wrap;
+
 use crate::admin::Core;
 use crate::cli::PolicyCommand;
 use crate::error::CtlError;
@@ -7,16 +12,68 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The contract, as this program knows it.
+pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+
+/// `--limits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitsArg {
+    /// As in the core.
+    Default,
+    /// What components with an interpreter in them need.
+    Interpreted,
+}
+
+#[cfg(feature = "wasm")]
+impl LimitsArg {
+    fn limits(self) -> tally_policy_host::Limits {
+        match self {
+            LimitsArg::Default => tally_policy_host::Preset::Default.limits(),
+            LimitsArg::Interpreted => tally_policy_host::Preset::Interpreted.limits(),
+        }
+    }
+}
+
+/// The text of a policy's configuration; empty if there is none.
+#[cfg(feature = "wasm")]
+fn config(path: Option<&Path>) -> Result<String, CtlError> {
+    path.map_or(Ok(String::new()), |path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| CtlError::Usage(format!("--config {}: {e}", path.display())))
+    })
+}
+
+#[cfg(not(feature = "wasm"))]
+fn without_wasm(file: &Path) -> CtlError {
+    let file = file.display();
+    CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
+}
+
 /// The core may run in another folder.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Show or load.
+/// What needs no core, or ask one.
 pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
+    match command {
+        PolicyCommand::New(args) => new::run(&args),
+        PolicyCommand::Check(args) => check::run(&args),
+        PolicyCommand::Bench(args) => bench::run(&args),
+        PolicyCommand::Wrap(args) => wrap::run(&args),
+        command => ask(socket, command),
+    }
+}
+
+/// Show or load.
+fn ask(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();
     match command {
+        PolicyCommand::New(_)
+        | PolicyCommand::Check(_)
+        | PolicyCommand::Bench(_)
+        | PolicyCommand::Wrap(_) => {}
         PolicyCommand::Show { json: true } => {
             let policy = core.ask(&json!({"cmd": "policy_show"}))?;
             writeln!(out, "{policy:#}")?;
