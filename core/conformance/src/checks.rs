@@ -20,6 +20,8 @@ const SCHEMA: u32 = 1;
 const COMPARED: u32 = 12;
 /// Steps of a failing stream that are shown.
 const STEPS_SHOWN: usize = 6;
+/// Lines of a trap's backtrace that are shown.
+const BACKTRACE_LINES: usize = 12;
 /// Attempts at a shorter failing stream.
 const SHRINKS_MAX: u32 = 2_000;
 
@@ -127,7 +129,12 @@ fn random(subject: &dyn Subject, options: &Options) -> Found {
         });
         let Err(TestError::Fail(_, steps)) = outcome else { break };
         let Some(fault) = run(subject, &steps, &found) else { break };
-        let words = format!("{} (after {})", first_line(&fault.message), shown(&steps));
+        let words = format!(
+            "{} (after {}){}",
+            first_line(&fault.message),
+            shown(&steps),
+            backtrace(&fault.message)
+        );
         found.faults.insert(fault.kind, words);
     }
     found
@@ -154,6 +161,11 @@ fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
 
 pub(crate) fn first_line(message: &str) -> &str {
     message.lines().next().unwrap_or_default()
+}
+
+/// What follows the first line, as far as it helps.
+fn backtrace(message: &str) -> String {
+    message.lines().skip(1).take(BACKTRACE_LINES).map(|line| format!("\n{line}")).collect()
 }
 
 /// The end of a stream, for people.

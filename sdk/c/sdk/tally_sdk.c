@@ -135,8 +135,8 @@ void tally_config_integer(tally_config *config, const char *key, uint64_t *value
   for (size_t i = 0; i < text->len && good; i++) {
     uint8_t byte = text->ptr[i];
     if (byte == '_') continue;
-    good = byte >= '0' && byte <= '9' && !__builtin_mul_overflow(number, 10, &number) &&
-           !__builtin_add_overflow(number, byte - '0', &number);
+    good = byte >= '0' && byte <= '9' && number <= (UINT64_MAX - (byte - '0')) / 10;
+    if (good) number = number * 10 + (byte - '0');
   }
   if (good && number >= least && number <= most) {
     *value = number;

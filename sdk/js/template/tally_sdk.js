@@ -1,10 +1,37 @@
-// Reads a policy's configuration: lines of `key = value`, whole numbers and booleans.
+// What a policy in JavaScript is written with: `telling` for the policy, `u64` for large
+// numbers, and `Config` for its configuration, lines of `key = value` with whole numbers and booleans.
+//
+//     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... }, ... });
 //
 //     const config = new Config(text);
 //     const quietUs = config.integer('quiet_us', 100, 0, 1_000_000);
 //     config.finish(); // what nobody asked for is refused
 //
-// What is thrown is a message, which `init` passes on to the operator.
+// What is thrown of a configuration is a message, which `init` passes on to the operator.
+
+import { log } from 'tally:policy/host@0.1.1';
+
+// A 64-bit number of the contract. They arrive as JavaScript's numbers, exact to 2^53, and from
+// 2^63 on as negative ones: "never" (the largest there is) arrives as -1.
+export function u64(number) {
+  return number < 0 ? number + 2 ** 64 : number;
+}
+
+// Have the core's log say which error ended a call: to the core it is a trap.
+export function telling(policy) {
+  const told = {};
+  for (const name of ['init', 'decide', 'onEvent']) {
+    told[name] = (...given) => {
+      try {
+        return policy[name](...given);
+      } catch (error) {
+        if (typeof error !== 'string') log('error', `${error} in ${name}\n${error?.stack ?? ''}`);
+        throw error;
+      }
+    };
+  }
+  return told;
+}
 
 export class Config {
   constructor(text) {

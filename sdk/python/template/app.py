@@ -5,7 +5,7 @@ Python takes some 10 us to decide, so it decides rarely: while high priority is 
 client gets a lease for many launches, which is ended when high-priority work appears.
 """
 
-from tally_sdk import Config
+from tally_sdk import Config, policy
 from wit_world import exports
 from wit_world.imports import host
 from wit_world.imports.types import (
@@ -24,6 +24,7 @@ RUN = Decision_Run(0)
 HOLD = Decision_Hold(HOLD_NS_MAX)
 
 
+@policy
 class Scheduler(exports.Scheduler):
     def init(self, config):
         """Called once, with the text of the configuration file; empty if there is none."""

@@ -1,15 +1,51 @@
-"""Reads a policy's configuration: TOML of whole numbers and booleans.
+"""What a policy in Python is written with: `policy` for its class, and `Config` for its
+configuration, TOML of whole numbers and booleans.
 
     config = Config(text)
     quiet_us = config.integer("quiet_us", 100, 0, 1_000_000)
     config.finish()  # what nobody asked for is refused
 
-Every error is an `Err` with a message, which `init` passes on to the operator.
+Every error of a configuration is an `Err` with a message, which `init` passes on to the
+operator.
 """
 
+import functools
 import tomllib
 
 from componentize_py_types import Err
+from wit_world.imports import host
+from wit_world.imports.types import Level
+
+
+def policy(scheduler):
+    """Make one object of a class the policy. Without it every call would get a new one.
+
+    Also has the core's log say which exception ended a call: to the core it is a trap.
+    """
+
+    def tells(method):
+        @functools.wraps(method)
+        def call(self, *arguments):
+            try:
+                return method(self, *arguments)
+            except Err:
+                raise
+            except BaseException as error:
+                # Not by `traceback`: it reads source files, and there are none.
+                where = error.__traceback__
+                while where.tb_next is not None:
+                    where = where.tb_next
+                name = where.tb_frame.f_code.co_name
+                host.log(Level.ERROR, f"{error!r} in {name}, line {where.tb_lineno}")
+                raise
+
+        return call
+
+    for name in ("init", "decide", "on_event"):
+        setattr(scheduler, name, tells(getattr(scheduler, name)))
+    one = scheduler()
+    scheduler.__new__ = staticmethod(lambda cls: one)
+    return scheduler
 
 
 class Config:

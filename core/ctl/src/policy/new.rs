@@ -6,7 +6,7 @@
 
 use crate::error::CtlError;
 use clap::{Args, ValueEnum};
-use include_dir::{Dir, include_dir};
+use include_dir::{Dir, File, include_dir};
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
@@ -148,11 +148,15 @@ fn plan(lang: Lang, name: &str) -> Vec<Planned> {
     files
 }
 
+/// The files of a folder and of those in it.
+fn all<'a>(dir: &'a Dir<'a>) -> Vec<&'a File<'a>> {
+    dir.files().chain(dir.dirs().flat_map(all)).collect()
+}
+
 /// The files of a template: `dot-x` becomes `.x` (a repository would heed a real one), and
 /// `x.in` becomes `x`.
 fn template(dir: &Dir, name: &str, files: &mut Vec<Planned>) {
-    for entry in dir.find("**/*").into_iter().flatten() {
-        let Some(file) = entry.as_file() else { continue };
+    for file in all(dir) {
         let parts = file.path().components().map(|part| match part {
             Component::Normal(part) => {
                 let part = part.to_string_lossy();
@@ -171,7 +175,7 @@ fn template(dir: &Dir, name: &str, files: &mut Vec<Planned>) {
 
 /// The files of a folder as they are.
 fn copied(dir: &Dir, to: &Path, files: &mut Vec<Planned>) {
-    for file in dir.find("**/*").into_iter().flatten().filter_map(|entry| entry.as_file()) {
+    for file in all(dir) {
         files.push(Planned { path: to.join(file.path()), bytes: file.contents().to_vec() });
     }
 }

@@ -4,7 +4,7 @@ With `lease` = N, N further launches of a client then go without a question, unt
 high-priority work appears. The same in four languages: `sdk/*/examples/quiet`.
 """
 
-from tally_sdk import Config
+from tally_sdk import Config, policy
 from wit_world import exports
 from wit_world.imports import host
 from wit_world.imports.types import (
@@ -23,6 +23,7 @@ RUN = Decision_Run(0)
 HOLD = Decision_Hold(HOLD_NS_MAX)
 
 
+@policy
 class Scheduler(exports.Scheduler):
     def init(self, config):
         config = Config(config)
