@@ -13,7 +13,6 @@ use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Saved, Statefu
 struct Chaos {
     /// What every launch is taken for, whatever its kernel.
     always: Option<u32>,
-    hoard: Vec<[u64; 8]>,
     decides: u64,
     joined: Vec<ClientId>,
     left: u64,
@@ -43,7 +42,6 @@ impl Policy for Chaos {
         }
         Ok(Chaos {
             always,
-            hoard: Vec::new(),
             decides: 0,
             joined: Vec::new(),
             left: 0,
@@ -91,13 +89,19 @@ impl Policy for Chaos {
             }
             // Leaks a little.
             40 => {
-                self.hoard.push([self.decides; 8]);
-                black_box(&self.hoard);
+                std::mem::forget(black_box(Box::new([self.decides; 8])));
                 Decision::Run(0)
             }
             // About a client that was never there.
             41 => {
                 host::set_window(ClientId::MAX, 1);
+                Decision::Run(0)
+            }
+            // Timers without an end, and of no consequence.
+            43 => {
+                for _ in 0..1_000 {
+                    host::set_timer(1, 100);
+                }
                 Decision::Run(0)
             }
             // Thinks for longer than half of what it may.
@@ -115,7 +119,13 @@ impl Policy for Chaos {
     fn on_event(&mut self, _now_ns: u64, event: &Event) {
         match event {
             Event::ClientJoined(client) => self.joined.push(client.id),
-            Event::ClientLeft(_) => self.left += 1,
+            Event::ClientLeft(client) => {
+                self.left += 1;
+                if self.always.is_some() {
+                    // Of one misbehaviour at a time: no leak of another.
+                    self.joined.retain(|joined| joined != client);
+                }
+            }
             Event::KernelDone(done) => self.done_ns += done.measured_ns,
             Event::Timer(token) => misbehave(*token),
             Event::HighBusy | Event::HighIdle => {}
