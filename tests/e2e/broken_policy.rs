@@ -1,34 +1,62 @@
 //! A policy that misbehaves costs itself its turn, never the clients: the
-//! built-in rule serves, and the message says what was wrong.
+//! built-in rule serves, the message says what was wrong, and after three times the
+//! last good policy is back by itself.
 //!
 //! The guest `chaos` misbehaves by the number of a kernel, in order of first
-//! launch: 1 traps, 2 loops, 3 takes all memory, 11 answers nonsense. The probe's
+//! launch: 1 traps, 2 loops, 3 takes all memory, 10 holds for ever, 11 answers
+//! nonsense. The probe's
 //! launches with different numbers of blocks are different kernels.
 
 use anyhow::{Context, Result, ensure};
 use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
+use tally_tests::process::{Process, wait_until};
+use tally_tests::status::Status;
 use tally_tests::{Artefacts, Class, Device, Scene};
 
 /// Exit code of a core whose policy cannot be loaded.
 const EXIT_POLICY: i32 = 3;
+
+/// Launches the kernels before `number`, so that they get their numbers.
+fn number_kernels(probe: &mut Probe, number: u32) -> Result<()> {
+    for blocks in 1..=number {
+        probe.ask(&format!("launch 1 10 {blocks}"))?;
+        probe.ask("sync")?;
+    }
+    Ok(())
+}
+
+/// Launches kernel `number` until the policy is struck out.
+fn strike_out(probe: &mut Probe, number: u32) -> Result<()> {
+    for _ in 0..5 {
+        probe.ask(&format!("launch 2 10 {}", number + 1))?;
+        probe.ask("sync")?;
+    }
+    Ok(())
+}
+
+/// A core on `policy` that notices stalls soon.
+fn core(scene: &Scene, policy: &std::path::Path, more: &str) -> Result<Process> {
+    let config = scene.dir().join("core.toml");
+    let text = format!(
+        "[policy]\ndebounce_ms = 20\n[policy.limits]\ncall_time_ms_max = 2000\n\
+         [policy.strikes]\nstall_ms = 150\n{more}"
+    );
+    std::fs::write(&config, text)?;
+    scene.core(policy, &["--config", &config.to_string_lossy()])
+}
 
 /// Launches kernel `number` under `chaos` and expects a fault of one of the `kinds`.
 fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     // The kernels before it get their numbers while another policy is in charge.
-    let mut core = scene.core(&artefacts.policy("fifo")?, &[])?;
+    let mut core = core(&scene, &artefacts.policy("fifo")?, "")?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
-    for blocks in 1..=number {
-        probe.ask(&format!("launch 1 10 {blocks}"))?;
-        probe.ask("sync")?;
-    }
+    number_kernels(&mut probe, number)?;
     let chaos = artefacts.test_policy("chaos")?;
     let load = scene.ctl(&["policy", "load", &chaos.to_string_lossy()])?;
     ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    let blocks = number + 1;
-    probe.ask(&format!("launch 1 10 {blocks}"))?;
+    probe.ask(&format!("launch 1 10 {}", number + 1))?;
     let status = scene.status()?;
     let counted = kinds.iter().map(|kind| status.faults_of(kind)).sum::<u64>();
     ensure!(counted >= 1, "none of {kinds:?} counted: {:#}", status.0);
@@ -36,15 +64,26 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let last = status.last_fault().to_lowercase();
     ensure!(kinds.iter().any(|kind| last.contains(kind)), "the last fault is {last}");
     // Three strikes, and it is asked no more; launches go on all the same.
-    for _ in 0..5 {
-        probe.ask(&format!("launch 2 10 {blocks}"))?;
-        probe.ask("sync")?;
-    }
+    strike_out(&mut probe, number)?;
     probe.check()?;
-    let status = scene.status()?;
-    ensure!(status.policy_disabled(), "still asked after its faults: {:#}", status.0);
+    // The last good policy is back by itself, and the status says why.
+    let status = back(&scene, "fifo", "strikes")?;
+    let struck = status.struck_out().unwrap_or_default();
+    ensure!(kinds.contains(&&*struck), "struck out for {struck:?}, not {kinds:?}: {:#}", status.0);
+    let cost = status.0["policy"]["fault_cost_us"]["max"].as_f64().unwrap_or(0.0);
+    ensure!(struck == "stall" || cost > 0.0, "no cost was measured: {:#}", status.0["policy"]);
+    probe.ask(&format!("launch 3 10 {}", number + 1))?;
+    probe.check()?;
     probe.quit()?;
     scene.stop(&mut core, JOB_MAX)
+}
+
+/// Waits until that policy is in charge for that reason.
+fn back(scene: &Scene, name: &str, came: &str) -> Result<Status> {
+    wait_until(&format!("waiting for {name} to come back"), ANSWER_MAX, || {
+        let status = scene.status()?;
+        Ok((status.policy_name() == name && status.came() == came).then_some(status))
+    })
 }
 
 #[test]
@@ -66,6 +105,106 @@ fn a_memory_bomb() -> Result<()> {
 #[test]
 fn a_nonsense_answer() -> Result<()> {
     misbehaves(11, &["nonsense"])
+}
+
+#[test]
+fn a_stall() -> Result<()> {
+    misbehaves(10, &["stall"])
+}
+
+/// The file watch takes a policy that fails; the last good one comes back from memory,
+/// and the same file is not taken again, unless somebody asks for it.
+#[test]
+fn a_struck_out_file_is_not_taken_again() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let file = scene.dir().join("policy.wasm");
+    let replace = |with: &std::path::Path| -> Result<()> {
+        let part = file.with_extension("part");
+        std::fs::copy(with, &part)?;
+        Ok(std::fs::rename(part, &file)?)
+    };
+    let (fifo, chaos) = (artefacts.policy("fifo")?, artefacts.test_policy("chaos")?);
+    replace(&fifo)?;
+    let mut core = core(&scene, &file, "back_off_initial_ms = 50\nback_off_max_ms = 50\n")?;
+    let good = scene.status()?.policy_digest();
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    number_kernels(&mut probe, 1)?;
+    replace(&chaos)?;
+    let bad = wait_until("waiting for the changed file", ANSWER_MAX, || {
+        let status = scene.status()?;
+        Ok((status.policy_digest() != good && status.came() == "file-changed").then_some(status))
+    })?;
+    strike_out(&mut probe, 1)?;
+    let status = back(&scene, "policy", "strikes")?;
+    ensure!(status.policy_digest() == good, "{:#}", status.0["policy"]);
+    // The same content again, as a deployment would: not taken, and the log says so.
+    let generation = status.generation();
+    std::fs::copy(&artefacts.policy("tally-priority")?, scene.dir().join("aside"))?;
+    replace(&scene.dir().join("aside"))?;
+    wait_until("waiting for other content", ANSWER_MAX, || {
+        Ok((scene.status()?.generation() > generation).then_some(()))
+    })?;
+    let generation = scene.status()?.generation();
+    replace(&chaos)?;
+    wait_until("waiting for the refusal in the log", ANSWER_MAX, || {
+        Ok(core.stderr()?.contains("this policy was struck out").then_some(()))
+    })?;
+    ensure!(scene.status()?.generation() == generation, "taken again");
+    // Somebody wants it: so be it.
+    let load = scene.ctl(&["policy", "load", &file.to_string_lossy()])?;
+    ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    ensure!(scene.status()?.policy_digest() == bad.policy_digest());
+    probe.check()?;
+    probe.quit()?;
+    scene.stop(&mut core, JOB_MAX)
+}
+
+/// With no good policy to go back to, the built-in rule serves and the same one is tried
+/// again after a while.
+#[test]
+fn without_a_good_one_the_same_is_tried_again_later() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let chaos = artefacts.test_policy("chaos")?;
+    let mut core = core(&scene, &chaos, "back_off_initial_ms = 300\n")?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    number_kernels(&mut probe, 1)?;
+    strike_out(&mut probe, 1)?;
+    let status = back(&scene, "chaos", "retry")?;
+    ensure!(status.struck_out().as_deref() == Some("trap"), "{:#}", status.0["policy"]);
+    ensure!(status.0["policy"]["content_of"] == 1, "{:#}", status.0["policy"]);
+    probe.check()?;
+    probe.quit()?;
+    scene.stop(&mut core, JOB_MAX)
+}
+
+/// `restore = "built-in"`: nothing comes back by itself.
+#[test]
+fn the_built_in_rule_can_be_all_that_comes_back() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let mut core = core(&scene, &artefacts.policy("fifo")?, "restore = \"built-in\"\n")?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    number_kernels(&mut probe, 1)?;
+    let chaos = artefacts.test_policy("chaos")?;
+    let load = scene.ctl(&["policy", "load", &chaos.to_string_lossy()])?;
+    ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    strike_out(&mut probe, 1)?;
+    let status = wait_until("waiting for the strike-out in the status", ANSWER_MAX, || {
+        let status = scene.status()?;
+        Ok(status.struck_out().is_some().then_some(status))
+    })?;
+    ensure!(status.policy_disabled() && status.policy_name() == "chaos", "{:#}", status.0);
+    strike_out(&mut probe, 1)?;
+    probe.check()?;
+    ensure!(scene.status()?.generation() == status.generation(), "something came back");
+    // By hand it does.
+    let output = scene.ctl(&["policy", "rollback"])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(scene.status()?.policy_name() == "fifo");
+    probe.quit()?;
+    scene.stop(&mut core, JOB_MAX)
 }
 
 /// Real programs under a policy that traps: the training's second kernel is the

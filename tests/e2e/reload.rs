@@ -73,6 +73,132 @@ fn by_tallyctl() -> Result<()> {
     })
 }
 
+/// The short form of `cargo xtask test reload`.
+#[test]
+fn hundreds_of_reloads_lose_nothing() -> Result<()> {
+    let outcome = tally_tests::reload::run(&Artefacts::locate()?, 200)?;
+    ensure!(outcome.lost + outcome.doubled == 0, "{outcome:?}");
+    // Two of three keep what they learnt; the first of them was offered it by a policy
+    // that keeps nothing, and had it from before.
+    ensure!(outcome.states_accepted >= 130, "{outcome:?}");
+    ensure!(outcome.launches > 0, "nothing was launched meanwhile");
+    Ok(())
+}
+
+fn ctl(scene: &Scene, arguments: &[&str]) -> Result<String> {
+    let output = scene.ctl(arguments)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "tallyctl {arguments:?}: {said}");
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What `tally-priority` learnt of kernels is there after a reload, and after another
+/// policy was in charge meanwhile.
+#[test]
+fn what_was_learnt_outlives_a_reload() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let priority = artefacts.policy("tally-priority")?;
+    let mut core = scene.core(&priority, &[])?;
+    let high = Probe::start(&scene, Class::High, "high")?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    let known = || -> Result<i64> {
+        let known = &scene.status()?.0["policy"]["gauges"]["kernels_known"];
+        Ok(known.as_i64().unwrap_or(0))
+    };
+    // Kernels that take longer than high priority should have to wait.
+    wait_until("waiting for long kernels to be known", JOB_MAX, || {
+        for blocks in [16, 24, 32] {
+            probe.ask(&format!("launch 2 3000 {blocks}"))?;
+            probe.ask("sync")?;
+        }
+        Ok((known()? == 3).then_some(()))
+    })?;
+    ensure!(scene.status()?.restored() == "not-offered");
+    let priority = priority.to_string_lossy().into_owned();
+    ctl(&scene, &["policy", "load", &priority])?;
+    let status = scene.status()?;
+    ensure!(status.restored() == "accepted", "{:#}", status.0["policy"]);
+    ensure!(known()? == 3, "{:#}", status.0["policy"]);
+    // Over a policy that keeps nothing, too.
+    ctl(&scene, &["policy", "load", &artefacts.policy("fifo")?.to_string_lossy()])?;
+    ensure!(scene.status()?.restored() == "no-interface");
+    ctl(&scene, &["policy", "load", &priority])?;
+    ensure!(scene.status()?.restored() == "accepted" && known()? == 3);
+    // And one that does not know the format says so, and starts all the same.
+    ctl(&scene, &["policy", "load", &artefacts.test_policy("chaos")?.to_string_lossy()])?;
+    let status = scene.status()?;
+    ensure!(status.restored() == "refused" && status.policy_name() == "chaos");
+    let why = status.0["policy"]["restored"]["why"].to_string();
+    ensure!(why.contains("tally-priority"), "{why}");
+    probe.check()?;
+    probe.quit()?;
+    high.quit()?;
+    scene.stop(&mut core, JOB_MAX)
+}
+
+/// Back to an earlier policy from memory: the files are gone.
+#[test]
+fn a_rollback_needs_no_file() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let file = scene.dir().join("policy.wasm");
+    let config = scene.dir().join("policy.toml");
+    std::fs::copy(artefacts.policy("tally-priority")?, &file)?;
+    std::fs::write(&config, "quiet_us = 70\n")?;
+    let (path, config_path) = (file.to_string_lossy(), config.to_string_lossy());
+    let core_config = scene.dir().join("core.toml");
+    std::fs::write(&core_config, "[policy]\nwatch = false\n")?;
+    let core_config = core_config.to_string_lossy().into_owned();
+    let mut core =
+        scene.core(&file, &["--policy-config", &config_path, "--config", &core_config])?;
+    let first = scene.status()?;
+    // The file is overwritten, loaded, and deleted.
+    std::fs::copy(artefacts.policy("fifo")?, &file)?;
+    ctl(&scene, &["policy", "load", &path])?;
+    let second = scene.status()?.policy_digest();
+    ensure!(second != first.policy_digest());
+    std::fs::remove_file(&file)?;
+    std::fs::remove_file(&config)?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    probe.ask("launch 5 10")?;
+    ctl(&scene, &["policy", "rollback"])?;
+    let status = scene.status()?;
+    ensure!(status.policy_digest() == first.policy_digest(), "{:#}", status.0["policy"]);
+    ensure!(status.came() == "rollback" && status.generation() == 3);
+    ensure!(core.stderr()?.contains("quiet_us = 70"), "its configuration came along");
+    // Further back there is nothing; forth there is.
+    let further = scene.ctl(&["policy", "rollback"])?;
+    let said = String::from_utf8_lossy(&further.stderr).into_owned();
+    ensure!(!further.status.success() && said.contains("no earlier policy"), "{said}");
+    let nowhere = scene.ctl(&["policy", "rollback", "--to", "77"])?;
+    let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+    ensure!(!nowhere.status.success() && said.contains("generation 77"), "{said}");
+    ctl(&scene, &["policy", "rollback", "--to", "2"])?;
+    ensure!(scene.status()?.policy_digest() == second);
+    probe.ask("launch 5 10")?;
+    probe.check()?;
+    probe.quit()?;
+    // The history tells all of it.
+    let history: serde_json::Value =
+        serde_json::from_str(&ctl(&scene, &["policy", "history", "--json"])?)?;
+    let all = |key: &str| -> Vec<String> {
+        history.as_array().into_iter().flatten().map(|r| r[key].to_string()).collect()
+    };
+    ensure!(all("generation") == ["1", "2", "3", "4"], "{history:#}");
+    let quoted = |words: [&str; 4]| words.map(|word| format!("{word:?}"));
+    ensure!(all("came") == quoted(["start", "asked", "rollback", "rollback"]), "{history:#}");
+    ensure!(all("content_of") == ["1", "2", "1", "2"], "{history:#}");
+    let went = all("went");
+    ensure!(went[..3] == quoted(["replaced", "rolled-back", "rolled-back", ""])[..3], "{went:?}");
+    ensure!(went[3] == "null" && all("kept").iter().all(|kept| kept == "true"), "{history:#}");
+    let decided = history[1]["decides"].as_u64().unwrap_or(0);
+    ensure!(decided >= 1, "fifo decided {decided} launches: {history:#}");
+    let table = ctl(&scene, &["policy", "history"])?;
+    ensure!(table.contains("rollback of 1") && table.contains("in charge"), "{table}");
+    scene.stop(&mut core, JOB_MAX)
+}
+
 /// A file that is being written, or was written wrong, changes nothing.
 #[test]
 fn a_bad_file_leaves_the_policy_in_charge() -> Result<()> {

@@ -6,15 +6,17 @@
 //!   core and clients are started; nothing of it outlives it;
 //! - [`jobs`]: the programs of this crate in the sizes that tests use;
 //! - [`process::Process`]: a child with captured output that cannot hang a test;
-//! - [`status`]: what `tallyctl status --json` says, by the names used there.
+//! - [`status`]: what `tallyctl status --json` says, by the names used there;
+//! - [`reload`]: thousands of changes of policy while programs run.
 //!
-//! The harness never talks to the driver or to the core itself: it runs the same
-//! programs a user would.
+//! The harness never talks to the driver, and to the core only by the programs that a
+//! user would use ([`reload`] alone uses the admin socket itself, to be quick).
 #![forbid(unsafe_code)]
 
 pub mod artefacts;
 pub mod jobs;
 pub mod process;
+pub mod reload;
 pub mod scene;
 pub mod status;
 

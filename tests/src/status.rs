@@ -85,6 +85,21 @@ impl Status {
         self.0["policy"]["generation"].as_u64().unwrap_or(0)
     }
 
+    /// Why it came: `start`, `asked`, `file-changed`, `rollback`, `strikes`, `retry`.
+    pub fn came(&self) -> String {
+        self.0["policy"]["came"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// What became of the state that it was offered.
+    pub fn restored(&self) -> String {
+        self.0["policy"]["restored"]["outcome"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Why the last policy that was struck out was.
+    pub fn struck_out(&self) -> Option<String> {
+        Some(self.0["policy"]["last_struck_out"]["kind"].as_str()?.to_owned())
+    }
+
     /// Why the last attempt to load another failed, if it did.
     pub fn load_failure(&self) -> Option<String> {
         let failure = &self.0["policy"]["last_load_error"];

@@ -14,6 +14,7 @@ mod demo_report;
 mod guest;
 mod languages;
 mod policies;
+mod reload;
 mod test;
 mod test_count;
 mod walkthrough;

@@ -4,7 +4,7 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! `differential` and `fuzz` are for looking longer at what [`Group::Unit`] runs
+//! `differential`, `fuzz` and `reload` are for looking longer at what other groups run
 //! shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
@@ -62,6 +62,8 @@ pub enum Group {
     Differential,
     /// The fuzz targets of the code readers, from a fixed seed, for longer (only when named).
     Fuzz,
+    /// Ten thousand changes of policy while programs launch (only when named).
+    Reload,
 }
 
 /// What can be asked for.
@@ -81,6 +83,9 @@ pub struct Args {
     /// `fuzz`: time for each target, s (by default 3000 inputs of PTX, 2 s of each other).
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
+    /// `reload`: changes of policy (10000 by default).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 }
 
 impl Args {
@@ -91,7 +96,8 @@ impl Args {
             Ok(())
         };
         only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
-        only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")
+        only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")?;
+        only(self.count.is_some(), "--count", Group::Reload, "reload")
     }
 }
 
@@ -102,9 +108,14 @@ pub fn run(args: &Args) -> Result<()> {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
-    let builds = groups.iter().any(|g| matches!(g, Group::Unit | Group::Languages | Group::E2e));
+    let builds = groups.iter().any(|g| {
+        matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload)
+    });
     if builds && !args.no_build {
         build::everything()?;
+    }
+    if args.group == Some(Group::Reload) {
+        return crate::reload::run(args.count);
     }
     let mut sum = Count::default();
     let (mut times, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
@@ -211,6 +222,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             test.envs(schedules.map(|n| ("TALLY_DIFFERENTIAL_SCHEDULES", n)));
             commands.push(test);
         }
+        // Not a test program: see `run`.
+        Group::Reload => {}
         Group::Fuzz => {
             let mut test = kernels_tests(&["fuzz_corpus", "fuzz_binary"], filter);
             test.envs(args.seconds.map(|n| ("TALLY_FUZZ_SECONDS", n.to_string())));
@@ -365,14 +378,14 @@ mod tests {
     use super::*;
 
     fn args(group: Group, schedules: Option<u32>, seconds: Option<u32>) -> Args {
-        Args { group: Some(group), filter: None, no_build: true, schedules, seconds }
+        Args { group: Some(group), filter: None, no_build: true, schedules, seconds, count: None }
     }
 
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
             Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
-        assert_eq!(missing, [&Group::Differential, &Group::Fuzz]);
+        assert_eq!(missing, [&Group::Differential, &Group::Fuzz, &Group::Reload]);
     }
 
     #[test]

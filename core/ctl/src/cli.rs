@@ -160,6 +160,20 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Show which policies were in charge, why each came and went, and which can be put
+    /// back.
+    History {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put an earlier policy back, from memory: its file may be gone. Again: the one
+    /// before that.
+    Rollback {
+        /// This one, rather than the last that differs and was not struck out.
+        #[arg(long, value_name = "GENERATION")]
+        to: Option<u64>,
+    },
 }
 
 /// `profiles`.

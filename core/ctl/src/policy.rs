@@ -2,7 +2,9 @@
 
 pub mod bench;
 pub mod check;
+mod history;
 pub mod new;
+mod rollback;
 pub mod wrap;
 
 use crate::admin::Core;
@@ -85,20 +87,25 @@ fn ask(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
         PolicyCommand::Load { file, config } => {
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            let loaded = core.ask(&request)?;
-            let text =
-                |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
-            writeln!(
-                out,
-                "{} is in charge: generation {}, sha256 {}, loaded in {:.0} ms",
-                text("name"),
-                loaded.get("generation").unwrap_or(&Value::Null),
-                text("digest"),
-                loaded.get("load_ms").and_then(Value::as_f64).unwrap_or(0.0)
-            )?;
+            in_charge(&mut out, &core.ask(&request)?)?;
         }
+        PolicyCommand::History { json } => history::run(&mut core, &mut out, json)?,
+        PolicyCommand::Rollback { to } => rollback::run(&mut core, &mut out, to)?,
     }
     Ok(())
+}
+
+/// What was put in charge, on one line.
+fn in_charge(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
+    let text = |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+    writeln!(
+        out,
+        "{} is in charge: generation {}, sha256 {}, loaded in {:.0} ms",
+        text("name"),
+        loaded.get("generation").unwrap_or(&Value::Null),
+        text("digest"),
+        loaded.get("load_ms").and_then(Value::as_f64).unwrap_or(0.0)
+    )
 }
 
 /// Ask the core to stop.

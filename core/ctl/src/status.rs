@@ -189,6 +189,25 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         let line = format!("faults: {}; last: {}", faults.join(", "), text(p, "/last_fault"));
         writeln!(out, "           {}", paint.bad(&line))?;
     }
+    let pauses = number(p, "/swap_pause_us/count");
+    if pauses > 0.0 {
+        let (last, max) = (number(p, "/swap_pause_us/last"), number(p, "/swap_pause_us/max"));
+        let state = text(p, "/restored/outcome");
+        writeln!(
+            out,
+            "           came: {} (state: {state}); pause {last:.0} us, at most {max:.0} us",
+            text(p, "/came")
+        )?;
+    }
+    if let Some(struck) = p.get("last_struck_out").filter(|s| !s.is_null()) {
+        let message = text(struck, "/message").lines().next().unwrap_or_default();
+        let line = format!(
+            "generation {} was struck out: {}: {message}",
+            count(struck, "/generation"),
+            text(struck, "/kind")
+        );
+        writeln!(out, "           {}", paint.bad(&line))?;
+    }
     if p["disabled"].as_bool() == Some(true) {
         writeln!(out, "           {}", paint.bad("switched off: the built-in rule serves"))?;
     }

@@ -3,6 +3,10 @@
 //! `tally-core.example.toml` beside this crate shows them all; a test keeps it
 //! equal to the defaults.
 
+mod strikes;
+
+pub use strikes::{Restore, Strikes};
+
 use crate::error::CoreError;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -123,6 +127,8 @@ pub struct Policy {
     pub debounce_ms: u64,
     /// What it may use.
     pub limits: Limits,
+    /// What becomes of it if it fails.
+    pub strikes: Strikes,
 }
 
 impl Default for Policy {
@@ -134,6 +140,7 @@ impl Default for Policy {
             watch: true,
             debounce_ms: 200,
             limits: Limits::default(),
+            strikes: Strikes::default(),
         }
     }
 }
@@ -452,6 +459,10 @@ impl Config {
         within("admission.clients_max", self.admission.clients_max as u64, 1, 4_096)?;
         within("admission.hello_timeout_ms", self.admission.hello_timeout_ms, 10, 60_000)?;
         within("policy.debounce_ms", self.policy.debounce_ms, 1, 60_000)?;
+        let strikes = &self.policy.strikes;
+        within("policy.strikes.back_off_initial_ms", strikes.back_off_initial_ms, 1, 3_600_000)?;
+        within("policy.strikes.back_off_max_ms", strikes.back_off_max_ms, 1, 86_400_000)?;
+        within("policy.strikes.stall_ms", strikes.stall_ms, 0, 3_600_000)?;
         within("engine.window_us", self.engine.window_us, 1, 60_000_000)?;
         within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
         within("engine.fallback_quiet_us", self.engine.fallback_quiet_us, 0, 1_000_000)?;

@@ -1,21 +1,42 @@
-//! Policies as the daemon sees them: something that loads a file, and what it
-//! loads. The only module that knows they are WebAssembly.
+//! Policies as the daemon sees them: something that compiles a file, what it makes of
+//! it, and what is started from that. The only module that knows they are WebAssembly.
 
+use crate::dispatch::handover::FaultCost;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
-use tally_engine::policy::{Context, Decision, Event, Fault, Launch, Policy};
-use tally_policy_host::{Limits, PolicyHost, PolicyStatus, WasmPolicy};
+use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
+use tally_ipc::wait::now_ns;
+use tally_policy_host::{Compiled, Limits, PolicyHost, PolicyStatus, Saved, WasmPolicy};
 
 /// A policy that can also tell people about itself.
 pub trait Hosted: Policy + Send {
     /// Its figures; `None` for the built-in rule, which has none.
     fn figures(&self) -> Option<PolicyStatus>;
+
+    /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
+    /// thread, and bounded like any call.
+    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        None
+    }
+
+    /// It failed too often and is asked no more.
+    fn is_struck_out(&self) -> bool {
+        false
+    }
 }
 
 impl Hosted for WasmPolicy {
     fn figures(&self) -> Option<PolicyStatus> {
         Some(self.status())
+    }
+
+    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        WasmPolicy::snapshot(self)
+    }
+
+    fn is_struck_out(&self) -> bool {
+        self.is_switched_off()
     }
 }
 
@@ -29,55 +50,120 @@ impl Hosted for BuiltIn {
 /// knows nothing of figures. Both handles stay on the dispatch thread while the
 /// policy is in charge, so the lock is never contended.
 #[derive(Clone)]
-pub struct Shared(Arc<Mutex<Box<dyn Hosted>>>);
+pub struct Shared(Arc<Mutex<Inner>>);
+
+struct Inner {
+    policy: Box<dyn Hosted>,
+    cost: FaultCost,
+    /// The call before failed: this one starts a new instance.
+    has_failed: bool,
+}
 
 impl Shared {
     /// Share a policy.
     pub fn new(policy: Box<dyn Hosted>) -> Self {
-        Shared(Arc::new(Mutex::new(policy)))
+        let inner = Inner { policy, cost: FaultCost::default(), has_failed: false };
+        Shared(Arc::new(Mutex::new(inner)))
     }
 
     /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
-        self.lock().figures()
+        self.lock().policy.figures()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Box<dyn Hosted>> {
+    /// See [`Hosted::snapshot`].
+    pub fn snapshot(&self) -> Option<Result<Saved, Fault>> {
+        self.lock().policy.snapshot()
+    }
+
+    /// See [`Hosted::is_struck_out`].
+    pub fn is_struck_out(&self) -> bool {
+        self.lock().policy.is_struck_out()
+    }
+
+    /// What its faults cost those who waited.
+    pub fn fault_cost(&self) -> FaultCost {
+        self.lock().cost
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Account for a call about something that was seen at `seen_ns`. The clock is read
+    /// only if this call failed or the one before did.
+    #[inline]
+    fn note<T>(&mut self, seen_ns: u64, outcome: &Result<T, Fault>) {
+        let failed = matches!(outcome, Err(fault) if fault.kind != FaultKind::Disabled);
+        if failed || self.has_failed {
+            self.cost.add(now_ns().saturating_sub(seen_ns));
+            self.has_failed = failed;
+        }
     }
 }
 
 impl Policy for Shared {
     fn start(&mut self, context: &mut Context) {
-        self.lock().start(context);
+        self.lock().policy.start(context);
+    }
+
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        self.lock().policy.strike(now_ns, fault);
     }
 
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
-        self.lock().decide(launch, context)
+        let mut inner = self.lock();
+        let outcome = inner.policy.decide(launch, context);
+        inner.note(launch.now_ns, &outcome);
+        outcome
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        self.lock().on_event(now_ns, event, context)
+        let mut inner = self.lock();
+        let outcome = inner.policy.on_event(now_ns, event, context);
+        inner.note(now_ns, &outcome);
+        outcome
     }
 }
 
-/// A policy ready to be put in charge.
-pub struct Loaded {
-    /// The policy.
-    pub policy: Box<dyn Hosted>,
+/// A policy that was compiled and can be started. Kept for rollback: what it was made
+/// of may be gone.
+pub trait Program: Send + Sync {
     /// Its name.
-    pub name: String,
+    fn name(&self) -> &str;
     /// SHA-256 of its file.
-    pub digest: String,
+    fn digest(&self) -> &str;
+    /// Start it with a configuration, and offer it what another policy knew.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know, as text.
+    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String>;
+}
+
+impl Program for Compiled {
+    fn name(&self) -> &str {
+        Compiled::name(self)
+    }
+
+    fn digest(&self) -> &str {
+        Compiled::digest(self)
+    }
+
+    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
+        let policy = Compiled::start(self, config, saved).map_err(|error| error.to_string())?;
+        Ok(Box::new(policy))
+    }
 }
 
 /// Something that makes policies out of files. Called off both threads.
 pub trait Loader: Send + Sync + 'static {
-    /// Load one.
+    /// Compile and check one.
     ///
     /// # Errors
     /// Everything an operator needs to know, as text.
-    fn load(&self, file: &Path, config: &str) -> Result<Loaded, String>;
+    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String>;
 }
 
 /// The real one.
@@ -94,12 +180,8 @@ impl WasmLoader {
 }
 
 impl Loader for WasmLoader {
-    fn load(&self, file: &Path, config: &str) -> Result<Loaded, String> {
-        let policy = self.0.load_file(file, config).map_err(|error| error.to_string())?;
-        Ok(Loaded {
-            name: policy.name().to_owned(),
-            digest: policy.digest().to_owned(),
-            policy: Box::new(policy),
-        })
+    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String> {
+        let compiled = self.0.compile_file(file).map_err(|error| error.to_string())?;
+        Ok(Arc::new(compiled))
     }
 }

@@ -1,16 +1,35 @@
-//! The policy in charge and how another takes its place: loaded aside, put in
-//! charge between two decisions, the old one dropped off the dispatch thread. A
-//! policy that cannot be loaded changes nothing but what status shows.
+//! The policy in charge and how another takes its place. A policy that cannot be loaded
+//! changes nothing but what status shows.
+//!
+//! ```text
+//!   here, aside           dispatch thread, between two decisions
+//!   compile, check
+//!                         1. the old one writes down what it knows (`snapshot`)
+//!   instance, `init`,
+//!   `restore`             ... decisions go on, by the old one ...
+//!                         2. the new one takes over, is told of every client
+//!   drop the old one
+//! ```
+//! What the old one learns between the two steps is lost, and that is all: events reach
+//! it as before. Both steps are bounded and measured (`swap_pause_us` in the status).
+//!
+//! [`history`] is what can be put back, by hand or when a policy is struck out
+//! ([`PolicySlot::recover`]).
 
+pub mod history;
+
+use crate::config::{Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
-use crate::loader::{Loader, Shared};
+use crate::loader::{Hosted, Loader, Program, Shared};
+use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tally_engine::BuiltIn;
+use tally_policy_host::{LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
@@ -41,8 +60,12 @@ pub struct InCharge {
     pub loaded_at_unix_s: u64,
     /// How long compiling, starting and `init` took, ms.
     pub load_ms: f64,
-    #[serde(skip)]
-    config_text: String,
+    /// Why it came.
+    pub came: Came,
+    /// See [`Record::content_of`].
+    pub content_of: u64,
+    /// What became of the state that it was offered.
+    pub restored: Restored,
 }
 
 /// The last attempt that failed.
@@ -62,6 +85,9 @@ pub enum SlotError {
     /// It could not be loaded.
     #[error("{0}")]
     Load(String),
+    /// There is nothing to go back to.
+    #[error(transparent)]
+    NoWayBack(#[from] NoWayBack),
     /// The dispatch thread did not take it.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -72,7 +98,7 @@ pub enum SlotError {
 pub enum Trigger {
     /// Somebody did: loaded even if nothing changed.
     Asked,
-    /// The file changed: not if its content did not.
+    /// The file changed: not if its content did not, nor if that was struck out.
     Changed,
 }
 
@@ -80,7 +106,16 @@ pub enum Trigger {
 pub struct PolicySlot {
     loader: Arc<dyn Loader>,
     turn: tokio::sync::Mutex<()>,
+    strikes: Strikes,
+    /// A policy that lasts for so long ends a row of strike-outs.
+    lasting: Duration,
+    row: Cell<(u32, Option<Instant>)>,
     in_charge: RefCell<InCharge>,
+    history: RefCell<History>,
+    /// What a reload loads: what was asked for last, whatever was put back since.
+    wanted: RefCell<Option<Source>>,
+    /// What that was when it was loaded last.
+    seen: RefCell<Option<Content>>,
     last_failure: RefCell<Option<LoadFailure>>,
     failures: Cell<u64>,
 }
@@ -130,27 +165,53 @@ fn read_config(file: Option<&Path>) -> Result<String, String> {
     whole.map_err(|e| format!("policy configuration {}: {e}", file.display()))
 }
 
+/// Compiled, and not started yet.
 struct Ready {
-    policy: Shared,
-    in_charge: InCharge,
+    source: Source,
+    program: Arc<dyn Program>,
+    config_text: String,
 }
 
-fn load(loader: &dyn Loader, source: &Source) -> Result<Ready, String> {
+impl Ready {
+    fn content(&self) -> Content {
+        Content { digest: self.program.digest().into(), config_text: self.config_text.clone() }
+    }
+}
+
+fn compile(loader: &dyn Loader, source: &Source) -> Result<Ready, String> {
     let config_text = read_config(source.config_file.as_deref())?;
-    let start = Instant::now();
-    let loaded = loader.load(&source.file, &config_text)?;
-    Ok(Ready {
-        policy: Shared::new(loaded.policy),
-        in_charge: InCharge {
-            source: Some(source.clone()),
-            name: loaded.name,
-            digest: loaded.digest,
-            generation: 1,
-            loaded_at_unix_s: now_unix_s(),
-            load_ms: start.elapsed().as_secs_f64() * 1_000.0,
-            config_text,
-        },
-    })
+    let program = loader.compile(&source.file)?;
+    Ok(Ready { source: source.clone(), program, config_text })
+}
+
+/// Start it with the first of the states that it accepts. Without any, what it said to
+/// the first one is what people are told.
+fn start(
+    program: &dyn Program,
+    config: &str,
+    offers: &[Saved],
+) -> Result<(Box<dyn Hosted>, Restored), String> {
+    let mut first: Option<(Box<dyn Hosted>, Restored)> = None;
+    for saved in offers {
+        let policy = program.start(config, Some(saved))?;
+        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
+        match restored {
+            Restored::Accepted | Restored::NoInterface => return Ok((policy, restored)),
+            _ if first.is_none() => first = Some((policy, restored)),
+            _ => {}
+        }
+    }
+    match first {
+        Some(first) => Ok(first),
+        None => Ok((program.start(config, None)?, Restored::NotOffered)),
+    }
+}
+
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(format!("loading a policy panicked: {e}")))
 }
 
 impl PolicySlot {
@@ -163,33 +224,74 @@ impl PolicySlot {
         config: &crate::config::Policy,
         quiet_ns: u64,
     ) -> Result<(Self, Shared), CoreError> {
-        let outcome = configured_source(config)
-            .map_err(|why| (None, why))
-            .and_then(|s| load(&*loader, &s).map_err(|why| (Some(s), why)));
-        let (policy, in_charge, failure) = match outcome {
-            Ok(ready) => (ready.policy, ready.in_charge, None),
+        let begun = Instant::now();
+        let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
+            let ready = compile(&*loader, &source);
+            let started = ready.and_then(|ready| {
+                let (policy, _) = start(&*ready.program, &ready.config_text, &[])?;
+                Ok((policy, ready))
+            });
+            started.map_err(|why| (Some(source), why))
+        });
+        let (policy, ready, failure): (Box<dyn Hosted>, _, _) = match outcome {
+            Ok((policy, ready)) => (policy, Some(ready), None),
             Err((_, why)) if config.required => return Err(CoreError::Policy(why)),
             Err((source, why)) => {
                 tracing::error!("no policy: the built-in rule serves. {why}");
                 let source =
                     source.unwrap_or(Source { file: DEFAULT_POLICY.into(), config_file: None });
                 let failure = LoadFailure { source, message: why, at_unix_s: now_unix_s() };
-                (Shared::new(Box::new(BuiltIn { quiet_ns })), built_in(), Some(failure))
+                (Box::new(BuiltIn { quiet_ns }), None, Some(failure))
             }
         };
+        let load_ms = ready.as_ref().map_or(0.0, |_| begun.elapsed().as_secs_f64() * 1_000.0);
+        let in_charge = InCharge {
+            source: ready.as_ref().map(|ready| ready.source.clone()),
+            name: ready.as_ref().map_or("built-in", |ready| ready.program.name()).into(),
+            digest: ready.as_ref().map_or("", |ready| ready.program.digest()).into(),
+            generation: 1,
+            loaded_at_unix_s: now_unix_s(),
+            load_ms,
+            came: Came::Start,
+            content_of: 1,
+            restored: Restored::NotOffered,
+        };
+        let mut history = History::default();
+        let (wanted, seen) = match &ready {
+            Some(ready) => (Some(ready.source.clone()), Some(ready.content())),
+            None => (None, None),
+        };
+        let (config_text, program) = ready.map(|r| (r.config_text, r.program)).unzip();
+        history.came(record(&in_charge), config_text.unwrap_or_default(), program);
         let slot = PolicySlot {
             loader,
             turn: tokio::sync::Mutex::new(()),
+            strikes: config.strikes.clone(),
+            lasting: Duration::from_secs(config.limits.faults_forgotten_after_s),
+            row: Cell::default(),
             in_charge: RefCell::new(in_charge),
+            history: RefCell::new(history),
+            wanted: RefCell::new(wanted),
+            seen: RefCell::new(seen),
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
         };
-        Ok((slot, policy))
+        Ok((slot, Shared::new(policy)))
     }
 
     /// What is in charge.
     pub fn in_charge(&self) -> InCharge {
         self.in_charge.borrow().clone()
+    }
+
+    /// All that were, oldest first; bounded.
+    pub fn history(&self) -> Vec<Record> {
+        self.history.borrow().records()
+    }
+
+    /// The last policy that was struck out, and how.
+    pub fn last_struck(&self) -> Option<(u64, StruckOut)> {
+        self.history.borrow().last_struck().map(|(generation, how)| (generation, how.clone()))
     }
 
     /// The last failure since a policy was put in charge.
@@ -202,10 +304,10 @@ impl PolicySlot {
         self.failures.get()
     }
 
-    /// What a reload loads: the source in charge, or the one that failed.
+    /// What a reload loads: what was asked for last, or failed to load.
     pub fn source(&self) -> Option<Source> {
-        let in_charge = self.in_charge.borrow().source.clone();
-        in_charge.or_else(|| self.last_failure.borrow().as_ref().map(|f| f.source.clone()))
+        let wanted = self.wanted.borrow().clone();
+        wanted.or_else(|| self.last_failure.borrow().as_ref().map(|f| f.source.clone()))
     }
 
     /// Load a policy and put it in charge. One at a time, in order of asking.
@@ -219,54 +321,239 @@ impl PolicySlot {
         trigger: Trigger,
     ) -> Result<InCharge, SlotError> {
         let _turn = self.turn.lock().await;
-        let loader = self.loader.clone();
-        let asked = source.clone();
-        let outcome = tokio::task::spawn_blocking(move || load(&*loader, &asked))
-            .await
-            .unwrap_or_else(|e| Err(format!("loading a policy panicked: {e}")));
-        let ready = match outcome {
+        let begun = Instant::now();
+        let (loader, asked) = (self.loader.clone(), source.clone());
+        let ready = match aside(move || compile(&*loader, &asked)).await {
             Ok(ready) => ready,
-            Err(message) => {
-                tracing::error!(file = %source.file.display(), "policy not loaded, the one in charge stays: {message}");
-                self.failures.set(self.failures.get() + 1);
-                *self.last_failure.borrow_mut() =
-                    Some(LoadFailure { source, message: message.clone(), at_unix_s: now_unix_s() });
-                return Err(SlotError::Load(message));
+            Err(message) => return Err(self.failed(source, message)),
+        };
+        let content = ready.content();
+        if trigger == Trigger::Changed {
+            let same = self.seen.borrow().as_ref() == Some(&content)
+                && self.wanted.borrow().as_ref() == Some(&source);
+            if same {
+                return Ok(self.in_charge());
+            }
+            if self.history.borrow().is_struck(&content) {
+                tracing::warn!(
+                    file = %source.file.display(), digest = content.digest,
+                    "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
+                );
+                *self.seen.borrow_mut() = Some(content);
+                return Ok(self.in_charge());
+            }
+        }
+        let came = match trigger {
+            Trigger::Asked => Came::Asked,
+            Trigger::Changed => Came::FileChanged,
+        };
+        let next = Next { came, content_of: None, own: None, begun };
+        let in_charge = self.put(control, ready, next).await?;
+        *self.wanted.borrow_mut() = Some(source);
+        *self.seen.borrow_mut() = Some(content);
+        Ok(in_charge)
+    }
+
+    /// Go back to an earlier policy, from memory: to that generation, or to the last one
+    /// that differs and was not struck out.
+    ///
+    /// # Errors
+    /// If there is none, or it does not start any more.
+    pub async fn rollback(
+        &self,
+        control: &ControlSender,
+        to: Option<u64>,
+    ) -> Result<InCharge, SlotError> {
+        let _turn = self.turn.lock().await;
+        let kept = self.history.borrow().rollback(to)?;
+        self.put_back(control, kept, Came::Rollback).await
+    }
+
+    /// The policy of this generation was struck out, and the built-in rule serves: put
+    /// the last good one back, as the configuration says, after a while if this has
+    /// happened before. Ends early if another policy comes meanwhile.
+    pub async fn recover(
+        &self,
+        control: &ControlSender,
+        generation: u64,
+        fault: Option<LastFault>,
+    ) {
+        let (kind, message) = fault.map_or(("unknown", String::new()), |f| (f.kind, f.message));
+        let row = {
+            let _turn = self.turn.lock().await;
+            let in_charge = self.in_charge();
+            if in_charge.generation != generation {
+                return;
+            }
+            let how = StruckOut { kind: kind.into(), message, at_unix_s: now_unix_s() };
+            self.history.borrow_mut().struck_out(generation, how);
+            tracing::error!(
+                name = in_charge.name,
+                digest = in_charge.digest,
+                generation,
+                kind,
+                "policy struck out: the built-in rule serves"
+            );
+            self.next_in_row()
+        };
+        if self.strikes.restore == Restore::BuiltIn {
+            return;
+        }
+        loop {
+            let again = self.history.borrow().last_good().is_none();
+            let delay = self.strikes.delay(row, again);
+            if !delay.is_zero() {
+                tracing::info!(
+                    delay_ms = delay.as_millis() as u64,
+                    again,
+                    "a policy is put back later"
+                );
+            }
+            tokio::time::sleep(delay).await;
+            let _turn = self.turn.lock().await;
+            if self.in_charge.borrow().generation != generation {
+                return;
+            }
+            let (kept, came) = {
+                let history = self.history.borrow();
+                match history.last_good() {
+                    Some(kept) => (Some(kept), Came::Strikes),
+                    None => (history.same(), Came::Retry),
+                }
+            };
+            let Some(kept) = kept else { return };
+            let from = kept.generation;
+            match self.put_back(control, kept, came).await {
+                Err(SlotError::Load(message)) if came == Came::Strikes => {
+                    // It started once; now it counts as bad as the other.
+                    let how = StruckOut { kind: "start".into(), message, at_unix_s: now_unix_s() };
+                    self.history.borrow_mut().struck_out(from, how);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// How many policies were struck out in a row, this one included.
+    fn next_in_row(&self) -> u32 {
+        let (row, last) = self.row.get();
+        let goes_on = last.is_some_and(|last| last.elapsed() < self.lasting);
+        let row = if goes_on { row.saturating_add(1) } else { 1 };
+        self.row.set((row, Some(Instant::now())));
+        row
+    }
+
+    async fn put_back(
+        &self,
+        control: &ControlSender,
+        kept: Kept,
+        came: Came,
+    ) -> Result<InCharge, SlotError> {
+        let Kept { content_of, source, program, config_text, saved, .. } = kept;
+        let next = Next { came, content_of: Some(content_of), own: saved, begun: Instant::now() };
+        self.put(control, Ready { source, program, config_text }, next).await
+    }
+
+    /// Start a policy and let it take over.
+    async fn put(
+        &self,
+        control: &ControlSender,
+        ready: Ready,
+        next: Next,
+    ) -> Result<InCharge, SlotError> {
+        let old = self.in_charge.borrow().generation;
+        let saved = match control.ask(|done| Control::SavePolicy { done }).await? {
+            Some(Ok(saved)) => Some(saved),
+            None => None,
+            Some(Err(fault)) => {
+                tracing::warn!(generation = old, "what the policy knew is lost: {fault}");
+                None
             }
         };
-        let mut next = ready.in_charge;
-        {
-            let now = self.in_charge.borrow();
-            let same = now.digest == next.digest && now.config_text == next.config_text;
-            if trigger == Trigger::Changed && same && now.source == next.source {
-                return Ok(now.clone());
+        let latest = self.history.borrow().latest_saved();
+        let mut offers: Vec<Saved> = Vec::new();
+        for offer in [saved.clone(), next.own, latest].into_iter().flatten() {
+            if !offers.contains(&offer) {
+                offers.push(offer);
             }
-            next.generation = now.generation + 1;
         }
-        let retired = control.ask(|done| Control::SetPolicy { policy: ready.policy, done }).await?;
-        // Unmapping an instance's memory takes a while.
-        tokio::task::spawn_blocking(move || drop(retired));
+        let (program, config) = (ready.program.clone(), ready.config_text.clone());
+        let started = aside(move || start(&*program, &config, &offers)).await;
+        let (policy, restored) = match started {
+            Ok(started) => started,
+            Err(message) => return Err(self.failed(ready.source, message)),
+        };
+        let generation = old + 1;
+        let in_charge = InCharge {
+            source: Some(ready.source),
+            name: ready.program.name().into(),
+            digest: ready.program.digest().into(),
+            generation,
+            loaded_at_unix_s: now_unix_s(),
+            load_ms: next.begun.elapsed().as_secs_f64() * 1_000.0,
+            came: next.came,
+            content_of: next.content_of.unwrap_or(generation),
+            restored,
+        };
+        let policy = Shared::new(policy);
+        let retired = control.ask(|done| Control::SetPolicy { policy, generation, done }).await?;
+        // Unmapping an instance's memory takes a while. Awaited, so that instances do
+        // not pile up when one reload follows another.
+        let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
         tracing::info!(
-            name = next.name,
-            digest = next.digest,
-            generation = next.generation,
-            load_ms = next.load_ms,
+            name = in_charge.name,
+            digest = in_charge.digest,
+            generation,
+            came = ?in_charge.came,
+            load_ms = in_charge.load_ms,
+            state = %in_charge.restored,
             "policy in charge"
         );
-        *self.in_charge.borrow_mut() = next.clone();
+        let mut history = self.history.borrow_mut();
+        history.came(record(&in_charge), ready.config_text, Some(ready.program));
+        history.retired(old, figures.ok().flatten(), saved);
+        *self.in_charge.borrow_mut() = in_charge.clone();
         *self.last_failure.borrow_mut() = None;
-        Ok(next)
+        Ok(in_charge)
+    }
+
+    fn failed(&self, source: Source, message: String) -> SlotError {
+        tracing::error!(file = %source.file.display(), "policy not loaded, the one in charge stays: {message}");
+        self.failures.set(self.failures.get() + 1);
+        *self.last_failure.borrow_mut() =
+            Some(LoadFailure { source, message: message.clone(), at_unix_s: now_unix_s() });
+        SlotError::Load(message)
     }
 }
 
-fn built_in() -> InCharge {
-    InCharge {
-        source: None,
-        name: "built-in".into(),
-        digest: String::new(),
-        generation: 1,
-        loaded_at_unix_s: now_unix_s(),
-        load_ms: 0.0,
-        config_text: String::new(),
+/// How a policy comes.
+struct Next {
+    came: Came,
+    /// Of a rollback.
+    content_of: Option<u64>,
+    /// What it knew when it was in charge last.
+    own: Option<Saved>,
+    begun: Instant,
+}
+
+/// A record of what has just come.
+fn record(in_charge: &InCharge) -> Record {
+    Record {
+        generation: in_charge.generation,
+        name: in_charge.name.clone(),
+        digest: in_charge.digest.clone(),
+        source: in_charge.source.clone(),
+        came: in_charge.came,
+        content_of: in_charge.content_of,
+        came_at_unix_s: in_charge.loaded_at_unix_s,
+        restored: in_charge.restored.clone(),
+        went: None,
+        went_at_unix_s: None,
+        struck_out: None,
+        decides: 0,
+        events: 0,
+        faults: Default::default(),
+        last_fault: None,
+        kept: false,
     }
 }

@@ -58,6 +58,7 @@ fn settings(config: &Config) -> Settings {
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
             fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
+            policy_stall_ns: config.policy.strikes.stall_ns(),
             sm_count: 0,
         },
     }

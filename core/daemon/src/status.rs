@@ -5,8 +5,10 @@
 //! monotonically from the client's registration (or the core's start).
 
 mod kernel;
+mod policy_life;
 
 pub use kernel::{FormStatus, KernelStatus};
+pub use policy_life::PolicyLife;
 
 use crate::dispatch::latency::Quantiles;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
@@ -96,8 +98,8 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `disabled`),
-    /// likewise.
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `stall`,
+    /// `disabled`), likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
     pub traps: u64,
@@ -119,6 +121,9 @@ pub struct PolicyReport {
     pub load_failures: u64,
     /// The last failed load since a policy was put in charge.
     pub last_load_error: Option<LoadFailure>,
+    /// How it came, and how others went.
+    #[serde(flatten)]
+    pub life: PolicyLife,
 }
 
 impl PolicyReport {
@@ -127,6 +132,7 @@ impl PolicyReport {
         in_charge: crate::policy_slot::InCharge,
         last_load_error: Option<LoadFailure>,
         load_failures: u64,
+        life: PolicyLife,
         s: &Snapshot,
     ) -> Self {
         let kinds = [
@@ -134,6 +140,7 @@ impl PolicyReport {
             ("overrun", FaultKind::Overrun),
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
+            ("stall", FaultKind::Stall),
             ("disabled", FaultKind::Disabled),
         ];
         let faults: BTreeMap<_, _> = kinds
@@ -162,6 +169,7 @@ impl PolicyReport {
             gauges: figures.map(|f| f.gauges).unwrap_or_default(),
             load_failures,
             last_load_error,
+            life,
         }
     }
 }

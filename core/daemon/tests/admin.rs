@@ -64,9 +64,12 @@ fn only_admins_change_things() {
         .join()
         .unwrap()
     };
-    for request in
-        [r#"{"cmd":"stop"}"#, r#"{"cmd":"profiles_clear"}"#, r#"{"cmd":"policy_load","path":"/x"}"#]
-    {
+    for request in [
+        r#"{"cmd":"stop"}"#,
+        r#"{"cmd":"profiles_clear"}"#,
+        r#"{"cmd":"policy_load","path":"/x"}"#,
+        r#"{"cmd":"policy_rollback"}"#,
+    ] {
         let answer = ask_as_nobody(request);
         assert_eq!(answer["error"]["code"], "denied", "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("65534"));

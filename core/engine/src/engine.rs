@@ -18,6 +18,7 @@ mod learn;
 mod offer;
 mod progress;
 mod rule;
+mod stall;
 
 pub use rule::{BuiltIn, fallback};
 
@@ -73,6 +74,9 @@ pub struct EngineConfig {
     /// what is in flight may be waiting for it (kernels that meet across streams
     /// or GPUs).
     pub window_stall_ns: u64,
+    /// A policy that holds launches for so long while the GPU has nothing to do stalls
+    /// it: a fault, and the built-in rule answers. `u64::MAX`: it may.
+    pub policy_stall_ns: u64,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
 }
@@ -84,6 +88,7 @@ impl Default for EngineConfig {
             hold_ns_max: 1_000_000_000,
             fallback_quiet_ns: 100_000,
             window_stall_ns: 500_000_000,
+            policy_stall_ns: 1_000_000_000,
             sm_count: 0,
         }
     }
@@ -127,6 +132,8 @@ pub struct Engine {
     high_busy: bool,
     /// When high-priority activity last ended; `None` if there never was any.
     high_idle_since_ns: Option<u64>,
+    /// Launches have waited since then although the GPU had nothing to do.
+    idle_since_ns: Option<u64>,
     /// Something changed that could make a held launch runnable.
     offer_all: bool,
     /// Clients with a launch waiting, and high-priority ones: kept, not counted
@@ -151,6 +158,7 @@ impl Engine {
             timers: BTreeMap::new(),
             high_busy: false,
             high_idle_since_ns: None,
+            idle_since_ns: None,
             offer_all: false,
             waiting_clients: 0,
             high_clients: 0,
@@ -233,6 +241,7 @@ impl Engine {
         let old = std::mem::replace(&mut self.policy, policy);
         self.undo_policy(out);
         self.disabled = false;
+        self.idle_since_ns = None;
         self.policy.start(&mut self.context);
         self.carry_out(now_ns, out);
         let infos: Vec<_> = self.clients.values().map(|c| c.info.clone()).collect();
@@ -367,7 +376,7 @@ impl Engine {
             .flat_map(|c| [c.hold_until_ns, c.window_until_ns])
             .filter(|&until| until > 0)
             .min();
-        [timer, hold, self.next_go_on_ns()].into_iter().flatten().min()
+        [timer, hold, self.next_go_on_ns(), self.next_stall_ns()].into_iter().flatten().min()
     }
 
     /// Work out whether high-priority work is on the GPU and tell of a change.

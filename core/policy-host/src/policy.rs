@@ -148,7 +148,7 @@ impl WasmPolicy {
             restored: self.restored.clone(),
             strikes: self.strikes,
             respawns: self.respawns,
-            disabled: self.disabled(),
+            disabled: self.is_switched_off(),
             counters: state.map(|state| state.metrics.counters()).unwrap_or_default(),
             gauges: state.map(|state| state.metrics.gauges()).unwrap_or_default(),
             log_dropped: state.map_or(0, |state| state.log.dropped),
@@ -166,7 +166,8 @@ impl WasmPolicy {
         self.call_budget.fuel.checked_sub(left)
     }
 
-    fn disabled(&self) -> bool {
+    /// Switched off after too many faults: no call is made any more.
+    pub fn is_switched_off(&self) -> bool {
         self.strikes >= self.compiled.checked.limits.faults_max
     }
 
@@ -200,7 +201,7 @@ impl WasmPolicy {
         if self.live.is_some() {
             return Ok(());
         }
-        if self.disabled() {
+        if self.is_switched_off() {
             return Err(switched_off());
         }
         self.respawn(now_ns, context)?;
@@ -268,7 +269,7 @@ impl WasmPolicy {
     fn nonsense(&mut self, message: &str, now_ns: u64) -> Fault {
         let fault = Fault { kind: FaultKind::Nonsense, message: message.into() };
         let fault = self.note(fault, now_ns);
-        if self.disabled() {
+        if self.is_switched_off() {
             self.down = self.live.take().map(Live::end);
         }
         fault
@@ -287,7 +288,7 @@ impl WasmPolicy {
         let kind = kind_name(fault.kind);
         self.last_fault = Some(LastFault { kind, message: fault.message.clone(), at_ns: now_ns });
         tracing::warn!(target: "policy", policy = self.compiled.name(), kind, "{}", fault.message);
-        if self.disabled() {
+        if self.is_switched_off() {
             tracing::error!(
                 target: "policy", policy = self.compiled.name(),
                 "switched off after {} faults; the built-in rule serves until another is loaded",
@@ -318,7 +319,7 @@ impl WasmPolicy {
 impl Policy for WasmPolicy {
     fn strike(&mut self, now_ns: u64, fault: &Fault) {
         self.note(fault.clone(), now_ns);
-        if self.disabled() {
+        if self.is_switched_off() {
             self.down = self.live.take().map(Live::end).or(self.down.take());
         }
     }

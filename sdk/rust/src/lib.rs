@@ -38,7 +38,8 @@
 //! - `decide` has 200 000 units of fuel, about as many instructions. It should
 //!   not allocate; none of the types it deals with does.
 //! - A panic costs the policy its turn and its state: the core starts it anew,
-//!   and switches it off after three faults. Its message is in the core's log.
+//!   and puts the last good policy back after three faults. Its message is in the
+//!   core's log.
 //! - Crates may say `#![deny(unsafe_code)]`, but not `forbid`: [`export!`] has to
 //!   define symbols, which Rust counts as unsafe.
 

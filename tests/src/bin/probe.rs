@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `launch N [SPINS [BLOCKS]]` | launches the counting kernel N times, without waiting |
 //! | `sync` | waits for the device |
-//! | `read` | reads the counters back: how many are not what they must be |
+//! | `read` | reads the counters back: how many are not what they must be, and how many launches that makes lost or run twice |
 //! | `quit` | ends; so does the end of the input |
 //!
 //! Each number of blocks makes another kernel of it as far as scheduling goes.
@@ -68,11 +68,29 @@ fn main() -> Result<()> {
                 let counters = stream.clone_dtoh(&counters)?;
                 stream.synchronize()?;
                 let wrong = counters.iter().zip(&expected).filter(|(a, b)| a != b).count();
-                answer(serde_json::json!({ "wrong": wrong, "first": counters[0] }))?;
+                let (lost, doubled) = lost_and_doubled(&counters, &expected);
+                answer(serde_json::json!({
+                    "wrong": wrong, "first": counters[0], "launched": launched,
+                    "lost": lost, "doubled": doubled,
+                }))?;
             }
             ["quit"] => break,
             _ => bail!("unknown command: {line}"),
         }
     }
     Ok(())
+}
+
+/// Launches that did not run, and runs beyond one of a launch. Told apart by their number
+/// of blocks, so that one lost does not make up for another run twice.
+fn lost_and_doubled(counters: &[u32], expected: &[u32]) -> (u64, u64) {
+    // The counter of a block's first thread counts all launches of more blocks than that.
+    let missing = |block: usize| match counters.get(block * THREADS as usize) {
+        Some(&ran) => i64::from(expected[block * THREADS as usize]) - i64::from(ran),
+        None => 0,
+    };
+    (0..BLOCKS_MAX as usize).fold((0, 0), |(lost, doubled), block| {
+        let of_this_size = missing(block) - missing(block + 1);
+        (lost + of_this_size.max(0) as u64, doubled + (-of_this_size).max(0) as u64)
+    })
 }

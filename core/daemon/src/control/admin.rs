@@ -5,6 +5,8 @@
 //! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
 //! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
 //! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
+//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was in charge, oldest first | whoever may open the socket |
+//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
@@ -12,7 +14,7 @@
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
 
 use super::Plane;
-use crate::policy_slot::{Source, Trigger};
+use crate::policy_slot::{SlotError, Source, Trigger};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -41,6 +43,11 @@ enum Request {
         #[serde(default)]
         config: Option<PathBuf>,
     },
+    PolicyHistory {},
+    PolicyRollback {
+        #[serde(default)]
+        to: Option<u64>,
+    },
     ProfilesShow {
         #[serde(default)]
         kernels: Option<usize>,
@@ -65,6 +72,13 @@ pub enum Code {
 
 fn error(code: Code, message: impl std::fmt::Display) -> Value {
     json!({"error": {"code": code, "message": message.to_string()}})
+}
+
+fn slot_error(why: &SlotError) -> Value {
+    match why {
+        SlotError::Load(_) | SlotError::NoWayBack(_) => error(Code::PolicyRefused, why),
+        SlotError::Ask(_) => error(Code::Unavailable, why),
+    }
 }
 
 /// Serve a connection until it ends.
@@ -125,10 +139,17 @@ async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
             let source = Source { file: path, config_file: config };
             match plane.load_policy(source, Trigger::Asked).await {
                 Ok(in_charge) => json!({"ok": in_charge}),
-                Err(e @ crate::policy_slot::SlotError::Load(_)) => error(Code::PolicyRefused, e),
-                Err(e) => error(Code::Unavailable, e),
+                Err(e) => slot_error(&e),
             }
         }
+        Request::PolicyHistory {} => json!({"ok": plane.policy.history()}),
+        Request::PolicyRollback { .. } if !plane.rules.may_change(uid) => {
+            denied("roll the policy back")
+        }
+        Request::PolicyRollback { to } => match plane.rollback_policy(to).await {
+            Ok(in_charge) => json!({"ok": in_charge}),
+            Err(e) => slot_error(&e),
+        },
         Request::ProfilesShow { kernels } => {
             // What the next interval would bring is to be seen now.
             let known = match plane.profiles.gather(&plane.control).await {

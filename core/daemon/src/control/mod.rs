@@ -12,7 +12,7 @@ use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
 use crate::residency::Residency;
-use crate::status::{CoreStatus, PolicyReport, SCHEMA, Status};
+use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
 use registry::Registry;
 use rustix::fd::AsFd;
 use rustix::net::RecvFlags;
@@ -103,7 +103,8 @@ impl Plane {
 
     fn policy_report(&self, s: &crate::dispatch::snapshot::Snapshot) -> PolicyReport {
         let slot = &self.policy;
-        PolicyReport::new(slot.in_charge(), slot.last_failure(), slot.failures(), s)
+        let life = PolicyLife::new(&slot.in_charge(), slot.last_struck(), s);
+        PolicyReport::new(slot.in_charge(), slot.last_failure(), slot.failures(), life, s)
     }
 
     /// Put a policy in charge.
@@ -118,6 +119,24 @@ impl Plane {
         let outcome = self.policy.load(&self.control, source, trigger).await;
         self.source_changed.notify_one();
         outcome
+    }
+
+    /// Go back to an earlier policy.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn rollback_policy(&self, to: Option<u64>) -> Result<InCharge, SlotError> {
+        self.policy.rollback(&self.control, to).await
+    }
+
+    /// The policy of this generation was struck out.
+    async fn recover_policy(&self, generation: u64) {
+        let fault = {
+            let _turn = self.status_turn.lock().await;
+            let asked = self.control.ask(|done| Control::Status { kernels: 0, done }).await;
+            asked.ok().and_then(|snapshot| snapshot.figures?.last_fault)
+        };
+        self.policy.recover(&self.control, generation, fault).await;
     }
 
     /// Load the policy in charge again.
@@ -218,10 +237,18 @@ async fn first_byte(stream: &UnixStream) -> Option<u8> {
 
 /// Act on what the dispatch thread notices.
 pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
-    while let Some(Notice::Misbehaved { id, why }) = notices.recv().await {
-        tracing::warn!(id, why, "client dropped");
-        if let Some(record) = plane.registry.borrow().get(id) {
-            record.cut.now(why);
+    while let Some(notice) = notices.recv().await {
+        match notice {
+            Notice::Misbehaved { id, why } => {
+                tracing::warn!(id, why, "client dropped");
+                if let Some(record) = plane.registry.borrow().get(id) {
+                    record.cut.now(why);
+                }
+            }
+            Notice::StruckOut { generation } => {
+                let plane = plane.clone();
+                tokio::task::spawn_local(async move { plane.recover_policy(generation).await });
+            }
         }
     }
 }

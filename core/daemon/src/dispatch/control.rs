@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
-use tally_engine::policy::{ClientInfo, KernelId, Policy};
+use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
+use tally_policy_host::{PolicyStatus, Saved};
 use tokio::sync::oneshot;
 
 /// Requests that may wait for the dispatch thread.
@@ -68,10 +69,17 @@ pub enum Control {
         /// Told when it is done; gets what must be dropped elsewhere.
         done: oneshot::Sender<Forgotten>,
     },
+    /// Have the policy in charge write down what it knows.
+    SavePolicy {
+        /// Gets it; `None` if it keeps nothing.
+        done: oneshot::Sender<Option<Result<Saved, Fault>>>,
+    },
     /// Put another policy in charge.
     SetPolicy {
         /// It.
         policy: Shared,
+        /// Which it is, for [`Notice::StruckOut`].
+        generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
     },
@@ -95,7 +103,14 @@ pub struct Left {
 /// A policy that is no longer in charge; takes tens of microseconds to drop.
 pub struct Retired {
     pub(super) _engine_side: Box<dyn Policy + Send>,
-    pub(super) _handle: Shared,
+    pub(super) handle: Shared,
+}
+
+impl Retired {
+    /// Its last figures.
+    pub fn figures(&self) -> Option<PolicyStatus> {
+        self.handle.figures()
+    }
 }
 
 /// Something the dispatch thread noticed.
@@ -107,6 +122,11 @@ pub enum Notice {
         id: u32,
         /// How.
         why: &'static str,
+    },
+    /// The policy in charge failed too often: the built-in rule serves.
+    StruckOut {
+        /// Which it was.
+        generation: u64,
     },
 }
 

@@ -20,6 +20,7 @@
 pub mod client;
 pub mod control;
 pub mod errand;
+pub mod handover;
 pub mod kernels;
 pub mod latency;
 pub mod park;
@@ -34,6 +35,7 @@ use crate::profile_store::learnt::{Loaded, SMS_MAX};
 use client::{DispatchClient, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
 use errand::Errand;
+use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use park::Parker;
 use recall::Recall;
@@ -126,6 +128,12 @@ struct Dispatch {
     parker: Parker,
     actions: Vec<Action>,
     policy: Shared,
+    generation: u64,
+    /// Its being struck out was noticed.
+    noticed: bool,
+    swap_pause: SwapPause,
+    /// Of those before it.
+    fault_cost: FaultCost,
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
@@ -158,6 +166,10 @@ impl Dispatch {
             parker,
             actions: Vec::new(),
             policy,
+            generation: 1,
+            noticed: false,
+            swap_pause: SwapPause::new(),
+            fault_cost: FaultCost::default(),
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
@@ -285,6 +297,11 @@ impl Dispatch {
 
     fn heartbeat(&mut self, now: u64) {
         self.next_heartbeat_ns = now + HEARTBEAT_NS;
+        if !self.noticed && self.policy.is_struck_out() {
+            let notice = Notice::StruckOut { generation: self.generation };
+            // With too many notices waiting: at the next heartbeat.
+            self.noticed = self.notices.try_send(notice).is_ok();
+        }
         for c in &self.clients {
             c.link.core.heartbeat.fetch_add(1, Relaxed);
             let sms = c.link.region.report.sm_count.load(Relaxed);
@@ -358,8 +375,17 @@ impl Dispatch {
                 Control::Forget { done } => {
                     self.errand = Some(Errand::forget(&mut self.recall, done));
                 }
-                Control::SetPolicy { policy, done } => {
-                    let _ = done.send(self.set_policy(now, policy));
+                Control::SavePolicy { done } => {
+                    let start = now_ns();
+                    let saved = self.policy.snapshot();
+                    self.swap_pause.snapshot(now_ns().saturating_sub(start));
+                    let _ = done.send(saved);
+                }
+                Control::SetPolicy { policy, generation, done } => {
+                    let start = now_ns();
+                    let retired = self.set_policy(now, policy, generation);
+                    self.swap_pause.swap(now_ns().saturating_sub(start));
+                    let _ = done.send(retired);
                 }
                 Control::Drain { within, done } => self.drain(now, within, done),
             }
@@ -404,12 +430,15 @@ impl Dispatch {
         let _ = self.remove(now, at);
     }
 
-    fn set_policy(&mut self, now: u64, policy: Shared) -> Retired {
+    fn set_policy(&mut self, now: u64, policy: Shared, generation: u64) -> Retired {
+        (self.generation, self.noticed) = (generation, false);
         let (seat, subscribed) = Seat::new(policy.clone());
         let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
         self.apply(now);
         self.subscribed = subscribed;
-        Retired { _engine_side: old, _handle: std::mem::replace(&mut self.policy, policy) }
+        let handle = std::mem::replace(&mut self.policy, policy);
+        self.fault_cost = self.fault_cost.and(handle.fault_cost());
+        Retired { _engine_side: old, handle }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {
@@ -450,6 +479,8 @@ impl Dispatch {
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
             snapshot.figures = self.policy.figures();
+            snapshot.swap_pause = self.swap_pause.us();
+            snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());
             snapshot.decision = self.decision.quantiles();
             snapshot.held = self.held.quantiles();
             snapshot.parks = self.parks;

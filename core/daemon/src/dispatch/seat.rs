@@ -54,6 +54,10 @@ impl Policy for Seat {
         self.look(context);
     }
 
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        self.policy.strike(now_ns, fault);
+    }
+
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
         let decision = self.policy.decide(launch, context);
         self.look(context);

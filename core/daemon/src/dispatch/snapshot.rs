@@ -3,6 +3,7 @@
 //! all of it at once would be a pause.
 
 use super::client::{DispatchClient, Oddities};
+use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
@@ -195,6 +196,10 @@ pub struct Snapshot {
     pub policy: PolicyStats,
     /// The policy's own figures.
     pub figures: Option<PolicyStatus>,
+    /// How long changes of policy kept decisions waiting.
+    pub swap_pause: SwapPauseUs,
+    /// What faults did.
+    pub fault_cost: FaultCost,
     /// From submission seen to answered, launches answered at once.
     pub decision: Quantiles,
     /// The same for launches that were held or found the window full.
@@ -254,6 +259,8 @@ impl Job {
         let mut snapshot = Snapshot {
             policy: engine.policy_stats().clone(),
             figures: None,
+            swap_pause: SwapPauseUs::default(),
+            fault_cost: FaultCost::default(),
             decision: Quantiles::default(),
             held: Quantiles::default(),
             high_busy: engine.high_busy(),

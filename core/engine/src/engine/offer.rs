@@ -9,6 +9,13 @@ use crate::profile::{CutState, Profiles};
 const TURNAROUND_NS: u64 = 50_000;
 const CUTS: u32 = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT | launch_flags::CAN_PREPARE;
 
+/// Who decides.
+#[derive(Clone, Copy)]
+enum Judge {
+    Policy,
+    Rule,
+}
+
 impl Engine {
     /// Only this client's launches or room changed: offer what it has waiting,
     /// and the others' only if that changed something for them.
@@ -18,6 +25,8 @@ impl Engine {
         }
         if self.offer_all {
             self.settle(now_ns, out);
+        } else {
+            self.note_stall(now_ns, out);
         }
     }
 
@@ -39,14 +48,36 @@ impl Engine {
             }
             self.order = order;
             if !self.offer_all {
-                return;
+                break;
             }
         }
+        self.note_stall(now_ns, out);
     }
 
-    /// Offer the head of one client's queue. True if it was let go, so that the
-    /// next one may be offered.
+    /// Offer the head of one client's queue to the policy. True if it was let go, so
+    /// that the next one may be offered.
     fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
+        self.offer_to(Judge::Policy, now_ns, id, again, out)
+    }
+
+    /// The same to the built-in rule, whatever the policy said.
+    pub(super) fn offer_by_rule(
+        &mut self,
+        now_ns: u64,
+        id: ClientId,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        self.offer_to(Judge::Rule, now_ns, id, true, out)
+    }
+
+    fn offer_to(
+        &mut self,
+        judge: Judge,
+        now_ns: u64,
+        id: ClientId,
+        again: bool,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let (waiting_clients, high_clients) = (self.waiting_clients, self.high_clients);
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
@@ -99,17 +130,9 @@ impl Engine {
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
-        self.stats.decides += 1;
-        let decision = match self.policy.decide(&launch, &mut self.context).and_then(sane) {
-            Ok(decision) => decision,
-            Err(fault) => {
-                self.count_fault(fault, out);
-                self.stats.fallbacks += 1;
-                if let Some(c) = self.clients.get_mut(&id) {
-                    c.stats.fallback += 1;
-                }
-                fallback(&launch, self.config.fallback_quiet_ns)
-            }
+        let decision = match judge {
+            Judge::Policy => self.ask_policy(&launch, out),
+            Judge::Rule => self.ask_rule(&launch),
         };
         self.carry_out(now_ns, out);
         if let Decision::Hold(for_ns) = decision {
@@ -125,6 +148,25 @@ impl Engine {
         }
         self.answer(now_ns, id, decision, predicted_ns, out);
         true
+    }
+
+    fn ask_policy(&mut self, launch: &Launch, out: &mut Vec<Action>) -> Decision {
+        self.stats.decides += 1;
+        match self.policy.decide(launch, &mut self.context).and_then(sane) {
+            Ok(decision) => decision,
+            Err(fault) => {
+                self.count_fault(fault, out);
+                self.ask_rule(launch)
+            }
+        }
+    }
+
+    fn ask_rule(&mut self, launch: &Launch) -> Decision {
+        self.stats.fallbacks += 1;
+        if let Some(c) = self.clients.get_mut(&launch.client) {
+            c.stats.fallback += 1;
+        }
+        fallback(launch, self.config.fallback_quiet_ns)
     }
 
     /// Let the head of a client's queue go.

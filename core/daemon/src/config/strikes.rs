@@ -1,0 +1,81 @@
+//! `[policy.strikes]`: what becomes of a policy that fails.
+
+use serde::Deserialize;
+use std::time::Duration;
+
+/// What takes the place of a policy that was struck out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restore {
+    /// The last one before it that was not struck out.
+    LastGood,
+    /// The built-in rule, until somebody loads another.
+    BuiltIn,
+}
+
+/// `[policy.strikes]`. How many faults strike a policy out, and when they are
+/// forgotten, is `faults_max` and `faults_forgotten_after_s` of `[policy.limits]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Strikes {
+    /// What takes its place.
+    pub restore: Restore,
+    /// Wait so long before the next attempt if the one put in its place was struck out,
+    /// too, ms; doubled each time.
+    pub back_off_initial_ms: u64,
+    /// At most so long, ms.
+    pub back_off_max_ms: u64,
+    /// A policy that holds launches for so long while the GPU has nothing to do gets a
+    /// strike, ms; 0: it may.
+    pub stall_ms: u64,
+}
+
+impl Default for Strikes {
+    fn default() -> Self {
+        Strikes {
+            restore: Restore::LastGood,
+            back_off_initial_ms: 1_000,
+            back_off_max_ms: 60_000,
+            stall_ms: 1_000,
+        }
+    }
+}
+
+impl Strikes {
+    /// For the engine.
+    pub fn stall_ns(&self) -> u64 {
+        if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
+    }
+
+    /// How long to wait after the `row`-th strike-out in a row (1 is the first) before
+    /// another policy is put in charge; `again`: before the same is.
+    pub fn delay(&self, row: u32, again: bool) -> Duration {
+        let doublings = row.saturating_sub(if again { 1 } else { 2 });
+        if row <= 1 && !again {
+            return Duration::ZERO;
+        }
+        let ms = self.back_off_initial_ms.saturating_mul(1_u64 << doublings.min(32));
+        Duration::from_millis(ms.min(self.back_off_max_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_is_replaced_at_once_and_later_ones_ever_later() {
+        let strikes = Strikes::default();
+        let ms = |again| {
+            [1, 2, 3, 4, 7, 8, 9, u32::MAX].map(|row| strikes.delay(row, again).as_millis())
+        };
+        assert_eq!(ms(false), [0, 1_000, 2_000, 4_000, 32_000, 60_000, 60_000, 60_000]);
+        assert_eq!(ms(true), [1_000, 2_000, 4_000, 8_000, 60_000, 60_000, 60_000, 60_000]);
+    }
+
+    #[test]
+    fn no_stall_is_no_bound() {
+        assert_eq!(Strikes { stall_ms: 0, ..Strikes::default() }.stall_ns(), u64::MAX);
+        assert_eq!(Strikes::default().stall_ns(), 1_000_000_000);
+    }
+}

@@ -1,0 +1,476 @@
+//! Which policies were in charge, why each came and went, and what is kept of them to
+//! put one back: the compiled component and the text of its configuration, so that it
+//! does not matter what became of the files.
+
+use super::Source;
+use crate::loader::Program;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tally_policy_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
+
+/// Records shown.
+pub const RECORDS_MAX: usize = 64;
+/// Different policies (a component with a configuration) kept to be put back.
+pub const KEPT_MAX: usize = 8;
+/// Struck-out ones remembered.
+const STRUCK_MAX: usize = 32;
+
+/// Why a policy came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Came {
+    /// The core started.
+    Start,
+    /// Somebody asked for it.
+    Asked,
+    /// Its file, or its configuration's, changed.
+    FileChanged,
+    /// Somebody asked to go back to it.
+    Rollback,
+    /// The one in charge was struck out; this one was the last good one.
+    Strikes,
+    /// It was struck out and is tried again.
+    Retry,
+}
+
+/// Why a policy went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Went {
+    /// Another was asked for.
+    Replaced,
+    /// Its file changed.
+    FileChanged,
+    /// Somebody asked to go back to an earlier one.
+    RolledBack,
+    /// It failed too often.
+    StruckOut,
+}
+
+impl Went {
+    fn because(next: Came) -> Self {
+        match next {
+            Came::Start | Came::Asked => Went::Replaced,
+            Came::FileChanged => Went::FileChanged,
+            Came::Rollback => Went::RolledBack,
+            Came::Strikes | Came::Retry => Went::StruckOut,
+        }
+    }
+}
+
+/// How a policy was struck out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StruckOut {
+    /// `trap`, `overrun`, `memory`, `nonsense` or `stall`: its last fault.
+    pub kind: String,
+    /// That in full; of a trap with its backtrace.
+    pub message: String,
+    /// When, seconds since the epoch.
+    pub at_unix_s: u64,
+}
+
+/// One policy's time in charge.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// Which.
+    pub generation: u64,
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its file; empty for the built-in rule.
+    pub digest: String,
+    /// Where it came from; `null`: the built-in rule.
+    pub source: Option<Source>,
+    /// Why it came.
+    pub came: Came,
+    /// The generation that had this component and configuration first in a row of
+    /// rollbacks; itself if it is no rollback.
+    pub content_of: u64,
+    /// When, seconds since the epoch.
+    pub came_at_unix_s: u64,
+    /// What became of the state that it was offered.
+    pub restored: Restored,
+    /// Why it went; `null`: it is in charge.
+    pub went: Option<Went>,
+    /// When, seconds since the epoch.
+    pub went_at_unix_s: Option<u64>,
+    /// How it was struck out, if it was.
+    pub struck_out: Option<StruckOut>,
+    /// Launches it decided; of the one in charge, see the status.
+    pub decides: u64,
+    /// Events it took, likewise.
+    pub events: u64,
+    /// Its faults by kind, likewise.
+    pub faults: FaultCounts,
+    /// The last of them.
+    pub last_fault: Option<LastFault>,
+    /// It can be put back: `tallyctl policy rollback --to`.
+    pub kept: bool,
+}
+
+/// What it takes to put a policy back.
+#[derive(Clone)]
+pub struct Kept {
+    /// Which it was.
+    pub generation: u64,
+    /// See [`Record::content_of`].
+    pub content_of: u64,
+    /// Where it came from.
+    pub source: Source,
+    /// Compiled.
+    pub program: Arc<dyn Program>,
+    /// Its configuration.
+    pub config_text: String,
+    /// What it knew when it went.
+    pub saved: Option<Saved>,
+}
+
+struct Entry {
+    record: Record,
+    config_text: String,
+    program: Option<Arc<dyn Program>>,
+    saved: Option<Saved>,
+}
+
+impl Entry {
+    fn content(&self) -> Content {
+        Content { digest: self.record.digest.clone(), config_text: self.config_text.clone() }
+    }
+
+    fn kept(&self) -> Option<Kept> {
+        Some(Kept {
+            generation: self.record.generation,
+            content_of: self.record.content_of,
+            source: self.record.source.clone()?,
+            program: self.program.clone()?,
+            config_text: self.config_text.clone(),
+            saved: self.saved.clone(),
+        })
+    }
+}
+
+/// What makes a policy the same policy: component and configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// SHA-256 of the component.
+    pub digest: String,
+    /// The configuration.
+    pub config_text: String,
+}
+
+/// See the module's documentation. Oldest first; the last one is in charge.
+#[derive(Default)]
+pub struct History {
+    entries: VecDeque<Entry>,
+    struck: VecDeque<Content>,
+}
+
+/// Why there is no going back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoWayBack {
+    /// Nothing earlier would do.
+    #[error(
+        "there is no earlier policy that was not struck out: `tallyctl policy history` shows what \
+         is kept, `tallyctl policy load` loads another"
+    )]
+    Nothing,
+    /// It never was, or is too old.
+    #[error(
+        "generation {0} is not kept: `tallyctl policy history` shows which are (those of the last \
+         {KEPT_MAX} different policies)"
+    )]
+    NotKept(u64),
+    /// It is in charge.
+    #[error("generation {0} is in charge already")]
+    InCharge(u64),
+}
+
+impl History {
+    /// A policy took over; the one before is gone for that reason.
+    pub fn came(&mut self, record: Record, config_text: String, program: Option<Arc<dyn Program>>) {
+        if let Some(old) = self.entries.back_mut() {
+            old.record.went = Some(Went::because(record.came));
+            old.record.went_at_unix_s = Some(record.came_at_unix_s);
+        }
+        if record.came == Came::Asked {
+            // Somebody wants it in spite of everything: a clean slate.
+            let content =
+                Content { digest: record.digest.clone(), config_text: config_text.clone() };
+            self.struck.retain(|struck| *struck != content);
+        }
+        self.entries.push_back(Entry { record, config_text, program, saved: None });
+        self.trim();
+    }
+
+    /// The last figures of the one that went, and what it knew.
+    pub fn retired(
+        &mut self,
+        generation: u64,
+        figures: Option<PolicyStatus>,
+        saved: Option<Saved>,
+    ) {
+        let Some(entry) = self.entry_mut(generation) else { return };
+        if let Some(figures) = figures {
+            entry.record.decides = figures.decides;
+            entry.record.events = figures.events;
+            entry.record.faults = figures.faults;
+            entry.record.last_fault = figures.last_fault;
+        }
+        if saved.is_some() {
+            entry.saved = saved;
+        }
+        self.trim();
+    }
+
+    /// It was struck out.
+    pub fn struck_out(&mut self, generation: u64, how: StruckOut) {
+        let Some(entry) = self.entry_mut(generation) else { return };
+        entry.record.struck_out = Some(how);
+        let content = entry.content();
+        if !self.struck.contains(&content) {
+            self.struck.push_back(content);
+        }
+        if self.struck.len() > STRUCK_MAX {
+            self.struck.pop_front();
+        }
+    }
+
+    /// Whether a policy was struck out and nobody has asked for it since.
+    pub fn is_struck(&self, content: &Content) -> bool {
+        self.struck.contains(content)
+    }
+
+    /// The last strike-out, and whose it was.
+    pub fn last_struck(&self) -> Option<(u64, &StruckOut)> {
+        let struck = |entry: &'_ Entry| entry.record.struck_out.is_some();
+        let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
+        Some((entry.record.generation, entry.record.struck_out.as_ref()?))
+    }
+
+    /// All records, oldest first.
+    pub fn records(&self) -> Vec<Record> {
+        let kept = |entry: &Entry| Record { kept: entry.program.is_some(), ..entry.record.clone() };
+        self.entries.iter().map(kept).collect()
+    }
+
+    /// What the latest policy that kept anything knew.
+    pub fn latest_saved(&self) -> Option<Saved> {
+        self.entries.iter().rev().find_map(|entry| entry.saved.clone())
+    }
+
+    /// The last policy before the one in charge that differs from it and was not struck
+    /// out.
+    pub fn last_good(&self) -> Option<Kept> {
+        let in_charge = self.entries.back()?.content();
+        self.before(u64::MAX, &in_charge)
+    }
+
+    /// The policy in charge, to be started again.
+    pub fn same(&self) -> Option<Kept> {
+        self.entries.back()?.kept()
+    }
+
+    /// Where a rollback leads: to that generation, or else to the last good one. Going
+    /// back again leads further back.
+    ///
+    /// # Errors
+    /// If there is none, or it is not kept.
+    pub fn rollback(&self, to: Option<u64>) -> Result<Kept, NoWayBack> {
+        let Some(current) = self.entries.back() else { return Err(NoWayBack::Nothing) };
+        let Some(to) = to else {
+            let before = self.before(current.record.content_of, &current.content());
+            return before.ok_or(NoWayBack::Nothing);
+        };
+        if to == current.record.generation {
+            return Err(NoWayBack::InCharge(to));
+        }
+        let entry = self.entries.iter().find(|entry| entry.record.generation == to);
+        entry.and_then(Entry::kept).ok_or(NoWayBack::NotKept(to))
+    }
+
+    /// The latest kept before a generation, other than `content` and not struck out.
+    fn before(&self, generation: u64, content: &Content) -> Option<Kept> {
+        let earlier = self.entries.iter().rev().filter(|e| e.record.generation < generation);
+        let mut good = earlier.filter(|entry| {
+            let its = entry.content();
+            entry.program.is_some() && its != *content && !self.is_struck(&its)
+        });
+        good.next().and_then(Entry::kept)
+    }
+
+    fn entry_mut(&mut self, generation: u64) -> Option<&mut Entry> {
+        self.entries.iter_mut().rev().find(|entry| entry.record.generation == generation)
+    }
+
+    /// Forget old records, programs of policies that are not among the latest, and all
+    /// but the latest state of each.
+    fn trim(&mut self) {
+        while self.entries.len() > RECORDS_MAX {
+            self.entries.pop_front();
+        }
+        let mut contents: Vec<(Content, bool)> = Vec::new();
+        for entry in self.entries.iter_mut().rev().filter(|entry| entry.program.is_some()) {
+            let content = entry.content();
+            let known = contents.iter().position(|(known, _)| *known == content);
+            let Some(at) = known else {
+                if contents.len() < KEPT_MAX {
+                    contents.push((content, entry.saved.is_some()));
+                } else {
+                    (entry.program, entry.saved) = (None, None);
+                }
+                continue;
+            };
+            if contents[at].1 {
+                entry.saved = None;
+            }
+            contents[at].1 |= entry.saved.is_some();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loader::Hosted;
+    use tally_engine::BuiltIn;
+
+    struct Paper(&'static str);
+
+    impl Program for Paper {
+        fn name(&self) -> &str {
+            self.0
+        }
+        fn digest(&self) -> &str {
+            self.0
+        }
+        fn start(&self, _: &str, _: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
+            Ok(Box::new(BuiltIn { quiet_ns: 0 }))
+        }
+    }
+
+    /// Policies by name, each put in charge for a reason.
+    fn came(history: &mut History, name: &'static str, came: Came, content_of: Option<u64>) -> u64 {
+        let generation = history.entries.back().map_or(0, |e| e.record.generation) + 1;
+        let record = Record {
+            generation,
+            name: name.into(),
+            digest: name.into(),
+            source: Some(Source { file: name.into(), config_file: None }),
+            came,
+            content_of: content_of.unwrap_or(generation),
+            came_at_unix_s: generation,
+            restored: Restored::NotOffered,
+            went: None,
+            went_at_unix_s: None,
+            struck_out: None,
+            decides: 0,
+            events: 0,
+            faults: FaultCounts::default(),
+            last_fault: None,
+            kept: false,
+        };
+        history.came(record, String::new(), Some(Arc::new(Paper(name))));
+        generation
+    }
+
+    fn strike(history: &mut History, generation: u64) {
+        let how = StruckOut { kind: "trap".into(), message: "m".into(), at_unix_s: 0 };
+        history.struck_out(generation, how);
+    }
+
+    fn saved(version: u32) -> Option<Saved> {
+        Some(Saved { format: "f".into(), version, data: vec![] })
+    }
+
+    #[test]
+    fn going_back_again_leads_further_back() {
+        let mut h = History::default();
+        ["a", "b", "c"].map(|name| came(&mut h, name, Came::Asked, None));
+        let back = h.rollback(None).unwrap();
+        assert_eq!((back.generation, back.program.name()), (2, "b"));
+        came(&mut h, "b", Came::Rollback, Some(back.content_of));
+        let back = h.rollback(None).unwrap();
+        assert_eq!(back.generation, 1);
+        came(&mut h, "a", Came::Rollback, Some(back.content_of));
+        assert_eq!(h.rollback(None).err(), Some(NoWayBack::Nothing));
+        assert_eq!(h.rollback(Some(3)).unwrap().program.name(), "c");
+        assert_eq!(h.rollback(Some(5)).err(), Some(NoWayBack::InCharge(5)));
+        assert_eq!(h.rollback(Some(9)).err(), Some(NoWayBack::NotKept(9)));
+    }
+
+    #[test]
+    fn the_same_policy_again_is_no_way_back() {
+        let mut h = History::default();
+        ["a", "b", "b", "b"].map(|name| came(&mut h, name, Came::Asked, None));
+        assert_eq!(h.rollback(None).unwrap().generation, 1);
+        assert_eq!(h.last_good().unwrap().generation, 1);
+    }
+
+    #[test]
+    fn struck_out_policies_are_passed_over_until_somebody_asks() {
+        let mut h = History::default();
+        let [_, b, c] = ["a", "b", "c"].map(|name| came(&mut h, name, Came::FileChanged, None));
+        strike(&mut h, b);
+        strike(&mut h, c);
+        assert_eq!(h.last_good().unwrap().program.name(), "a");
+        assert_eq!(h.last_struck().unwrap().0, c);
+        came(&mut h, "b", Came::FileChanged, None);
+        came(&mut h, "d", Came::FileChanged, None);
+        assert_eq!(h.last_good().unwrap().program.name(), "a", "its file changed, that is all");
+        came(&mut h, "b", Came::Asked, None);
+        came(&mut h, "d", Came::Asked, None);
+        assert_eq!(h.last_good().unwrap().program.name(), "b");
+        strike(&mut h, 7);
+        assert_eq!(h.same().unwrap().program.name(), "d");
+    }
+
+    #[test]
+    fn each_says_why_it_went() {
+        let mut h = History::default();
+        for (name, why) in [
+            ("a", Came::Start),
+            ("b", Came::Asked),
+            ("c", Came::FileChanged),
+            ("b", Came::Rollback),
+            ("a", Came::Strikes),
+        ] {
+            came(&mut h, name, why, None);
+        }
+        let went: Vec<_> = h.records().iter().map(|r| r.went).collect();
+        let expected = [Went::Replaced, Went::FileChanged, Went::RolledBack, Went::StruckOut];
+        assert_eq!(went[..4], expected.map(Some));
+        assert_eq!((went[4], h.records()[3].went_at_unix_s), (None, Some(5)));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_by_different_policies_not_by_reloads() {
+        let mut h = History::default();
+        let first = came(&mut h, "first", Came::Asked, None);
+        for _ in 0..40 {
+            came(&mut h, "x", Came::Asked, None);
+            let generation = came(&mut h, "y", Came::Asked, None);
+            h.retired(generation, None, saved(1));
+        }
+        assert_eq!(h.records().len(), RECORDS_MAX);
+        assert!(h.rollback(Some(first)).is_err(), "too many reloads ago to be listed");
+        assert_eq!(h.entries.iter().filter(|e| e.saved.is_some()).count(), 1);
+        for name in ["1", "2", "3", "4", "5", "6", "7"] {
+            came(&mut h, name, Came::Asked, None);
+        }
+        let kept: Vec<_> = h.records().into_iter().filter(|r| r.kept).map(|r| r.name).collect();
+        assert!(kept.contains(&"y".to_owned()) && !kept.contains(&"x".to_owned()), "{kept:?}");
+        assert_eq!(h.last_good().unwrap().program.name(), "6");
+    }
+
+    #[test]
+    fn what_was_learnt_last_is_found() {
+        let mut h = History::default();
+        let a = came(&mut h, "a", Came::Asked, None);
+        h.retired(a, None, saved(1));
+        let b = came(&mut h, "b", Came::Asked, None);
+        h.retired(b, None, None);
+        came(&mut h, "c", Came::Asked, None);
+        assert_eq!(h.latest_saved(), saved(1));
+        assert_eq!(h.rollback(Some(a)).unwrap().saved, saved(1));
+    }
+}

@@ -1,0 +1,52 @@
+//! Work that waits for nothing: the policy holds launches while no high-priority work
+//! is on the GPU and nothing else is in flight.
+//!
+//! ```text
+//!            waiting, nothing in flight, no high priority
+//!   fine ----------------------------------------------------> idle since t
+//!    ^                                                              |
+//!    +-- a launch is let go, or ends, or high priority comes <------+
+//!    |                                                              | `policy_stall_ns`
+//!    +-- a strike; the built-in rule answers who waits <------------+
+//! ```
+//! A policy may hold for as long as it likes in the sum: each launch that it lets go
+//! starts the time anew.
+
+use super::{Action, Engine};
+use crate::policy::{ClientId, Fault, FaultKind};
+
+impl Engine {
+    /// Take note of whether the GPU idles on the policy's word. After every input.
+    pub(super) fn note_stall(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        let idles = self.waiting_clients > 0 && !self.high_busy && !self.has_in_flight();
+        if !idles || self.disabled {
+            self.idle_since_ns = None;
+            return;
+        }
+        let since_ns = *self.idle_since_ns.get_or_insert(now_ns);
+        let stall_ns = self.config.policy_stall_ns;
+        if now_ns.saturating_sub(since_ns) < stall_ns {
+            return;
+        }
+        self.idle_since_ns = None;
+        let (clients, ms) = (self.waiting_clients, stall_ns / 1_000_000);
+        let fault = Fault {
+            kind: FaultKind::Stall,
+            message: format!(
+                "held the launches of {clients} clients for {ms} ms while the GPU had nothing to do"
+            ),
+        };
+        self.policy.strike(now_ns, &fault);
+        self.count_fault(fault, out);
+        let waiting: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&id, _)| id).collect();
+        for id in waiting {
+            while self.offer_by_rule(now_ns, id, out) {}
+        }
+    }
+
+    /// When a hold becomes a stall.
+    pub(super) fn next_stall_ns(&self) -> Option<u64> {
+        Some(self.idle_since_ns?.saturating_add(self.config.policy_stall_ns))
+    }
+}
