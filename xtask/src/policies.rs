@@ -10,7 +10,7 @@ use crate::{guest, repository, target_dir};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -21,6 +21,10 @@ pub struct Args {
     /// Only the policies, not the misbehaving guests that the tests need.
     #[arg(long)]
     no_test_guests: bool,
+    /// Only the project in this folder, made by `tallyctl policy new --lang rust`; its
+    /// component is put there.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "no_test_guests")]
+    project: Option<PathBuf>,
 }
 
 /// Build them all.
@@ -28,6 +32,11 @@ pub fn run(args: &Args) -> Result<()> {
     let root = repository();
     let toolchain = guest::find(args.refresh_toolchain)?;
     println!("guest compiler: {}", toolchain.description);
+    if let Some(project) = &args.project {
+        let project = fs::canonicalize(project)
+            .with_context(|| format!("the project {}", project.display()))?;
+        return build(&toolchain, &project, &project);
+    }
     let release = target_dir().join("release");
     build(&toolchain, &root.join("policies"), &release.join("policies"))?;
     if !args.no_test_guests {

@@ -25,7 +25,7 @@ const E2E_PACKAGE: &str = "tally-tests";
 const PTXAS: &str = "TALLY_PTXAS";
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 8] = [
+const USUAL: [Group; 9] = [
     Group::Fmt,
     Group::Clippy,
     Group::Unit,
@@ -33,6 +33,7 @@ const USUAL: [Group; 8] = [
     Group::Python,
     Group::Loom,
     Group::Ptxas,
+    Group::Languages,
     Group::E2e,
 ];
 
@@ -53,6 +54,8 @@ pub enum Group {
     Loom,
     /// NVIDIA's assembler takes what the PTX rewriter makes; left out without `TALLY_PTXAS`.
     Ptxas,
+    /// Policies in every language whose tools are here, and the tutorial.
+    Languages,
     /// Across processes, on the software device.
     E2e,
     /// Cut kernels against themselves in the interpreter, in more ways (only when named).
@@ -114,7 +117,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
-    let builds = groups.iter().any(|g| matches!(g, Group::Unit | Group::E2e | Group::Reload));
+    let builds = groups.iter().any(|g| {
+        matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload)
+    });
     if builds && !args.no_build {
         build::everything()?;
     }
@@ -147,13 +152,14 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The ignored tests that belong to a group, and what they would need.
-fn why_left_out(group: Group, has_ptxas: bool) -> Option<String> {
+/// What of a group does not run on this machine, and what it would need.
+fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
     match group {
         Group::Ptxas if !has_ptxas => {
-            Some(format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)"))
+            vec![format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)")]
         }
-        _ => None,
+        Group::Languages => crate::languages::left_out(),
+        _ => Vec::new(),
     }
 }
 
@@ -212,6 +218,11 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
                 test.arg("--ignored").env(PTXAS, std::path::absolute(ptxas)?);
                 commands.push(test);
             }
+        }
+        Group::Languages => {
+            let mut languages = Command::new(build::release_dir().join("xtask"));
+            languages.current_dir(&root).env("CARGO_TARGET_DIR", target_dir());
+            commands.push(with(languages, &["languages"]));
         }
         Group::E2e => commands.push(runner(true, filter)?),
         Group::Differential => {
@@ -409,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_named() {
-        assert!(why_left_out(Group::Ptxas, false).is_some_and(|why| why.contains("TALLY_PTXAS")));
-        assert_eq!(why_left_out(Group::Ptxas, true), None);
+        assert!(why_left_out(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
+        assert_eq!(why_left_out(Group::Ptxas, true), [""; 0]);
     }
 }

@@ -143,6 +143,14 @@ pub struct StatusArgs {
 /// `policy`.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
+    /// Make a project for a policy of your own.
+    New(crate::policy::new::NewArgs),
+    /// Check that a component behaves, without a core: the contract, its limits, random events.
+    Check(crate::policy::check::CheckArgs),
+    /// Measure what a component costs on this machine.
+    Bench(crate::policy::bench::BenchArgs),
+    /// Make a component of a core module that implements the contract.
+    Wrap(crate::policy::wrap::WrapArgs),
     /// Show the policy in charge.
     Show {
         /// As JSON, for programs.

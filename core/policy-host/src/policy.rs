@@ -164,6 +164,17 @@ impl WasmPolicy {
         }
     }
 
+    /// Linear memory that its instance has now, bytes; 0 while there is none.
+    pub fn memory_bytes(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.state().memory.bytes())
+    }
+
+    /// Fuel that the last `decide` or `on-event` used; none if it failed, or before the first.
+    pub fn call_fuel(&self) -> Option<u64> {
+        let left = self.live.as_ref()?.fuel_left()?;
+        self.call_budget.fuel.checked_sub(left)
+    }
+
     /// Switched off after too many faults: no call is made any more.
     pub fn is_switched_off(&self) -> bool {
         self.strikes >= self.compiled.checked.limits.faults_max
