@@ -259,7 +259,8 @@ impl Suite {
         let built = self.project(lang, "quiet", true, tools).map(|file| made = Some(file));
         self.step(&format!("{name}: the example builds"), || built);
         let Some(example) = made else { return };
-        let copied = fs::copy(&example, self.out.join("examples").join(name).with_extension("wasm"));
+        let copied =
+            fs::copy(&example, self.out.join("examples").join(name).with_extension("wasm"));
         self.step(&format!("{name}: the example is there"), || Ok(copied.map(drop)?));
         if lang != Lang::Python {
             // Its compilation takes 15 s each time, and the comparison below runs it.
@@ -361,7 +362,8 @@ impl Toolchain {
             [("CARGO", "cargo", self.cargo.clone()), ("RUSTC", "rustc", rustc)]
         {
             let file = folder.join(name);
-            let script = format!("#!/bin/sh\n{setting}exec {} \"$@\"\n", quoted(program.as_os_str()));
+            let script =
+                format!("#!/bin/sh\n{setting}exec {} \"$@\"\n", quoted(program.as_os_str()));
             fs::write(&file, script)?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
             flags.push(format!("{variable}={}", file.display()));
