@@ -391,10 +391,7 @@ impl Dispatch {
                     let _ = done.send(self.measuring.exchange(now, next, cut, clients, engine));
                 }
                 Control::SetPolicy { policy, generation, done } => {
-                    let start = now_ns();
-                    let retired = self.set_policy(now, policy, generation);
-                    self.swap_pause.swap(now_ns().saturating_sub(start));
-                    let _ = done.send(retired);
+                    let _ = done.send(self.set_policy(now, policy, generation));
                 }
                 Control::Drain { within, done } => self.drain(now, within, done),
             }
@@ -441,8 +438,11 @@ impl Dispatch {
 
     fn set_policy(&mut self, now: u64, policy: Shared, generation: u64) -> Retired {
         (self.generation, self.noticed) = (generation, false);
+        let start = now_ns();
         let (seat, subscribed) = Seat::new(policy.clone());
         let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
+        // Who waited has been decided by the new one; answering them is as ever.
+        self.swap_pause.swap(now_ns().saturating_sub(start));
         self.apply(now);
         self.subscribed = subscribed;
         let handle = std::mem::replace(&mut self.policy, policy);
