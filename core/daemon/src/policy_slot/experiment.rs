@@ -124,6 +124,7 @@ impl PolicySlot {
             load_ms: begun.elapsed().as_secs_f64() * 1e3,
             came: Came::Experiment,
             content_of: generation,
+            signed_by: candidate.program.signed_by().map(Into::into),
             restored,
         };
         *self.last_failure.borrow_mut() = None;
