@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn going_back_again_leads_further_back() {
         let mut h = History::default();
-        ["a", "b", "c"].map(|name| came(&mut h, name, Came::Asked, None));
+        let _ = ["a", "b", "c"].map(|name| came(&mut h, name, Came::Asked, None));
         let back = h.rollback(None).unwrap();
         assert_eq!((back.generation, back.program.name()), (2, "b"));
         came(&mut h, "b", Came::Rollback, Some(back.content_of));
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn the_same_policy_again_is_no_way_back() {
         let mut h = History::default();
-        ["a", "b", "b", "b"].map(|name| came(&mut h, name, Came::Asked, None));
+        let _ = ["a", "b", "b", "b"].map(|name| came(&mut h, name, Came::Asked, None));
         assert_eq!(h.rollback(None).unwrap().generation, 1);
         assert_eq!(h.last_good().unwrap().generation, 1);
     }
