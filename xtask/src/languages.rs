@@ -15,6 +15,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Where the tools of Python and JavaScript are; `.ci/run` sets these.
 const COMPONENTIZE_PY: &str = "TALLY_COMPONENTIZE_PY";
@@ -170,6 +171,8 @@ struct Suite {
     out: PathBuf,
     tallyctl: PathBuf,
     environment: Environment,
+    /// When the last step ended.
+    since: Instant,
     passed: u32,
     failed: u32,
 }
@@ -183,19 +186,21 @@ impl Suite {
         let tallyctl = release_dir().join("tallyctl");
         ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
         let environment = guest::find(false)?.as_environment(&out.join("toolchain"))?;
-        Ok(Suite { out, tallyctl, environment, passed: 0, failed: 0 })
+        Ok(Suite { out, tallyctl, environment, since: Instant::now(), passed: 0, failed: 0 })
     }
 
     fn step(&mut self, what: &str, run: impl FnOnce() -> Result<()>) {
-        eprintln!("\n{what}");
-        match run() {
+        let outcome = run();
+        let took_s = self.since.elapsed().as_secs_f64();
+        self.since = Instant::now();
+        match outcome {
             Ok(()) => {
                 self.passed += 1;
-                println!("ok      {what}");
+                println!("ok      {what} ({took_s:.0} s)\n");
             }
             Err(error) => {
                 self.failed += 1;
-                println!("FAILED  {what}: {error:#}");
+                println!("FAILED  {what} ({took_s:.0} s): {error:#}\n");
             }
         }
     }
