@@ -264,17 +264,19 @@ impl Suite {
         let built = self.project(lang, "quiet", true, tools).map(|file| made = Some(file));
         self.step(&format!("{name}: the example builds"), || built);
         let Some(example) = made else { return };
-        let copied = fs::copy(&example, self.out.join("examples").join(name).with_extension("wasm"));
+        let copied =
+            fs::copy(&example, self.out.join("examples").join(name).with_extension("wasm"));
         self.step(&format!("{name}: the example is there"), || Ok(copied.map(drop)?));
         if lang != Lang::Python {
             // Its compilation takes 15 s each time, and the comparison below runs it.
             let checked = self.check(lang, &example, Some("lease = 50"));
             self.step(&format!("{name}: the example passes the check"), || checked);
         }
-        if matches!(lang, Lang::Rust | Lang::C) {
+        if lang != Lang::Python {
             let file = example.to_string_lossy().into_owned();
             let mut arguments = vec!["sim", "--policy", &file];
             arguments.extend(TRACES);
+            arguments.extend(lang.limits());
             let simulated = self.ran(&self.out, &self.tallyctl, &arguments);
             self.step(&format!("{name}: the example schedules in the simulator"), || simulated);
         }
@@ -366,7 +368,8 @@ impl Toolchain {
             [("CARGO", "cargo", self.cargo.clone()), ("RUSTC", "rustc", rustc)]
         {
             let file = folder.join(name);
-            let script = format!("#!/bin/sh\n{setting}exec {} \"$@\"\n", quoted(program.as_os_str()));
+            let script =
+                format!("#!/bin/sh\n{setting}exec {} \"$@\"\n", quoted(program.as_os_str()));
             fs::write(&file, script)?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
             flags.push(format!("{variable}={}", file.display()));

@@ -108,9 +108,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
-    let builds = groups.iter().any(|g| {
-        matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload)
-    });
+    let builds = groups
+        .iter()
+        .any(|g| matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload));
     if builds && !args.no_build {
         build::everything()?;
     }

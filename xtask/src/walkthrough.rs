@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn commands_are_run_files_written_and_the_rest_is_read() {
-        let document = "a\n```sh\nls\ncd x\n```\n```rust src/lib.rs\nfn x() {}\n```\n```text\nno\n```\n";
+        let document =
+            "a\n```sh\nls\ncd x\n```\n```rust src/lib.rs\nfn x() {}\n```\n```text\nno\n```\n";
         let script = script(document).unwrap();
         let expected = "set -euxo pipefail\nls\ncd x\ncat > 'src/lib.rs' \
                         <<'END-OF-WHAT-IS-WRITTEN'\nfn x() {}\nEND-OF-WHAT-IS-WRITTEN\n";

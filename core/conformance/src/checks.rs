@@ -1,12 +1,12 @@
 //! The checks, one after the other.
 
+use crate::Options;
 use crate::report::{Check, Fuel, Outcome, Report};
 use crate::stage::{Seen, Stage, Turn};
+use crate::state::state;
 use crate::steady::{self, Stopped};
 use crate::stream::{self, Step};
-use crate::state::state;
 use crate::subject::{Subject, Wasm};
-use crate::Options;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -61,7 +61,9 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     if let Err(error) = subject.start(None) {
         return not_loaded(report, &error);
     }
-    report.checks.push(pass("loads", "a component of the contract; `init` takes the configuration"));
+    report
+        .checks
+        .push(pass("loads", "a component of the contract; `init` takes the configuration"));
     let found = random(subject, options);
     let (mut decide, mut event) = (Vec::new(), Vec::new());
     let seen = found.seen.into_inner();
@@ -121,12 +123,13 @@ fn random(subject: &dyn Subject, options: &Options) -> Found {
     // One more than there are kinds.
     for _ in 0..5 {
         found.seen.borrow_mut().clear();
-        let outcome = runner(options.seed, options.streams).run(&stream::stream(), |steps| {
-            match run(subject, &steps, &found) {
-                Some(fault) => Err(TestCaseError::fail(format!("{:?}", fault.kind))),
-                None => Ok(()),
-            }
-        });
+        let outcome =
+            runner(options.seed, options.streams).run(&stream::stream(), |steps| {
+                match run(subject, &steps, &found) {
+                    Some(fault) => Err(TestCaseError::fail(format!("{:?}", fault.kind))),
+                    None => Ok(()),
+                }
+            });
         let Err(TestError::Fail(_, steps)) = outcome else { break };
         let Some(fault) = run(subject, &steps, &found) else { break };
         let words = format!(
@@ -146,7 +149,10 @@ fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
     let mut stage = match subject.start(None) {
         Ok(policy) => Stage::new(policy),
         Err(error) => {
-            return Some(Fault { kind: FaultKind::Trap, message: format!("second start: {error}") });
+            return Some(Fault {
+                kind: FaultKind::Trap,
+                message: format!("second start: {error}"),
+            });
         }
     };
     for step in steps {

@@ -91,7 +91,10 @@ mod tests {
 
     #[test]
     fn quantiles_are_of_the_nearest_rank() {
-        assert_eq!(Fuel::of((1..=200).collect()), Fuel { calls: 200, p50: 100, p99: 198, max: 200 });
+        assert_eq!(
+            Fuel::of((1..=200).collect()),
+            Fuel { calls: 200, p50: 100, p99: 198, max: 200 }
+        );
         assert_eq!(Fuel::of(vec![7]), Fuel { calls: 1, p50: 7, p99: 7, max: 7 });
         assert_eq!(Fuel::of(Vec::new()), Fuel::default());
     }

@@ -107,7 +107,8 @@ fn kernel() -> impl Strategy<Value = u32> {
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let grid = prop_oneof![4 => 1..100_000u64, 1 => Just(1u64), 1 => Just(u64::MAX), 1 => any::<u64>()];
+    let grid =
+        prop_oneof![4 => 1..100_000u64, 1 => Just(1u64), 1 => Just(u64::MAX), 1 => any::<u64>()];
     let threads = prop_oneof![6 => 1..=1024u32, 1 => any::<u32>()];
     let shared = prop_oneof![6 => Just(0u32), 2 => 0..200_000u32, 1 => any::<u32>()];
     let sms = prop_oneof![8 => Just(132u32), 1 => Just(0u32), 1 => Just(1u32), 1 => any::<u32>()];

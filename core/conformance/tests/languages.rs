@@ -5,9 +5,9 @@
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use tally_conformance::Wasm;
 use tally_conformance::stage::{Stage, Turn};
 use tally_conformance::stream::{self, Shape, Step};
-use tally_conformance::Wasm;
 use tally_engine::policy::Decision;
 use tally_policy_host::{Compiled, Limits, PolicyHost};
 

@@ -3,6 +3,7 @@
 mod calibrate;
 
 use crate::error::CtlError;
+use crate::policy::LimitsArg;
 use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,10 @@ pub struct SimArgs {
     /// Its configuration.
     #[arg(long, value_name = "FILE")]
     pub policy_config: Option<PathBuf>,
+    /// What the policy may use: as in the core by default, or what interpreted languages
+    /// need.
+    #[arg(long, value_enum, default_value = "default")]
+    pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub residency: ResidencyArg,
@@ -92,7 +97,9 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    fn open(name: &str, config: Option<&Path>) -> Result<Self, CtlError> {
+    fn open(name: &str, config: Option<&Path>, limits: LimitsArg) -> Result<Self, CtlError> {
+        #[cfg(not(feature = "wasm"))]
+        let _ = limits;
         let native = ["built-in", "none"].contains(&name);
         let config = match config {
             Some(path) if native => {
@@ -107,7 +114,7 @@ impl Policies {
             name: name.into(),
             config,
             #[cfg(feature = "wasm")]
-            host: if native { None } else { Some(wasm_host()?) },
+            host: if native { None } else { Some(wasm_host(limits)?) },
         })
     }
 
@@ -140,8 +147,8 @@ impl Policies {
 /// Bounds as in the core, but for wall time: how busy this machine is must not change
 /// what comes out. Fuel ends what loops.
 #[cfg(feature = "wasm")]
-fn wasm_host() -> Result<tally_policy_host::PolicyHost, CtlError> {
-    let mut limits = tally_policy_host::Limits::default();
+fn wasm_host(limits: LimitsArg) -> Result<tally_policy_host::PolicyHost, CtlError> {
+    let mut limits = limits.limits();
     limits.call_time_ms_max = limits.init_time_ms_max;
     tally_policy_host::PolicyHost::new(limits)
         .map_err(|e| CtlError::Refused { message: e.to_string() })
@@ -162,7 +169,7 @@ pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let seconds = positive("seconds", args.seconds, 3_600.0)?;
     let load = positive("load", args.load, 100.0)?;
-    let policies = Policies::open(&args.policy, args.policy_config.as_deref())?;
+    let policies = Policies::open(&args.policy, args.policy_config.as_deref(), args.limits)?;
     let residency = match args.residency {
         ResidencyArg::Timeslice => Residency::Timeslice,
         ResidencyArg::Mps => Residency::Mps,

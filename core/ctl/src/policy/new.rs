@@ -101,7 +101,9 @@ pub fn run(args: &NewArgs) -> Result<(), CtlError> {
     let name = &args.name;
     let limits = match args.lang {
         Lang::Rust | Lang::C => "",
-        Lang::Python | Lang::Js => " (with `[policy.limits] preset = \"interpreted\"` in the core's configuration)",
+        Lang::Python | Lang::Js => {
+            " (with `[policy.limits] preset = \"interpreted\"` in the core's configuration)"
+        }
     };
     let mut out = std::io::stdout().lock();
     writeln!(out, "made {shown}; README.md there says what is what")?;
@@ -123,10 +125,8 @@ fn write(root: &Path, file: &Planned) -> std::io::Result<()> {
 /// All files of a project.
 fn plan(lang: Lang, name: &str) -> Vec<Planned> {
     let mut files = Vec::new();
-    let contract = || Planned {
-        path: "tally/wit/policy.wit".into(),
-        bytes: crate::policy::CONTRACT.into(),
-    };
+    let contract =
+        || Planned { path: "tally/wit/policy.wit".into(), bytes: crate::policy::CONTRACT.into() };
     match lang {
         Lang::Rust => {
             template(&RUST_TEMPLATE, name, &mut files);
@@ -218,7 +218,11 @@ mod tests {
             }
             for file in &files {
                 let text = String::from_utf8_lossy(&file.bytes);
-                assert!(!text.contains("{{name}}") && !text.contains("{{crate}}"), "{:?}", file.path);
+                assert!(
+                    !text.contains("{{name}}") && !text.contains("{{crate}}"),
+                    "{:?}",
+                    file.path
+                );
             }
         }
     }
