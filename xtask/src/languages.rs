@@ -6,7 +6,7 @@
 //! tutorial (`crate::walkthrough`). A language whose tools are not there is left out and
 //! named; it never counts as passed.
 
-use crate::build::{cargo, release_dir};
+use crate::build::{cargo, release_dir, succeed};
 use crate::guest::{self, Toolchain};
 use crate::{repository, target_dir, walkthrough};
 use anyhow::{Context, Result, ensure};
@@ -237,6 +237,18 @@ impl Suite {
         Ok(component)
     }
 
+    /// The new project once more, as one does whose compiler lacks the target.
+    fn project_by_xtask(&self) -> Result<()> {
+        let folder = self.out.join("rust-starter");
+        let component = folder.join("starter.wasm");
+        let _ = fs::remove_file(&component);
+        let mut xtask = Command::new(std::env::current_exe()?);
+        xtask.args(["policies", "--project"]).arg(&folder);
+        succeed(&mut xtask)?;
+        ensure!(component.is_file(), "there is no {}", component.display());
+        Ok(())
+    }
+
     fn check(&self, lang: Lang, component: &Path, config: Option<&str>) -> Result<()> {
         let file = component.to_string_lossy().into_owned();
         let mut arguments = vec!["policy", "check", &file];
@@ -259,6 +271,10 @@ impl Suite {
         if let Some(starter) = made {
             let checked = self.check(lang, &starter, None);
             self.step(&format!("{name}: a new project passes the check"), || checked);
+        }
+        if lang == Lang::Rust {
+            let built = self.project_by_xtask();
+            self.step("rust: `cargo xtask policies --project` builds it", || built);
         }
         let mut made = None;
         let built = self.project(lang, "quiet", true, tools).map(|file| made = Some(file));
