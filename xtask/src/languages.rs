@@ -6,7 +6,7 @@
 //! tutorial (`crate::walkthrough`). A language whose tools are not there is left out and
 //! named; it never counts as passed.
 
-use crate::build::{cargo, release_dir};
+use crate::build::{cargo, release_dir, succeed};
 use crate::guest::{self, Toolchain};
 use crate::{repository, target_dir, walkthrough};
 use anyhow::{Context, Result, ensure};
@@ -15,6 +15,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Where the tools of Python and JavaScript are; `.ci/run` sets these.
 const COMPONENTIZE_PY: &str = "TALLY_COMPONENTIZE_PY";
@@ -170,6 +171,8 @@ struct Suite {
     out: PathBuf,
     tallyctl: PathBuf,
     environment: Environment,
+    /// When the last step ended.
+    since: Instant,
     passed: u32,
     failed: u32,
 }
@@ -183,19 +186,21 @@ impl Suite {
         let tallyctl = release_dir().join("tallyctl");
         ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
         let environment = guest::find(false)?.as_environment(&out.join("toolchain"))?;
-        Ok(Suite { out, tallyctl, environment, passed: 0, failed: 0 })
+        Ok(Suite { out, tallyctl, environment, since: Instant::now(), passed: 0, failed: 0 })
     }
 
     fn step(&mut self, what: &str, run: impl FnOnce() -> Result<()>) {
-        eprintln!("\n{what}");
-        match run() {
+        let outcome = run();
+        let took_s = self.since.elapsed().as_secs_f64();
+        self.since = Instant::now();
+        match outcome {
             Ok(()) => {
                 self.passed += 1;
-                println!("ok      {what}");
+                println!("ok      {what} ({took_s:.0} s)\n");
             }
             Err(error) => {
                 self.failed += 1;
-                println!("FAILED  {what}: {error:#}");
+                println!("FAILED  {what} ({took_s:.0} s): {error:#}\n");
             }
         }
     }
@@ -232,6 +237,18 @@ impl Suite {
         Ok(component)
     }
 
+    /// The new project once more, as one does whose compiler lacks the target.
+    fn project_by_xtask(&self) -> Result<()> {
+        let folder = self.out.join("rust-starter");
+        let component = folder.join("starter.wasm");
+        let _ = fs::remove_file(&component);
+        let mut xtask = Command::new(std::env::current_exe()?);
+        xtask.args(["policies", "--project"]).arg(&folder);
+        succeed(&mut xtask)?;
+        ensure!(component.is_file(), "there is no {}", component.display());
+        Ok(())
+    }
+
     fn check(&self, lang: Lang, component: &Path, config: Option<&str>) -> Result<()> {
         let file = component.to_string_lossy().into_owned();
         let mut arguments = vec!["policy", "check", &file];
@@ -255,6 +272,10 @@ impl Suite {
             let checked = self.check(lang, &starter, None);
             self.step(&format!("{name}: a new project passes the check"), || checked);
         }
+        if lang == Lang::Rust {
+            let built = self.project_by_xtask();
+            self.step("rust: `cargo xtask policies --project` builds it", || built);
+        }
         let mut made = None;
         let built = self.project(lang, "quiet", true, tools).map(|file| made = Some(file));
         self.step(&format!("{name}: the example builds"), || built);
@@ -267,10 +288,11 @@ impl Suite {
             let checked = self.check(lang, &example, Some("lease = 50"));
             self.step(&format!("{name}: the example passes the check"), || checked);
         }
-        if matches!(lang, Lang::Rust | Lang::C) {
+        if lang != Lang::Python {
             let file = example.to_string_lossy().into_owned();
             let mut arguments = vec!["sim", "--policy", &file];
             arguments.extend(TRACES);
+            arguments.extend(lang.limits());
             let simulated = self.ran(&self.out, &self.tallyctl, &arguments);
             self.step(&format!("{name}: the example schedules in the simulator"), || simulated);
         }

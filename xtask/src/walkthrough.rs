@@ -30,6 +30,7 @@ pub fn follow(out: &Path, environment: &Environment) -> Result<()> {
     in_environment(&mut bash, environment)
         .env("TALLY", build::release_dir())
         .env("TALLY_CLONE", repository())
+        .env("XDG_STATE_HOME", folder.join("state"))
         .env("PATH", std::env::join_paths(path)?);
     let done = bash.status().context("starting bash")?;
     ensure!(done.success(), "{done} (why: above; {}/followed.sh)", folder.display());

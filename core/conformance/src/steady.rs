@@ -10,8 +10,8 @@ use tally_policy_host::LoadError;
 
 /// Offers after which a launch that is still held counts as starved ...
 const OFFERS_MAX: u32 = 200;
-/// ... or time, if that comes first. A second is the longest hold.
-const WAIT_NS_MAX: u64 = 30_000_000_000;
+/// ... or time, if that comes first: what the core counts as a stall (`stall_ms`).
+const WAIT_NS_MAX: u64 = 1_000_000_000;
 /// Launches in a row that each must get their turn.
 const LAUNCHES: u32 = 40;
 /// Longest hold, as in the core.

@@ -31,7 +31,8 @@ pub enum LimitsArg {
 
 #[cfg(feature = "wasm")]
 impl LimitsArg {
-    fn limits(self) -> tally_policy_host::Limits {
+    /// What it stands for.
+    pub fn limits(self) -> tally_policy_host::Limits {
         match self {
             LimitsArg::Default => tally_policy_host::Preset::Default.limits(),
             LimitsArg::Interpreted => tally_policy_host::Preset::Interpreted.limits(),
