@@ -147,6 +147,7 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     policy_lines(out, &s["policy"], paint)?;
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    crate::log::status_lines(out, s, paint)?;
     clients(out, s, paint)?;
     departed(out, s, paint)?;
     kernels(out, s, paint)

@@ -11,11 +11,20 @@ use tally_policy_host::{Limits, PolicyHost, PolicyStatus, WasmPolicy};
 pub trait Hosted: Policy + Send {
     /// Its figures; `None` for the built-in rule, which has none.
     fn figures(&self) -> Option<PolicyStatus>;
+
+    /// The text that it was configured with.
+    fn config(&self) -> &str {
+        ""
+    }
 }
 
 impl Hosted for WasmPolicy {
     fn figures(&self) -> Option<PolicyStatus> {
         Some(self.status())
+    }
+
+    fn config(&self) -> &str {
+        WasmPolicy::config(self)
     }
 }
 
@@ -40,6 +49,11 @@ impl Shared {
     /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.lock().figures()
+    }
+
+    /// See [`Hosted::config`].
+    pub fn config(&self) -> String {
+        self.lock().config().to_owned()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Box<dyn Hosted>> {

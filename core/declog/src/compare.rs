@@ -151,6 +151,18 @@ impl Comparison {
         }
     }
 
+    /// Without the counts of each kernel and client.
+    pub fn summary(&self) -> Comparison {
+        Comparison {
+            faults: self.faults.clone(),
+            last_fault: self.last_fault.clone(),
+            first: self.first.clone(),
+            kernels: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            ..*self
+        }
+    }
+
     fn fault<T>(&mut self, outcome: &Outcome<T>) {
         if let Outcome::Fault { kind, message, .. } = outcome {
             *self.faults.entry(fault_name(*kind)).or_default() += 1;

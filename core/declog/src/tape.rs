@@ -111,9 +111,6 @@ impl Tap {
     /// Whole frames, or nothing.
     fn put(&mut self, frames: &[u8]) -> bool {
         let Ok(mut chunk) = self.ring.write_chunk(frames.len()) else {
-            if frames.len() > self.ring.buffer().capacity() {
-                self.counts.too_small.store(true, Relaxed);
-            }
             return false;
         };
         let (first, second) = chunk.as_mut_slices();
@@ -159,7 +156,7 @@ impl Tap {
             frame(scratch, |e| e.kernel(upto, &new.key));
             upto += 1;
             // In pieces: many may be new.
-            if scratch.len() > SCRATCH_BYTES / 2 {
+            if scratch.len() > (SCRATCH_BYTES / 2).min(self.ring.buffer().capacity() / 8) {
                 if !self.put(scratch) {
                     return false;
                 }
@@ -221,6 +218,9 @@ impl Tap {
         let lost = self.lost;
         frame(scratch, |e| e.begin(how, lost, sub));
         if !self.put(scratch) {
+            if scratch.len() > self.ring.buffer().capacity() {
+                self.counts.too_small.store(true, Relaxed);
+            }
             return moved;
         }
         self.lost = 0;

@@ -6,7 +6,9 @@
 
 use crate::record::Record;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{BufWriter, Write};
+use std::path::Path;
 use tally_engine::policy::{ClientId, Completion, Event, Form, KernelId};
 use tally_engine::profile::KernelKey;
 
@@ -145,6 +147,25 @@ impl Trace {
             )?;
         }
         Ok(())
+    }
+}
+
+impl Trace {
+    /// Into a file that is not there yet; packed if its name ends in `.gz`.
+    ///
+    /// # Errors
+    /// If it is there, or cannot be written.
+    pub fn save(&mut self, path: &Path) -> std::io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        let mut file = BufWriter::new(file);
+        if path.extension().is_some_and(|e| e == "gz") {
+            let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+            self.write(&mut packed)?;
+            file = packed.finish()?;
+        } else {
+            self.write(&mut file)?;
+        }
+        file.flush()
     }
 }
 

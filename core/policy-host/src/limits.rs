@@ -1,12 +1,12 @@
 //! How much a policy may use.
 
 use crate::HostError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
 /// JavaScript) needs more memory, more fuel and a larger component.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Linear memory, all of a component's memories together.

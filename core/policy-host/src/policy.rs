@@ -121,6 +121,11 @@ impl WasmPolicy {
         &self.digest
     }
 
+    /// The text that it was configured with.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
     /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());

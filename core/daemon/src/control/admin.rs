@@ -7,12 +7,14 @@
 //! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
+//! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
 
 use super::Plane;
 use crate::policy_slot::{Source, Trigger};
+use crate::record::admin::RecordRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -63,7 +65,7 @@ pub enum Code {
     Unavailable,
 }
 
-fn error(code: Code, message: impl std::fmt::Display) -> Value {
+pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
     json!({"error": {"code": code, "message": message.to_string()}})
 }
 
@@ -94,17 +96,37 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
     }
 }
 
+/// Whether a request is one of [`RecordRequest`].
+fn about_recording(line: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Named {
+        cmd: String,
+    }
+    let named = serde_json::from_slice::<Named>(line);
+    named.is_ok_and(|n| n.cmd.starts_with("log_") || n.cmd.starts_with("shadow_"))
+}
+
 async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
-    };
     let denied = |what: &str| {
         let message = format!(
             "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
              as the core's user or root"
         );
         error(Code::Denied, message)
+    };
+    if about_recording(line) {
+        let request: RecordRequest = match serde_json::from_slice(line) {
+            Ok(request) => request,
+            Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+        };
+        return match request.changes() {
+            Some(what) if !plane.rules.may_change(uid) => denied(what),
+            _ => crate::record::admin::answer(plane, request, uid).await,
+        };
+    }
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
     };
     match request {
         Request::Status { kernels } => match plane.status(kernels).await {

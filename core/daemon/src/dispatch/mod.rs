@@ -41,6 +41,8 @@ use seat::{LetGo, Seat, Subscribed};
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use tally_declog::Tape;
+use tally_declog::tape::Described;
 use tally_engine::policy::Decision;
 use tally_engine::{Action, Engine, EngineConfig};
 use tally_ipc::ring::Answer;
@@ -79,11 +81,16 @@ pub struct Handle {
     pub pinned: Option<u32>,
 }
 
-/// Start it with its first policy, and what earlier runs knew of kernels.
+/// Start it with its first policy, what earlier runs knew of kernels, and who reads along.
 ///
 /// # Errors
 /// If a descriptor or the thread cannot be made.
-pub fn start(settings: Settings, policy: Shared, loaded: Arc<Loaded>) -> Result<Handle, CoreError> {
+pub fn start(
+    settings: Settings,
+    policy: Shared,
+    loaded: Arc<Loaded>,
+    tape: Tape,
+) -> Result<Handle, CoreError> {
     let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
     let parker = Parker::new().map_err(CoreError::os("epoll"))?;
     parker.watch(receiver.eventfd()).map_err(CoreError::os("epoll"))?;
@@ -97,7 +104,7 @@ pub fn start(settings: Settings, policy: Shared, loaded: Arc<Loaded>) -> Result<
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
             let recall = Recall::new(loaded);
-            Dispatch::new(settings, policy, recall, receiver, parker, notice_sender).run();
+            Dispatch::new(settings, policy, tape, recall, receiver, parker, notice_sender).run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -126,6 +133,9 @@ struct Dispatch {
     parker: Parker,
     actions: Vec<Action>,
     policy: Shared,
+    /// Of the policy in charge.
+    generation: u64,
+    tape: Tape,
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
@@ -143,12 +153,13 @@ impl Dispatch {
     fn new(
         settings: Settings,
         policy: Shared,
+        tape: Tape,
         recall: Recall,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
     ) -> Self {
-        let (seat, subscribed) = Seat::new(policy.clone());
+        let (seat, subscribed) = Seat::new(policy.clone(), 1, tape.clone());
         Dispatch {
             settings,
             engine: Engine::new(settings.engine, Box::new(seat)),
@@ -158,6 +169,8 @@ impl Dispatch {
             parker,
             actions: Vec::new(),
             policy,
+            generation: 1,
+            tape,
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
@@ -177,6 +190,9 @@ impl Dispatch {
             let now = now_ns();
             let mut active = self.take_control(now);
             active |= self.pass(now);
+            if self.tape.is_on() {
+                active |= self.tape.pump(self.engine.world_mut());
+            }
             if now >= self.next_heartbeat_ns {
                 self.heartbeat(now);
             }
@@ -361,6 +377,14 @@ impl Dispatch {
                 Control::SetPolicy { policy, done } => {
                     let _ = done.send(self.set_policy(now, policy));
                 }
+                Control::Tap { tap, done } => {
+                    let about = self.about();
+                    self.tape.insert(*tap, self.engine.world(), about, self.subscribed.bits());
+                    let _ = done.send(());
+                }
+                Control::Untap { id, done } => {
+                    let _ = done.send(self.tape.remove(id, self.engine.world_mut()));
+                }
                 Control::Drain { within, done } => self.drain(now, within, done),
             }
         }
@@ -405,11 +429,17 @@ impl Dispatch {
     }
 
     fn set_policy(&mut self, now: u64, policy: Shared) -> Retired {
-        let (seat, subscribed) = Seat::new(policy.clone());
+        self.generation += 1;
+        let (seat, subscribed) = Seat::new(policy.clone(), self.generation, self.tape.clone());
         let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
         self.apply(now);
         self.subscribed = subscribed;
         Retired { _engine_side: old, _handle: std::mem::replace(&mut self.policy, policy) }
+    }
+
+    /// The policy in charge, for who begins to read along.
+    fn about(&self) -> tally_declog::About {
+        tally_declog::About { generation: self.generation, ..self.policy.about() }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {

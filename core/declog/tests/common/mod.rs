@@ -53,6 +53,11 @@ impl Policy for Named {
     }
 }
 
+pub fn client(id: u32) -> ClientInfo {
+    let (class, name) = (Class::BestEffort, format!("c{id}"));
+    ClientInfo { id, class, name, labels: vec![] }
+}
+
 /// One input to the engine.
 #[derive(Clone, Debug)]
 pub enum Input {
