@@ -58,6 +58,18 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::ab::AbCommand,
     },
+    /// Record what reaches the policy and what it decides; read, replay, compare.
+    Log {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::log::LogCommand,
+    },
+    /// Compare a policy with the one in charge on the same launches; it decides nothing.
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::shadow::ShadowCommand,
+    },
     /// Judge a policy without a GPU or a core: simulate an inference and a training, as
     /// they were recorded, sharing a GPU under it.
     Sim(crate::sim::SimArgs),
@@ -224,6 +236,8 @@ pub fn main() -> ExitCode {
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
         Command::Ab { command } => crate::ab::run(&socket, command),
+        Command::Log { command } => crate::log::run(&socket, command),
+        Command::Shadow { command } => crate::shadow::run(&socket, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&socket),
     };

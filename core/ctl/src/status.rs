@@ -150,6 +150,7 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     }
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    crate::log::status_lines(out, s, paint)?;
     clients(out, s, paint)?;
     departed(out, s, paint)?;
     kernels(out, s, paint)

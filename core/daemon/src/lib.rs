@@ -23,6 +23,7 @@ pub mod mps;
 pub mod policy_slot;
 pub mod policy_watch;
 pub mod profile_store;
+pub mod record;
 pub mod residency;
 pub mod run;
 pub mod signals;

@@ -168,7 +168,7 @@ fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-fn read_config(file: Option<&Path>) -> Result<String, String> {
+pub(crate) fn read_config(file: Option<&Path>) -> Result<String, String> {
     let Some(file) = file else { return Ok(String::new()) };
     let whole = std::fs::metadata(file).and_then(|m| {
         if m.len() > CONFIG_BYTES_MAX {

@@ -198,6 +198,13 @@ impl Engine {
         &self.context.world
     }
 
+    /// The same, for whoever watches it change (see
+    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of
+    /// clients and kernels must not be changed.
+    pub fn world_mut(&mut self) -> &mut crate::policy::World {
+        &mut self.context.world
+    }
+
     /// Counts about the policy.
     pub fn policy_stats(&self) -> &PolicyStats {
         &self.stats

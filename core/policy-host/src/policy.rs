@@ -139,6 +139,11 @@ impl WasmPolicy {
         self.compiled.digest()
     }
 
+    /// The text that it was configured with.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
     /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());

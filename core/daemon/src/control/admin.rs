@@ -13,12 +13,14 @@
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |
+//! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
 
 use super::Plane;
 use crate::policy_slot::{SlotError, Source, Trigger};
+use crate::record::admin::RecordRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -123,17 +125,37 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
     }
 }
 
+/// Whether a request is one of [`RecordRequest`].
+fn about_recording(line: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Named {
+        cmd: String,
+    }
+    let named = serde_json::from_slice::<Named>(line);
+    named.is_ok_and(|n| n.cmd.starts_with("log_") || n.cmd.starts_with("shadow_"))
+}
+
 async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
-    };
     let denied = |what: &str| {
         let message = format!(
             "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
              as the core's user or root"
         );
         error(Code::Denied, message)
+    };
+    if about_recording(line) {
+        let request: RecordRequest = match serde_json::from_slice(line) {
+            Ok(request) => request,
+            Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+        };
+        return match request.changes() {
+            Some(what) if !plane.rules.may_change(uid) => denied(what),
+            _ => crate::record::admin::answer(plane, request, uid).await,
+        };
+    }
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
     };
     match request {
         Request::Status { kernels } => match plane.status(kernels).await {

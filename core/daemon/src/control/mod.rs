@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
+use crate::record::Recordings;
 use crate::residency::Residency;
 use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
 use registry::Registry;
@@ -48,6 +49,8 @@ pub struct Plane {
     pub source_changed: Notify,
     /// What is kept of kernels.
     pub profiles: ProfileStore,
+    /// The decision log and the shadow.
+    pub recordings: Recordings,
     /// How clients share the GPU.
     pub residency: RefCell<Option<Residency>>,
     /// Somebody asked the core to stop.
@@ -101,6 +104,8 @@ impl Plane {
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
             experiment: self.lab.status(),
+            log: self.recordings.status(),
+            shadow: self.recordings.shadow_status().map(Into::into),
         })
     }
 

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tally_ab::Sample;
+use tally_declog::Tap;
+use tally_declog::tape::Removed;
 use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
@@ -92,6 +94,20 @@ pub enum Control {
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
+    },
+    /// Let somebody read along what reaches the policy.
+    Tap {
+        /// The way there.
+        tap: Box<Tap>,
+        /// Told when it is in.
+        done: oneshot::Sender<()>,
+    },
+    /// No longer.
+    Untap {
+        /// Which.
+        id: u64,
+        /// Gets what must be dropped elsewhere.
+        done: oneshot::Sender<Removed>,
     },
     /// Let everything go, then end the thread.
     Drain {
