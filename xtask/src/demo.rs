@@ -7,11 +7,11 @@
 //! training's checksums must be those of its run alone.
 
 use crate::build;
-use crate::demo_report::{Report, Run};
+use crate::demo_report::{Report, Run, YOURS};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tally_tests::process::wait_until;
@@ -44,18 +44,34 @@ impl On {
     }
 }
 
+/// Demonstrations besides the usual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// An A/B test.
+    Ab,
+}
+
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Another demonstration: `ab` is an A/B test of two policies while the programs run.
+    #[arg(value_enum)]
+    what: Option<What>,
     /// Print one JSON object on standard output instead of the table.
     #[arg(long)]
     json: bool,
-    /// Length of each of the five measurements.
+    /// Length of each of the five measurements (six with --policy).
     #[arg(long, default_value_t = 14.0)]
     seconds: f64,
     /// What to run on.
     #[arg(long, value_enum, default_value = "software")]
     device: On,
+    /// A policy of your own to compare: a component.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Its configuration.
+    #[arg(long, value_name = "FILE", requires = "policy")]
+    policy_config: Option<PathBuf>,
     /// Use what is built already, beside this program.
     #[arg(long)]
     no_build: bool,
@@ -72,12 +88,18 @@ pub struct Args {
 /// Build, measure, print.
 pub fn run(args: &Args) -> Result<()> {
     ensure!(args.seconds > 0.0, "--seconds must be above 0");
+    for file in args.policy.iter().chain(&args.policy_config) {
+        ensure!(file.is_file(), "{} is no file", file.display());
+    }
     let artefacts = if args.no_build {
         Artefacts::locate()?
     } else {
         build::everything()?;
         Artefacts::at(build::release_dir())
     };
+    if args.what == Some(What::Ab) {
+        return crate::demo_ab::run(&artefacts, args.check);
+    }
     let report = Demo::new(args, artefacts).measure()?;
     if args.json {
         println!("{}", report.json());
@@ -94,14 +116,16 @@ struct Demo {
     device: Device,
     preset: &'static str,
     seconds: f64,
+    /// The user's policy, and its configuration.
+    yours: Option<(PathBuf, Option<PathBuf>)>,
 }
 
 /// How the two programs share the device.
 enum Sharing<'a> {
     /// Whatever the device does by itself.
     Unscheduled,
-    /// Under a core with this policy.
-    Policy(&'a Path),
+    /// Under a core with this policy, and its configuration.
+    Policy(&'a Path, Option<&'a Path>),
 }
 
 impl Demo {
@@ -111,7 +135,11 @@ impl Demo {
             (On::Software, None) => Device::software(),
             (On::Software, Some(sms)) => Device::Software { sms },
         };
-        Self { artefacts, device, preset: args.device.preset(), seconds: args.seconds }
+        // The core runs in a folder of its own.
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let config = args.policy_config.as_ref().map(absolute);
+        let yours = args.policy.as_ref().map(|policy| (absolute(policy), config));
+        Self { artefacts, device, preset: args.device.preset(), seconds: args.seconds, yours }
     }
 
     fn measure(&self) -> Result<Report> {
@@ -129,11 +157,15 @@ impl Demo {
 
         let fifo = self.artefacts.policy("fifo")?;
         let priority = self.artefacts.policy("tally-priority")?;
-        for (name, sharing) in [
+        let mut ways = vec![
             ("unscheduled", Sharing::Unscheduled),
-            ("fifo", Sharing::Policy(&fifo)),
-            ("tally-priority", Sharing::Policy(&priority)),
-        ] {
+            ("fifo", Sharing::Policy(&fifo, None)),
+            ("tally-priority", Sharing::Policy(&priority, None)),
+        ];
+        if let Some((policy, config)) = &self.yours {
+            ways.push((YOURS, Sharing::Policy(policy, config.as_deref())));
+        }
+        for (name, sharing) in ways {
             eprintln!("together: {name}");
             runs.insert(name, self.together(rate, &sharing).context(name)?);
         }
@@ -145,20 +177,24 @@ impl Demo {
     fn together(&self, rate: f64, sharing: &Sharing) -> Result<Run> {
         let scene = Scene::new(&self.artefacts, self.device)?;
         let (server, trainer) = (self.server(&scene, Load::Rate(rate))?, self.trainer(&scene)?);
-        let policy = match sharing {
+        let (policy, given) = match sharing {
             Sharing::Unscheduled => {
                 let both =
                     vec![scene.start("inference", server)?, scene.start("training", trainer)?];
                 let outcomes = self.finish(&scene, both)?;
                 return Run::new(&outcomes[0], &outcomes[1], 0);
             }
-            Sharing::Policy(policy) => policy,
+            Sharing::Policy(policy, config) => (*policy, *config),
         };
         let config = scene.dir().join("policy.toml");
         let config_arguments;
         let mut arguments: &[&str] = &[];
         if self.whole_kernels(policy) {
             std::fs::write(&config, "cut = false\n")?;
+        } else if let Some(given) = given {
+            std::fs::copy(given, &config).with_context(|| given.display().to_string())?;
+        }
+        if config.exists() {
             config_arguments = ["--policy-config", config.to_str().context("a path of no text")?];
             arguments = &config_arguments;
         }

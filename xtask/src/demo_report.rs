@@ -12,6 +12,9 @@ const P99_OVER_ALONE_MAX: f64 = 1.5;
 /// Best-effort throughput under `tally-priority` over that of its run alone.
 const THROUGHPUT_OF_ALONE_MIN: f64 = 0.3;
 
+/// The run under the user's own policy.
+pub const YOURS: &str = "yours";
+
 /// One way of sharing.
 pub struct Run {
     hp_p50_ms: f64,
@@ -126,8 +129,8 @@ impl Report {
             "{:<16}{:>12}{:>12}{:>10}{:>16}{:>10}{:>12}",
             "", "HP p50 ms", "HP p99 ms", "of alone", "BE steps/s", "of alone", "decisions"
         );
-        for name in ["alone", "unscheduled", "fifo", "tally-priority"] {
-            let run = &self.runs[name];
+        for name in ["alone", "unscheduled", "fifo", "tally-priority", YOURS] {
+            let Some(run) = self.runs.get(name) else { continue };
             let _ = writeln!(
                 out,
                 "{name:<16}{:>12.2}{:>12.2}{:>9.2}x{:>16.2}{:>9.2}x{:>12}",

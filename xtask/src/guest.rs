@@ -25,7 +25,7 @@ pub const TARGET: &str = "wasm32-unknown-unknown";
 /// that keeps instances resident pays for all of it.
 const STACK_BYTES: u32 = 65_536;
 /// Cargo settings of the caller that would change a guest.
-const ENVIRONMENT_CLEARED: &[&str] = &[
+pub const CLEARED: &[&str] = &[
     "CARGO_BUILD_RUSTFLAGS",
     "CARGO_BUILD_TARGET",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -140,7 +140,7 @@ impl Toolchain {
     /// Its `cargo`, with nothing of the caller's settings that would change a guest.
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new(&self.cargo);
-        for name in ENVIRONMENT_CLEARED {
+        for name in CLEARED {
             cargo.env_remove(name);
         }
         cargo.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -149,7 +149,7 @@ impl Toolchain {
 
     /// The linker looks for `rust-lld` on the PATH. Their own rustc puts it there,
     /// another one does not.
-    fn path_with(&self, linker: &Path) -> Result<OsString> {
+    pub fn path_with(&self, linker: &Path) -> Result<OsString> {
         let own = self.environment.iter().find(|(name, _)| *name == "PATH");
         let path = own.map(|(_, path)| path.clone()).or_else(|| std::env::var_os("PATH"));
         let path = path.unwrap_or_default();
@@ -183,7 +183,7 @@ fn component(message: &serde_json::Value) -> Option<Component> {
 
 /// `wasm-component-ld`, which links a component where `rust-lld` alone would link
 /// a core module. The Rust project ships the two side by side.
-fn linker() -> Result<PathBuf> {
+pub fn linker() -> Result<PathBuf> {
     const NAME: &str = "wasm-component-ld";
     let mut folders = Vec::new();
     if let Ok(sysroot) = output(Command::new("rustc").args(["--print", "sysroot"])) {

@@ -4,17 +4,22 @@
 //! toolchain through `rustup`: what is missing is named, and the user decides.
 #![forbid(unsafe_code)]
 
+mod ab;
 mod bench;
+mod bindings;
 mod build;
 mod bundle;
 mod debian;
 mod demo;
+mod demo_ab;
 mod demo_report;
 mod guest;
+mod languages;
 mod policies;
 mod reload;
 mod test;
 mod test_count;
+mod walkthrough;
 mod wrapper;
 
 use clap::{Parser, Subcommand};
@@ -37,6 +42,10 @@ enum Task {
     Test(test::Args),
     /// Run the benchmarks.
     Bench(bench::Args),
+    /// Build, check and compare policies in every language whose tools are here.
+    Languages(languages::Args),
+    /// Generate what the SDK for C needs of the contract.
+    Bindings(bindings::Args),
     /// Collect what a machine with a GPU and no compiler needs into one folder.
     GpuBundle(bundle::Args),
 }
@@ -48,6 +57,8 @@ fn main() -> anyhow::Result<()> {
         Task::Demo(args) => demo::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Languages(args) => languages::run(&args),
+        Task::Bindings(args) => bindings::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
     }
 }

@@ -10,7 +10,7 @@ use crate::{guest, repository, target_dir};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -21,6 +21,10 @@ pub struct Args {
     /// Only the policies, not the misbehaving guests that the tests need.
     #[arg(long)]
     no_test_guests: bool,
+    /// Only the project in this folder, made by `tallyctl policy new --lang rust`; its
+    /// component is put there.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "no_test_guests")]
+    project: Option<PathBuf>,
 }
 
 /// Build them all.
@@ -28,6 +32,17 @@ pub fn run(args: &Args) -> Result<()> {
     let root = repository();
     let toolchain = guest::find(args.refresh_toolchain)?;
     println!("guest compiler: {}", toolchain.description);
+    if let Some(project) = &args.project {
+        let project = fs::canonicalize(project)
+            .with_context(|| format!("the project {}", project.display()))?;
+        for component in toolchain.build(&project, &target_dir().join("guests"))? {
+            // Policies have no `_` in their names, crates no `-`.
+            let stem = component.file.file_stem().unwrap_or_default().to_string_lossy();
+            let to = project.join(stem.replace('_', "-")).with_extension("wasm");
+            place(&component.file, &to)?;
+        }
+        return Ok(());
+    }
     let release = target_dir().join("release");
     build(&toolchain, &root.join("policies"), &release.join("policies"))?;
     if !args.no_test_guests {
@@ -40,12 +55,16 @@ pub fn run(args: &Args) -> Result<()> {
 fn build(toolchain: &guest::Toolchain, workspace: &Path, out: &Path) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
     for component in toolchain.build(workspace, &target_dir().join("guests"))? {
-        let bytes = fs::read(&component.file)
-            .with_context(|| format!("reading {}", component.file.display()))?;
-        let to = out.join(&component.name).with_extension("wasm");
-        install(&to, &bytes)?;
-        println!("{:>8} bytes  sha256 {}  {}", bytes.len(), sha256(&bytes), to.display());
+        place(&component.file, &out.join(&component.name).with_extension("wasm"))?;
     }
+    Ok(())
+}
+
+/// Copy a component and say what it is.
+fn place(from: &Path, to: &Path) -> Result<()> {
+    let bytes = fs::read(from).with_context(|| format!("reading {}", from.display()))?;
+    install(to, &bytes)?;
+    println!("{:>8} bytes  sha256 {}  {}", bytes.len(), sha256(&bytes), to.display());
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! `differential`, `fuzz` and `reload` are for looking longer at what other groups run
+//! `differential`, `ab`, `fuzz` and `reload` are for looking longer at what other groups run
 //! shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
@@ -25,7 +25,7 @@ const E2E_PACKAGE: &str = "tally-tests";
 const PTXAS: &str = "TALLY_PTXAS";
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 8] = [
+const USUAL: [Group; 9] = [
     Group::Fmt,
     Group::Clippy,
     Group::Unit,
@@ -33,6 +33,7 @@ const USUAL: [Group; 8] = [
     Group::Python,
     Group::Loom,
     Group::Ptxas,
+    Group::Languages,
     Group::E2e,
 ];
 
@@ -53,10 +54,14 @@ pub enum Group {
     Loom,
     /// NVIDIA's assembler takes what the PTX rewriter makes; left out without `TALLY_PTXAS`.
     Ptxas,
+    /// Policies in every language whose tools are here, and the tutorial.
+    Languages,
     /// Across processes, on the software device.
     E2e,
     /// Cut kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
+    /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
+    Ab,
     /// The fuzz targets of the code readers, from a fixed seed, for longer (only when named).
     Fuzz,
     /// Ten thousand changes of policy while programs launch (only when named).
@@ -77,6 +82,9 @@ pub struct Args {
     /// `differential`: ways to cut each kernel (24 by default).
     #[arg(long, value_name = "N")]
     schedules: Option<u32>,
+    /// `ab`: simulated experiments without an effect, of each kind of noise (1000 by default).
+    #[arg(long, value_name = "N")]
+    experiments: Option<u32>,
     /// `fuzz`: time for each target, s (by default 3000 inputs of PTX, 2 s of each other).
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
@@ -92,6 +100,7 @@ impl Args {
             ensure!(!given || self.group == Some(group), "{option} goes with `test {name}` only");
             Ok(())
         };
+        only(self.experiments.is_some(), "--experiments", Group::Ab, "ab")?;
         only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
         only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")?;
         only(self.count.is_some(), "--count", Group::Reload, "reload")
@@ -101,11 +110,16 @@ impl Args {
 /// Run them and sum up.
 pub fn run(args: &Args) -> Result<()> {
     args.check()?;
+    if args.group == Some(Group::Ab) {
+        return crate::ab::validate(args.experiments);
+    }
     let groups: Vec<Group> = match args.group {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
-    let builds = groups.iter().any(|g| matches!(g, Group::Unit | Group::E2e | Group::Reload));
+    let builds = groups
+        .iter()
+        .any(|g| matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload));
     if builds && !args.no_build {
         build::everything()?;
     }
@@ -138,13 +152,14 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The ignored tests that belong to a group, and what they would need.
-fn why_left_out(group: Group, has_ptxas: bool) -> Option<String> {
+/// What of a group does not run on this machine, and what it would need.
+fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
     match group {
         Group::Ptxas if !has_ptxas => {
-            Some(format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)"))
+            vec![format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)")]
         }
-        _ => None,
+        Group::Languages => crate::languages::left_out(),
+        _ => Vec::new(),
     }
 }
 
@@ -204,6 +219,11 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
                 commands.push(test);
             }
         }
+        Group::Languages => {
+            let mut languages = Command::new(build::release_dir().join("xtask"));
+            languages.current_dir(&root).env("CARGO_TARGET_DIR", target_dir());
+            commands.push(with(languages, &["languages"]));
+        }
         Group::E2e => commands.push(runner(true, filter)?),
         Group::Differential => {
             let mut test = kernels_tests(&["differential"], filter);
@@ -211,8 +231,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             test.envs(schedules.map(|n| ("TALLY_DIFFERENTIAL_SCHEDULES", n)));
             commands.push(test);
         }
-        // Not a test program: see `run`.
-        Group::Reload => {}
+        // No test programs: see `run`.
+        Group::Ab | Group::Reload => {}
         Group::Fuzz => {
             let mut test = kernels_tests(&["fuzz_corpus", "fuzz_binary"], filter);
             test.envs(args.seconds.map(|n| ("TALLY_FUZZ_SECONDS", n.to_string())));
@@ -367,14 +387,22 @@ mod tests {
     use super::*;
 
     fn args(group: Group, schedules: Option<u32>, seconds: Option<u32>) -> Args {
-        Args { group: Some(group), filter: None, no_build: true, schedules, seconds, count: None }
+        Args {
+            group: Some(group),
+            filter: None,
+            no_build: true,
+            schedules,
+            experiments: None,
+            seconds,
+            count: None,
+        }
     }
 
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
             Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
-        assert_eq!(missing, [&Group::Differential, &Group::Fuzz, &Group::Reload]);
+        assert_eq!(missing, [&Group::Differential, &Group::Ab, &Group::Fuzz, &Group::Reload]);
     }
 
     #[test]
@@ -392,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_named() {
-        assert!(why_left_out(Group::Ptxas, false).is_some_and(|why| why.contains("TALLY_PTXAS")));
-        assert_eq!(why_left_out(Group::Ptxas, true), None);
+        assert!(why_left_out(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
+        assert_eq!(why_left_out(Group::Ptxas, true), [""; 0]);
     }
 }

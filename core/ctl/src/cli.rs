@@ -52,6 +52,24 @@ pub enum Command {
         #[command(subcommand)]
         command: ProfilesCommand,
     },
+    /// Compare two policies on the core's GPU, under its real load.
+    Ab {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::ab::AbCommand,
+    },
+    /// Record what reaches the policy and what it decides; read, replay, compare.
+    Log {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::log::LogCommand,
+    },
+    /// Compare a policy with the one in charge on the same launches; it decides nothing.
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::shadow::ShadowCommand,
+    },
     /// Judge a policy without a GPU or a core: simulate an inference and a training, as
     /// they were recorded, sharing a GPU under it.
     Sim(crate::sim::SimArgs),
@@ -137,6 +155,14 @@ pub struct StatusArgs {
 /// `policy`.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
+    /// Make a project for a policy of your own.
+    New(crate::policy::new::NewArgs),
+    /// Check that a component behaves, without a core: the contract, its limits, random events.
+    Check(crate::policy::check::CheckArgs),
+    /// Measure what a component costs on this machine.
+    Bench(crate::policy::bench::BenchArgs),
+    /// Make a component of a core module that implements the contract.
+    Wrap(crate::policy::wrap::WrapArgs),
     /// Show the policy in charge.
     Show {
         /// As JSON, for programs.
@@ -209,6 +235,9 @@ pub fn main() -> ExitCode {
         Command::Status(args) => crate::status::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
+        Command::Ab { command } => crate::ab::run(&socket, command),
+        Command::Log { command } => crate::log::run(&socket, command),
+        Command::Shadow { command } => crate::shadow::run(&socket, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&socket),
     };

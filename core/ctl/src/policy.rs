@@ -1,8 +1,12 @@
 //! `tallyctl policy` and `tallyctl stop`.
 
+pub mod bench;
+pub mod check;
 mod history;
+pub mod new;
 mod rollback;
 mod sign;
+pub mod wrap;
 
 pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 
@@ -13,16 +17,58 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The contract, as this program knows it.
+pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+
+/// `--limits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitsArg {
+    /// As in the core.
+    Default,
+    /// What components with an interpreter in them need.
+    Interpreted,
+}
+
+#[cfg(feature = "wasm")]
+impl LimitsArg {
+    /// What it stands for.
+    pub fn limits(self) -> tally_policy_host::Limits {
+        match self {
+            LimitsArg::Default => tally_policy_host::Preset::Default.limits(),
+            LimitsArg::Interpreted => tally_policy_host::Preset::Interpreted.limits(),
+        }
+    }
+}
+
+/// The text of a policy's configuration; empty if there is none.
+#[cfg(feature = "wasm")]
+fn config(path: Option<&Path>) -> Result<String, CtlError> {
+    path.map_or(Ok(String::new()), |path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| CtlError::Usage(format!("--config {}: {e}", path.display())))
+    })
+}
+
+#[cfg(not(feature = "wasm"))]
+fn without_wasm(file: &Path) -> CtlError {
+    let file = file.display();
+    CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
+}
+
 /// The core may run in another folder.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Show or load, which takes a core, or sign, which does not.
+/// What asks a core, and what needs none.
 pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
     let core = || Core::connect(socket);
     let mut out = std::io::stdout().lock();
     match command {
+        PolicyCommand::New(args) => return new::run(&args),
+        PolicyCommand::Check(args) => return check::run(&args),
+        PolicyCommand::Bench(args) => return bench::run(&args),
+        PolicyCommand::Wrap(args) => return wrap::run(&args),
         PolicyCommand::Keygen(args) => return sign::keygen(&args),
         PolicyCommand::Sign(args) => return sign::sign(&args),
         PolicyCommand::Verify(args) => return sign::verify(&args),

@@ -3,6 +3,7 @@
 mod calibrate;
 
 use crate::error::CtlError;
+use crate::policy::LimitsArg;
 use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,10 @@ pub struct SimArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
+    /// What the policy may use: as in the core by default, or what interpreted languages
+    /// need.
+    #[arg(long, value_enum, default_value = "default")]
+    pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub residency: ResidencyArg,
@@ -99,7 +104,14 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    fn open(name: &str, config: Option<&Path>, grants: &[String]) -> Result<Self, CtlError> {
+    fn open(
+        name: &str,
+        config: Option<&Path>,
+        limits: LimitsArg,
+        grants: &[String],
+    ) -> Result<Self, CtlError> {
+        #[cfg(not(feature = "wasm"))]
+        let _ = limits;
         let native = ["built-in", "none"].contains(&name);
         #[cfg(not(feature = "wasm"))]
         let _ = grants;
@@ -116,7 +128,11 @@ impl Policies {
             name: name.into(),
             config,
             #[cfg(feature = "wasm")]
-            host: if native || name.starts_with(NATIVE) { None } else { Some(wasm_host(grants)?) },
+            host: if native || name.starts_with(NATIVE) {
+                None
+            } else {
+                Some(wasm_host(limits, grants)?)
+            },
         })
     }
 
@@ -154,8 +170,11 @@ impl Policies {
 /// Bounds as in the core, but for wall time: how busy this machine is must not change
 /// what comes out. Fuel ends what loops.
 #[cfg(feature = "wasm")]
-fn wasm_host(grants: &[String]) -> Result<tally_policy_host::PolicyHost, CtlError> {
-    let mut limits = tally_policy_host::Limits::default();
+fn wasm_host(
+    limits: LimitsArg,
+    grants: &[String],
+) -> Result<tally_policy_host::PolicyHost, CtlError> {
+    let mut limits = limits.limits();
     limits.call_time_ms_max = limits.init_time_ms_max;
     let granted = grants.iter().map(|name| name.parse::<tally_policy_host::Capability>());
     let granted = granted
@@ -181,7 +200,8 @@ pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let seconds = positive("seconds", args.seconds, 3_600.0)?;
     let load = positive("load", args.load, 100.0)?;
-    let policies = Policies::open(&args.policy, args.policy_config.as_deref(), &args.grants)?;
+    let config = args.policy_config.as_deref();
+    let policies = Policies::open(&args.policy, config, args.limits, &args.grants)?;
     let residency = match args.residency {
         ResidencyArg::Timeslice => Residency::Timeslice,
         ResidencyArg::Mps => Residency::Mps,

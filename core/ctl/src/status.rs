@@ -145,8 +145,12 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
         )?;
     }
     policy_lines(out, &s["policy"], paint)?;
+    if !s["experiment"].is_null() {
+        crate::ab::write_status(out, &s["experiment"])?;
+    }
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    crate::log::status_lines(out, s, paint)?;
     clients(out, s, paint)?;
     departed(out, s, paint)?;
     kernels(out, s, paint)

@@ -3,8 +3,10 @@
 //! `tally-core.example.toml` beside this crate shows them all; a test keeps it
 //! equal to the defaults.
 
+mod log;
 mod strikes;
 
+pub use log::Log;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
@@ -40,6 +42,8 @@ pub struct Config {
     pub width: Width,
     /// What is kept of kernels between runs.
     pub profiles: Profiles,
+    /// The decision log.
+    pub log: Log,
 }
 
 /// `[socket]`.
@@ -484,6 +488,8 @@ impl Config {
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;
         within("profiles.kernels_max", self.profiles.kernels_max as u64, 1, most)?;
+        within("log.ring_kib", self.log.ring_kib, 4, 1 << 20)?;
+        within("log.bytes_max", self.log.bytes_max, crate::record::file::BYTES_MIN, u64::MAX)?;
         let most = tally_ipc::wire::WIDTHS_MAX as u64;
         within("the length of width.reserve_sms", self.width.reserve_sms.len() as u64, 0, most)?;
         for sms in &self.width.reserve_sms {

@@ -14,6 +14,11 @@ pub trait Hosted: Policy + Send {
     /// Its figures; `None` for the built-in rule, which has none.
     fn figures(&self) -> Option<PolicyStatus>;
 
+    /// The text that it was configured with.
+    fn config(&self) -> &str {
+        ""
+    }
+
     /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
     /// thread, and bounded like any call.
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
@@ -29,6 +34,10 @@ pub trait Hosted: Policy + Send {
 impl Hosted for WasmPolicy {
     fn figures(&self) -> Option<PolicyStatus> {
         Some(self.status())
+    }
+
+    fn config(&self) -> &str {
+        WasmPolicy::config(self)
     }
 
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
@@ -69,6 +78,11 @@ impl Shared {
     /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.lock().policy.figures()
+    }
+
+    /// See [`Hosted::config`].
+    pub fn config(&self) -> String {
+        self.lock().policy.config().to_owned()
     }
 
     /// See [`Hosted::snapshot`].

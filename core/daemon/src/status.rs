@@ -14,6 +14,8 @@ use crate::dispatch::latency::Quantiles;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use crate::policy_slot::{LoadFailure, Source};
 use crate::profile_store::ProfilesStatus;
+use crate::record::file::LogStatus;
+use crate::record::shadow::ShadowBrief;
 use crate::residency::ResidencyStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -50,6 +52,12 @@ pub struct Status {
     pub kernels_known: u32,
     /// What is kept of kernels between runs of the core.
     pub profiles: ProfilesStatus,
+    /// The A/B test that runs, or ran last; `null` if there was none.
+    pub experiment: Option<crate::ab::ExperimentStatus>,
+    /// The decision log.
+    pub log: LogStatus,
+    /// The policy that sees what the one in charge sees; `null` if there was none.
+    pub shadow: Option<ShadowBrief>,
 }
 
 /// The daemon.

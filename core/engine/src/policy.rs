@@ -228,6 +228,11 @@ impl Commands {
         self.list.is_empty()
     }
 
+    /// Those of this call so far.
+    pub fn list(&self) -> &[Command] {
+        &self.list
+    }
+
     /// Add one. Never grows beyond the bound, so no allocation after the first calls.
     pub fn push(&mut self, command: Command) {
         if self.list.len() < COMMANDS_MAX {

@@ -62,7 +62,7 @@ pub enum LoadError {
     /// A core module.
     #[error(
         "{file}: is a core WebAssembly module, not a component: link with `wasm-component-ld` \
-         (`cargo xtask policies` does), or wrap it: `wasm-tools component new {file} -o policy.wasm`"
+         (`cargo xtask policies` does), or wrap it: `tallyctl policy wrap {file} -o policy.wasm`"
     )]
     CoreModule {
         /// Which file.

@@ -203,6 +203,11 @@ pub struct MemoryGate {
 }
 
 impl MemoryGate {
+    /// All linear memories of the instance together.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// A new instance starts with nothing.
     pub fn reset(&mut self) {
         self.bytes = 0;

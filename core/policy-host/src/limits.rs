@@ -1,13 +1,16 @@
 //! How much a policy may use.
 
 use crate::HostError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
-/// JavaScript) needs more memory, more fuel and a larger component.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// JavaScript) needs more memory, more fuel and a larger component: [`Limits::interpreted`].
+///
+/// In a configuration, `preset = "interpreted"` (or `"default"`) names where to start
+/// from, and single keys go beyond.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "crate::preset::Given")]
 pub struct Limits {
     /// Linear memory, all of a component's memories together.
     pub memory_bytes: usize,
@@ -60,6 +63,20 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// For policies whose component carries an interpreter: Python is 18 MiB and has
+    /// 13 MiB of memory before it begins, and collects garbage now and then.
+    pub fn interpreted() -> Self {
+        Limits {
+            memory_bytes: 96 << 20,
+            decide_fuel: 20_000_000,
+            init_fuel: 2_000_000_000,
+            snapshot_fuel: 50_000_000,
+            init_time_ms_max: 10_000,
+            component_bytes_max: 64 << 20,
+            ..Limits::default()
+        }
+    }
+
     /// Refuse limits under which no policy could run.
     pub(crate) fn check(&self) -> Result<(), HostError> {
         let within = |name, value: u64, least: u64, most: u64| {
@@ -92,6 +109,17 @@ mod tests {
         assert_eq!(limits, Limits { faults_max: 5, ..Limits::default() });
         let error = toml::from_str::<Limits>("fuel = 5").unwrap_err().to_string();
         assert!(error.contains("unknown field `fuel`"), "{error}");
+    }
+
+    #[test]
+    fn a_preset_is_where_to_start_from() {
+        let limits: Limits = toml::from_str("preset = 'interpreted'\nfaults_max = 5").unwrap();
+        assert_eq!(limits, Limits { faults_max: 5, ..Limits::interpreted() });
+        let limits: Limits = toml::from_str("preset = 'default'").unwrap();
+        assert_eq!(limits, Limits::default());
+        let error = toml::from_str::<Limits>("preset = 'slow'").unwrap_err().to_string();
+        assert!(error.contains("slow") && error.contains("interpreted"), "{error}");
+        assert!(Limits::interpreted().check().is_ok());
     }
 
     #[test]

@@ -139,6 +139,11 @@ impl WasmPolicy {
         self.compiled.digest()
     }
 
+    /// The text that it was configured with.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
     /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());
@@ -162,6 +167,17 @@ impl WasmPolicy {
             gauges: state.map(|state| state.metrics.gauges()).unwrap_or_default(),
             log_dropped: state.map_or(0, |state| state.log.dropped),
         }
+    }
+
+    /// Linear memory that its instance has now, bytes; 0 while there is none.
+    pub fn memory_bytes(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.state().memory.bytes())
+    }
+
+    /// Fuel that the last `decide` or `on-event` used; none if it failed, or before the first.
+    pub fn call_fuel(&self) -> Option<u64> {
+        let left = self.live.as_ref()?.fuel_left()?;
+        self.call_budget.fuel.checked_sub(left)
     }
 
     /// Switched off after too many faults: no call is made any more.

@@ -24,6 +24,9 @@ const POLICIES_MAX: u32 = 16;
 /// Core instances in one component. An interpreter built as a component is made
 /// of dozens.
 const CORE_INSTANCES_MAX: u32 = 64;
+/// Linear memories in one component: an interpreter's, and those of the stubs that stand
+/// in for WASI.
+const MEMORIES_MAX: u32 = 4;
 /// Native stack of a policy.
 const STACK_BYTES: usize = 256 << 10;
 /// Frames of a backtrace.
@@ -237,8 +240,8 @@ fn settings(limits: &Limits) -> Config {
     pool.total_component_instances(POLICIES_MAX)
         .total_core_instances(POLICIES_MAX * CORE_INSTANCES_MAX)
         .max_core_instances_per_component(CORE_INSTANCES_MAX)
-        .total_memories(POLICIES_MAX * 2)
-        .max_memories_per_component(2)
+        .total_memories(POLICIES_MAX * MEMORIES_MAX)
+        .max_memories_per_component(MEMORIES_MAX)
         .total_tables(POLICIES_MAX * 8)
         .max_tables_per_component(8)
         .max_memory_size(limits.memory_bytes.next_multiple_of(64 << 10))

@@ -160,6 +160,11 @@ impl Live {
         self.store.data_mut()
     }
 
+    /// What its last call left of its fuel.
+    pub fn fuel_left(&self) -> Option<u64> {
+        self.store.get_fuel().ok()
+    }
+
     /// End it and keep its state for the next.
     pub fn end(self) -> Box<HostState> {
         Box::new(self.store.into_data())

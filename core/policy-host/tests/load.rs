@@ -62,7 +62,7 @@ fn a_missing_file() {
 fn a_core_module_says_how_to_make_a_component() {
     let module = wat::parse_str("(module)").unwrap();
     assert!(matches!(refusal(&module), LoadError::CoreModule { .. }));
-    says(&refused(&module), &["it.wasm", "wasm-component-ld", "wasm-tools component new it.wasm"]);
+    says(&refused(&module), &["it.wasm", "wasm-component-ld", "tallyctl policy wrap it.wasm"]);
 }
 
 #[test]

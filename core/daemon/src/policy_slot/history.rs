@@ -32,6 +32,8 @@ pub enum Came {
     Strikes,
     /// It was struck out and is tried again.
     Retry,
+    /// An A/B test had it in charge, and left it so.
+    Experiment,
 }
 
 /// Why a policy went.
@@ -51,7 +53,7 @@ pub enum Went {
 impl Went {
     fn because(next: Came) -> Self {
         match next {
-            Came::Start | Came::Asked => Went::Replaced,
+            Came::Start | Came::Asked | Came::Experiment => Went::Replaced,
             Came::FileChanged => Went::FileChanged,
             Came::Rollback => Went::RolledBack,
             Came::Strikes | Came::Retry => Went::StruckOut,

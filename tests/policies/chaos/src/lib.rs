@@ -1,8 +1,9 @@
 //! A policy that does on command whatever a policy must not.
 //!
 //! The kernel id of a launch (or the token of a timer event) says what; the
-//! configuration does for `init`, and as `snapshot-N` or `restore-N` for these. The numbers are known to
-//! `core/policy-host/tests/common/mod.rs`.
+//! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
+//! `always N` for every decision. The numbers are known to
+//! `core/policy-host/tests/common/mod.rs` and `core/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
@@ -10,6 +11,8 @@ use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Saved, Statefu
 
 /// What it remembers, to tell an old instance from a new one.
 struct Chaos {
+    /// What every launch is taken for, whatever its kernel.
+    always: Option<u32>,
     decides: u64,
     joined: Vec<ClientId>,
     left: u64,
@@ -21,9 +24,11 @@ struct Chaos {
 
 impl Policy for Chaos {
     fn init(config: &str) -> Result<Self, String> {
+        let always = config.strip_prefix("always ").and_then(|number| number.parse().ok());
         let (mut in_snapshot, mut in_restore) = (0, 0);
         let number = |text: &str| text.parse().map_err(|_| format!("what is {text:?}?"));
         match config {
+            _ if always.is_some() => {}
             "" => {}
             how if how.starts_with("snapshot-") => in_snapshot = number(&how[9..])?,
             how if how.starts_with("restore-") => in_restore = number(&how[8..])?,
@@ -35,12 +40,20 @@ impl Policy for Chaos {
             "think" => think(1_000_000),
             how => misbehave(number(how)?),
         }
-        Ok(Chaos { decides: 0, joined: Vec::new(), left: 0, done_ns: 0, in_snapshot, in_restore })
+        Ok(Chaos {
+            always,
+            decides: 0,
+            joined: Vec::new(),
+            left: 0,
+            done_ns: 0,
+            in_snapshot,
+            in_restore,
+        })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
         self.decides += 1;
-        match launch.kernel {
+        match self.always.unwrap_or(launch.kernel) {
             10 => Decision::Hold(u64::MAX),
             11 => Decision::Slice(0),
             12 => Decision::Partition(0),
@@ -74,6 +87,28 @@ impl Policy for Chaos {
                 }
                 Decision::Run(0)
             }
+            // Leaks a little.
+            40 => {
+                std::mem::forget(black_box(Box::new([self.decides; 8])));
+                Decision::Run(0)
+            }
+            // About a client that was never there.
+            41 => {
+                host::set_window(ClientId::MAX, 1);
+                Decision::Run(0)
+            }
+            // Timers without an end, and of no consequence.
+            43 => {
+                for _ in 0..1_000 {
+                    host::set_timer(1, 100);
+                }
+                Decision::Run(0)
+            }
+            // Thinks for longer than half of what it may.
+            42 => {
+                think(25_000);
+                Decision::Run(0)
+            }
             kernel => {
                 misbehave(kernel.into());
                 Decision::Run(0)
@@ -84,7 +119,13 @@ impl Policy for Chaos {
     fn on_event(&mut self, _now_ns: u64, event: &Event) {
         match event {
             Event::ClientJoined(client) => self.joined.push(client.id),
-            Event::ClientLeft(_) => self.left += 1,
+            Event::ClientLeft(client) => {
+                self.left += 1;
+                if self.always.is_some() {
+                    // Of one misbehaviour at a time: no leak of another.
+                    self.joined.retain(|joined| joined != client);
+                }
+            }
             Event::KernelDone(done) => self.done_ns += done.measured_ns,
             Event::Timer(token) => misbehave(*token),
             Event::HighBusy | Event::HighIdle => {}

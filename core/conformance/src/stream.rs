@@ -1,0 +1,165 @@
+//! Random streams of what happens to a core, as `proptest` strategies: a stream that a
+//! policy fails on is shrunk to the shortest like it.
+
+use proptest::prelude::*;
+use tally_engine::policy::launch_flags;
+
+/// Kernels that the core knows; a stream also launches some that it does not.
+pub const KERNELS: u32 = 48;
+/// All that `launch-flags` may offer but `high-busy` and `offered-again`, which follow
+/// from what happens.
+const FLAGS: u32 = launch_flags::GRAPH
+    | launch_flags::COOPERATIVE
+    | launch_flags::CLUSTERED
+    | launch_flags::CAN_SLICE
+    | launch_flags::CAN_PREEMPT
+    | launch_flags::CAN_PARTITION
+    | launch_flags::CAN_PREPARE;
+
+/// One thing that happens. Clients, kernels and launches are picked by a number, modulo
+/// how many there are then, so that a stream stays one when steps are taken out of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A client registers.
+    Join {
+        /// As high priority.
+        high: bool,
+        /// So many labels.
+        labels: u8,
+        /// So long a name, bytes.
+        name: u8,
+    },
+    /// One goes.
+    Leave(u8),
+    /// High-priority work appears or ends.
+    High {
+        /// Appears.
+        busy: bool,
+    },
+    /// Time passes; timers fire.
+    Advance(u64),
+    /// The next timer fires, if there is one.
+    NextTimer,
+    /// A client launches.
+    Launch(Shape),
+    /// A launch that was let go ends.
+    Done {
+        /// Which.
+        pick: u8,
+        /// What it took.
+        measured_ns: u64,
+    },
+    /// A launch ends that this policy never saw: it took over from another.
+    StrangeDone {
+        /// Of this kernel.
+        kernel: u32,
+        /// What it took.
+        measured_ns: u64,
+    },
+}
+
+/// A launch, as far as it does not follow from what happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Whose.
+    pub pick: u8,
+    /// Which kernel; at or beyond [`KERNELS`]: one that the core has no id for.
+    pub kernel: u32,
+    /// Bits of `launch-flags`.
+    pub flags: u32,
+    /// Blocks.
+    pub grid_blocks: u64,
+    /// Threads of a block.
+    pub block_threads: u32,
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// How long it has waited.
+    pub waited_ns: u64,
+    /// Unfinished before it.
+    pub in_flight_ns: u64,
+    /// Predicted, if the kernel was never measured.
+    pub predicted_ns: u64,
+    /// Which stream.
+    pub stream: u32,
+    /// SMs of the GPU.
+    pub sm_count: u32,
+}
+
+/// Times as they occur, and the ends of their range.
+fn time_ns() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        2 => Just(0u64),
+        8 => 1..100_000u64,
+        4 => 100_000..50_000_000u64,
+        1 => 50_000_000..10_000_000_000u64,
+        1 => Just(u64::MAX),
+        1 => any::<u64>(),
+    ]
+}
+
+/// Passing time: the clock of a core does not run for centuries.
+fn advance_ns() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => 1..200_000u64, 3 => 200_000..20_000_000u64, 1 => 20_000_000..5_000_000_000u64]
+}
+
+fn kernel() -> impl Strategy<Value = u32> {
+    prop_oneof![12 => 0..KERNELS, 1 => Just(u32::MAX)]
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let grid =
+        prop_oneof![4 => 1..100_000u64, 1 => Just(1u64), 1 => Just(u64::MAX), 1 => any::<u64>()];
+    let threads = prop_oneof![6 => 1..=1024u32, 1 => any::<u32>()];
+    let shared = prop_oneof![6 => Just(0u32), 2 => 0..200_000u32, 1 => any::<u32>()];
+    let sms = prop_oneof![8 => Just(132u32), 1 => Just(0u32), 1 => Just(1u32), 1 => any::<u32>()];
+    let flags = prop_oneof![
+        3 => Just(0u32),
+        2 => Just(launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT),
+        2 => Just(launch_flags::CAN_PREPARE),
+        1 => Just(launch_flags::GRAPH | launch_flags::CAN_SLICE),
+        1 => Just(FLAGS),
+        3 => any::<u32>().prop_map(|bits| bits & FLAGS),
+    ];
+    (
+        (any::<u8>(), kernel(), flags, grid, threads, shared),
+        (time_ns(), time_ns(), time_ns(), 0..64u32, sms),
+    )
+        .prop_map(|((pick, kernel, flags, grid_blocks, block_threads, shared_bytes), rest)| {
+            let (waited_ns, in_flight_ns, predicted_ns, stream, sm_count) = rest;
+            Shape {
+                pick,
+                kernel,
+                flags,
+                grid_blocks,
+                block_threads,
+                shared_bytes,
+                waited_ns,
+                in_flight_ns,
+                predicted_ns,
+                stream,
+                sm_count,
+            }
+        })
+}
+
+/// One step.
+pub fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (any::<bool>(), 0..16u8, any::<u8>())
+            .prop_map(|(high, labels, name)| Step::Join { high, labels, name }),
+        1 => any::<u8>().prop_map(Step::Leave),
+        3 => any::<bool>().prop_map(|busy| Step::High { busy }),
+        4 => advance_ns().prop_map(Step::Advance),
+        2 => Just(Step::NextTimer),
+        20 => shape().prop_map(Step::Launch),
+        5 => (any::<u8>(), time_ns())
+            .prop_map(|(pick, measured_ns)| Step::Done { pick, measured_ns }),
+        1 => (kernel(), time_ns())
+            .prop_map(|(kernel, measured_ns)| Step::StrangeDone { kernel, measured_ns }),
+    ]
+}
+
+/// A stream of up to 200 steps.
+pub fn stream() -> impl Strategy<Value = Vec<Step>> {
+    proptest::collection::vec(step(), 1..200)
+}

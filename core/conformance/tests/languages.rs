@@ -1,0 +1,108 @@
+//! The example policy of the SDKs (`sdk/*/examples/quiet`) is one policy in four languages.
+//!
+//! Ignored: it needs the components, which `cargo xtask languages` builds with the languages'
+//! own tools, and which it names by `TALLY_LANGUAGE_COMPONENTS`.
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use tally_conformance::Wasm;
+use tally_conformance::stage::{Stage, Turn};
+use tally_conformance::stream::{self, Shape, Step};
+use tally_engine::policy::Decision;
+use tally_policy_host::{Compiled, Limits, PolicyHost};
+
+const STREAMS: u32 = 12;
+
+/// The components that were built, by language.
+fn components(host: &PolicyHost) -> Vec<(String, Compiled)> {
+    let folder = std::env::var_os("TALLY_LANGUAGE_COMPONENTS").expect("the folder of components");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&folder).expect("the folder of components") {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|ending| ending == "wasm") {
+            let compiled = host.compile_file(&path).unwrap();
+            found.push((compiled.name().to_owned(), compiled));
+        }
+    }
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    assert!(found.len() >= 2, "nothing to compare in {folder:?}: {found:?}");
+    found
+}
+
+fn streams() -> Vec<Vec<Step>> {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let one = |_| stream::stream().new_tree(&mut runner).unwrap().current();
+    (0..STREAMS).map(one).collect()
+}
+
+fn stage(compiled: &Compiled, config: &str) -> Stage {
+    Stage::new(Box::new(compiled.start(config, None).unwrap()))
+}
+
+fn turns(compiled: &Compiled, config: &str, steps: &[Step]) -> Vec<Turn> {
+    stage(compiled, config).record(steps)
+}
+
+/// Which of a row of launches are let go, with high-priority work coming and going.
+fn let_go(compiled: &Compiled, config: &str) -> Vec<bool> {
+    let mut stage = stage(compiled, config);
+    stage.join(true, 0, 4).unwrap();
+    let clients = [stage.join(false, 0, 4).unwrap(), stage.join(false, 0, 4).unwrap()];
+    let shape = Shape {
+        pick: 0,
+        kernel: 1,
+        flags: 0,
+        grid_blocks: 100,
+        block_threads: 256,
+        shared_bytes: 0,
+        waited_ns: 0,
+        in_flight_ns: 0,
+        predicted_ns: 0,
+        stream: 0,
+        sm_count: 132,
+    };
+    let mut all = Vec::new();
+    for n in 0..600u64 {
+        match n % 40 {
+            17 => stage.high(true).unwrap(),
+            23 => stage.high(false).unwrap(),
+            _ => {}
+        }
+        stage.advance(20_000).unwrap();
+        let decision = stage.launch(clients[(n % 2) as usize], &shape).unwrap();
+        all.push(!matches!(decision, Some(Decision::Hold(_))));
+    }
+    all
+}
+
+/// One test, because compiling a component of an interpreted language takes 15 s.
+#[test]
+#[ignore = "needs the components of `cargo xtask languages`"]
+fn the_example_is_the_same_policy_in_every_language() {
+    let host = PolicyHost::new(Wasm::limits(&Limits::interpreted())).unwrap();
+    let all = components(&host);
+    for config in ["", "quiet_us = 250 # a comment", "lease = 50", "quiet_us = 0\nlease = 3"] {
+        let mut decided = 0;
+        for (n, steps) in streams().iter().enumerate() {
+            let (first, compiled) = &all[0];
+            let expected = turns(compiled, config, steps);
+            decided += expected.iter().filter(|turn| turn.decision.is_some()).count();
+            for (other, compiled) in &all[1..] {
+                let got = turns(compiled, config, steps);
+                assert_eq!(got, expected, "{config:?}, stream {n}: {other} against {first}");
+            }
+        }
+        assert!(decided > 100, "{decided} decisions were compared");
+    }
+    for (language, compiled) in &all {
+        let asked = let_go(compiled, "");
+        assert!(asked.contains(&true) && asked.contains(&false), "{language}: {asked:?}");
+        // A lease saves questions and changes nothing else.
+        assert_eq!(let_go(compiled, "lease = 50"), asked, "{language}");
+        for wrong in ["quiet_su = 3", "quiet_us = many", "lease = 2000000000", "no pair"] {
+            let refused = compiled.start(wrong, None).err().map(|e| e.to_string());
+            assert!(refused.is_some_and(|e| e.contains("refuses")), "{language}: {wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! [`Limits`] as they are written down: a preset, and what differs from it.
+
+use crate::Limits;
+use serde::Deserialize;
+
+/// Where to start from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// For compiled languages.
+    #[default]
+    Default,
+    /// For interpreted ones.
+    Interpreted,
+}
+
+impl Preset {
+    /// What it stands for.
+    pub fn limits(self) -> Limits {
+        match self {
+            Preset::Default => Limits::default(),
+            Preset::Interpreted => Limits::interpreted(),
+        }
+    }
+}
+
+/// Every key of the configuration is here and in [`Limits`], under the same name.
+macro_rules! given {
+    ($($key:ident: $kind:ty,)*) => {
+        /// What is given.
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Given {
+            preset: Preset,
+            $($key: Option<$kind>,)*
+        }
+
+        impl From<Given> for Limits {
+            fn from(given: Given) -> Limits {
+                let preset = given.preset.limits();
+                Limits { $($key: given.$key.unwrap_or(preset.$key),)* }
+            }
+        }
+    };
+}
+
+given! {
+    memory_bytes: usize,
+    decide_fuel: u64,
+    init_fuel: u64,
+    snapshot_fuel: u64,
+    call_time_ms_max: u64,
+    init_time_ms_max: u64,
+    component_bytes_max: usize,
+    host_call_bytes_max: usize,
+    faults_max: u32,
+    faults_forgotten_after_s: u64,
+    log_lines_per_s_max: u32,
+    metrics_max: usize,
+}
