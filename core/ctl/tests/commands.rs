@@ -169,3 +169,24 @@ fn the_default_policy_is_simulated_alike_each_time() {
     assert_eq!(decisions["fallback"], 0);
     assert!(decisions["preemptible"].as_u64().unwrap() > 0, "{decisions}");
 }
+
+#[test]
+fn the_native_rule_gives_the_report_of_its_component_but_for_the_name() {
+    let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
+    let policy = programs.join("policies/tally-priority.wasm");
+    let report = |policy: &str| {
+        let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy]].concat();
+        let out = sim(&args);
+        assert!(out.status.success(), "{}", said(&out));
+        String::from_utf8(out.stdout).unwrap().replace(policy, "POLICY")
+    };
+    assert_eq!(report("native:tally-priority"), report(policy.to_str().unwrap()));
+    for (name, grant, part) in [
+        ("native:mine", "client-identity", "expected tally-priority"),
+        (policy.to_str().unwrap(), "root", "there is no capability \"root\""),
+    ] {
+        let out = sim(&[&PAIR[..], &["--policy", name, "--grant", grant]].concat());
+        assert_eq!(out.status.code(), Some(2), "{}", said(&out));
+        assert!(said(&out).contains(part), "{}", said(&out));
+    }
+}
