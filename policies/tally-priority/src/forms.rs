@@ -22,6 +22,10 @@ const ASK_AGAIN_LAUNCHES: u32 = 256;
 /// Kernels named in the log because they can only run whole.
 const TOLD_MAX: u32 = 32;
 
+/// Kernels kept over a reload, those launched last: decisions wait while they are written
+/// down. One training step has some hundreds.
+pub const KEPT_MAX: usize = 1_024;
+
 /// What is known of kernels, and of the choices made.
 #[derive(Debug)]
 pub struct Forms {
@@ -68,7 +72,7 @@ impl Forms {
         out.number(fingerprint(&self.settings.to_string()));
         out.number(self.share.credit());
         out.number(self.told.into());
-        for entry in self.table.latest_first() {
+        for entry in self.table.latest(KEPT_MAX) {
             if !out.has_room() {
                 break;
             }

@@ -4,6 +4,7 @@
 //! comes back.
 
 use crate::learn::Entry;
+use std::cmp::Reverse;
 use tally_sdk::KernelId;
 
 /// Sets, and kernels in each: 4 096 long kernels. One training step has some hundreds.
@@ -62,11 +63,17 @@ impl Table {
         changed
     }
 
-    /// All entries, the one used last first.
-    pub fn latest_first(&self) -> impl Iterator<Item = &Entry> {
-        let mut used: Vec<usize> = (0..SETS * WAYS).filter(|&at| self.used[at] > 0).collect();
-        used.sort_unstable_by_key(|&at| std::cmp::Reverse(self.used[at]));
-        used.into_iter().map(|at| &self.entries[at])
+    /// The entries used last, at most so many, the latest first.
+    pub fn latest(&self, count_max: usize) -> impl Iterator<Item = &Entry> {
+        let all = self.used.iter().enumerate().filter(|(_, used)| **used > 0);
+        let mut latest: Vec<(u64, usize)> = all.map(|(at, &used)| (used, at)).collect();
+        if latest.len() > count_max {
+            // Sorting them all would take longer than writing these.
+            latest.select_nth_unstable_by_key(count_max, |&(used, _)| Reverse(used));
+            latest.truncate(count_max);
+        }
+        latest.sort_unstable_by_key(|&(used, _)| Reverse(used));
+        latest.into_iter().map(|(_, at)| &self.entries[at])
     }
 
     /// Put an entry in, as if it had been used now.

@@ -1,5 +1,6 @@
 //! What was learnt outlives a reload, and nothing that is offered instead does harm.
 
+use crate::forms::KEPT_MAX;
 use crate::saved::{FORMAT, VERSION};
 use crate::tests::{any_launch, policy};
 use crate::{Priority, tests::device::Truth};
@@ -107,8 +108,12 @@ fn a_full_table_fits_and_the_latest_stay() {
     }
     let saved = old.snapshot();
     assert!(saved.data.len() <= SAVED_BYTES_MAX, "{}", saved.data.len());
+    assert_eq!(old.forms.known(), 4_096);
     let new: Priority = reloaded(&old, "").unwrap();
-    assert_eq!(new.forms.known(), old.forms.known());
+    assert_eq!(new.forms.known(), KEPT_MAX);
+    // And they stay in the order of their use.
+    let again: Priority = reloaded(&new, "").unwrap();
+    assert_eq!(again.snapshot(), new.snapshot());
 }
 
 #[test]
