@@ -33,6 +33,11 @@ pub struct Outcome {
     pub max_pause_us: f64,
     /// 99th percentile of that over all reloads.
     pub p99_pause_us: f64,
+    /// Median of it.
+    pub p50_pause_us: f64,
+    /// 99th percentile of its two steps: what the old policy knows is written down; the
+    /// new one takes over.
+    pub p99_steps_us: [f64; 2],
     /// What the core's resident memory grew by from reload 100 to the end.
     pub rss_growth_kib: i64,
     /// Policies that went on from what the one before knew.
@@ -45,7 +50,8 @@ impl Outcome {
         json!({
             "reloads": self.reloads, "launches": self.launches, "lost": self.lost,
             "doubled": self.doubled, "max_pause_us": self.max_pause_us,
-            "p99_pause_us": self.p99_pause_us, "rss_growth_kib": self.rss_growth_kib,
+            "p99_pause_us": self.p99_pause_us, "p50_pause_us": self.p50_pause_us,
+            "p99_save_us": self.p99_steps_us[0], "p99_take_over_us": self.p99_steps_us[1], "rss_growth_kib": self.rss_growth_kib,
             "states_accepted": self.states_accepted,
         })
     }
@@ -164,6 +170,8 @@ pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
         doubled: 0,
         max_pause_us: us("max")?,
         p99_pause_us: us("p99")?,
+        p50_pause_us: us("p50")?,
+        p99_steps_us: [us("save_p99")?, us("take_over_p99")?],
         rss_growth_kib,
         states_accepted: accepted,
     };

@@ -44,9 +44,19 @@ impl On {
     }
 }
 
+/// Demonstrations besides the usual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// An A/B test.
+    Ab,
+}
+
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Another demonstration: `ab` is an A/B test of two policies while the programs run.
+    #[arg(value_enum)]
+    what: Option<What>,
     /// Print one JSON object on standard output instead of the table.
     #[arg(long)]
     json: bool,
@@ -87,6 +97,9 @@ pub fn run(args: &Args) -> Result<()> {
         build::everything()?;
         Artefacts::at(build::release_dir())
     };
+    if args.what == Some(What::Ab) {
+        return crate::demo_ab::run(&artefacts, args.check);
+    }
     let report = Demo::new(args, artefacts).measure()?;
     if args.json {
         println!("{}", report.json());

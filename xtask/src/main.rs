@@ -4,12 +4,14 @@
 //! toolchain through `rustup`: what is missing is named, and the user decides.
 #![forbid(unsafe_code)]
 
+mod ab;
 mod bench;
 mod bindings;
 mod build;
 mod bundle;
 mod debian;
 mod demo;
+mod demo_ab;
 mod demo_report;
 mod guest;
 mod languages;

@@ -4,7 +4,7 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! `differential`, `fuzz` and `reload` are for looking longer at what other groups run
+//! `differential`, `ab`, `fuzz` and `reload` are for looking longer at what other groups run
 //! shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
@@ -60,6 +60,8 @@ pub enum Group {
     E2e,
     /// Cut kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
+    /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
+    Ab,
     /// The fuzz targets of the code readers, from a fixed seed, for longer (only when named).
     Fuzz,
     /// Ten thousand changes of policy while programs launch (only when named).
@@ -80,6 +82,9 @@ pub struct Args {
     /// `differential`: ways to cut each kernel (24 by default).
     #[arg(long, value_name = "N")]
     schedules: Option<u32>,
+    /// `ab`: simulated experiments without an effect, of each kind of noise (1000 by default).
+    #[arg(long, value_name = "N")]
+    experiments: Option<u32>,
     /// `fuzz`: time for each target, s (by default 3000 inputs of PTX, 2 s of each other).
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
@@ -95,6 +100,7 @@ impl Args {
             ensure!(!given || self.group == Some(group), "{option} goes with `test {name}` only");
             Ok(())
         };
+        only(self.experiments.is_some(), "--experiments", Group::Ab, "ab")?;
         only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
         only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")?;
         only(self.count.is_some(), "--count", Group::Reload, "reload")
@@ -104,6 +110,9 @@ impl Args {
 /// Run them and sum up.
 pub fn run(args: &Args) -> Result<()> {
     args.check()?;
+    if args.group == Some(Group::Ab) {
+        return crate::ab::validate(args.experiments);
+    }
     let groups: Vec<Group> = match args.group {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
@@ -222,8 +231,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             test.envs(schedules.map(|n| ("TALLY_DIFFERENTIAL_SCHEDULES", n)));
             commands.push(test);
         }
-        // Not a test program: see `run`.
-        Group::Reload => {}
+        // No test programs: see `run`.
+        Group::Ab | Group::Reload => {}
         Group::Fuzz => {
             let mut test = kernels_tests(&["fuzz_corpus", "fuzz_binary"], filter);
             test.envs(args.seconds.map(|n| ("TALLY_FUZZ_SECONDS", n.to_string())));
@@ -378,14 +387,22 @@ mod tests {
     use super::*;
 
     fn args(group: Group, schedules: Option<u32>, seconds: Option<u32>) -> Args {
-        Args { group: Some(group), filter: None, no_build: true, schedules, seconds, count: None }
+        Args {
+            group: Some(group),
+            filter: None,
+            no_build: true,
+            schedules,
+            experiments: None,
+            seconds,
+            count: None,
+        }
     }
 
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
             Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
-        assert_eq!(missing, [&Group::Differential, &Group::Fuzz, &Group::Reload]);
+        assert_eq!(missing, [&Group::Differential, &Group::Ab, &Group::Fuzz, &Group::Reload]);
     }
 
     #[test]

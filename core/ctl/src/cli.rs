@@ -52,6 +52,24 @@ pub enum Command {
         #[command(subcommand)]
         command: ProfilesCommand,
     },
+    /// Compare two policies on the core's GPU, under its real load.
+    Ab {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::ab::AbCommand,
+    },
+    /// Record what reaches the policy and what it decides; read, replay, compare.
+    Log {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::log::LogCommand,
+    },
+    /// Compare a policy with the one in charge on the same launches; it decides nothing.
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::shadow::ShadowCommand,
+    },
     /// Judge a policy without a GPU or a core: simulate an inference and a training, as
     /// they were recorded, sharing a GPU under it.
     Sim(crate::sim::SimArgs),
@@ -160,6 +178,12 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Make a key pair to sign policies with.
+    Keygen(crate::policy::KeygenArgs),
+    /// Sign a policy, so that a core that trusts the key loads it.
+    Sign(crate::policy::SignArgs),
+    /// Check a policy's signature.
+    Verify(crate::policy::VerifyArgs),
     /// Show which policies were in charge, why each came and went, and which can be put
     /// back.
     History {
@@ -211,6 +235,9 @@ pub fn main() -> ExitCode {
         Command::Status(args) => crate::status::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
+        Command::Ab { command } => crate::ab::run(&socket, command),
+        Command::Log { command } => crate::log::run(&socket, command),
+        Command::Shadow { command } => crate::shadow::run(&socket, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&socket),
     };

@@ -55,6 +55,9 @@ pub enum CtlError {
         /// Why.
         source: std::io::Error,
     },
+    /// Something that needs no core, in its own words.
+    #[error("{0}")]
+    Failed(String),
     /// Writing the output failed.
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
@@ -72,6 +75,7 @@ impl CtlError {
             CtlError::Exec { .. } => EXIT_NOT_EXECUTABLE,
             CtlError::Refused { .. }
             | CtlError::Answer(_)
+            | CtlError::Failed(_)
             | CtlError::NoShim(_)
             | CtlError::Output(_) => EXIT_FAILURE,
         })

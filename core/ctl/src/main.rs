@@ -1,12 +1,15 @@
 //! `tallyctl`: runs programs under a core and talks to it. See [`cli`].
 #![forbid(unsafe_code)]
 
+mod ab;
 mod admin;
 mod cli;
 mod error;
 mod launch;
+mod log;
 mod policy;
 mod profiles;
+mod shadow;
 mod sim;
 mod status;
 mod table;

@@ -5,7 +5,10 @@ pub mod check;
 mod history;
 pub mod new;
 mod rollback;
+mod sign;
 pub mod wrap;
+
+pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 
 use crate::admin::Core;
 use crate::cli::PolicyCommand;
@@ -57,41 +60,33 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// What needs no core, or ask one.
+/// What asks a core, and what needs none.
 pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
-    match command {
-        PolicyCommand::New(args) => new::run(&args),
-        PolicyCommand::Check(args) => check::run(&args),
-        PolicyCommand::Bench(args) => bench::run(&args),
-        PolicyCommand::Wrap(args) => wrap::run(&args),
-        command => ask(socket, command),
-    }
-}
-
-/// Show or load.
-fn ask(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
-    let mut core = Core::connect(socket)?;
+    let core = || Core::connect(socket);
     let mut out = std::io::stdout().lock();
     match command {
-        PolicyCommand::New(_)
-        | PolicyCommand::Check(_)
-        | PolicyCommand::Bench(_)
-        | PolicyCommand::Wrap(_) => {}
+        PolicyCommand::New(args) => return new::run(&args),
+        PolicyCommand::Check(args) => return check::run(&args),
+        PolicyCommand::Bench(args) => return bench::run(&args),
+        PolicyCommand::Wrap(args) => return wrap::run(&args),
+        PolicyCommand::Keygen(args) => return sign::keygen(&args),
+        PolicyCommand::Sign(args) => return sign::sign(&args),
+        PolicyCommand::Verify(args) => return sign::verify(&args),
         PolicyCommand::Show { json: true } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             writeln!(out, "{policy:#}")?;
         }
         PolicyCommand::Show { json: false } => {
-            let policy = core.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            in_charge(&mut out, &core.ask(&request)?)?;
+            in_charge(&mut out, &core()?.ask(&request)?)?;
         }
-        PolicyCommand::History { json } => history::run(&mut core, &mut out, json)?,
-        PolicyCommand::Rollback { to } => rollback::run(&mut core, &mut out, to)?,
+        PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
+        PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
     }
     Ok(())
 }

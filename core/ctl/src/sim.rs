@@ -38,6 +38,9 @@ pub struct SimArgs {
     /// Its configuration.
     #[arg(long, value_name = "FILE")]
     pub policy_config: Option<PathBuf>,
+    /// A capability that the policy has been granted; may be given several times.
+    #[arg(long = "grant", value_name = "NAME")]
+    pub grants: Vec<String>,
     /// What the policy may use: as in the core by default, or what interpreted languages
     /// need.
     #[arg(long, value_enum, default_value = "default")]
@@ -97,10 +100,17 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    fn open(name: &str, config: Option<&Path>, limits: LimitsArg) -> Result<Self, CtlError> {
+    fn open(
+        name: &str,
+        config: Option<&Path>,
+        limits: LimitsArg,
+        grants: &[String],
+    ) -> Result<Self, CtlError> {
         #[cfg(not(feature = "wasm"))]
         let _ = limits;
         let native = ["built-in", "none"].contains(&name);
+        #[cfg(not(feature = "wasm"))]
+        let _ = grants;
         let config = match config {
             Some(path) if native => {
                 let why = format!("--policy-config {}: {name} has none", path.display());
@@ -114,7 +124,7 @@ impl Policies {
             name: name.into(),
             config,
             #[cfg(feature = "wasm")]
-            host: if native { None } else { Some(wasm_host(limits)?) },
+            host: if native { None } else { Some(wasm_host(limits, grants)?) },
         })
     }
 
@@ -147,10 +157,18 @@ impl Policies {
 /// Bounds as in the core, but for wall time: how busy this machine is must not change
 /// what comes out. Fuel ends what loops.
 #[cfg(feature = "wasm")]
-fn wasm_host(limits: LimitsArg) -> Result<tally_policy_host::PolicyHost, CtlError> {
+fn wasm_host(
+    limits: LimitsArg,
+    grants: &[String],
+) -> Result<tally_policy_host::PolicyHost, CtlError> {
     let mut limits = limits.limits();
     limits.call_time_ms_max = limits.init_time_ms_max;
+    let granted = grants.iter().map(|name| name.parse::<tally_policy_host::Capability>());
+    let granted = granted
+        .collect::<Result<_, _>>()
+        .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
     tally_policy_host::PolicyHost::new(limits)
+        .map(|host| host.granting(granted))
         .map_err(|e| CtlError::Refused { message: e.to_string() })
 }
 
@@ -169,7 +187,8 @@ pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let seconds = positive("seconds", args.seconds, 3_600.0)?;
     let load = positive("load", args.load, 100.0)?;
-    let policies = Policies::open(&args.policy, args.policy_config.as_deref(), args.limits)?;
+    let config = args.policy_config.as_deref();
+    let policies = Policies::open(&args.policy, config, args.limits, &args.grants)?;
     let residency = match args.residency {
         ResidencyArg::Timeslice => Residency::Timeslice,
         ResidencyArg::Mps => Residency::Mps,

@@ -145,8 +145,12 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
         )?;
     }
     policy_lines(out, &s["policy"], paint)?;
+    if !s["experiment"].is_null() {
+        crate::ab::write_status(out, &s["experiment"])?;
+    }
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    crate::log::status_lines(out, s, paint)?;
     clients(out, s, paint)?;
     departed(out, s, paint)?;
     kernels(out, s, paint)
@@ -170,6 +174,19 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         writeln!(out, "           {file}")?;
     } else {
         writeln!(out, "           {}", paint.bad("no policy is loaded: the built-in rule serves"))?;
+    }
+    if let Some(key) = p["signed_by"].as_str() {
+        writeln!(out, "           signed by {key}")?;
+    }
+    let names = |at: &str| list(p, at).iter().filter_map(Value::as_str).collect::<Vec<_>>();
+    let (granted, needs) = (names("/granted"), names("/needs"));
+    if !granted.is_empty() {
+        writeln!(out, "           granted: {}", granted.join(", "))?;
+    }
+    let lacking: Vec<&str> = needs.into_iter().filter(|need| !granted.contains(need)).collect();
+    if !lacking.is_empty() {
+        let line = format!("may need what is not granted: {}", lacking.join(", "));
+        writeln!(out, "           {}", paint.bad(&line))?;
     }
     writeln!(
         out,

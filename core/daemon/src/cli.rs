@@ -63,6 +63,10 @@ pub struct Cli {
     /// it sleeps; 0 never spins. Default: 2000 with at least 8 CPUs, 50 with 4, else 0.
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
+    /// Record what reaches the policy and what it decides, from the start on, into this
+    /// file (docs/decision-log.md); if it is there, into one with a number behind it.
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
     /// Run the dispatch thread on this CPU only.
     #[arg(long, value_name = "N")]
     pub pin_cpu: Option<u32>,
@@ -92,6 +96,9 @@ impl Cli {
         }
         if self.spin_us.is_some() {
             config.dispatch.spin_us = self.spin_us;
+        }
+        if let Some(path) = &self.log {
+            config.log.file = Some(path.clone());
         }
         if self.pin_cpu.is_some() {
             config.dispatch.pin_cpu = self.pin_cpu;

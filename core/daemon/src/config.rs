@@ -3,14 +3,16 @@
 //! `tally-core.example.toml` beside this crate shows them all; a test keeps it
 //! equal to the defaults.
 
+mod log;
 mod strikes;
 
+pub use log::Log;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tally_policy_host::Limits;
+use tally_policy_host::{Capabilities, Limits, TrustSettings};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -40,6 +42,8 @@ pub struct Config {
     pub width: Width,
     /// What is kept of kernels between runs.
     pub profiles: Profiles,
+    /// The decision log.
+    pub log: Log,
 }
 
 /// `[socket]`.
@@ -125,6 +129,10 @@ pub struct Policy {
     pub watch: bool,
     /// Quiet time after a change before it is loaded, ms.
     pub debounce_ms: u64,
+    /// What it may do and see beyond scheduling best effort.
+    pub capabilities: Capabilities,
+    /// Which policies may be loaded.
+    pub trust: TrustSettings,
     /// What it may use.
     pub limits: Limits,
     /// What becomes of it if it fails.
@@ -139,6 +147,8 @@ impl Default for Policy {
             required: true,
             watch: true,
             debounce_ms: 200,
+            capabilities: Capabilities::NONE,
+            trust: TrustSettings::default(),
             limits: Limits::default(),
             strikes: Strikes::default(),
         }
@@ -478,6 +488,8 @@ impl Config {
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;
         within("profiles.kernels_max", self.profiles.kernels_max as u64, 1, most)?;
+        within("log.ring_kib", self.log.ring_kib, 4, 1 << 20)?;
+        within("log.bytes_max", self.log.bytes_max, crate::record::file::BYTES_MIN, u64::MAX)?;
         let most = tally_ipc::wire::WIDTHS_MAX as u64;
         within("the length of width.reserve_sms", self.width.reserve_sms.len() as u64, 0, most)?;
         for sms in &self.width.reserve_sms {

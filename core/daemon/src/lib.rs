@@ -11,6 +11,7 @@
 //! [`dispatch`] for the loop, [`status`] for what operators see.
 #![forbid(unsafe_code)]
 
+pub mod ab;
 pub mod admit;
 pub mod cli;
 pub mod config;
@@ -22,6 +23,7 @@ pub mod mps;
 pub mod policy_slot;
 pub mod policy_watch;
 pub mod profile_store;
+pub mod record;
 pub mod residency;
 pub mod run;
 pub mod signals;

@@ -7,12 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{Compiled, Limits, PolicyHost, PolicyStatus, Saved, WasmPolicy};
+use tally_policy_host::{Compiled, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy};
 
 /// A policy that can also tell people about itself.
 pub trait Hosted: Policy + Send {
     /// Its figures; `None` for the built-in rule, which has none.
     fn figures(&self) -> Option<PolicyStatus>;
+
+    /// The text that it was configured with.
+    fn config(&self) -> &str {
+        ""
+    }
 
     /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
     /// thread, and bounded like any call.
@@ -29,6 +34,10 @@ pub trait Hosted: Policy + Send {
 impl Hosted for WasmPolicy {
     fn figures(&self) -> Option<PolicyStatus> {
         Some(self.status())
+    }
+
+    fn config(&self) -> &str {
+        WasmPolicy::config(self)
     }
 
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
@@ -69,6 +78,11 @@ impl Shared {
     /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.lock().policy.figures()
+    }
+
+    /// See [`Hosted::config`].
+    pub fn config(&self) -> String {
+        self.lock().policy.config().to_owned()
     }
 
     /// See [`Hosted::snapshot`].
@@ -135,6 +149,10 @@ pub trait Program: Send + Sync {
     fn name(&self) -> &str;
     /// SHA-256 of its file.
     fn digest(&self) -> &str;
+    /// Id of the trusted key that signed its file, if one did and keys are configured.
+    fn signed_by(&self) -> Option<&str> {
+        None
+    }
     /// Start it with a configuration, and offer it what another policy knew.
     ///
     /// # Errors
@@ -149,6 +167,10 @@ impl Program for Compiled {
 
     fn digest(&self) -> &str {
         Compiled::digest(self)
+    }
+
+    fn signed_by(&self) -> Option<&str> {
+        Compiled::signed_by(self)
     }
 
     fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
@@ -170,12 +192,14 @@ pub trait Loader: Send + Sync + 'static {
 pub struct WasmLoader(PolicyHost);
 
 impl WasmLoader {
-    /// Start the WebAssembly engine.
+    /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
     ///
     /// # Errors
-    /// If the limits make no sense or the engine does not start.
-    pub fn new(limits: Limits) -> Result<Self, String> {
-        PolicyHost::new(limits).map(WasmLoader).map_err(|error| error.to_string())
+    /// If the settings make no sense or the engine does not start.
+    pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
+        let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
+        let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
+        Ok(WasmLoader(host.granting(config.capabilities).trusting(trust)))
     }
 }
 

@@ -16,14 +16,17 @@
 //! [`history`] is what can be put back, by hand or when a policy is struck out
 //! ([`PolicySlot::recover`]).
 
+mod experiment;
 pub mod history;
+
+pub use experiment::Candidate;
 
 use crate::config::{Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::loader::{Hosted, Loader, Program, Shared};
 use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,11 +40,13 @@ pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a policy comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Source {
     /// The component.
     pub file: PathBuf,
     /// Its configuration, if any.
+    #[serde(default)]
     pub config_file: Option<PathBuf>,
 }
 
@@ -54,6 +59,8 @@ pub struct InCharge {
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
     /// Rises by one with each policy put in charge; the first is 1.
     pub generation: u64,
     /// When, seconds since the epoch.
@@ -85,6 +92,11 @@ pub enum SlotError {
     /// It could not be loaded.
     #[error("{0}")]
     Load(String),
+    /// An A/B test decides which policy is in charge.
+    #[error(
+        "an A/B test is running and decides which policy is in charge: end it with `tallyctl ab stop`"
+    )]
+    Experiment,
     /// There is nothing to go back to.
     #[error(transparent)]
     NoWayBack(#[from] NoWayBack),
@@ -118,6 +130,8 @@ pub struct PolicySlot {
     seen: RefCell<Option<Content>>,
     last_failure: RefCell<Option<LoadFailure>>,
     failures: Cell<u64>,
+    /// An A/B test is running.
+    experiment: Cell<bool>,
 }
 
 /// Where the default policy may be: next to the program, or installed.
@@ -154,7 +168,7 @@ fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-fn read_config(file: Option<&Path>) -> Result<String, String> {
+pub(crate) fn read_config(file: Option<&Path>) -> Result<String, String> {
     let Some(file) = file else { return Ok(String::new()) };
     let whole = std::fs::metadata(file).and_then(|m| {
         if m.len() > CONFIG_BYTES_MAX {
@@ -249,6 +263,7 @@ impl PolicySlot {
             source: ready.as_ref().map(|ready| ready.source.clone()),
             name: ready.as_ref().map_or("built-in", |ready| ready.program.name()).into(),
             digest: ready.as_ref().map_or("", |ready| ready.program.digest()).into(),
+            signed_by: ready.as_ref().and_then(|ready| ready.program.signed_by()).map(Into::into),
             generation: 1,
             loaded_at_unix_s: now_unix_s(),
             load_ms,
@@ -275,6 +290,7 @@ impl PolicySlot {
             seen: RefCell::new(seen),
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
+            experiment: Cell::new(false),
         };
         Ok((slot, Shared::new(policy)))
     }
@@ -321,6 +337,7 @@ impl PolicySlot {
         trigger: Trigger,
     ) -> Result<InCharge, SlotError> {
         let _turn = self.turn.lock().await;
+        self.refuse_during_experiment()?;
         let begun = Instant::now();
         let (loader, asked) = (self.loader.clone(), source.clone());
         let ready = match aside(move || compile(&*loader, &asked)).await {
@@ -365,6 +382,7 @@ impl PolicySlot {
         to: Option<u64>,
     ) -> Result<InCharge, SlotError> {
         let _turn = self.turn.lock().await;
+        self.refuse_during_experiment()?;
         let kept = self.history.borrow().rollback(to)?;
         self.put_back(control, kept, Came::Rollback).await
     }
@@ -382,7 +400,8 @@ impl PolicySlot {
         let row = {
             let _turn = self.turn.lock().await;
             let in_charge = self.in_charge();
-            if in_charge.generation != generation {
+            // A fault ends an A/B test by itself.
+            if in_charge.generation != generation || self.experiment.get() {
                 return;
             }
             let how = StruckOut { kind: kind.into(), message, at_unix_s: now_unix_s() };
@@ -411,7 +430,7 @@ impl PolicySlot {
             }
             tokio::time::sleep(delay).await;
             let _turn = self.turn.lock().await;
-            if self.in_charge.borrow().generation != generation {
+            if self.in_charge.borrow().generation != generation || self.experiment.get() {
                 return;
             }
             let (kept, came) = {
@@ -488,6 +507,7 @@ impl PolicySlot {
             source: Some(ready.source),
             name: ready.program.name().into(),
             digest: ready.program.digest().into(),
+            signed_by: ready.program.signed_by().map(Into::into),
             generation,
             loaded_at_unix_s: now_unix_s(),
             load_ms: next.begun.elapsed().as_secs_f64() * 1_000.0,
@@ -542,6 +562,7 @@ fn record(in_charge: &InCharge) -> Record {
         generation: in_charge.generation,
         name: in_charge.name.clone(),
         digest: in_charge.digest.clone(),
+        signed_by: in_charge.signed_by.clone(),
         source: in_charge.source.clone(),
         came: in_charge.came,
         content_of: in_charge.content_of,

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tally_trust::signature_file;
 use tokio::sync::mpsc;
 
 /// See the module's documentation.
@@ -52,6 +53,8 @@ impl PolicyWatch {
         let files: BTreeSet<PathBuf> = std::iter::once(&source.file)
             .chain(&source.config_file)
             .map(|file| absolute(file))
+            // A signature that comes after its file may make it loadable.
+            .chain([absolute(&signature_file(&source.file))])
             .collect();
         let folders: BTreeSet<PathBuf> =
             files.iter().filter_map(|file| file.parent().map(Path::to_path_buf)).collect();

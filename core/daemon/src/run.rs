@@ -16,6 +16,7 @@ use crate::loader::{Loader, WasmLoader};
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
 use crate::profile_store::ProfileStore;
+use crate::record::Recordings;
 use crate::residency::Residency;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
@@ -23,6 +24,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tally_declog::Tape;
 use tally_engine::EngineConfig;
 use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::LocalSet;
@@ -70,12 +72,15 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let claim = Claim::take(&path)?;
     let settings = settings(&config);
     let loader: Arc<dyn Loader> =
-        Arc::new(WasmLoader::new(config.policy.limits.clone()).map_err(CoreError::ConfigValue)?);
+        Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
     let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
-    let Handle { control, notices, mut ended, pinned } = dispatch::start(settings, policy, loaded)?;
+    let tape = Tape::default();
+    let recordings = Recordings::open(&config, &policy, &tape).map_err(CoreError::ConfigValue)?;
+    let Handle { control, notices, mut ended, pinned } =
+        dispatch::start(settings, policy, loaded, tape)?;
     if pinned != config.dispatch.pin_cpu {
         tracing::warn!(cpu = config.dispatch.pin_cpu, "the dispatch thread could not be pinned");
     }
@@ -92,8 +97,10 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         policy: slot,
+        lab: crate::ab::Lab::default(),
         source_changed: Notify::new(),
         profiles,
+        recordings,
         residency: RefCell::new(Some(residency)),
         stop: Notify::new(),
         started: Instant::now(),
@@ -104,6 +111,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     });
     let accepting = tokio::task::spawn_local(control::accept(plane.clone(), listener));
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
+    plane.recordings.heed(&plane.control);
     if plane.config.policy.watch {
         tokio::task::spawn_local(watch(plane.clone()));
     }
@@ -116,6 +124,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         Ok(()) => drain(&plane, &mut signals).await,
         error => error,
     };
+    plane.recordings.finish().await;
     let residency = plane.residency.borrow_mut().take();
     if let Some(residency) = residency {
         tokio::select! {
@@ -150,6 +159,10 @@ async fn until_stopped(
 }
 
 async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
+    tokio::select! {
+        () = plane.lab.close() => {}
+        () = second_stop(signals) => return Ok(()),
+    }
     tracing::info!("draining: every launch is let go");
     // The dispatch thread ends with the drain; what it knows is written afterwards.
     tokio::select! {

@@ -14,6 +14,8 @@ use crate::dispatch::latency::Quantiles;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use crate::policy_slot::{LoadFailure, Source};
 use crate::profile_store::ProfilesStatus;
+use crate::record::file::LogStatus;
+use crate::record::shadow::ShadowBrief;
 use crate::residency::ResidencyStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -50,6 +52,12 @@ pub struct Status {
     pub kernels_known: u32,
     /// What is kept of kernels between runs of the core.
     pub profiles: ProfilesStatus,
+    /// The A/B test that runs, or ran last; `null` if there was none.
+    pub experiment: Option<crate::ab::ExperimentStatus>,
+    /// The decision log.
+    pub log: LogStatus,
+    /// The policy that sees what the one in charge sees; `null` if there was none.
+    pub shadow: Option<ShadowBrief>,
 }
 
 /// The daemon.
@@ -86,6 +94,13 @@ pub struct PolicyReport {
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
+    /// Capabilities that it has been granted.
+    pub granted: Vec<&'static str>,
+    /// Capabilities that functions which it imports take; calling one that is not
+    /// granted is a fault.
+    pub needs: Vec<&'static str>,
     /// Rises with each policy put in charge.
     pub generation: u64,
     /// Seconds since the epoch.
@@ -98,7 +113,7 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `stall`,
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `stall`,
     /// `disabled`), likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
@@ -140,6 +155,7 @@ impl PolicyReport {
             ("overrun", FaultKind::Overrun),
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
+            ("denied", FaultKind::Denied),
             ("stall", FaultKind::Stall),
             ("disabled", FaultKind::Disabled),
         ];
@@ -152,6 +168,9 @@ impl PolicyReport {
             source: in_charge.source,
             name: in_charge.name,
             digest: in_charge.digest,
+            signed_by: in_charge.signed_by,
+            granted: figures.as_ref().map(|f| f.granted.clone()).unwrap_or_default(),
+            needs: figures.as_ref().map(|f| f.needs.clone()).unwrap_or_default(),
             generation: in_charge.generation,
             loaded_at_unix_s: in_charge.loaded_at_unix_s,
             load_ms: in_charge.load_ms,

@@ -10,6 +10,57 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tally_ipc::ring::Answer;
 
+/// An A/B test of a policy against itself.
+fn ab_start(file: &str, block_ns: u64) -> Value {
+    json!({
+        "cmd": "ab_start", "a": {"file": file}, "b": {"file": file},
+        "plan": {
+            "metric": "hp_p99", "block_ns": block_ns, "washout_ns": 0, "alpha": 0.05,
+            "time_ns_max": 600_000_000_000_u64, "blocks_min": 20, "seed": 1,
+            "guard_window_ns": 2_000_000_000
+        }
+    })
+}
+
+#[test]
+fn an_ab_test_is_refused_and_asked_for_in_vain() {
+    let core = Core::start(BUILT_IN, &[]);
+    for request in [json!({"cmd": "ab_stop"}), json!({"cmd": "ab_report"})] {
+        assert_eq!(core.refused(request).0, "conflict");
+    }
+    let (code, message) = core.refused(ab_start("/nonexistent/a.wasm", 2_000_000_000));
+    assert_eq!(code, "policy_refused");
+    assert!(message.contains("arm A") && message.contains("/nonexistent/a.wasm"), "{message}");
+    assert!(core.status()["experiment"].is_null());
+    // Nothing is left over: policies can be loaded, and a test begun.
+    let (code, _) = core.refused(json!({"cmd": "policy_load", "path": "/nonexistent/a.wasm"}));
+    assert_eq!(code, "policy_refused");
+}
+
+#[test]
+fn an_ab_test_without_programs_holds_the_slot_until_it_is_stopped() {
+    let core = Core::start(BUILT_IN, &[]);
+    let fifo = policy("fifo");
+    let fifo = fifo.to_str().unwrap();
+    let begun = core.ask(ab_start(fifo, 2_000_000_000));
+    assert_eq!((&begun["running"], &begun["a"]), (&json!(true), &json!("fifo")));
+    assert_eq!(core.refused(ab_start(fifo, 2_000_000_000)).0, "conflict");
+    let (code, message) = core.refused(json!({"cmd": "policy_load", "path": fifo}));
+    assert_eq!(code, "conflict");
+    assert!(message.contains("tallyctl ab stop"), "{message}");
+    core.signal(Signal::HUP);
+    let report = core.ask(json!({"cmd": "ab_stop"}));
+    assert_eq!(report["ended"]["reason"], "stopped");
+    assert!(report["caveats"].to_string().contains("A/A test"), "{report:#}");
+    let status = core.status();
+    assert_eq!(status["experiment"]["running"], false);
+    assert_eq!(
+        (&status["policy"]["name"], &status["policy"]["came"]),
+        (&json!("fifo"), &json!("experiment"))
+    );
+    core.ask(json!({"cmd": "policy_load", "path": fifo}));
+}
+
 #[test]
 fn wrong_requests_are_named() {
     let core = Core::start(BUILT_IN, &[]);
@@ -18,6 +69,9 @@ fn wrong_requests_are_named() {
         (json!({"cmd": "status", "colour": 1}), "colour"),
         (json!({"cmd": "policy_load"}), "path"),
         (json!({"cmd": "policy_load", "path": "relative.wasm"}), "relative"),
+        (ab_start("relative.wasm", 2_000_000_000), "relative"),
+        (ab_start("/a.wasm", 5), "a block of 5 ns"),
+        (json!({"cmd": "ab_start", "a": {"file": "/a"}, "b": {"file": "/b"}}), "plan"),
         (json!({}), "cmd"),
     ] {
         let (code, message) = core.refused(request);
@@ -67,6 +121,7 @@ fn only_admins_change_things() {
     for request in [
         r#"{"cmd":"stop"}"#,
         r#"{"cmd":"profiles_clear"}"#,
+        r#"{"cmd":"ab_stop"}"#,
         r#"{"cmd":"policy_load","path":"/x"}"#,
         r#"{"cmd":"policy_rollback"}"#,
     ] {

@@ -109,6 +109,17 @@ pub struct PolicyStats {
     pub last_fault: Option<Fault>,
 }
 
+/// Best-effort work that ended, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkDone {
+    /// Launches.
+    pub launches: u64,
+    /// The GPU time that they take undisturbed, as predicted when they were let go (as
+    /// measured, where nothing was known): a launch counts the same however it was run
+    /// and whoever was beside it.
+    pub ns: u64,
+}
+
 /// Timers a policy may have pending.
 pub const TIMERS_MAX: usize = 64;
 /// Launches of one client waiting; the ring bounds it far below.
@@ -141,6 +152,7 @@ pub struct Engine {
     waiting_clients: u32,
     high_clients: u32,
     stats: PolicyStats,
+    work_done: WorkDone,
     order: Vec<ClientId>,
 }
 
@@ -163,6 +175,7 @@ impl Engine {
             waiting_clients: 0,
             high_clients: 0,
             stats: PolicyStats::default(),
+            work_done: WorkDone::default(),
             order: Vec::new(),
         };
         engine.policy.start(&mut engine.context);
@@ -185,9 +198,21 @@ impl Engine {
         &self.context.world
     }
 
+    /// The same, for whoever watches it change (see
+    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of
+    /// clients and kernels must not be changed.
+    pub fn world_mut(&mut self) -> &mut crate::policy::World {
+        &mut self.context.world
+    }
+
     /// Counts about the policy.
     pub fn policy_stats(&self) -> &PolicyStats {
         &self.stats
+    }
+
+    /// Best-effort work that ended, since the start.
+    pub fn work_done(&self) -> WorkDone {
+        self.work_done
     }
 
     /// The policy in charge.

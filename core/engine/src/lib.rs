@@ -15,4 +15,4 @@ pub mod policy;
 pub mod profile;
 
 pub use client::{ClientStats, Submission};
-pub use engine::{Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats};
+pub use engine::{Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats, WorkDone};

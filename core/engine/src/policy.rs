@@ -228,6 +228,11 @@ impl Commands {
         self.list.is_empty()
     }
 
+    /// Those of this call so far.
+    pub fn list(&self) -> &[Command] {
+        &self.list
+    }
+
     /// Add one. Never grows beyond the bound, so no allocation after the first calls.
     pub fn push(&mut self, command: Command) {
         if self.list.len() < COMMANDS_MAX {
@@ -273,6 +278,8 @@ pub enum FaultKind {
     Memory,
     /// It answered something that makes no sense (slices of 0 blocks).
     Nonsense,
+    /// It called a function that it has not been granted.
+    Denied,
     /// It held best-effort work for longer than it may while there was nothing to hold
     /// it for.
     Stall,

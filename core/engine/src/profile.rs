@@ -1,5 +1,9 @@
 //! Measured GPU time of each kernel.
 
+mod view;
+
+pub use view::{FormView, KernelView};
+
 use crate::policy::{Form, KernelId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -119,6 +123,8 @@ pub struct Profile {
     pub forms: BTreeMap<(Form, u32), FormStats>,
     /// See [`Profiles::take_news`].
     news: bool,
+    /// It is in the list of [`Profiles::watch`].
+    changed: bool,
 }
 
 fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
@@ -138,6 +144,7 @@ impl Profile {
             cut: CutState::Unknown,
             forms: BTreeMap::new(),
             news: false,
+            changed: false,
         }
     }
 
@@ -232,6 +239,8 @@ pub struct Profiles {
     list: Vec<Profile>,
     /// Profiles with news.
     news: u32,
+    /// See [`Profiles::watch`].
+    changed: Option<Vec<KernelId>>,
 }
 
 impl Profiles {
@@ -249,6 +258,7 @@ impl Profiles {
         let id = self.list.len() as KernelId;
         self.ids.insert(key.clone(), id);
         self.list.push(Profile::new(key.clone()));
+        self.note_changed(id);
         Some(id)
     }
 
@@ -297,6 +307,7 @@ impl Profiles {
             Some(p) if !matches!(p.cut, CutState::WholeOnly(_)) => p.cut = cut,
             _ => return,
         }
+        self.note_changed(kernel);
         if matches!(cut, CutState::WholeOnly(_)) {
             self.learnt(kernel);
         }
@@ -306,11 +317,13 @@ impl Profiles {
     pub fn restore(&mut self, kernel: KernelId, kept: Kept) {
         if let Some(p) = self.list.get_mut(kernel as usize) {
             p.restore(kept);
+            self.note_changed(kernel);
         }
     }
 
     /// The profile of a kernel that something is learnt of now.
     fn learnt(&mut self, kernel: KernelId) -> Option<&mut Profile> {
+        self.note_changed(kernel);
         let profile = self.list.get_mut(kernel as usize)?;
         self.news += u32::from(!std::mem::replace(&mut profile.news, true));
         Some(profile)
@@ -336,6 +349,7 @@ impl Profiles {
     /// there is no such kernel.
     pub fn forget(&mut self, kernel: KernelId) -> bool {
         self.take_news(kernel);
+        self.note_changed(kernel);
         let Some(p) = self.list.get_mut(kernel as usize) else { return false };
         p.count = 0;
         p.mean_ns = 0;

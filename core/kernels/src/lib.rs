@@ -15,6 +15,7 @@ pub mod cubin;
 pub mod fatbin;
 pub mod image;
 pub mod names;
+pub mod proof;
 pub mod ptx;
 pub mod refusal;
 pub mod rewritten;

@@ -58,11 +58,13 @@ pub enum Refusal {
     ImageGone = 25,
     /// Launched in a way that cannot be repeated with one more parameter.
     LaunchForm = 26,
+    /// A kernel with known results computed others on this GPU when it was cut.
+    ResultsDiffer = 27,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 26] = {
+    pub const ALL: [Refusal; 27] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -91,6 +93,7 @@ impl Refusal {
             AttributesDiffer,
             ImageGone,
             LaunchForm,
+            ResultsDiffer,
         ]
     };
 
@@ -127,6 +130,9 @@ impl Refusal {
             Refusal::AttributesDiffer => "the attributes of its cut form differ",
             Refusal::ImageGone => "its image is not at hand",
             Refusal::LaunchForm => "it is launched in a way that cannot be cut",
+            Refusal::ResultsDiffer => {
+                "a kernel with known results computed others on this GPU when it was cut"
+            }
         }
     }
 

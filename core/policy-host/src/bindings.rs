@@ -2,10 +2,16 @@
 //! conversions between its types and the engine's.
 #![allow(missing_docs, clippy::all)]
 
+use crate::capabilities::{Capabilities, Capability};
 use tally_engine::policy as engine;
 use tally_engine::profile::{CutState, FormStats, Profile};
 
-wasmtime::component::bindgen!({ path: "../../wit", world: "policy" });
+wasmtime::component::bindgen!({
+    path: "../../wit",
+    world: "policy",
+    // What may be denied ends the call; see `capabilities::GUARDED`.
+    imports: { "tally:policy/host.set-standing-grant": trappable },
+});
 
 pub use tally::policy::{host, types};
 
@@ -66,10 +72,10 @@ fn launch_flags(bits: u32) -> types::LaunchFlags {
     flags
 }
 
-/// Tell of the engine's event.
-pub fn event(event: &engine::Event) -> types::Event {
+/// Tell of the engine's event, as far as granted.
+pub fn event(event: &engine::Event, granted: Capabilities) -> types::Event {
     match event {
-        engine::Event::ClientJoined(info) => types::Event::ClientJoined(client_info(info)),
+        engine::Event::ClientJoined(info) => types::Event::ClientJoined(client_info(info, granted)),
         engine::Event::ClientLeft(client) => types::Event::ClientLeft(*client),
         engine::Event::HighBusy => types::Event::HighBusy,
         engine::Event::HighIdle => types::Event::HighIdle,
@@ -94,8 +100,9 @@ fn form(form: engine::Form) -> types::Form {
     }
 }
 
-/// Describe a kernel.
-pub fn kernel_profile(profile: &Profile) -> types::KernelProfile {
+/// Describe a kernel, as far as granted.
+pub fn kernel_profile(profile: &Profile, granted: Capabilities) -> types::KernelProfile {
+    let named = granted.has(Capability::KernelIdentity);
     let cut = match profile.cut {
         CutState::Unknown => types::CutState::Unknown,
         CutState::Preparable => types::CutState::Preparable,
@@ -120,8 +127,8 @@ pub fn kernel_profile(profile: &Profile) -> types::KernelProfile {
         turnaround_ns: stats.turnaround_ns(),
     };
     types::KernelProfile {
-        name: profile.key.name.clone(),
-        image: profile.key.image,
+        name: if named { profile.key.name.clone() } else { String::new() },
+        image: if named { profile.key.image } else { 0 },
         grid: profile.key.grid.into(),
         block: profile.key.block.into(),
         count: profile.count,
@@ -132,13 +139,14 @@ pub fn kernel_profile(profile: &Profile) -> types::KernelProfile {
     }
 }
 
-/// Describe a client.
-pub fn client_info(info: &engine::ClientInfo) -> types::ClientInfo {
+/// Describe a client, as far as granted.
+pub fn client_info(info: &engine::ClientInfo, granted: Capabilities) -> types::ClientInfo {
+    let named = granted.has(Capability::ClientIdentity);
     types::ClientInfo {
         id: info.id,
         class: class(info.class),
-        name: info.name.clone(),
-        labels: info.labels.clone(),
+        name: if named { info.name.clone() } else { String::new() },
+        labels: if named { info.labels.clone() } else { Vec::new() },
     }
 }
 
@@ -152,4 +160,39 @@ pub fn subscription(to: types::Subscription) -> u32 {
         bits |= engine::subscription::COMPLETIONS;
     }
     bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_engine::profile::KernelKey;
+
+    #[test]
+    fn what_is_not_granted_is_empty_and_the_rest_is_there() {
+        let info = engine::ClientInfo {
+            id: 7,
+            class: engine::Class::High,
+            name: "serve".into(),
+            labels: vec![("slo".into(), "5ms".into())],
+        };
+        let event = |granted| event(&engine::Event::ClientJoined(info.clone()), granted);
+        let types::Event::ClientJoined(bare) = event(Capabilities::NONE) else { panic!() };
+        assert_eq!((bare.id, bare.class), (7, types::PriorityClass::High));
+        assert!(bare.name.is_empty() && bare.labels.is_empty());
+        let types::Event::ClientJoined(named) = event(Capability::ClientIdentity.into()) else {
+            panic!()
+        };
+        assert_eq!((named.name, named.labels), (info.name.clone(), info.labels.clone()));
+
+        let key = KernelKey { name: "gemm".into(), image: 5, grid: [6, 1, 1], block: [32, 1, 1] };
+        let mut profiles = tally_engine::profile::Profiles::default();
+        let id = profiles.intern(&key).unwrap();
+        profiles.record(id, 1_234);
+        let profile = profiles.get(id).unwrap();
+        let bare = kernel_profile(profile, Capability::ClientIdentity.into());
+        assert_eq!((&*bare.name, bare.image), ("", 0));
+        assert_eq!((bare.grid, bare.count, bare.mean_ns), ((6, 1, 1), 1, 1_234));
+        let named = kernel_profile(profile, Capability::KernelIdentity.into());
+        assert_eq!((&*named.name, named.image), ("gemm", 5));
+    }
 }

@@ -1,6 +1,7 @@
 //! A policy that was compiled and checked, and can be started any number of times.
 
 use crate::bindings::PolicyPre;
+use crate::capabilities::{self, Capabilities};
 use crate::host_calls::HostState;
 use crate::runtime::Ticker;
 use crate::spawn::Budget;
@@ -17,6 +18,7 @@ pub struct Checked {
     pub digest: String,
     pub imports: BTreeSet<String>,
     pub limits: Limits,
+    pub granted: Capabilities,
     /// Keeps epochs advancing.
     pub ticker: Arc<Ticker>,
 }
@@ -43,6 +45,7 @@ pub struct Compiled {
     pub(crate) path: Option<PathBuf>,
     /// What messages call it.
     pub(crate) file: Arc<str>,
+    pub(crate) signed_by: Option<Arc<str>>,
     /// What reading, compiling and checking took.
     pub(crate) compile_ms: f64,
 }
@@ -61,6 +64,22 @@ impl Compiled {
     /// SHA-256 of its file, in hexadecimal.
     pub fn digest(&self) -> &str {
         &self.checked.digest
+    }
+
+    /// Id of the trusted key that signed its file. `None` if it is not signed, or no keys
+    /// are configured to tell.
+    pub fn signed_by(&self) -> Option<&str> {
+        self.signed_by.as_deref()
+    }
+
+    /// The capabilities that functions which it imports take, whether granted or not.
+    pub fn needs(&self) -> Capabilities {
+        capabilities::needs(self.checked.imports.iter().map(String::as_str))
+    }
+
+    /// The capabilities that it has.
+    pub fn granted(&self) -> Capabilities {
+        self.checked.granted
     }
 
     /// The functions of the contract's `host` that it imports.

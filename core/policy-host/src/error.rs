@@ -45,6 +45,9 @@ pub enum LoadError {
         /// The limit.
         bytes_max: usize,
     },
+    /// Nobody who is trusted vouches for it; nothing has looked into it.
+    #[error(transparent)]
+    Untrusted(#[from] tally_trust::TrustError),
     /// Something else than WebAssembly.
     #[error(
         "{file}: is {found}, not a WebAssembly component: give the `.wasm` file that \

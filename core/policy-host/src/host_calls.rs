@@ -4,6 +4,7 @@
 //! holds the engine's [`World`] and [`Commands`], swapped in by their boxes.
 
 use crate::bindings::{self, host, types};
+use crate::capabilities::{Capabilities, Capability, Denied};
 use crate::limits::Limits;
 use crate::metrics::{Metrics, cut};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub struct HostState {
     commands: Box<Commands>,
     /// The policy's, for the log.
     name: Arc<str>,
+    granted: Capabilities,
     pub metrics: Metrics,
     pub log: LogGate,
     /// The last error line that it logged in this call: the message of a panic.
@@ -28,11 +30,12 @@ pub struct HostState {
 }
 
 impl HostState {
-    pub fn new(name: Arc<str>, limits: &Limits) -> Self {
+    pub fn new(name: Arc<str>, limits: &Limits, granted: Capabilities) -> Self {
         HostState {
             world: Box::default(),
             commands: Box::default(),
             name,
+            granted,
             metrics: Metrics::new(limits.metrics_max),
             log: LogGate::new(limits.log_lines_per_s_max),
             last_words: String::new(),
@@ -44,6 +47,11 @@ impl HostState {
     pub fn swap(&mut self, context: &mut Context) {
         std::mem::swap(&mut self.world, &mut context.world);
         std::mem::swap(&mut self.commands, &mut context.commands);
+    }
+
+    /// Refuse a call that takes a capability which is not granted.
+    fn demand(&self, function: &'static str, capability: Capability) -> Result<(), Denied> {
+        if self.granted.has(capability) { Ok(()) } else { Err(Denied { function, capability }) }
     }
 
     /// Drop the commands made without a context.
@@ -102,11 +110,14 @@ impl host::Host for HostState {
     }
 
     fn client(&mut self, id: u32) -> Option<types::ClientInfo> {
-        self.world.clients.get(&id).map(bindings::client_info)
+        self.world.clients.get(&id).map(|info| bindings::client_info(info, self.granted))
     }
 
     fn kernel_profile(&mut self, kernel: u32) -> Option<types::KernelProfile> {
-        self.world.profiles.get(kernel).map(bindings::kernel_profile)
+        self.world
+            .profiles
+            .get(kernel)
+            .map(|profile| bindings::kernel_profile(profile, self.granted))
     }
 
     fn kernel_mean_ns(&mut self, kernel: u32) -> u64 {
@@ -137,8 +148,10 @@ impl host::Host for HostState {
         self.commands.push(Command::SetAutoYield { client, enabled, quiet_ns });
     }
 
-    fn set_standing_grant(&mut self, client: u32, granted: bool) {
+    fn set_standing_grant(&mut self, client: u32, granted: bool) -> wasmtime::Result<()> {
+        self.demand("set-standing-grant", Capability::HighPriority)?;
         self.commands.push(Command::SetStandingGrant { client, granted });
+        Ok(())
     }
 }
 

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod bindings;
+pub mod capabilities;
 mod compiled;
 mod error;
 mod host_calls;
@@ -45,6 +46,7 @@ mod spawn;
 mod state;
 mod status;
 
+pub use capabilities::{Capabilities, Capability};
 pub use compiled::Compiled;
 pub use error::{HostError, LoadError};
 pub use limits::Limits;
@@ -53,3 +55,4 @@ pub use preset::Preset;
 pub use runtime::PolicyHost;
 pub use state::{Restored, SAVED_BYTES_MAX, Saved};
 pub use status::{FaultCounts, LastFault, PolicyStatus, kind_name};
+pub use tally_trust::{Trust, TrustError, TrustSettings, TrustSettingsError};

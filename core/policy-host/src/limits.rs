@@ -1,7 +1,7 @@
 //! How much a policy may use.
 
 use crate::HostError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
@@ -9,7 +9,7 @@ use serde::Deserialize;
 ///
 /// In a configuration, `preset = "interpreted"` (or `"default"`) names where to start
 /// from, and single keys go beyond.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "crate::preset::Given")]
 pub struct Limits {
     /// Linear memory, all of a component's memories together.

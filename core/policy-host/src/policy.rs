@@ -13,6 +13,7 @@
 //! state. Nonsense costs the turn but not the instance.
 
 use crate::bindings::{self, types};
+use crate::capabilities::Capability;
 use crate::compiled::Compiled;
 use crate::host_calls::HostState;
 use crate::inspect;
@@ -29,6 +30,11 @@ use tally_engine::policy::{
 const HOLD_NS_MAX: u64 = 1_000_000_000;
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
+
+/// Said of a policy that would not let high priority run.
+const NOT_ITS_TO_CHANGE: &str = "answered something else than run for a high-priority launch \
+    without the capability `high-priority`: grant it (`capabilities = [\"high-priority\"]` under \
+    `[policy]` in the core's configuration), or use a policy that does without";
 
 /// A loaded policy. Dropping it takes some 10 us: not on the dispatch thread.
 pub struct WasmPolicy {
@@ -63,7 +69,7 @@ impl WasmPolicy {
         let limits = &checked.limits;
         let init_budget = checked.budget(limits.init_fuel, limits.init_time_ms_max);
         let new_instance = || {
-            let state = HostState::new(compiled.name.clone(), limits);
+            let state = HostState::new(compiled.name.clone(), limits, checked.granted);
             Live::start(&checked, state, config, init_budget)
                 .map_err(|refused| not_started(&compiled.file, refused.why))
         };
@@ -133,6 +139,11 @@ impl WasmPolicy {
         self.compiled.digest()
     }
 
+    /// The text that it was configured with.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
     /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());
@@ -140,6 +151,9 @@ impl WasmPolicy {
             name: self.name().to_owned(),
             path: self.compiled.path.clone(),
             digest: self.digest().to_owned(),
+            signed_by: self.compiled.signed_by().map(str::to_owned),
+            granted: self.compiled.granted().names(),
+            needs: self.compiled.needs().names(),
             load_ms: self.load_ms,
             decides: self.decides,
             events: self.events,
@@ -207,7 +221,8 @@ impl WasmPolicy {
         self.respawn(now_ns, context)?;
         // `joining` is about to be told of anyway.
         let clients = context.world.clients.values().filter(|client| Some(client.id) != joining);
-        let clients: Vec<_> = clients.map(bindings::client_info).collect();
+        let granted = self.compiled.granted();
+        let clients: Vec<_> = clients.map(|info| bindings::client_info(info, granted)).collect();
         for client in clients {
             let event = types::Event::ClientJoined(client);
             let Some(live) = &mut self.live else { break };
@@ -301,6 +316,12 @@ impl WasmPolicy {
     /// A well-formed answer may still make no sense.
     #[inline]
     fn sane(&mut self, decision: types::Decision, launch: &Launch) -> Result<Decision, Fault> {
+        if launch.class == Class::High
+            && !matches!(decision, types::Decision::Run(_))
+            && !self.compiled.granted().has(Capability::HighPriority)
+        {
+            return Err(self.nonsense(NOT_ITS_TO_CHANGE, launch.now_ns));
+        }
         match decision {
             types::Decision::Run(lease) => Ok(Decision::Run(lease)),
             types::Decision::Hold(ns) => Ok(Decision::Hold(ns.min(HOLD_NS_MAX))),
@@ -349,7 +370,7 @@ impl Policy for WasmPolicy {
             Event::ClientJoined(client) => Some(client.id),
             _ => None,
         };
-        let told = bindings::event(event);
+        let told = bindings::event(event, self.compiled.granted());
         self.call(now_ns, context, joining, |policy, store| {
             policy.tally_policy_scheduler().call_on_event(store, now_ns, &told)
         })?;

@@ -4,17 +4,17 @@ use crate::bindings::{Policy, PolicyPre};
 use crate::compiled::{Checked, Compiled};
 use crate::host_calls::HostState;
 use crate::policy::WasmPolicy;
-use crate::{HostError, Limits, LoadError, inspect};
-use sha2::{Digest, Sha256};
+use crate::{Capabilities, HostError, Limits, LoadError, Trust, inspect};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tally_trust::{SIGNATURE_BYTES_MAX, Verified, signature_file};
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -47,6 +47,8 @@ pub struct PolicyHost {
     engine: Engine,
     linker: Linker<HostState>,
     limits: Limits,
+    granted: Capabilities,
+    trust: Trust,
     ticker: Arc<Ticker>,
     /// The latest first.
     remembered: Mutex<VecDeque<Arc<Checked>>>,
@@ -67,8 +69,22 @@ impl PolicyHost {
         let tick_ms = (limits.call_time_ms_max / 4).clamp(1, 50);
         let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
             .map_err(|error| HostError::Engine(error.to_string()))?;
-        let remembered = Mutex::default();
-        Ok(PolicyHost { engine, linker, limits, ticker: Arc::new(ticker), remembered })
+        let (granted, trust) = (Capabilities::NONE, Trust::default());
+        let (ticker, remembered) = (Arc::new(ticker), Mutex::default());
+        Ok(PolicyHost { engine, linker, limits, granted, trust, ticker, remembered })
+    }
+
+    /// The same host, with these granted to every policy that it loads. Without: none.
+    pub fn granting(mut self, granted: Capabilities) -> Self {
+        self.granted = granted;
+        self.remembered().clear();
+        self
+    }
+
+    /// The same host, loading only what this trusts. Without: anything.
+    pub fn trusting(mut self, trust: Trust) -> Self {
+        self.trust = trust;
+        self
     }
 
     /// Load a policy from a file and call its `init` with `config`: compiled, started
@@ -102,49 +118,60 @@ impl PolicyHost {
     pub fn compile_file(&self, path: &Path) -> Result<Compiled, LoadError> {
         let started = Instant::now();
         let file = path.display().to_string();
-        let unreadable = |source| LoadError::Read { file: file.clone(), source };
-        let mut bytes = Vec::new();
-        let opened = File::open(path).map_err(unreadable)?;
-        // One byte more than allowed tells; the file may be anything, and endless.
-        let most = self.limits.component_bytes_max as u64 + 1;
-        opened.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
+        let bytes = read(path, self.limits.component_bytes_max)?;
+        let signature = if self.trust.wants_signatures() { signature_of(path)? } else { None };
         let stem = path.file_stem().unwrap_or(path.as_os_str());
         let name = stem.to_string_lossy().into_owned();
-        self.compile(&name, &file, Some(path.into()), &bytes, started)
+        let source = Source { name: &name, file: &file, path: Some(path), started };
+        self.compile(source, &bytes, signature.as_deref())
     }
 
     /// Compile and check a policy from memory; `name` stands for the file in messages.
+    /// It has no signature.
     ///
     /// # Errors
     /// As for [`Self::compile_file`].
     pub fn compile_bytes(&self, name: &str, bytes: &[u8]) -> Result<Compiled, LoadError> {
-        self.compile(name, name, None, bytes, Instant::now())
+        let source = Source { name, file: name, path: None, started: Instant::now() };
+        self.compile(source, bytes, None)
     }
 
+    /// The one place where bytes become a component. Whether they may is settled before
+    /// anything looks into them.
     fn compile(
         &self,
-        name: &str,
-        file: &str,
-        path: Option<PathBuf>,
+        source: Source<'_>,
         bytes: &[u8],
-        started: Instant,
+        signature: Option<&[u8]>,
     ) -> Result<Compiled, LoadError> {
+        let Source { name, file, path, started } = source;
         let bytes_max = self.limits.component_bytes_max;
         if bytes.len() > bytes_max {
             return Err(LoadError::TooLarge { file: file.into(), bytes_max });
         }
-        let digest: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let Verified { digest, signed_by } = self.trust.check(file, bytes, signature)?;
+        let digest = digest.hex();
         let checked = match self.recall(&digest) {
             Some(known) => known,
             None => self.check(file, bytes, digest)?,
         };
-        Ok(Compiled {
+        let compiled = Compiled {
             checked,
             name: name.into(),
-            path,
+            path: path.map(Path::to_path_buf),
             file: file.into(),
+            signed_by: signed_by.map(|key| key.to_string().into()),
             compile_ms: started.elapsed().as_secs_f64() * 1e3,
-        })
+        };
+        let lacking = compiled.needs().without(compiled.granted());
+        if !lacking.is_empty() {
+            tracing::warn!(
+                target: "policy", policy = name,
+                "imports functions that take capabilities which it has not been granted: {}. \
+                 Calling one is a fault", lacking.names().join(", ")
+            );
+        }
+        Ok(compiled)
     }
 
     fn check(&self, file: &str, bytes: &[u8], digest: String) -> Result<Arc<Checked>, LoadError> {
@@ -157,8 +184,8 @@ impl PolicyHost {
         inspect::exports(file, &component, &self.engine)?;
         let state = inspect::state(file, &component, &self.engine)?;
         let pre = PolicyPre::new(pre).map_err(|error| inspect::wrong_export(file, &error))?;
-        let (limits, ticker) = (self.limits.clone(), self.ticker.clone());
-        let checked = Arc::new(Checked { pre, state, digest, imports, limits, ticker });
+        let (limits, granted, ticker) = (self.limits.clone(), self.granted, self.ticker.clone());
+        let checked = Arc::new(Checked { pre, state, digest, imports, limits, granted, ticker });
         let mut remembered = self.remembered();
         remembered.push_front(checked.clone());
         remembered.truncate(REMEMBERED_MAX);
@@ -176,6 +203,33 @@ impl PolicyHost {
 
     fn remembered(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<Checked>>> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where bytes come from, and since when they are being loaded.
+struct Source<'a> {
+    name: &'a str,
+    /// What messages call it.
+    file: &'a str,
+    path: Option<&'a Path>,
+    started: Instant,
+}
+
+/// A file, of which one byte more than allowed tells: it may be anything, and endless.
+fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, LoadError> {
+    let unreadable = |source| LoadError::Read { file: path.display().to_string(), source };
+    let mut bytes = Vec::new();
+    let opened = File::open(path).map_err(unreadable)?;
+    opened.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    Ok(bytes)
+}
+
+/// What is in the file beside a policy that is its signature, if there is one.
+fn signature_of(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    match read(&signature_file(path), SIGNATURE_BYTES_MAX) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(LoadError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -2,6 +2,7 @@
 //! what went wrong.
 
 use crate::bindings::Policy;
+use crate::capabilities::Denied;
 use crate::compiled::Checked;
 use crate::host_calls::{HostState, MemoryRefused};
 use crate::metrics::cut;
@@ -184,7 +185,11 @@ const HOST_CALL_EXHAUSTED: &str = "fuel allocated for hostcalls has been exhaust
 pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault {
     let refused = error.chain().find_map(|cause| cause.downcast_ref::<MemoryRefused>());
     let trap = error.chain().find_map(|cause| cause.downcast_ref::<Trap>());
+    let denied = error.chain().find_map(|cause| cause.downcast_ref::<Denied>());
     let (kind, mut message) = match (refused, trap) {
+        _ if denied.is_some() => {
+            (FaultKind::Denied, denied.map(ToString::to_string).unwrap_or_default())
+        }
         (Some(refused), _) => (FaultKind::Memory, refused.to_string()),
         (None, Some(Trap::OutOfFuel)) => (
             FaultKind::Overrun,

@@ -15,6 +15,13 @@ pub struct PolicyStatus {
     pub path: Option<PathBuf>,
     /// SHA-256 of the file, in hexadecimal.
     pub digest: String,
+    /// Id of the trusted key that signed the file; none if nothing vouches for it.
+    pub signed_by: Option<String>,
+    /// Capabilities that it has been granted.
+    pub granted: Vec<&'static str>,
+    /// Capabilities that functions which it imports take; calling one that is not
+    /// granted is a fault.
+    pub needs: Vec<&'static str>,
     /// How long loading took: reading, compiling, `init`.
     pub load_ms: f64,
     /// Launches it decided.
@@ -52,6 +59,8 @@ pub struct FaultCounts {
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
+    /// Calls of functions that were not granted.
+    pub denied: u64,
     /// Best-effort work held while there was nothing to hold it for.
     pub stall: u64,
 }
@@ -59,7 +68,7 @@ pub struct FaultCounts {
 impl FaultCounts {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.trap + self.overrun + self.memory + self.nonsense + self.stall
+        self.trap + self.overrun + self.memory + self.nonsense + self.denied + self.stall
     }
 
     pub(crate) fn count(&mut self, kind: FaultKind) {
@@ -68,6 +77,7 @@ impl FaultCounts {
             FaultKind::Overrun => self.overrun += 1,
             FaultKind::Memory => self.memory += 1,
             FaultKind::Nonsense => self.nonsense += 1,
+            FaultKind::Denied => self.denied += 1,
             FaultKind::Stall => self.stall += 1,
             // The outcome of faults, not one.
             FaultKind::Disabled => {}
@@ -78,7 +88,7 @@ impl FaultCounts {
 /// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFault {
-    /// `trap`, `overrun`, `memory`, `nonsense` or `stall`.
+    /// `trap`, `overrun`, `memory`, `nonsense`, `denied` or `stall`.
     pub kind: &'static str,
     /// For people; for a trap, with its backtrace.
     pub message: String,
@@ -93,6 +103,7 @@ pub fn kind_name(kind: FaultKind) -> &'static str {
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
+        FaultKind::Denied => "denied",
         FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }

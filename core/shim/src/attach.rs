@@ -336,6 +336,14 @@ pub fn report_device(device: i32) {
     report.sm_count.store(attribute(ATTRIBUTE_SM_COUNT).unwrap_or(0).max(0) as u32, Release);
 }
 
+/// See to it that our handler runs before what the driver has registered since: libraries
+/// of its own that it loads late (its compiler) end with handlers of theirs, and a thread
+/// of ours that were still in one of them would stay there for good.
+pub fn exit_before_others() {
+    // SAFETY: a function without state, which may run more than once.
+    unsafe { libc::atexit(at_exit) };
+}
+
 extern "C" fn at_exit() {
     attendant::program_exits();
 }

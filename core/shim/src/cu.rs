@@ -120,6 +120,8 @@ pub const INSTANTIATE_UPLOAD: u64 = 2;
 pub const INSTANTIATE_DEVICE_LAUNCH: u64 = 4;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 pub const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_JIT_INPUT_PTX`.
+pub const LINK_INPUT_PTX: c_int = 1;
 /// `CU_MEMORYTYPE_HOST`.
 pub const MEMORY_HOST: c_uint = 1;
 
@@ -279,6 +281,11 @@ driver_table! {
     event_query: [c"cuEventQuery"] fn(Ptr);
     mem_alloc: [c"cuMemAlloc_v2"] fn(*mut u64, usize);
     mem_set: [c"cuMemsetD32Async"] fn(u64, c_uint, usize, Ptr);
+    copy_out: [c"cuMemcpyDtoHAsync_v2"] fn(Ptr, u64, usize, Ptr);
+    link_create: [c"cuLinkCreate_v2"] fn(c_uint, *mut c_int, *mut Ptr, *mut Ptr);
+    link_add: [c"cuLinkAddData_v2"] fn(Ptr, c_int, Ptr, usize, *const c_char, c_uint, *mut c_int, *mut Ptr);
+    link_complete: [c"cuLinkComplete"] fn(Ptr, *mut Ptr, *mut usize);
+    link_destroy: [c"cuLinkDestroy"] fn(Ptr);
     launch_ex: [c"cuLaunchKernelEx"] fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr);
     module_load: [c"cuModuleLoadData"] fn(*mut Ptr, *const u8);
     module_function: [c"cuModuleGetFunction"] fn(*mut Ptr, Ptr, *const c_char);

@@ -44,6 +44,13 @@ pub const STUCK_NS: u64 = 2_000_000_000;
 /// wraps at 2^31.
 const STALE_MAX: u32 = 1 << 30;
 
+/// While a cut launch is under way: launches of a stream that may be behind it, and parts
+/// of cut launches. A hardware queue takes 1024 entries; a launch takes one, a part four.
+const BACKLOG_MAX: u32 = 256;
+const PARTS_MAX: usize = 128;
+/// Between two looks for room.
+const ROOM_NAP: Duration = Duration::from_micros(50);
+
 /// How a launch goes on.
 enum Way {
     /// The core said how, to this ticket.
@@ -73,6 +80,7 @@ pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult 
     refresh(client, index, slot, call);
     let before = slot.word.snapshot().sequence();
     let launch = Decided { client, index, slot, before, synchronous, call };
+    launch.leave_room();
     let mut shape = None;
     let mut answer = None;
     match launch.ask(&mut shape) {
@@ -173,6 +181,24 @@ fn synchronize(call: &Call<'_>) -> bool {
 }
 
 impl Decided<'_> {
+    /// Wait here rather than in the driver, which would hold its locks meanwhile: see
+    /// [`cut::watch`].
+    fn leave_room(&self) {
+        let word = &self.client.completions.words[self.index & 63];
+        let backlog = || {
+            // Of what a write was enqueued behind; the rest is not more than a few.
+            let marked = self.slot.marked.load(Relaxed);
+            let behind = |done: u32| marked.wrapping_sub(done) as i32;
+            behind(word.gpu.load(Relaxed)).min(behind(word.host.load(Relaxed))).max(0) as u32
+        };
+        while cut::watch::is_open()
+            && (backlog() > BACKLOG_MAX || cut::watch::parts_open() > PARTS_MAX)
+            && !attendant::is_exiting()
+        {
+            std::thread::sleep(ROOM_NAP);
+        }
+    }
+
     fn ask(&self, asked: &mut Option<(Shape, bool)>) -> Way {
         let Decided { client, index, synchronous, .. } = *self;
         loop {

@@ -8,6 +8,7 @@ use rustix::thread::futex;
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -42,6 +43,23 @@ impl Lock {
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, CONTENDED, None);
         }
         Held(self)
+    }
+
+    /// Wait for it at most so long.
+    pub fn lock_within(&self, most: Duration) -> Option<Held<'_>> {
+        if let Some(held) = self.try_lock() {
+            return Some(held);
+        }
+        let start = Instant::now();
+        while self.0.swap(CONTENDED, Acquire) != FREE {
+            let left = most.checked_sub(start.elapsed()).filter(|left| !left.is_zero())?;
+            let left = futex::Timespec {
+                tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, CONTENDED, Some(&left));
+        }
+        Some(Held(self))
     }
 
     /// Take it if it is free.
@@ -120,5 +138,20 @@ mod tests {
         let held = LOCK.try_lock();
         assert!(held.is_some());
         assert!(LOCK.try_lock().is_none());
+    }
+
+    #[test]
+    fn who_waits_for_so_long_only_gives_up_or_gets_it() {
+        static LOCK: Lock = Lock::new();
+        let held = LOCK.lock();
+        assert!(LOCK.lock_within(Duration::ZERO).is_none());
+        assert!(LOCK.lock_within(Duration::from_millis(5)).is_none());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| LOCK.lock_within(Duration::from_secs(3_600)).is_some());
+            std::thread::sleep(Duration::from_millis(5));
+            drop(held);
+            assert!(waiting.join().unwrap());
+        });
+        assert!(LOCK.try_lock().is_some());
     }
 }

@@ -76,6 +76,18 @@ pub fn device_path() -> PathBuf {
     PathBuf::from(format!("/dev/shm/tally-simcuda-{uid}-v{version}"))
 }
 
+/// A faulty device, for tests of who must notice: launches of this kernel with more than
+/// so many bytes of parameters lose their last block. `TALLY_SIMCUDA_FAULT=KERNEL:BYTES`.
+pub(crate) fn fault() -> Option<(&'static str, usize)> {
+    static FAULT: std::sync::OnceLock<Option<(String, usize)>> = std::sync::OnceLock::new();
+    let read = || {
+        let text = std::env::var("TALLY_SIMCUDA_FAULT").ok()?;
+        let (kernel, bytes) = text.rsplit_once(':')?;
+        Some((kernel.to_owned(), bytes.parse().ok()?))
+    };
+    FAULT.get_or_init(read).as_ref().map(|(kernel, bytes)| (kernel.as_str(), *bytes))
+}
+
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.
 pub(crate) fn log(message: std::fmt::Arguments<'_>) {
     static ON: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

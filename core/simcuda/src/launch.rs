@@ -32,6 +32,8 @@ pub(crate) struct Launch {
     /// Whose SMs it is confined to: the green context whose stream it was
     /// launched or captured on, or that was current when its node was made.
     pub(crate) green: Option<Arc<Green>>,
+    /// It is of the kernel that [`crate::config::fault`] names.
+    faulty: bool,
     /// Whether the parameters came in one buffer, through `extra`.
     from_extra: bool,
     /// Made when a program asks.
@@ -75,8 +77,20 @@ impl Launch {
         }
         let params = copy_params(&function, params, extra)?;
         let (from_extra, lists) = (!extra.is_null(), OnceLock::new());
+        let faulty = crate::config::fault()
+            .is_some_and(|(name, bytes)| name == kernel.name && params.len() > bytes);
         let (priority, cooperative, green) = (None, false, None);
-        Ok(Self { function, shape, params, priority, cooperative, green, from_extra, lists })
+        Ok(Self {
+            function,
+            shape,
+            params,
+            priority,
+            cooperative,
+            green,
+            faulty,
+            from_extra,
+            lists,
+        })
     }
 
     /// The same launch, to be changed before anyone sees it.
@@ -88,6 +102,7 @@ impl Launch {
             priority: self.priority,
             cooperative: self.cooperative,
             green: self.green.clone(),
+            faulty: self.faulty,
             from_extra: self.from_extra,
             lists: OnceLock::new(),
         }
@@ -153,6 +168,9 @@ impl Launch {
         cancelled: &AtomicBool,
     ) -> CuResult {
         let Shape { grid, block, shared_bytes } = self.shape;
+        if self.faulty && index + 1 == self.blocks() {
+            return Ok(());
+        }
         let [width, height] = [u64::from(grid[0]), u64::from(grid[1])];
         let block_index =
             [index % width, index / width % height, index / width / height].map(|i| i as u32);

@@ -38,7 +38,9 @@ impl Policy for Fifo {
     /// Called when something happens. Optional: without it nothing is missed here.
     fn on_event(&mut self, _now_ns: u64, event: &Event) {
         if let Event::ClientJoined(client) = event {
-            host::log(Level::Info, &format!("{} joined as {:?}", client.name, client.class));
+            // Its name is empty unless `client-identity` was granted.
+            let (id, name, class) = (client.id, &client.name, client.class);
+            host::log(Level::Info, &format!("client {id} {name} joined as {class:?}"));
         }
     }
 }

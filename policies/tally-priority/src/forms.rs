@@ -202,8 +202,10 @@ fn tell_long_whole(launch: &Launch) {
         _ => "no cut form is worth its cost",
     };
     let (us, blocks) = (launch.predicted_ns / 1_000, launch.grid_blocks);
-    host::log(
-        Level::Info,
-        &format!("{} runs whole for {us} us ({blocks} blocks): {why}", profile.name),
-    );
+    // Names have to be granted (`kernel-identity`).
+    let name = match &*profile.name {
+        "" => format!("kernel {}", launch.kernel),
+        name => name.to_owned(),
+    };
+    host::log(Level::Info, &format!("{name} runs whole for {us} us ({blocks} blocks): {why}"));
 }

@@ -10,18 +10,13 @@ use tally_sdk::KernelId;
 const SETS: usize = 1_024;
 const WAYS: usize = 4;
 
-/// A place in the table.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    entry: Entry,
-    /// When it was last asked for; 0: free.
-    used: u64,
-}
-
 /// The table.
 #[derive(Debug)]
 pub struct Table {
-    slots: Vec<Slot>,
+    entries: Vec<Entry>,
+    /// When each was last asked for; 0: free. Apart from the entries, so that finding the
+    /// few that are used does not go through all of their memory: decisions wait for it.
+    used: Vec<u64>,
     uses: u64,
     known: usize,
     long_whole: usize,
@@ -30,27 +25,31 @@ pub struct Table {
 impl Table {
     /// An empty one. All the memory that it will ever use.
     pub fn new() -> Self {
-        let free = Slot { entry: Entry::new(KernelId::MAX), used: 0 };
-        Table { slots: vec![free; SETS * WAYS], uses: 0, known: 0, long_whole: 0 }
+        Table {
+            entries: vec![Entry::new(KernelId::MAX); SETS * WAYS],
+            used: vec![0; SETS * WAYS],
+            uses: 0,
+            known: 0,
+            long_whole: 0,
+        }
     }
 
     /// What is known of a kernel; an empty entry if it is new.
     pub fn entry(&mut self, kernel: KernelId) -> &mut Entry {
         self.uses += 1;
         let first = kernel as usize % SETS * WAYS;
-        let set = &mut self.slots[first..first + WAYS];
-        let mut at = set.iter().position(|s| s.used > 0 && s.entry.kernel == kernel);
-        if at.is_none() {
+        let mut set = first..first + WAYS;
+        let known = set.find(|&at| self.used[at] > 0 && self.entries[at].kernel == kernel);
+        let at = known.unwrap_or_else(|| {
             // A free one was used at 0, before all others.
-            at = (0..WAYS).min_by_key(|&way| set[way].used);
-            let slot = &mut set[at.unwrap_or(0)];
-            self.known += usize::from(slot.used == 0);
-            self.long_whole -= usize::from(slot.entry.is_long_whole);
-            slot.entry = Entry::new(kernel);
-        }
-        let slot = &mut set[at.unwrap_or(0)];
-        slot.used = self.uses;
-        &mut slot.entry
+            let at = (first..first + WAYS).min_by_key(|&at| self.used[at]).unwrap_or(first);
+            self.known += usize::from(self.used[at] == 0);
+            self.long_whole -= usize::from(self.entries[at].is_long_whole);
+            self.entries[at] = Entry::new(kernel);
+            at
+        });
+        self.used[at] = self.uses;
+        &mut self.entries[at]
     }
 
     /// Change an entry, keeping count of the long kernels that run whole.
@@ -65,9 +64,9 @@ impl Table {
 
     /// All entries, the one used last first.
     pub fn latest_first(&self) -> impl Iterator<Item = &Entry> {
-        let mut used: Vec<&Slot> = self.slots.iter().filter(|slot| slot.used > 0).collect();
-        used.sort_unstable_by_key(|slot| std::cmp::Reverse(slot.used));
-        used.into_iter().map(|slot| &slot.entry)
+        let mut used: Vec<usize> = (0..SETS * WAYS).filter(|&at| self.used[at] > 0).collect();
+        used.sort_unstable_by_key(|&at| std::cmp::Reverse(self.used[at]));
+        used.into_iter().map(|at| &self.entries[at])
     }
 
     /// Put an entry in, as if it had been used now.
@@ -124,10 +123,10 @@ mod tests {
     #[test]
     fn it_stays_within_its_size_whatever_comes() {
         let mut table = Table::new();
-        let bytes = table.slots.len() * size_of::<Slot>();
+        let bytes = table.entries.len() * (size_of::<Entry>() + size_of::<u64>());
         assert!(bytes < 4 << 20, "{bytes}");
         (0..100_000_u32).for_each(|n| mark(&mut table, n.wrapping_mul(2_654_435_761)));
-        assert_eq!(table.slots.len(), SETS * WAYS);
+        assert_eq!(table.entries.len(), SETS * WAYS);
         assert!(table.known() <= SETS * WAYS);
     }
 

@@ -9,12 +9,18 @@
 //! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
+//! | `{"cmd":"ab_start","a":SOURCE,"b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
+//! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
+//! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
+//! | `{"cmd":"ab_stop"}` | the report | admins |
+//! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
 
 use super::Plane;
 use crate::policy_slot::{SlotError, Source, Trigger};
+use crate::record::admin::RecordRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -53,6 +59,14 @@ enum Request {
         kernels: Option<usize>,
     },
     ProfilesClear {},
+    AbStart {
+        a: Source,
+        b: Source,
+        plan: tally_ab::Plan,
+    },
+    AbStatus {},
+    AbReport {},
+    AbStop {},
     Stop {},
 }
 
@@ -66,17 +80,20 @@ pub enum Code {
     Denied,
     /// The policy could not be loaded; the old one stays in charge.
     PolicyRefused,
+    /// Not while an A/B test runs, or none runs.
+    Conflict,
     /// The core cannot answer now.
     Unavailable,
 }
 
-fn error(code: Code, message: impl std::fmt::Display) -> Value {
+pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
     json!({"error": {"code": code, "message": message.to_string()}})
 }
 
 fn slot_error(why: &SlotError) -> Value {
     match why {
         SlotError::Load(_) | SlotError::NoWayBack(_) => error(Code::PolicyRefused, why),
+        SlotError::Experiment => error(Code::Conflict, why),
         SlotError::Ask(_) => error(Code::Unavailable, why),
     }
 }
@@ -108,17 +125,37 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
     }
 }
 
-async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
-    };
+/// Whether a request is one of [`RecordRequest`].
+fn about_recording(line: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Named {
+        cmd: String,
+    }
+    let named = serde_json::from_slice::<Named>(line);
+    named.is_ok_and(|n| n.cmd.starts_with("log_") || n.cmd.starts_with("shadow_"))
+}
+
+async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
     let denied = |what: &str| {
         let message = format!(
             "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
              as the core's user or root"
         );
         error(Code::Denied, message)
+    };
+    if about_recording(line) {
+        let request: RecordRequest = match serde_json::from_slice(line) {
+            Ok(request) => request,
+            Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+        };
+        return match request.changes() {
+            Some(what) if !plane.rules.may_change(uid) => denied(what),
+            _ => crate::record::admin::answer(plane, request, uid).await,
+        };
+    }
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
     };
     match request {
         Request::Status { kernels } => match plane.status(kernels).await {
@@ -150,6 +187,19 @@ async fn answer(plane: &Plane, line: &[u8], uid: u32) -> Value {
             Ok(in_charge) => json!({"ok": in_charge}),
             Err(e) => slot_error(&e),
         },
+        Request::AbStart { .. } | Request::AbStop {} if !plane.rules.may_change(uid) => {
+            denied("start or stop an A/B test")
+        }
+        Request::AbStart { a, b, plan } => {
+            tracing::info!(uid, a = %a.file.display(), b = %b.file.display(), "asked for an A/B test");
+            crate::ab::answer(crate::ab::start(plane, [a, b], plan).await)
+        }
+        Request::AbStatus {} => json!({"ok": plane.lab.status()}),
+        Request::AbReport {} => crate::ab::answer(plane.lab.report().await),
+        Request::AbStop {} => {
+            tracing::info!(uid, "asked to stop the A/B test");
+            crate::ab::answer(plane.lab.stop().await)
+        }
         Request::ProfilesShow { kernels } => {
             // What the next interval would bring is to be seen now.
             let known = match plane.profiles.gather(&plane.control).await {

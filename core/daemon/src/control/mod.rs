@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
+use crate::record::Recordings;
 use crate::residency::Residency;
 use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
 use registry::Registry;
@@ -42,10 +43,14 @@ pub struct Plane {
     pub registry: RefCell<Registry>,
     /// The policy.
     pub policy: PolicySlot,
+    /// The A/B test that runs, or ran last.
+    pub lab: crate::ab::Lab,
     /// What changed about the policy's source, for the watch.
     pub source_changed: Notify,
     /// What is kept of kernels.
     pub profiles: ProfileStore,
+    /// The decision log and the shadow.
+    pub recordings: Recordings,
     /// How clients share the GPU.
     pub residency: RefCell<Option<Residency>>,
     /// Somebody asked the core to stop.
@@ -98,6 +103,9 @@ impl Plane {
             kernels: s.kernels.into_iter().map(Into::into).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
+            experiment: self.lab.status(),
+            log: self.recordings.status(),
+            shadow: self.recordings.shadow_status().map(Into::into),
         })
     }
 

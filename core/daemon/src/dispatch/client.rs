@@ -4,6 +4,7 @@
 
 use super::control::NewClient;
 use super::kernels::KernelCache;
+use super::measure::Meter;
 use super::probe::Probe;
 use super::recall::Recall;
 use std::collections::VecDeque;
@@ -96,6 +97,8 @@ pub struct DispatchClient {
     pub touched: bool,
     /// See [`Oddities`].
     pub oddities: Oddities,
+    /// Its requests, for an A/B test.
+    pub meter: Meter,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
     abandoned_in_a_row: u64,
@@ -118,11 +121,14 @@ impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, probe_after_ns: u64) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
+        let mut meter = Meter::default();
+        meter.cut(&link.region.activity);
         DispatchClient {
             next_ticket: link.first_ticket,
             link,
             touched: false,
             oddities: Oddities::default(),
+            meter,
             stuck_since_ns: None,
             abandoned_in_a_row: 0,
             kernels: KernelCache::default(),

@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
+use tally_ab::Sample;
+use tally_declog::Tap;
+use tally_declog::tape::Removed;
 use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
@@ -74,6 +77,15 @@ pub enum Control {
         /// Gets it; `None` if it keeps nothing.
         done: oneshot::Sender<Option<Result<Saved, Fault>>>,
     },
+    /// Measure, for an A/B test.
+    Measure {
+        /// Where to record from now on; `None`: no longer.
+        next: Option<Box<Sample>>,
+        /// A new stretch begins: requests under way belong to neither.
+        cut: bool,
+        /// Gets what was recorded until now.
+        done: oneshot::Sender<Option<Box<Sample>>>,
+    },
     /// Put another policy in charge.
     SetPolicy {
         /// It.
@@ -82,6 +94,20 @@ pub enum Control {
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
+    },
+    /// Let somebody read along what reaches the policy.
+    Tap {
+        /// The way there.
+        tap: Box<Tap>,
+        /// Told when it is in.
+        done: oneshot::Sender<()>,
+    },
+    /// No longer.
+    Untap {
+        /// Which.
+        id: u64,
+        /// Gets what must be dropped elsewhere.
+        done: oneshot::Sender<Removed>,
     },
     /// Let everything go, then end the thread.
     Drain {

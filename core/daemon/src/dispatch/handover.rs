@@ -1,14 +1,17 @@
 //! What policies cost the dispatch thread when they come, go and fail. Measured there,
-//! for it is there that launches wait.
+//! for it is there that launches wait: by the wall clock, so that a thread which is not
+//! scheduled counts as well.
 
 use super::latency::Latency;
 use serde::Serialize;
 
 /// The pauses of the reloads so far: in each, the longer of its two steps (the old
-/// policy writes down what it knows; the new one takes over), between which decisions
-/// go on.
+/// policy writes down what it knows; the new one takes over, is told of every client and
+/// has decided what waited), between which decisions go on.
 pub struct SwapPause {
     pauses: Latency,
+    snapshots: Latency,
+    swaps: Latency,
     snapshot_ns: u64,
     last_ns: u64,
 }
@@ -20,26 +23,40 @@ pub struct SwapPauseUs {
     pub count: u64,
     /// Of the latest.
     pub last: f64,
+    /// Median of all.
+    pub p50: f64,
     /// 99th percentile of all.
     pub p99: f64,
     /// Longest.
     pub max: f64,
+    /// 99th percentile of the first steps alone.
+    pub save_p99: f64,
+    /// Of the second ones.
+    pub take_over_p99: f64,
 }
 
 impl SwapPause {
     /// None yet.
     pub fn new() -> Self {
-        SwapPause { pauses: Latency::new(), snapshot_ns: 0, last_ns: 0 }
+        SwapPause {
+            pauses: Latency::new(),
+            snapshots: Latency::new(),
+            swaps: Latency::new(),
+            snapshot_ns: 0,
+            last_ns: 0,
+        }
     }
 
     /// The first step took so long.
     pub fn snapshot(&mut self, ns: u64) {
         self.snapshot_ns = ns;
+        self.snapshots.record(ns);
     }
 
     /// The second step took so long, and a policy has changed.
     pub fn swap(&mut self, ns: u64) {
         self.last_ns = ns.max(std::mem::take(&mut self.snapshot_ns));
+        self.swaps.record(ns);
         self.pauses.record(self.last_ns);
     }
 
@@ -49,8 +66,11 @@ impl SwapPause {
         SwapPauseUs {
             count: q.count,
             last: self.last_ns as f64 / 1_000.0,
+            p50: q.p50_us,
             p99: q.p99_us,
             max: q.max_us,
+            save_p99: self.snapshots.quantiles().p99_us,
+            take_over_p99: self.swaps.quantiles().p99_us,
         }
     }
 }

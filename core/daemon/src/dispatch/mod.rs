@@ -23,6 +23,7 @@ pub mod errand;
 pub mod handover;
 pub mod kernels;
 pub mod latency;
+pub mod measure;
 pub mod park;
 pub mod probe;
 pub mod recall;
@@ -37,12 +38,15 @@ use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, 
 use errand::Errand;
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
+use measure::Measuring;
 use park::Parker;
 use recall::Recall;
 use seat::{LetGo, Seat, Subscribed};
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use tally_declog::Tape;
+use tally_declog::tape::Described;
 use tally_engine::policy::Decision;
 use tally_engine::{Action, Engine, EngineConfig};
 use tally_ipc::ring::Answer;
@@ -81,11 +85,16 @@ pub struct Handle {
     pub pinned: Option<u32>,
 }
 
-/// Start it with its first policy, and what earlier runs knew of kernels.
+/// Start it with its first policy, what earlier runs knew of kernels, and who reads along.
 ///
 /// # Errors
 /// If a descriptor or the thread cannot be made.
-pub fn start(settings: Settings, policy: Shared, loaded: Arc<Loaded>) -> Result<Handle, CoreError> {
+pub fn start(
+    settings: Settings,
+    policy: Shared,
+    loaded: Arc<Loaded>,
+    tape: Tape,
+) -> Result<Handle, CoreError> {
     let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
     let parker = Parker::new().map_err(CoreError::os("epoll"))?;
     parker.watch(receiver.eventfd()).map_err(CoreError::os("epoll"))?;
@@ -99,7 +108,7 @@ pub fn start(settings: Settings, policy: Shared, loaded: Arc<Loaded>) -> Result<
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
             let recall = Recall::new(loaded);
-            Dispatch::new(settings, policy, recall, receiver, parker, notice_sender).run();
+            Dispatch::new(settings, policy, tape, recall, receiver, parker, notice_sender).run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -128,15 +137,18 @@ struct Dispatch {
     parker: Parker,
     actions: Vec<Action>,
     policy: Shared,
+    /// Of the policy in charge.
     generation: u64,
     /// Its being struck out was noticed.
     noticed: bool,
     swap_pause: SwapPause,
     /// Of those before it.
     fault_cost: FaultCost,
+    tape: Tape,
     subscribed: Subscribed,
     decision: Latency,
     held: Latency,
+    measuring: Measuring,
     recall: Recall,
     status: Option<Job>,
     errand: Option<Errand>,
@@ -151,12 +163,13 @@ impl Dispatch {
     fn new(
         settings: Settings,
         policy: Shared,
+        tape: Tape,
         recall: Recall,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
     ) -> Self {
-        let (seat, subscribed) = Seat::new(policy.clone());
+        let (seat, subscribed) = Seat::new(policy.clone(), 1, tape.clone());
         Dispatch {
             settings,
             engine: Engine::new(settings.engine, Box::new(seat)),
@@ -170,9 +183,11 @@ impl Dispatch {
             noticed: false,
             swap_pause: SwapPause::new(),
             fault_cost: FaultCost::default(),
+            tape,
             subscribed,
             decision: Latency::new(),
             held: Latency::new(),
+            measuring: Measuring::default(),
             recall,
             status: None,
             errand: None,
@@ -189,6 +204,9 @@ impl Dispatch {
             let now = now_ns();
             let mut active = self.take_control(now);
             active |= self.pass(now);
+            if self.tape.is_on() {
+                active |= self.tape.pump(self.engine.world_mut());
+            }
             if now >= self.next_heartbeat_ns {
                 self.heartbeat(now);
             }
@@ -220,6 +238,7 @@ impl Dispatch {
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
             active |= c.poll_activity(now, &mut self.engine, &mut self.actions);
         }
+        self.measuring.look(now, self.clients.iter_mut());
         for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
             if c.poll_completions(now, &mut self.engine, &mut self.actions) {
                 active = true;
@@ -256,7 +275,7 @@ impl Dispatch {
 
     /// Whether anything depends on how long high-priority clients are busy.
     fn wants_high_activity(&self) -> bool {
-        self.subscribed.high_activity() || self.engine.has_waiting()
+        self.subscribed.high_activity() || self.engine.has_waiting() || self.measuring.is_on()
     }
 
     /// Write the engine's answers into the regions and wake who waits for them.
@@ -381,11 +400,20 @@ impl Dispatch {
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
                     let _ = done.send(saved);
                 }
+                Control::Measure { next, cut, done } => {
+                    let (clients, engine) = (&mut self.clients, &self.engine);
+                    let _ = done.send(self.measuring.exchange(now, next, cut, clients, engine));
+                }
                 Control::SetPolicy { policy, generation, done } => {
-                    let start = now_ns();
-                    let retired = self.set_policy(now, policy, generation);
-                    self.swap_pause.swap(now_ns().saturating_sub(start));
-                    let _ = done.send(retired);
+                    let _ = done.send(self.set_policy(now, policy, generation));
+                }
+                Control::Tap { tap, done } => {
+                    let about = self.about();
+                    self.tape.insert(*tap, self.engine.world(), about, self.subscribed.bits());
+                    let _ = done.send(());
+                }
+                Control::Untap { id, done } => {
+                    let _ = done.send(self.tape.remove(id, self.engine.world_mut()));
                 }
                 Control::Drain { within, done } => self.drain(now, within, done),
             }
@@ -432,13 +460,21 @@ impl Dispatch {
 
     fn set_policy(&mut self, now: u64, policy: Shared, generation: u64) -> Retired {
         (self.generation, self.noticed) = (generation, false);
-        let (seat, subscribed) = Seat::new(policy.clone());
+        let start = now_ns();
+        let (seat, subscribed) = Seat::new(policy.clone(), generation, self.tape.clone());
         let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
+        // Who waited has been decided by the new one; answering them is as ever.
+        self.swap_pause.swap(now_ns().saturating_sub(start));
         self.apply(now);
         self.subscribed = subscribed;
         let handle = std::mem::replace(&mut self.policy, policy);
         self.fault_cost = self.fault_cost.and(handle.fault_cost());
         Retired { _engine_side: old, handle }
+    }
+
+    /// The policy in charge, for who begins to read along.
+    fn about(&self) -> tally_declog::About {
+        tally_declog::About { generation: self.generation, ..self.policy.about() }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {

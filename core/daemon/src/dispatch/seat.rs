@@ -1,10 +1,16 @@
-//! The policy in charge, with an eye on what it subscribes to: whether the
-//! dispatch thread must be woken for high-priority activity while it sleeps
-//! depends on that, and the engine does not tell.
+//! The policy in charge, with an eye on what it subscribes to, and the tape of the
+//! decision log round it.
+//!
+//! Whether the dispatch thread must be woken for high-priority activity while it sleeps
+//! depends on the subscription, and the engine does not tell. A recording may want
+//! completions that the policy does not: then the engine is told that the policy does,
+//! and what comes of it stays here.
 
 use crate::loader::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use tally_declog::tape::Described;
+use tally_declog::{About, Recorder, Tape};
 use tally_engine::policy::{
     Command, Context, Decision, Event, Fault, Launch, Policy, subscription,
 };
@@ -16,34 +22,79 @@ pub struct Subscribed(Arc<AtomicU32>);
 impl Subscribed {
     /// Whether it wants to hear of high-priority activity.
     pub fn high_activity(&self) -> bool {
-        self.0.load(Relaxed) & subscription::HIGH_ACTIVITY != 0
+        self.bits() & subscription::HIGH_ACTIVITY != 0
+    }
+
+    /// All of it, as bits.
+    pub fn bits(&self) -> u32 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Described for Shared {
+    fn about(&self) -> About {
+        let figures = self.figures();
+        let path = figures.as_ref().and_then(|f| f.path.as_deref());
+        About {
+            generation: 0,
+            path: path.map(|p| p.display().to_string()).unwrap_or_default(),
+            name: figures.as_ref().map_or("built-in".into(), |f| f.name.clone()),
+            digest: figures.map(|f| f.digest).unwrap_or_default(),
+            config: self.config(),
+            saved: None,
+        }
     }
 }
 
 /// Passes every call on.
 pub struct Seat {
-    policy: Shared,
+    policy: Recorder<Shared>,
+    tape: Tape,
     subscribed: Subscribed,
+    /// Completions are asked of the engine for the tape's sake.
+    forced: bool,
     buffer: Vec<Command>,
 }
 
 impl Seat {
     /// Put a policy on the seat.
-    pub fn new(policy: Shared) -> (Self, Subscribed) {
+    pub fn new(policy: Shared, generation: u64, tape: Tape) -> (Self, Subscribed) {
         let subscribed = Subscribed::default();
-        (Seat { policy, subscribed: subscribed.clone(), buffer: Vec::new() }, subscribed)
+        let seat = Seat {
+            policy: Recorder::new(policy, generation, tape.clone()),
+            tape,
+            subscribed: subscribed.clone(),
+            forced: false,
+            buffer: Vec::new(),
+        };
+        (seat, subscribed)
     }
 
+    #[inline]
     fn look(&mut self, context: &mut Context) {
-        if context.commands.is_empty() {
+        let force = self.tape.wants_completions();
+        if context.commands.is_empty() && force == self.forced {
             return;
         }
+        self.relay(force, context);
+    }
+
+    fn relay(&mut self, force: bool, context: &mut Context) {
+        let added = if force { subscription::COMPLETIONS } else { 0 };
         self.buffer.extend(context.commands.drain());
+        if force != self.forced {
+            self.forced = force;
+            let to = self.subscribed.bits() | added;
+            context.commands.push(Command::Subscribe(to));
+        }
         for command in self.buffer.drain(..) {
-            if let Command::Subscribe(to) = command {
-                self.subscribed.0.store(to, Relaxed);
-            }
-            context.commands.push(command);
+            context.commands.push(match command {
+                Command::Subscribe(to) => {
+                    self.subscribed.0.store(to, Relaxed);
+                    Command::Subscribe(to | added)
+                }
+                other => other,
+            });
         }
     }
 }
@@ -58,6 +109,7 @@ impl Policy for Seat {
         self.policy.strike(now_ns, fault);
     }
 
+    #[inline]
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
         let decision = self.policy.decide(launch, context);
         self.look(context);
@@ -65,6 +117,13 @@ impl Policy for Seat {
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        if let Event::KernelDone(done) = event
+            && self.subscribed.bits() & subscription::COMPLETIONS == 0
+        {
+            self.tape.completion(now_ns, done);
+            self.look(context);
+            return Ok(());
+        }
         let outcome = self.policy.on_event(now_ns, event, context);
         self.look(context);
         outcome

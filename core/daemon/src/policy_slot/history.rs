@@ -32,6 +32,8 @@ pub enum Came {
     Strikes,
     /// It was struck out and is tried again.
     Retry,
+    /// An A/B test had it in charge, and left it so.
+    Experiment,
 }
 
 /// Why a policy went.
@@ -51,7 +53,7 @@ pub enum Went {
 impl Went {
     fn because(next: Came) -> Self {
         match next {
-            Came::Start | Came::Asked => Went::Replaced,
+            Came::Start | Came::Asked | Came::Experiment => Went::Replaced,
             Came::FileChanged => Went::FileChanged,
             Came::Rollback => Went::RolledBack,
             Came::Strikes | Came::Retry => Went::StruckOut,
@@ -79,6 +81,8 @@ pub struct Record {
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
+    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
+    pub signed_by: Option<String>,
     /// Where it came from; `null`: the built-in rule.
     pub source: Option<Source>,
     /// Why it came.
@@ -355,6 +359,7 @@ mod tests {
             generation,
             name: name.into(),
             digest: name.into(),
+            signed_by: None,
             source: Some(Source { file: name.into(), config_file: None }),
             came,
             content_of: content_of.unwrap_or(generation),
@@ -385,7 +390,9 @@ mod tests {
     #[test]
     fn going_back_again_leads_further_back() {
         let mut h = History::default();
-        let _ = ["a", "b", "c"].map(|name| came(&mut h, name, Came::Asked, None));
+        for name in ["a", "b", "c"] {
+            came(&mut h, name, Came::Asked, None);
+        }
         let back = h.rollback(None).unwrap();
         assert_eq!((back.generation, back.program.name()), (2, "b"));
         came(&mut h, "b", Came::Rollback, Some(back.content_of));
@@ -401,7 +408,9 @@ mod tests {
     #[test]
     fn the_same_policy_again_is_no_way_back() {
         let mut h = History::default();
-        let _ = ["a", "b", "b", "b"].map(|name| came(&mut h, name, Came::Asked, None));
+        for name in ["a", "b", "b", "b"] {
+            came(&mut h, name, Came::Asked, None);
+        }
         assert_eq!(h.rollback(None).unwrap().generation, 1);
         assert_eq!(h.last_good().unwrap().generation, 1);
     }

@@ -47,6 +47,11 @@ impl Engine {
             c.stats.completed += 1;
             c.stats.gpu_ns += charged_ns;
             c.served_ns += charged_ns;
+            if c.info.class == Class::BestEffort {
+                let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
+                self.work_done.launches += 1;
+                self.work_done.ns = self.work_done.ns.saturating_add(ns);
+            }
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;
                 let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tally_engine::policy::{
     Class, ClientInfo, Command, Context, Decision, Event, Fault, Launch, Policy,
 };
-use tally_policy_host::{Limits, LoadError, PolicyHost, WasmPolicy};
+use tally_policy_host::{Capabilities, Limits, LoadError, PolicyHost, WasmPolicy};
 
 /// Kernel ids (and timer tokens) at which `chaos` misbehaves.
 pub mod kernel {
@@ -66,7 +66,7 @@ pub fn limits() -> Limits {
 }
 
 pub fn host(limits: Limits) -> PolicyHost {
-    PolicyHost::new(limits).unwrap()
+    PolicyHost::new(limits).unwrap().granting(Capabilities::all())
 }
 
 pub fn chaos_with(limits: Limits, config: &str) -> Result<WasmPolicy, LoadError> {

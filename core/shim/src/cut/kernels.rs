@@ -274,6 +274,9 @@ fn work() {
         // The context and the function live while the lock is held, if the job is still
         // there: see `forget_context` and `forget_functions`.
         let _alive = ALIVE.lock();
+        if crate::attendant::is_exiting() || is_lost() {
+            return;
+        }
         let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
         if job.index == GATE_ONLY {
             making::gate(job.context);
@@ -285,6 +288,9 @@ fn work() {
             continue;
         }
         let made = making::make(&job);
+        if is_lost() {
+            return;
+        }
         // Before it is said that it can be cut: a launch that hears of it is.
         drop(quiet);
         match made {
@@ -299,6 +305,36 @@ fn work() {
 
 /// Held while the worker uses the context.
 static ALIVE: Lock = Lock::new();
+/// The worker did not come back from the driver in [`LOST_AFTER`]: nobody waits for it any
+/// more, and it stops as soon as it does.
+static LOST: AtomicBool = AtomicBool::new(false);
+/// Longer than the driver takes to compile anything. Only a program that exits while the
+/// driver's compiler is in use for the first time gets there: see
+/// [`crate::attach::exit_before_others`].
+const LOST_AFTER: Duration = Duration::from_secs(10);
+
+/// Wait for the worker's driver calls, if it can be waited for.
+fn alive() -> Option<Held<'static>> {
+    if LOST.load(SeqCst) {
+        return None;
+    }
+    let held = ALIVE.lock_within(LOST_AFTER);
+    if held.is_none() {
+        log!("the driver does not return from making a cut form: not waited for any more");
+        LOST.store(true, SeqCst);
+    }
+    held
+}
+
+/// Whether the worker may go on with what it was doing.
+pub(super) fn is_lost() -> bool {
+    LOST.load(SeqCst)
+}
+
+/// The program exits: the worker, which begins nothing more, leaves the driver.
+pub fn finish() {
+    drop(alive());
+}
 
 fn prepared(index: usize, cut: Cut) {
     let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
@@ -389,7 +425,7 @@ pub fn attribute_set(function: Ptr) {
 
 /// Functions are about to be unloaded: nothing asks the driver about them any more.
 pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
-    let _alive = ALIVE.lock();
+    let _alive = alive();
     drop_jobs(|job| are_gone(job.function));
     for cut in all_cut() {
         if are_gone(cut.originals[0].load(Relaxed)) {
@@ -409,8 +445,8 @@ fn drop_jobs(drops: impl Fn(&Job) -> bool) {
 }
 
 /// While it is held no cut form is made.
-pub fn pause() -> Held<'static> {
-    ALIVE.lock()
+pub fn pause() -> Option<Held<'static>> {
+    alive()
 }
 
 /// A context is destroyed, and the cut forms in it. Everything is paused.
@@ -441,6 +477,7 @@ pub fn reset() {
     ALLOWED.store(false, SeqCst);
     WORKING.store(false, SeqCst);
     GATE_ASKED.store(false, SeqCst);
+    LOST.store(false, SeqCst);
     JOBS.reset(VecDeque::new());
     making::reset();
     ALIVE.reset();

@@ -1,9 +1,10 @@
-//! Making cut forms: the image is rewritten, loaded as a second module, and the cut
-//! kernel's attributes compared with the original's. On the worker's thread only.
+//! Making cut forms: the image is rewritten, the machine is [proven](proof), the image
+//! loaded as a second module, and the cut kernel's attributes compared with the original's. On the worker's thread only.
 
 use super::guarded::Guarded;
 use super::images;
-use super::kernels::{Cut, Job, attribute, copy_attributes, plain_function};
+use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
+use super::proof;
 use crate::cu::{FUNC_COMPARED, Ptr, SUCCESS, driver};
 use crate::{log, state};
 use std::collections::BTreeMap;
@@ -18,11 +19,12 @@ type Loaded = Result<(usize, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
 /// By image and form.
 static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::new());
 
-fn load(hash: u64, arch: u32, form: CutForm) -> Loaded {
+fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
     let rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
     if rewritten.kernels.is_empty() {
         return Ok((0, Vec::new(), rewritten.refused));
     }
+    proof::passed(device, arch, rewritten.is_ptx)?;
     let mut bytes = rewritten.image;
     bytes.push(0);
     let mut module: Ptr = std::ptr::null_mut();
@@ -39,7 +41,7 @@ fn load(hash: u64, arch: u32, form: CutForm) -> Loaded {
 
 fn function_of(
     image: u64,
-    arch: u32,
+    target: (i32, u32),
     form: CutForm,
     name: &str,
 ) -> Result<(usize, CutKernel), Refusal> {
@@ -47,7 +49,7 @@ fn function_of(
     let known = MODULES.with(|modules| modules.get(&key).cloned());
     let loaded = known.unwrap_or_else(|| {
         // Outside the lock: this calls the driver. Only the worker comes here.
-        let loaded = load(image, arch, form);
+        let loaded = load(image, target, form);
         MODULES.with(|modules| modules.insert(key, loaded.clone()));
         loaded
     });
@@ -85,10 +87,13 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
         return Err(Refusal::DriverRefused);
     }
     let image = client.kernels[job.index].image.load(Relaxed);
-    let arch = device_arch(job.device);
+    let target = (job.device, device_arch(job.device));
     let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
     let name = name.ok_or(Refusal::NoSuchKernel)?;
-    let (function, kernel) = function_of(image, arch, CutForm::Prelude, &name)?;
+    let (function, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
+    if is_lost() {
+        return Err(Refusal::ImageGone);
+    }
     let original = plain_function(job.function);
     for which in FUNC_COMPARED {
         if attribute(original, which) != attribute(function, which) {
@@ -98,8 +103,8 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     }
     copy_attributes(original, function);
     let parameters = layout(function, &kernel)?;
-    let sub_grid = match function_of(image, arch, CutForm::SubGrid, &name) {
-        Ok((function, other)) if other.control_offset == kernel.control_offset => {
+    let sub_grid = match function_of(image, target, CutForm::SubGrid, &name) {
+        Ok((function, other)) if other.control_offset == kernel.control_offset && !is_lost() => {
             copy_attributes(original, function);
             Some(function)
         }

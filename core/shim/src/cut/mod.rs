@@ -25,6 +25,7 @@
 //! | read | for |
 //! | --- | --- |
 //! | [`kernels`], [`making`] | which kernels can be cut; making their cut forms off the launch path |
+//! | [`proof`] | the proof that they compute the same on this machine |
 //! | [`form`] | the launches |
 //! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
@@ -37,6 +38,7 @@ pub mod images;
 pub mod kernels;
 pub mod making;
 pub mod progress;
+pub mod proof;
 pub mod vendor;
 pub mod watch;
 pub mod width;
@@ -137,6 +139,7 @@ pub fn forget_context(context: usize) {
 /// The program is exiting: nobody gives way any more.
 pub fn program_exits() {
     gate::open_for_good();
+    kernels::finish();
 }
 
 /// Only in a forked child.
@@ -145,6 +148,7 @@ pub fn reset() {
     gate::reset();
     images::reset();
     kernels::reset();
+    proof::reset();
     watch::reset();
     width::reset();
 }

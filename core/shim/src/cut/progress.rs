@@ -72,6 +72,11 @@ impl Progress {
         }
     }
 
+    /// Parts issued.
+    pub fn parts(&self) -> usize {
+        self.parts
+    }
+
     /// All parts have ended.
     pub fn is_over(&self) -> bool {
         self.seen >= 2 * self.parts

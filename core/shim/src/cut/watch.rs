@@ -6,6 +6,10 @@
 //! kernel is launched once more beside it, over the same claim table, without the flag.
 //! Then every block has run once, the part ends, and the kernel is never cut again.
 //!
+//! Who launches into a full queue holds the driver's locks until something in it ends, and a
+//! rescue could not be launched: while a cut launch is under way, launches wait for room
+//! before they reach the driver (`decided`).
+//!
 //! Known gap: where the driver makes launches wait, because a thread of the program is in
 //! `cuMemFree` or the like and waits in turn for the stuck part, the rescue waits as
 //! well, and nothing ends. A rescue enqueued ahead of time, behind a wait for a word,
@@ -89,6 +93,8 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Their parts.
+static PARTS: AtomicUsize = AtomicUsize::new(0);
 /// Launches being issued, which are not in the table yet.
 static MAKING: AtomicUsize = AtomicUsize::new(0);
 /// See [`quiet`].
@@ -99,6 +105,17 @@ const QUIET_WAIT: Duration = Duration::from_millis(100);
 /// Whether any cut launch is under way.
 pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
+}
+
+/// Parts of all cut launches under way.
+pub fn parts_open() -> usize {
+    PARTS.load(Acquire)
+}
+
+/// The table has changed.
+fn count(open: &[Open]) {
+    PARTS.store(open.iter().map(|o| o.progress.parts()).sum(), Release);
+    COUNT.store(open.len(), Release);
 }
 
 /// While it lives, no kernel is launched cut.
@@ -177,7 +194,7 @@ pub fn give_back(events: Events) {
 pub fn opened(open: Open) {
     TABLE.with(|t| {
         t.open.push(open);
-        COUNT.store(t.open.len(), Release);
+        count(&t.open);
     });
     gate::launched();
 }
@@ -215,7 +232,7 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
                 at += 1;
             }
         }
-        COUNT.store(t.open.len(), Release);
+        count(&t.open);
     });
 }
 
@@ -299,13 +316,14 @@ pub fn forget() {
     TABLE.with(|t| {
         t.open.clear();
         t.free.clear();
-        COUNT.store(0, Release);
+        count(&t.open);
     });
 }
 
 /// Only in a forked child.
 pub fn reset() {
     TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
+    PARTS.store(0, SeqCst);
     MAKING.store(0, SeqCst);
     QUIET.store(false, SeqCst);
     COUNT.store(0, SeqCst);

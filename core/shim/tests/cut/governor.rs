@@ -67,7 +67,12 @@ fn driver() -> PathBuf {
 }
 
 impl Governor {
-    pub fn start(core: &Core, test: &str, welcome: &Welcome) -> Governor {
+    pub fn start(
+        core: &Core,
+        test: &str,
+        environment: &[(&str, &str)],
+        welcome: &Welcome,
+    ) -> Governor {
         let files = tempfile::tempdir_in("/dev/shm").unwrap();
         std::os::unix::fs::symlink(driver(), files.path().join("libcuda.so.1")).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -81,6 +86,7 @@ impl Governor {
             .env("TALLY_SOCKET", core.socket())
             .env("TALLY_PRIORITY", "best-effort")
             .env_remove("TALLY_FAIL")
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -37,10 +37,21 @@ fn welcome() -> Welcome {
     }
 }
 
-/// Run a test: `program` in a process under the shim, `core` in this one. `_test` is the test
+/// Run a test: `program` in a process under the shim, `core` in this one. `test` is the test
 /// function, for its name.
 fn both<T>(
+    test: T,
+    welcome: &Welcome,
+    program: impl FnOnce(&mut Device),
+    core: impl FnOnce(&mut Governor),
+) {
+    both_under(test, &[], welcome, program, core);
+}
+
+/// The same, with more in the program's environment.
+fn both_under<T>(
     _test: T,
+    environment: &[(&str, &str)],
     welcome: &Welcome,
     program: impl FnOnce(&mut Device),
     core: impl FnOnce(&mut Governor),
@@ -53,7 +64,7 @@ fn both<T>(
         std::process::exit(0);
     }
     let listening = Core::new();
-    let mut governor = Governor::start(&listening, name, welcome);
+    let mut governor = Governor::start(&listening, name, environment, welcome);
     core(&mut governor);
     governor.ends_well();
 }

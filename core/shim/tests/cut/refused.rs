@@ -1,7 +1,7 @@
 //! What is not offered to be cut, and why.
 
 use crate::program::{Attribute, Config, Device, THREADS, ok};
-use crate::{both, welcome};
+use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::cut_state;
@@ -200,6 +200,46 @@ fn an_unloaded_module_is_not_asked_about_again() {
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.preemptible.load(SeqCst), c.cut_kernels.load(SeqCst)), (20, 1));
+        },
+    );
+}
+
+/// A device on which cut kernels go wrong shows it with the kernel whose results are known,
+/// and then nothing is cut there.
+#[test]
+fn nothing_is_cut_on_a_device_where_the_known_kernel_goes_wrong() {
+    // Of the plain kernel 20 bytes are parameters, of a cut one more.
+    let fault = format!("{}:{}", tally_kernels::proof::NAME, tally_kernels::proof::PARAMETER_BYTES);
+    both_under(
+        nothing_is_cut_on_a_device_where_the_known_kernel_goes_wrong,
+        &[("TALLY_SIMCUDA_FAULT", &fault)],
+        &welcome(),
+        |device| {
+            let cells = device.cells(8);
+            let mut steps = 0;
+            while crate::program::ask("step") == "again" {
+                device.step(&cells, [8, 1, 1], null_mut(), 1, 0);
+                device.sync(null_mut());
+                steps += 1;
+            }
+            device.check_steps(&cells, &vec![1; steps]);
+        },
+        |core| {
+            core.policy(|_, _| Answer::Preemptible(0));
+            let mut launches = 0;
+            loop {
+                core.expect("step");
+                if core.is_refused("step", Refusal::ResultsDiffer) {
+                    break;
+                }
+                assert!(launches < 10_000, "{:?}", core.state("step"));
+                launches += 1;
+                core.say("again");
+            }
+            core.say("enough");
+            core.ends(0);
+            assert_eq!(core.counters().cut_kernels.load(SeqCst), 0);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 0);
         },
     );
 }

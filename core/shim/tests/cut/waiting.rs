@@ -203,3 +203,50 @@ fn without_being_asked_nothing_is_stuck() {
         assert_eq!(core.state("later").0, cut_state::READY);
     });
 }
+
+/// A thread that launched into a full queue would hold the driver's locks, and nothing could
+/// be rescued any more.
+#[test]
+fn behind_a_cut_launch_only_so_many_are_enqueued() {
+    const LAUNCHES: usize = 700;
+    /// `BACKLOG_MAX` of the shim, up to two groups of launches with one write, and some.
+    const MOST: usize = 256 + 2 * 8 + 2;
+    both(
+        behind_a_cut_launch_only_so_many_are_enqueued,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (held, cells) = (device.cells(16), device.cells(1));
+            let stream = device.stream(1);
+            assert_eq!(ask("go"), "on");
+            device.step(&held, [16, 1, 1], stream, 5, 100);
+            say("launched");
+            for _ in 0..LAUNCHES {
+                device.step(&cells, [1, 1, 1], stream, 6, 0);
+            }
+            device.sync(stream);
+            device.check_steps(&held, &[5]);
+            device.check_steps(&cells, &[6; LAUNCHES]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            let before = core.requests("step").len();
+            core.policy(|request, _| match request.grid[0] {
+                16 => Answer::Slice(4),
+                _ => Answer::Whole,
+            });
+            core.closed();
+            core.say("on");
+            core.expect("launched");
+            let behind = |core: &Governor| core.requests("step").len() - before - 1;
+            // It gets so far, and no further while the launch is held.
+            crate::common::eventually("the queue's share is used", || behind(core) > 200);
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(behind(core) <= MOST, "{}", behind(core));
+            core.ask_to_yield(false);
+            core.ends(0);
+            assert_eq!(behind(core), LAUNCHES);
+        },
+    );
+}

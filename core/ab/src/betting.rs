@@ -1,0 +1,194 @@
+//! The test: a bet on the sign of each pair's difference.
+//!
+//! If the two policies make no difference, what a pair of blocks measures does not depend
+//! on which policy had which block: the difference (B less A) has the size that the two
+//! moments give it, and its sign is the coin that ordered the pair, whatever the noise:
+//! heavy-tailed, correlated from block to block, drifting. (Fisher's sharp null
+//! hypothesis, under the randomisation that was in fact carried out; The Design of
+//! Experiments, 1935.) A player who stakes a part of what he owns on each sign, by
+//! sizes and signs seen so far and the size, not the sign, of this one, plays a fair game:
+//! his wealth is a nonnegative martingale that starts at 1. By Ville's inequality (1939)
+//! it ever reaches 1/alpha with a chance of at most alpha. So one may look after every
+//! pair, and stop when one likes (Shafer, JRSS A 184(2), 2021; Ramdas, Ruf, Larsson and
+//! Koolen, arXiv:2009.03167; for tests of symmetry Vovk and Wang, arXiv:2009.02824).
+//!
+//! What is staked is `0.95 tanh(theta x)`, where `x` is the difference in units of the
+//! recent differences' median size: for normal noise and the right `theta` this is the
+//! likelihood ratio given the size. The `theta`s are mixed, which keeps the martingale.
+
+use std::collections::VecDeque;
+
+/// What is bet on, in either direction.
+const THETAS: [f64; 6] = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2];
+/// Never more than this part is staked: one wrong sign must not ruin.
+const STAKE_MAX: f64 = 0.95;
+/// Differences beyond so many times the usual size count as this.
+const SIZE_MAX: f64 = 3.0;
+/// What is usual is the median of so many recent sizes, the present one included.
+const SIZES: usize = 64;
+
+/// The evidence against "no difference", pair by pair.
+#[derive(Clone, Debug)]
+pub struct Betting {
+    /// Logarithms of what the players own: those who bet on B being more, on B being less.
+    more: [f64; THETAS.len()],
+    less: [f64; THETAS.len()],
+    recent: Recent,
+    ln_e: f64,
+    ln_e_max: f64,
+}
+
+impl Betting {
+    /// Nothing seen.
+    pub fn new() -> Self {
+        Betting {
+            more: [0.0; THETAS.len()],
+            less: [0.0; THETAS.len()],
+            recent: Recent::default(),
+            ln_e: 0.0,
+            ln_e_max: 0.0,
+        }
+    }
+
+    /// A pair's difference. One that is not finite is no evidence.
+    pub fn push(&mut self, difference: f64) {
+        if !difference.is_finite() {
+            return;
+        }
+        let usual = self.recent.push(difference.abs());
+        let x = if difference == 0.0 {
+            0.0
+        } else {
+            // Infinite if nothing ever differed before.
+            (difference / usual).clamp(-SIZE_MAX, SIZE_MAX)
+        };
+        for ((theta, more), less) in THETAS.iter().zip(&mut self.more).zip(&mut self.less) {
+            let stake = STAKE_MAX * (theta * x).tanh();
+            *more += stake.ln_1p();
+            *less += (-stake).ln_1p();
+        }
+        let players = || self.more.iter().chain(&self.less);
+        let most = players().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = players().map(|ln| (ln - most).exp()).sum();
+        self.ln_e = most + (sum / (2 * THETAS.len()) as f64).ln();
+        self.ln_e_max = self.ln_e_max.max(self.ln_e);
+    }
+
+    /// Logarithm of the wealth now (an e-value).
+    pub fn ln_e(&self) -> f64 {
+        self.ln_e
+    }
+
+    /// Logarithm of the most that it ever was.
+    pub fn ln_e_max(&self) -> f64 {
+        self.ln_e_max
+    }
+
+    /// Whether "no difference" is rejected at this level.
+    pub fn rejects(&self, alpha: f64) -> bool {
+        self.ln_e_max >= -alpha.ln()
+    }
+}
+
+impl Default for Betting {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The median of the recent sizes.
+#[derive(Clone, Debug, Default)]
+struct Recent {
+    order: VecDeque<f64>,
+    sorted: Vec<f64>,
+}
+
+impl Recent {
+    fn push(&mut self, size: f64) -> f64 {
+        if self.order.len() == SIZES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            let at = self.sorted.partition_point(|s| *s < oldest);
+            self.sorted.remove(at);
+        }
+        self.order.push_back(size);
+        let at = self.sorted.partition_point(|s| *s < size);
+        self.sorted.insert(at, size);
+        self.sorted[(self.sorted.len() - 1) / 2]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn e(differences: &[f64]) -> f64 {
+        let mut betting = Betting::new();
+        differences.iter().for_each(|d| betting.push(*d));
+        betting.ln_e().exp()
+    }
+
+    proptest! {
+        /// The fair game, exactly: over all signs of given sizes the mean wealth is 1.
+        #[test]
+        fn the_mean_over_all_signs_is_one(
+            sizes in proptest::collection::vec(prop_oneof![Just(0.0), 1e-9..1e9f64], 0..9),
+        ) {
+            let all = 1u32 << sizes.len();
+            let sum: f64 = (0..all)
+                .map(|signs| {
+                    let signed = |(i, s): (usize, &f64)| if signs >> i & 1 == 1 { *s } else { -s };
+                    e(&sizes.iter().enumerate().map(signed).collect::<Vec<_>>())
+                })
+                .sum();
+            prop_assert!((sum / f64::from(all) - 1.0).abs() < 1e-9, "{}", sum / f64::from(all));
+        }
+
+        /// Neither the unit of the outcome nor which arm is called B matters.
+        #[test]
+        fn scale_and_direction_do_not_matter(
+            differences in proptest::collection::vec(-5.0..5.0f64, 1..80), scale in 0.001..1e3f64,
+        ) {
+            let changed: Vec<_> = differences.iter().map(|d| -d * scale).collect();
+            let (a, b) = (e(&differences), e(&changed));
+            prop_assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn wild_values_are_survived() {
+        let mut betting = Betting::new();
+        for d in [0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-300, -1e300] {
+            betting.push(d);
+            assert!(betting.ln_e().is_finite());
+        }
+    }
+
+    #[test]
+    fn eight_like_pairs_that_agree_are_the_least_that_rejects_at_5_percent() {
+        let mut betting = Betting::new();
+        for _ in 0..7 {
+            betting.push(1.0);
+            assert!(!betting.rejects(0.05));
+        }
+        betting.push(1.0);
+        assert!(betting.rejects(0.05));
+        // Once is enough: what comes later does not take it back.
+        (0..50).for_each(|_| betting.push(-1.0));
+        assert!(betting.rejects(0.05) && !betting.rejects(1e-9));
+    }
+
+    #[test]
+    fn the_median_is_that_of_the_latest() {
+        let mut recent = Recent::default();
+        assert_eq!(recent.push(5.0), 5.0);
+        assert_eq!(recent.push(1.0), 1.0);
+        assert_eq!(recent.push(3.0), 3.0);
+        for _ in 0..SIZES {
+            recent.push(9.0);
+        }
+        assert_eq!(recent.push(9.0), 9.0);
+        assert_eq!(recent.sorted, vec![9.0; SIZES]);
+    }
+}

@@ -1,0 +1,239 @@
+//! What is to be compared and how: the plan, and the randomised order of blocks.
+
+use crate::guard::Guard;
+use crate::metric::Metric;
+use crate::units::time;
+use serde::{Deserialize, Serialize};
+
+/// Blocks of one experiment: bounds the report and the work of its statistics.
+pub const BLOCKS_MAX: u64 = 4_000;
+/// Shortest block.
+pub const BLOCK_NS_MIN: u64 = 20_000_000;
+/// Guards of one experiment.
+pub const GUARDS_MAX: usize = 8;
+
+/// One of the two policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Arm {
+    /// What serves now, and serves again when the experiment ends.
+    A,
+    /// What is tried.
+    B,
+}
+
+impl Arm {
+    /// The other one.
+    pub fn other(self) -> Arm {
+        match self {
+            Arm::A => Arm::B,
+            Arm::B => Arm::A,
+        }
+    }
+}
+
+impl std::fmt::Display for Arm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Arm::A => "A",
+            Arm::B => "B",
+        })
+    }
+}
+
+/// The experiment as asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// What is compared.
+    pub metric: Metric,
+    /// Length of a block, its washout included.
+    pub block_ns: u64,
+    /// The part at a block's start that does not count.
+    pub washout_ns: u64,
+    /// The experiment ends before it takes longer than this.
+    pub time_ns_max: u64,
+    /// A request within this time attains the service-level objective.
+    #[serde(default)]
+    pub slo_ns: Option<u64>,
+    /// Level of the test, and of the interval: they are wrong at most this often.
+    pub alpha: f64,
+    /// No decision before so many blocks.
+    pub blocks_min: u32,
+    /// Seed of the order of blocks.
+    pub seed: u64,
+    /// Go on to the end although it is decided: narrows the interval.
+    #[serde(default)]
+    pub to_end: bool,
+    /// Limits that B must keep.
+    #[serde(default)]
+    pub guards: Vec<Guard>,
+    /// Guards look at the last so much time under B.
+    pub guard_window_ns: u64,
+}
+
+/// Why a plan makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// Too short to switch and measure.
+    #[error("a block of {}: expected at least {}", time(*.0 as f64), time(BLOCK_NS_MIN as f64))]
+    Block(u64),
+    /// Nothing is left to measure.
+    #[error("a washout of {} in a block of {}: expected at most three quarters of the block", time(*.0 as f64), time(*.1 as f64))]
+    Washout(u64, u64),
+    /// Not even one pair.
+    #[error("{} in all: expected at least two blocks ({})", time(*.0 as f64), time(*.1 as f64))]
+    Short(u64, u64),
+    /// Too many blocks.
+    #[error("{0} blocks: expected at most {BLOCKS_MAX}; use longer blocks or less time")]
+    Blocks(u64),
+    /// Not a level.
+    #[error("alpha is {0}: expected 0.0001 to 0.5")]
+    Alpha(f64),
+    /// The metric, or a guard, is of an objective that is not given.
+    #[error("{0} needs the objective: give --slo TIME")]
+    NoObjective(&'static str),
+    /// An objective of no time.
+    #[error("the objective is 0: expected a time above it")]
+    Objective,
+    /// Too many guards.
+    #[error("{0} guards: expected at most {GUARDS_MAX}")]
+    Guards(usize),
+    /// A window in which nothing can be seen.
+    #[error("a guard window of {}: expected {} to 1 h", time(*.0 as f64), time(BLOCK_NS_MIN as f64))]
+    GuardWindow(u64),
+}
+
+impl Plan {
+    /// A plan with everything at its default but the metric.
+    pub fn of(metric: Metric) -> Self {
+        Plan {
+            metric,
+            block_ns: 2_000_000_000,
+            washout_ns: 100_000_000,
+            time_ns_max: 600_000_000_000,
+            slo_ns: None,
+            alpha: 0.05,
+            blocks_min: 20,
+            seed: 1,
+            to_end: false,
+            guards: Vec::new(),
+            guard_window_ns: 2_000_000_000,
+        }
+    }
+
+    /// Check what the types cannot.
+    ///
+    /// # Errors
+    /// The first thing that makes no sense.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if self.block_ns < BLOCK_NS_MIN {
+            return Err(PlanError::Block(self.block_ns));
+        }
+        if self.washout_ns > self.block_ns / 4 * 3 {
+            return Err(PlanError::Washout(self.washout_ns, self.block_ns));
+        }
+        let two = self.block_ns.saturating_mul(2);
+        if self.time_ns_max < two {
+            return Err(PlanError::Short(self.time_ns_max, two));
+        }
+        let blocks = self.time_ns_max / self.block_ns;
+        if blocks > BLOCKS_MAX {
+            return Err(PlanError::Blocks(blocks));
+        }
+        if !(0.0001..=0.5).contains(&self.alpha) {
+            return Err(PlanError::Alpha(self.alpha));
+        }
+        if self.slo_ns == Some(0) {
+            return Err(PlanError::Objective);
+        }
+        if self.slo_ns.is_none() {
+            if self.metric == Metric::SloAttainment {
+                return Err(PlanError::NoObjective("the metric slo_attainment"));
+            }
+            if self.guards.iter().any(Guard::needs_objective) {
+                return Err(PlanError::NoObjective("a guard on slo_attainment"));
+            }
+        }
+        if self.guards.len() > GUARDS_MAX {
+            return Err(PlanError::Guards(self.guards.len()));
+        }
+        if !(BLOCK_NS_MIN..=3_600_000_000_000).contains(&self.guard_window_ns) {
+            return Err(PlanError::GuardWindow(self.guard_window_ns));
+        }
+        Ok(())
+    }
+}
+
+/// The order of blocks: pairs of one of each, the first by a fair coin. What rises or
+/// falls over time then weighs on both arms alike, and within a pair the coin is all
+/// that decides which block was whose: that is what the test relies on.
+#[derive(Clone, Debug)]
+pub struct Assignment {
+    random: fastrand::Rng,
+    second: Option<Arm>,
+}
+
+impl Assignment {
+    /// From a seed; the same seed gives the same order.
+    pub fn new(seed: u64) -> Self {
+        Assignment { random: fastrand::Rng::with_seed(seed), second: None }
+    }
+
+    /// Whose the next block is.
+    pub fn next_arm(&mut self) -> Arm {
+        if let Some(second) = self.second.take() {
+            return second;
+        }
+        let first = if self.random.bool() { Arm::A } else { Arm::B };
+        self.second = Some(first.other());
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_pair_has_one_block_of_each_and_a_seed_is_an_order(seed: u64) {
+            let order = |seed| {
+                let mut assignment = Assignment::new(seed);
+                (0..400).map(|_| assignment.next_arm()).collect::<Vec<_>>()
+            };
+            let arms = order(seed);
+            prop_assert!(arms.chunks(2).all(|pair| pair[0] != pair[1]));
+            prop_assert_eq!(&arms, &order(seed));
+            // 200 fair coins: 30 or fewer of a side is a chance of less than 1e-24.
+            let first = arms.chunks(2).filter(|pair| pair[0] == Arm::A).count();
+            prop_assert!((31..170).contains(&first), "A is first in {first} of 200 pairs");
+        }
+    }
+
+    #[test]
+    fn plans_that_make_no_sense_are_refused_by_name() {
+        let good = Plan::of(Metric::HpP99);
+        good.check().unwrap();
+        let bad = |change: fn(&mut Plan)| {
+            let mut plan = Plan::of(Metric::HpP99);
+            change(&mut plan);
+            plan.check().unwrap_err().to_string()
+        };
+        for (message, word) in [
+            (bad(|p| p.block_ns = 1), "at least 20 ms"),
+            (bad(|p| p.washout_ns = p.block_ns), "washout"),
+            (bad(|p| p.time_ns_max = p.block_ns), "two blocks"),
+            (bad(|p| p.time_ns_max = u64::MAX), "at most 4000"),
+            (bad(|p| p.alpha = 0.0), "alpha is 0"),
+            (bad(|p| p.alpha = f64::NAN), "alpha is NaN"),
+            (bad(|p| p.metric = Metric::SloAttainment), "--slo"),
+            (bad(|p| p.slo_ns = Some(0)), "objective"),
+            (bad(|p| p.guard_window_ns = 0), "guard window"),
+            (bad(|p| p.guards = vec!["slo_attainment>90%".parse().unwrap()]), "--slo"),
+            (bad(|p| p.guards = vec!["hp_p99<8ms".parse().unwrap(); 9]), "at most 8"),
+        ] {
+            assert!(message.contains(word), "{message}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+use super::*;
+use crate::metric::Metric;
+use proptest::prelude::*;
+
+/// Runs an experiment in virtual time: `load` fills each sample.
+struct Bench {
+    experiment: Experiment,
+    now_ns: u64,
+    switches: Vec<Arm>,
+}
+
+impl Bench {
+    fn new(plan: Plan) -> Self {
+        let experiment = Experiment::new(plan, 1_000).unwrap();
+        Bench { experiment, now_ns: 1_000, switches: Vec::new() }
+    }
+
+    fn run(&mut self, mut load: impl FnMut(Arm, &mut Sample)) -> Ended {
+        let mut from_ns = self.now_ns;
+        for _ in 0..1_000_000 {
+            let mut sample = Sample::new();
+            match self.experiment.next_action() {
+                Action::Switch(arm) => {
+                    self.switches.push(arm);
+                    self.now_ns += 10_000;
+                    from_ns = self.now_ns;
+                    self.experiment.switched(self.now_ns, &sample);
+                }
+                Action::Take { at_ns, cut } => {
+                    assert!(at_ns >= self.now_ns && at_ns <= self.now_ns + 2 * TICK_NS);
+                    self.now_ns = at_ns;
+                    (sample.from_ns, sample.to_ns) = (from_ns, at_ns);
+                    from_ns = at_ns;
+                    load(self.experiment.arm(), &mut sample);
+                    self.experiment.took(at_ns, cut, &sample);
+                }
+                Action::End => return self.experiment.ended().unwrap().clone(),
+            }
+        }
+        panic!("it does not end")
+    }
+}
+
+fn plan(metric: Metric) -> Plan {
+    Plan { block_ns: 400_000_000, time_ns_max: 60_000_000_000, ..Plan::of(metric) }
+}
+
+fn requests(sample: &mut Sample, count: u64, ns: u64) {
+    (0..count).for_each(|n| sample.request(ns + n * 1_000));
+}
+
+#[test]
+fn a_clear_effect_is_found_and_its_size_told() {
+    let mut bench = Bench::new(plan(Metric::HpP99));
+    let mut turn = 0;
+    let ended = bench.run(|arm, sample| {
+        turn += 1;
+        let noise = 1_000 * (turn * 7_919 % 1_013);
+        requests(sample, 5, if arm == Arm::A { 20_000_000 } else { 10_000_000 } + noise);
+    });
+    assert_eq!(ended.reason, Reason::Decided);
+    let experiment = &bench.experiment;
+    assert!(experiment.blocks().len() >= experiment.plan().blocks_min as usize);
+    assert!((experiment.ratio() - 0.5).abs() < 0.05, "{}", experiment.ratio());
+    assert!(!experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA));
+}
+
+#[test]
+fn without_an_effect_it_runs_to_its_end_and_no_longer() {
+    let mut bench = Bench::new(plan(Metric::HpP99));
+    let ended = bench.run(|_, sample| requests(sample, 5, 10_000_000));
+    assert_eq!(ended.reason, Reason::MaxTime);
+    assert!(ended.after_ns <= bench.experiment.plan().time_ns_max);
+    assert!(bench.experiment.blocks().len() >= 140);
+    assert_eq!(bench.experiment.ratio(), 1.0);
+}
+
+#[test]
+fn a_breached_guard_ends_it_within_a_tick_of_bs_time_and_as_do_not_count() {
+    let mut plan = plan(Metric::BeThroughput);
+    plan.guards = vec!["hp_p99<8ms".parse().unwrap()];
+    let mut bench = Bench::new(plan);
+    let ended = bench.run(|arm, sample| {
+        requests(sample, 5, if arm == Arm::A { 90_000_000 } else { 1_000_000 });
+        sample.work_ns = 1_000_000;
+        sample.launches = 1;
+    });
+    assert_eq!(ended.reason, Reason::MaxTime, "only A is over the limit");
+    let mut bench = Bench::new(bench.experiment.plan().clone());
+    let mut under_b = 0;
+    let ended = bench.run(|arm, sample| {
+        under_b += u32::from(arm == Arm::B);
+        requests(sample, 5, if arm == Arm::B { 90_000_000 } else { 1_000_000 });
+    });
+    assert_eq!((ended.reason, ended.arm, under_b), (Reason::Guard, Some(Arm::B), 1));
+    assert!(ended.message.contains("hp_p99<8ms"), "{}", ended.message);
+    assert_eq!(bench.experiment.next_action(), Action::End);
+}
+
+#[test]
+fn a_lost_turn_ends_it_and_names_the_arm() {
+    let mut bench = Bench::new(plan(Metric::HpP99));
+    let ended = bench.run(|arm, sample| {
+        requests(sample, 5, 1_000_000);
+        sample.faults = u64::from(arm == Arm::B);
+    });
+    assert_eq!((ended.reason, ended.arm), (Reason::PolicyFailed, Some(Arm::B)));
+    assert!(ended.message.contains("arm B"));
+}
+
+#[test]
+fn without_traffic_it_gives_up() {
+    for metric in [Metric::HpP99, Metric::BeThroughput] {
+        let mut bench = Bench::new(plan(metric));
+        let ended = bench.run(|_, _| {});
+        assert_eq!(ended.reason, Reason::NoTraffic);
+        assert_eq!(bench.experiment.pairs_empty(), 10);
+        assert!(bench.experiment.differences().is_empty());
+    }
+}
+
+#[test]
+fn different_numbers_of_requests_are_noticed() {
+    let mut bench = Bench::new(Plan { to_end: true, ..plan(Metric::HpP99) });
+    bench.run(|arm, sample| requests(sample, if arm == Arm::A { 20 } else { 15 }, 10_000_000));
+    assert!(bench.experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA));
+}
+
+#[test]
+fn the_washout_is_not_counted() {
+    let mut bench = Bench::new(plan(Metric::HpP99));
+    let ended = bench.run(|_, sample| requests(sample, 5, 10_000_000));
+    assert_eq!(ended.reason, Reason::MaxTime);
+    for block in bench.experiment.blocks() {
+        assert!((block.measured_s - 0.3).abs() < 1e-6, "{block:?}");
+    }
+}
+
+#[test]
+fn a_failed_start_and_a_stop_end_it_once() {
+    let mut experiment = Experiment::new(plan(Metric::HpP99), 0).unwrap();
+    experiment.failed(7, "no such file".into());
+    experiment.stop(9, Reason::Stopped, "later");
+    let ended = experiment.ended().unwrap();
+    assert_eq!((ended.reason, ended.arm, ended.after_ns), (Reason::PolicyFailed, None, 7));
+    assert_eq!(experiment.next_action(), Action::End);
+}
+
+proptest! {
+    /// Whatever is measured and however late the caller is: blocks come in pairs of one of
+    /// each, every block begins with a switch, and it ends.
+    #[test]
+    fn any_course_of_events_ends_with_pairs_of_one_of_each(
+        seed: u64, late in proptest::collection::vec(0..200_000_000u64, 1..20),
+    ) {
+        let plan = Plan { seed, time_ns_max: 8_000_000_000, ..plan(Metric::HpP99) };
+        let mut bench = Bench::new(plan);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut at = 0;
+        let mut now_ns = 0;
+        let ended = loop {
+            let mut sample = Sample::new();
+            match bench.experiment.next_action() {
+                Action::Switch(arm) => {
+                    bench.switches.push(arm);
+                    bench.experiment.switched(now_ns, &sample);
+                }
+                Action::Take { at_ns, cut } => {
+                    at += 1;
+                    sample.from_ns = now_ns;
+                    now_ns = now_ns.max(at_ns) + late[at % late.len()];
+                    sample.to_ns = now_ns;
+                    requests(&mut sample, random.u64(0..8), random.u64(1..100_000_000));
+                    bench.experiment.took(now_ns, cut, &sample);
+                }
+                Action::End => break bench.experiment.ended().unwrap().clone(),
+            }
+            prop_assert!(at < 10_000);
+        };
+        prop_assert!(matches!(
+            ended.reason, Reason::MaxTime | Reason::Decided | Reason::NoTraffic
+        ));
+        let blocks = bench.experiment.blocks();
+        prop_assert_eq!(blocks.len(), bench.switches.len());
+        prop_assert!(blocks.chunks(2).all(|p| p.len() == 2 && p[0].arm != p[1].arm));
+        let said = bench.experiment.differences().len() + bench.experiment.pairs_empty() as usize;
+        prop_assert_eq!(said * 2, blocks.len());
+    }
+}

@@ -1,0 +1,148 @@
+//! What was measured in some stretch of time: filled by the dispatch thread, which
+//! neither allocates nor locks for it, and emptied by the experiment.
+
+use hdrhistogram::Histogram;
+
+/// Longest request told apart, ns; longer ones count as this.
+const LONGEST_NS: u64 = 120_000_000_000;
+/// Figures kept of a request's time: 0.1 % steps.
+const SIGNIFICANT_DIGITS: u8 = 3;
+/// Requests recorded at once, so that a client's wild counter stays one client's.
+const TOGETHER_MAX: u64 = 1_000_000;
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Times of high-priority requests, ns.
+    latencies: Histogram<u64>,
+    /// From when.
+    pub from_ns: u64,
+    /// Until when.
+    pub to_ns: u64,
+    /// Requests under way when the policy or the counting changed: they belong to neither.
+    pub straddled: u64,
+    /// Requests of which only their number and their sum is known.
+    pub merged: u64,
+    /// Age of the oldest request under way at the end, ns; 0 if there is none.
+    pub open_ns_max: u64,
+    /// Best-effort work that ended, in GPU time that it takes undisturbed, ns.
+    pub work_ns: u64,
+    /// Best-effort launches that ended.
+    pub launches: u64,
+    /// Turns that policies lost since the core started.
+    pub faults: u64,
+}
+
+impl Sample {
+    /// An empty one; allocates all that it will ever need.
+    pub fn new() -> Self {
+        let latencies = Histogram::new_with_bounds(1, LONGEST_NS, SIGNIFICANT_DIGITS)
+            // The bounds are constants that the library accepts.
+            .expect("constant bounds are valid");
+        Sample {
+            latencies,
+            from_ns: 0,
+            to_ns: 0,
+            straddled: 0,
+            merged: 0,
+            open_ns_max: 0,
+            work_ns: 0,
+            launches: 0,
+            faults: 0,
+        }
+    }
+
+    /// Forget everything; keeps the memory.
+    pub fn clear(&mut self) {
+        self.latencies.reset();
+        (self.from_ns, self.to_ns) = (0, 0);
+        (self.straddled, self.merged, self.open_ns_max) = (0, 0, 0);
+        (self.work_ns, self.launches, self.faults) = (0, 0, 0);
+    }
+
+    /// A request took so long.
+    pub fn request(&mut self, ns: u64) {
+        self.latencies.saturating_record(ns.max(1));
+    }
+
+    /// So many requests took so long in all.
+    pub fn requests_together(&mut self, count: u64, sum_ns: u64) {
+        let count = count.min(TOGETHER_MAX);
+        if count > 0 {
+            self.merged += count;
+            self.latencies.saturating_record_n((sum_ns / count).max(1), count);
+        }
+    }
+
+    /// Requests that ended.
+    pub fn requests(&self) -> u64 {
+        self.latencies.len()
+    }
+
+    /// How long requests took, ns: this share took at most so long. `None` without any.
+    pub fn quantile_ns(&self, share: f64) -> Option<u64> {
+        (!self.latencies.is_empty()).then(|| self.latencies.value_at_quantile(share))
+    }
+
+    /// Requests that took longer than this.
+    pub fn over(&self, ns: u64) -> u64 {
+        if ns >= LONGEST_NS { 0 } else { self.latencies.count_between(ns + 1, LONGEST_NS) }
+    }
+
+    /// Length of the time that was measured, ns.
+    pub fn span_ns(&self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
+
+    /// Add what came right after.
+    pub fn extend(&mut self, next: &Sample) {
+        if self.span_ns() == 0 {
+            self.from_ns = next.from_ns;
+        }
+        self.to_ns = self.to_ns.max(next.to_ns);
+        // Of the same bounds: nothing can be lost.
+        let _ = self.latencies.add(&next.latencies);
+        self.straddled += next.straddled;
+        self.merged += next.merged;
+        self.open_ns_max = next.open_ns_max;
+        self.work_ns = self.work_ns.saturating_add(next.work_ns);
+        self.launches += next.launches;
+        self.faults = next.faults;
+    }
+}
+
+impl Default for Sample {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_against_a_limit_and_added_up() {
+        let mut first = Sample::new();
+        (first.from_ns, first.to_ns) = (100, 200);
+        for ms in 1..=100u64 {
+            first.request(ms * 1_000_000);
+        }
+        assert_eq!(first.over(98_500_000), 2);
+        assert_eq!((first.over(u64::MAX), first.over(0)), (0, 100));
+        let p99 = first.quantile_ns(0.99).unwrap() as f64;
+        assert!((p99 / 99e6 - 1.0).abs() < 0.002, "{p99}");
+        let mut next = Sample::new();
+        (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
+        next.requests_together(10, 50_000_000);
+        next.requests_together(0, 7);
+        next.request(u64::MAX);
+        first.extend(&next);
+        assert_eq!((first.requests(), first.merged, first.work_ns), (111, 10, 5));
+        assert_eq!((first.from_ns, first.span_ns()), (100, 200));
+        first.clear();
+        assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));
+        first.extend(&next);
+        assert_eq!((first.from_ns, first.to_ns), (200, 300));
+    }
+}

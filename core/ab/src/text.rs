@@ -1,0 +1,128 @@
+//! The report for people.
+
+use crate::design::Arm;
+use crate::experiment::Reason;
+use crate::report::{ArmSummary, Effect, Report, Verdict};
+use crate::units::time;
+use std::fmt::Write;
+
+fn bounds(effect: &Effect, level: f64) -> String {
+    let show = |bound: Option<f64>, open: &str| {
+        bound.map_or_else(|| open.to_owned(), |ratio| format!("{:+.1} %", (ratio - 1.0) * 100.0))
+    };
+    format!("{level:.4}").trim_end_matches('0').trim_end_matches('.').to_owned()
+        + &format!(
+            " % interval {} to {}",
+            show(effect.low, "no bound"),
+            show(effect.high, "no bound")
+        )
+}
+
+fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Decided => "decided",
+        Reason::MaxTime => "out of time",
+        Reason::Guard => "a guard was breached: A is in charge again",
+        Reason::PolicyFailed => "a policy failed",
+        Reason::NoTraffic => "no traffic",
+        Reason::Stopped => "stopped",
+        Reason::CoreStopping => "the core was stopped",
+    }
+}
+
+impl Report {
+    /// The report as text, some twenty lines.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let plan = &self.plan;
+        let level = (1.0 - plan.alpha) * 100.0;
+        match &self.ended {
+            None => writeln!(out, "A/B test, running for {}", time(self.elapsed_s * 1e9))?,
+            Some(ended) => {
+                write!(
+                    out,
+                    "A/B test, {} after {}",
+                    reason(ended.reason),
+                    time(ended.after_ns as f64)
+                )?;
+                match ended.message.as_str() {
+                    "" => writeln!(out)?,
+                    message => writeln!(out, ": {message}")?,
+                }
+            }
+        }
+        writeln!(out)?;
+        for (arm, summary) in [(Arm::A, &self.a), (Arm::B, &self.b)] {
+            self.arm(out, arm, summary)?;
+        }
+        writeln!(out)?;
+        let better = if plan.metric.lower_is_better() { "lower" } else { "higher" };
+        let found = match self.verdict {
+            Verdict::BBetter => format!("B is better on {}", plan.metric),
+            Verdict::BWorse => format!("B is worse on {}", plan.metric),
+            Verdict::Undecided => format!("no difference on {} is shown", plan.metric),
+        };
+        writeln!(out, "{found} ({better} is better)")?;
+        let effect = &self.effect;
+        if self.pairs > 0 {
+            let words = Report::effect_in_words(effect.ratio);
+            writeln!(out, "  effect       {words}; {}", bounds(effect, level))?;
+            let mean = &self.mean_effect;
+            let words = Report::effect_in_words(mean.ratio);
+            writeln!(out, "  mean effect  {words}; {} (for many pairs)", bounds(mean, level))?;
+        }
+        writeln!(
+            out,
+            "  evidence     {:.3} of the {:.0} that reject \"no difference\" at level {}; {} pairs of blocks",
+            self.e_value,
+            1.0 / plan.alpha,
+            plan.alpha,
+            self.pairs
+        )?;
+        let ratio = &self.sample_ratio;
+        writeln!(
+            out,
+            "  load         {:.1} and {:.1} requests/s under A and B: {}",
+            ratio.a_per_s,
+            ratio.b_per_s,
+            if ratio.mismatch { "NOT the same" } else { "not told apart" }
+        )?;
+        for guard in &plan.guards {
+            writeln!(out, "  guard        {guard}")?;
+        }
+        writeln!(
+            out,
+            "  blocks       {} with {} of washout, order from seed {}",
+            time(plan.block_ns as f64),
+            time(plan.washout_ns as f64),
+            plan.seed
+        )?;
+        if !self.caveats.is_empty() {
+            writeln!(out)?;
+        }
+        for caveat in &self.caveats {
+            writeln!(out, "note: {caveat}")?;
+        }
+        Ok(())
+    }
+
+    fn arm(&self, out: &mut String, arm: Arm, summary: &ArmSummary) -> std::fmt::Result {
+        let digest: String = summary.source.digest.chars().take(12).collect();
+        let value = summary.value_median.map_or_else(|| "-".into(), |v| self.plan.metric.show(v));
+        writeln!(
+            out,
+            "{arm}  {} ({digest}): {} {value} (median of {} blocks), {} requests, best effort {:.1} GPU ms/s",
+            summary.source.name,
+            self.plan.metric,
+            summary.blocks,
+            summary.requests,
+            summary.be_gpu_ms_per_s
+        )
+    }
+}

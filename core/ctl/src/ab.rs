@@ -1,0 +1,299 @@
+//! `tallyctl ab`: A/B tests of policies on the core's GPU.
+
+use crate::admin::Core;
+use crate::error::CtlError;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tally_ab::guard::Guard;
+use tally_ab::units::{parse_ns, time};
+use tally_ab::{Metric, Plan, Report};
+
+/// `ab`.
+#[derive(Debug, Subcommand)]
+pub enum AbCommand {
+    /// Begin a test: A and B are in charge by turns, in random order; A serves in the end.
+    Start(Box<StartArgs>),
+    /// Show how far the test is.
+    Status {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+        /// Again every second until it has ended.
+        #[arg(long)]
+        watch: bool,
+    },
+    /// End the test, put A in charge and show the report.
+    Stop,
+    /// Show what the test that runs, or ran last, has found.
+    Report {
+        /// As JSON (schema 1), for programs and to be kept.
+        #[arg(long)]
+        json: bool,
+        /// Also draw it: blocks over time, and the effect with its interval.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
+}
+
+/// `ab start`.
+#[derive(Debug, Args)]
+pub struct StartArgs {
+    /// The policy that serves now, and again when the test ends.
+    #[arg(value_name = "A.wasm")]
+    a: PathBuf,
+    /// The policy that is tried.
+    #[arg(value_name = "B.wasm")]
+    b: PathBuf,
+    /// What is compared: hp_p99 (high-priority requests, 99th percentile), be_throughput
+    /// (best-effort work a second) or slo_attainment (share of requests within --slo).
+    #[arg(long, value_name = "METRIC")]
+    metric: Metric,
+    /// Length of a block; each has one policy in charge.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
+    block: u64,
+    /// The part at the start of each block that does not count.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "100ms")]
+    washout: u64,
+    /// End at the latest after this.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "10m")]
+    max_time: u64,
+    /// A limit that B must keep, as in 'hp_p99<8ms', 'slo_attainment>95%' or
+    /// 'be_throughput>20%'; A is in charge at once if it does not. May be given up to 8 times.
+    #[arg(long = "guard", value_name = "GUARD")]
+    guards: Vec<Guard>,
+    /// Guards look at the last so much time under B.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
+    guard_window: u64,
+    /// A request within this time attains the objective.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    slo: Option<u64>,
+    /// Seed of the random order. Default: another one each time.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// The result is wrong at most this often.
+    #[arg(long, value_name = "P", value_parser = probability, default_value = "0.05")]
+    alpha: f64,
+    /// Decide nothing before so many blocks.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    min_blocks: u32,
+    /// Go on to --max-time although it is decided: the interval gets narrower.
+    #[arg(long)]
+    to_end: bool,
+    /// Configuration of A.
+    #[arg(long, value_name = "FILE")]
+    config_a: Option<PathBuf>,
+    /// Configuration of B.
+    #[arg(long, value_name = "FILE")]
+    config_b: Option<PathBuf>,
+    /// Wait for the end and show the report.
+    #[arg(long)]
+    wait: bool,
+}
+
+impl StartArgs {
+    fn plan(&self) -> Result<Plan, CtlError> {
+        // Nobody chooses it, and it is told in the report: time will do.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| now.map_or(0, |d| d.as_nanos() as u64));
+        let plan = Plan {
+            metric: self.metric,
+            block_ns: self.block,
+            washout_ns: self.washout,
+            time_ns_max: self.max_time,
+            slo_ns: self.slo,
+            alpha: self.alpha,
+            blocks_min: self.min_blocks,
+            seed,
+            to_end: self.to_end,
+            guards: self.guards.clone(),
+            guard_window_ns: self.guard_window,
+        };
+        plan.check().map_err(|e| CtlError::Usage(e.to_string()))?;
+        Ok(plan)
+    }
+}
+
+/// The core may run in another folder.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// All of it.
+pub fn run(socket: &Path, command: AbCommand) -> Result<(), CtlError> {
+    let mut out = std::io::stdout().lock();
+    match command {
+        AbCommand::Start(args) => start(socket, &args, &mut out),
+        AbCommand::Status { json, watch } => {
+            let mut core = Core::connect(socket)?;
+            loop {
+                let status = core.ask(&json!({"cmd": "ab_status"}))?;
+                if json && watch {
+                    writeln!(out, "{status}")?;
+                } else if json {
+                    writeln!(out, "{status:#}")?;
+                } else {
+                    write_status(&mut out, &status)?;
+                }
+                out.flush()?;
+                if !watch || status["running"] != true {
+                    return Ok(());
+                }
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+        AbCommand::Stop => {
+            let report = read(Core::connect(socket)?.ask(&json!({"cmd": "ab_stop"}))?)?;
+            Ok(write!(out, "{}", report.text())?)
+        }
+        AbCommand::Report { json, svg } => {
+            let answer = Core::connect(socket)?.ask(&json!({"cmd": "ab_report"}))?;
+            let report = read(answer.clone())?;
+            if let Some(file) = svg {
+                std::fs::write(&file, report.svg()).map_err(|e| {
+                    CtlError::Usage(format!(
+                        "the picture cannot be written to {}: {e}",
+                        file.display()
+                    ))
+                })?;
+            }
+            // What the core said, with what this release does not know.
+            if json {
+                writeln!(out, "{answer:#}")?
+            } else {
+                write!(out, "{}", report.text())?
+            }
+            Ok(())
+        }
+    }
+}
+
+fn read(answer: Value) -> Result<Report, CtlError> {
+    serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
+}
+
+fn start(socket: &Path, args: &StartArgs, out: &mut impl Write) -> Result<(), CtlError> {
+    let plan = args.plan()?;
+    let source = |file: &Path, config: &Option<PathBuf>| json!({"file": absolute(file), "config_file": config.as_deref().map(absolute)});
+    let mut core = Core::connect(socket)?;
+    let begun = core.ask(&json!({
+        "cmd": "ab_start",
+        "a": source(&args.a, &args.config_a),
+        "b": source(&args.b, &args.config_b),
+        "plan": plan,
+    }))?;
+    let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
+    writeln!(
+        out,
+        "{} (A) against {} (B) on {}, for at most {}; `tallyctl ab status` shows how far it is",
+        name("a"),
+        name("b"),
+        plan.metric,
+        time(plan.time_ns_max as f64)
+    )?;
+    out.flush()?;
+    if !args.wait {
+        return Ok(());
+    }
+    while core.ask(&json!({"cmd": "ab_status"}))?["running"] == true {
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let report = read(core.ask(&json!({"cmd": "ab_report"}))?)?;
+    Ok(write!(out, "\n{}", report.text())?)
+}
+
+/// Of `status` too: a line or two on the experiment.
+pub fn write_status(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    if status.is_null() {
+        return writeln!(out, "no A/B test since this core started");
+    }
+    let text = |key: &str| status[key].as_str().unwrap_or("?").to_owned();
+    let number = |key: &str| status[key].as_f64().unwrap_or(0.0);
+    let state = match status["running"] == true {
+        true => format!("running, arm {}", text("arm")),
+        false => format!("ended ({})", text("ended")),
+    };
+    writeln!(
+        out,
+        "A/B test {state}: {} (A) against {} (B) on {}, {} blocks in {} of {}",
+        text("a"),
+        text("b"),
+        text("metric"),
+        status["blocks"],
+        time(number("elapsed_s") * 1e9),
+        time(number("time_s_max") * 1e9)
+    )?;
+    let effect = match status["pairs"].as_u64() {
+        Some(1..) => format!("B {} so far; ", Report::effect_in_words(number("ratio"))),
+        _ => String::new(),
+    };
+    let (e, needed) = (number("e_value"), number("e_value_needed"));
+    writeln!(out, "  {effect}evidence {e:.3} of {needed:.0}")?;
+    match text("message").as_str() {
+        "" | "?" => Ok(()),
+        message => writeln!(out, "  {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn args(more: &[&str]) -> Result<StartArgs, clap::Error> {
+        let first = ["tallyctl", "ab", "start", "a.wasm", "b.wasm"];
+        match Cli::try_parse_from(first.iter().chain(more))?.command {
+            Command::Ab { command: AbCommand::Start(args) } => Ok(*args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_becomes_a_plan() {
+        let plan = args(&[
+            "--metric",
+            "hp_p99",
+            "--block",
+            "500ms",
+            "--washout",
+            "50ms",
+            "--max-time",
+            "3m",
+            "--guard",
+            "hp_p99<8ms",
+            "--guard",
+            "be_throughput>20%",
+            "--seed",
+            "7",
+            "--alpha",
+            "0.01",
+        ])
+        .unwrap()
+        .plan()
+        .unwrap();
+        assert_eq!((plan.block_ns, plan.washout_ns), (500_000_000, 50_000_000));
+        assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
+        assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_before_the_core_is_asked() {
+        let refused = |more: &[&str], words: &str| {
+            let error = args(more).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(&[], "--metric");
+        refused(&["--metric", "p99"], "hp_p99, be_throughput");
+        refused(&["--metric", "hp_p99", "--guard", "hp_p99>8ms"], "hp_p99<8ms");
+        refused(&["--metric", "hp_p99", "--block", "2"], "ns, us, ms");
+        let plan = args(&["--metric", "slo_attainment"]).unwrap().plan();
+        assert!(plan.unwrap_err().to_string().contains("--slo"));
+    }
+}

@@ -1,0 +1,194 @@
+//! One experiment from its first block until A is in charge again.
+
+use super::Running;
+use crate::control::Plane;
+use crate::dispatch::control::{AskError, Control};
+use crate::policy_slot::Candidate;
+use std::rc::Rc;
+use std::time::Duration;
+use tally_ab::{Action, Arm, Reason, Report, Sample};
+use tally_ipc::wait::now_ns;
+use tally_policy_host::Saved;
+
+/// An arm: the policy and what it knows.
+struct Seat {
+    candidate: Candidate,
+    saved: Option<Saved>,
+}
+
+/// See the module's documentation.
+pub(super) struct Course {
+    plane: Rc<Plane>,
+    running: Rc<Running>,
+    a: Seat,
+    b: Seat,
+    /// The arm whose instance is in charge.
+    in_charge: Option<Arm>,
+    /// To record into next; each exchange gives one back.
+    spare: Vec<Box<Sample>>,
+}
+
+impl Course {
+    /// Both arms are offered what is `known`.
+    pub(super) fn new(
+        plane: Rc<Plane>,
+        running: Rc<Running>,
+        [a, b]: [Candidate; 2],
+        known: Option<Saved>,
+    ) -> Self {
+        let seat = |candidate| Seat { candidate, saved: known.clone() };
+        Course { plane, running, a: seat(a), b: seat(b), in_charge: None, spare: Vec::new() }
+    }
+
+    /// What all connections share.
+    pub(super) fn plane(&self) -> &Rc<Plane> {
+        &self.plane
+    }
+
+    /// Carry it out.
+    pub(super) async fn run(mut self) -> Report {
+        self.begin().await;
+        loop {
+            if let Some(reason) = self.running.asked.get() {
+                self.end(reason, "");
+            }
+            let action = self.running.experiment.borrow().next_action();
+            match action {
+                Action::Switch(arm) => self.switch(arm).await,
+                Action::Take { at_ns, cut } => {
+                    let wait = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => self.take(cut).await,
+                        () = self.running.stop.notified() => {}
+                    }
+                }
+                Action::End => break,
+            }
+        }
+        self.explain().await;
+        self.back_to_a().await;
+        // Nothing is measured any more, whatever it was.
+        let _ = self.plane.control.ask(measure(None, true)).await;
+        super::report(&self.running).await
+    }
+
+    /// Measuring begins; what policies lost before is not the arms' fault.
+    async fn begin(&mut self) {
+        for _ in 0..2 {
+            match self.exchange(true).await {
+                Ok(sample) => self.running.experiment.borrow_mut().faults_before(sample.faults),
+                Err(error) => self.end(Reason::CoreStopping, &error.to_string()),
+            }
+        }
+    }
+
+    /// Say what the policy failed on, while it is in charge.
+    async fn explain(&self) {
+        if !self.has_failed() {
+            return;
+        }
+        let Ok(status) = self.plane.status(Some(0)).await else { return };
+        if let Some(fault) = status.policy.last_fault {
+            // The rest is a backtrace.
+            let first: String = fault.lines().next().unwrap_or("").chars().take(300).collect();
+            self.running.experiment.borrow_mut().explain(&first);
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        let experiment = self.running.experiment.borrow();
+        experiment.ended().is_some_and(|e| e.reason == Reason::PolicyFailed)
+    }
+
+    fn end(&self, reason: Reason, message: &str) {
+        self.running.experiment.borrow_mut().stop(now_ns(), reason, message);
+    }
+
+    fn seat(&mut self, arm: Arm) -> &mut Seat {
+        match arm {
+            Arm::A => &mut self.a,
+            Arm::B => &mut self.b,
+        }
+    }
+
+    /// What the arm in charge knows is kept for its next block.
+    async fn save(&mut self) -> Result<(), String> {
+        let Some(arm) = self.in_charge else { return Ok(()) };
+        if let Some(saved) = self.plane.policy.save(&self.plane.control).await? {
+            let at = usize::from(arm == Arm::B);
+            self.running.arms[at].borrow_mut().keeps_state = true;
+            self.seat(arm).saved = Some(saved);
+        }
+        Ok(())
+    }
+
+    async fn put(&mut self, arm: Arm) -> Result<(), String> {
+        let seat = self.seat(arm);
+        let (candidate, saved) = (seat.candidate.clone(), seat.saved.clone());
+        self.plane.policy.put_candidate(&self.plane.control, &candidate, saved).await?;
+        self.in_charge = Some(arm);
+        Ok(())
+    }
+
+    async fn switch(&mut self, arm: Arm) {
+        let swapped = match self.save().await {
+            Ok(()) => self.put(arm).await.map_err(|why| format!("arm {arm}: {why}")),
+            Err(why) => {
+                let arm = self.in_charge.map_or_else(String::new, |arm| format!("arm {arm}: "));
+                Err(format!("{arm}what it knows cannot be saved: {why}"))
+            }
+        };
+        if let Err(why) = swapped {
+            return self.running.experiment.borrow_mut().failed(now_ns(), why);
+        }
+        match self.exchange(true).await {
+            Ok(sample) => {
+                self.running.experiment.borrow_mut().switched(now_ns(), &sample);
+                self.spare.push(sample);
+            }
+            Err(error) => self.end(Reason::CoreStopping, &error.to_string()),
+        }
+    }
+
+    async fn take(&mut self, cut: bool) {
+        match self.exchange(cut).await {
+            Ok(sample) => {
+                self.running.experiment.borrow_mut().took(now_ns(), cut, &sample);
+                self.spare.push(sample);
+            }
+            // A pause in which it is too busy is one tick lost.
+            Err(AskError::Busy) => {}
+            Err(AskError::Gone) => self.end(Reason::CoreStopping, "the dispatch thread is gone"),
+        }
+    }
+
+    /// What was recorded since the last exchange.
+    async fn exchange(&mut self, cut: bool) -> Result<Box<Sample>, AskError> {
+        let mut next = self.spare.pop().unwrap_or_default();
+        next.clear();
+        let old = self.plane.control.ask(measure(Some(next), cut)).await?;
+        // The first exchange finds nothing.
+        Ok(old.unwrap_or_default())
+    }
+
+    /// However it ended. An instance of A that serves stays, unless it failed.
+    async fn back_to_a(&mut self) {
+        if self.in_charge == Some(Arm::A) && !self.has_failed() {
+            return;
+        }
+        if let Err(why) = self.put(Arm::A).await {
+            // What it learnt may be what it fails on.
+            self.a.saved = None;
+            if let Err(again) = self.put(Arm::A).await {
+                tracing::error!("arm A cannot be put in charge again: {why}; {again}");
+            }
+        }
+    }
+}
+
+fn measure(
+    next: Option<Box<Sample>>,
+    cut: bool,
+) -> impl FnOnce(tokio::sync::oneshot::Sender<Option<Box<Sample>>>) -> Control {
+    move |done| Control::Measure { next, cut, done }
+}

@@ -1,0 +1,310 @@
+//! A/B tests: the task that carries out what [`tally_ab::Experiment`] says.
+//!
+//! One experiment at a time. It puts the arms in charge by turns, each block a new
+//! instance that is offered what the same arm knew at the end of its last block; takes
+//! what the dispatch thread measured; and in the end, however it ends, A is in charge.
+//! While it runs nobody else loads a policy.
+
+mod course;
+
+use crate::control::Plane;
+use crate::control::admin::{Code, error};
+use crate::policy_slot::{SlotError, Source};
+use course::Course;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use tally_ab::report::ArmSource;
+use tally_ab::{Arm, Experiment, Plan, Reason, Report};
+use tally_ipc::wait::now_ns;
+use tokio::sync::{Notify, watch};
+
+/// An experiment ends within this time of being told to, or is given up.
+const END_MAX: Duration = Duration::from_secs(10);
+
+/// An experiment under way.
+pub(crate) struct Running {
+    pub(crate) experiment: RefCell<Experiment>,
+    pub(crate) arms: [RefCell<ArmSource>; 2],
+    /// Why it is to be stopped.
+    pub(crate) asked: Cell<Option<Reason>>,
+    pub(crate) stop: Notify,
+}
+
+impl Running {
+    fn arms(&self) -> [ArmSource; 2] {
+        [self.arms[0].borrow().clone(), self.arms[1].borrow().clone()]
+    }
+
+    fn ask_to_end(&self, reason: Reason) {
+        self.asked.set(self.asked.get().or(Some(reason)));
+        self.stop.notify_one();
+    }
+}
+
+/// The experiment that runs, and the report of the last one.
+pub struct Lab {
+    running: RefCell<Option<Rc<Running>>>,
+    last: RefCell<Option<Rc<Report>>>,
+    /// Experiments that ended.
+    ended: watch::Sender<u64>,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Lab { running: None.into(), last: None.into(), ended: watch::Sender::new(0) }
+    }
+}
+
+/// Why a request was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// The plan, or a path.
+    #[error("{0}")]
+    Plan(String),
+    /// A policy cannot take part.
+    #[error("arm {0}: {1}")]
+    Policy(Arm, String),
+    /// One runs already, or none does.
+    #[error("{0}")]
+    Conflict(String),
+    /// Something did not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// What status shows of an experiment.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExperimentStatus {
+    /// Still under way.
+    pub running: bool,
+    /// What is compared.
+    pub metric: &'static str,
+    /// A's policy.
+    pub a: String,
+    /// B's policy.
+    pub b: String,
+    /// The arm in charge, or to be put in charge; `null` once it ended.
+    pub arm: Option<Arm>,
+    /// The block's start is under way, which does not count.
+    pub in_washout: bool,
+    /// Finished blocks.
+    pub blocks: usize,
+    /// Finished pairs that say something.
+    pub pairs: usize,
+    /// Since it began, s.
+    pub elapsed_s: f64,
+    /// It ends at the latest after, s.
+    pub time_s_max: f64,
+    /// B's figure over A's, as estimated.
+    pub ratio: f64,
+    /// Evidence against "no difference"; it is rejected beyond `e_value_needed`.
+    pub e_value: f64,
+    /// 1 / alpha.
+    pub e_value_needed: f64,
+    /// Why it ended: `decided`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
+    /// `stopped`, `core_stopping`.
+    pub ended: Option<Reason>,
+    /// The same for people.
+    pub message: String,
+}
+
+impl ExperimentStatus {
+    fn new(running: &Running) -> Self {
+        let e = running.experiment.borrow();
+        let plan = e.plan();
+        let ended = e.ended();
+        let elapsed_ns = now_ns().saturating_sub(e.started_ns());
+        ExperimentStatus {
+            running: true,
+            metric: plan.metric.as_str(),
+            a: running.arms[0].borrow().name.clone(),
+            b: running.arms[1].borrow().name.clone(),
+            arm: ended.is_none().then(|| e.arm()),
+            in_washout: e.in_washout(),
+            blocks: e.blocks().len(),
+            pairs: e.differences().len(),
+            elapsed_s: ended.map_or(elapsed_ns, |e| e.after_ns) as f64 / 1e9,
+            time_s_max: plan.time_ns_max as f64 / 1e9,
+            ratio: e.ratio(),
+            e_value: e.betting().ln_e_max().exp().min(1e12),
+            e_value_needed: 1.0 / plan.alpha,
+            ended: ended.map(|e| e.reason),
+            message: ended.map_or_else(String::new, |e| e.message.clone()),
+        }
+    }
+
+    fn of(report: &Report) -> Self {
+        ExperimentStatus {
+            running: false,
+            metric: report.plan.metric.as_str(),
+            a: report.a.source.name.clone(),
+            b: report.b.source.name.clone(),
+            arm: None,
+            in_washout: false,
+            blocks: report.blocks.len(),
+            pairs: report.pairs,
+            elapsed_s: report.elapsed_s,
+            time_s_max: report.plan.time_ns_max as f64 / 1e9,
+            ratio: report.effect.ratio,
+            e_value: report.e_value,
+            e_value_needed: 1.0 / report.plan.alpha,
+            ended: report.ended.as_ref().map(|e| e.reason),
+            message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
+        }
+    }
+}
+
+/// Begin an experiment between two policies.
+///
+/// # Errors
+/// If the plan or a policy is refused, or an experiment runs already.
+pub async fn start(plane: &Rc<Plane>, sources: [Source; 2], plan: Plan) -> Result<Value, LabError> {
+    for path in sources.iter().flat_map(|s| s.config_file.iter().chain([&s.file])) {
+        if !path.is_absolute() {
+            let path = path.display();
+            return Err(LabError::Plan(format!("{path} is relative: give a path from the root")));
+        }
+    }
+    plan.check().map_err(|e| LabError::Plan(e.to_string()))?;
+    plane.policy.begin_experiment().await.map_err(|e| match e {
+        SlotError::Experiment => LabError::Conflict(e.to_string()),
+        e => LabError::Unavailable(e.to_string()),
+    })?;
+    let begun = begin(plane, sources, plan).await;
+    if begun.is_err() {
+        plane.policy.end_experiment(None);
+    }
+    begun
+}
+
+async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Value, LabError> {
+    let slot = &plane.policy;
+    let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
+    let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
+    // What the policy in charge has learnt is offered to both, as a reload would.
+    let known = slot.save(&plane.control).await.unwrap_or_else(|why| {
+        tracing::warn!("the arms start without what the policy in charge knows: {why}");
+        None
+    });
+    let source = |c: &crate::policy_slot::Candidate| {
+        RefCell::new(ArmSource {
+            name: c.name().into(),
+            digest: c.digest().into(),
+            file: c.source().file.display().to_string(),
+            config: c.source().config_file.as_ref().map(|f| f.display().to_string()),
+            keeps_state: false,
+        })
+    };
+    let experiment = Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+    let running = Rc::new(Running {
+        experiment: RefCell::new(experiment),
+        arms: [source(&a), source(&b)],
+        asked: Cell::new(None),
+        stop: Notify::new(),
+    });
+    *plane.lab.running.borrow_mut() = Some(running.clone());
+    let status = ExperimentStatus::new(&running);
+    tracing::info!(a = status.a, b = status.b, metric = status.metric, "A/B test begins");
+    let left = a.clone();
+    let course = Course::new(plane.clone(), running, [a, b], known);
+    tokio::task::spawn_local(async move {
+        let plane = course.plane().clone();
+        let report = course.run().await;
+        tracing::info!("A/B test ended:\n{}", report.text());
+        *plane.lab.last.borrow_mut() = Some(Rc::new(report));
+        *plane.lab.running.borrow_mut() = None;
+        plane.policy.end_experiment(Some(&left));
+        plane.source_changed.notify_one();
+        plane.lab.ended.send_modify(|n| *n += 1);
+    });
+    Ok(json!(status))
+}
+
+impl Lab {
+    /// What status shows; `None` if there was never an experiment.
+    pub fn status(&self) -> Option<ExperimentStatus> {
+        let running = self.running.borrow();
+        let running = running.as_ref().map(|r| ExperimentStatus::new(r));
+        running.or_else(|| self.last.borrow().as_ref().map(|r| ExperimentStatus::of(r)))
+    }
+
+    /// The report, of what is known so far.
+    ///
+    /// # Errors
+    /// If there was never an experiment.
+    pub async fn report(&self) -> Result<Value, LabError> {
+        let running = self.running.borrow().clone();
+        if let Some(running) = running {
+            return Ok(json!(report(&running).await));
+        }
+        match &*self.last.borrow() {
+            Some(report) => Ok(json!(**report)),
+            None => Err(LabError::Conflict(
+                "there was no A/B test since this core started: begin one with `tallyctl ab start`"
+                    .into(),
+            )),
+        }
+    }
+
+    /// End the experiment. Its report, once A is in charge again.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub async fn stop(&self) -> Result<Value, LabError> {
+        if !self.end(Reason::Stopped).await? {
+            return Err(LabError::Conflict("no A/B test is running".into()));
+        }
+        self.report().await
+    }
+
+    /// The core goes down.
+    pub async fn close(&self) {
+        if let Err(why) = self.end(Reason::CoreStopping).await {
+            tracing::warn!("{why}");
+        }
+    }
+
+    /// Whether there was one to end.
+    async fn end(&self, reason: Reason) -> Result<bool, LabError> {
+        let mut ended = self.ended.subscribe();
+        match &*self.running.borrow() {
+            Some(running) => running.ask_to_end(reason),
+            None => return Ok(false),
+        }
+        match tokio::time::timeout(END_MAX, ended.changed()).await {
+            Ok(_) => Ok(true),
+            Err(_) => Err(LabError::Unavailable("the A/B test does not end".into())),
+        }
+    }
+}
+
+/// The report so far. Off this thread: it takes up to a second.
+async fn report(running: &Running) -> Report {
+    let (experiment, arms) = (running.experiment.borrow().clone(), running.arms());
+    let make = move || Report::new(&experiment, &arms, now_ns(), true);
+    match tokio::task::spawn_blocking(make).await {
+        Ok(report) => report,
+        Err(error) => {
+            tracing::error!("the A/B test's report has no history: {error}");
+            Report::new(&running.experiment.borrow(), &running.arms(), now_ns(), false)
+        }
+    }
+}
+
+/// As an admin request is answered.
+pub fn answer(outcome: Result<Value, LabError>) -> Value {
+    let refused = match outcome {
+        Ok(ok) => return json!({"ok": ok}),
+        Err(refused) => refused,
+    };
+    let code = match &refused {
+        LabError::Plan(_) => Code::BadRequest,
+        LabError::Policy(..) => Code::PolicyRefused,
+        LabError::Conflict(_) => Code::Conflict,
+        LabError::Unavailable(_) => Code::Unavailable,
+    };
+    error(code, refused)
+}

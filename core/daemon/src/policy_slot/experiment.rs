@@ -1,0 +1,133 @@
+//! The slot while an A/B test decides who is in charge: nobody else may load a policy.
+//!
+//! The blocks of a test are not part of the history (there are hundreds of them, and what
+//! is kept there is meant to be put back); the policy that it leaves in charge is.
+
+use super::history::{Came, Content};
+use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
+use crate::dispatch::control::{Control, ControlSender};
+use crate::loader::{Program, Shared};
+use std::sync::Arc;
+use std::time::Instant;
+use tally_policy_host::Saved;
+
+/// A policy that takes part: compiled once, started for each of its blocks.
+#[derive(Clone)]
+pub struct Candidate {
+    source: Source,
+    program: Arc<dyn Program>,
+    config_text: String,
+}
+
+impl Candidate {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.program.name()
+    }
+
+    /// SHA-256 of its file.
+    pub fn digest(&self) -> &str {
+        self.program.digest()
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+}
+
+impl PolicySlot {
+    pub(super) fn refuse_during_experiment(&self) -> Result<(), SlotError> {
+        if self.experiment.get() {
+            tracing::warn!("no policy is loaded: {}", SlotError::Experiment);
+            return Err(SlotError::Experiment);
+        }
+        Ok(())
+    }
+
+    /// Nobody loads a policy until [`PolicySlot::end_experiment`].
+    ///
+    /// # Errors
+    /// If an experiment is under way.
+    pub async fn begin_experiment(&self) -> Result<(), SlotError> {
+        // After a load that is under way.
+        let _turn = self.turn.lock().await;
+        if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
+    }
+
+    /// Policies may be loaded again. `left`: what the test left in charge, if it began.
+    pub fn end_experiment(&self, left: Option<&Candidate>) {
+        self.experiment.set(false);
+        let Some(left) = left else { return };
+        let in_charge = self.in_charge.borrow();
+        if in_charge.source.as_ref() != Some(&left.source) {
+            return;
+        }
+        let (text, program) = (left.config_text.clone(), left.program.clone());
+        self.history.borrow_mut().came(record(&in_charge), text.clone(), Some(program));
+        *self.wanted.borrow_mut() = Some(left.source.clone());
+        let digest = left.digest().into();
+        *self.seen.borrow_mut() = Some(Content { digest, config_text: text });
+    }
+
+    /// Compile a policy and see that it starts.
+    ///
+    /// # Errors
+    /// Why it cannot take part.
+    pub async fn candidate(&self, source: Source) -> Result<Candidate, String> {
+        let loader = self.loader.clone();
+        aside(move || {
+            let Ready { source, program, config_text } = compile(&*loader, &source)?;
+            program.start(&config_text, None)?;
+            Ok(Candidate { source, program, config_text })
+        })
+        .await
+    }
+
+    /// What the policy in charge knows; `None` if it keeps nothing.
+    ///
+    /// # Errors
+    /// If it failed to say, or the dispatch thread does not answer.
+    pub async fn save(&self, control: &ControlSender) -> Result<Option<Saved>, String> {
+        let saved = control.ask(|done| Control::SavePolicy { done }).await;
+        saved.map_err(|e| e.to_string())?.transpose().map_err(|fault| fault.to_string())
+    }
+
+    /// Put a new instance of a candidate in charge, offered what it knew.
+    ///
+    /// # Errors
+    /// If it does not start, or the dispatch thread does not take it.
+    pub async fn put_candidate(
+        &self,
+        control: &ControlSender,
+        candidate: &Candidate,
+        saved: Option<Saved>,
+    ) -> Result<(), String> {
+        let begun = Instant::now();
+        let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
+        let policy = aside(move || program.start(&text, saved.as_ref())).await?;
+        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
+        let generation = self.in_charge.borrow().generation + 1;
+        let policy = Shared::new(policy);
+        let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
+        let retired = set.await.map_err(|e| e.to_string())?;
+        // Unmapping an instance's memory takes a while. Of the policy before the test, the
+        // history keeps the figures; of a block's, nobody.
+        let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
+        self.history.borrow_mut().retired(generation - 1, figures.ok().flatten(), None);
+        *self.in_charge.borrow_mut() = InCharge {
+            source: Some(candidate.source.clone()),
+            name: candidate.name().into(),
+            digest: candidate.digest().into(),
+            generation,
+            loaded_at_unix_s: now_unix_s(),
+            load_ms: begun.elapsed().as_secs_f64() * 1e3,
+            came: Came::Experiment,
+            content_of: generation,
+            signed_by: candidate.program.signed_by().map(Into::into),
+            restored,
+        };
+        *self.last_failure.borrow_mut() = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,385 @@
+//! Recording into a file.
+//!
+//! The file is made by the core, anew and for its own user only (0600). Users of
+//! `admin.uids` that are neither the core's nor root cannot choose the folder: a core
+//! that runs as root would write for them where they may not.
+
+use super::{NAP, RecordError, Wish, now_unix_s};
+use crate::config::Config;
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io::BufWriter;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tally_declog::{Header, Record, TapReader, Writer};
+
+/// Names tried for a file that is there already.
+const NUMBERS_MAX: u32 = 10_000;
+/// Smallest log that makes sense.
+pub const BYTES_MIN: u64 = 64 << 10;
+/// How often what is buffered is passed on.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Where; none: a new file in the folder of logs.
+    pub path: Option<PathBuf>,
+    /// End after so long.
+    pub for_ms: Option<u64>,
+    /// End at this size; none: `log.bytes_max`.
+    pub bytes_max: Option<u64>,
+    /// Also completions that the policy does not ask for.
+    pub completions: bool,
+}
+
+/// For `tallyctl`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LogStatus {
+    /// A log is being written.
+    pub recording: bool,
+    /// Its file, or the last one's; `null` if there was none.
+    pub file: Option<String>,
+    /// When it began, seconds since the epoch.
+    pub started_unix_s: u64,
+    /// What policies see is described; from here on every call is in it.
+    pub live: bool,
+    /// Records written.
+    pub records: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Records that found no room between the threads.
+    pub dropped: u64,
+    /// Why it ended.
+    pub ended: Option<String>,
+}
+
+#[derive(Default)]
+struct Progress {
+    records: AtomicU64,
+    bytes: AtomicU64,
+    dropped: AtomicU64,
+    live: AtomicBool,
+    over: AtomicBool,
+    /// Why it is to end, or did.
+    reason: Mutex<Option<String>>,
+}
+
+impl Progress {
+    /// The first reason stands.
+    fn end(&self, why: &str) {
+        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        reason.get_or_insert_with(|| why.into());
+    }
+    fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A recording, running or ended.
+pub struct FileRecording {
+    id: u64,
+    path: PathBuf,
+    started_unix_s: u64,
+    progress: Arc<Progress>,
+    wish: Wish,
+}
+
+/// A file that was not there, for the core's user only.
+pub struct New {
+    file: File,
+    path: PathBuf,
+}
+
+/// Make a file that is not there yet.
+///
+/// # Errors
+/// If it is, or cannot be made; names it.
+pub fn create(path: &Path) -> std::io::Result<New> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(path)
+        .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+    Ok(New { file, path: path.into() })
+}
+
+/// The same, with a number behind the name if it is there.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn create_numbered(path: &Path) -> std::io::Result<New> {
+    let names = (1..NUMBERS_MAX).map(|n| path.with_added_extension(n.to_string()));
+    let mut last = None;
+    for name in std::iter::once(path.to_path_buf()).chain(names) {
+        match create(&name) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => last = Some(e),
+            other => return other,
+        }
+    }
+    Err(last.unwrap_or_else(|| std::io::Error::other("no name is free")))
+}
+
+/// The folder of logs, made if need be.
+fn directory(config: &Config) -> Result<PathBuf, RecordError> {
+    let folder = config.log.directory.clone();
+    let folder = folder.or_else(|| config.profiles.directory().map(|d| d.join("logs")));
+    let folder = folder.ok_or_else(|| {
+        RecordError::Request("there is no folder for logs: set log.directory".into())
+    })?;
+    crate::socket::private_folder(&folder)
+        .map_err(|why| RecordError::Request(format!("{}: {why}", folder.display())))?;
+    Ok(folder)
+}
+
+/// Where a log goes.
+///
+/// # Errors
+/// If it may not go there.
+pub fn place(config: &Config, request: &Request, anywhere: bool) -> Result<PathBuf, RecordError> {
+    let refused = |why: String| Err(RecordError::Request(why));
+    if request.bytes_max.is_some_and(|n| n < BYTES_MIN) {
+        return refused(format!("a log has at least {BYTES_MIN} bytes"));
+    }
+    let Some(path) = &request.path else {
+        let folder = directory(config)?;
+        let free = (0..NUMBERS_MAX)
+            .map(|n| folder.join(format!("{}-{n}.tallylog", now_unix_s())))
+            .find(|p| !p.exists());
+        return free.map_or_else(|| refused("no name is free".into()), Ok);
+    };
+    if !path.is_absolute() {
+        return refused(format!("{} is relative: give a path from the root", path.display()));
+    }
+    if anywhere {
+        return Ok(path.clone());
+    }
+    let folder = directory(config)?;
+    if path.parent() == Some(&folder) && path.file_name().is_some() {
+        return Ok(path.clone());
+    }
+    refused(format!(
+        "{}: only the core's user and root choose where a log goes; leave --out away, or name a \
+         file in {}",
+        path.display(),
+        folder.display()
+    ))
+}
+
+impl FileRecording {
+    /// Write the header, then what comes out of `reader`, on a thread of its own.
+    ///
+    /// # Errors
+    /// If nothing can be written or no thread be had.
+    pub fn start(
+        id: u64,
+        new: New,
+        header: &Header,
+        request: &Request,
+        config: &Config,
+        reader: TapReader,
+        wish: Wish,
+    ) -> std::io::Result<Self> {
+        let writer = Writer::new(BufWriter::with_capacity(256 << 10, new.file), header)?;
+        let progress = Arc::new(Progress::default());
+        let writing = Writing {
+            writer,
+            reader,
+            progress: progress.clone(),
+            wish: wish.clone(),
+            bytes_max: request.bytes_max.unwrap_or(config.log.bytes_max).max(BYTES_MIN),
+            until: request.for_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
+            wished: false,
+            full: false,
+        };
+        std::thread::Builder::new().name("tally-log".into()).spawn(move || writing.run())?;
+        tracing::info!(file = %new.path.display(), "recording the policy's inputs and decisions");
+        Ok(FileRecording { id, path: new.path, started_unix_s: now_unix_s(), progress, wish })
+    }
+
+    /// Of its tap.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What says that it wants to end.
+    pub fn wish(&self) -> Wish {
+        self.wish.clone()
+    }
+
+    /// Its file is not complete yet.
+    pub fn is_running(&self) -> bool {
+        !self.progress.over.load(Relaxed)
+    }
+
+    /// Why it will have ended.
+    pub fn end(&self, why: &str) {
+        self.progress.end(why);
+    }
+
+    /// For people.
+    pub fn status(&self) -> LogStatus {
+        let p = &self.progress;
+        let recording = self.is_running();
+        LogStatus {
+            recording,
+            file: Some(self.path.display().to_string()),
+            started_unix_s: self.started_unix_s,
+            live: recording && p.live.load(Relaxed),
+            records: p.records.load(Relaxed),
+            bytes: p.bytes.load(Relaxed),
+            dropped: p.dropped.load(Relaxed),
+            ended: p.reason().filter(|_| !recording),
+        }
+    }
+}
+
+struct Writing {
+    writer: Writer<BufWriter<File>>,
+    reader: TapReader,
+    progress: Arc<Progress>,
+    wish: Wish,
+    bytes_max: u64,
+    until: Option<Instant>,
+    wished: bool,
+    /// Nothing more is written.
+    full: bool,
+}
+
+impl Writing {
+    fn run(mut self) {
+        let mut record = Vec::new();
+        let mut flushed = Instant::now();
+        while !self.reader.is_over() {
+            let mut any = false;
+            while self.reader.next(&mut record) {
+                any = true;
+                self.write(&record);
+            }
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                self.wish_to_end("its time is over");
+            }
+            if self.reader.is_too_small() {
+                self.wish_to_end("the ring is too small for the policy's configuration or its clients: raise log.ring_kib");
+            }
+            if flushed.elapsed() >= FLUSH_EVERY && !self.full {
+                flushed = Instant::now();
+                let outcome = self.writer.flush();
+                self.heed(outcome);
+            }
+            self.note();
+            if !any {
+                std::thread::sleep(NAP);
+            }
+        }
+        self.progress.end("the core stopped");
+        let reason = self.progress.reason().unwrap_or_default();
+        let end = Record::End { reason: reason.clone(), dropped: self.reader.dropped() };
+        // Also when it is full: the end is short.
+        let outcome = self.writer.record(&end).and_then(|()| self.writer.flush());
+        if let Err(e) = outcome {
+            tracing::error!("the decision log is not complete: {e}");
+        }
+        self.note();
+        tracing::info!(
+            reason,
+            records = self.writer.records(),
+            bytes = self.writer.bytes(),
+            dropped = self.reader.dropped(),
+            "the decision log ended"
+        );
+        self.progress.over.store(true, Relaxed);
+    }
+
+    fn write(&mut self, record: &[u8]) {
+        if self.full {
+            return;
+        }
+        if self.writer.bytes() + record.len() as u64 > self.bytes_max {
+            self.full = true;
+            return self.wish_to_end("it reached its largest size");
+        }
+        let outcome = self.writer.raw(record);
+        self.heed(outcome);
+    }
+
+    fn heed(&mut self, outcome: std::io::Result<()>) {
+        if let Err(e) = outcome {
+            self.full = true;
+            self.wish_to_end(&format!("writing failed: {e}"));
+        }
+    }
+
+    /// The tap goes on until it is taken out.
+    fn wish_to_end(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.wished, true) {
+            self.progress.end(why);
+            self.wish.notify_one();
+        }
+    }
+
+    fn note(&self) {
+        let p = &self.progress;
+        p.records.store(self.writer.records(), Relaxed);
+        p.bytes.store(self.writer.bytes(), Relaxed);
+        p.dropped.store(self.reader.dropped(), Relaxed);
+        p.live.store(self.reader.is_live(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn request(path: Option<&Path>) -> Request {
+        Request { path: path.map(Into::into), for_ms: None, bytes_max: None, completions: false }
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_never_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.tallylog");
+        let first = create(&path).unwrap();
+        assert_eq!(first.file.metadata().unwrap().mode() & 0o777, 0o600);
+        let error = create(&path).err().unwrap().to_string();
+        assert!(error.contains("a.tallylog"), "{error}");
+        assert_eq!(create_numbered(&path).unwrap().path, dir.path().join("a.tallylog.1"));
+        assert_eq!(create_numbered(&path).unwrap().path, dir.path().join("a.tallylog.2"));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
+        assert!(create(&link).is_err() && !dir.path().join("elsewhere").exists());
+    }
+
+    #[test]
+    fn only_the_cores_user_chooses_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().join("logs");
+        let mut config = Config::default();
+        config.log.directory = Some(logs.clone());
+        let elsewhere = dir.path().join("x");
+        assert_eq!(place(&config, &request(Some(&elsewhere)), true).unwrap(), elsewhere);
+        for path in [elsewhere, logs.join("../x"), logs.join("a/b"), logs.clone()] {
+            let error = place(&config, &request(Some(&path)), false).unwrap_err().to_string();
+            assert!(error.contains("logs"), "{error}");
+        }
+        let inside = logs.join("x");
+        assert_eq!(place(&config, &request(Some(&inside)), false).unwrap(), inside);
+        let chosen = place(&config, &request(None), false).unwrap();
+        assert_eq!(chosen.parent(), Some(&*logs));
+        let relative = place(&config, &request(Some(Path::new("x"))), true).unwrap_err();
+        assert!(relative.to_string().contains("relative"));
+        let small = Request { bytes_max: Some(5), ..request(None) };
+        assert!(place(&config, &small, true).unwrap_err().to_string().contains("65536"));
+    }
+}

@@ -1,0 +1,280 @@
+//! The control plane's side of the decision log: recordings to a file, and the shadow.
+//!
+//! Both read a ring of their own on a thread of their own. A reader that wants to end
+//! says so; the dispatch thread then takes its tap out, and the reader empties the ring.
+//! Read next: [`file`], [`shadow`]; `tally_declog::tape` for the dispatch thread's side.
+
+pub mod admin;
+pub mod budget;
+pub mod file;
+pub mod shadow;
+
+use crate::config::Config;
+use crate::dispatch::control::{AskError, Control, ControlSender};
+use crate::loader::Shared;
+use file::{FileRecording, LogStatus, Request};
+use shadow::{Shadow, ShadowStatus};
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tally_declog::{Header, Tap, TapOptions, TapReader, Tape};
+use tokio::sync::Notify;
+
+/// The contract that this core speaks.
+const CONTRACT: &str = "tally:policy@0.1.1";
+/// Longest wait for a reader to empty its ring when the core ends.
+const FINISH_MAX: Duration = Duration::from_secs(2);
+/// A reader that finds nothing sleeps so long. Nobody wakes it: the dispatch thread
+/// makes no system call for it.
+pub(crate) const NAP: Duration = Duration::from_millis(2);
+
+/// Why nothing is recorded, or compared.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// One at a time.
+    #[error("{0}")]
+    Running(String),
+    /// Nothing to stop.
+    #[error("{0}")]
+    NotRunning(&'static str),
+    /// The request makes no sense, or its file cannot be had.
+    #[error("{0}")]
+    Request(String),
+    /// The component cannot be loaded.
+    #[error("{0}")]
+    Policy(String),
+    /// The dispatch thread does not answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
+/// Says that a reader wants to end; cloned into its thread.
+pub(crate) type Wish = Arc<Notify>;
+
+/// See the module's documentation.
+pub struct Recordings {
+    file: RefCell<Option<FileRecording>>,
+    shadow: RefCell<Option<Shadow>>,
+    taps: Cell<u64>,
+    /// Between two starts: the dispatch thread is asked meanwhile.
+    busy: tokio::sync::Mutex<()>,
+}
+
+pub(crate) fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+fn header(config: &Config) -> Header {
+    Header {
+        contract: CONTRACT.into(),
+        core: env!("CARGO_PKG_VERSION").into(),
+        started_unix_s: now_unix_s(),
+        limits: serde_json::to_value(&config.policy.limits).unwrap_or_default(),
+    }
+}
+
+impl Recordings {
+    /// With `[log] file`, record from now on: `tape` goes to the dispatch thread.
+    ///
+    /// # Errors
+    /// If the file cannot be had.
+    pub fn open(config: &Config, policy: &Shared, tape: &Tape) -> Result<Self, String> {
+        let recordings = Recordings {
+            file: RefCell::default(),
+            shadow: RefCell::default(),
+            taps: Cell::new(0),
+            busy: tokio::sync::Mutex::default(),
+        };
+        if let Some(path) = &config.log.file {
+            let request = Request {
+                path: Some(path.clone()),
+                for_ms: None,
+                bytes_max: None,
+                completions: config.log.completions,
+            };
+            let file = file::create_numbered(path)
+                .map_err(|e| format!("log.file {}: {e}", path.display()))?;
+            let (id, tap, reader) = recordings.tap(config, request.completions, true);
+            tape.insert(tap, &Default::default(), tally_declog::tape::Described::about(policy), 0);
+            let wish = Wish::default();
+            let recording =
+                FileRecording::start(id, file, &header(config), &request, config, reader, wish)
+                    .map_err(|e| format!("log.file {}: {e}", path.display()))?;
+            *recordings.file.borrow_mut() = Some(recording);
+        }
+        Ok(recordings)
+    }
+
+    /// What the recording from the start wishes for is heeded, too. Once the core serves.
+    pub fn heed(&self, control: &ControlSender) {
+        if let Some(recording) = &*self.file.borrow() {
+            untap_when_wished(control.clone(), recording.id(), recording.wish());
+        }
+    }
+
+    fn tap(&self, config: &Config, completions: bool, from_start: bool) -> (u64, Tap, TapReader) {
+        let id = self.taps.get();
+        self.taps.set(id + 1);
+        let ring_bytes = (config.log.ring_kib as usize) << 10;
+        let (tap, reader) = Tap::new(id, TapOptions { ring_bytes, completions, from_start });
+        (id, tap, reader)
+    }
+
+    /// Record into a file.
+    ///
+    /// # Errors
+    /// If one is being recorded, or the file cannot be had.
+    pub async fn record(
+        &self,
+        config: &Config,
+        control: &ControlSender,
+        request: Request,
+        may_write_anywhere: bool,
+    ) -> Result<LogStatus, RecordError> {
+        let _turn = self.busy.lock().await;
+        if let Some(running) = self.file.borrow().as_ref().filter(|r| r.is_running()) {
+            return Err(RecordError::Running(format!(
+                "{} is being recorded: end it with `tallyctl log stop` first",
+                running.path().display()
+            )));
+        }
+        let place = file::place(config, &request, may_write_anywhere)?;
+        let file = file::create(&place).map_err(|e| RecordError::Request(e.to_string()))?;
+        let (id, tap, reader) = self.tap(config, request.completions, false);
+        let wish = Wish::default();
+        let recording =
+            FileRecording::start(id, file, &header(config), &request, config, reader, wish.clone())
+                .map_err(|e| RecordError::Request(e.to_string()))?;
+        control.ask(|done| Control::Tap { tap: Box::new(tap), done }).await?;
+        untap_when_wished(control.clone(), id, wish);
+        let status = recording.status();
+        *self.file.borrow_mut() = Some(recording);
+        Ok(status)
+    }
+
+    /// End the recording; its file is complete when this returns.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn stop(&self, control: &ControlSender) -> Result<LogStatus, RecordError> {
+        let _turn = self.busy.lock().await;
+        let running = self.file.borrow().as_ref().filter(|r| r.is_running()).map(|r| {
+            r.end("asked to stop");
+            r.id()
+        });
+        let Some(id) = running else {
+            return Err(RecordError::NotRunning("nothing is being recorded"));
+        };
+        untap(control, id).await?;
+        loop {
+            if let Some(r) = self.file.borrow().as_ref().filter(|r| !r.is_running()) {
+                return Ok(r.status());
+            }
+            tokio::time::sleep(NAP).await;
+        }
+    }
+
+    /// For status; of the last recording if none is running.
+    pub fn status(&self) -> LogStatus {
+        self.file.borrow().as_ref().map(FileRecording::status).unwrap_or_default()
+    }
+
+    /// Let a second policy see what the one in charge sees.
+    ///
+    /// # Errors
+    /// If one does already, or it cannot be loaded.
+    pub async fn shadow(
+        &self,
+        config: &Config,
+        control: &ControlSender,
+        path: PathBuf,
+        config_file: Option<PathBuf>,
+        cpu_percent: f64,
+    ) -> Result<ShadowStatus, RecordError> {
+        let _turn = self.busy.lock().await;
+        if let Some(running) = self.shadow.borrow().as_ref().filter(|s| s.is_running()) {
+            return Err(RecordError::Running(format!(
+                "{} is the shadow: end it with `tallyctl shadow stop` first",
+                running.path().display()
+            )));
+        }
+        let limits = config.policy.limits.clone();
+        let load = move || shadow::Component::load(limits, path, config_file);
+        let component = tokio::task::spawn_blocking(load)
+            .await
+            .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))
+            .map_err(RecordError::Policy)?;
+        let (id, tap, reader) = self.tap(config, false, false);
+        let wish = Wish::default();
+        let shadow = Shadow::start(id, component, cpu_percent, reader, wish.clone())
+            .map_err(|e| RecordError::Request(e.to_string()))?;
+        control.ask(|done| Control::Tap { tap: Box::new(tap), done }).await?;
+        untap_when_wished(control.clone(), id, wish);
+        let status = shadow.status();
+        *self.shadow.borrow_mut() = Some(shadow);
+        Ok(status)
+    }
+
+    /// End the shadow.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn stop_shadow(&self, control: &ControlSender) -> Result<ShadowStatus, RecordError> {
+        let _turn = self.busy.lock().await;
+        let running = self.shadow.borrow().as_ref().filter(|s| s.is_running()).map(|s| {
+            s.end("asked to stop");
+            s.id()
+        });
+        let Some(id) = running else {
+            return Err(RecordError::NotRunning("no shadow is running"));
+        };
+        untap(control, id).await?;
+        loop {
+            if let Some(s) = self.shadow.borrow().as_ref().filter(|s| !s.is_running()) {
+                return Ok(s.status());
+            }
+            tokio::time::sleep(NAP).await;
+        }
+    }
+
+    /// The shadow's comparison; of the last one if none is running.
+    pub fn shadow_status(&self) -> Option<ShadowStatus> {
+        self.shadow.borrow().as_ref().map(Shadow::status)
+    }
+
+    /// The dispatch thread is gone: wait for what is left in the rings to be written.
+    pub async fn finish(&self) {
+        if let Some(r) = &*self.file.borrow() {
+            r.end("the core stopped");
+        }
+        if let Some(s) = &*self.shadow.borrow() {
+            s.end("the core stopped");
+        }
+        let until = tokio::time::Instant::now() + FINISH_MAX;
+        while self.file.borrow().as_ref().is_some_and(FileRecording::is_running)
+            && tokio::time::Instant::now() < until
+        {
+            tokio::time::sleep(NAP).await;
+        }
+    }
+}
+
+async fn untap(control: &ControlSender, id: u64) -> Result<(), AskError> {
+    let removed = control.ask(|done| Control::Untap { id, done }).await?;
+    // Its ring may be large.
+    tokio::task::spawn_blocking(move || drop(removed));
+    Ok(())
+}
+
+fn untap_when_wished(control: ControlSender, id: u64, wish: Wish) {
+    tokio::task::spawn_local(async move {
+        wish.notified().await;
+        loop {
+            match untap(&control, id).await {
+                Err(AskError::Busy) => tokio::time::sleep(NAP).await,
+                Ok(()) | Err(AskError::Gone) => return,
+            }
+        }
+    });
+}

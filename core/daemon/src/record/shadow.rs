@@ -1,0 +1,368 @@
+//! A second policy that sees what the one in charge sees. Its answers are compared and
+//! never used.
+//!
+//! It reads a log as it is made, on a thread of its own: the dispatch thread only copies
+//! into a ring, as for a recording. Whatever it does (traps, loops, uses up its share of
+//! a CPU) ends at most itself.
+
+use super::budget::Budget;
+use super::{NAP, Wish};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tally_declog::compare::{Comparison, KINDS, Share};
+use tally_declog::player::Parts;
+use tally_declog::record::kind;
+use tally_declog::{Player, TapReader, decode};
+use tally_engine::policy::Policy;
+use tally_ipc::wait::now_ns;
+use tally_policy_host::{Limits, PolicyHost, WasmPolicy};
+
+/// Kernels and clients shown.
+const TOP: usize = 10;
+/// Time of one of its calls by the clock, at least.
+const CALL_TIME_MS: u64 = 5_000;
+/// How often status is brought up to date.
+const PUBLISH_EVERY: Duration = Duration::from_millis(100);
+
+/// A component in memory: the same bytes for every instance.
+pub struct Component {
+    host: PolicyHost,
+    name: String,
+    path: PathBuf,
+    bytes: Vec<u8>,
+    config: String,
+    first: Option<WasmPolicy>,
+}
+
+impl Component {
+    /// Read, compile and start it. Takes tens of milliseconds.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know.
+    pub fn load(
+        limits: Limits,
+        path: PathBuf,
+        config_file: Option<PathBuf>,
+    ) -> Result<Self, String> {
+        let config = crate::policy_slot::read_config(config_file.as_deref())?;
+        let bytes_max = limits.component_bytes_max as u64;
+        let mut bytes = Vec::new();
+        std::fs::File::open(&path)
+            .and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes))
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+        // Fuel bounds its calls; how busy the machine is must not look like disagreement.
+        let call_time_ms_max = limits.call_time_ms_max.max(CALL_TIME_MS);
+        let host =
+            PolicyHost::new(Limits { call_time_ms_max, ..limits }).map_err(|e| e.to_string())?;
+        let stem = path.file_stem().unwrap_or(path.as_os_str());
+        let name = stem.to_string_lossy().into_owned();
+        let first = host.load_bytes(&name, &bytes, &config);
+        let first = Some(first.map_err(|e| format!("{}: {e}", path.display()))?);
+        Ok(Component { host, name, path, bytes, config, first })
+    }
+
+    fn digest(&self) -> String {
+        self.first.as_ref().map(|p| p.digest().to_owned()).unwrap_or_default()
+    }
+
+    /// A new instance.
+    fn instance(&mut self) -> Result<Box<dyn Policy + Send>, String> {
+        let policy = match self.first.take() {
+            Some(first) => first,
+            None => self
+                .host
+                .load_bytes(&self.name, &self.bytes, &self.config)
+                .map_err(|e| e.to_string())?,
+        };
+        Ok(Box::new(policy))
+    }
+}
+
+/// A kernel or a client on which the two part.
+#[derive(Clone, Debug, Serialize)]
+pub struct Where {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub id: u32,
+    /// How often.
+    #[serde(flatten)]
+    pub share: Share,
+}
+
+/// For `tallyctl`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ShadowStatus {
+    /// It sees and answers.
+    pub running: bool,
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its file.
+    pub digest: String,
+    /// Its file.
+    pub path: String,
+    /// The policy in charge that it is compared with now.
+    pub in_charge: String,
+    /// Of one CPU.
+    pub cpu_percent: f64,
+    /// CPU time that its thread used, ms.
+    pub cpu_ms: f64,
+    /// Equal decisions of those compared, percent.
+    pub agreement_percent: f64,
+    /// Names of `comparison.matrix`'s rows (in charge) and columns (shadow).
+    pub kinds: [&'static str; 6],
+    /// The counts.
+    pub comparison: Comparison,
+    /// What was not compared, and why.
+    pub parts: Parts,
+    /// Records that found no room between the threads.
+    pub dropped: u64,
+    /// Kinds of events that it subscribed to and the policy in charge did not: it gets
+    /// none.
+    pub events_missing: Vec<&'static str>,
+    /// Kernels with the most partings.
+    pub kernels: Vec<Where>,
+    /// Clients with the most partings.
+    pub clients: Vec<Where>,
+    /// Why it ended.
+    pub ended: Option<String>,
+}
+
+/// The same in `tallyctl status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShadowBrief {
+    /// It sees and answers.
+    pub running: bool,
+    /// Its name.
+    pub name: String,
+    /// Decisions compared.
+    pub decisions: u64,
+    /// Of those, equal, percent.
+    pub agreement_percent: f64,
+    /// Decisions left out for want of CPU time.
+    pub skipped: u64,
+    /// Records that found no room between the threads.
+    pub dropped: u64,
+    /// Why it ended.
+    pub ended: Option<String>,
+}
+
+impl From<ShadowStatus> for ShadowBrief {
+    fn from(s: ShadowStatus) -> Self {
+        ShadowBrief {
+            running: s.running,
+            name: s.name,
+            decisions: s.comparison.decisions,
+            agreement_percent: s.agreement_percent,
+            skipped: s.parts.skipped,
+            dropped: s.dropped,
+            ended: s.ended,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Progress {
+    over: AtomicBool,
+    reason: Mutex<Option<String>>,
+    status: Mutex<ShadowStatus>,
+}
+
+impl Progress {
+    fn end(&self, why: &str) {
+        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        reason.get_or_insert_with(|| why.into());
+    }
+    fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    fn status(&self) -> std::sync::MutexGuard<'_, ShadowStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A shadow, running or ended.
+pub struct Shadow {
+    id: u64,
+    path: PathBuf,
+    progress: Arc<Progress>,
+}
+
+fn thread_cpu_ns() -> u64 {
+    let t = clock_gettime(ClockId::ThreadCPUTime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+impl Shadow {
+    /// Let it see what comes out of `reader`, on a thread of its own.
+    ///
+    /// # Errors
+    /// If no thread can be had.
+    pub fn start(
+        id: u64,
+        mut component: Component,
+        cpu_percent: f64,
+        reader: TapReader,
+        wish: Wish,
+    ) -> std::io::Result<Self> {
+        let progress = Arc::new(Progress::default());
+        let path = component.path.clone();
+        *progress.status() = ShadowStatus {
+            running: true,
+            name: component.name.clone(),
+            digest: component.digest(),
+            path: path.display().to_string(),
+            cpu_percent,
+            agreement_percent: 100.0,
+            kinds: KINDS,
+            ..Default::default()
+        };
+        let seen = progress.clone();
+        std::thread::Builder::new().name("tally-shadow".into()).spawn(move || {
+            let compiling_ns = Arc::new(AtomicU64::new(0));
+            let spent = compiling_ns.clone();
+            let player = Player::new(move |_| {
+                let from = thread_cpu_ns();
+                let instance = component.instance();
+                spent.fetch_add(thread_cpu_ns() - from, Relaxed);
+                instance
+            })
+            .on_past_timed_faults();
+            let budget = Budget::new(cpu_percent, now_ns(), thread_cpu_ns());
+            Watching { player, reader, budget, compiling_ns, progress: seen, wish, wished: false }
+                .run();
+        })?;
+        tracing::info!(file = %path.display(), "a shadow sees what the policy in charge sees");
+        Ok(Shadow { id, path, progress })
+    }
+
+    /// Of its tap.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its thread has not ended.
+    pub fn is_running(&self) -> bool {
+        !self.progress.over.load(Relaxed)
+    }
+
+    /// Why it will have ended.
+    pub fn end(&self, why: &str) {
+        self.progress.end(why);
+    }
+
+    /// For people.
+    pub fn status(&self) -> ShadowStatus {
+        self.progress.status().clone()
+    }
+}
+
+struct Watching {
+    player: Player<'static>,
+    reader: TapReader,
+    budget: Budget,
+    compiling_ns: Arc<AtomicU64>,
+    progress: Arc<Progress>,
+    wish: Wish,
+    wished: bool,
+}
+
+impl Watching {
+    fn run(mut self) {
+        let mut record = Vec::new();
+        let mut published = Instant::now();
+        while !self.reader.is_over() {
+            let mut any = false;
+            while self.reader.next(&mut record) {
+                any = true;
+                if !self.wished {
+                    self.see(&record);
+                }
+                if published.elapsed() >= PUBLISH_EVERY {
+                    published = Instant::now();
+                    self.publish(false);
+                }
+            }
+            if self.reader.is_too_small() {
+                self.wish_to_end("the ring is too small for the policy's configuration or its clients: raise log.ring_kib");
+            }
+            if !any {
+                if published.elapsed() >= PUBLISH_EVERY {
+                    published = Instant::now();
+                    self.publish(false);
+                }
+                std::thread::sleep(NAP);
+            }
+        }
+        self.progress.end("the core stopped");
+        self.publish(true);
+        let reason = self.progress.reason().unwrap_or_default();
+        tracing::info!(reason, "the shadow ended");
+        self.progress.over.store(true, Relaxed);
+    }
+
+    fn see(&mut self, bytes: &[u8]) {
+        let may_decide = bytes.first() != Some(&kind::DECIDE)
+            || self.budget.may_decide(now_ns(), thread_cpu_ns());
+        if self.budget.is_hopeless(now_ns()) {
+            return self.wish_to_end(
+                "events alone take more than its share of a CPU: raise --cpu-percent",
+            );
+        }
+        let fed = match decode::record(bytes) {
+            Ok(record) => self.player.feed(&record, may_decide).map_err(|e| e.to_string()),
+            Err(e) => Err(format!("a record is not understood: {e}")),
+        };
+        self.budget.forgive(self.compiling_ns.swap(0, Relaxed));
+        if let Err(why) = fed {
+            self.wish_to_end(&why);
+        } else if let Some(why) = self.player.struck_out() {
+            self.wish_to_end(&why);
+        }
+    }
+
+    /// The tap goes on until it is taken out.
+    fn wish_to_end(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.wished, true) {
+            self.progress.end(why);
+            tracing::warn!("the shadow ends, the policy in charge goes on: {why}");
+            self.wish.notify_one();
+        }
+    }
+
+    fn publish(&self, over: bool) {
+        let (c, world) = (self.player.comparison(), self.player.world());
+        let kernels = c.top_kernels(TOP).into_iter().map(|(id, share)| Where {
+            name: world.profiles.get(id).map_or("?".into(), |p| p.key.name.clone()),
+            id,
+            share,
+        });
+        let clients = c.top_clients(TOP).into_iter().map(|(id, share)| Where {
+            name: world.clients.get(&id).map_or("(gone)".into(), |i| i.name.clone()),
+            id,
+            share,
+        });
+        let (kernels, clients) = (kernels.collect(), clients.collect());
+        let mut status = self.progress.status();
+        status.running = !over && !self.wished;
+        status.in_charge = self.player.about().name.clone();
+        status.cpu_ms = thread_cpu_ns() as f64 / 1e6;
+        status.agreement_percent = c.agreement_percent();
+        status.comparison = c.summary();
+        status.parts = self.player.parts();
+        status.dropped = self.reader.dropped();
+        status.events_missing = self.player.events_missing();
+        (status.kernels, status.clients) = (kernels, clients);
+        status.ended = self.progress.reason().filter(|_| over || self.wished);
+    }
+}

@@ -1,0 +1,284 @@
+//! Two policies' answers to the same calls, counted.
+
+use crate::record::{Answer, Outcome, beginning};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use tally_engine::policy::{
+    ClientId, Command, Decision, FaultKind, KernelId, Launch, launch_flags,
+};
+
+/// Names of the kinds of answers, in the order of [`Comparison::matrix`].
+pub const KINDS: [&str; 6] = ["run", "hold", "slice", "preemptible", "partition", "fault"];
+/// Places where two policies part that are kept with their inputs.
+const PARTINGS_MAX: usize = 20;
+/// Kernels and clients that are counted apart.
+const COUNTED_MAX: usize = 65_536;
+
+/// Which of [`KINDS`].
+fn kind_of(outcome: &Outcome<Decision>) -> usize {
+    match outcome {
+        Outcome::Ok(Decision::Run(_)) => 0,
+        Outcome::Ok(Decision::Hold(_)) => 1,
+        Outcome::Ok(Decision::Slice(_)) => 2,
+        Outcome::Ok(Decision::Preemptible) => 3,
+        Outcome::Ok(Decision::Partition(_)) => 4,
+        Outcome::Fault { .. } => 5,
+    }
+}
+
+/// An answer for people.
+pub fn shown(outcome: &Outcome<Decision>) -> String {
+    match outcome {
+        Outcome::Ok(Decision::Run(0)) => "run".into(),
+        Outcome::Ok(Decision::Run(lease)) => format!("run, lease {lease}"),
+        Outcome::Ok(Decision::Hold(ns)) => format!("hold {ns} ns"),
+        Outcome::Ok(Decision::Slice(blocks)) => format!("slice {blocks}"),
+        Outcome::Ok(Decision::Preemptible) => "preemptible".into(),
+        Outcome::Ok(Decision::Partition(sms)) => format!("partition {sms}"),
+        Outcome::Fault { kind, message, .. } => fault(*kind, message),
+    }
+}
+
+/// A fault for people, in one line.
+pub fn fault(kind: FaultKind, message: &str) -> String {
+    let line = message.lines().next().unwrap_or_default();
+    format!("{} ({})", fault_name(kind), beginning(line, 160))
+}
+
+/// Its name.
+pub fn fault_name(kind: FaultKind) -> &'static str {
+    match kind {
+        FaultKind::Trap => "trap",
+        FaultKind::Overrun => "overrun",
+        FaultKind::Memory => "memory",
+        FaultKind::Nonsense => "nonsense",
+        FaultKind::Disabled => "disabled",
+    }
+}
+
+/// Commands for people.
+pub fn commands(list: &[Command]) -> String {
+    let one = |c: &Command| match *c {
+        Command::Subscribe(to) => format!("subscribe {to:#b}"),
+        Command::SetTimer { delay_ns, token } => format!("set-timer {delay_ns} ns, token {token}"),
+        Command::SetWindow { client, window_ns } => format!("set-window {client} {window_ns} ns"),
+        Command::RevokeLease(client) => format!("revoke-lease {client}"),
+        Command::SetYield { client, yielded } => format!("set-yield {client} {yielded}"),
+        Command::SetAutoYield { client, enabled, quiet_ns } => {
+            format!("set-auto-yield {client} {enabled} {quiet_ns} ns")
+        }
+        Command::SetStandingGrant { client, granted } => {
+            format!("set-standing-grant {client} {granted}")
+        }
+    };
+    if list.is_empty() {
+        "no commands".into()
+    } else {
+        list.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A place where they part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Parting {
+    /// Which record of the log, from 1.
+    pub record: u64,
+    /// The core's clock.
+    pub now_ns: u64,
+    /// What was called, with its input.
+    pub call: String,
+    /// What the log has.
+    pub recorded: String,
+    /// What the other answered.
+    pub other: String,
+}
+
+/// Of one kernel or client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// Decisions compared.
+    pub decisions: u64,
+    /// Of those, not equal.
+    pub parted: u64,
+}
+
+/// See the module's documentation. Counts rise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Comparison {
+    /// Decisions compared.
+    pub decisions: u64,
+    /// Equal, arguments included.
+    pub equal: u64,
+    /// Of the same kind.
+    pub same_kind: u64,
+    /// Decisions up to the first place where they part. Those after it may depend on
+    /// what the other policy would have made different.
+    pub before_first_parting: u64,
+    /// Of the decisions that part: for launches that the log's policy had held before,
+    /// which the other might never have been asked about.
+    pub parted_after_hold: u64,
+    /// Events and starts given to both.
+    pub events: u64,
+    /// Calls after which the commands, or an event's outcome, were not equal.
+    pub calls_differ: u64,
+    /// By kind: rows as recorded, columns as the other answers; see [`KINDS`].
+    pub matrix: [[u64; 6]; 6],
+    /// The other's faults by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// The last one.
+    pub last_fault: Option<String>,
+    /// The first partings.
+    pub first: Vec<Parting>,
+    /// By kernel.
+    #[serde(skip)]
+    pub kernels: BTreeMap<KernelId, Share>,
+    /// By client.
+    #[serde(skip)]
+    pub clients: BTreeMap<ClientId, Share>,
+}
+
+impl Comparison {
+    /// Nothing parted.
+    pub fn is_equal(&self) -> bool {
+        self.equal == self.decisions && self.calls_differ == 0
+    }
+
+    /// Equal decisions of all, percent; 100 if none was compared.
+    pub fn agreement_percent(&self) -> f64 {
+        match self.decisions {
+            0 => 100.0,
+            n => self.equal as f64 * 100.0 / n as f64,
+        }
+    }
+
+    /// Without the counts of each kernel and client.
+    pub fn summary(&self) -> Comparison {
+        Comparison {
+            faults: self.faults.clone(),
+            last_fault: self.last_fault.clone(),
+            first: self.first.clone(),
+            kernels: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            ..*self
+        }
+    }
+
+    fn fault<T>(&mut self, outcome: &Outcome<T>) {
+        if let Outcome::Fault { kind, message, .. } = outcome {
+            *self.faults.entry(fault_name(*kind)).or_default() += 1;
+            if *kind != FaultKind::Disabled || self.last_fault.is_none() {
+                self.last_fault = Some(fault(*kind, message));
+            }
+        }
+    }
+
+    fn part(&mut self, parting: impl FnOnce() -> Parting) {
+        if self.first.len() < PARTINGS_MAX {
+            self.first.push(parting());
+        }
+    }
+
+    /// Two answers to one launch. True if they are equal.
+    pub fn decided(
+        &mut self,
+        record: u64,
+        launch: &Launch,
+        name: &str,
+        recorded: &Answer<Decision>,
+        other: &Answer<Decision>,
+    ) -> bool {
+        self.fault(&other.outcome);
+        let same = same(&recorded.outcome, &other.outcome);
+        let (row, column) = (kind_of(&recorded.outcome), kind_of(&other.outcome));
+        self.matrix[row][column] += 1;
+        self.decisions += 1;
+        self.equal += u64::from(same);
+        self.same_kind += u64::from(row == column);
+        let commands_same = recorded.commands == other.commands;
+        self.calls_differ += u64::from(!commands_same);
+        if self.first.is_empty() && same && commands_same {
+            self.before_first_parting += 1;
+        }
+        if !same && launch.flags & launch_flags::OFFERED_AGAIN != 0 {
+            self.parted_after_hold += 1;
+        }
+        count(&mut self.kernels, launch.kernel, same);
+        count(&mut self.clients, launch.client, same);
+        if !same || !commands_same {
+            self.part(|| Parting {
+                record,
+                now_ns: launch.now_ns,
+                call: format!("decide {name}: {launch:?}"),
+                recorded: format!("{}; {}", shown(&recorded.outcome), commands(&recorded.commands)),
+                other: format!("{}; {}", shown(&other.outcome), commands(&other.commands)),
+            });
+        }
+        same && commands_same
+    }
+
+    /// Two outcomes of one event, or of a start. True if they are equal.
+    pub fn told(
+        &mut self,
+        record: u64,
+        now_ns: u64,
+        call: impl FnOnce() -> String,
+        recorded: &Answer<()>,
+        other: &Answer<()>,
+    ) -> bool {
+        self.fault(&other.outcome);
+        self.events += 1;
+        let same = same(&recorded.outcome, &other.outcome) && recorded.commands == other.commands;
+        if !same {
+            self.calls_differ += 1;
+            let text = |a: &Answer<()>| match &a.outcome {
+                Outcome::Ok(()) => commands(&a.commands),
+                Outcome::Fault { kind, message, .. } => {
+                    format!("{}; {}", fault(*kind, message), commands(&a.commands))
+                }
+            };
+            self.part(|| Parting {
+                record,
+                now_ns,
+                call: call(),
+                recorded: text(recorded),
+                other: text(other),
+            });
+        }
+        same
+    }
+
+    /// The kernels with the most partings, most first.
+    pub fn top_kernels(&self, most: usize) -> Vec<(KernelId, Share)> {
+        top(&self.kernels, most)
+    }
+
+    /// The clients with the most partings, most first.
+    pub fn top_clients(&self, most: usize) -> Vec<(ClientId, Share)> {
+        top(&self.clients, most)
+    }
+}
+
+fn top(all: &BTreeMap<u32, Share>, most: usize) -> Vec<(u32, Share)> {
+    let mut list: Vec<_> = all.iter().map(|(id, share)| (*id, *share)).collect();
+    list.sort_by_key(|(id, s)| (std::cmp::Reverse(s.parted), std::cmp::Reverse(s.decisions), *id));
+    list.truncate(most);
+    list
+}
+
+fn count(all: &mut BTreeMap<u32, Share>, id: u32, same: bool) {
+    if all.len() >= COUNTED_MAX && !all.contains_key(&id) {
+        return;
+    }
+    let share = all.entry(id).or_default();
+    share.decisions += 1;
+    share.parted += u64::from(!same);
+}
+
+/// Messages of faults are for people: only kinds are compared.
+fn same<T: PartialEq>(a: &Outcome<T>, b: &Outcome<T>) -> bool {
+    match (a, b) {
+        (Outcome::Ok(a), Outcome::Ok(b)) => a == b,
+        (Outcome::Fault { kind: a, .. }, Outcome::Fault { kind: b, .. }) => a == b,
+        _ => false,
+    }
+}

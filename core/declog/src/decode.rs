@@ -1,0 +1,302 @@
+//! Records out of bytes that may be anything: every length is checked against what is
+//! there before anything is allocated for it.
+
+use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
+use std::sync::{Mutex, PoisonError};
+use tally_engine::policy::{
+    COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+};
+use tally_engine::profile::{CutState, FORMS_MAX, FormView, KernelKey, KernelView};
+
+/// Different reasons for `whole-only` that one process reads. Each is kept for its
+/// whole life, because the engine's are constants.
+const REASONS_MAX: usize = 256;
+/// Longest of them.
+const REASON_BYTES_MAX: usize = 512;
+
+/// What a record's bytes are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(&'static str);
+
+type Result<T> = std::result::Result<T, Malformed>;
+
+fn constant(text: &str) -> Result<&'static str> {
+    static REASONS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+    let mut all = REASONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.iter().find(|known| **known == text) {
+        return Ok(known);
+    }
+    if text.len() > REASON_BYTES_MAX || all.len() >= REASONS_MAX {
+        return Err(Malformed("too many or too long reasons for whole-only"));
+    }
+    let kept: &'static str = Box::leak(text.to_owned().into_boxed_str());
+    all.push(kept);
+    Ok(kept)
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(count).ok_or(Malformed("it ends too soon"))?;
+        self.0 = rest;
+        Ok(head)
+    }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+    fn u8(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+    fn flag(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("a flag is neither 0 nor 1")),
+        }
+    }
+    fn bytes(&mut self) -> Result<&'a [u8]> {
+        let count = self.u32()? as usize;
+        self.take(count)
+    }
+    fn text(&mut self) -> Result<&'a str> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text is not UTF-8"))
+    }
+    fn class(&mut self) -> Result<Class> {
+        Ok(if self.flag()? { Class::BestEffort } else { Class::High })
+    }
+    fn three(&mut self) -> Result<[u32; 3]> {
+        Ok([self.u32()?, self.u32()?, self.u32()?])
+    }
+    /// A count of things of at least `bytes_min` each.
+    fn count(&mut self, bytes_min: usize) -> Result<usize> {
+        let count = self.u32()? as usize;
+        if count > self.0.len() / bytes_min {
+            return Err(Malformed("a list is longer than its record"));
+        }
+        Ok(count)
+    }
+
+    fn client(&mut self) -> Result<ClientInfo> {
+        let (id, class, name) = (self.u32()?, self.class()?, self.text()?.to_owned());
+        let count = self.count(8)?;
+        let mut labels = Vec::with_capacity(count);
+        for _ in 0..count {
+            labels.push((self.text()?.to_owned(), self.text()?.to_owned()));
+        }
+        Ok(ClientInfo { id, class, name, labels })
+    }
+
+    fn about(&mut self) -> Result<About> {
+        let generation = self.u64()?;
+        let mut text = || self.text().map(str::to_owned);
+        let (name, digest, path, config) = (text()?, text()?, text()?, text()?);
+        let saved = match self.flag()? {
+            false => None,
+            true => Some(SavedState {
+                format: self.text()?.to_owned(),
+                version: self.u32()?,
+                data: self.bytes()?.to_vec(),
+            }),
+        };
+        Ok(About { generation, name, digest, path, config, saved })
+    }
+
+    fn form(&mut self) -> Result<Form> {
+        Ok(match self.u8()? {
+            0 => Form::Whole,
+            1 => Form::Sliced,
+            2 => Form::Preemptible,
+            3 => Form::Partitioned,
+            _ => return Err(Malformed("an unknown form")),
+        })
+    }
+
+    fn view(&mut self) -> Result<KernelView> {
+        let (count, mean_ns, p99_ns) = (self.u64()?, self.u64()?, self.u64()?);
+        let cut = match self.u8()? {
+            0 => CutState::Unknown,
+            1 => CutState::Preparable,
+            2 => CutState::Preparing,
+            3 => match self.u8()? {
+                bits @ 0..4 => {
+                    CutState::Ready { sliceable: bits & 1 != 0, preemptible: bits & 2 != 0 }
+                }
+                _ => return Err(Malformed("unknown cut forms")),
+            },
+            4 => CutState::WholeOnly(constant(self.text()?)?),
+            _ => return Err(Malformed("an unknown cut state")),
+        };
+        let count_forms = self.count(29)?;
+        if count_forms > FORMS_MAX {
+            return Err(Malformed("more forms than a kernel can have"));
+        }
+        let mut forms: Vec<FormView> = Vec::with_capacity(count_forms);
+        for _ in 0..count_forms {
+            let form = FormView {
+                form: self.form()?,
+                argument: self.u32()?,
+                count: self.u64()?,
+                mean_ns: self.u64()?,
+                turnaround_ns: self.u64()?,
+            };
+            if forms.last().is_some_and(|f| (f.form, f.argument) >= (form.form, form.argument)) {
+                return Err(Malformed("forms are not in order"));
+            }
+            forms.push(form);
+        }
+        Ok(KernelView { count, mean_ns, p99_ns, cut, forms })
+    }
+
+    fn commands(&mut self) -> Result<Vec<Command>> {
+        let count = self.count(5)?;
+        if count > COMMANDS_MAX {
+            return Err(Malformed("more commands than a call can give"));
+        }
+        let mut commands = Vec::with_capacity(count);
+        for _ in 0..count {
+            commands.push(match self.u8()? {
+                0 => Command::Subscribe(self.u32()?),
+                1 => Command::SetTimer { delay_ns: self.u64()?, token: self.u64()? },
+                2 => Command::SetWindow { client: self.u32()?, window_ns: self.u64()? },
+                3 => Command::RevokeLease(self.u32()?),
+                4 => Command::SetYield { client: self.u32()?, yielded: self.flag()? },
+                5 => Command::SetAutoYield {
+                    client: self.u32()?,
+                    enabled: self.flag()?,
+                    quiet_ns: self.u64()?,
+                },
+                6 => Command::SetStandingGrant { client: self.u32()?, granted: self.flag()? },
+                _ => return Err(Malformed("an unknown command")),
+            });
+        }
+        Ok(commands)
+    }
+
+    fn launch(&mut self) -> Result<Launch> {
+        Ok(Launch {
+            now_ns: self.u64()?,
+            client: self.u32()?,
+            class: self.class()?,
+            kernel: self.u32()?,
+            flags: self.u32()?,
+            grid_blocks: self.u64()?,
+            block_threads: self.u32()?,
+            shared_bytes: self.u32()?,
+            predicted_ns: self.u64()?,
+            waited_ns: self.u64()?,
+            in_flight_ns: self.u64()?,
+            high_quiet_ns: self.u64()?,
+            high_clients: self.u32()?,
+            waiting_clients: self.u32()?,
+            stream: self.u32()?,
+            sm_count: self.u32()?,
+        })
+    }
+
+    fn answer<T>(&mut self, ok: impl FnOnce(&mut Self, u8) -> Result<T>) -> Result<Answer<T>> {
+        let tag = self.u8()?;
+        let kind = match tag {
+            0x10 => Some(FaultKind::Trap),
+            0x11 => Some(FaultKind::Overrun),
+            0x12 => Some(FaultKind::Memory),
+            0x13 => Some(FaultKind::Nonsense),
+            0x14 => Some(FaultKind::Disabled),
+            _ => None,
+        };
+        let outcome = match kind {
+            Some(kind) => {
+                let (timed, message) = (self.flag()?, self.text()?.to_owned());
+                Outcome::Fault { kind, timed, message }
+            }
+            None => Outcome::Ok(ok(self, tag)?),
+        };
+        Ok(Answer { outcome, commands: self.commands()? })
+    }
+
+    fn decision(&mut self, tag: u8) -> Result<Decision> {
+        Ok(match tag {
+            0 => Decision::Run(self.u32()?),
+            1 => Decision::Hold(self.u64()?),
+            2 => Decision::Slice(self.u32()?),
+            3 => Decision::Preemptible,
+            4 => Decision::Partition(self.u32()?),
+            _ => return Err(Malformed("an unknown decision")),
+        })
+    }
+
+    fn done(&mut self) -> Result<Completion> {
+        Ok(Completion {
+            client: self.u32()?,
+            kernel: self.u32()?,
+            form: self.form()?,
+            argument: self.u32()?,
+            predicted_ns: self.u64()?,
+            measured_ns: self.u64()?,
+        })
+    }
+
+    fn event(&mut self) -> Result<Event> {
+        Ok(match self.u8()? {
+            0 => Event::ClientJoined(self.client()?),
+            1 => Event::ClientLeft(self.u32()?),
+            2 => Event::HighBusy,
+            3 => Event::HighIdle,
+            4 => Event::KernelDone(self.done()?),
+            5 => Event::Timer(self.u64()?),
+            _ => return Err(Malformed("an unknown event")),
+        })
+    }
+}
+
+/// The record that `bytes` are, all of them.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn record(bytes: &[u8]) -> Result<Record> {
+    let mut b = Bytes(bytes);
+    let record = match b.u8()? {
+        kind::POLICY => Record::Policy(b.about()?),
+        kind::BASE => Record::Base,
+        kind::KERNEL => {
+            let (id, image) = (b.u32()?, b.u64()?);
+            let (grid, block, name) = (b.three()?, b.three()?, b.text()?.to_owned());
+            Record::Kernel { id, key: KernelKey { name, image, grid, block } }
+        }
+        kind::PROFILE => Record::Profile { id: b.u32()?, view: b.view()? },
+        kind::CLIENT => Record::Client(b.client()?),
+        kind::GONE => Record::Gone(b.u32()?),
+        kind::BEGIN => {
+            let how = match b.u8()? {
+                0 => Begin::PolicyStart,
+                1 => Begin::MidRun,
+                2 => Begin::AfterGap,
+                _ => return Err(Malformed("an unknown kind of beginning")),
+            };
+            Record::Begin { how, lost: b.u64()?, subscribed: b.u32()? }
+        }
+        kind::START => Record::Start(b.commands()?),
+        kind::DECIDE => Record::Decide { launch: b.launch()?, answer: b.answer(Bytes::decision)? },
+        kind::EVENT => Record::Event {
+            now_ns: b.u64()?,
+            event: b.event()?,
+            answer: b.answer(|_, tag| match tag {
+                0 => Ok(()),
+                _ => Err(Malformed("an unknown outcome")),
+            })?,
+        },
+        kind::COMPLETION => Record::Completion { now_ns: b.u64()?, done: b.done()? },
+        kind::END => Record::End { reason: b.text()?.to_owned(), dropped: b.u64()? },
+        _ => return Err(Malformed("an unknown kind of record")),
+    };
+    if b.0.is_empty() { Ok(record) } else { Err(Malformed("it is longer than its content")) }
+}

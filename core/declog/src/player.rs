@@ -1,0 +1,292 @@
+//! Makes the calls of a log on another instance of a policy, and compares.
+//!
+//! For a replay the policy is the one of the log; for a diff or a shadow another. A new
+//! instance is made wherever the log's begins, and is told of the clients connected
+//! unless the log does that itself.
+
+use crate::compare::Comparison;
+use crate::record::{About, Answer, Begin, Outcome, Record, timed};
+use crate::world::{self, Contradiction};
+use std::fmt::Write;
+use tally_engine::policy::{
+    ClientId, Command, Context, Event, Fault, FaultKind, Policy, subscription,
+};
+
+/// Makes a policy for the one that the log says is in charge.
+pub type Make<'a> = dyn FnMut(&About) -> Result<Box<dyn Policy + Send>, String> + Send + 'a;
+
+/// Why the play is over.
+#[derive(Debug, thiserror::Error)]
+pub enum PlayError {
+    /// No instance can be had.
+    #[error("{0}")]
+    NoPolicy(String),
+    /// The log is not one.
+    #[error(transparent)]
+    Contradiction(#[from] Contradiction),
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fed {
+    /// It was no call.
+    Noted,
+    /// A call that was not made: nothing is known of the policy's state.
+    NotCompared,
+    /// A decision that was not asked for (see [`Player::feed`]).
+    Skipped,
+    /// A call, and whether the answers were equal.
+    Called {
+        /// They were.
+        equal: bool,
+    },
+}
+
+/// How the log's parts began, and what of it was not compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Parts {
+    /// With a policy's start: all it knows is in the log.
+    pub from_start: u64,
+    /// While a policy ran.
+    pub mid_run: u64,
+    /// After a gap.
+    pub after_gap: u64,
+    /// Records lost in gaps.
+    pub lost: u64,
+    /// Calls that were not made.
+    pub not_compared: u64,
+    /// Decisions left out.
+    pub skipped: u64,
+    /// Faults of wall-clock time, after which no replay is the same.
+    pub timed_faults: u64,
+    /// Replayed decisions and events in parts that began with a policy's start.
+    pub exact_calls: u64,
+}
+
+/// See the module's documentation.
+pub struct Player<'a> {
+    make: Box<Make<'a>>,
+    policy: Option<Box<dyn Policy + Send>>,
+    context: Context,
+    about: About,
+    /// A new instance is due at the next call.
+    due: bool,
+    exact: bool,
+    stops_at_timed: bool,
+    record: u64,
+    comparison: Comparison,
+    parts: Parts,
+    /// What the log's policy and this one hear.
+    heard: [u32; 2],
+}
+
+impl<'a> Player<'a> {
+    /// With what makes policies.
+    pub fn new(
+        make: impl FnMut(&About) -> Result<Box<dyn Policy + Send>, String> + Send + 'a,
+    ) -> Self {
+        Player {
+            make: Box::new(make),
+            policy: None,
+            context: Context::default(),
+            about: About::default(),
+            due: false,
+            exact: false,
+            stops_at_timed: true,
+            record: 0,
+            comparison: Comparison::default(),
+            parts: Parts::default(),
+            heard: [0; 2],
+        }
+    }
+
+    /// For a policy that is not the log's: that the clock stopped the log's says nothing
+    /// about this one, so go on after that.
+    pub fn on_past_timed_faults(mut self) -> Self {
+        self.stops_at_timed = false;
+        self
+    }
+
+    /// The counts so far.
+    pub fn comparison(&self) -> &Comparison {
+        &self.comparison
+    }
+
+    /// What was and was not compared.
+    pub fn parts(&self) -> Parts {
+        self.parts
+    }
+
+    /// The policy that the log says is in charge.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// The world now.
+    pub fn world(&self) -> &tally_engine::policy::World {
+        &self.context.world
+    }
+
+    /// Kinds of events that this policy asked for and does not get, because the log's
+    /// did not ask.
+    pub fn events_missing(&self) -> Vec<&'static str> {
+        let missing = self.heard[1] & !self.heard[0];
+        let kinds = [
+            (subscription::HIGH_ACTIVITY, "high-activity"),
+            (subscription::COMPLETIONS, "completions"),
+        ];
+        kinds.iter().filter(|(bit, _)| missing & bit != 0).map(|(_, name)| *name).collect()
+    }
+
+    /// The next record. A decision is only asked for if `may_decide`.
+    ///
+    /// # Errors
+    /// If the play cannot go on.
+    pub fn feed(&mut self, record: &Record, may_decide: bool) -> Result<Fed, PlayError> {
+        self.record += 1;
+        world::apply(&mut self.context, record)?;
+        match record {
+            Record::Policy(about) => self.about = about.clone(),
+            Record::Base => self.policy = None,
+            Record::Begin { how, lost, subscribed } => {
+                self.policy = None;
+                self.heard = [*subscribed, 0];
+                self.parts.lost += lost;
+                self.exact = *how == Begin::PolicyStart;
+                self.due = !self.exact;
+                match how {
+                    Begin::PolicyStart => self.parts.from_start += 1,
+                    Begin::MidRun => self.parts.mid_run += 1,
+                    Begin::AfterGap => self.parts.after_gap += 1,
+                }
+            }
+            Record::Start(commands) => {
+                self.instance()?;
+                let recorded = Answer { outcome: Outcome::Ok(()), commands: commands.clone() };
+                let other = self.answer(Ok(()));
+                self.listen(&recorded.commands, &other.commands);
+                let name = self.about.name.clone();
+                let call = || format!("start of {name}");
+                let equal = self.comparison.told(self.record, 0, call, &recorded, &other);
+                return Ok(Fed::Called { equal });
+            }
+            Record::Decide { launch, answer } => {
+                if !may_decide {
+                    self.parts.skipped += 1;
+                    return Ok(Fed::Skipped);
+                }
+                self.arrive(launch.now_ns, None)?;
+                self.note_timed(&answer.outcome);
+                let Some(policy) = &mut self.policy else { return Ok(self.not_compared()) };
+                let result = policy.decide(launch, &mut self.context);
+                let other = self.answer(result);
+                self.listen(&answer.commands, &other.commands);
+                self.parts.exact_calls += u64::from(self.exact);
+                let known = self.context.world.profiles.get(launch.kernel);
+                let name = known.map_or("?", |p| &p.key.name);
+                let comparison = &mut self.comparison;
+                let equal = comparison.decided(self.record, launch, name, answer, &other);
+                return Ok(Fed::Called { equal });
+            }
+            Record::Event { now_ns, event, answer } => {
+                let joining = match event {
+                    Event::ClientJoined(info) => Some(info.id),
+                    _ => None,
+                };
+                self.arrive(*now_ns, joining)?;
+                self.note_timed(&answer.outcome);
+                let Some(policy) = &mut self.policy else { return Ok(self.not_compared()) };
+                let result = policy.on_event(*now_ns, event, &mut self.context);
+                let other = self.answer(result);
+                self.listen(&answer.commands, &other.commands);
+                self.parts.exact_calls += u64::from(self.exact);
+                let call = || format!("on-event {event:?}");
+                let equal = self.comparison.told(self.record, *now_ns, call, answer, &other);
+                return Ok(Fed::Called { equal });
+            }
+            Record::Kernel { .. }
+            | Record::Profile { .. }
+            | Record::Client(_)
+            | Record::Gone(_)
+            | Record::Completion { .. }
+            | Record::End { .. } => {}
+        }
+        Ok(Fed::Noted)
+    }
+
+    fn not_compared(&mut self) -> Fed {
+        self.parts.not_compared += 1;
+        Fed::NotCompared
+    }
+
+    /// The clock stopped the log's policy, and it was started anew: from here on its
+    /// state is not this one's.
+    fn note_timed<T>(&mut self, recorded: &Outcome<T>) {
+        if matches!(recorded, Outcome::Fault { timed: true, .. }) {
+            self.parts.timed_faults += 1;
+            if self.stops_at_timed {
+                self.policy = None;
+            }
+        }
+    }
+
+    fn instance(&mut self) -> Result<(), PlayError> {
+        self.due = false;
+        self.context.commands.drain();
+        let mut policy = (self.make)(&self.about).map_err(PlayError::NoPolicy)?;
+        policy.start(&mut self.context);
+        self.policy = Some(policy);
+        Ok(())
+    }
+
+    /// Before a call: the instance that takes it.
+    fn arrive(&mut self, now_ns: u64, joining: Option<ClientId>) -> Result<(), PlayError> {
+        if !self.due {
+            return Ok(());
+        }
+        self.instance()?;
+        let clients = self.context.world.clients.values();
+        let others: Vec<_> = clients.filter(|c| Some(c.id) != joining).cloned().collect();
+        for info in others {
+            if let Some(policy) = &mut self.policy {
+                // What it wants done, and a fault, are its own affair here.
+                let _ = policy.on_event(now_ns, &Event::ClientJoined(info), &mut self.context);
+            }
+        }
+        let commands: Vec<_> = self.context.commands.drain().collect();
+        self.listen(&[], &commands);
+        Ok(())
+    }
+
+    fn answer<T>(&mut self, result: Result<T, Fault>) -> Answer<T> {
+        let outcome = match result {
+            Ok(answer) => Outcome::Ok(answer),
+            Err(fault) => {
+                let timed = timed(&fault);
+                Outcome::Fault { kind: fault.kind, timed, message: fault.message }
+            }
+        };
+        Answer { outcome, commands: self.context.commands.drain().collect() }
+    }
+
+    fn listen(&mut self, recorded: &[Command], other: &[Command]) {
+        for (heard, commands) in self.heard.iter_mut().zip([recorded, other]) {
+            for command in commands {
+                if let Command::Subscribe(to) = command {
+                    *heard = *to;
+                }
+            }
+        }
+    }
+
+    /// The other policy was switched off after too many faults: its last one.
+    pub fn struck_out(&self) -> Option<String> {
+        let disabled = crate::compare::fault_name(FaultKind::Disabled);
+        self.comparison.faults.get(disabled)?;
+        let mut why = String::from("switched off after too many faults");
+        if let Some(last) = &self.comparison.last_fault {
+            let _ = write!(why, "; the last: {last}");
+        }
+        Some(why)
+    }
+}

@@ -1,0 +1,41 @@
+//! The world as a policy saw it, rebuilt from records.
+
+use crate::record::Record;
+use tally_engine::policy::{Context, Event, World};
+
+/// A record that does not fit what came before it.
+#[derive(Debug, thiserror::Error)]
+#[error("the log contradicts itself: {0}")]
+pub struct Contradiction(String);
+
+/// Take in what a record says of clients and kernels. A call's own change (a client that
+/// joins) is there when the policy is called, as in the engine.
+///
+/// # Errors
+/// If it does not fit.
+pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction> {
+    let world = &mut *context.world;
+    match record {
+        Record::Base => *world = World::default(),
+        Record::Kernel { id, key } => {
+            if world.profiles.append(key.clone()) != Some(*id) {
+                let known = world.profiles.known();
+                let why = format!("kernel {id} ({}) comes after {known} kernels", key.name);
+                return Err(Contradiction(why));
+            }
+        }
+        Record::Profile { id, view } => {
+            if !world.profiles.adopt(*id, view) {
+                return Err(Contradiction(format!("kernel {id} was not introduced")));
+            }
+        }
+        Record::Client(info) | Record::Event { event: Event::ClientJoined(info), .. } => {
+            world.clients.insert(info.id, info.clone());
+        }
+        Record::Gone(id) | Record::Event { event: Event::ClientLeft(id), .. } => {
+            world.clients.remove(id);
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Kernels as a policy may see them: told of as they change, and put into another
+//! table, so that what a policy saw can be shown to a policy again.
+//!
+//! A [`Profile`] keeps more than it tells (the samples behind a percentile). What is
+//! put back with [`Profiles::adopt`] tells the same, and is not for measuring on.
+
+use super::{
+    CutState, FORMS_MAX, FormStats, KERNELS_MAX, KernelKey, Profile, Profiles, RECENT, TURNAROUNDS,
+};
+use crate::policy::{Form, KernelId};
+
+/// What a policy can learn of a kernel besides its key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelView {
+    /// Launches measured whole.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ns: u64,
+    /// 99th percentile of the recent ones.
+    pub p99_ns: u64,
+    /// Whether it can be cut.
+    pub cut: CutState,
+    /// Other forms, at most [`FORMS_MAX`].
+    pub forms: Vec<FormView>,
+}
+
+/// A form other than whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormView {
+    /// Which.
+    pub form: Form,
+    /// Blocks of a slice, SMs of a partition; else 0.
+    pub argument: u32,
+    /// Launches measured.
+    pub count: u64,
+    /// Their mean.
+    pub mean_ns: u64,
+    /// See [`FormStats::turnaround_ns`].
+    pub turnaround_ns: u64,
+}
+
+impl Profile {
+    /// What a policy can learn of it.
+    pub fn view(&self) -> KernelView {
+        KernelView {
+            count: self.count,
+            mean_ns: self.mean_ns,
+            p99_ns: self.p99_ns(),
+            cut: self.cut,
+            forms: self.form_views().collect(),
+        }
+    }
+
+    /// Its forms, in the order in which a policy gets them.
+    pub fn form_views(&self) -> impl ExactSizeIterator<Item = FormView> {
+        self.forms.iter().map(|(&(form, argument), stats)| FormView {
+            form,
+            argument,
+            count: stats.count,
+            mean_ns: stats.mean_ns,
+            turnaround_ns: stats.turnaround_ns(),
+        })
+    }
+}
+
+impl Profiles {
+    /// Kernels known.
+    pub fn known(&self) -> u32 {
+        self.list.len() as u32
+    }
+
+    /// A list for [`Profiles::watch`] that never has to grow.
+    pub fn watch_list() -> Vec<KernelId> {
+        Vec::with_capacity(KERNELS_MAX)
+    }
+
+    /// From now on note which kernels are new or change, in `list`; with `None`, no
+    /// more. Returns the list in use before, to be dropped where time does not matter.
+    pub fn watch(&mut self, list: Option<Vec<KernelId>>) -> Option<Vec<KernelId>> {
+        let mut old = std::mem::replace(&mut self.changed, list)?;
+        for id in old.drain(..) {
+            if let Some(p) = self.list.get_mut(id as usize) {
+                p.changed = false;
+            }
+        }
+        Some(old)
+    }
+
+    /// A kernel that is new or changed since it was returned last; in no order.
+    pub fn next_changed(&mut self) -> Option<KernelId> {
+        let list = self.changed.as_mut()?;
+        let id = list.pop()?;
+        if let Some(p) = self.list.get_mut(id as usize) {
+            p.changed = false;
+        }
+        Some(id)
+    }
+
+    /// Note that a kernel changed. Each is in the list once, so it never grows beyond
+    /// [`KERNELS_MAX`].
+    pub(super) fn note_changed(&mut self, kernel: KernelId) {
+        let Some(list) = &mut self.changed else { return };
+        let Some(p) = self.list.get_mut(kernel as usize) else { return };
+        if !std::mem::replace(&mut p.changed, true) {
+            list.push(kernel);
+        }
+    }
+
+    /// Make a kernel tell what `view` says. False if there is no such kernel or it
+    /// says more forms than there may be.
+    pub fn adopt(&mut self, kernel: KernelId, view: &KernelView) -> bool {
+        let Some(p) = self.list.get_mut(kernel as usize) else { return false };
+        if view.forms.len() > FORMS_MAX {
+            return false;
+        }
+        (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
+        p.recent = [view.p99_ns; RECENT];
+        p.cut = view.cut;
+        p.forms.clear();
+        for f in &view.forms {
+            let mut stats = FormStats { count: f.count, mean_ns: f.mean_ns, ..Default::default() };
+            if f.turnaround_ns > 0 {
+                stats.turnarounds = [f.turnaround_ns; TURNAROUNDS];
+                stats.gave_way = 1;
+            }
+            p.forms.insert((f.form, f.argument), stats);
+        }
+        true
+    }
+
+    /// Add a kernel as the next one; `None` if it is known already or too many are.
+    pub fn append(&mut self, key: KernelKey) -> Option<KernelId> {
+        let next = self.known();
+        if self.ids.contains_key(&key) {
+            return None;
+        }
+        self.intern(&key).filter(|id| *id == next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(x: u32) -> KernelKey {
+        KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
+    }
+
+    #[test]
+    fn what_changes_is_listed_once_and_only_while_watched() {
+        let mut all = Profiles::default();
+        let first = all.intern(&key(1)).unwrap();
+        assert_eq!(all.next_changed(), None);
+        assert!(all.watch(Some(Profiles::watch_list())).is_none());
+        let second = all.intern(&key(2)).unwrap();
+        all.record(second, 5);
+        all.record(first, 5);
+        all.set_cut(first, CutState::Preparable);
+        let mut changed: Vec<_> = std::iter::from_fn(|| all.next_changed()).collect();
+        changed.sort_unstable();
+        assert_eq!(changed, [first, second]);
+        for change in 0..4 {
+            match change {
+                0 => all.record_form(first, Form::Sliced, 3, 9),
+                1 => all.record_turnaround(first, Form::Sliced, 3, 9),
+                2 => all.restore(first, Default::default()),
+                _ => assert!(all.forget(first)),
+            }
+            assert_eq!(all.next_changed(), Some(first), "change {change}");
+        }
+        all.intern(&key(2)).unwrap();
+        assert_eq!(all.next_changed(), None, "seeing it again is no change");
+        all.record(first, 5);
+        assert!(all.watch(None).is_some());
+        all.record(first, 5);
+        assert_eq!(all.next_changed(), None);
+        all.watch(Some(Profiles::watch_list()));
+        all.record(first, 5);
+        assert_eq!(all.next_changed(), Some(first), "not left marked by the watch before");
+    }
+
+    #[test]
+    fn what_is_adopted_tells_the_same() {
+        let mut all = Profiles::default();
+        let id = all.intern(&key(1)).unwrap();
+        for ns in 1..100 {
+            all.record(id, ns * ns);
+            all.record_form(id, Form::Preemptible, 0, ns);
+            all.record_form(id, Form::Sliced, (ns % 20) as u32, ns);
+            all.record_turnaround(id, Form::Preemptible, 0, 7 * ns);
+        }
+        all.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+        let view = all.get(id).unwrap().view();
+        assert_eq!(view.forms.len(), FORMS_MAX);
+        let mut other = Profiles::default();
+        assert_eq!(other.append(key(1)), Some(0));
+        assert_eq!(other.append(key(1)), None);
+        assert!(other.adopt(0, &view) && !other.adopt(1, &view));
+        assert_eq!(other.get(0).unwrap().view(), view);
+        assert_eq!(other.mean_ns(0), all.mean_ns(id));
+    }
+}
