@@ -211,6 +211,8 @@ impl<'a> Bytes<'a> {
             0x12 => Some(FaultKind::Memory),
             0x13 => Some(FaultKind::Nonsense),
             0x14 => Some(FaultKind::Disabled),
+            0x15 => Some(FaultKind::Denied),
+            0x16 => Some(FaultKind::Stall),
             _ => None,
         };
         let outcome = match kind {

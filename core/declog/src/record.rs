@@ -384,6 +384,8 @@ impl Encoder<'_> {
             FaultKind::Memory => 0x12,
             FaultKind::Nonsense => 0x13,
             FaultKind::Disabled => 0x14,
+            FaultKind::Denied => 0x15,
+            FaultKind::Stall => 0x16,
         });
         self.u8(timed.into());
         self.text(beginning(message, FAULT_BYTES_MAX));
