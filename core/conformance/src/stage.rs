@@ -316,10 +316,8 @@ impl Stage {
         }
         let answer = self.policy.decide(&launch, &mut self.context);
         let decision = self.after_call(answer, true)?;
-        if let Some(turns) = &mut self.turns {
-            if let Some(turn) = turns.last_mut() {
-                turn.decision = Some(decision);
-            }
+        if let Some(turn) = self.turns.as_mut().and_then(|turns| turns.last_mut()) {
+            turn.decision = Some(decision);
         }
         if !offered(&launch, decision) {
             self.seen.degraded += 1;

@@ -229,7 +229,7 @@ mod measure {
 
         fn event(&mut self, n: u64) -> Result<(), Fault> {
             self.launch.now_ns += 20_000;
-            let event = if n % 2 == 0 { Event::HighBusy } else { Event::HighIdle };
+            let event = if n.is_multiple_of(2) { Event::HighBusy } else { Event::HighIdle };
             let told = self.policy.on_event(self.launch.now_ns, &event, &mut self.context);
             self.context.commands.drain();
             told
