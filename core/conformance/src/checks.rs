@@ -86,6 +86,7 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     let memory = memory(faults, subject, options, &mut report.memory_bytes);
     report.checks.push(memory);
     report.checks.push(sane(faults, &sum));
+    report.checks.push(granted(faults));
     report.checks.push(high(&sum));
     report.checks.push(starvation(subject));
     report.checks.push(determinism(subject, options));
@@ -121,7 +122,7 @@ pub(crate) fn runner(seed: u64, cases: u32) -> TestRunner {
 fn random(subject: &dyn Subject, options: &Options) -> Found {
     let mut found = Found { faults: BTreeMap::new(), seen: RefCell::default() };
     // One more than there are kinds.
-    for _ in 0..5 {
+    for _ in 0..6 {
         found.seen.borrow_mut().clear();
         let outcome =
             runner(options.seed, options.streams).run(&stream::stream(), |steps| {
@@ -147,7 +148,7 @@ fn random(subject: &dyn Subject, options: &Options) -> Found {
 /// core would say it too and go on with a fresh instance.
 fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
     let mut stage = match subject.start(None) {
-        Ok(policy) => Stage::new(policy),
+        Ok(policy) => Stage::new(policy).asking_about_high(subject.has_say_over_high()),
         Err(error) => {
             return Some(Fault {
                 kind: FaultKind::Trap,
@@ -292,6 +293,20 @@ fn sane(faults: &BTreeMap<FaultKind, String>, seen: &Seen) -> Check {
     Check { name, outcome: Outcome::Warn, detail: odd.join("; "), advice }
 }
 
+fn granted(faults: &BTreeMap<FaultKind, String>) -> Check {
+    let name = "granted";
+    match faults.get(&FaultKind::Denied) {
+        Some(fault) => Check {
+            name,
+            outcome: Outcome::Fail,
+            detail: fault.clone(),
+            advice: "do without, or have it granted: `--grant NAME` here, `[policy] capabilities` \
+                     in the core's configuration",
+        },
+        None => pass(name, "asks for nothing that it has not been granted"),
+    }
+}
+
 fn high(seen: &Seen) -> Check {
     let name = "high-priority";
     if seen.high_held == 0 {
@@ -363,6 +378,6 @@ fn determinism(subject: &dyn Subject, options: &Options) -> Check {
 
 /// Every call of a stream and its answer; a fault counts as one, and the core goes on.
 fn turns(subject: &dyn Subject, steps: &[Step]) -> Result<Vec<Turn>, Stopped> {
-    let mut stage = Stage::new(subject.start(None)?);
-    Ok(stage.record(steps))
+    let stage = Stage::new(subject.start(None)?);
+    Ok(stage.asking_about_high(subject.has_say_over_high()).record(steps))
 }

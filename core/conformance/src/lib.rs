@@ -13,6 +13,7 @@
 //! | `fuel` | uses more than a call may; warns above half of it |
 //! | `memory` | wants more than it may have, or keeps growing over many like calls |
 //! | `sane-answers` | answers what makes no sense, or asks for more at once than a call may; warns of forms that are not on offer and clients that are not there |
+//! | `granted` | asks for what it has not been granted |
 //! | `high-priority` | (warns only) holds a high-priority launch |
 //! | `no-starvation` | keeps holding a best-effort launch though high priority is silent |
 //! | `determinism` | answers the same events otherwise the second time |
@@ -33,6 +34,7 @@ mod subject;
 pub use checks::{check, check_loaded};
 pub use report::{Check, Fuel, Outcome, Report};
 pub use subject::{Instance, Subject, Wasm};
+pub use tally_policy_host::{Capabilities, Capability};
 
 /// What can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,8 +71,10 @@ pub struct Stage {
     subscribed: u32,
     timers: BTreeMap<u64, u64>,
     leases: BTreeMap<ClientId, u32>,
-    /// Best-effort clients with a standing grant.
+    /// Clients with a standing grant.
     granted: BTreeSet<ClientId>,
+    /// Ask about high-priority launches in spite of it.
+    asks_about_high: bool,
     running: Vec<Running>,
 }
 
@@ -97,6 +99,7 @@ impl Stage {
             timers: BTreeMap::new(),
             leases: BTreeMap::new(),
             granted: BTreeSet::new(),
+            asks_about_high: false,
             running: Vec::new(),
         };
         stage.carry_out();
@@ -116,6 +119,14 @@ impl Stage {
     /// What the policy knows, if it keeps that.
     pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
         self.policy.snapshot()
+    }
+
+    /// Ask about high-priority launches as if their clients had lost their standing
+    /// grants. A core does so only if the policy took them away, for which it needs the
+    /// capability to.
+    pub fn asking_about_high(mut self, asks: bool) -> Self {
+        self.asks_about_high = asks;
+        self
     }
 
     /// The policy's figures.
@@ -175,6 +186,9 @@ impl Stage {
         let labels = (0..labels).map(|n| (format!("key{n}"), format!("value {n}"))).collect();
         let info = ClientInfo { id, class, name: "n".repeat(name), labels };
         self.context.world.clients.insert(id, info.clone());
+        if high {
+            self.granted.insert(id);
+        }
         self.tell(&Event::ClientJoined(info)).map(|()| id)
     }
 
@@ -284,8 +298,7 @@ impl Stage {
         }
     }
 
-    /// Offer a launch. A lease or a grant lets it go unasked, which answers `None`; only a
-    /// high-priority client is asked about in spite of its grant, as if it had lost it.
+    /// Offer a launch. A lease or a grant lets it go unasked, which answers `None`.
     ///
     /// # Errors
     /// The policy's fault.
@@ -296,16 +309,15 @@ impl Stage {
             self.let_go(&launch, Decision::Run(0));
             return Ok(None);
         }
-        if self.granted.contains(&client) {
+        let asked_anyway = self.asks_about_high && launch.class == Class::High;
+        if self.granted.contains(&client) && !asked_anyway {
             self.let_go(&launch, Decision::Run(0));
             return Ok(None);
         }
         let answer = self.policy.decide(&launch, &mut self.context);
         let decision = self.after_call(answer, true)?;
-        if let Some(turns) = &mut self.turns {
-            if let Some(turn) = turns.last_mut() {
-                turn.decision = Some(decision);
-            }
+        if let Some(turn) = self.turns.as_mut().and_then(|turns| turns.last_mut()) {
+            turn.decision = Some(decision);
         }
         if !offered(&launch, decision) {
             self.seen.degraded += 1;
@@ -415,8 +427,7 @@ impl Stage {
                     Some(client)
                 }
                 Command::SetStandingGrant { client, granted } => {
-                    let known = self.context.world.clients.get(&client);
-                    if granted && known.is_some_and(|info| info.class == Class::BestEffort) {
+                    if granted && self.context.world.clients.contains_key(&client) {
                         self.granted.insert(client);
                     } else {
                         self.granted.remove(&client);

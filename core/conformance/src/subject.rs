@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use tally_engine::policy::{Fault, Policy};
-use tally_policy_host::{Compiled, HostError, Limits, LoadError, PolicyHost};
+use tally_policy_host::{
+    Capabilities, Capability, Compiled, HostError, Limits, LoadError, PolicyHost,
+};
 use tally_policy_host::{Restored, Saved, WasmPolicy};
 
 /// A policy with figures about itself.
@@ -48,6 +50,10 @@ pub trait Subject {
     fn start(&self, saved: Option<&Saved>) -> Result<Box<dyn Instance>, LoadError>;
     /// Fuel that one call may use.
     fn call_fuel_max(&self) -> u64;
+    /// Whether it may have a say over high-priority launches, and so is asked about them.
+    fn has_say_over_high(&self) -> bool {
+        true
+    }
     /// Whether it has the interface `state`.
     fn keeps_state(&self) -> bool {
         false
@@ -59,6 +65,7 @@ pub struct Wasm {
     compiled: Compiled,
     config: String,
     call_fuel_max: u64,
+    has_say_over_high: bool,
     /// Keeps the clock of its calls going.
     _host: PolicyHost,
 }
@@ -76,7 +83,7 @@ impl Wasm {
         }
     }
 
-    /// Compile the component in a file.
+    /// Compile the component in a file, for a policy that has been granted these.
     ///
     /// # Errors
     /// Limits under which no policy can run. That the file is no policy is an outcome of
@@ -85,8 +92,9 @@ impl Wasm {
         path: &Path,
         config: &str,
         limits: &Limits,
+        granted: Capabilities,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        Self::with(config, limits, |host| host.compile_file(path))
+        Self::with(config, limits, granted, |host| host.compile_file(path))
     }
 
     /// Compile the component in `bytes`; `name` stands for it in messages.
@@ -98,20 +106,23 @@ impl Wasm {
         bytes: &[u8],
         config: &str,
         limits: &Limits,
+        granted: Capabilities,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        Self::with(config, limits, |host| host.compile_bytes(name, bytes))
+        Self::with(config, limits, granted, |host| host.compile_bytes(name, bytes))
     }
 
     fn with(
         config: &str,
         limits: &Limits,
+        granted: Capabilities,
         compile: impl FnOnce(&PolicyHost) -> Result<Compiled, LoadError>,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        let host = PolicyHost::new(Self::limits(limits))?;
+        let host = PolicyHost::new(Self::limits(limits))?.granting(granted);
         Ok(compile(&host).map(|compiled| Wasm {
             compiled,
             config: config.into(),
             call_fuel_max: limits.decide_fuel,
+            has_say_over_high: granted.has(Capability::HighPriority),
             _host: host,
         }))
     }
@@ -124,6 +135,10 @@ impl Subject for Wasm {
 
     fn call_fuel_max(&self) -> u64 {
         self.call_fuel_max
+    }
+
+    fn has_say_over_high(&self) -> bool {
+        self.has_say_over_high
     }
 
     fn keeps_state(&self) -> bool {

@@ -2,7 +2,7 @@
 //! (`tests/policies/corpus/README.md`).
 
 use std::path::{Path, PathBuf};
-use tally_conformance::{Options, Wasm, check_loaded};
+use tally_conformance::{Capabilities, Options, Wasm, check_loaded};
 use tally_policy_host::Limits;
 
 /// Misbehaves on command, which the random streams are bound to give: it need only load.
@@ -27,7 +27,7 @@ fn components_of_every_release_load_and_behave() {
     let all = components();
     assert!(all.len() >= 3, "{all:?}");
     for file in all {
-        let subject = Wasm::open(&file, "", &Limits::default()).unwrap();
+        let subject = Wasm::open(&file, "", &Limits::default(), Capabilities::default()).unwrap();
         if let Err(error) = &subject {
             panic!("{error}");
         }

@@ -2,7 +2,7 @@
 //! for what it did, by name.
 
 use std::path::PathBuf;
-use tally_conformance::{Options, Outcome, Report, Wasm, check_loaded};
+use tally_conformance::{Capabilities, Options, Outcome, Report, Wasm, check_loaded};
 use tally_policy_host::Limits;
 
 /// A guest built by `cargo xtask policies`. Never skips.
@@ -15,16 +15,23 @@ fn guest(folder: &str, name: &str) -> PathBuf {
 }
 
 fn report(folder: &str, name: &str, config: &str) -> Report {
-    report_with(&Limits::default(), folder, name, config)
+    report_with(&Limits::default(), Capabilities::default(), folder, name, config)
 }
 
-fn report_with(limits: &Limits, folder: &str, name: &str, config: &str) -> Report {
-    let subject = Wasm::open(&guest(folder, name), config, limits).unwrap();
+fn report_with(
+    limits: &Limits,
+    granted: Capabilities,
+    folder: &str,
+    name: &str,
+    config: &str,
+) -> Report {
+    let subject = Wasm::open(&guest(folder, name), config, limits, granted).unwrap();
     check_loaded(&subject, &Options { streams: 24, ..Options::default() })
 }
 
+/// With every capability: what it misbehaves in is not that it lacks one.
 fn chaos(config: &str) -> Report {
-    report("test-policies", "chaos", config)
+    report_with(&Limits::default(), Capabilities::all(), "test-policies", "chaos", config)
 }
 
 #[track_caller]
@@ -56,7 +63,9 @@ fn tally_priority_passes() {
 
 #[test]
 fn a_file_that_is_no_policy_fails_to_load() {
-    let subject = Wasm::of_bytes("x.wasm", b"hello", "", &Limits::default()).unwrap();
+    let subject =
+        Wasm::of_bytes("x.wasm", b"hello", "", &Limits::default(), Capabilities::default());
+    let subject = subject.unwrap();
     let report = check_loaded(&subject, &Options::default());
     fails(&report, &["loads"]);
     assert_eq!(report.checks.len(), 1);
@@ -95,7 +104,8 @@ fn much_work_warns() {
 fn hoarding_fails_memory() {
     // It writes to what it hoards, for which the usual fuel ends first.
     let limits = Limits { decide_fuel: 1_000_000_000, ..Limits::default() };
-    fails(&report_with(&limits, "test-policies", "chaos", "always 3"), &["memory"]);
+    let granted = Capabilities::default();
+    fails(&report_with(&limits, granted, "test-policies", "chaos", "always 3"), &["memory"]);
 }
 
 #[test]
@@ -130,6 +140,21 @@ fn holding_for_ever_fails_no_starvation_and_warns_of_high_priority() {
     let report = chaos("always 10");
     fails(&report, &["no-starvation"]);
     assert_eq!(report.names(Outcome::Warn), ["high-priority"]);
+}
+
+#[test]
+fn what_was_not_granted_fails_granted() {
+    // Takes a standing grant away.
+    let report = report("test-policies", "chaos", "always 30");
+    fails(&report, &["granted"]);
+    assert!(!chaos("always 30").names(Outcome::Fail).contains(&"granted"));
+}
+
+#[test]
+fn without_a_say_over_high_priority_it_is_not_asked() {
+    let report = report("test-policies", "chaos", "always 10");
+    fails(&report, &["no-starvation"]);
+    assert_eq!(report.names(Outcome::Warn), [""; 0]);
 }
 
 #[test]

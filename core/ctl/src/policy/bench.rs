@@ -65,7 +65,7 @@ mod measure {
     use std::time::{Duration, Instant};
     use tally_conformance::Wasm;
     use tally_engine::policy::{Class, ClientInfo, Context, Event, Fault, Launch, Policy};
-    use tally_policy_host::{Limits, PolicyHost, WasmPolicy};
+    use tally_policy_host::{Capabilities, Limits, PolicyHost, WasmPolicy};
 
     /// Time for each figure, unless a single run takes longer.
     const FOR: Duration = Duration::from_millis(400);
@@ -133,7 +133,11 @@ mod measure {
 
     pub fn measure(file: &Path, config: &str, limits: &Limits) -> Result<Figures, CtlError> {
         let limits = Wasm::limits(limits);
-        let host = || PolicyHost::new(limits.clone()).map_err(|e| failed(e.to_string()));
+        // What it may do is not the question here.
+        let host = || {
+            let host = PolicyHost::new(limits.clone()).map_err(|e| failed(e.to_string()))?;
+            Ok::<_, CtlError>(host.granting(Capabilities::all()))
+        };
         let mut keep = None;
         let compile_s = repeated(|| {
             // A fresh one: it would remember what it compiled.
@@ -225,7 +229,7 @@ mod measure {
 
         fn event(&mut self, n: u64) -> Result<(), Fault> {
             self.launch.now_ns += 20_000;
-            let event = if n % 2 == 0 { Event::HighBusy } else { Event::HighIdle };
+            let event = if n.is_multiple_of(2) { Event::HighBusy } else { Event::HighIdle };
             let told = self.policy.on_event(self.launch.now_ns, &event, &mut self.context);
             self.context.commands.drain();
             told

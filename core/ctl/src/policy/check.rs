@@ -13,6 +13,9 @@ pub struct CheckArgs {
     /// Its configuration.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// A capability that the policy has been granted; may be given several times.
+    #[arg(long = "grant", value_name = "NAME")]
+    pub grants: Vec<String>,
     /// As JSON (schema 1), for programs: the same bytes each time.
     #[arg(long)]
     pub json: bool,
@@ -28,10 +31,14 @@ pub struct CheckArgs {
 #[cfg(feature = "wasm")]
 pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     use std::io::{IsTerminal, Write};
-    use tally_conformance::{Options, Outcome, Wasm, check_loaded};
+    use tally_conformance::{Capabilities, Capability, Options, Outcome, Wasm, check_loaded};
 
     let config = super::config(args.config.as_deref())?;
-    let subject = Wasm::open(&args.file, &config, &args.limits.limits())
+    let granted = args.grants.iter().map(|name| name.parse::<Capability>());
+    let granted = granted
+        .collect::<Result<Capabilities, _>>()
+        .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
+    let subject = Wasm::open(&args.file, &config, &args.limits.limits(), granted)
         .map_err(|e| CtlError::Refused { message: e.to_string() })?;
     let report = check_loaded(&subject, &Options { seed: args.seed, ..Options::default() });
     let mut out = std::io::stdout().lock();
