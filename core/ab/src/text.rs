@@ -79,7 +79,7 @@ impl Report {
         }
         writeln!(
             out,
-            "  evidence     {:.3} of the {:.0} that reject \"no difference\" at level {}; {} pairs of blocks",
+            "  evidence     {:.1}; {:.0} rejects \"no difference\" at level {}; {} pairs of blocks",
             self.e_value,
             1.0 / plan.alpha,
             plan.alpha,

@@ -234,7 +234,7 @@ pub fn write_status(out: &mut impl Write, status: &Value) -> std::io::Result<()>
         _ => String::new(),
     };
     let (e, needed) = (number("e_value"), number("e_value_needed"));
-    writeln!(out, "  {effect}evidence {e:.3} of {needed:.0}")?;
+    writeln!(out, "  {effect}evidence {e:.1} of {needed:.0}")?;
     match text("message").as_str() {
         "" | "?" => Ok(()),
         message => writeln!(out, "  {message}"),

@@ -40,11 +40,6 @@ impl Course {
         Course { plane, running, a: seat(a), b: seat(b), in_charge: None, spare: Vec::new() }
     }
 
-    /// What all connections share.
-    pub(super) fn plane(&self) -> &Rc<Plane> {
-        &self.plane
-    }
-
     /// Carry it out.
     pub(super) async fn run(mut self) -> Report {
         self.begin().await;
@@ -186,7 +181,7 @@ impl Course {
     }
 }
 
-fn measure(
+pub(super) fn measure(
     next: Option<Box<Sample>>,
     cut: bool,
 ) -> impl FnOnce(tokio::sync::oneshot::Sender<Option<Box<Sample>>>) -> Control {
