@@ -25,6 +25,7 @@ pub(super) struct Course {
     /// The arm whose instance is in charge.
     in_charge: Option<Arm>,
     /// To record into next; each exchange gives one back.
+    #[expect(clippy::vec_box, reason = "handed over as boxes, and 200 KiB each")]
     spare: Vec<Box<Sample>>,
 }
 

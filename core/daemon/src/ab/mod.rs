@@ -105,7 +105,7 @@ pub struct ExperimentStatus {
     /// 1 / alpha.
     pub e_value_needed: f64,
     /// Why it ended: `decided`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
-    /// `stopped`, `core_stopping`.
+    /// `stopped`, `core_stopping`, `internal`.
     pub ended: Option<Reason>,
     /// The same for people.
     pub message: String,
@@ -221,7 +221,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
                     tracing::error!("arm A cannot be put in charge: {why}");
                 }
                 let _ = plane.control.ask(course::measure(None, true)).await;
-                let failed = Reason::CoreStopping;
+                let failed = Reason::Internal;
                 running.experiment.borrow_mut().stop(now_ns(), failed, &error.to_string());
                 report(&running).await
             }
