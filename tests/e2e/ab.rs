@@ -26,6 +26,10 @@ impl Programs {
         let trainer = scene.start("training", trainer)?;
         let server = scene.governed(Class::High, "serve", &jobs::inference(scene, REQUESTS)?)?;
         let server = scene.start("inference", server)?;
+        wait_until("waiting for both programs to launch", JOB_MAX, || {
+            let clients = scene.status()?.clients()?;
+            Ok((clients.iter().filter(|c| c.launches() > 0).count() == 2).then_some(()))
+        })?;
         Ok(Programs { server, trainer, alone })
     }
 
@@ -135,7 +139,7 @@ fn a_breached_guard_puts_a_in_charge_at_once() -> Result<()> {
     let mut core = scene.core(&priority, &[])?;
     let programs = Programs::start(&scene, alone)?;
     // A block is much longer than it takes to notice.
-    let guard = ["--block=5s", "--max-time=60s", "--guard=hp_p99<1ns"];
+    let guard = ["--block=3s", "--max-time=60s", "--guard=hp_p99<1ns"];
     start(&scene, &priority, &fifo, &guard)?;
     let report = ended(&scene)?;
     ensure!(report["ended"]["reason"] == "guard", "{:#}", report["ended"]);
@@ -159,7 +163,7 @@ fn a_policy_that_traps_ends_the_test_and_a_serves() -> Result<()> {
     let (fifo, chaos) = (artefacts.policy("fifo")?, artefacts.test_policy("chaos")?);
     let mut core = scene.core(&fifo, &[])?;
     let programs = Programs::start(&scene, alone)?;
-    start(&scene, &fifo, &chaos, &["--block=2s", "--max-time=60s"])?;
+    start(&scene, &fifo, &chaos, &["--block=300ms", "--washout=30ms", "--max-time=60s"])?;
     let report = ended(&scene)?;
     ensure!(report["ended"]["reason"] == "policy_failed", "{:#}", report["ended"]);
     let message = report["ended"]["message"].as_str().unwrap_or_default();

@@ -59,6 +59,8 @@ pub enum Reason {
     Stopped,
     /// The core is going down.
     CoreStopping,
+    /// A defect of the core: its log says more.
+    Internal,
 }
 
 /// How it ended.

@@ -73,11 +73,17 @@ pub fn estimate(differences: &[f64]) -> f64 {
 
 /// The smallest interval that holds all effects that were never rejected.
 pub fn confidence(differences: &[f64], alpha: f64) -> Bounds {
+    not_rejected(differences, |shift| rejects(differences, shift, alpha))
+}
+
+/// The smallest interval that holds all effects that `rejects` does not, searched around
+/// these differences.
+pub(crate) fn not_rejected(differences: &[f64], rejects: impl Fn(f64) -> bool) -> Bounds {
     let centre = estimate(differences);
     let far = differences.iter().map(|d| (d - centre).abs()).fold(1e-9, f64::max) * 1.5;
     let side = |sign: f64| {
         let at = |distance: f64| centre + sign * distance;
-        let rejected = |distance: f64| rejects(differences, at(distance), alpha);
+        let rejected = |distance: f64| rejects(at(distance));
         if !rejected(far) {
             return None;
         }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod betting;
+pub mod combine;
 pub mod design;
 pub mod experiment;
 pub mod guard;

@@ -99,7 +99,7 @@ pub struct Effect {
 }
 
 impl Effect {
-    fn new(ln: f64, bounds: Bounds) -> Self {
+    pub(crate) fn new(ln: f64, bounds: Bounds) -> Self {
         Effect { ratio: ln.exp(), low: bounds.low.map(f64::exp), high: bounds.high.map(f64::exp) }
     }
 }

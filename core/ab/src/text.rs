@@ -1,7 +1,9 @@
 //! The report for people.
 
+use crate::combine::Combined;
 use crate::design::Arm;
 use crate::experiment::Reason;
+use crate::metric::Metric;
 use crate::report::{ArmSummary, Effect, Report, Verdict};
 use crate::units::time;
 use std::fmt::Write;
@@ -27,6 +29,37 @@ fn reason(reason: Reason) -> &'static str {
         Reason::NoTraffic => "no traffic",
         Reason::Stopped => "stopped",
         Reason::CoreStopping => "the core was stopped",
+        Reason::Internal => "ended by a defect of the core",
+    }
+}
+
+fn found(verdict: Verdict, metric: Metric) -> String {
+    let better = if metric.lower_is_better() { "lower" } else { "higher" };
+    let found = match verdict {
+        Verdict::BBetter => format!("B is better on {metric}"),
+        Verdict::BWorse => format!("B is worse on {metric}"),
+        Verdict::Undecided => format!("no difference on {metric} is shown"),
+    };
+    format!("{found} ({better} is better)")
+}
+
+impl Combined {
+    /// As text, a few lines.
+    pub fn text(&self) -> String {
+        format!(
+            "{} (A) against {} (B): {} reports, {} pairs of blocks\n\n{}\n  effect       {}; {}\n  \
+             evidence     {:.1}; {:.0} rejects \"no difference\" at level {}\n",
+            self.a,
+            self.b,
+            self.reports,
+            self.pairs,
+            found(self.verdict, self.metric),
+            Report::effect_in_words(self.effect.ratio),
+            bounds(&self.effect, (1.0 - self.alpha) * 100.0),
+            self.e_value,
+            1.0 / self.alpha,
+            self.alpha
+        )
     }
 }
 
@@ -62,13 +95,7 @@ impl Report {
             self.arm(out, arm, summary)?;
         }
         writeln!(out)?;
-        let better = if plan.metric.lower_is_better() { "lower" } else { "higher" };
-        let found = match self.verdict {
-            Verdict::BBetter => format!("B is better on {}", plan.metric),
-            Verdict::BWorse => format!("B is worse on {}", plan.metric),
-            Verdict::Undecided => format!("no difference on {} is shown", plan.metric),
-        };
-        writeln!(out, "{found} ({better} is better)")?;
+        writeln!(out, "{}", found(self.verdict, plan.metric))?;
         let effect = &self.effect;
         if self.pairs > 0 {
             let words = Report::effect_in_words(effect.ratio);
@@ -79,7 +106,7 @@ impl Report {
         }
         writeln!(
             out,
-            "  evidence     {:.3} of the {:.0} that reject \"no difference\" at level {}; {} pairs of blocks",
+            "  evidence     {:.1}; {:.0} rejects \"no difference\" at level {}; {} pairs of blocks",
             self.e_value,
             1.0 / plan.alpha,
             plan.alpha,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tally_ab::combine::combine;
 use tally_ab::guard::Guard;
 use tally_ab::units::{parse_ns, time};
 use tally_ab::{Metric, Plan, Report};
@@ -27,6 +28,15 @@ pub enum AbCommand {
     },
     /// End the test, put A in charge and show the report.
     Stop,
+    /// Take the reports of the same test on several GPUs together.
+    Combine {
+        /// What `tallyctl ab report --json` printed, of each core.
+        #[arg(required = true, num_args = 2.., value_name = "REPORT.json")]
+        reports: Vec<PathBuf>,
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
     /// Show what the test that runs, or ran last, has found.
     Report {
         /// As JSON (schema 1), for programs and to be kept.
@@ -152,6 +162,19 @@ pub fn run(socket: &Path, command: AbCommand) -> Result<(), CtlError> {
             let report = read(Core::connect(socket)?.ask(&json!({"cmd": "ab_stop"}))?)?;
             Ok(write!(out, "{}", report.text())?)
         }
+        AbCommand::Combine { reports, json } => {
+            let reports: Vec<Report> =
+                reports.iter().map(|f| read_file(f)).collect::<Result<_, _>>()?;
+            let all = combine(&reports).map_err(|e| CtlError::Usage(e.to_string()))?;
+            if json {
+                let value =
+                    serde_json::to_value(&all).map_err(|e| CtlError::Answer(e.to_string()))?;
+                writeln!(out, "{value:#}")?;
+            } else {
+                write!(out, "{}", all.text())?;
+            }
+            Ok(())
+        }
         AbCommand::Report { json, svg } => {
             let answer = Core::connect(socket)?.ask(&json!({"cmd": "ab_report"}))?;
             let report = read(answer.clone())?;
@@ -176,6 +199,20 @@ pub fn run(socket: &Path, command: AbCommand) -> Result<(), CtlError> {
 
 fn read(answer: Value) -> Result<Report, CtlError> {
     serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
+}
+
+/// Longest report read.
+const REPORT_BYTES_MAX: u64 = 16 << 20;
+
+fn read_file(file: &Path) -> Result<Report, CtlError> {
+    let wrong = |why: String| CtlError::Usage(format!("report {}: {why}", file.display()));
+    let length = std::fs::metadata(file).map_err(|e| wrong(e.to_string()))?.len();
+    if length > REPORT_BYTES_MAX {
+        return Err(wrong(format!("{length} bytes: a report has at most {REPORT_BYTES_MAX}")));
+    }
+    let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    serde_json::from_str(&text)
+        .map_err(|e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints")))
 }
 
 fn start(socket: &Path, args: &StartArgs, out: &mut impl Write) -> Result<(), CtlError> {
@@ -234,7 +271,7 @@ pub fn write_status(out: &mut impl Write, status: &Value) -> std::io::Result<()>
         _ => String::new(),
     };
     let (e, needed) = (number("e_value"), number("e_value_needed"));
-    writeln!(out, "  {effect}evidence {e:.3} of {needed:.0}")?;
+    writeln!(out, "  {effect}evidence {e:.1} of {needed:.0}")?;
     match text("message").as_str() {
         "" | "?" => Ok(()),
         message => writeln!(out, "  {message}"),
@@ -281,6 +318,18 @@ mod tests {
         assert_eq!((plan.block_ns, plan.washout_ns), (500_000_000, 50_000_000));
         assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
         assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
+    }
+
+    #[test]
+    fn files_that_are_no_reports_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("notes.json");
+        std::fs::write(&file, "{}").unwrap();
+        for (path, word) in [(file, "tallyctl ab report --json"), (dir.path().join("none"), "none")]
+        {
+            let error = read_file(&path).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains(&*path.to_string_lossy()), "{error}");
+        }
     }
 
     #[test]

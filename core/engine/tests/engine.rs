@@ -7,7 +7,7 @@ use common::{HIGH, LOW, QUIET, Script, Seen, built_in, granted, info, key, submi
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission, WorkDone};
 
 #[test]
 fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
@@ -73,6 +73,23 @@ fn the_window_is_measured_in_gpu_time() {
     assert_eq!(e.client_stats(LOW).unwrap().window_full, 1);
     e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
     assert_eq!(granted(&out, LOW), Some(4));
+}
+
+/// A launch that takes twice as long beside others is the same work.
+#[test]
+fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(400_000, LOW, 0, 1, 1_000, &mut out);
+    e.submitted(500_000, LOW, submission(1, k), &mut out);
+    e.progress(1_300_000, LOW, 0, 2, 1_000, &mut out);
+    assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
+    e.submitted(2_000_000, HIGH, submission(0, k), &mut out);
+    e.progress(2_400_000, HIGH, 0, 1, 1_000, &mut out);
+    e.client_left(3_000_000, LOW, &mut out);
+    assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
 }
 
 #[test]

@@ -105,7 +105,7 @@ pub struct ExperimentStatus {
     /// 1 / alpha.
     pub e_value_needed: f64,
     /// Why it ended: `decided`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
-    /// `stopped`, `core_stopping`.
+    /// `stopped`, `core_stopping`, `internal`.
     pub ended: Option<Reason>,
     /// The same for people.
     pub message: String,
@@ -209,10 +209,23 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
     let status = ExperimentStatus::new(&running);
     tracing::info!(a = status.a, b = status.b, metric = status.metric, "A/B test begins");
     let left = a.clone();
-    let course = Course::new(plane.clone(), running, [a, b], known);
+    let course = Course::new(plane.clone(), running.clone(), [a, b], known);
+    let plane = plane.clone();
     tokio::task::spawn_local(async move {
-        let plane = course.plane().clone();
-        let report = course.run().await;
+        // A task of its own: should it panic, the core is not left in the hands of an arm.
+        let report = match tokio::task::spawn_local(course.run()).await {
+            Ok(report) => report,
+            Err(error) => {
+                tracing::error!("the A/B test failed, A is put in charge: {error}");
+                if let Err(why) = plane.policy.put_candidate(&plane.control, &left, None).await {
+                    tracing::error!("arm A cannot be put in charge: {why}");
+                }
+                let _ = plane.control.ask(course::measure(None, true)).await;
+                let failed = Reason::Internal;
+                running.experiment.borrow_mut().stop(now_ns(), failed, &error.to_string());
+                report(&running).await
+            }
+        };
         tracing::info!("A/B test ended:\n{}", report.text());
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;

@@ -1,0 +1,75 @@
+use super::*;
+use crate::design::Plan;
+use crate::experiment::{Experiment, Reason};
+use crate::report::{ArmSource, Block};
+
+/// A report of `pairs` pairs in which B's figure is `ratio` times A's, with some noise.
+fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
+    let plan = Plan { seed, ..Plan::of(Metric::HpP99) };
+    let mut experiment = Experiment::new(plan, 0).unwrap();
+    experiment.stop(1, Reason::Stopped, "");
+    let arm =
+        |name: &str| ArmSource { name: name.into(), digest: name.into(), ..Default::default() };
+    let mut report = Report::new(&experiment, &[arm("a"), arm("b")], 1, false);
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..pairs {
+        let first = if random.bool() { Arm::A } else { Arm::B };
+        for arm in [first, first.other()] {
+            let figure = 10e6 * (1.0 + 0.2 * random.f64());
+            report.blocks.push(Block {
+                arm,
+                began_s: 0.0,
+                measured_s: 1.0,
+                value: Some(if arm == Arm::B { figure * ratio } else { figure }),
+                requests: 100,
+                straddled: 0,
+                merged: 0,
+                hp_p50_ns: None,
+                hp_p99_ns: None,
+                be_launches: 1,
+                be_work_ns: 1,
+            });
+        }
+    }
+    report
+}
+
+#[test]
+fn together_they_show_what_none_shows_alone() {
+    let reports: Vec<Report> = (1..=4).map(|seed| report(seed, 6, 0.8)).collect();
+    for report in &reports {
+        assert!(ln_e(&differences(report), 0.0) < -0.05f64.ln(), "one alone decides");
+    }
+    let all = combine(&reports).unwrap();
+    assert_eq!((all.verdict, all.pairs, all.reports), (Verdict::BBetter, 24, 4));
+    let (low, high) = (all.effect.low.unwrap(), all.effect.high.unwrap());
+    assert!(low < 0.8 && 0.8 < high && high < 1.0, "{all:?}");
+    assert!(all.text().contains("B is better"), "{}", all.text());
+}
+
+#[test]
+fn without_an_effect_nothing_is_shown() {
+    let reports: Vec<Report> = (1..=4).map(|seed| report(seed, 20, 1.0)).collect();
+    let all = combine(&reports).unwrap();
+    assert_eq!(all.verdict, Verdict::Undecided);
+    assert!(all.effect.low.unwrap() < 1.0 && all.effect.high.unwrap() > 1.0, "{all:?}");
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused() {
+    let one = report(1, 5, 1.0);
+    assert_eq!(combine(std::slice::from_ref(&one)), Err(CombineError::Number(1)));
+    assert_eq!(combine(&[one.clone(), one.clone()]), Err(CombineError::Seed(1, 2)));
+    let mut other = report(2, 5, 1.0);
+    other.b.source.digest = "c".into();
+    assert_eq!(combine(&[one.clone(), other]), Err(CombineError::Differs(2, "policy B")));
+    let mut other = report(2, 5, 1.0);
+    other.ended = None;
+    assert_eq!(combine(&[one.clone(), other]), Err(CombineError::Running(2)));
+    // Figures that no core writes say nothing, and break nothing.
+    let mut wild = report(2, 5, 1.0);
+    for (block, value) in wild.blocks.iter_mut().zip([-1.0, 0.0, f64::NAN, f64::INFINITY]) {
+        block.value = Some(value);
+    }
+    assert_eq!(combine(&[one, wild]).unwrap().pairs, 8);
+}
