@@ -52,6 +52,8 @@ pub fn fault_name(kind: FaultKind) -> &'static str {
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
+        FaultKind::Denied => "denied",
+        FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }
 }

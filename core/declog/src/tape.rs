@@ -528,6 +528,16 @@ impl<P: Policy + Described> Recorder<P> {
 }
 
 impl<P: Policy + Described> Policy for Recorder<P> {
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        if self.tape.is_on() {
+            let inner = &mut *self.tape.lock();
+            inner.scratch.clear();
+            frame(&mut inner.scratch, |e| e.strike(now_ns, fault.kind, &fault.message));
+            inner.log(1);
+        }
+        self.policy.strike(now_ns, fault);
+    }
+
     fn start(&mut self, context: &mut Context) {
         match self.tape.is_on() {
             true => self.recorded_start(context),
