@@ -19,6 +19,11 @@ pub trait Hosted: Policy + Send {
         ""
     }
 
+    /// What it started with, of what an earlier one knew.
+    fn started_with(&self) -> Option<&Saved> {
+        None
+    }
+
     /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
     /// thread, and bounded like any call.
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
@@ -38,6 +43,10 @@ impl Hosted for WasmPolicy {
 
     fn config(&self) -> &str {
         WasmPolicy::config(self)
+    }
+
+    fn started_with(&self) -> Option<&Saved> {
+        WasmPolicy::started_with(self)
     }
 
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
@@ -83,6 +92,11 @@ impl Shared {
     /// See [`Hosted::config`].
     pub fn config(&self) -> String {
         self.lock().policy.config().to_owned()
+    }
+
+    /// See [`Hosted::started_with`].
+    pub fn started_with(&self) -> Option<Saved> {
+        self.lock().policy.started_with().cloned()
     }
 
     /// See [`Hosted::snapshot`].

@@ -205,17 +205,7 @@ impl<'a> Bytes<'a> {
 
     fn answer<T>(&mut self, ok: impl FnOnce(&mut Self, u8) -> Result<T>) -> Result<Answer<T>> {
         let tag = self.u8()?;
-        let kind = match tag {
-            0x10 => Some(FaultKind::Trap),
-            0x11 => Some(FaultKind::Overrun),
-            0x12 => Some(FaultKind::Memory),
-            0x13 => Some(FaultKind::Nonsense),
-            0x14 => Some(FaultKind::Disabled),
-            0x15 => Some(FaultKind::Denied),
-            0x16 => Some(FaultKind::Stall),
-            _ => None,
-        };
-        let outcome = match kind {
+        let outcome = match fault_kind(tag) {
             Some(kind) => {
                 let (timed, message) = (self.flag()?, self.text()?.to_owned());
                 Outcome::Fault { kind, timed, message }
@@ -260,6 +250,19 @@ impl<'a> Bytes<'a> {
     }
 }
 
+fn fault_kind(tag: u8) -> Option<FaultKind> {
+    Some(match tag {
+        0x10 => FaultKind::Trap,
+        0x11 => FaultKind::Overrun,
+        0x12 => FaultKind::Memory,
+        0x13 => FaultKind::Nonsense,
+        0x14 => FaultKind::Disabled,
+        0x15 => FaultKind::Denied,
+        0x16 => FaultKind::Stall,
+        _ => return None,
+    })
+}
+
 /// The record that `bytes` are, all of them.
 ///
 /// # Errors
@@ -297,6 +300,12 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             })?,
         },
         kind::COMPLETION => Record::Completion { now_ns: b.u64()?, done: b.done()? },
+        kind::STRIKE => {
+            let now_ns = b.u64()?;
+            let kind = fault_kind(b.u8()?).ok_or(Malformed("an unknown fault"))?;
+            let _timed = b.flag()?;
+            Record::Strike { now_ns, kind, message: b.text()?.to_owned() }
+        }
         kind::END => Record::End { reason: b.text()?.to_owned(), dropped: b.u64()? },
         _ => return Err(Malformed("an unknown kind of record")),
     };

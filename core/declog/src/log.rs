@@ -31,6 +31,9 @@ pub struct Header {
     pub started_unix_s: u64,
     /// What policies might use: `[policy.limits]` of the core's configuration.
     pub limits: serde_json::Value,
+    /// What policies were granted: `[policy] capabilities`.
+    #[serde(default)]
+    pub capabilities: Vec<String>,
 }
 
 /// Why a log is not read, or not to its end.

@@ -72,7 +72,7 @@ pub struct Player<'a> {
     /// A new instance is due at the next call.
     due: bool,
     exact: bool,
-    stops_at_timed: bool,
+    is_logs_own: bool,
     record: u64,
     comparison: Comparison,
     parts: Parts,
@@ -92,7 +92,7 @@ impl<'a> Player<'a> {
             about: About::default(),
             due: false,
             exact: false,
-            stops_at_timed: true,
+            is_logs_own: true,
             record: 0,
             comparison: Comparison::default(),
             parts: Parts::default(),
@@ -100,10 +100,10 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// For a policy that is not the log's: that the clock stopped the log's says nothing
-    /// about this one, so go on after that.
-    pub fn on_past_timed_faults(mut self) -> Self {
-        self.stops_at_timed = false;
+    /// For a policy that is not the log's: that the clock stopped the log's, or the
+    /// engine found fault with it, says nothing about this one.
+    pub fn of_another(mut self) -> Self {
+        self.is_logs_own = false;
         self
     }
 
@@ -204,6 +204,13 @@ impl<'a> Player<'a> {
                 let equal = self.comparison.told(self.record, *now_ns, call, answer, &other);
                 return Ok(Fed::Called { equal });
             }
+            Record::Strike { now_ns, kind, message } => {
+                // What the log's policy did wrong is not another's fault.
+                if let Some(policy) = self.policy.as_mut().filter(|_| self.is_logs_own) {
+                    let fault = Fault { kind: *kind, message: message.clone() };
+                    policy.strike(*now_ns, &fault);
+                }
+            }
             Record::Kernel { .. }
             | Record::Profile { .. }
             | Record::Client(_)
@@ -224,7 +231,7 @@ impl<'a> Player<'a> {
     fn note_timed<T>(&mut self, recorded: &Outcome<T>) {
         if matches!(recorded, Outcome::Fault { timed: true, .. }) {
             self.parts.timed_faults += 1;
-            if self.stops_at_timed {
+            if self.is_logs_own {
                 self.policy = None;
             }
         }

@@ -41,6 +41,8 @@ pub mod kind {
     pub const COMPLETION: u8 = 11;
     /// [`super::Record::End`].
     pub const END: u8 = 12;
+    /// [`super::Record::Strike`].
+    pub const STRIKE: u8 = 13;
 }
 
 /// What a policy was handed by the one before it.
@@ -165,6 +167,15 @@ pub enum Record {
         now_ns: u64,
         /// It.
         done: Completion,
+    },
+    /// The engine found fault with the policy, in something that no single call shows.
+    Strike {
+        /// When.
+        now_ns: u64,
+        /// Which fault.
+        kind: FaultKind,
+        /// The beginning of its message.
+        message: String,
     },
     /// The log ends in an orderly way.
     End {
@@ -483,6 +494,13 @@ impl Encoder<'_> {
         self.u64(done.measured_ns);
     }
 
+    /// [`Record::Strike`].
+    pub fn strike(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
+        self.u8(kind::STRIKE);
+        self.u64(now_ns);
+        self.fault(kind, false, message);
+    }
+
     /// [`Record::Completion`].
     pub fn completion(&mut self, now_ns: u64, done: &Completion) {
         self.u8(kind::COMPLETION);
@@ -515,6 +533,7 @@ impl Encoder<'_> {
                 self.event(*now_ns, event, borrowed(&answer.outcome), &answer.commands);
             }
             Record::Completion { now_ns, done } => self.completion(*now_ns, done),
+            Record::Strike { now_ns, kind, message } => self.strike(*now_ns, *kind, message),
             Record::End { reason, dropped } => self.end(reason, *dropped),
         }
     }

@@ -233,14 +233,15 @@ impl Tap {
 impl TapReader {
     /// The next record's bytes, in `record`. False if there is none now.
     pub fn next(&mut self, record: &mut Vec<u8>) -> bool {
-        let Ok(start) = self.ring.read_chunk(4) else { return false };
         let mut length = [0; 4];
-        let (first, second) = start.as_slices();
-        for (to, from) in length.iter_mut().zip(first.iter().chain(second)) {
-            *to = *from;
+        {
+            let Ok(start) = self.ring.read_chunk(4) else { return false };
+            let (first, second) = start.as_slices();
+            for (to, from) in length.iter_mut().zip(first.iter().chain(second)) {
+                *to = *from;
+            }
         }
         let length = u32::from_le_bytes(length) as usize;
-        drop(start);
         // Whole frames are put in at once.
         let Ok(chunk) = self.ring.read_chunk(4 + length) else { return false };
         let (first, second) = chunk.as_slices();
@@ -528,6 +529,16 @@ impl<P: Policy + Described> Recorder<P> {
 }
 
 impl<P: Policy + Described> Policy for Recorder<P> {
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        if self.tape.is_on() {
+            let inner = &mut *self.tape.lock();
+            inner.scratch.clear();
+            frame(&mut inner.scratch, |e| e.strike(now_ns, fault.kind, &fault.message));
+            inner.log(1);
+        }
+        self.policy.strike(now_ns, fault);
+    }
+
     fn start(&mut self, context: &mut Context) {
         match self.tape.is_on() {
             true => self.recorded_start(context),

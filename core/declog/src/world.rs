@@ -18,16 +18,15 @@ pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction
     match record {
         Record::Base => *world = World::default(),
         Record::Kernel { id, key } => {
-            if world.profiles.append(key.clone()) != Some(*id) {
-                let known = world.profiles.known();
-                let why = format!("kernel {id} ({}) comes after {known} kernels", key.name);
-                return Err(Contradiction(why));
-            }
+            let known = world.profiles.known();
+            let given = world.profiles.append(key.clone()).filter(|given| given == id);
+            let why = || format!("kernel {id} ({}) comes after {known} kernels", key.name);
+            given.ok_or_else(|| Contradiction(why()))?;
         }
         Record::Profile { id, view } => {
-            if !world.profiles.adopt(*id, view) {
-                return Err(Contradiction(format!("kernel {id} was not introduced")));
-            }
+            let adopted = world.profiles.adopt(*id, view).then_some(());
+            let why = || format!("kernel {id} was not introduced");
+            adopted.ok_or_else(|| Contradiction(why()))?;
         }
         Record::Client(info) | Record::Event { event: Event::ClientJoined(info), .. } => {
             world.clients.insert(info.id, info.clone());

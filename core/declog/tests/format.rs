@@ -56,6 +56,8 @@ fn answer<T: Clone + std::fmt::Debug>(
         Just(FaultKind::Overrun),
         Just(FaultKind::Memory),
         Just(FaultKind::Nonsense),
+        Just(FaultKind::Denied),
+        Just(FaultKind::Stall),
         Just(FaultKind::Disabled)
     ];
     let fault = (kind, any::<bool>(), ".{0,40}")
@@ -184,6 +186,10 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u64>(), event(), answer(Just(())))
             .prop_map(|(now_ns, event, answer)| Record::Event { now_ns, event, answer }),
         (any::<u64>(), completion()).prop_map(|(now_ns, done)| Record::Completion { now_ns, done }),
+        (any::<u64>(), ".{0,30}").prop_map(|(now_ns, message)| {
+            let kind = FaultKind::Stall;
+            Record::Strike { now_ns, kind, message }
+        }),
         (".{0,30}", any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
     ]
 }

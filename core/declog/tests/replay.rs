@@ -4,9 +4,10 @@ mod common;
 
 use common::{Driver, Named, guest, host, inputs, load, options, taped, through_a_file};
 use proptest::prelude::*;
-use std::sync::LazyLock;
-use tally_declog::{Fed, Player, Record, Tap, Tape};
-use tally_engine::policy::Policy;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use tally_declog::{Fed, Player, Record, Recorder, Tap, Tape};
+use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
 use tally_policy_host::PolicyHost;
 
 /// Large enough for any stream of these tests.
@@ -251,4 +252,45 @@ fn a_policy_that_is_missing_is_an_error_and_one_that_traps_strikes_out() {
 fn a_player_can_move_to_another_thread() {
     fn is_send<T: Send>(_: &T) {}
     is_send(&Player::new(|_| Err::<Box<dyn Policy + Send>, _>(String::new())));
+}
+
+/// Counts how often the engine found fault with it.
+struct Struck(Arc<AtomicU32>);
+
+impl Policy for Struck {
+    fn strike(&mut self, _: u64, _: &Fault) {
+        self.0.fetch_add(1, Relaxed);
+    }
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+        Ok(Decision::Run(0))
+    }
+    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+#[test]
+fn strikes_reach_the_policy_and_its_replay_but_no_other() {
+    let (tape, mut reader) = taped(RING_BYTES);
+    let strikes = Arc::new(AtomicU32::new(0));
+    let named = Named(Box::new(Struck(strikes.clone())), "struck");
+    let mut recorder = Recorder::new(named, 1, tape);
+    recorder.start(&mut Context::default());
+    let fault = Fault { kind: FaultKind::Stall, message: "held everything".into() };
+    recorder.strike(5, &fault);
+    assert_eq!(strikes.load(Relaxed), 1);
+    let records = through_a_file(&mut reader);
+    assert!(matches!(records.last(), Some(Record::Strike { now_ns: 5, .. })));
+    for (another, expected) in [(false, 1), (true, 0)] {
+        let strikes = Arc::new(AtomicU32::new(0));
+        let seen = strikes.clone();
+        let mut player = Player::new(move |_| Ok(Box::new(Struck(seen.clone()))));
+        if another {
+            player = player.of_another();
+        }
+        for record in &records {
+            player.feed(record, true).unwrap();
+        }
+        assert_eq!(strikes.load(Relaxed), expected);
+    }
 }

@@ -49,6 +49,7 @@ pub struct WasmPolicy {
     config: String,
     load_ms: f64,
     restored: Restored,
+    started_with: Option<Saved>,
     decides: u64,
     events: u64,
     faults: FaultCounts,
@@ -96,6 +97,7 @@ impl WasmPolicy {
             load_ms: compiled.compile_ms + started.elapsed().as_secs_f64() * 1e3,
             compiled,
             config: config.into(),
+            started_with: saved.filter(|_| matches!(restored, Restored::Accepted)).cloned(),
             restored,
             decides: 0,
             events: 0,
@@ -122,6 +124,11 @@ impl WasmPolicy {
                 Err(self.note(fault, now_ns))
             }
         })
+    }
+
+    /// The state that it accepted when it was started.
+    pub fn started_with(&self) -> Option<&Saved> {
+        self.started_with.as_ref()
     }
 
     /// What became of the state that it was offered when it was started.

@@ -42,16 +42,19 @@ struct Source {
 
 impl Source {
     #[cfg(feature = "wasm")]
-    fn open(args: &ReplayArgs, limits: &serde_json::Value) -> Result<Self, CtlError> {
-        use tally_policy_host::{Limits, PolicyHost};
+    fn open(args: &ReplayArgs, header: &tally_declog::Header) -> Result<Self, CtlError> {
+        use tally_policy_host::{Capabilities, Capability, Limits, PolicyHost};
         let usage = |why: String| CtlError::Usage(why);
-        let mut limits: Limits = serde_json::from_value(limits.clone()).map_err(|e| {
+        let mut limits: Limits = serde_json::from_value(header.limits.clone()).map_err(|e| {
             usage(format!("{}: its limits are not understood: {e}", args.file.display()))
         })?;
         // How busy this machine is must not change what comes out; fuel is as it was.
         limits.call_time_ms_max = limits.call_time_ms_max.max(60_000);
         limits.init_time_ms_max = limits.init_time_ms_max.max(60_000);
+        let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
+        let granted = granted.collect::<Result<Capabilities, _>>().map_err(usage)?;
         let host = PolicyHost::new(limits).map_err(|e| usage(e.to_string()))?;
+        let host = host.granting(granted);
         let config = match &args.config {
             Some(path) => Some(
                 std::fs::read_to_string(path)
@@ -64,7 +67,7 @@ impl Source {
     }
 
     #[cfg(not(feature = "wasm"))]
-    fn open(_: &ReplayArgs, _: &serde_json::Value) -> Result<Self, CtlError> {
+    fn open(_: &ReplayArgs, _: &tally_declog::Header) -> Result<Self, CtlError> {
         let why = "log replay: this tallyctl was built without WebAssembly (feature `wasm`)";
         Err(CtlError::Usage(why.into()))
     }
@@ -82,7 +85,13 @@ impl Source {
             None => PathBuf::from(&about.path),
         };
         let config = self.config.as_deref().unwrap_or(&about.config);
-        let loaded = self.host.load_file(&path, config).map_err(|e| e.to_string())?;
+        let compiled = self.host.compile_file(&path).map_err(|e| e.to_string())?;
+        let saved = about.saved.as_ref().map(|s| tally_policy_host::Saved {
+            format: s.format.clone(),
+            version: s.version,
+            data: s.data.clone(),
+        });
+        let loaded = compiled.start(config, saved.as_ref()).map_err(|e| e.to_string())?;
         self.digest = loaded.digest().to_owned();
         if self.policy.is_none() && loaded.digest() != about.digest {
             return Err(format!(
@@ -94,11 +103,6 @@ impl Source {
             ));
         }
         self.same &= loaded.digest() == about.digest && config == about.config;
-        if about.saved.is_some() {
-            return Err("the policy started with what an earlier one had learnt, which this \
-                        release does not restore on replay"
-                .into());
-        }
         Ok(Box::new(loaded))
     }
 
@@ -113,10 +117,10 @@ impl Source {
 pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
     let file = &args.file;
     let mut log = open(file)?;
-    let mut source = Source::open(args, &log.header().limits)?;
+    let mut source = Source::open(args, log.header())?;
     let mut player = Player::new(|about| source.instance(about));
     if args.policy.is_some() {
-        player = player.on_past_timed_faults();
+        player = player.of_another();
     }
     let rest = loop {
         match next(&mut log, file) {

@@ -9,6 +9,7 @@
 use crate::loader::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use tally_declog::record::SavedState;
 use tally_declog::tape::Described;
 use tally_declog::{About, Recorder, Tape};
 use tally_engine::policy::{
@@ -41,7 +42,11 @@ impl Described for Shared {
             name: figures.as_ref().map_or("built-in".into(), |f| f.name.clone()),
             digest: figures.map(|f| f.digest).unwrap_or_default(),
             config: self.config(),
-            saved: None,
+            saved: self.started_with().map(|s| SavedState {
+                format: s.format,
+                version: s.version,
+                data: s.data,
+            }),
         }
     }
 }

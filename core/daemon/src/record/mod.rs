@@ -71,6 +71,7 @@ fn header(config: &Config) -> Header {
         core: env!("CARGO_PKG_VERSION").into(),
         started_unix_s: now_unix_s(),
         limits: serde_json::to_value(&config.policy.limits).unwrap_or_default(),
+        capabilities: config.policy.capabilities.names().into_iter().map(Into::into).collect(),
     }
 }
 
@@ -199,8 +200,8 @@ impl Recordings {
                 running.path().display()
             )));
         }
-        let limits = config.policy.limits.clone();
-        let load = move || shadow::Component::load(limits, path, config_file);
+        let policy = config.policy.clone();
+        let load = move || shadow::Component::load(&policy, path, config_file);
         let component = tokio::task::spawn_blocking(load)
             .await
             .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))

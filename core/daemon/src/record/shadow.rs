@@ -9,7 +9,6 @@ use super::budget::Budget;
 use super::{NAP, Wish};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +19,7 @@ use tally_declog::record::kind;
 use tally_declog::{Player, TapReader, decode};
 use tally_engine::policy::Policy;
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{Limits, PolicyHost, WasmPolicy};
+use tally_policy_host::{Compiled, Limits, PolicyHost, Trust, WasmPolicy};
 
 /// Kernels and clients shown.
 const TOP: usize = 10;
@@ -29,55 +28,42 @@ const CALL_TIME_MS: u64 = 5_000;
 /// How often status is brought up to date.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// A component in memory: the same bytes for every instance.
+/// A component, compiled: the same for every instance, whatever becomes of its file.
 pub struct Component {
-    host: PolicyHost,
-    name: String,
+    compiled: Compiled,
     path: PathBuf,
-    bytes: Vec<u8>,
     config: String,
     first: Option<WasmPolicy>,
 }
 
 impl Component {
-    /// Read, compile and start it. Takes tens of milliseconds.
+    /// Read, compile and start it, under the rules for policies that are to be put in
+    /// charge. Takes tens of milliseconds.
     ///
     /// # Errors
     /// Everything an operator needs to know.
     pub fn load(
-        limits: Limits,
+        policy: &crate::config::Policy,
         path: PathBuf,
         config_file: Option<PathBuf>,
     ) -> Result<Self, String> {
         let config = crate::policy_slot::read_config(config_file.as_deref())?;
-        let bytes_max = limits.component_bytes_max as u64;
-        let mut bytes = Vec::new();
-        std::fs::File::open(&path)
-            .and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes))
-            .map_err(|e| format!("{}: {e}", path.display()))?;
+        let trust = Trust::open(&policy.trust).map_err(|e| e.to_string())?;
         // Fuel bounds its calls; how busy the machine is must not look like disagreement.
-        let call_time_ms_max = limits.call_time_ms_max.max(CALL_TIME_MS);
-        let host =
-            PolicyHost::new(Limits { call_time_ms_max, ..limits }).map_err(|e| e.to_string())?;
-        let stem = path.file_stem().unwrap_or(path.as_os_str());
-        let name = stem.to_string_lossy().into_owned();
-        let first = host.load_bytes(&name, &bytes, &config);
-        let first = Some(first.map_err(|e| format!("{}: {e}", path.display()))?);
-        Ok(Component { host, name, path, bytes, config, first })
-    }
-
-    fn digest(&self) -> String {
-        self.first.as_ref().map(|p| p.digest().to_owned()).unwrap_or_default()
+        let call_time_ms_max = policy.limits.call_time_ms_max.max(CALL_TIME_MS);
+        let limits = Limits { call_time_ms_max, ..policy.limits.clone() };
+        let host = PolicyHost::new(limits).map_err(|e| e.to_string())?;
+        let host = host.granting(policy.capabilities).trusting(trust);
+        let compiled = host.compile_file(&path).map_err(|e| e.to_string())?;
+        let first = Some(compiled.start(&config, None).map_err(|e| e.to_string())?);
+        Ok(Component { compiled, path, config, first })
     }
 
     /// A new instance.
     fn instance(&mut self) -> Result<Box<dyn Policy + Send>, String> {
         let policy = match self.first.take() {
             Some(first) => first,
-            None => self
-                .host
-                .load_bytes(&self.name, &self.bytes, &self.config)
-                .map_err(|e| e.to_string())?,
+            None => self.compiled.start(&self.config, None).map_err(|e| e.to_string())?,
         };
         Ok(Box::new(policy))
     }
@@ -214,8 +200,8 @@ impl Shadow {
         let path = component.path.clone();
         *progress.status() = ShadowStatus {
             running: true,
-            name: component.name.clone(),
-            digest: component.digest(),
+            name: component.compiled.name().to_owned(),
+            digest: component.compiled.digest().to_owned(),
             path: path.display().to_string(),
             cpu_percent,
             agreement_percent: 100.0,
@@ -232,7 +218,7 @@ impl Shadow {
                 spent.fetch_add(thread_cpu_ns() - from, Relaxed);
                 instance
             })
-            .on_past_timed_faults();
+            .of_another();
             let budget = Budget::new(cpu_percent, now_ns(), thread_cpu_ns());
             Watching { player, reader, budget, compiling_ns, progress: seen, wish, wished: false }
                 .run();

@@ -45,6 +45,9 @@ impl Policy for Named {
     fn start(&mut self, context: &mut Context) {
         self.0.start(context);
     }
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.strike(now_ns, fault);
+    }
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
         self.0.decide(launch, context)
     }
@@ -217,6 +220,7 @@ pub fn header() -> Header {
         core: "test".into(),
         started_unix_s: 1,
         limits: serde_json::json!({}),
+        capabilities: Vec::new(),
     }
 }
 
