@@ -466,7 +466,7 @@ def latency_section(content, notes):
     memops = content.get("memops")
     if memops:
         lines += ["### Learning that a kernel has finished", ""]
-        lines += made_with(content["machine"], "memops")
+        lines += made_with(memops.get("machine", content["machine"]), "memops")
         rows = [
             [
                 row["tracking"],

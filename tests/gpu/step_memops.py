@@ -17,7 +17,7 @@ def main(suite):
         print(row, flush=True)
     content = suite.read("latency.json")
     content.pop("machine", None)
-    suite.write("latency.json", {**content, "memops": result})
+    suite.write("latency.json", {**content, "memops": {"machine": suite.machine, **result}})
     return []
 
 
