@@ -36,8 +36,11 @@ const STOPS_PERMILLE: [u32; 3] = [200, 450, 700];
 /// Launches until a stopped run is complete, at most.
 const RESUMES_MAX: u32 = 8;
 
-/// What was found, by device and whether the code is PTX.
-static FOUND: Guarded<Vec<((i32, bool), Result<(), Refusal>)>> = Guarded::new(Vec::new());
+/// A device, and whether the code is PTX.
+type Kind = (i32, bool);
+
+/// What was found.
+static FOUND: Guarded<Vec<(Kind, Result<(), Refusal>)>> = Guarded::new(Vec::new());
 
 /// Whether cut forms of a kind may be used on a device, which is the current context's.
 ///
@@ -311,9 +314,9 @@ impl Bench {
             attribute_count: 0,
         };
         let launch = driver().launch_ex.ok_or(Refusal::DriverRefused)?;
+        let none = std::ptr::null_mut();
         // SAFETY: a function of ours in the current context; the driver copies the
         // parameters before it returns.
-        let none = std::ptr::null_mut();
         check(unsafe { launch(&config, form.function, none, extra.as_mut_ptr()) })
     }
 
