@@ -177,7 +177,8 @@ typedef struct {
 typedef struct tally_policy_types_client_info_t {
   tally_policy_types_client_id_t   id;
   tally_policy_types_priority_class_t   class_;
-  // The name given by `tallyctl run --name`, else the program's.
+  // The name given by `tallyctl run --name`, else the program's. Empty, like the
+  // labels, unless the operator granted `client-identity`.
   tally_string_t   name;
   // The labels given by `tallyctl run --label k=v`, in that order.
   tally_list_tuple2_string_string_t   labels;
@@ -195,7 +196,8 @@ typedef struct {
 } tally_policy_types_list_form_profile_t;
 
 typedef struct tally_policy_types_kernel_profile_t {
-  // The kernel's symbol name.
+  // The kernel's symbol name. Empty, and the image 0, unless the operator granted
+  // `kernel-identity`.
   tally_string_t   name;
   // Identifies the code image that holds it; 0 if unknown.
   uint64_t   image;
@@ -340,7 +342,8 @@ extern void tally_policy_host_set_yield(tally_policy_host_client_id_t client, bo
 // `quiet-ns`. Off at first. While it is on, `set-yield` adds to it.
 extern void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t client, bool enabled, uint64_t quiet_ns);
 // Give (`true`) or take away (`false`) a client's right to launch without
-// being decided. High-priority clients have it from the start.
+// being decided. High-priority clients have it from the start. Needs the capability
+// `high-priority`: without it the call ends this turn as a fault.
 extern void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted);
 
 // Exported Functions from `tally:policy/scheduler@0.1.1`
