@@ -72,6 +72,7 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     ensure!(kinds.contains(&&*struck), "struck out for {struck:?}, not {kinds:?}: {:#}", status.0);
     let cost = status.0["policy"]["fault_cost_us"]["max"].as_f64().unwrap_or(0.0);
     ensure!(struck == "stall" || cost > 0.0, "no cost was measured: {:#}", status.0["policy"]);
+    println!("{struck}: a call that failed kept its launch waiting for at most {cost:.0} us");
     probe.ask(&format!("launch 3 10 {}", number + 1))?;
     probe.check()?;
     probe.quit()?;
