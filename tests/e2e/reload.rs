@@ -199,6 +199,30 @@ fn a_rollback_needs_no_file() -> Result<()> {
     scene.stop(&mut core, JOB_MAX)
 }
 
+/// What a collector of metrics reads names the policy in charge.
+#[test]
+fn the_metrics_name_the_policy_in_charge() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let mut core = scene.core(&artefacts.policy("fifo")?, &[])?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    probe.ask("launch 10")?;
+    ctl(&scene, &["policy", "load", &artefacts.policy("tally-priority")?.to_string_lossy()])?;
+    let status = scene.status()?;
+    let file = scene.dir().join("tally.prom");
+    let printed = ctl(&scene, &["metrics"])?;
+    ctl(&scene, &["metrics", "--out", &file.to_string_lossy()])?;
+    for text in [printed, std::fs::read_to_string(&file)?] {
+        let has = |part: &str| text.lines().any(|line| line.contains(part));
+        ensure!(has(&format!("tally_policy_generation{{}} {}.0", status.generation())), "{text}");
+        ensure!(has(&format!("digest=\"{}\"", status.policy_digest())), "{text}");
+        ensure!(has("tally_client_launches_total{client=\"1\",name=\"probe\""), "{text}");
+        ensure!(text.ends_with("# EOF\n"), "{text}");
+    }
+    probe.quit()?;
+    scene.stop(&mut core, JOB_MAX)
+}
+
 /// A file that is being written, or was written wrong, changes nothing.
 #[test]
 fn a_bad_file_leaves_the_policy_in_charge() -> Result<()> {

@@ -39,6 +39,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
+    /// Print the core's figures in the OpenMetrics format, for Prometheus and the like.
+    Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
         /// What to do.
@@ -233,6 +235,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
         Command::Status(args) => crate::status::run(&socket, &args),
+        Command::Metrics(args) => crate::metrics::run(&socket, &args),
         Command::Policy { command } => crate::policy::run(&socket, command),
         Command::Profiles { command } => crate::profiles::run(&socket, command),
         Command::Ab { command } => crate::ab::run(&socket, command),

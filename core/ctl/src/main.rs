@@ -7,6 +7,7 @@ mod cli;
 mod error;
 mod launch;
 mod log;
+mod metrics;
 mod policy;
 mod profiles;
 mod shadow;
