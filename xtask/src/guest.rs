@@ -123,7 +123,7 @@ impl Toolchain {
 
     /// Cargo would take what another build of the standard library left for fresh:
     /// it looks at the compiler's version only.
-    fn forget_other_toolchain(&self, target_dir: &Path) -> Result<()> {
+    pub fn forget_other_toolchain(&self, target_dir: &Path) -> Result<()> {
         let stamp = target_dir.join("toolchain");
         if std::fs::read_to_string(&stamp).is_ok_and(|built_by| built_by == self.identity) {
             return Ok(());

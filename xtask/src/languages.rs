@@ -123,12 +123,20 @@ fn runs(program: &str, arguments: &[&str]) -> bool {
     said(program, arguments).is_some()
 }
 
+/// Whether the tools of any language are there.
+pub fn any() -> bool {
+    ALL.iter().any(|lang| lang.tools().is_ok())
+}
+
 /// The languages that are left out on this machine, each with the reason.
 pub fn left_out() -> Vec<String> {
     let missing = |lang: &Lang| lang.tools().err().map(|why| (lang.name(), why));
     ALL.iter()
         .filter_map(missing)
-        .map(|(name, why)| format!("policies in {name} ({why})"))
+        .map(|(name, why)| match name {
+            "rust" => format!("policies in rust and docs/write-a-policy.md ({why})"),
+            _ => format!("policies in {name} ({why})"),
+        })
         .collect()
 }
 
@@ -185,7 +193,9 @@ impl Suite {
             .with_context(|| format!("creating {}", out.display()))?;
         let tallyctl = release_dir().join("tallyctl");
         ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
-        let environment = guest::find(false)?.as_environment(&out.join("toolchain"))?;
+        let toolchain = guest::find(false)?;
+        toolchain.forget_other_toolchain(&rust_target_dir())?;
+        let environment = toolchain.as_environment(&out.join("toolchain"))?;
         Ok(Suite { out, tallyctl, environment, since: Instant::now(), passed: 0, failed: 0 })
     }
 
@@ -338,13 +348,18 @@ impl Suite {
     }
 }
 
+/// Where Rust projects are compiled.
+fn rust_target_dir() -> PathBuf {
+    target_dir().join("languages-rust")
+}
+
 /// Set what a project needs, and clear what is about this build.
 pub fn in_environment<'c>(command: &'c mut Command, all: &Environment) -> &'c mut Command {
     for name in ["CARGO", "MAKEFLAGS", "MAKELEVEL"].iter().chain(guest::CLEARED) {
         command.env_remove(name);
     }
     // Dependencies of the Rust SDK are compiled once for all projects.
-    command.env("TARGET_DIR", target_dir().join("languages-rust"));
+    command.env("TARGET_DIR", rust_target_dir());
     command.envs(all.iter().map(|(name, value)| (name, value)))
 }
 

@@ -219,6 +219,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
                 commands.push(test);
             }
         }
+        // All of them are named as left out then.
+        Group::Languages if !crate::languages::any() => {}
         Group::Languages => {
             let mut languages = Command::new(build::release_dir().join("xtask"));
             languages.current_dir(&root).env("CARGO_TARGET_DIR", target_dir());
