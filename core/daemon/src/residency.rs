@@ -112,6 +112,10 @@ impl Residency {
                     Class::High => self.config.timeslice.high_us,
                     Class::BestEffort => self.config.timeslice.best_effort_us,
                 },
+                linger_us: match class {
+                    Class::High => self.config.timeslice.linger_us,
+                    Class::BestEffort => 0,
+                },
             },
             InForce::Mps { pipes, .. } => wire::Residency::Mps {
                 pipe_directory: pipes.display().to_string(),
