@@ -5,6 +5,7 @@ the whole device; what was launched after the wait before, and before the end of
 Times are microseconds from the first kernel's start; a launch may lie before it.
 """
 
+import bisect
 import csv
 import io
 import math
@@ -16,8 +17,10 @@ DEVICE_WAITS = ("cudaDeviceSynchronize", "cuCtxSynchronize")
 # What a program may wait for within one.
 OTHER_WAITS = ("cudaStreamSynchronize", "cuStreamSynchronize", "cudaEventSynchronize", "cuEventSynchronize")
 COLUMNS = (
-    "ts_us,dur_us,kind,name,stream,grid,block,regs,smem,blocks_per_sm,occ,iteration,launch_us,launch_dur_us".split(",")
-)
+    "ts_us,dur_us,kind,name,stream,grid,block,regs,smem,blocks_per_sm,occ,iteration,"
+    # The call that launched it, and when the last wait ended that the program was in since it launched the row before.
+    "launch_us,launch_dur_us,waited_us"
+).split(",")
 
 
 def _named(event, names):
@@ -46,7 +49,8 @@ def kernel_rows(events, iterations):
     if whole:
         bounds = [(-math.inf, math.inf)]
 
-    rows, origin = [], None
+    rows, origin, launched = [], None, -math.inf
+    wait_ends = sorted(c["ts"] + c["dur"] for c in calls if _named(c, DEVICE_WAITS + OTHER_WAITS))
     for event in work:
         args = event.get("args", {})
         launch = launches.get(args.get("correlation"))
@@ -62,7 +66,9 @@ def kernel_rows(events, iterations):
             + [*shape, args.get("registers per thread"), args.get("shared memory"), args.get("blocks per SM")]
             + [args.get("est. achieved occupancy %"), None if whole else index]
             + ([round(launch["ts"] - origin, 3), round(launch["dur"], 3)] if launch else [None, None])
+            + [_last_between(wait_ends, launched, at, origin) if launch else None]
         )
+        launched = max(launched, at)
     times = [{"begin_us": round(b - origin, 3), "end_us": round(e - origin, 3)} for b, e in bounds if not whole]
     waits = [
         [call["name"], round(call["ts"] - origin, 3), round(call["dur"], 3)]
@@ -70,6 +76,12 @@ def kernel_rows(events, iterations):
         if _named(call, OTHER_WAITS) and bounds[0][0] <= call["ts"] < bounds[-1][1]
     ]
     return rows, times, waits
+
+
+def _last_between(ends, after, until, origin):
+    """The last of these ends that lies between, since the origin; None if there is none."""
+    index = bisect.bisect_right(ends, until) - 1
+    return round(ends[index] - origin, 3) if index >= 0 and ends[index] > after else None
 
 
 def _iterations(calls, work, launches):
@@ -87,7 +99,8 @@ def _iterations(calls, work, launches):
 
 def launched_share(rows):
     """Share of the rows whose launch was recorded."""
-    return sum(row[-1] is not None for row in rows) / len(rows)
+    column = COLUMNS.index("launch_us")
+    return sum(row[column] is not None for row in rows) / len(rows)
 
 
 def to_csv(rows):

@@ -166,6 +166,8 @@ class KernelRows(unittest.TestCase):
         self.assertEqual((named[0]["grid"], named[0]["regs"], named[2]["grid"]), ("4x2x1", 32, ""))
         self.assertEqual(times, [{"begin_us": -15, "end_us": 13}, {"begin_us": 13, "end_us": 29}])
         self.assertEqual(waits, [["cudaStreamSynchronize_v3020", 14, 1]])
+        # Before its first launch it had waited for the iteration before; the stream's wait came before the last launch.
+        self.assertEqual([r["waited_us"] for r in named], [-15, None, None, 15])
         self.assertEqual(kernel_rows.launched_share(rows), 1)
         lines = kernel_rows.to_csv(rows).splitlines()
         self.assertEqual(lines[0].split(","), list(kernel_rows.COLUMNS))
