@@ -146,6 +146,7 @@ fn a_breached_guard_puts_a_in_charge_at_once() -> Result<()> {
     ensure!(report["ended"]["arm"] == "B", "{:#}", report["ended"]);
     let message = report["ended"]["message"].as_str().unwrap_or_default();
     ensure!(message.contains("hp_p99<1ns"), "{message}");
+    ensure!(report["a_back_after_ns"].as_u64().is_some(), "{report:#}");
     let of_b = blocks(&report)?.iter().filter(|b| b["arm"] == "B").count();
     ensure!(of_b == 0, "a whole block of B went by: {report:#}");
     let policy = scene.status()?;

@@ -88,6 +88,9 @@ impl Report {
                     "" => writeln!(out)?,
                     message => writeln!(out, ": {message}")?,
                 }
+                if let Some(ns) = self.a_back_after_ns {
+                    writeln!(out, "A was in charge again {} later", time(ns as f64))?;
+                }
             }
         }
         writeln!(out)?;

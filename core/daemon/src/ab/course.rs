@@ -176,9 +176,10 @@ impl Course {
             // What it learnt may be what it fails on.
             self.a.saved = None;
             if let Err(again) = self.put(Arm::A).await {
-                tracing::error!("arm A cannot be put in charge again: {why}; {again}");
+                return tracing::error!("arm A cannot be put in charge again: {why}; {again}");
             }
         }
+        self.running.a_back_ns.set(Some(now_ns()));
     }
 }
 

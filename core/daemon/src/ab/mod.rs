@@ -31,11 +31,19 @@ pub(crate) struct Running {
     /// Why it is to be stopped.
     pub(crate) asked: Cell<Option<Reason>>,
     pub(crate) stop: Notify,
+    /// When A was put in charge after the end.
+    pub(crate) a_back_ns: Cell<Option<u64>>,
 }
 
 impl Running {
     fn arms(&self) -> [ArmSource; 2] {
         [self.arms[0].borrow().clone(), self.arms[1].borrow().clone()]
+    }
+
+    fn a_back_after_ns(&self) -> Option<u64> {
+        let experiment = self.experiment.borrow();
+        let ended_ns = experiment.started_ns() + experiment.ended()?.after_ns;
+        Some(self.a_back_ns.get()?.saturating_sub(ended_ns))
     }
 
     fn ask_to_end(&self, reason: Reason) {
@@ -204,6 +212,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         arms: [source(&a), source(&b)],
         asked: Cell::new(None),
         stop: Notify::new(),
+        a_back_ns: Cell::new(None),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = ExperimentStatus::new(&running);
@@ -298,13 +307,15 @@ impl Lab {
 async fn report(running: &Running) -> Report {
     let (experiment, arms) = (running.experiment.borrow().clone(), running.arms());
     let make = move || Report::new(&experiment, &arms, now_ns(), true);
-    match tokio::task::spawn_blocking(make).await {
+    let mut report = match tokio::task::spawn_blocking(make).await {
         Ok(report) => report,
         Err(error) => {
             tracing::error!("the A/B test's report has no history: {error}");
             Report::new(&running.experiment.borrow(), &running.arms(), now_ns(), false)
         }
-    }
+    };
+    report.a_back_after_ns = running.a_back_after_ns();
+    report
 }
 
 /// As an admin request is answered.
