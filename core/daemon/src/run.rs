@@ -78,6 +78,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let tape = Tape::default();
+    let lab = crate::ab::Lab::open(&config, &path);
     let recordings = Recordings::open(&config, &policy, &tape).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
         dispatch::start(settings, policy, loaded, tape)?;
@@ -97,7 +98,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         policy: slot,
-        lab: crate::ab::Lab::default(),
+        lab,
         source_changed: Notify::new(),
         profiles,
         recordings,
