@@ -400,7 +400,16 @@ pub fn in_environment<'c>(command: &'c mut Command, all: &Environment) -> &'c mu
 
 fn compare(examples: &Path) -> Result<()> {
     let mut test = cargo();
-    test.args(["test", "--release", "--workspace", "--test", "languages", "--test", "interpreted"]);
+    test.args([
+        "test",
+        "--release",
+        "--workspace",
+        "--no-fail-fast",
+        "--test",
+        "languages",
+        "--test",
+        "interpreted",
+    ]);
     // The figures are shown; interpreters are large, and compiled with all CPUs.
     test.args(["--", "--ignored", "--nocapture", "--test-threads=1"]);
     let done = test
