@@ -29,6 +29,7 @@ fn reason(reason: Reason) -> &'static str {
         Reason::NoTraffic => "no traffic",
         Reason::Stopped => "stopped",
         Reason::CoreStopping => "the core was stopped",
+        Reason::Interrupted => "interrupted",
         Reason::Internal => "ended by a defect of the core",
     }
 }

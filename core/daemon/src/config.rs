@@ -3,9 +3,11 @@
 //! `tally-core.example.toml` beside this crate shows them all; a test keeps it
 //! equal to the defaults.
 
+mod ab;
 mod log;
 mod strikes;
 
+pub use ab::Ab;
 pub use log::Log;
 pub use strikes::{Restore, Strikes};
 
@@ -44,6 +46,8 @@ pub struct Config {
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
+    /// A/B tests.
+    pub ab: Ab,
 }
 
 /// `[socket]`.

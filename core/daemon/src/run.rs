@@ -80,6 +80,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     settings.engine.sharing = residency.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let tape = Tape::default();
+    let lab = crate::ab::Lab::open(&config, &path);
     let recordings = Recordings::open(&config, &policy, &tape).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
         dispatch::start(settings, policy, loaded, tape)?;
@@ -99,7 +100,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         policy: slot,
-        lab: crate::ab::Lab::default(),
+        lab,
         source_changed: Notify::new(),
         profiles,
         recordings,
