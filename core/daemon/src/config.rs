@@ -400,7 +400,7 @@ pub struct Timeslice {
 
 impl Default for Timeslice {
     fn default() -> Self {
-        Timeslice { best_effort_us: 50, high_us: 10_000, linger_us: 50 }
+        Timeslice { best_effort_us: 50, high_us: 100_000, linger_us: 100 }
     }
 }
 
