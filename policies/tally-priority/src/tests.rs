@@ -5,6 +5,7 @@ mod device;
 mod forms;
 mod learning;
 mod saving;
+mod turns;
 
 use crate::{Priority, WINDOW_NS_NONE};
 use proptest::prelude::*;
