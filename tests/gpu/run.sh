@@ -24,6 +24,7 @@ limit_s() {
         exact) echo 400 ;;
         correct) echo 240 ;;
         demo) echo 200 ;;
+        traces) echo 480 ;;
         policy) echo 300 ;;
     esac
 }

@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 
@@ -16,10 +17,12 @@ sys.path.insert(0, str(HERE))
 
 import itertools
 
+import kernel_rows
 import launch_records
 import procs
 import render
 import stats
+import step_traces
 import tally
 from common import clean_environment, merge_rows
 
@@ -120,6 +123,108 @@ class LaunchRecords(unittest.TestCase):
             self.assertTrue(launch_records.LAUNCH_NAME.match(name), name)
         for name in ("cudaLaunchHostFunc", "cuLaunchKernelFoo", "cudaGraphInstantiate"):
             self.assertFalse(launch_records.LAUNCH_NAME.match(name), name)
+
+
+def recorded(correlation, ts, dur=2.0, **shape):
+    args = {"correlation": correlation, "stream": 7, "grid": [4, 2, 1], "block": [128, 1, 1]}
+    args |= {"registers per thread": 32, "shared memory": 16, "blocks per SM": 1.5, "est. achieved occupancy %": 9}
+    return {"name": "k<1, 2>", "cat": "kernel", "ts": ts, "dur": dur, "args": {**args, **shape}}
+
+
+def device_wait(correlation, ts, dur):
+    return api("cudaDeviceSynchronize", correlation, ts, dur)
+
+
+class KernelRows(unittest.TestCase):
+    def events(self):
+        memset = {"name": "Memset (Device)", "cat": "gpu_memset", "ts": 127, "dur": 1, "args": {"correlation": 4, "stream": 7}}
+        return [
+            {"name": "process_name", "ph": "M", "args": {}},
+            device_wait(90, 80, 5),
+            api("cudaLaunchKernel", 1, 90),  # a cold iteration
+            recorded(1, 95),
+            device_wait(91, 96, 4),
+            api("cuCtxSynchronize", 92, 97, 2, cat="cuda_driver"),  # within the one before: the same wait
+            api("cudaGraphLaunch", 2, 110, dur=3),
+            recorded(2, 115),
+            recorded(2, 117.5),
+            device_wait(93, 118, 10),
+            api("cudaMemsetAsync", 4, 126),  # launched before the wait was over
+            memset,
+            api("cudaStreamSynchronize_v3020", 5, 129),
+            api("cuLaunchKernelEx", 6, 131, cat="cuda_driver"),
+            recorded(6, 140),
+            device_wait(94, 141, 3),
+        ]
+
+    def test_rows_have_their_iteration_launch_and_shape(self):
+        rows, times, waits = kernel_rows.kernel_rows(self.events(), 2)
+        named = [dict(zip(kernel_rows.COLUMNS, row, strict=True)) for row in rows]
+        self.assertEqual([r["ts_us"] for r in named], [0, 2.5, 12, 25])
+        self.assertEqual([r["iteration"] for r in named], [0, 0, 0, 1])
+        self.assertEqual([r["launch_us"] for r in named], [-5, -5, 11, 16])
+        self.assertEqual((named[0]["grid"], named[0]["regs"], named[2]["grid"]), ("4x2x1", 32, ""))
+        self.assertEqual(times, [{"begin_us": -15, "end_us": 13}, {"begin_us": 13, "end_us": 29}])
+        self.assertEqual(waits, [["cudaStreamSynchronize_v3020", 14, 1]])
+        # Before its first launch it had waited for the iteration before; the stream's wait came before the last launch.
+        self.assertEqual([r["waited_us"] for r in named], [-15, None, None, 15])
+        self.assertEqual(kernel_rows.launched_share(rows), 1)
+        lines = kernel_rows.to_csv(rows).splitlines()
+        self.assertEqual(lines[0].split(","), list(kernel_rows.COLUMNS))
+        self.assertIn('"k<1, 2>"', lines[1])
+
+    def test_without_waits_all_rows_are_kept_and_no_iteration_is_claimed(self):
+        events = [e for e in self.events() if "ynchronize" not in e["name"]]
+        rows, times, _ = kernel_rows.kernel_rows(events, 2)
+        self.assertEqual((len(rows), times), (5, []))
+        self.assertEqual({row[kernel_rows.COLUMNS.index("iteration")] for row in rows}, {None})
+
+    def test_missing_launches_and_missing_kernels_are_seen(self):
+        events = [e for e in self.events() if e["name"] != "cudaGraphLaunch"]
+        rows, _, _ = kernel_rows.kernel_rows(events, 2)
+        self.assertEqual(kernel_rows.launched_share(rows), 0.5)
+        with self.assertRaises(ValueError):
+            kernel_rows.kernel_rows([e for e in events if e.get("cat") not in kernel_rows.GPU_CATEGORIES], 2)
+
+
+class Traces(unittest.TestCase):
+    """A process that dies costs the job it was at, and no other."""
+
+    class Suite:
+        def __init__(self, folder):
+            self.out = self.logs = pathlib.Path(folder)
+            self.args = type("Args", (), {"start_timeout_s": 10, "job_timeout_s": 10})
+            self.written = []
+
+        def write(self, name, content):
+            self.written.append(json.loads(json.dumps(content)))
+
+    def test_the_jobs_after_a_crash_are_served_by_another_process(self):
+        import common
+
+        jobs = ["a", "b", "c"]
+        with tempfile.TemporaryDirectory() as folder:
+            suite, failures = self.Suite(folder), common.Failures()
+            script = pathlib.Path(folder) / "trace_job.py"
+            script.write_text(
+                "import json, os, sys\nsys.stdin.readline()\nfor job in sys.argv[3:]:\n"
+                " if job == 'b': os._exit(9)\n"
+                " open(os.path.join(sys.argv[2], job + '.csv'), 'w').write(job)\n"
+                " print(json.dumps({'job': job, 'took_s': 0, 'ms': {'p50': 1, 'max': 1}}), flush=True)\n"
+            )
+            here, step_traces.HERE = step_traces.HERE, pathlib.Path(folder)
+            try:
+                results = step_traces.Results(suite, jobs)
+                child = step_traces.Child(suite, "recorded", jobs, {})
+                step_traces.run_part(suite, "recorded", child, {}, results, failures)
+            finally:
+                step_traces.HERE = here
+            self.assertEqual(len(failures.messages), 1)
+            self.assertIn("recorded, b", failures.messages[0])
+            last = suite.written[-1]["jobs"]
+            self.assertEqual([j for j in jobs if "error" in last[j]["recorded"]], ["b"])
+            with tarfile.open(pathlib.Path(folder) / "traces.tar.gz") as archive:
+                self.assertEqual(archive.getnames(), ["a.csv", "c.csv"])
 
 
 class Status(unittest.TestCase):

@@ -9,7 +9,7 @@ use crate::gpu::{
 use crate::host::Host;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
-use tally_engine::policy::{Class, ClientInfo, Decision, Policy, launch_flags};
+use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
 use tally_engine::profile::{CutState, Kept, KernelKey};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
@@ -134,7 +134,11 @@ impl<'a> Sim<'a> {
             setup,
             device: Device::new(setup.residency, slices),
             engine: policy.map(|policy| {
-                let config = EngineConfig { sm_count: SMS, ..EngineConfig::default() };
+                let sharing = match setup.residency {
+                    Residency::Timeslice => Sharing::TimeSliced,
+                    Residency::Mps => Sharing::Concurrent,
+                };
+                let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
             traces,

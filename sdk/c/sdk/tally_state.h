@@ -53,7 +53,7 @@ struct tally_state_result_ {
   size_t why_length;
 };
 
-__attribute__((__export_name__("tally:policy/state@0.1.1#snapshot")))
+__attribute__((__export_name__("tally:policy/state@0.1.2#snapshot")))
 struct tally_state_saved_ *tally_state_snapshot_(void) {
   static struct tally_state_saved_ area;
   tally_saved saved = policy_snapshot();
@@ -62,7 +62,7 @@ struct tally_state_saved_ *tally_state_snapshot_(void) {
   return &area;
 }
 
-__attribute__((__export_name__("tally:policy/state@0.1.1#restore")))
+__attribute__((__export_name__("tally:policy/state@0.1.2#restore")))
 struct tally_state_result_ *tally_state_restore_(uint8_t *format, size_t format_length,
                                                  uint32_t version, uint8_t *data, size_t length) {
   static struct tally_state_result_ area;

@@ -10,7 +10,7 @@
 //
 // What is thrown of a configuration is a message, which `init` passes on to the operator.
 
-import { log } from 'tally:policy/host@0.1.1';
+import { log } from 'tally:policy/host@0.1.2';
 
 // A 64-bit number of the contract. They arrive as JavaScript's numbers, exact to 2^53, and from
 // 2^63 on as negative ones: "never" (the largest there is) arrives as -1.

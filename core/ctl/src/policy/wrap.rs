@@ -30,7 +30,7 @@ pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
 }
 
 /// What a module exports that keeps what it learnt.
-const STATE: &str = "tally:policy/state@0.1.1#snapshot";
+const STATE: &str = "tally:policy/state@0.1.2#snapshot";
 
 /// Whether the module exports something of that name.
 fn exports(module: &[u8], wanted: &str) -> Result<bool, String> {

@@ -3,7 +3,7 @@
 // long to be patient, and a reload does not make it forget. The same in four languages:
 // `sdk/*/examples/patient`, and each takes what another saved.
 
-import { gauge, gaugeSet, subscribe } from 'tally:policy/host@0.1.1';
+import { gauge, gaugeSet, subscribe } from 'tally:policy/host@0.1.2';
 import { Config, expect, telling, u64 } from './tally_sdk.js';
 
 const HOLD_NS_MAX = 1_000_000_000;
