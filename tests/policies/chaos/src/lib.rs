@@ -7,7 +7,9 @@
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
-use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Saved, Stateful, Subscription, Sharing};
+use tally_sdk::{
+    ClientId, Decision, Event, Launch, Level, Policy, Saved, Sharing, Stateful, Subscription,
+};
 
 /// What it remembers, to tell an old instance from a new one.
 struct Chaos {
