@@ -48,8 +48,9 @@ FAULTS = {
 # Around a load of `chaos`: arrivals before it, and after it.
 BEFORE_S, AFTER_S = 1.5, 1.0
 BACK_MAX_S = 15
-# `chaos` is loaded time and again: the good policy is not to wait longer each time that it is struck out.
-CONFIG = "[policy.strikes]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
+# `chaos` is loaded time and again: the good policy is not to wait longer each time that it is struck out. Nothing
+# is loaded but by command, whatever becomes of its file.
+CONFIG = "[policy]\nwatch = false\n[policy.strikes]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
 # A guard that no policy keeps: a request takes longer.
 IMPOSSIBLE = "hp_p50<1us"
 
@@ -363,7 +364,7 @@ def watch(core, kinds, before, loaded):
 def misbehave(stage, kind, trainings, failures):
     """Load `chaos` in one kind of fault while both run."""
     number, names = FAULTS[kind]
-    core, file = stage.core, stage.suite.work / "chaos.conf"
+    core, file = stage.core, stage.suite.work / f"chaos-{kind}.conf"
     file.write_text(f"always {number}")
     state = core.status()
     before, fallbacks = faults_of(state["policy"], names), state["policy"]["fallbacks"]
