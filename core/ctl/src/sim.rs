@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, simulate};
+use tally_replay::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
 const QUIET_NS: u64 = 100_000;
@@ -56,6 +56,10 @@ pub struct SimArgs {
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
+    /// The GPU stays with the high-priority program for so long after its last kernel, as
+    /// `[residency.timeslice] linger_us` has it (timeslice only).
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub linger_us: u64,
     /// Window of arrivals.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
@@ -67,8 +71,8 @@ pub struct SimArgs {
     #[arg(long)]
     pub json: bool,
     /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
-    /// traces are built in.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals", "json"])]
+    /// traces are built in. With `--json` as an array, with more figures.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
     pub calibrate: Option<PathBuf>,
 }
 
@@ -213,10 +217,11 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let overrun_seconds = seconds;
     let seed = args.seed;
-    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager };
+    let model = Model { linger_ns: args.linger_us * 1_000, ..Model::default() };
+    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
-        return calibrate::run(&mut out, measured, &setup, &policies);
+        return calibrate::run(&mut out, measured, &setup, &policies, args.json);
     }
     let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
         return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));

@@ -5,14 +5,14 @@
 //!
 //! - `timeslice`: the process that has the GPU runs, the other stands. With both at
 //!   work the GPU changes at the end of a slice; a process without launched work is left at once.
-//!   A change costs [`CHANGE_BUSY_NS`] or [`CHANGE_IDLE_NS`] and is not broken off.
+//!   A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, the other
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
 //!   blocks has begun, when a kernel ends, and when a cut kernel gives way.
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{CHANGE_BUSY_NS, CHANGE_IDLE_NS, FLAG_NS, RESUME_NS, ROOM, Residency, Work};
+use crate::gpu::{FLAG_NS, Model, RESUME_NS, ROOM, Residency, Work};
 use std::collections::VecDeque;
 
 /// Lane of the high-priority process.
@@ -106,6 +106,7 @@ impl Lane {
 #[derive(Debug)]
 pub struct Device {
     residency: Residency,
+    model: Model,
     slices_ns: [u64; 2],
     lanes: [Lane; 2],
     now_ns: u64,
@@ -116,14 +117,17 @@ pub struct Device {
     change: Option<(usize, u64)>,
     /// When the owner has to leave.
     slice_ends_ns: Option<u64>,
+    /// When the owner, which has nothing to run, has to leave.
+    linger_ends_ns: Option<u64>,
     changes: u64,
 }
 
 impl Device {
     /// An idle one.
-    pub fn new(residency: Residency, slices_ns: [u64; 2]) -> Self {
+    pub fn new(residency: Residency, model: Model, slices_ns: [u64; 2]) -> Self {
         Device {
             residency,
+            model,
             slices_ns: slices_ns.map(|ns| ns.max(1)),
             lanes: Default::default(),
             now_ns: 0,
@@ -132,6 +136,7 @@ impl Device {
             owner_since_ns: 0,
             change: None,
             slice_ends_ns: None,
+            linger_ends_ns: None,
             changes: 0,
         }
     }
@@ -177,7 +182,8 @@ impl Device {
 
     /// When something happens next.
     pub fn next_ns(&self) -> Option<u64> {
-        let mut next = [self.change.map(|c| c.1), self.slice_ends_ns].into_iter().flatten().min();
+        let turns = [self.change.map(|c| c.1), self.slice_ends_ns, self.linger_ends_ns];
+        let mut next = turns.into_iter().flatten().min();
         for lane in &self.lanes {
             let event = match &lane.running {
                 None => lane.starts_ns(),
@@ -244,18 +250,27 @@ impl Device {
         if let Some((to, _)) = self.change.filter(|c| c.1 <= now_ns) {
             (self.owner, self.owner_since_ns, self.change) = (Some(to), now_ns, None);
         }
+        self.linger_ends_ns = None;
         if self.change.is_none() {
             let works = [HIGH, LOW].map(|lane| self.lanes[lane].works(now_ns));
             match self.owner {
                 None => self.owner = works.iter().position(|&w| w),
                 Some(o) if !works[1 - o] => self.slice_ends_ns = None,
-                Some(o) if !works[o] => self.leave(o, CHANGE_IDLE_NS),
+                Some(o) if !works[o] => {
+                    let until_ns = self.lanes[o].ended_ns + self.model.linger_ns;
+                    self.slice_ends_ns = None;
+                    if o == HIGH && now_ns < until_ns {
+                        self.linger_ends_ns = Some(until_ns);
+                    } else {
+                        self.leave(o, self.model.change_idle_ns);
+                    }
+                }
                 Some(o) => {
                     let slice_ns = self.slices_ns[o];
                     let slices = (now_ns - self.owner_since_ns).div_ceil(slice_ns).max(1);
                     let ends_ns = self.owner_since_ns + slices * slice_ns;
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
-                        self.leave(o, CHANGE_BUSY_NS);
+                        self.leave(o, self.model.change_busy_ns);
                     }
                 }
             }
@@ -275,13 +290,18 @@ impl Device {
     fn share_room(&mut self) {
         let age = |lane: &Lane| lane.running.as_ref().map_or(u64::MAX, |r| r.age);
         let first = usize::from(age(&self.lanes[LOW]) < age(&self.lanes[HIGH]));
-        let mut free = ROOM;
+        let (mut free, mut taken) = (ROOM, [0; 2]);
         for index in [first, 1 - first] {
             let lane = &mut self.lanes[index];
             let wanted = lane.running.as_ref().map_or(0, Running::room);
-            let got = wanted.min(free);
-            free -= got;
-            lane.rate = (ROOM * got).checked_div(wanted).unwrap_or(0);
+            taken[index] = wanted.min(free);
+            free -= taken[index];
+            lane.rate = (ROOM * taken[index]).checked_div(wanted).unwrap_or(0);
+        }
+        for index in [HIGH, LOW] {
+            let slower = self.model.beside_permille[index] * taken[1 - index] / ROOM;
+            let rate = self.lanes[index].rate;
+            self.lanes[index].rate = (rate * 1_000 / (1_000 + slower)).max(rate.min(1));
         }
     }
 }

@@ -6,6 +6,7 @@
 //! the driver, and the cost of the completion writes.
 
 use crate::trace::Kernel;
+use serde::Serialize;
 use tally_engine::policy::Decision;
 
 /// Streaming multiprocessors.
@@ -21,10 +22,6 @@ const BLOCKS_PER_SM: u64 = 32;
 pub const SEEN_NS: u64 = 3_500;
 /// A decided launch costs its program so much more.
 pub const DECIDED_NS: u64 = 1_700;
-/// Change of context away from one that has nothing running.
-pub const CHANGE_IDLE_NS: u64 = 137_000;
-/// Change of context in the middle of a kernel: 0.2 ms in all, less half a slice.
-pub const CHANGE_BUSY_NS: u64 = 175_000;
 /// Time slices `[high priority, best effort]` under the core.
 pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
 /// The driver's.
@@ -44,8 +41,34 @@ pub const PARTS_MAX: u64 = 32;
 /// All SMs' room.
 pub const ROOM: u64 = 1_024;
 
+/// Figures that may be other on another machine, or under another core.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Change of context away from one that has nothing running.
+    pub change_idle_ns: u64,
+    /// Change of context in the middle of a kernel, from the end of the slice.
+    pub change_busy_ns: u64,
+    /// The GPU stays with the high-priority program for so long after its last kernel
+    /// (`[residency.timeslice] linger_us`).
+    pub linger_ns: u64,
+    /// How much slower a kernel becomes for all SMs' room that another takes beside it:
+    /// caches and memory are shared. `[high priority, best effort]`, thousandths.
+    pub beside_permille: [u64; 2],
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model {
+            change_idle_ns: 137_000,
+            change_busy_ns: 175_000,
+            linger_ns: 0,
+            beside_permille: [0; 2],
+        }
+    }
+}
+
 /// Who runs at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// One process at a time.
@@ -56,7 +79,7 @@ pub enum Residency {
 }
 
 /// Which best-effort kernels have other forms than whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cut {
     /// None.

@@ -25,6 +25,7 @@
 //! | [`gpu`] | costs, blocks and waves of a kernel, forms |
 //! | [`device`] | who runs when: time slices, or blocks side by side |
 //! | [`host`] | a program: when it launches, what it waits for |
+//! | [`marks`] | when the core learns that a launch is done |
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
@@ -36,13 +37,14 @@ mod builtin;
 pub mod device;
 pub mod gpu;
 pub mod host;
+pub mod marks;
 pub mod report;
 pub mod sim;
 pub mod trace;
 
 pub use arrivals::{Arrivals, ArrivalsError};
 pub use builtin::names as builtin_traces;
-pub use gpu::{Cut, Residency};
+pub use gpu::{Cut, Model, Residency};
 pub use report::Report;
 pub use sim::{Setup, simulate};
 pub use trace::{Trace, TraceError};

@@ -1,22 +1,23 @@
 //! The loop: the earliest of what can happen happens, the engine hears of it, what it
 //! answers reaches the programs and the device.
 
-use crate::arrivals::Arrivals;
+use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{
-    Cut, DECIDED_NS, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
+    Cut, DECIDED_NS, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
 };
 use crate::host::Host;
+use crate::marks::{Marks, PATIENCE_NS};
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use tally_engine::policy::{Class, ClientInfo, Decision, Policy, launch_flags};
-use tally_engine::profile::{CutState, Kept, KernelKey};
+use tally_engine::profile::{CutState, KernelKey};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
-/// Launches that count as measured before the start, for each kernel.
-const KNOWN_LAUNCHES: u64 = 16;
+/// Iterations of the training before the first request, for the policy to learn from.
+const WARM_ITERATIONS: u64 = 5;
 
 /// Stands for the ticket of a launch under a standing grant: it was not submitted.
 const UNSUBMITTED: u64 = u64::MAX;
@@ -34,8 +35,10 @@ pub struct Setup {
     pub overrun_seconds: f64,
     /// Of the arrivals.
     pub seed: u64,
-    /// A request is one CUDA graph; otherwise it launches kernel by kernel, as recorded.
+    /// A request is one CUDA graph; otherwise it launches as recorded.
     pub graph: bool,
+    /// Figures of the machine and the core.
+    pub model: Model,
 }
 
 impl Default for Setup {
@@ -47,6 +50,7 @@ impl Default for Setup {
             overrun_seconds: 5.0,
             seed: 1,
             graph: true,
+            model: Model::default(),
         }
     }
 }
@@ -75,6 +79,11 @@ struct Sim<'a> {
     traces: [&'a Trace; 2],
     hosts: [Option<Host>; 2],
     known: [Vec<Known>; 2],
+    /// The training's completion writes.
+    marks: Marks,
+    held_since_ns: Option<u64>,
+    /// The launch that is being decided is to be measured.
+    measured: bool,
     tickets: [Tickets; 2],
     actions: Vec<Action>,
     happened: Vec<Happened>,
@@ -88,6 +97,8 @@ struct Sim<'a> {
     free_ns: u64,
     service_ns: Vec<u64>,
     queued_ns: Vec<u64>,
+    spread: f64,
+    random: Random,
 }
 
 /// Run the inference beside the training, if there is one. Without a policy nothing is
@@ -99,26 +110,53 @@ pub fn simulate(
     arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    let graph = setup.graph.then(|| high.back_to_back());
-    let high = graph.as_ref().unwrap_or(high);
-    let solo_ns = solo(setup, high);
+    let high = if setup.graph { high.as_graph() } else { high.clone() };
+    let plain = high.timed_in(Residency::Timeslice);
+    let solo = Solo::new(&plain, &high, setup);
+    let here = high.timed_in(setup.residency);
+    let low_plain_ns = low.map_or(1, |low| low.timed_in(Residency::Timeslice).period_ns);
+    let low = low.map(|low| low.timed_in(setup.residency));
+    let warm_ns = low.as_ref().map_or(0, |low| WARM_ITERATIONS * low.period_ns);
     let window_ns = (setup.seconds.max(0.0) * 1e9) as u64;
-    let end_ns = window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
-    let times = arrivals.times(solo_ns, window_ns, setup.seed);
+    let end_ns = warm_ns + window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
+    let mut times = arrivals.times(solo.ns, window_ns, setup.seed);
+    times.iter_mut().for_each(|at| *at += warm_ns);
     let unscheduled = policy.is_none();
-    let mut sim = Sim::new(*setup, [high, low.unwrap_or(high)], low.is_some(), &times, policy);
-    sim.run_until(window_ns, false);
-    let progress_ns = sim.hosts[LOW].as_ref().map(|h| h.progress_ns(sim.traces[LOW]));
+    let traces = [&here, low.as_ref().unwrap_or(&here)];
+    let mut sim = Sim::new(*setup, traces, low.is_some(), &times, policy);
+    sim.spread = solo.spread;
+    sim.run_until(warm_ns, false);
+    let before = sim.progress();
+    sim.run_until(warm_ns + window_ns, false);
+    // In iterations, which take so long alone.
+    let share = (sim.progress() - before) * low_plain_ns as f64 / window_ns.max(1) as f64;
     sim.run_until(end_ns, true);
-    let share = progress_ns.map_or(0.0, |ns| over(ns, window_ns));
-    sim.report(solo_ns, share, unscheduled)
+    sim.report(solo, end_ns, share, unscheduled)
 }
 
-/// One request alone, from the start of its service until it is seen done.
-fn solo(setup: &Setup, high: &Trace) -> u64 {
-    let mut sim = Sim::new(*setup, [high; 2], false, &[0], None);
-    sim.run_until(u64::MAX, true);
-    sim.service_ns.first().copied().unwrap_or(0)
+/// A request alone, plain.
+#[derive(Clone, Copy)]
+struct Solo {
+    ns: u64,
+    p99_ns: u64,
+    /// Of the logarithm of how long the program's own part takes, request by request.
+    spread: f64,
+}
+
+/// Standard deviations to the 99th percentile.
+const SIGMAS_P99: f64 = 2.326;
+
+impl Solo {
+    fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
+        // From the start of its service until it is seen done.
+        let mut sim = Sim::new(*setup, [plain; 2], false, &[0], None);
+        sim.device = Device::new(Residency::Timeslice, setup.model, SLICES_DRIVER_NS);
+        sim.run_until(u64::MAX, true);
+        let ns = sim.service_ns.first().copied().unwrap_or(0);
+        let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());
+        let ratio = alone.map_or(1.0, |a| a.p99_ns as f64 / a.ns as f64);
+        Solo { ns, p99_ns: (ns as f64 * ratio) as u64, spread: ratio.ln() / SIGMAS_P99 }
+    }
 }
 
 impl<'a> Sim<'a> {
@@ -132,17 +170,22 @@ impl<'a> Sim<'a> {
         let slices = if policy.is_some() { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.residency, slices),
+            device: Device::new(setup.residency, setup.model, slices),
             engine: policy.map(|policy| {
                 let config = EngineConfig { sm_count: SMS, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
             traces,
             hosts: [
-                Some(Host::new(traces[HIGH], setup.graph, false)),
-                shared.then(|| Host::new(traces[LOW], false, true)),
+                Some(Host::new(traces[HIGH], false)),
+                shared.then(|| Host::new(traces[LOW], true)),
             ],
             known: [Vec::new(), Vec::new()],
+            marks: Marks::default(),
+            held_since_ns: None,
+            measured: false,
+            spread: 0.0,
+            random: Random::new(!setup.seed),
             tickets: [Tickets::default(); 2],
             actions: Vec::new(),
             happened: Vec::new(),
@@ -179,18 +222,6 @@ impl<'a> Sim<'a> {
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
-                    let dur = k.dur_ns;
-                    // Programs are warm: the core has seen their kernels.
-                    e.restore_profile(
-                        id,
-                        Kept {
-                            count: KNOWN_LAUNCHES,
-                            mean_ns: dur,
-                            predicted_ns: dur,
-                            p99_ns: dur,
-                            ..Kept::default()
-                        },
-                    );
                     if cut {
                         e.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
                     }
@@ -227,6 +258,13 @@ impl<'a> Sim<'a> {
         }
     }
 
+    /// Iterations of the training done.
+    fn progress(&self) -> f64 {
+        let trace = self.traces[LOW];
+        let ns = self.hosts[LOW].as_ref().map_or(0, |h| h.progress_ns(trace));
+        ns as f64 / trace.period_ns as f64
+    }
+
     /// When the next request's service begins.
     fn begins_ns(&self) -> Option<u64> {
         let arrival = self.arrivals.get(self.begun).filter(|_| self.serving_since.is_none())?;
@@ -238,7 +276,9 @@ impl<'a> Sim<'a> {
         let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
-        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine]
+        let waits = self.held_since_ns.map(|ns| ns + PATIENCE_NS);
+        let marks = [self.marks.next_ns(), waits].into_iter().flatten().min();
+        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine, marks]
             .into_iter()
             .flatten()
             .min()
@@ -264,6 +304,12 @@ impl<'a> Sim<'a> {
             }
         }
         self.happened = happened;
+        if self.held_since_ns.take_if(|since| *since + PATIENCE_NS <= now_ns).is_some() {
+            self.marks.waits(now_ns);
+        }
+        if let Some(launch) = self.marks.take_late(now_ns) {
+            self.reported(now_ns, launch);
+        }
         if let Some(engine) = &mut self.engine
             && engine.next_deadline_ns().is_some_and(|ns| ns <= now_ns)
         {
@@ -286,12 +332,10 @@ impl<'a> Sim<'a> {
     fn begin(&mut self, now_ns: u64) {
         self.serving_since = Some(now_ns);
         self.begun += 1;
+        let stretch = (self.spread * self.random.normal()).exp();
         if let Some(host) = &mut self.hosts[HIGH] {
+            host.stretch = stretch;
             host.begin(now_ns);
-        }
-        if let Some(engine) = &mut self.engine {
-            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
-            self.obey(now_ns);
         }
     }
 
@@ -300,6 +344,11 @@ impl<'a> Sim<'a> {
         let Some(engine) = &mut self.engine else {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         };
+        if lane == HIGH {
+            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
+            self.obey(now_ns);
+        }
+        let Some(engine) = &mut self.engine else { return };
         let Some(host) = &mut self.hosts[lane] else { return };
         let tickets = &mut self.tickets[lane];
         // Under a standing grant nothing is submitted.
@@ -307,6 +356,7 @@ impl<'a> Sim<'a> {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
         let known = self.known[lane][host.next];
+        let exact = known.kernel.is_some_and(|k| self.marks.is_sample(k as usize));
         let ticket = tickets.next;
         tickets.next += 1;
         let submission = Submission {
@@ -319,13 +369,15 @@ impl<'a> Sim<'a> {
             stream: 0,
             completion: (ticket as u32).wrapping_add(1),
             started: ticket < tickets.granted_until,
-            exact: true,
+            exact,
         };
+        self.measured = exact;
         if submission.started {
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
             self.release(now_ns, lane, ticket, Decision::Run(0), 0);
         } else {
             host.held = true;
+            self.held_since_ns = Some(now_ns);
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
         self.obey(now_ns);
@@ -335,9 +387,17 @@ impl<'a> Sim<'a> {
     fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
         let Some(host) = &mut self.hosts[lane] else { return };
         let kernels = host.program[host.next].kernels.clone();
-        let last = kernels.end - 1;
+        let (first, last) = (kernels.start, kernels.end - 1);
+        let mut writes_ns = 0;
+        if lane == LOW && launch != UNSUBMITTED {
+            // A cut launch is always measured.
+            let measured = self.measured || !matches!(form, Decision::Run(_));
+            writes_ns = self.marks.launched(now_ns, launch, measured);
+            self.held_since_ns = None;
+        }
         for index in kernels {
-            let shape = work(&self.traces[lane].kernels[index], form);
+            let mut shape = work(&self.traces[lane].kernels[index], form);
+            shape.gap_ns += if index == first { writes_ns } else { 0 };
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
             self.device
                 .push(lane, crate::gpu::Work { launch, last: index == last, ready_ns, ..shape });
@@ -351,14 +411,27 @@ impl<'a> Sim<'a> {
         let Some(host) = &mut self.hosts[lane] else { return };
         host.ended(now_ns);
         let idle = host.idle();
-        if let Some(engine) = &mut self.engine
-            && launch != UNSUBMITTED
-        {
+        let mut reported = (launch != UNSUBMITTED).then_some(launch);
+        if lane == LOW {
+            reported = reported.and_then(|launch| self.marks.ended(launch));
+        }
+        if let Some(launch) = reported {
             let word = (launch as u32).wrapping_add(1);
-            engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+            if let Some(engine) = &mut self.engine {
+                engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+            }
         }
         if lane == HIGH && idle {
             self.served(now_ns);
+        }
+        self.obey(now_ns);
+    }
+
+    /// The core learns that the training's launches up to this one are done.
+    fn reported(&mut self, now_ns: u64, launch: u64) {
+        let word = (launch as u32).wrapping_add(1);
+        if let Some(engine) = &mut self.engine {
+            engine.progress(now_ns, LOW as u32, 0, word, LOOK_NS, &mut self.actions);
         }
         self.obey(now_ns);
     }
@@ -407,7 +480,8 @@ impl<'a> Sim<'a> {
         self.hosts[lane].as_ref().is_some_and(|h| h.held)
     }
 
-    fn report(mut self, solo_ns: u64, share: f64, unscheduled: bool) -> Report {
+    fn report(mut self, solo: Solo, end_ns: u64, share: f64, unscheduled: bool) -> Report {
+        let solo_ns = solo.ns;
         let mut now_ns = 0;
         let mut solo_queued: Vec<u64> = Vec::with_capacity(self.arrivals.len());
         for &arrival in self.arrivals {
@@ -415,7 +489,6 @@ impl<'a> Sim<'a> {
             solo_queued.push(now_ns - arrival);
         }
         let served = self.service_ns.len();
-        let end_ns = ((self.setup.seconds + self.setup.overrun_seconds).max(0.0) * 1e9) as u64;
         self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
         let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
         let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
@@ -446,10 +519,11 @@ impl<'a> Sim<'a> {
                 served: served as u64,
                 unserved: (self.arrivals.len() - served) as u64,
                 solo_ms: ms(solo_ns),
+                solo_p99_ms: ms(solo.p99_ns),
                 service_p50_ms: ms(service[0]),
                 service_p99_ms: ms(service[1]),
                 service_p50_over_solo: over(service[0], solo_ns),
-                service_p99_over_solo: over(service[1], solo_ns),
+                service_p99_over_solo: over(service[1], solo.p99_ns),
                 queued_p50_ms: ms(queued[0]),
                 queued_p99_ms: ms(queued[1]),
                 solo_queued_p99_ms: ms(alone),

@@ -98,7 +98,7 @@ fn alone_a_program_takes_what_was_recorded() {
         for graph in [true, false] {
             let setup = Setup { graph, ..setup(residency) };
             let report = simulate(&setup, &high, None, &at_once, None);
-            let span_ns = if graph { high.back_to_back().span_ns() } else { high.span_ns() };
+            let span_ns = if graph { high.as_graph().span_ns() } else { high.span_ns() };
             let expected = span_ns as f64 / 1e6 + costs_ms;
             let found = report.high_priority.service_p50_ms;
             assert!((found / expected - 1.0).abs() < 1e-6, "{graph}: {found} {expected}");

@@ -17,7 +17,7 @@ fn every_built_in_trace_is_read_and_lasts_what_it_was_recorded_to() {
         let pauses = trace.kernels.windows(2);
         assert!(pauses.clone().all(|w| w[0].start_ns + w[0].dur_ns <= w[1].start_ns), "{name}");
         assert!(trace.span_ns() <= trace.period_ns, "{name}");
-        assert!(trace.back_to_back().span_ns() <= trace.span_ns(), "{name}");
+        assert!(trace.as_graph().span_ns() <= trace.span_ns(), "{name}");
     }
     let requests = Trace::open("llama7b_decode_b1").unwrap();
     assert_eq!((requests.kernels.len(), requests.recorded), (1_462, 8));
