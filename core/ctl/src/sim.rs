@@ -60,6 +60,10 @@ pub struct SimArgs {
     /// `[residency.timeslice] linger_us` has it (timeslice only).
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: u64,
+    /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
+    /// times.
+    #[arg(long = "figure", value_name = "NAME=N")]
+    pub figures: Vec<String>,
     /// Window of arrivals.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
@@ -217,7 +221,13 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let overrun_seconds = seconds;
     let seed = args.seed;
-    let model = Model { linger_ns: args.linger_us * 1_000, ..Model::default() };
+    let mut model = Model { linger_ns: args.linger_us * 1_000, ..Model::default() };
+    for figure in &args.figures {
+        let wrong = |why| CtlError::Usage(format!("--figure {figure}: {why}"));
+        let (name, value) = figure.split_once('=').unwrap_or((figure, ""));
+        let value = value.parse().map_err(|_| wrong("expected NAME=WHOLE-NUMBER".into()))?;
+        model.set(name, value).map_err(wrong)?;
+    }
     let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {

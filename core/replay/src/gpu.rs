@@ -28,16 +28,20 @@ pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Until running blocks see that they are to give way.
 pub const FLAG_NS: u64 = 12_000;
-/// A wait between two parts of a launch.
-pub const GATE_NS: u64 = 2_200;
+/// Between two parts of a launch: the wait at the gate, and the next launch's start.
+pub const GATE_NS: u64 = 5_000;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
-/// What the prelude adds to a kernel of blocks of 50 us, in thousandths.
-pub const PRELUDE_PERMILLE: u64 = 18;
+/// What the prelude adds to each block, and so to each wave.
+pub const PRELUDE_NS: u64 = 1_200;
+/// Thousand blocks that have nothing to do.
+const EMPTY_NS: u64 = 600;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
+/// A preemptible launch has one more part for each of these.
+const PART_NS: u64 = 800_000;
 /// All SMs' room.
 pub const ROOM: u64 = 1_024;
 
@@ -54,6 +58,31 @@ pub struct Model {
     /// How much slower a kernel becomes for all SMs' room that another takes beside it:
     /// caches and memory are shared. `[high priority, best effort]`, thousandths.
     pub beside_permille: [u64; 2],
+    /// A program that was asleep makes its launch so long after it was let go.
+    pub wake_ns: u64,
+}
+
+impl Model {
+    /// Set one by its name, `[…]` apart.
+    ///
+    /// # Errors
+    /// The names there are.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+        let [high, low] = &mut self.beside_permille;
+        let all = [
+            ("change_idle_ns", &mut self.change_idle_ns),
+            ("change_busy_ns", &mut self.change_busy_ns),
+            ("linger_ns", &mut self.linger_ns),
+            ("beside_high_permille", high),
+            ("beside_low_permille", low),
+            ("wake_ns", &mut self.wake_ns),
+        ];
+        let names = all.each_ref().map(|(name, _)| *name).join(", ");
+        let found = all.into_iter().find(|(known, _)| *known == name);
+        let (_, figure) = found.ok_or(format!("no figure `{name}`; there are {names}"))?;
+        *figure = value;
+        Ok(())
+    }
 }
 
 impl Default for Model {
@@ -63,6 +92,7 @@ impl Default for Model {
             change_busy_ns: 175_000,
             linger_ns: 0,
             beside_permille: [0; 2],
+            wake_ns: 0,
         }
     }
 }
@@ -158,13 +188,16 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
     match decision {
         Decision::Run(_) | Decision::Hold(_) => whole,
         Decision::Preemptible => {
-            let total_ns = k.dur_ns + k.dur_ns * PRELUDE_PERMILLE / 1_000;
-            let wave_ns = (total_ns / waves).max(1);
+            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
+            // The parts behind it find nothing left to do.
+            let empty = (k.dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
+            let empty_ns = empty * (GATE_NS + blocks * EMPTY_NS / 1_000);
+            let total_ns = wave_ns * waves + empty_ns;
             Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, ..whole }
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
-            let wave_ns = (k.dur_ns / waves).max(1);
+            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
             let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS;
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);

@@ -16,6 +16,8 @@ use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
+/// How long a launch that waits spins before its thread sleeps.
+const SPIN_NS: u64 = 1_000_000;
 /// Iterations of the training before the first request, for the policy to learn from.
 const WARM_ITERATIONS: u64 = 5;
 
@@ -84,6 +86,8 @@ struct Sim<'a> {
     held_since_ns: Option<u64>,
     /// The launch that is being decided is to be measured.
     measured: bool,
+    /// When it asked.
+    submitted_ns: u64,
     tickets: [Tickets; 2],
     actions: Vec<Action>,
     happened: Vec<Happened>,
@@ -184,6 +188,7 @@ impl<'a> Sim<'a> {
             marks: Marks::default(),
             held_since_ns: None,
             measured: false,
+            submitted_ns: 0,
             spread: 0.0,
             random: Random::new(!setup.seed),
             tickets: [Tickets::default(); 2],
@@ -378,6 +383,7 @@ impl<'a> Sim<'a> {
         } else {
             host.held = true;
             self.held_since_ns = Some(now_ns);
+            self.submitted_ns = now_ns;
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
         self.obey(now_ns);
@@ -456,7 +462,8 @@ impl<'a> Sim<'a> {
                     self.tickets[lane].granted_until = until;
                     let next = self.tickets[lane].next;
                     if self.held(lane) && next <= until {
-                        self.release(now_ns, lane, next - 1, Decision::Run(0), DECIDED_NS);
+                        let cost_ns = self.decided_ns(now_ns);
+                        self.release(now_ns, lane, next - 1, Decision::Run(0), cost_ns);
                     }
                 }
                 Action::Decide { client, ticket, decision, .. } => {
@@ -465,7 +472,8 @@ impl<'a> Sim<'a> {
                         let known =
                             self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
                         let form = offered(known.flags, decision);
-                        self.release(now_ns, lane, ticket, form, DECIDED_NS);
+                        let cost_ns = self.decided_ns(now_ns);
+                        self.release(now_ns, lane, ticket, form, cost_ns);
                     }
                 }
                 Action::Yield { client, yielded } => {
@@ -474,6 +482,12 @@ impl<'a> Sim<'a> {
             }
         }
         self.actions = actions;
+    }
+
+    /// From a decision until its launch, on the program's side.
+    fn decided_ns(&self, now_ns: u64) -> u64 {
+        let asleep = self.submitted_ns + SPIN_NS < now_ns;
+        DECIDED_NS + if asleep { self.setup.model.wake_ns } else { 0 }
     }
 
     fn held(&self, lane: usize) -> bool {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tally_engine::BuiltIn;
 use tally_engine::policy::*;
 use tally_replay::trace::{Kernel, LAUNCH_LATENCY_NS, Pace};
-use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, gpu, simulate};
+use tally_replay::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, gpu, simulate};
 
 const BOTH: [Residency; 2] = [Residency::Timeslice, Residency::Mps];
 
@@ -113,7 +113,7 @@ fn alone_a_program_takes_what_was_recorded() {
         for trace in [&low, &Trace::open("bert_base_train_b32_s384").unwrap()] {
             let report = simulate(&setup, &tiny, Some(trace), &at_once, None);
             let share = report.best_effort.unwrap().share;
-            assert!((0.98..=1.0).contains(&share), "{}: {share}", trace.name);
+            assert!((0.98..=1.001).contains(&share), "{}: {share}", trace.name);
         }
     }
 }
@@ -212,10 +212,11 @@ fn kernels() -> impl Strategy<Value = Trace> {
                 dur_ns,
                 gap_ns,
                 pace,
+                launch: i as u32,
             });
             start_ns += dur_ns;
         }
-        Trace { name: "random".into(), kernels, period_ns: start_ns, recorded: 1 }
+        Trace { name: "random".into(), kernels, period_ns: start_ns, ..Trace::default() }
     })
 }
 
@@ -231,10 +232,13 @@ proptest! {
         graph in any::<bool>(),
         scheduled in any::<bool>(),
         load in 0.05f64..0.9,
+        linger_ns in 0u64..200_000,
+        beside in 0u64..2_000,
     ) {
         let residency = if mps { Residency::Mps } else { Residency::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
-        let setup = Setup { residency, cut: Cut::All, seconds, overrun_seconds, seed, graph };
+        let model = Model { linger_ns, beside_permille: [beside; 2], ..Model::default() };
+        let setup = Setup { residency, cut: Cut::All, seconds, overrun_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);
