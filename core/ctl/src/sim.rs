@@ -1,5 +1,6 @@
 //! `tallyctl sim`: judge a policy without a GPU and without a core.
 
+mod arrivals;
 mod calibrate;
 
 use crate::error::CtlError;

@@ -3,6 +3,7 @@
 //! A program takes alone what the row's own run measured of it alone; everything that
 //! comes of sharing is simulated.
 
+use super::arrivals::poisson;
 use super::{Policies, trace};
 use crate::error::CtlError;
 use serde::Serialize;
@@ -23,6 +24,8 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("gpt2-large-train", "gpt2_large_train_b4_s512"),
     ("resnet50-b128-train", "resnet50_train_b128"),
 ];
+/// Of the arrivals in `tests/gpu/step_pairs.py`.
+const SEED: u32 = 7;
 /// What was aimed at: p99 and share off by at most so much.
 const AIMS_PERCENT: [f64; 2] = [15.0, 10.0];
 
@@ -159,7 +162,7 @@ impl<'a> Measured<'a> {
         }
         self.as_alone(&mut high, &mut low);
         let policy = if self.scheduled { policies.load()? } else { None };
-        let load = Arrivals::Poisson { load: self.load };
+        let load = self.arrivals();
         let report = simulate(&self.setup, &high, Some(&low), &load, policy);
         let h = &report.high_priority;
         Ok(Compared {
@@ -177,6 +180,15 @@ impl<'a> Measured<'a> {
             measured_share: self.share,
             report,
         })
+    }
+
+    /// The requests that the row's run served, if it says how fast the inference was alone.
+    fn arrivals(&self) -> Arrivals {
+        let Some(solo_ms) = number(self.row, "solo_p50_ms") else {
+            return Arrivals::Poisson { load: self.load };
+        };
+        let rate_per_s = self.load * 1e3 / solo_ms;
+        Arrivals::At(poisson(rate_per_s, self.setup.seconds, SEED))
     }
 
     /// Both as fast alone as they were in the row's run.
