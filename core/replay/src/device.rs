@@ -128,7 +128,7 @@ impl Device {
         Device {
             residency,
             model,
-            slices_ns: slices_ns.map(|ns| ns.max(1)),
+            slices_ns,
             lanes: Default::default(),
             now_ns: 0,
             ages: 0,
@@ -266,9 +266,8 @@ impl Device {
                     }
                 }
                 Some(o) => {
-                    let slice_ns = self.slices_ns[o];
-                    let slices = (now_ns - self.owner_since_ns).div_ceil(slice_ns).max(1);
-                    let ends_ns = self.owner_since_ns + slices * slice_ns;
+                    // With nobody waiting a slice is not followed by another.
+                    let ends_ns = self.owner_since_ns + self.slices_ns[o];
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
                         self.leave(o, self.model.change_busy_ns);
                     }

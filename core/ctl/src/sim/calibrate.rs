@@ -14,15 +14,17 @@ use tally_replay::trace::Alone;
 use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, simulate};
 
 /// A measured program and its trace.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 10] = [
+    ("bert-graph", "bert_base_infer_b1_s128"),
     ("bert-large-graph", "bert_large_infer_b1_s128"),
     ("llama-7b-decode-graph", "llama7b_decode_b1"),
-    ("resnet50-graph", "resnet50_infer_b1"),
     ("resnet50-eager", "resnet50_infer_b1"),
-    ("bert-b32-train", "bert_base_train_b32_s384"),
+    ("resnet50-graph", "resnet50_infer_b1_graph"),
+    ("bert-b32-train", "bert_base_train_b32_s128"),
     ("gpt2-train", "gpt2_12l_train_b8_s1024"),
     ("gpt2-large-train", "gpt2_large_train_b4_s512"),
     ("resnet50-b128-train", "resnet50_train_b128"),
+    ("resnet50-train", "resnet50_train_b64"),
 ];
 /// Of the arrivals in `tests/gpu/step_pairs.py`.
 const SEED: u32 = 7;
