@@ -115,6 +115,8 @@ pub struct Device {
     owner_since_ns: u64,
     /// To whom, and when it is done.
     change: Option<(usize, u64)>,
+    /// Until when the old owner runs on although the change has begun.
+    stops_ns: Option<u64>,
     /// When the owner has to leave.
     slice_ends_ns: Option<u64>,
     /// When the owner, which has nothing to run, has to leave.
@@ -135,6 +137,7 @@ impl Device {
             owner: None,
             owner_since_ns: 0,
             change: None,
+            stops_ns: None,
             slice_ends_ns: None,
             linger_ends_ns: None,
             changes: 0,
@@ -182,7 +185,8 @@ impl Device {
 
     /// When something happens next.
     pub fn next_ns(&self) -> Option<u64> {
-        let turns = [self.change.map(|c| c.1), self.slice_ends_ns, self.linger_ends_ns];
+        let change_ns = self.change.map(|c| c.1);
+        let turns = [change_ns, self.stops_ns, self.slice_ends_ns, self.linger_ends_ns];
         let mut next = turns.into_iter().flatten().min();
         for lane in &self.lanes {
             let event = match &lane.running {
@@ -270,11 +274,13 @@ impl Device {
                     let ends_ns = self.owner_since_ns + self.slices_ns[o];
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
                         self.leave(o, self.model.change_busy_ns);
+                        self.stops_ns = Some(now_ns + self.model.stop_ns);
                     }
                 }
             }
         }
-        let owner = self.owner.filter(|_| self.change.is_none());
+        self.stops_ns = self.stops_ns.filter(|&at| at > now_ns && self.change.is_some());
+        let owner = self.owner.filter(|_| self.change.is_none() || self.stops_ns.is_some());
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             lane.rate = if owner == Some(index) && lane.works(now_ns) { ROOM } else { 0 };
         }

@@ -29,15 +29,15 @@ pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Until running blocks see that they are to give way.
 pub const FLAG_NS: u64 = 12_000;
 /// Between two parts of a launch: the wait at the gate, and the next launch's start.
-pub const GATE_NS: u64 = 5_000;
+pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
 /// What the prelude adds to each block, and so to each wave.
 pub const PRELUDE_NS: u64 = 1_200;
-/// Thousand blocks that have nothing to do.
-const EMPTY_NS: u64 = 600;
+/// Thousand blocks that have nothing to do. Each part of a launch has all blocks of it.
+const EMPTY_NS: u64 = 360;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
 /// A preemptible launch has one more part for each of these.
@@ -52,6 +52,8 @@ pub struct Model {
     pub change_idle_ns: u64,
     /// Change of context in the middle of a kernel, from the end of the slice.
     pub change_busy_ns: u64,
+    /// Of that, while the old one still runs.
+    pub stop_ns: u64,
     /// The GPU stays with the high-priority program for so long after its last kernel
     /// (`[residency.timeslice] linger_us`).
     pub linger_ns: u64,
@@ -72,6 +74,7 @@ impl Model {
         let all = [
             ("change_idle_ns", &mut self.change_idle_ns),
             ("change_busy_ns", &mut self.change_busy_ns),
+            ("stop_ns", &mut self.stop_ns),
             ("linger_ns", &mut self.linger_ns),
             ("beside_high_permille", high),
             ("beside_low_permille", low),
@@ -89,10 +92,11 @@ impl Default for Model {
     fn default() -> Self {
         Model {
             change_idle_ns: 137_000,
-            change_busy_ns: 175_000,
+            change_busy_ns: 225_000,
+            stop_ns: 50_000,
             linger_ns: 0,
             beside_permille: [0; 2],
-            wake_ns: 0,
+            wake_ns: 50_000,
         }
     }
 }
@@ -191,17 +195,17 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
             // The parts behind it find nothing left to do.
             let empty = (k.dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
-            let empty_ns = empty * (GATE_NS + blocks * EMPTY_NS / 1_000);
+            let empty_ns = empty * (GATE_NS + empty_ns(blocks));
             let total_ns = wave_ns * waves + empty_ns;
             Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, ..whole }
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
             let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
-            let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS;
+            let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS + empty_ns(blocks - n);
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
-            let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns;
+            let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns + empty_ns(blocks - n);
             let room = [last_room(n, capacity), last_room(blocks, capacity)];
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, ..whole }
         }
@@ -219,6 +223,10 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             }
         }
     }
+}
+
+fn empty_ns(blocks: u64) -> u64 {
+    blocks * EMPTY_NS / 1_000
 }
 
 /// Room that the blocks of the last wave take.
