@@ -20,8 +20,6 @@ const BLOCKS_PER_SM: u64 = 32;
 
 /// From the end of the last kernel until the program has seen it.
 pub const SEEN_NS: u64 = 3_500;
-/// A decided launch costs its program so much more.
-pub const DECIDED_NS: u64 = 1_700;
 /// Time slices `[high priority, best effort]` under the core.
 pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
 /// The driver's.
@@ -62,6 +60,10 @@ pub struct Model {
     pub beside_permille: [u64; 2],
     /// A program that was asleep makes its launch so long after it was let go.
     pub wake_ns: u64,
+    /// A decided launch costs its program so much more.
+    pub decided_ns: u64,
+    /// Silence of a high-priority program is known so long after.
+    pub silence_ns: u64,
 }
 
 impl Model {
@@ -79,6 +81,8 @@ impl Model {
             ("beside_high_permille", high),
             ("beside_low_permille", low),
             ("wake_ns", &mut self.wake_ns),
+            ("decided_ns", &mut self.decided_ns),
+            ("silence_ns", &mut self.silence_ns),
         ];
         let names = all.each_ref().map(|(name, _)| *name).join(", ");
         let found = all.into_iter().find(|(known, _)| *known == name);
@@ -97,6 +101,8 @@ impl Default for Model {
             linger_ns: 0,
             beside_permille: [0; 2],
             wake_ns: 50_000,
+            decided_ns: 1_700,
+            silence_ns: 0,
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{
-    Cut, DECIDED_NS, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
+    Cut, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
 };
 use crate::host::Host;
 use crate::marks::{Marks, PATIENCE_NS};
@@ -487,7 +487,7 @@ impl<'a> Sim<'a> {
     /// From a decision until its launch, on the program's side.
     fn decided_ns(&self, now_ns: u64) -> u64 {
         let asleep = self.submitted_ns + SPIN_NS < now_ns;
-        DECIDED_NS + if asleep { self.setup.model.wake_ns } else { 0 }
+        self.setup.model.decided_ns + if asleep { self.setup.model.wake_ns } else { 0 }
     }
 
     fn held(&self, lane: usize) -> bool {

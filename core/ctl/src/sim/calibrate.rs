@@ -146,7 +146,12 @@ impl<'a> Measured<'a> {
             _ => return None,
         };
         let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
-        let cut = if is_vendor(row) { Cut::All } else { Cut::Open };
+        let cut = match (is_vendor(row), row.get("cut")) {
+            (true, _) => Cut::All,
+            (false, Some(_)) => Cut::Open,
+            // Of a time when nothing was cut.
+            (false, None) => Cut::None,
+        };
         let graph = text(row, "hp").ends_with("graph");
         let seconds = number(row, "seconds").unwrap_or(setup.seconds);
         // A mode that could not keep up was given as long again.
