@@ -176,7 +176,7 @@ impl Device {
         r.resume_ns = None;
         if !r.stopped {
             let (total, quantum) = (r.work.total_ns * ROOM, r.work.quantum_ns * ROOM);
-            let seen = total - r.left + FLAG_NS * rate;
+            let seen = total.saturating_sub(r.left) + FLAG_NS * rate;
             // The last part looks at no flag.
             let at = seen.div_ceil(quantum) * quantum;
             r.stop = (at < total).then(|| (now_ns, total - at));
@@ -228,13 +228,16 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        for lane in &mut self.lanes {
+        let runs = [HIGH, LOW].map(|l| self.lanes[l].running.as_ref().is_some_and(|r| !r.stopped));
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let beside = self.residency == Residency::Mps && runs[1 - index];
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
+                let more_ns = if beside { self.model.beside_ns } else { 0 };
                 lane.running = Some(Running {
-                    left: work.total_ns.max(1) * ROOM,
+                    left: (work.total_ns.max(1) + more_ns) * ROOM,
                     age: self.ages,
                     stop: None,
                     stopped: lane.yielded && work.quantum_ns > 0,

@@ -62,8 +62,10 @@ pub struct Model {
     pub wake_ns: u64,
     /// A decided launch costs its program so much more.
     pub decided_ns: u64,
-    /// Silence of a high-priority program is known so long after.
-    pub silence_ns: u64,
+    /// Under MPS a kernel that starts while the other program's runs takes so much longer.
+    pub beside_ns: u64,
+    /// Two programs that both launch unscheduled slow each other's own part, thousandths.
+    pub hosts_permille: u64,
 }
 
 impl Model {
@@ -82,7 +84,8 @@ impl Model {
             ("beside_low_permille", low),
             ("wake_ns", &mut self.wake_ns),
             ("decided_ns", &mut self.decided_ns),
-            ("silence_ns", &mut self.silence_ns),
+            ("beside_ns", &mut self.beside_ns),
+            ("hosts_permille", &mut self.hosts_permille),
         ];
         let names = all.each_ref().map(|(name, _)| *name).join(", ");
         let found = all.into_iter().find(|(known, _)| *known == name);
@@ -102,7 +105,8 @@ impl Default for Model {
             beside_permille: [0; 2],
             wake_ns: 50_000,
             decided_ns: 1_700,
-            silence_ns: 0,
+            beside_ns: 0,
+            hosts_permille: 0,
         }
     }
 }

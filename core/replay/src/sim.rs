@@ -203,6 +203,10 @@ impl<'a> Sim<'a> {
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
         };
+        let stretch = sim.hosts(LOW);
+        if let Some(host) = &mut sim.hosts[LOW] {
+            host.stretch = stretch;
+        }
         sim.introduce();
         sim
     }
@@ -261,6 +265,13 @@ impl<'a> Sim<'a> {
                 _ => return,
             }
         }
+    }
+
+    /// How much slower a program's own part is for the other.
+    fn hosts(&self, lane: usize) -> f64 {
+        let both = self.hosts[LOW].is_some() && self.engine.is_none();
+        let both = both && (lane == LOW || self.setup.residency == Residency::Mps);
+        1.0 + if both { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
     }
 
     /// Iterations of the training done.
@@ -337,7 +348,7 @@ impl<'a> Sim<'a> {
     fn begin(&mut self, now_ns: u64) {
         self.serving_since = Some(now_ns);
         self.begun += 1;
-        let stretch = (self.spread * self.random.normal()).exp();
+        let stretch = (self.spread * self.random.normal()).exp() * self.hosts(HIGH);
         if let Some(host) = &mut self.hosts[HIGH] {
             host.stretch = stretch;
             host.begin(now_ns);
