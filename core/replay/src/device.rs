@@ -53,6 +53,8 @@ struct Running {
     /// Asked at; stops when `left` is down to this.
     stop: Option<(u64, u64)>,
     stopped: bool,
+    /// Its blocks are leaving, until then.
+    exits_ns: Option<u64>,
     resume_ns: Option<u64>,
 }
 
@@ -167,7 +169,7 @@ impl Device {
         let rate = lane.rate;
         let Some(r) = lane.running.as_mut().filter(|r| r.work.quantum_ns > 0) else { return };
         if !yielded {
-            r.stop = None;
+            (r.stop, r.exits_ns) = (None, None);
             if r.stopped {
                 r.resume_ns = Some(now_ns + RESUME_NS);
             }
@@ -192,6 +194,7 @@ impl Device {
             let event = match &lane.running {
                 None => lane.starts_ns(),
                 Some(r) if r.stopped => r.resume_ns,
+                Some(r) if r.exits_ns.is_some() => r.exits_ns,
                 Some(_) if lane.rate == 0 => None,
                 Some(r) => Some(self.now_ns + (r.left - r.mark()).div_ceil(lane.rate)),
             };
@@ -218,9 +221,14 @@ impl Device {
                 out.push(Happened::Done { lane: index, launch, last: r.work.last });
                 (lane.running, lane.ended_ns) = (None, now_ns);
             } else if let Some((asked_ns, _)) = r.stop.filter(|s| r.left <= s.1) {
-                (r.stop, r.stopped) = (None, true);
-                let turnaround_ns = now_ns - asked_ns;
-                out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+                let rest = u128::from(r.left) * u128::from(r.work.exit_ns)
+                    / u128::from(r.work.total_ns.max(1) * ROOM);
+                let exits_ns = *r.exits_ns.get_or_insert(now_ns + rest as u64);
+                if exits_ns <= now_ns {
+                    (r.stop, r.stopped, r.exits_ns) = (None, true, None);
+                    let turnaround_ns = now_ns - asked_ns;
+                    out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+                }
             }
         }
         self.settle();
@@ -241,6 +249,7 @@ impl Device {
                     age: self.ages,
                     stop: None,
                     stopped: lane.yielded && work.quantum_ns > 0,
+                    exits_ns: None,
                     resume_ns: None,
                     work,
                 });
@@ -285,7 +294,9 @@ impl Device {
         self.stops_ns = self.stops_ns.filter(|&at| at > now_ns && self.change.is_some());
         let owner = self.owner.filter(|_| self.change.is_none() || self.stops_ns.is_some());
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.rate = if owner == Some(index) && lane.works(now_ns) { ROOM } else { 0 };
+            let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
+            let runs = owner == Some(index) && lane.works(now_ns) && !exits;
+            lane.rate = if runs { ROOM } else { 0 };
         }
     }
 
@@ -298,18 +309,14 @@ impl Device {
     fn share_room(&mut self) {
         let age = |lane: &Lane| lane.running.as_ref().map_or(u64::MAX, |r| r.age);
         let first = usize::from(age(&self.lanes[LOW]) < age(&self.lanes[HIGH]));
-        let (mut free, mut taken) = (ROOM, [0; 2]);
+        let mut free = ROOM;
         for index in [first, 1 - first] {
             let lane = &mut self.lanes[index];
             let wanted = lane.running.as_ref().map_or(0, Running::room);
-            taken[index] = wanted.min(free);
-            free -= taken[index];
-            lane.rate = (ROOM * taken[index]).checked_div(wanted).unwrap_or(0);
-        }
-        for index in [HIGH, LOW] {
-            let slower = self.model.beside_permille[index] * taken[1 - index] / ROOM;
-            let rate = self.lanes[index].rate;
-            self.lanes[index].rate = (rate * 1_000 / (1_000 + slower)).max(rate.min(1));
+            let got = wanted.min(free);
+            free -= got;
+            let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
+            lane.rate = (ROOM * got).checked_div(wanted).filter(|_| !exits).unwrap_or(0);
         }
     }
 }

@@ -36,6 +36,10 @@ pub const HOP_NS: u64 = 5_000;
 pub const PRELUDE_NS: u64 = 1_200;
 /// Thousand blocks that have nothing to do. Each part of a launch has all blocks of it.
 const EMPTY_NS: u64 = 360;
+/// Thousand blocks that see the flag and exit.
+const EXIT_NS: u64 = 1_800;
+/// On the host, for each part of a launch but one: the launch, the gate, events around it.
+pub const HOST_PART_NS: u64 = 4_600;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
 /// A preemptible launch has one more part for each of these.
@@ -55,9 +59,6 @@ pub struct Model {
     /// The GPU stays with the high-priority program for so long after its last kernel
     /// (`[residency.timeslice] linger_us`).
     pub linger_ns: u64,
-    /// How much slower a kernel becomes for all SMs' room that another takes beside it:
-    /// caches and memory are shared. `[high priority, best effort]`, thousandths.
-    pub beside_permille: [u64; 2],
     /// A program that was asleep makes its launch so long after it was let go.
     pub wake_ns: u64,
     /// A decided launch costs its program so much more.
@@ -74,14 +75,11 @@ impl Model {
     /// # Errors
     /// The names there are.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
-        let [high, low] = &mut self.beside_permille;
         let all = [
             ("change_idle_ns", &mut self.change_idle_ns),
             ("change_busy_ns", &mut self.change_busy_ns),
             ("stop_ns", &mut self.stop_ns),
             ("linger_ns", &mut self.linger_ns),
-            ("beside_high_permille", high),
-            ("beside_low_permille", low),
             ("wake_ns", &mut self.wake_ns),
             ("decided_ns", &mut self.decided_ns),
             ("beside_ns", &mut self.beside_ns),
@@ -102,11 +100,10 @@ impl Default for Model {
             change_busy_ns: 225_000,
             stop_ns: 50_000,
             linger_ns: 0,
-            beside_permille: [0; 2],
             wake_ns: 50_000,
             decided_ns: 1_700,
-            beside_ns: 0,
-            hosts_permille: 0,
+            beside_ns: 1_000,
+            hosts_permille: 150,
         }
     }
 }
@@ -172,6 +169,10 @@ pub struct Work {
     pub room: [u64; 2],
     /// It can stop at multiples of this; 0: it cannot.
     pub quantum_ns: u64,
+    /// Once stopped, blocks that have not started exit: so long if none had started.
+    pub exit_ns: u64,
+    /// Launches that the program makes for it, besides one.
+    pub more_launches: u64,
 }
 
 /// Blocks of the kernel that fit one SM.
@@ -198,6 +199,8 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
         tail_ns: (k.dur_ns / waves).max(1),
         room: [ROOM, last_room(blocks, capacity)],
         quantum_ns: 0,
+        exit_ns: 0,
+        more_launches: 0,
     };
     match decision {
         Decision::Run(_) | Decision::Hold(_) => whole,
@@ -207,7 +210,9 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             let empty = (k.dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
             let empty_ns = empty * (GATE_NS + empty_ns(blocks));
             let total_ns = wave_ns * waves + empty_ns;
-            Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, ..whole }
+            let exit_ns = blocks * EXIT_NS / 1_000;
+            let more_launches = empty;
+            Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, exit_ns, more_launches, ..whole }
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
@@ -217,7 +222,8 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
             let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns + empty_ns(blocks - n);
             let room = [last_room(n, capacity), last_room(blocks, capacity)];
-            Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, ..whole }
+            let more_launches = blocks.div_ceil(n) - 1;
+            Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
         Decision::Partition(n) => {
             let sms = u64::from(n.min(SMS));

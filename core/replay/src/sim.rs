@@ -4,7 +4,7 @@
 use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{
-    Cut, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
+    Cut, HOST_PART_NS, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
 };
 use crate::host::Host;
 use crate::marks::{Marks, PATIENCE_NS};
@@ -269,8 +269,9 @@ impl<'a> Sim<'a> {
 
     /// How much slower a program's own part is for the other.
     fn hosts(&self, lane: usize) -> f64 {
-        let both = self.hosts[LOW].is_some() && self.engine.is_none();
-        let both = both && (lane == LOW || self.setup.residency == Residency::Mps);
+        let both = self.hosts[LOW].is_some();
+        let unscheduled = self.engine.is_none() && self.setup.residency == Residency::Mps;
+        let both = both && (lane == LOW || unscheduled);
         1.0 + if both { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
     }
 
@@ -405,7 +406,7 @@ impl<'a> Sim<'a> {
         let Some(host) = &mut self.hosts[lane] else { return };
         let kernels = host.program[host.next].kernels.clone();
         let (first, last) = (kernels.start, kernels.end - 1);
-        let mut writes_ns = 0;
+        let (mut writes_ns, mut host_ns) = (0, now_ns + cost_ns);
         if lane == LOW && launch != UNSUBMITTED {
             // A cut launch is always measured.
             let measured = self.measured || !matches!(form, Decision::Run(_));
@@ -415,12 +416,13 @@ impl<'a> Sim<'a> {
         for index in kernels {
             let mut shape = work(&self.traces[lane].kernels[index], form);
             shape.gap_ns += if index == first { writes_ns } else { 0 };
+            host_ns += shape.more_launches * HOST_PART_NS;
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
             self.device
                 .push(lane, crate::gpu::Work { launch, last: index == last, ready_ns, ..shape });
         }
         host.held = false;
-        host.launched(now_ns + cost_ns);
+        host.launched(host_ns);
     }
 
     /// A launch is done.

@@ -233,11 +233,11 @@ proptest! {
         scheduled in any::<bool>(),
         load in 0.05f64..0.9,
         linger_ns in 0u64..200_000,
-        beside in 0u64..2_000,
+        beside_ns in 0u64..20_000,
     ) {
         let residency = if mps { Residency::Mps } else { Residency::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
-        let model = Model { linger_ns, beside_permille: [beside; 2], ..Model::default() };
+        let model = Model { linger_ns, beside_ns, ..Model::default() };
         let setup = Setup { residency, cut: Cut::All, seconds, overrun_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
