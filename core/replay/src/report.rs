@@ -102,8 +102,14 @@ pub struct Decisions {
     pub degraded: u64,
     /// `hold` answers.
     pub held: u64,
+    /// Launches held at least once.
+    pub launches_held: u64,
     /// Waits for room in the window.
     pub window_full: u64,
+    /// Between asking and answer, of all launches.
+    pub waited_ms: f64,
+    /// Measured GPU time.
+    pub gpu_ms: f64,
     /// By the built-in rule, for the policy failed.
     pub fallback: u64,
     /// Times the training was asked to give way.
