@@ -146,6 +146,7 @@ fn a_breached_guard_puts_a_in_charge_at_once() -> Result<()> {
     ensure!(report["ended"]["arm"] == "B", "{:#}", report["ended"]);
     let message = report["ended"]["message"].as_str().unwrap_or_default();
     ensure!(message.contains("hp_p99<1ns"), "{message}");
+    ensure!(report["a_back_after_ns"].as_u64().is_some(), "{report:#}");
     let of_b = blocks(&report)?.iter().filter(|b| b["arm"] == "B").count();
     ensure!(of_b == 0, "a whole block of B went by: {report:#}");
     let policy = scene.status()?;
@@ -193,5 +194,50 @@ fn a_test_is_stopped_by_hand_and_by_the_cores_end() -> Result<()> {
     scene.stop(&mut core, Duration::from_secs(30))?;
     let said = core.stderr()?;
     ensure!(said.contains("the core was stopped") && said.contains("drained"), "{said}");
-    Ok(())
+    // The next core has the report.
+    let mut core = scene.core(&priority, &[])?;
+    let kept = report(&scene)?;
+    ensure!(kept["ended"]["reason"] == "core_stopping", "{kept:#}");
+    ensure!(kept["a"]["name"] == "tally-priority" && kept["b"]["name"] == "fifo", "{kept:#}");
+    let experiment = &scene.status()?.0["experiment"];
+    ensure!(experiment["ended"] == "core_stopping" && experiment["running"] == false);
+    scene.stop(&mut core, JOB_MAX)
+}
+
+/// What was known when a core died is there, and says that it was.
+#[test]
+fn a_test_that_a_dead_core_left_is_reported_as_interrupted() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
+    let mut core = scene.core(&priority, &[])?;
+    // Long enough until ten pairs without traffic end it.
+    start(&scene, &fifo, &priority, &["--block=1s", "--washout=10ms"])?;
+    let folder = scene.dir().join("state/tally/ab");
+    let file = wait_until("waiting for blocks to be written down", ANSWER_MAX, || {
+        let Ok(mut entries) = std::fs::read_dir(&folder) else { return Ok(None) };
+        let is_report = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "json");
+        let Some(file) = entries.find_map(|e| Some(e.ok()?.path()).filter(is_report)) else {
+            return Ok(None);
+        };
+        let kept: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        ensure!(kept["report"]["ended"].is_null(), "{kept:#}");
+        Ok((!blocks(&kept["report"])?.is_empty()).then_some(file))
+    })?;
+    core.kill()?;
+    let mut core = scene.core(&priority, &[])?;
+    let kept = report(&scene)?;
+    ensure!(kept["ended"]["reason"] == "interrupted", "{kept:#}");
+    ensure!(!blocks(&kept)?.is_empty(), "{kept:#}");
+    ensure!(ab(&scene, &["report"])?.contains("A/B test, interrupted after"));
+    ensure!(core.stderr()?.contains("an A/B test was interrupted"), "{}", core.stderr()?);
+    ensure!(scene.status()?.0["experiment"]["ended"] == "interrupted");
+    ensure!(ab(&scene, &["stop"]).is_err(), "there is none to stop");
+    // A damaged one is said, and no reason not to serve.
+    scene.stop(&mut core, JOB_MAX)?;
+    std::fs::write(&file, "{")?;
+    let mut core = scene.core(&priority, &[])?;
+    ensure!(ab(&scene, &["report"]).is_err(), "there is none");
+    ensure!(core.stderr()?.contains("it is damaged"), "{}", core.stderr()?);
+    scene.stop(&mut core, JOB_MAX)
 }

@@ -19,6 +19,12 @@ def sync():
         torch.cuda.synchronize()
 
 
+def sync_stream():
+    """Wait for the stream that work is in, as a server does that reads its answer from it."""
+    if DEVICE == "cuda":
+        torch.cuda.current_stream().synchronize()
+
+
 def autocast():
     return torch.autocast(DEVICE, dtype=torch.bfloat16)
 

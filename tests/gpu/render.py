@@ -16,11 +16,13 @@ import pathlib
 import shutil
 import sys
 
+import render_policy
 from common import merge_rows, write_json
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
+    "policy.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -482,6 +484,12 @@ def latency_section(content, notes):
     return lines
 
 
+def policy_section(content, notes):
+    marks = "".join(notes.mark(f"Policy: {message}.") for message in content.get("failures", []))
+    lines = ["## The policy's life while programs run", "", *made_with(content["machine"], "policy")]
+    return lines + render_policy.lines(content, marks, table)
+
+
 SECTIONS = (
     ("pairs.json", pair_section),
     ("counts.json", count_section),
@@ -490,6 +498,7 @@ SECTIONS = (
     ("cut.json", cut_section),
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
+    ("policy.json", policy_section),
 )
 
 

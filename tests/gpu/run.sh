@@ -25,6 +25,7 @@ limit_s() {
         correct) echo 240 ;;
         demo) echo 200 ;;
         traces) echo 480 ;;
+        policy) echo 300 ;;
     esac
 }
 

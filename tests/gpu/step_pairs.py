@@ -46,6 +46,9 @@ MODES = {
 }
 SEED = 7
 WARM_REQUESTS = 300
+# Pairs whose programs are alive at once where they take turns in short slices: more trainings
+# than this take minutes to start beside one another (docs/operate.md).
+TOGETHER_TIMESLICE = 2
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -196,6 +199,8 @@ def measure_mode(suite, mode, pairs, results, failures):
                 if mode == "plain":
                     measure_solo(suite.args, pair, hp, be)
                     results.add(row(suite, pair, "solo", "none", pair.solo, None, None), pair.solo)
+                    if not suite.plain_shared:
+                        continue
                 if pair.solo is None:
                     failures.add(f"{mode}, {pair.name}: skipped, its solo figures are missing")
                     continue
@@ -210,6 +215,12 @@ def measure_mode(suite, mode, pairs, results, failures):
                 results.add({**line, "notes": notes}, served, state)
 
 
+def groups(args, mode, pairs):
+    """The pairs whose programs are alive at once, group by group."""
+    most = 1 if args.apart else TOGETHER_TIMESLICE if MODES[mode][2] == "timeslice" else len(pairs)
+    return [pairs[start : start + most] for start in range(0, len(pairs), most)]
+
+
 def main(suite):
     """Measure the pairs in every mode."""
     args, failures, results = suite.args, Failures(), Results(suite)
@@ -220,11 +231,12 @@ def main(suite):
     unknown = [m for m in modes if m not in MODES] + [p for p in args.pairs.split(",") if p not in PAIRS]
     if unknown:
         sys.exit(f"unknown: {unknown}; modes are {list(MODES)}, pairs {list(PAIRS)}")
-    # Solo figures come from plain mode: it always runs, and first.
+    # Solo figures come from plain mode: it always runs, and first; the pairs only share it if asked to.
+    suite.plain_shared = "plain" in modes
     modes = ["plain"] + [m for m in modes if m != "plain"]
     pairs = [Pair(name, *PAIRS[name]) for name in args.pairs.split(",")]
     for mode in modes:
-        for group in [[pair] for pair in pairs] if args.apart else [pairs]:
+        for group in groups(args, mode, pairs):
             with failures.guard(mode):
                 measure_mode(suite, mode, group, results, failures)
     return failures.messages

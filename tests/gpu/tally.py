@@ -149,6 +149,8 @@ def shortfalls(state, residency, expected):
         report = entry["report"]
         if report["completion"] == "fallback" or "failed" in (report["completion"], report["time_slice"]):
             found.append(f"{name}: completion {report['completion']}, time slice {report['time_slice']}: {report}")
+        if report["linger"] == "failed":
+            found.append(f"{name} does not linger: CUDA error {report['linger_error']}")
         if residency == "mps" and report["mps"] != "as asked":
             found.append(f"{name}: {report['mps']}")
     faults = {kind: n for kind, n in state["policy"]["faults"].items() if n}

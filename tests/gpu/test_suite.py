@@ -315,7 +315,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -403,9 +403,42 @@ class Renderer(unittest.TestCase):
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut.",
+            "Not measured yet: pairs, exact, cut, policy.",
         ):
             self.assertIn(expected, text)
+
+    def test_the_policys_life(self):
+        """What is equal, lost and late is told, and what was not measured is left out."""
+        times = {"n": 9, "p50": 1.5, "p99": 2.25, "max": 7.125}
+        window = {"service_ms": times, "queued_ms": times, "be_steps_per_s": 12.5}
+        log = {"begun": "in mid-run", "decisions": 100, "decisions_per_s": 50, "equal_decisions": 98, "equal": False}
+        log |= {"calls_differ": 2, "dropped": 3, "bytes": 20480, "recorded_s": 2, "replay_s": 0.5, "while_recording": window}
+        shadow = {"policy": "fifo", "in_charge": "tally-priority", "agreement_percent": 61.5, "decisions": 200, "skipped": 1}
+        shadow |= {"dropped": 0, "cpu_percent": 2.4, "cpu_percent_max": 5, "with": window, "without": [window, window]}
+        arm = {"name": "fifo", "hp_p99_ms": 1.25, "be_gpu_ms_per_s": 300.0}
+        ab = {"test": "a guard", "plan": {"metric": "be_throughput"}, "ended": {"reason": "guard"}, "elapsed_s": 0.25, "pairs": 0}
+        ab |= {"effect": {"ratio": 1.0, "low": None, "high": None}, "verdict": "undecided", "a": arm, "b": arm, "a_back_after_ns": 886182}
+        fault = {"fault": "stall", "counted_ms": 1998.3, "named_ms": None, "back_ms": 4124.3, "before_ms": times, "around_ms": None}
+        fault |= {"training_equal": False}
+        pause = {"p50": 40.2, "max": 91.0}
+        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "residency": "timeslice", "policy": "tally-priority"}
+        content |= {"log": [log], "shadow": shadow, "ab": [ab], "chaos": [fault], "failures": ["it broke"]}
+        content["end"] = {"clients": [{}], "policies_in_charge": 40, "swap_pause_us": pause}
+        self.put("policy.json", content)
+        text = self.text()
+        for expected in (
+            "| in mid-run | 100 | 50 | 98 (not all) | 3 | 10 | 0.50 | 2.250 |",
+            "61.50 % of 200 decisions equal, 1 left out",
+            "It took 2.40 % of a CPU",
+            "| with the shadow | 1.500 | 2.250 | 2.25 | 12.50 |",
+            "| guard after 0.2 s | 0 |  |  | undecided | 1.250 / 1.250 | 300 / 300 | 0.9 |",
+            "| stall | 1998 |  | 4124 | 2.250 |  |  |  | differs |",
+            "1 of the 2 clients were connected, after 40 policies",
+            "[^1]: Policy: it broke.",
+        ):
+            self.assertIn(expected, text)
+        self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "residency", "policy")})
+        self.assertNotIn("### A shadow", self.text())
 
     def test_importing_replaces_rows_of_the_same_key(self):
         self.put("pairs.json", [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)])

@@ -64,7 +64,7 @@ class Worker:
         for _ in range(n):
             begin = time.perf_counter()
             request()
-            models.sync()
+            models.sync_stream()
             service_ms.append((time.perf_counter() - begin) * 1e3)
         return {"service_ms": service_ms}
 
@@ -88,7 +88,7 @@ class Worker:
             while begin < due:
                 begin = time.monotonic()
             output = request()
-            models.sync()
+            models.sync_stream()
             end = time.monotonic()
             service_ms.append((end - begin) * 1e3)
             queued_ms.append((end - due) * 1e3)

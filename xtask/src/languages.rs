@@ -1,10 +1,10 @@
 //! `cargo xtask languages`: policies in every language, as an author would make them.
 //!
 //! For each language: a new project by `tallyctl policy new`, built by `make`, checked by
-//! `tallyctl policy check`; then the SDK's example in its place, built, checked and run.
-//! Then the examples against each other (`core/conformance/tests/languages.rs`), and the
-//! tutorial (`crate::walkthrough`). A language whose tools are not there is left out and
-//! named; it never counts as passed.
+//! `tallyctl policy check`; then the SDK's examples in its place, built, checked and run.
+//! Then the examples against each other (`core/conformance/tests/languages.rs`), in charge of
+//! a core (`tests/e2e/interpreted.rs`), and the tutorial (`crate::walkthrough`). A language
+//! whose tools are not there is left out and named; it never counts as passed.
 
 use crate::build::{cargo, release_dir, succeed};
 use crate::guest::{self, Toolchain};
@@ -22,6 +22,9 @@ const COMPONENTIZE_PY: &str = "TALLY_COMPONENTIZE_PY";
 const COMPONENTIZE_QJS: &str = "TALLY_COMPONENTIZE_QJS";
 /// Where the example's test finds the components.
 const COMPONENTS: &str = "TALLY_LANGUAGE_COMPONENTS";
+/// The SDKs' examples, each the same policy in every language. The second keeps what it
+/// learnt.
+const EXAMPLES: [&str; 2] = ["quiet", "patient"];
 /// What the examples are simulated on.
 const TRACES: [&str; 6] =
     ["--hp", "bert_large_infer_b1_s128", "--be", "resnet50_train_b128", "--seconds", "1"];
@@ -160,7 +163,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if had.len() > 1 {
         let examples = suite.out.join("examples");
-        suite.step("the example is one policy in all of them", || compare(&examples));
+        let what = "the examples are one policy each in all of them, and run a core";
+        suite.step(what, || compare(&examples));
     }
     if had.iter().any(|(lang, _)| *lang == Lang::Rust) {
         let (out, environment) = (suite.out.clone(), suite.environment.clone());
@@ -189,8 +193,7 @@ impl Suite {
     fn new() -> Result<Self> {
         let out = target_dir().join("languages");
         let _ = fs::remove_dir_all(&out);
-        fs::create_dir_all(out.join("examples"))
-            .with_context(|| format!("creating {}", out.display()))?;
+        fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
         let tallyctl = release_dir().join("tallyctl");
         ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
         let toolchain = guest::find(false)?;
@@ -227,15 +230,15 @@ impl Suite {
         Ok(())
     }
 
-    /// A new project; with the SDK's example in it if asked.
-    fn project(&self, lang: Lang, name: &str, example: bool, tools: &[String]) -> Result<PathBuf> {
+    /// A new project; with the SDK's example of its name in it if there is one.
+    fn project(&self, lang: Lang, name: &str, tools: &[String]) -> Result<PathBuf> {
         let folder = self.out.join(format!("{}-{name}", lang.name()));
         let path = folder.to_string_lossy().into_owned();
         let arguments = ["policy", "new", "--lang", lang.name(), "--path", &path, name];
         self.ran(&self.out, &self.tallyctl, &arguments)?;
-        if example {
+        if EXAMPLES.contains(&name) {
             let (to, from) = lang.source();
-            let sdk = repository().join("sdk").join(lang.name()).join("examples/quiet");
+            let sdk = repository().join("sdk").join(lang.name()).join("examples").join(name);
             fs::copy(sdk.join(from), folder.join(to))?;
         }
         let mut make: Vec<&str> = tools.iter().map(String::as_str).collect();
@@ -276,7 +279,7 @@ impl Suite {
         let name = lang.name();
         let mut made = None;
         let this = &*self;
-        let built = this.project(lang, "starter", false, tools).map(|file| made = Some(file));
+        let built = this.project(lang, "starter", tools).map(|file| made = Some(file));
         self.step(&format!("{name}: a new project builds"), || built);
         if let Some(starter) = made {
             let checked = self.check(lang, &starter, None);
@@ -286,17 +289,15 @@ impl Suite {
             let built = self.project_by_xtask();
             self.step("rust: `cargo xtask policies --project` builds it", || built);
         }
-        let mut made = None;
-        let built = self.project(lang, "quiet", true, tools).map(|file| made = Some(file));
-        self.step(&format!("{name}: the example builds"), || built);
-        let Some(example) = made else { return };
-        let copied =
-            fs::copy(&example, self.out.join("examples").join(name).with_extension("wasm"));
-        self.step(&format!("{name}: the example is there"), || Ok(copied.map(drop)?));
+        let Some(example) = self.example(lang, "quiet", tools) else { return };
         if lang != Lang::Python {
             // Its compilation takes 15 s each time, and the comparison below runs it.
             let checked = self.check(lang, &example, Some("lease = 50"));
-            self.step(&format!("{name}: the example passes the check"), || checked);
+            self.step(&format!("{name}: `quiet` passes the check"), || checked);
+        }
+        if let Some(example) = self.example(lang, "patient", tools) {
+            let checked = self.check_of_state(lang, &example);
+            self.step(&format!("{name}: `patient` passes the check, its state's too"), || checked);
         }
         if lang != Lang::Python {
             let file = example.to_string_lossy().into_owned();
@@ -304,8 +305,42 @@ impl Suite {
             arguments.extend(TRACES);
             arguments.extend(lang.limits());
             let simulated = self.ran(&self.out, &self.tallyctl, &arguments);
-            self.step(&format!("{name}: the example schedules in the simulator"), || simulated);
+            self.step(&format!("{name}: `quiet` schedules in the simulator"), || simulated);
         }
+    }
+
+    /// The example of that name, built and put where the tests find it.
+    fn example(&mut self, lang: Lang, example: &str, tools: &[String]) -> Option<PathBuf> {
+        let place = self.examples(example).join(lang.name()).with_extension("wasm");
+        let built = self.project(lang, example, tools).and_then(|file| {
+            fs::create_dir_all(self.examples(example))?;
+            fs::copy(&file, &place)?;
+            Ok(file)
+        });
+        let mut made = None;
+        let built = built.map(|file| made = Some(file));
+        self.step(&format!("{}: `{example}` builds", lang.name()), || built);
+        made
+    }
+
+    /// Where the components of an example are, by language.
+    fn examples(&self, example: &str) -> PathBuf {
+        self.out.join("examples").join(example)
+    }
+
+    /// The check, which must have looked at its state.
+    fn check_of_state(&self, lang: Lang, component: &Path) -> Result<()> {
+        let mut command = Command::new(&self.tallyctl);
+        command.args(["policy", "check", "--json"]).args(lang.limits()).arg(component);
+        let done = command.output()?;
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        ensure!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+        let report: serde_json::Value = serde_json::from_str(&said)?;
+        let checks = report["checks"].as_array().context("the report has no checks")?;
+        let state = checks.iter().find(|check| check["name"] == "state");
+        let state = state.context("the component does not keep what it learnt")?;
+        ensure!(state["outcome"] == "pass", "{state:#}");
+        Ok(())
     }
 
     /// The table of `docs/languages.md`.
@@ -313,7 +348,7 @@ impl Suite {
         let mut machine = String::new();
         let mut rows = Vec::new();
         for (lang, tools) in had {
-            let component = self.project(*lang, "quiet", true, tools)?;
+            let component = self.project(*lang, "quiet", tools)?;
             let mut command = Command::new(&self.tallyctl);
             command.args(["policy", "bench", "--json"]).args(lang.limits()).arg(&component);
             let done = command.output()?;
@@ -365,7 +400,18 @@ pub fn in_environment<'c>(command: &'c mut Command, all: &Environment) -> &'c mu
 
 fn compare(examples: &Path) -> Result<()> {
     let mut test = cargo();
-    test.args(["test", "--release", "--workspace", "--test", "languages", "--", "--ignored"]);
+    test.args([
+        "test",
+        "--release",
+        "--workspace",
+        "--no-fail-fast",
+        "--test",
+        "languages",
+        "--test",
+        "interpreted",
+    ]);
+    // The figures are shown; interpreters are large, and compiled with all CPUs.
+    test.args(["--", "--ignored", "--nocapture", "--test-threads=1"]);
     let done = test
         .env(COMPONENTS, examples)
         .stdin(Stdio::null())
@@ -431,10 +477,10 @@ mod tests {
     }
 
     #[test]
-    fn every_language_has_its_example() {
-        for lang in ALL {
-            let sdk = repository().join("sdk").join(lang.name()).join("examples/quiet");
-            assert!(sdk.join(lang.source().1).is_file(), "{lang:?}");
+    fn every_language_has_the_examples() {
+        for (lang, example) in ALL.iter().flat_map(|lang| EXAMPLES.map(|name| (lang, name))) {
+            let sdk = repository().join("sdk").join(lang.name()).join("examples").join(example);
+            assert!(sdk.join(lang.source().1).is_file(), "{lang:?}: {example}");
         }
     }
 }

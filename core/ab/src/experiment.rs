@@ -59,6 +59,8 @@ pub enum Reason {
     Stopped,
     /// The core is going down.
     CoreStopping,
+    /// The core died: what is reported was known shortly before.
+    Interrupted,
     /// A defect of the core: its log says more.
     Internal,
 }

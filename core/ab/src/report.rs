@@ -142,6 +142,10 @@ pub struct Report {
     pub ended: Option<Ended>,
     /// Since it began, s.
     pub elapsed_s: f64,
+    /// From its end until A was put in charge again, ns; `null` while it runs, or if A was
+    /// in charge then.
+    #[serde(default)]
+    pub a_back_after_ns: Option<u64>,
     /// What the test says.
     pub verdict: Verdict,
     /// The largest e-value so far; beyond 1 / alpha "no difference" is rejected.
@@ -206,6 +210,7 @@ impl Report {
             b: summary(experiment, Arm::B, &arms[1]),
             ended: experiment.ended().cloned(),
             elapsed_s: elapsed_ns as f64 / 1e9,
+            a_back_after_ns: None,
             verdict,
             e_value: experiment.betting().ln_e_max().exp().min(E_MAX),
             test: TEST.into(),

@@ -29,6 +29,7 @@ fn reason(reason: Reason) -> &'static str {
         Reason::NoTraffic => "no traffic",
         Reason::Stopped => "stopped",
         Reason::CoreStopping => "the core was stopped",
+        Reason::Interrupted => "interrupted",
         Reason::Internal => "ended by a defect of the core",
     }
 }
@@ -87,6 +88,9 @@ impl Report {
                 match ended.message.as_str() {
                     "" => writeln!(out)?,
                     message => writeln!(out, ": {message}")?,
+                }
+                if let Some(ns) = self.a_back_after_ns {
+                    writeln!(out, "A was in charge again {} later", time(ns as f64))?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The example policy of the SDKs (`sdk/*/examples/quiet`) is one policy in four languages.
+//! The example policies of the SDKs (`sdk/*/examples`) are each one policy in four languages.
 //!
 //! Ignored: it needs the components, which `cargo xtask languages` builds with the languages'
 //! own tools, and which it names by `TALLY_LANGUAGE_COMPONENTS`.
@@ -9,13 +9,14 @@ use tally_conformance::Wasm;
 use tally_conformance::stage::{Stage, Turn};
 use tally_conformance::stream::{self, Shape, Step};
 use tally_engine::policy::Decision;
-use tally_policy_host::{Compiled, Limits, PolicyHost};
+use tally_policy_host::{Compiled, Limits, PolicyHost, Restored, Saved};
 
 const STREAMS: u32 = 12;
 
-/// The components that were built, by language.
-fn components(host: &PolicyHost) -> Vec<(String, Compiled)> {
+/// The components of an example that were built, by language.
+fn components(host: &PolicyHost, example: &str) -> Vec<(String, Compiled)> {
     let folder = std::env::var_os("TALLY_LANGUAGE_COMPONENTS").expect("the folder of components");
+    let folder = std::path::PathBuf::from(folder).join(example);
     let mut found = Vec::new();
     for entry in std::fs::read_dir(&folder).expect("the folder of components") {
         let path = entry.unwrap().path();
@@ -81,7 +82,7 @@ fn let_go(compiled: &Compiled, config: &str) -> Vec<bool> {
 #[ignore = "needs the components of `cargo xtask languages`"]
 fn the_example_is_the_same_policy_in_every_language() {
     let host = PolicyHost::new(Wasm::limits(&Limits::interpreted())).unwrap();
-    let all = components(&host);
+    let all = components(&host, "quiet");
     for config in ["", "quiet_us = 250 # a comment", "lease = 50", "quiet_us = 0\nlease = 3"] {
         let mut decided = 0;
         for (n, steps) in streams().iter().enumerate() {
@@ -103,6 +104,59 @@ fn the_example_is_the_same_policy_in_every_language() {
         for wrong in ["quiet_su = 3", "quiet_us = many", "lease = 2000000000", "no pair"] {
             let refused = compiled.start(wrong, None).err().map(|e| e.to_string());
             assert!(refused.is_some_and(|e| e.contains("refuses")), "{language}: {wrong:?}");
+        }
+    }
+}
+
+/// What an instance answers to a stream, and has learnt after that and after bursts of
+/// high-priority work with these pauses in between.
+fn lesson(
+    compiled: &Compiled,
+    steps: &[Step],
+    pauses_ns: &[u64],
+    saved: Option<&Saved>,
+) -> (Vec<Turn>, Saved) {
+    let policy = compiled.start("most_us = 50000", saved).unwrap();
+    if saved.is_some() {
+        assert_eq!(*policy.restored(), Restored::Accepted, "{}", compiled.name());
+    }
+    let mut stage = Stage::new(Box::new(policy));
+    let turns = stage.record(steps);
+    for pause_ns in pauses_ns {
+        stage.high(true).unwrap();
+        stage.high(false).unwrap();
+        stage.advance(*pause_ns).unwrap();
+        stage.high(true).unwrap();
+    }
+    (turns, stage.snapshot().expect("it keeps what it learnt").unwrap())
+}
+
+/// The example that keeps what it learnt: the same bytes, and each goes on from what another
+/// wrote as from its own.
+#[test]
+#[ignore = "needs the components of `cargo xtask languages`"]
+fn what_one_language_saves_every_other_takes() {
+    let host = PolicyHost::new(Wasm::limits(&Limits::interpreted())).unwrap();
+    let all = components(&host, "patient");
+    for (n, steps) in streams().iter().enumerate() {
+        let (before, after) = steps.split_at(steps.len() / 2);
+        let pauses_ns = [20_000 + 7_000_000 * n as u64, 3];
+        let (writer, compiled) = &all[n % all.len()];
+        let (first, saved) = lesson(compiled, before, &pauses_ns, None);
+        let expected = lesson(compiled, after, &[], Some(&saved));
+        let learnt = u64::from_le_bytes(saved.data.as_slice().try_into().unwrap());
+        assert!(learnt >= pauses_ns[0].min(50_000_000), "{learnt} of {pauses_ns:?}");
+        for (other, compiled) in &all {
+            let got = lesson(compiled, before, &pauses_ns, None);
+            assert_eq!(got, (first.clone(), saved.clone()), "stream {n}: {other}, {writer}");
+            let got = lesson(compiled, after, &[], Some(&saved));
+            assert_eq!(got, expected, "stream {n}: {other} from what {writer} saved");
+            for (format, version) in [("quiet", 1), ("patient", 2)] {
+                let strange = Saved { format: format.into(), version, ..saved.clone() };
+                let policy = compiled.start("", Some(&strange)).unwrap();
+                let refused = matches!(policy.restored(), Restored::Refused { .. });
+                assert!(refused, "{other}, {format} {version}: {:?}", policy.restored());
+            }
         }
     }
 }

@@ -59,8 +59,9 @@ pub struct SimArgs {
     pub eager: bool,
     /// The GPU stays with the high-priority program for so long after its last kernel, as
     /// `[residency.timeslice] linger_us` has it (timeslice only).
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    pub linger_us: u64,
+    /// Default: the core's.
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub linger_us: Option<u64>,
     /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
     /// times.
     #[arg(long = "figure", value_name = "NAME=N")]
@@ -222,7 +223,8 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let overrun_seconds = seconds;
     let seed = args.seed;
-    let mut model = Model { linger_ns: args.linger_us * 1_000, ..Model::default() };
+    let mut model = Model::default();
+    model.linger_ns = args.linger_us.map_or(model.linger_ns, |us| us * 1_000);
     for figure in &args.figures {
         let wrong = |why| CtlError::Usage(format!("--figure {figure}: {why}"));
         let (name, value) = figure.split_once('=').unwrap_or((figure, ""));

@@ -311,6 +311,11 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             let line = format!("  {id}: its time slice could not be set: status {code}");
             writeln!(out, "{}", paint.bad(&line))?;
         }
+        if text(c, "/report/linger") == "failed" {
+            let code = count(c, "/report/linger_error");
+            let line = format!("  {id}: it does not linger on the GPU: CUDA error {code}");
+            writeln!(out, "{}", paint.bad(&line))?;
+        }
         if text(c, "/report/mps").contains("MPS client") {
             writeln!(out, "{}", paint.bad(&format!("  {id}: {}", text(c, "/report/mps"))))?;
         }

@@ -3,9 +3,11 @@
 //! `tally-core.example.toml` beside this crate shows them all; a test keeps it
 //! equal to the defaults.
 
+mod ab;
 mod log;
 mod strikes;
 
+pub use ab::Ab;
 pub use log::Log;
 pub use strikes::{Restore, Strikes};
 
@@ -44,6 +46,8 @@ pub struct Config {
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
+    /// A/B tests.
+    pub ab: Ab,
 }
 
 /// `[socket]`.
@@ -389,11 +393,14 @@ pub struct Timeslice {
     pub best_effort_us: u64,
     /// Of high-priority clients, us.
     pub high_us: u64,
+    /// How long the GPU stays with a high-priority client whose work is done, us, so that a
+    /// request which follows at once finds it there; 0: not at all.
+    pub linger_us: u32,
 }
 
 impl Default for Timeslice {
     fn default() -> Self {
-        Timeslice { best_effort_us: 50, high_us: 10_000 }
+        Timeslice { best_effort_us: 50, high_us: 100_000, linger_us: 100 }
     }
 }
 
@@ -484,6 +491,8 @@ impl Config {
         let slices = &self.residency.timeslice;
         within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
         within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
+        let most = tally_ipc::wire::LINGER_US_MAX.into();
+        within("residency.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;

@@ -20,6 +20,7 @@ pub mod dispatch;
 pub mod error;
 pub mod loader;
 pub mod mps;
+pub mod owned_file;
 pub mod policy_slot;
 pub mod policy_watch;
 pub mod profile_store;

@@ -4,7 +4,7 @@ use crate::config::{Residency as Config, ResidencyMode};
 use crate::error::CoreError;
 use crate::mps::{self, MpsStatus, PrivateDaemon};
 use std::path::{Path, PathBuf};
-use tally_engine::policy::Class;
+use tally_engine::policy::{Class, Sharing};
 use tally_ipc::wire;
 
 /// There is an NVIDIA driver if this exists.
@@ -112,6 +112,10 @@ impl Residency {
                     Class::High => self.config.timeslice.high_us,
                     Class::BestEffort => self.config.timeslice.best_effort_us,
                 },
+                linger_us: match class {
+                    Class::High => self.config.timeslice.linger_us,
+                    Class::BestEffort => 0,
+                },
             },
             InForce::Mps { pipes, .. } => wire::Residency::Mps {
                 pipe_directory: pipes.display().to_string(),
@@ -119,6 +123,14 @@ impl Residency {
                     class == Class::BestEffort && self.config.mps.client_priority,
                 ),
             },
+        }
+    }
+
+    /// For policies.
+    pub fn sharing(&self) -> Sharing {
+        match self.in_force {
+            InForce::Timeslice => Sharing::TimeSliced,
+            InForce::Mps { .. } | InForce::None => Sharing::Concurrent,
         }
     }
 

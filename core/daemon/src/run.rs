@@ -49,6 +49,7 @@ pub fn run(config: Config) -> Result<(), CoreError> {
     outcome
 }
 
+/// `engine.sharing` is that of the residency that comes about.
 fn settings(config: &Config) -> Settings {
     Settings {
         spin_ns: config.dispatch.spin_us() * 1_000,
@@ -61,7 +62,7 @@ fn settings(config: &Config) -> Settings {
             fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
-            sm_count: 0,
+            ..EngineConfig::default()
         },
     }
 }
@@ -70,14 +71,16 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let mut signals = Signals::new()?;
     let path = config.socket.path();
     let claim = Claim::take(&path)?;
-    let settings = settings(&config);
+    let mut settings = settings(&config);
     let loader: Arc<dyn Loader> =
         Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
     let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
+    settings.engine.sharing = residency.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let tape = Tape::default();
+    let lab = crate::ab::Lab::open(&config, &path);
     let recordings = Recordings::open(&config, &policy, &tape).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
         dispatch::start(settings, policy, loaded, tape)?;
@@ -97,7 +100,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         policy: slot,
-        lab: crate::ab::Lab::default(),
+        lab,
         source_changed: Notify::new(),
         profiles,
         recordings,

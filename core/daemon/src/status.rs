@@ -238,6 +238,8 @@ pub struct ClientStatus {
     pub unscheduled: u64,
     /// `cuLaunchHostFunc` calls.
     pub host_func: u64,
+    /// Waits behind which it lingered on the GPU.
+    pub lingered: u64,
     /// Launches on streams beyond those tracked.
     pub stream_overflow: u64,
     /// What was decided.
@@ -380,6 +382,10 @@ pub struct Report {
     pub time_slice_groups: u32,
     /// NVIDIA status or errno of the last failure to set one; 0 if none.
     pub time_slice_error: u32,
+    /// Lingering on the GPU between requests: `pending`, `active`, `failed`, `unused`.
+    pub linger: &'static str,
+    /// CUDA result of a failure to; 0 if none.
+    pub linger_error: u32,
     /// Completion tracking: `pending`, `active`, `failed`, `fallback` (launches
     /// are waited for one by one).
     pub completion: &'static str,
@@ -413,6 +419,8 @@ impl Report {
             time_slice: state_name(r.time_slice),
             time_slice_groups: r.time_slice_groups,
             time_slice_error: r.time_slice_error,
+            linger: state_name(r.linger),
+            linger_error: r.linger_error,
             completion: state_name(r.completion),
             completion_error: r.completion_error,
             mps: match (r.mps_client, mps_asked) {
@@ -484,6 +492,7 @@ impl ClientStatus {
             failed: n.shim.failed,
             unscheduled: n.shim.unscheduled,
             host_func: n.shim.host_func,
+            lingered: n.shim.lingered,
             stream_overflow: n.shim.stream_overflow,
             decisions: Decisions::new(n),
             cut: Cut::new(n),

@@ -20,8 +20,8 @@ fn clients_are_admitted_as_the_rules_say() {
     let low = Client::best_effort(&core, "train\x1b[31m");
     assert_eq!(high.core.granted.ticket.load(SeqCst), u64::MAX);
     assert_eq!(low.core.granted.ticket.load(SeqCst), 0);
-    assert_eq!(high.welcome.residency, Residency::TimeSlice { slice_us: 10_000 });
-    assert_eq!(low.welcome.residency, Residency::TimeSlice { slice_us: 50 });
+    assert_eq!(high.welcome.residency, Residency::TimeSlice { slice_us: 100_000, linger_us: 100 });
+    assert_eq!(low.welcome.residency, Residency::TimeSlice { slice_us: 50, linger_us: 0 });
     assert_ne!(high.id(), low.id());
     let shown = core.client(low.id()).unwrap();
     assert_eq!(shown["name"], "train?[31m");

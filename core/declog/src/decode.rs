@@ -5,6 +5,7 @@ use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
 use std::sync::{Mutex, PoisonError};
 use tally_engine::policy::{
     COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+    Sharing,
 };
 use tally_engine::profile::{CutState, FORMS_MAX, FormView, KernelKey, KernelView};
 
@@ -119,6 +120,14 @@ impl<'a> Bytes<'a> {
             3 => Form::Partitioned,
             _ => return Err(Malformed("an unknown form")),
         })
+    }
+
+    fn sharing(&mut self) -> Result<Sharing> {
+        match self.u8()? {
+            0 => Ok(Sharing::Concurrent),
+            1 => Ok(Sharing::TimeSliced),
+            _ => Err(Malformed("unknown way to share the GPU")),
+        }
     }
 
     fn view(&mut self) -> Result<KernelView> {
@@ -271,7 +280,11 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
     let mut b = Bytes(bytes);
     let record = match b.u8()? {
         kind::POLICY => Record::Policy(b.about()?),
-        kind::BASE => Record::Base,
+        kind::BASE => Record::Base(match b.0 {
+            // Of cores that did not say: all shared like this then.
+            [] => Sharing::Concurrent,
+            _ => b.sharing()?,
+        }),
         kind::KERNEL => {
             let (id, image) = (b.u32()?, b.u64()?);
             let (grid, block, name) = (b.three()?, b.three()?, b.text()?.to_owned());

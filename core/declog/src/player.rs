@@ -147,7 +147,7 @@ impl<'a> Player<'a> {
         world::apply(&mut self.context, record)?;
         match record {
             Record::Policy(about) => self.about = about.clone(),
-            Record::Base => self.policy = None,
+            Record::Base(_) => self.policy = None,
             Record::Begin { how, lost, subscribed } => {
                 self.policy = None;
                 self.heard = [*subscribed, 0];

@@ -6,7 +6,7 @@
 
 use tally_engine::policy::{
     Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind, Form,
-    KernelId, Launch,
+    KernelId, Launch, Sharing,
 };
 use tally_engine::profile::{CutState, FormView, KernelKey, KernelView, Profile};
 
@@ -115,7 +115,7 @@ pub enum Record {
     /// This policy is in charge from now on.
     Policy(About),
     /// Forget the world: all of it follows, up to [`Record::Begin`].
-    Base,
+    Base(Sharing),
     /// The next kernel; ids are dense.
     Kernel {
         /// Its id.
@@ -250,8 +250,12 @@ impl Encoder<'_> {
     }
 
     /// [`Record::Base`].
-    pub fn base(&mut self) {
+    pub fn base(&mut self, sharing: Sharing) {
         self.u8(kind::BASE);
+        self.u8(match sharing {
+            Sharing::Concurrent => 0,
+            Sharing::TimeSliced => 1,
+        });
     }
 
     /// [`Record::Kernel`].
@@ -519,7 +523,7 @@ impl Encoder<'_> {
     pub fn record(&mut self, record: &Record) {
         match record {
             Record::Policy(about) => self.policy(about),
-            Record::Base => self.base(),
+            Record::Base(sharing) => self.base(*sharing),
             Record::Kernel { id, key } => self.kernel(*id, key),
             Record::Profile { id, view } => self.view(*id, view),
             Record::Client(info) => self.connected(info),

@@ -197,7 +197,7 @@ impl Tap {
         let mut moved = false;
         if !begun {
             scratch.clear();
-            frame(scratch, |e| e.base());
+            frame(scratch, |e| e.base(world.sharing));
             begun = self.put(scratch);
             moved |= begun;
         }

@@ -67,7 +67,7 @@ impl Trace {
     /// The next record.
     pub fn feed(&mut self, record: &Record) {
         match record {
-            Record::Base => self.kernels.clear(),
+            Record::Base(_) => self.kernels.clear(),
             Record::Kernel { key, .. } => self.kernels.push(key.clone()),
             Record::Client(info) | Record::Event { event: Event::ClientJoined(info), .. }
                 if info.name == self.client =>

@@ -16,7 +16,7 @@ pub struct Contradiction(String);
 pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction> {
     let world = &mut *context.world;
     match record {
-        Record::Base => *world = World::default(),
+        Record::Base(sharing) => *world = World { sharing: *sharing, ..World::default() },
         Record::Kernel { id, key } => {
             let known = world.profiles.known();
             let given = world.profiles.append(key.clone()).filter(|given| given == id);

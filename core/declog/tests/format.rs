@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tally_declog::record::{Encoder, SavedState};
 use tally_declog::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, Sharing,
 };
 use tally_engine::profile::{CutState, FormView, KernelKey, KernelView};
 
@@ -170,7 +170,8 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
-        Just(Record::Base),
+        Just(Record::Base(Sharing::Concurrent)),
+        Just(Record::Base(Sharing::TimeSliced)),
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
@@ -310,7 +311,7 @@ fn other_files_and_versions_are_named() {
     let mut long = file(&[]);
     long[15] = 0xff;
     assert!(text(&long).contains("too long"), "{}", text(&long));
-    let whole = file(&[Record::Base]);
+    let whole = file(&[Record::Base(Sharing::Concurrent)]);
     let (_, error) = read(&whole[..whole.len() - 1]);
     let said = error.unwrap().to_string();
     assert!(said.contains("cut off within record 1") && said.contains("before is good"), "{said}");

@@ -25,7 +25,7 @@ pub use rule::{BuiltIn, fallback};
 use crate::client::{Client, ClientStats, Submission, Way};
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId,
-    Policy, subscription,
+    Policy, Sharing, World, subscription,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -79,6 +79,8 @@ pub struct EngineConfig {
     pub policy_stall_ns: u64,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
+    /// How clients share it.
+    pub sharing: Sharing,
 }
 
 impl Default for EngineConfig {
@@ -90,6 +92,7 @@ impl Default for EngineConfig {
             window_stall_ns: 500_000_000,
             policy_stall_ns: 1_000_000_000,
             sm_count: 0,
+            sharing: Sharing::Concurrent,
         }
     }
 }
@@ -162,7 +165,10 @@ impl Engine {
         let mut engine = Engine {
             config,
             policy,
-            context: Context::default(),
+            context: Context {
+                world: Box::new(World { sharing: config.sharing, ..World::default() }),
+                ..Context::default()
+            },
             clients: BTreeMap::new(),
             subscribed: 0,
             disabled: false,
@@ -194,14 +200,14 @@ impl Engine {
     }
 
     /// What is known of kernels and clients.
-    pub fn world(&self) -> &crate::policy::World {
+    pub fn world(&self) -> &World {
         &self.context.world
     }
 
     /// The same, for whoever watches it change (see
     /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of
     /// clients and kernels must not be changed.
-    pub fn world_mut(&mut self) -> &mut crate::policy::World {
+    pub fn world_mut(&mut self) -> &mut World {
         &mut self.context.world
     }
 

@@ -248,9 +248,21 @@ impl Commands {
     }
 }
 
+/// How clients share the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// All clients' kernels run at once.
+    #[default]
+    Concurrent,
+    /// Contexts take turns, and the hardware interrupts kernels.
+    TimeSliced,
+}
+
 /// What a policy may read during a call.
 #[derive(Debug, Default)]
 pub struct World {
+    /// How clients share the GPU; does not change while a core runs.
+    pub sharing: Sharing,
     /// Kernels seen and their measured times.
     pub profiles: Profiles,
     /// Clients connected.

@@ -202,6 +202,8 @@ pub struct Counters {
     pub cut_kernels: AtomicU64,
     /// Kernels that were looked at and have none.
     pub refused_kernels: AtomicU64,
+    /// Waits behind which the program lingered on the GPU.
+    pub lingered: AtomicU64,
 }
 
 /// Times from being asked to give way until it had, the latest ones; a ring.
@@ -263,6 +265,10 @@ pub struct Report {
     pub time_slice_groups: AtomicU32,
     /// NVIDIA status or errno of the last failure to set one.
     pub time_slice_error: AtomicU32,
+    /// Lingering on the GPU: [`report_state`].
+    pub linger: AtomicU32,
+    /// CUDA result of a failure to linger.
+    pub linger_error: AtomicU32,
     /// Completion tracking: [`report_state`].
     pub completion: AtomicU32,
     /// CUDA result of a failure to set completion tracking up.

@@ -140,6 +140,9 @@ pub struct Cutting {
 /// Most widths.
 pub const WIDTHS_MAX: usize = 16;
 
+/// The longest [`Residency::TimeSlice::linger_us`].
+pub const LINGER_US_MAX: u32 = 1_000;
+
 /// How a client shares the GPU with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Residency {
@@ -147,6 +150,9 @@ pub enum Residency {
     TimeSlice {
         /// Microseconds; 0 leaves the driver's.
         slice_us: u64,
+        /// How long the GPU stays with this client once its work is done, us, at most
+        /// [`LINGER_US_MAX`]; 0: not at all.
+        linger_us: u32,
     },
     /// All run at once through MPS.
     Mps {
@@ -263,9 +269,10 @@ impl Welcome {
         w.text(&self.class_reason);
         match &self.residency {
             Residency::Unmanaged => w.u8(0),
-            Residency::TimeSlice { slice_us } => {
+            Residency::TimeSlice { slice_us, linger_us } => {
                 w.u8(1);
                 w.u64(*slice_us);
+                w.u32(*linger_us);
             }
             Residency::Mps { pipe_directory, client_priority } => {
                 w.u8(2);
@@ -308,7 +315,7 @@ impl Welcome {
             class_reason: r.text()?,
             residency: match r.u8()? {
                 0 => Residency::Unmanaged,
-                1 => Residency::TimeSlice { slice_us: r.u64()? },
+                1 => Residency::TimeSlice { slice_us: r.u64()?, linger_us: r.u32()? },
                 2 => Residency::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
                 _ => return Err(WireError::Malformed("unknown residency mode")),
             },
@@ -469,7 +476,7 @@ mod tests {
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
-                residency: Residency::TimeSlice { slice_us: slice }, spin_ns: spin, fail_hold: !high,
+                residency: Residency::TimeSlice { slice_us: slice, linger_us: id }, spin_ns: spin, fail_hold: !high,
                 cutting: Cutting {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, reserve_sms: vec![8, id],
                 },

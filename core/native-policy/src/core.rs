@@ -3,9 +3,9 @@
 
 use crate::convert;
 use std::collections::BTreeMap;
-use tally_engine::policy::{Command, Commands, Context, World};
+use tally_engine::policy::{self, Command, Commands, Context, World};
 use tally_sdk::native::Core;
-use tally_sdk::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Subscription};
+use tally_sdk::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
 
 /// Counters and gauges together, as in the policy host's default limits.
 const METRICS_MAX: usize = 64;
@@ -71,6 +71,13 @@ impl Core for NativeCore {
     fn gauge_set(&mut self, gauge: u32, value: i64) {
         if let Some((_, known)) = self.metrics.get_mut(gauge as usize) {
             *known = value;
+        }
+    }
+
+    fn residency(&mut self) -> Sharing {
+        match self.world.sharing {
+            policy::Sharing::Concurrent => Sharing::Concurrent,
+            policy::Sharing::TimeSliced => Sharing::TimeSliced,
         }
     }
 

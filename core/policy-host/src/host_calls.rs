@@ -8,7 +8,7 @@ use crate::capabilities::{Capabilities, Capability, Denied};
 use crate::limits::Limits;
 use crate::metrics::{Metrics, cut};
 use std::sync::Arc;
-use tally_engine::policy::{Command, Commands, Context, World};
+use tally_engine::policy::{Command, Commands, Context, Sharing, World};
 use wasmtime::ResourceLimiter;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -103,6 +103,13 @@ impl host::Host for HostState {
 
     fn gauge_set(&mut self, gauge: u32, value: i64) {
         self.metrics.set(gauge, value);
+    }
+
+    fn residency(&mut self) -> types::Sharing {
+        match self.world.sharing {
+            Sharing::Concurrent => types::Sharing::Concurrent,
+            Sharing::TimeSliced => types::Sharing::TimeSliced,
+        }
     }
 
     fn clients(&mut self) -> Vec<u32> {

@@ -11,11 +11,11 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
 
-const HOST: &str = "tally:policy/host@0.1.1";
-const TYPES: &str = "tally:policy/types@0.1.1";
-const SCHEDULER: &str = "tally:policy/scheduler@0.1.1";
+const HOST: &str = "tally:policy/host@0.1.2";
+const TYPES: &str = "tally:policy/types@0.1.2";
+const SCHEDULER: &str = "tally:policy/scheduler@0.1.2";
 /// Optional.
-const STATE: &str = "tally:policy/state@0.1.1";
+const STATE: &str = "tally:policy/state@0.1.2";
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
 /// for this error.
@@ -217,7 +217,7 @@ fn signature(function: &str) -> Option<&'static str> {
         .find(|line| line.strip_prefix(function).is_some_and(|rest| rest.starts_with(": func(")))
 }
 
-/// Same interface, and a version that only adds to ours: 0.1 for 0.1.1.
+/// Same interface, and a version that only adds to ours: 0.1 for 0.1.2.
 fn compatible(name: &str, ours: &str) -> bool {
     let minor = ours.rfind('.').map_or(ours, |patch| &ours[..=patch]);
     name.starts_with(minor)
@@ -232,14 +232,14 @@ mod tests {
         assert_eq!(signature("decide"), Some("decide: func(launch: launch) -> decision;"));
         assert_eq!(signature("revoke-lease"), Some("revoke-lease: func(client: client-id);"));
         assert_eq!(signature("lease"), None);
-        assert!(CONTRACT.contains("package tally:policy@0.1.1;"));
+        assert!(CONTRACT.contains("package tally:policy@0.1.2;"));
     }
 
     #[test]
     fn only_the_patch_number_may_differ() {
         assert!(compatible("tally:policy/host@0.1.7", HOST));
         assert!(!compatible("tally:policy/host@0.2.0", HOST));
-        assert!(!compatible("tally:policy/hostess@0.1.1", HOST));
+        assert!(!compatible("tally:policy/hostess@0.1.2", HOST));
     }
 
     /// What is said about a component that exports `state` with these functions.
@@ -264,14 +264,14 @@ mod tests {
     fn a_state_interface_is_whole_or_absent() {
         assert_eq!(refused_state("0.2.0", &[]), Ok(false), "another contract's is not ours");
         for (functions, parts) in [
-            (&[][..], ["state@0.1.1#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
+            (&[][..], ["state@0.1.2#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
             (
                 &["snapshot"],
-                ["state@0.1.1#restore", "exports snapshot", "restore: func(%from: saved)"],
+                ["state@0.1.2#restore", "exports snapshot", "restore: func(%from: saved)"],
             ),
             (
                 &["restore", "snapshot"],
-                ["`tally:policy/state@0.1.1#snapshot` with another type", "it.wasm", "-> saved;"],
+                ["`tally:policy/state@0.1.2#snapshot` with another type", "it.wasm", "-> saved;"],
             ),
         ] {
             let error = refused_state("0.1.7", functions).unwrap_err();

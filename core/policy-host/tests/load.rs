@@ -36,7 +36,7 @@ fn scheduler(imports: &str, functions: &[&str]) -> String {
             (core instance $i (instantiate $m))
             (func $f (canon lift (core func $i \"f\")))
             (instance $s {exports})
-            (export \"tally:policy/scheduler@0.1.1\" (instance $s)))"
+            (export \"tally:policy/scheduler@0.1.2\" (instance $s)))"
     )
 }
 
@@ -68,29 +68,29 @@ fn a_core_module_says_how_to_make_a_component() {
 #[test]
 fn a_component_of_another_world_names_what_is_missing() {
     let text = refused_wat("(component)");
-    says(&text, &["does not export `tally:policy/scheduler@0.1.1`", "exports nothing"]);
+    says(&text, &["does not export `tally:policy/scheduler@0.1.2`", "exports nothing"]);
     let text = refused_wat(&scheduler("", &["init", "on-event"]));
-    says(&text, &["scheduler@0.1.1#decide", "decide: func(launch: launch) -> decision;"]);
+    says(&text, &["scheduler@0.1.2#decide", "decide: func(launch: launch) -> decision;"]);
     says(&text, &["it exports init, on-event"]);
     let text = refused_wat(&scheduler("", &["init", "decide", "on-event"]));
-    says(&text, &["exports `tally:policy/scheduler@0.1.1#init` with another type"]);
+    says(&text, &["exports `tally:policy/scheduler@0.1.2#init` with another type"]);
     says(&text, &["Expected `init: func(config: string) -> result<_, string>;`"]);
 }
 
 #[test]
 fn imports_that_nobody_provides_are_named() {
     let text = refused_wat("(component (import \"acme:gpu/clock@1.0.0\" (instance)))");
-    says(&text, &["imports `acme:gpu/clock@1.0.0`", "may import tally:policy/host@0.1.1"]);
+    says(&text, &["imports `acme:gpu/clock@1.0.0`", "may import tally:policy/host@0.1.2"]);
     let text = refused_wat("(component (import \"tally:policy/host@0.2.0\" (instance)))");
     says(&text, &["imports `tally:policy/host@0.2.0`", "wit/policy.wit"]);
     let text = refused_wat(
-        "(component (import \"tally:policy/host@0.1.1\" (instance (export \"reboot\" (func)))))",
+        "(component (import \"tally:policy/host@0.1.2\" (instance (export \"reboot\" (func)))))",
     );
-    says(&text, &["imports `tally:policy/host@0.1.1#reboot`"]);
-    let import = "(import \"tally:policy/host@0.1.1\" (instance
+    says(&text, &["imports `tally:policy/host@0.1.2#reboot`"]);
+    let import = "(import \"tally:policy/host@0.1.2\" (instance
         (export \"revoke-lease\" (func (param \"client\" string)))))";
     let text = refused_wat(&scheduler(import, &["init", "decide", "on-event"]));
-    says(&text, &["imports `tally:policy/host@0.1.1#revoke-lease` with another type"]);
+    says(&text, &["imports `tally:policy/host@0.1.2#revoke-lease` with another type"]);
     says(&text, &["Expected `revoke-lease: func(client: client-id);`"]);
 }
 

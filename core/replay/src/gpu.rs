@@ -21,7 +21,7 @@ const BLOCKS_PER_SM: u64 = 32;
 /// From the end of the last kernel until the program has seen it.
 pub const SEEN_NS: u64 = 3_500;
 /// Time slices `[high priority, best effort]` under the core.
-pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
+pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 50_000];
 /// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Until running blocks see that they are to give way.
@@ -30,6 +30,8 @@ pub const FLAG_NS: u64 = 12_000;
 pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
+/// On some of the SMs a kernel takes longer than by their number, thousandths.
+const NARROW_PERMILLE: u128 = 1_350;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
 /// What the prelude adds to each block, and so to each wave.
@@ -99,7 +101,7 @@ impl Default for Model {
             change_idle_ns: 137_000,
             change_busy_ns: 225_000,
             stop_ns: 50_000,
-            linger_ns: 0,
+            linger_ns: 100_000,
             wake_ns: 50_000,
             decided_ns: 1_700,
             beside_ns: 1_000,
@@ -228,7 +230,8 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
         Decision::Partition(n) => {
             let sms = u64::from(n.min(SMS));
             let waves_here = blocks.div_ceil(each * sms);
-            let run_ns = (u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves)) as u64;
+            let run_ns = u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves);
+            let run_ns = (run_ns * NARROW_PERMILLE / 1_000) as u64;
             let scaled = |room: u64| (room * sms / u64::from(SMS)).max(1);
             let tail = last_room(blocks, each * sms);
             Work {

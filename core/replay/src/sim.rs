@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::marks::{Marks, PATIENCE_NS};
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
-use tally_engine::policy::{Class, ClientInfo, Decision, Policy, launch_flags};
+use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
 use tally_engine::profile::{CutState, KernelKey};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
@@ -171,12 +171,19 @@ impl<'a> Sim<'a> {
         arrivals: &'a [u64],
         policy: Option<Box<dyn Policy + Send>>,
     ) -> Self {
-        let slices = if policy.is_some() { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let governed = policy.is_some();
+        let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let linger_ns = if governed { setup.model.linger_ns } else { 0 };
+        let model = Model { linger_ns, ..setup.model };
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.residency, setup.model, slices),
+            device: Device::new(setup.residency, model, slices),
             engine: policy.map(|policy| {
-                let config = EngineConfig { sm_count: SMS, ..EngineConfig::default() };
+                let sharing = match setup.residency {
+                    Residency::Timeslice => Sharing::TimeSliced,
+                    Residency::Mps => Sharing::Concurrent,
+                };
+                let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
             traces,

@@ -177,7 +177,7 @@ impl Connection {
         // What this client was started with wins.
         state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
         let slice = match welcome.residency {
-            Residency::TimeSlice { slice_us: 1.. } => report_state::PENDING,
+            Residency::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,
             _ => report_state::UNUSED,
         };
         client.report.time_slice.store(slice, Relaxed);
@@ -191,6 +191,7 @@ impl Connection {
         );
         crate::completion::forget_samples();
         crate::cut::configure(&welcome.cutting, &welcome.residency);
+        crate::linger::configure(client, welcome.high_priority, &welcome.residency);
         let number = doorbell.as_raw_fd();
         // Kept on purpose: a launch may be about to ring it.
         std::mem::forget(doorbell);
@@ -360,6 +361,7 @@ unsafe extern "C" fn in_forked_child() {
     events::reset();
     graphs::reset();
     lifecycle::reset();
+    crate::linger::reset();
     names::reset();
     slots::reset();
     timeslice::reset();

@@ -16,7 +16,7 @@ use crate::activity::{self, Change};
 use crate::attach::{self, Connection, Settings};
 use crate::cu::{Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::slots::{self, DRAINING, MANY_CONTEXTS, OVERFLOW, Slot};
-use crate::{capture, completion, log, state, threads, timeslice};
+use crate::{capture, completion, linger, log, state, threads, timeslice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::Timespec;
@@ -186,7 +186,7 @@ impl Attendant {
         self.probe = Some(probe);
         self.retry_at = None;
         let wanted = match residency {
-            Residency::TimeSlice { slice_us } => *slice_us,
+            Residency::TimeSlice { slice_us, .. } => *slice_us,
             _ => 0,
         };
         if wanted != self.slice_us {
@@ -340,6 +340,9 @@ impl Attendant {
             if rustix::io::fcntl_getfd(&fd).is_err() {
                 std::mem::forget(fd);
             }
+        }
+        if dropped {
+            linger::configure(self.client, false, &Residency::Unmanaged);
         }
         if dropped && self.slice_us != 0 {
             timeslice::restore(self.client);

@@ -121,11 +121,11 @@ doors! {
     cuLaunchHostFunc_v2(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) false launch::host_func_v2;
     cuLaunchHostFunc_v2_ptsz(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) true launch::host_func_v2;
 
-    cuStreamSynchronize(stream: Ptr) false syncs::stream;
-    cuStreamSynchronize_ptsz(stream: Ptr) true syncs::stream;
+    cuStreamSynchronize(stream: Ptr) false syncs::stream_wait;
+    cuStreamSynchronize_ptsz(stream: Ptr) true syncs::stream_wait;
     cuStreamQuery(stream: Ptr) false syncs::stream;
     cuStreamQuery_ptsz(stream: Ptr) true syncs::stream;
-    cuEventSynchronize(event: Ptr) false syncs::event;
+    cuEventSynchronize(event: Ptr) false syncs::event_wait;
     cuEventQuery(event: Ptr) false syncs::event;
     cuEventRecord(event: Ptr, stream: Ptr) false syncs::event_record;
     cuEventRecord_ptsz(event: Ptr, stream: Ptr) true syncs::event_record;
@@ -135,6 +135,8 @@ doors! {
     cuCtxSynchronize_v2(ctx: Ptr) false syncs::context_given;
     cuMemcpyDtoH_v2(dst: Ptr, src: u64, bytes: usize) false syncs::copy_to_host;
     cuMemcpyDtoH_v2_ptds(dst: Ptr, src: u64, bytes: usize) true syncs::copy_to_host;
+    cuMemcpyDtoHAsync_v2(dst: Ptr, src: u64, bytes: usize, stream: Ptr) false syncs::copy_to_host_async;
+    cuMemcpyDtoHAsync_v2_ptsz(dst: Ptr, src: u64, bytes: usize, stream: Ptr) true syncs::copy_to_host_async;
     cuMemcpyAtoH_v2(dst: Ptr, src: Ptr, offset: usize, bytes: usize) false syncs::array_to_host;
     cuMemcpyAtoH_v2_ptds(dst: Ptr, src: Ptr, offset: usize, bytes: usize) true syncs::array_to_host;
     cuMemcpy(dst: u64, src: u64, bytes: usize) false syncs::copy_any;

@@ -34,6 +34,7 @@ pub mod graphs;
 pub mod handles;
 pub mod launch;
 pub mod lifecycle;
+pub mod linger;
 pub mod lock;
 pub mod log;
 pub mod names;

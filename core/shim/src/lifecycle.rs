@@ -8,7 +8,7 @@ use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
 use crate::slots::{self, SLOTS};
-use crate::{attach, attendant, capture, completion, cut, graphs, resolve, state};
+use crate::{attach, attendant, capture, completion, cut, graphs, linger, resolve, state};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -298,6 +298,7 @@ pub unsafe fn context_destroy(
     if result == SUCCESS {
         slots::drop_where(|slot| slot.context.load(Relaxed) == ctx as usize);
         graphs::forget_context(ctx as usize);
+        linger::forget_context(ctx as usize);
         completion::renew();
     }
     result
@@ -346,6 +347,7 @@ pub unsafe fn primary_reset(
     if result == SUCCESS && context != 0 {
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
         graphs::forget_context(context);
+        linger::forget_context(context);
         completion::renew();
     }
     result
@@ -383,6 +385,7 @@ pub unsafe fn primary_release(
     if gone {
         slots::drop_where(|slot| slot.context.load(Relaxed) == context);
         graphs::forget_context(context);
+        linger::forget_context(context);
         completion::renew();
     }
     result

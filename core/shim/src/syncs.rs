@@ -14,6 +14,7 @@
 
 use crate::activity::{self, Snapshot};
 use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
+use crate::linger::{self, Awaited};
 use crate::slots::{self, OVERFLOW, SLOTS};
 use crate::{attendant, capture, completion, events, state};
 use std::ffi::c_uint;
@@ -87,7 +88,31 @@ fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, us
     (busy & slots::bit(slot) != 0).then(|| (client, slot, SLOTS[slot].word.snapshot()))
 }
 
-/// `cuStreamSynchronize`, `cuStreamQuery`.
+/// `cuStreamSynchronize`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn stream_wait(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+) -> CuResult {
+    before_stream(stream, per_thread);
+    // SAFETY: the caller's arguments.
+    unsafe { self::stream(real, per_thread, stream) }
+}
+
+/// A wait for all of a stream comes next.
+fn before_stream(stream: Ptr, per_thread: bool) {
+    if linger::is_enabled()
+        && let Some((_, slot, seen)) = of_stream(stream, per_thread)
+    {
+        let awaited = Awaited::Stream(slots::explicit(stream, per_thread));
+        linger::before_wait(slot, seen.sequence(), awaited);
+    }
+}
+
+/// `cuStreamQuery`, and `cuStreamSynchronize` behind [`stream_wait`].
 ///
 /// # Safety
 /// As the driver's.
@@ -105,7 +130,27 @@ pub unsafe fn stream(
     result
 }
 
-/// `cuEventSynchronize`, `cuEventQuery`.
+/// `cuEventSynchronize`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn event_wait(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    event: Ptr,
+) -> CuResult {
+    if linger::is_enabled()
+        && let Some(client) = state::client()
+        && let Some((slot, seen)) = events::lookup(event as usize)
+        && client.activity.busy_streams.load(SeqCst) & slots::bit(slot) != 0
+    {
+        linger::before_wait(slot, seen.sequence(), Awaited::Event(event as usize));
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { self::event(real, per_thread, event) }
+}
+
+/// `cuEventQuery`, and `cuEventSynchronize` behind [`event_wait`].
 ///
 /// # Safety
 /// As the driver's.
@@ -251,8 +296,31 @@ pub unsafe fn copy_to_host(
     bytes: usize,
 ) -> CuResult {
     let covered = if bytes == 0 { None } else { of_copy(per_thread) };
+    if covered.is_some() {
+        before_stream(std::ptr::null_mut(), per_thread);
+    }
     // SAFETY: the caller's arguments.
     around(covered, || unsafe { real(dst, src, bytes) })
+}
+
+/// `cuMemcpyDtoHAsync_v2`: it waits for the stream if the memory is pageable, so programs that
+/// read a result without pinned memory wait here and not at the synchronisation that follows.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn copy_to_host_async(
+    real: unsafe extern "C" fn(Ptr, u64, usize, Ptr) -> CuResult,
+    per_thread: bool,
+    dst: Ptr,
+    src: u64,
+    bytes: usize,
+    stream: Ptr,
+) -> CuResult {
+    if bytes != 0 {
+        before_stream(stream, per_thread);
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real(dst, src, bytes, stream) }
 }
 
 /// `cuMemcpyAtoH_v2`.

@@ -30,6 +30,8 @@ pub const KEPT_MAX: usize = 1_024;
 #[derive(Debug)]
 pub struct Forms {
     settings: Settings,
+    /// Of the settings at first: what was learnt belongs to them.
+    configured: u64,
     table: Table,
     share: Share,
     metrics: Metrics,
@@ -40,12 +42,18 @@ impl Forms {
     /// Nothing is known.
     pub fn new(settings: Settings) -> Self {
         Forms {
+            configured: fingerprint(&settings.to_string()),
             settings,
             table: Table::new(),
             share: Share::new(settings.explore_permille),
             metrics: Metrics::new(),
             told: 0,
         }
+    }
+
+    /// The same settings for another way to share the GPU, before anything was decided.
+    pub fn configure(&mut self, settings: Settings) {
+        self.settings = settings;
     }
 
     /// The form of a launch that starts now.
@@ -69,7 +77,7 @@ impl Forms {
     /// Write down what was learnt.
     pub fn snapshot(&self) -> Saved {
         let mut out = Writer::new();
-        out.number(fingerprint(&self.settings.to_string()));
+        out.number(self.configured);
         out.number(self.share.credit());
         out.number(self.told.into());
         for entry in self.table.latest(KEPT_MAX) {
@@ -84,7 +92,7 @@ impl Forms {
     /// Go on from that. Nothing changes if it is refused.
     pub fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let mut from = Reader::new(from)?;
-        let same_settings = from.number()? == fingerprint(&self.settings.to_string());
+        let same_settings = from.number()? == self.configured;
         let (credit, told) = (from.number()?, from.small()?);
         let mut entries = Vec::new();
         while !from.is_done() {

@@ -11,6 +11,8 @@
 //!   cut, in the form that was measured to be best for it.
 //! - At most `window_us` of a best-effort client's kernels are under way, for
 //!   that is what a high-priority launch may have to wait behind.
+//! - Where contexts take turns (`host.residency`) the hardware interrupts best-effort kernels:
+//!   nothing is cut, and best effort goes on as soon as high priority is idle ([`settings`]).
 //! - Without a high-priority client there is nothing to protect: long leases, no
 //!   window and no cutting, so that a lone program pays nothing. All end when one
 //!   joins. While one is connected kernels are cut however long it has been idle:
@@ -46,10 +48,11 @@ mod table;
 
 use forms::Forms;
 use rule::Admission;
-use settings::Settings;
+use settings::{Configured, Settings};
 use tally_sdk::host;
 use tally_sdk::{
-    ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass, Saved, Stateful,
+    ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass, Saved, Sharing,
+    Stateful,
 };
 
 /// A window that holds nothing back.
@@ -57,6 +60,8 @@ const WINDOW_NS_NONE: u64 = u64::MAX;
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
+    configured: Configured,
+    /// Of how the GPU is shared, once that is known: see [`Priority::adapt`].
     settings: Settings,
     forms: Forms,
     high: Vec<ClientId>,
@@ -65,10 +70,11 @@ pub struct Priority {
 
 impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
-        let settings = Settings::read(config)?;
-        host::log(Level::Info, &settings.to_string());
+        let configured = Configured::read(config)?;
+        let settings = configured.settings(Sharing::Concurrent);
         let forms = Forms::new(settings);
-        Ok(Priority { settings, forms, high: Vec::new(), best_effort: Vec::new() })
+        let (high, best_effort) = (Vec::new(), Vec::new());
+        Ok(Priority { configured, settings, forms, high, best_effort })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
@@ -92,7 +98,17 @@ impl Policy for Priority {
 }
 
 impl Priority {
+    /// The core says how the GPU is shared once it has clients.
+    fn adapt(&mut self) {
+        if self.high.is_empty() && self.best_effort.is_empty() {
+            self.settings = self.configured.settings(host::residency());
+            self.forms.configure(self.settings);
+            host::log(Level::Info, &self.settings.to_string());
+        }
+    }
+
     fn joined(&mut self, client: &ClientInfo) {
+        self.adapt();
         match client.class {
             PriorityClass::High => {
                 self.high.push(client.id);

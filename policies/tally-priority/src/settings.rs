@@ -1,22 +1,47 @@
 //! The constants, all of them configuration.
 
 use std::fmt;
+use tally_sdk::Sharing;
 use tally_sdk::config::Config;
 
-/// What the operator may set. In the configuration times are in the unit that the
+/// Defaults where clients' kernels run at once.
+const CONCURRENT: Shared = Shared { quiet_us: 100, window_us: 1_000, cut: true };
+/// Where contexts take turns: the hardware interrupts a best-effort kernel whatever its form and
+/// however much is queued behind it, and the core has the GPU linger with high-priority work in
+/// place of the quiet time. Holding back and cutting would only cost best effort.
+const TIME_SLICED: Shared = Shared { quiet_us: 0, window_us: 20_000, cut: false };
+
+/// What depends on how the GPU is shared, if the operator says nothing.
+struct Shared {
+    quiet_us: u64,
+    window_us: u64,
+    cut: bool,
+}
+
+/// The operator's words, for either way to share the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Configured {
+    quiet_us: Option<u64>,
+    window_us: Option<u64>,
+    cut: Option<bool>,
+    rest: Settings,
+}
+
+/// What is in force. In the configuration times are in the unit that the
 /// key ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// `quiet_us`: how long high priority must have been quiet before best effort
-    /// starts, or goes on. Tally uses 100 us.
+    /// starts, or goes on. Tally uses 100 us; 0 where contexts take turns.
     pub quiet_ns: u64,
     /// `window_us`: GPU time of a best-effort client that may be under way at once
-    /// while a high-priority client is connected.
+    /// while a high-priority client is connected: 1 ms, or 20 where contexts take turns.
     pub window_ns: u64,
     /// `lease_launches`: launches that start unasked while no high-priority client
     /// is connected.
     pub lease_launches: u32,
-    /// `cut`: choose a form for each kernel. Without, every kernel runs whole.
+    /// `cut`: choose a form for each kernel. Without, every kernel runs whole, as where
+    /// contexts take turns.
     pub cut: bool,
     /// `turnaround_ns_max`: how long high-priority work should have to wait for a
     /// best-effort kernel at most. Tally's evaluation uses 31.6 us.
@@ -44,19 +69,22 @@ pub struct Settings {
     pub graph_part_ns: u64,
 }
 
-impl Settings {
+impl Configured {
     /// Read them; what is absent has its default.
     pub fn read(text: &str) -> Result<Self, String> {
         let mut config = Config::parse(text)?;
         let us = |config: &mut Config, key, default, from| {
             config.integer(key, default, from..=10_000_000).map(|us| us * 1_000)
         };
-        let settings = Settings {
-            quiet_ns: config.integer("quiet_us", 100, 0..=1_000_000)? * 1_000,
-            window_ns: us(&mut config, "window_us", 1_000, 1)?,
+        let quiet_us = config.optional_integer("quiet_us", 0..=1_000_000)?;
+        let window_us = config.optional_integer("window_us", 1..=10_000_000)?;
+        let cut = config.optional_boolean("cut")?;
+        let rest = Settings {
+            quiet_ns: 0,
+            window_ns: 0,
+            cut: false,
             lease_launches: config.integer("lease_launches", 1_000_000, 0..=u32::MAX.into())?
                 as u32,
-            cut: config.boolean("cut", true)?,
             turnaround_ns_max: config.integer("turnaround_ns_max", 31_600, 0..=10_000_000_000)?,
             slowdown_percent_max: config.integer("slowdown_percent_max", 50, 0..=900)? as u32,
             partition_slowdown_percent_max: config.integer(
@@ -72,7 +100,21 @@ impl Settings {
             graph_part_ns: us(&mut config, "graph_part_us", 250, 10)?,
         };
         config.finish()?;
-        Ok(settings)
+        Ok(Configured { quiet_us, window_us, cut, rest })
+    }
+
+    /// For one way to share the GPU.
+    pub fn settings(&self, sharing: Sharing) -> Settings {
+        let default = match sharing {
+            Sharing::Concurrent => CONCURRENT,
+            Sharing::TimeSliced => TIME_SLICED,
+        };
+        Settings {
+            quiet_ns: self.quiet_us.unwrap_or(default.quiet_us) * 1_000,
+            window_ns: self.window_us.unwrap_or(default.window_us) * 1_000,
+            cut: self.cut.unwrap_or(default.cut),
+            ..self.rest
+        }
     }
 }
 
@@ -96,5 +138,13 @@ impl fmt::Display for Settings {
              reserve_sms = {reserve_sms}, partition_turnaround_us = {partition_us}, \
              graph_part_us = {graph_us}"
         )
+    }
+}
+
+#[cfg(test)]
+impl Settings {
+    /// Where clients' kernels run at once.
+    pub fn read(text: &str) -> Result<Self, String> {
+        Configured::read(text).map(|configured| configured.settings(Sharing::Concurrent))
     }
 }

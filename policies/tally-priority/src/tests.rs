@@ -9,8 +9,10 @@ mod saving;
 use crate::{Priority, WINDOW_NS_NONE};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tally_sdk::testing::{Call, calls, client, launch};
-use tally_sdk::{Decision, Event, HOLD_NS_MAX, Launch, LaunchFlags, Policy, PriorityClass};
+use tally_sdk::testing::{Call, calls, client, launch, set_residency};
+use tally_sdk::{
+    Decision, Event, HOLD_NS_MAX, Launch, LaunchFlags, Policy, PriorityClass, Sharing,
+};
 
 const QUIET_NS: u64 = 100_000;
 const WINDOW_NS: u64 = 1_000_000;
@@ -95,6 +97,29 @@ fn without_cutting_nobody_is_asked_to_give_way() {
     assert!(!calls().iter().any(|call| matches!(call, Call::SetAutoYield { .. })));
     let long = Launch { predicted_ns: 10_000_000, flags: OFFERS, ..beside_high(QUIET_NS) };
     assert_eq!(policy.decide(&long), Decision::Run(0));
+}
+
+#[test]
+fn where_contexts_take_turns_nothing_is_held_for_long_or_cut() {
+    set_residency(Sharing::TimeSliced);
+    for (config, quiet_ns, window_ns) in
+        [("", 0, 20_000_000), ("quiet_us = 100\nwindow_us = 5", QUIET_NS, 5_000)]
+    {
+        let mut policy = policy(config);
+        join(&mut policy, 2, PriorityClass::High);
+        join(&mut policy, 1, PriorityClass::BestEffort);
+        let asked = calls();
+        assert!(asked.contains(&Call::SetWindow { client: 1, window_ns }), "{asked:?}");
+        assert!(!asked.iter().any(|call| matches!(call, Call::SetAutoYield { .. })), "{asked:?}");
+        let busy = Launch { flags: LaunchFlags::HIGH_BUSY, ..beside_high(0) };
+        assert_eq!(policy.decide(&busy), Decision::Hold(HOLD_NS_MAX));
+        let long = Launch { predicted_ns: 10_000_000, flags: OFFERS, ..beside_high(quiet_ns) };
+        assert_eq!(policy.decide(&long), Decision::Run(0));
+    }
+    let mut policy = policy("cut = true");
+    join(&mut policy, 2, PriorityClass::High);
+    join(&mut policy, 1, PriorityClass::BestEffort);
+    assert!(calls().contains(&Call::SetAutoYield { client: 1, enabled: true, quiet_ns: 0 }));
 }
 
 #[test]

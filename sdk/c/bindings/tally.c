@@ -3,59 +3,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Imported Functions from `tally:policy/host@0.1.1`
+// Imported Functions from `tally:policy/host@0.1.2`
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("log")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("log")))
 extern void __wasm_import_tally_policy_host_log(int32_t, uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("counter")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter")))
 extern int32_t __wasm_import_tally_policy_host_counter(uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("counter-add")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter-add")))
 extern void __wasm_import_tally_policy_host_counter_add(int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("gauge")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge")))
 extern int32_t __wasm_import_tally_policy_host_gauge(uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("gauge-set")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge-set")))
 extern void __wasm_import_tally_policy_host_gauge_set(int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("clients")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("clients")))
 extern void __wasm_import_tally_policy_host_clients(uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("client")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("client")))
 extern void __wasm_import_tally_policy_host_client(int32_t, uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("kernel-profile")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-profile")))
 extern void __wasm_import_tally_policy_host_kernel_profile(int32_t, uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("kernel-mean-ns")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-mean-ns")))
 extern int64_t __wasm_import_tally_policy_host_kernel_mean_ns(int32_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("subscribe")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("subscribe")))
 extern void __wasm_import_tally_policy_host_subscribe(int32_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("set-timer")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-timer")))
 extern void __wasm_import_tally_policy_host_set_timer(int64_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("set-window")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-window")))
 extern void __wasm_import_tally_policy_host_set_window(int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("revoke-lease")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("revoke-lease")))
 extern void __wasm_import_tally_policy_host_revoke_lease(int32_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("set-yield")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-yield")))
 extern void __wasm_import_tally_policy_host_set_yield(int32_t, int32_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("set-auto-yield")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-auto-yield")))
 extern void __wasm_import_tally_policy_host_set_auto_yield(int32_t, int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.1"), __import_name__("set-standing-grant")))
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-standing-grant")))
 extern void __wasm_import_tally_policy_host_set_standing_grant(int32_t, int32_t);
 
-// Exported Functions from `tally:policy/scheduler@0.1.1`
+__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("residency")))
+extern int32_t __wasm_import_tally_policy_host_residency(void);
 
-__attribute__((__weak__, __export_name__("cabi_post_tally:policy/scheduler@0.1.1#init")))
+// Exported Functions from `tally:policy/scheduler@0.1.2`
+
+__attribute__((__weak__, __export_name__("cabi_post_tally:policy/scheduler@0.1.2#init")))
 void __wasm_export_exports_tally_policy_scheduler_init_post_return(uint8_t * arg0) {
   switch ((int32_t) (int32_t) *((uint8_t*) (arg0 + 0))) {
     case 0: {
@@ -394,7 +397,12 @@ void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, 
   __wasm_import_tally_policy_host_set_standing_grant((int32_t) (client), granted);
 }
 
-__attribute__((__export_name__("tally:policy/scheduler@0.1.1#init")))
+tally_policy_host_sharing_t tally_policy_host_residency(void) {
+  int32_t ret = __wasm_import_tally_policy_host_residency();
+  return ret;
+}
+
+__attribute__((__export_name__("tally:policy/scheduler@0.1.2#init")))
 uint8_t * __wasm_export_exports_tally_policy_scheduler_init(uint8_t * arg, size_t arg0) {
   tally_string_t arg1 = (tally_string_t) { (uint8_t*)(arg), (arg0) };
   exports_tally_policy_scheduler_result_void_string_t ret;
@@ -414,7 +422,7 @@ uint8_t * __wasm_export_exports_tally_policy_scheduler_init(uint8_t * arg, size_
   return ptr;
 }
 
-__attribute__((__export_name__("tally:policy/scheduler@0.1.1#decide")))
+__attribute__((__export_name__("tally:policy/scheduler@0.1.2#decide")))
 uint8_t * __wasm_export_exports_tally_policy_scheduler_decide(int64_t arg, int32_t arg0, int32_t arg1, int32_t arg2, int32_t arg3, int64_t arg4, int32_t arg5, int32_t arg6, int64_t arg7, int64_t arg8, int64_t arg9, int64_t arg10, int32_t arg11, int32_t arg12, int32_t arg13, int32_t arg14) {
   exports_tally_policy_scheduler_launch_t arg15 = (tally_policy_types_launch_t) {
     (uint64_t) (uint64_t) (arg),
@@ -470,7 +478,7 @@ uint8_t * __wasm_export_exports_tally_policy_scheduler_decide(int64_t arg, int32
   return ptr;
 }
 
-__attribute__((__export_name__("tally:policy/scheduler@0.1.1#on-event")))
+__attribute__((__export_name__("tally:policy/scheduler@0.1.2#on-event")))
 void __wasm_export_exports_tally_policy_scheduler_on_event(int64_t arg, int32_t arg0, int64_t arg1, int32_t arg2, uint8_t * arg3, size_t arg4, int64_t arg5, int64_t arg6) {
   tally_policy_types_event_t variant;
   variant.tag = arg0;

@@ -28,6 +28,18 @@ typedef uint8_t tally_policy_types_priority_class_t;
 // Everything else. Each launch is decided.
 #define TALLY_POLICY_TYPES_PRIORITY_CLASS_BEST_EFFORT 1
 
+// How clients share the GPU (since 0.1.2).
+typedef uint8_t tally_policy_types_sharing_t;
+
+// All clients' kernels run at once (MPS, the software device). A best-effort
+// kernel that is under way is in the way of high-priority work until it ends or
+// gives way.
+#define TALLY_POLICY_TYPES_SHARING_CONCURRENT 0
+// Contexts take turns in short hardware time slices. A best-effort kernel that is
+// under way is interrupted, at the cost of a change of context, however long it
+// is: holding back and cutting save high-priority work little.
+#define TALLY_POLICY_TYPES_SHARING_TIME_SLICED 1
+
 typedef uint16_t tally_policy_types_launch_flags_t;
 
 // A high-priority client has work on this GPU now.
@@ -274,6 +286,8 @@ typedef tally_policy_types_kernel_profile_t tally_policy_host_profile_t;
 
 typedef tally_policy_types_level_t tally_policy_host_level_t;
 
+typedef tally_policy_types_sharing_t tally_policy_host_sharing_t;
+
 typedef tally_policy_types_subscription_t tally_policy_host_subscription_t;
 
 typedef struct {
@@ -304,7 +318,7 @@ typedef struct {
   } val;
 } exports_tally_policy_scheduler_result_void_string_t;
 
-// Imported Functions from `tally:policy/host@0.1.1`
+// Imported Functions from `tally:policy/host@0.1.2`
 // Write to the core's log. At most 64 lines a second; more are dropped and counted.
 extern void tally_policy_host_log(tally_policy_host_level_t level, tally_string_t *message);
 // A monotonic counter that `tallyctl status` shows under the policy. The
@@ -345,8 +359,12 @@ extern void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t clien
 // being decided. High-priority clients have it from the start. Needs the capability
 // `high-priority`: without it the call ends this turn as a fault.
 extern void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted);
+// How clients share this GPU: does not change while the core runs. Not known yet
+// during `init`, where it is `concurrent`; ask when the first client joins.
+// Since 0.1.2.
+extern tally_policy_host_sharing_t tally_policy_host_residency(void);
 
-// Exported Functions from `tally:policy/scheduler@0.1.1`
+// Exported Functions from `tally:policy/scheduler@0.1.2`
 bool exports_tally_policy_scheduler_init(tally_string_t *config, tally_string_t *err);
 void exports_tally_policy_scheduler_decide(exports_tally_policy_scheduler_launch_t *launch, exports_tally_policy_scheduler_decision_t *ret);
 void exports_tally_policy_scheduler_on_event(uint64_t now_ns, exports_tally_policy_scheduler_event_t *event);

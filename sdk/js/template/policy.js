@@ -4,7 +4,7 @@
 // JavaScript takes some 10 us to decide, so it decides rarely: while high priority is quiet
 // a client gets a lease for many launches, which is ended when high-priority work appears.
 
-import { revokeLease, subscribe } from 'tally:policy/host@0.1.1';
+import { revokeLease, subscribe } from 'tally:policy/host@0.1.2';
 import { Config, telling, u64 } from './tally_sdk.js';
 
 const HOLD_NS_MAX = 1_000_000_000; // offered again when something changes

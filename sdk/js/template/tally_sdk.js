@@ -1,5 +1,6 @@
 // What a policy in JavaScript is written with: `telling` for the policy, `u64` for large
-// numbers, and `Config` for its configuration, lines of `key = value` with whole numbers and booleans.
+// numbers, `Config` for its configuration, lines of `key = value` with whole numbers and booleans,
+// and `expect` for a state that it restores.
 //
 //     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... }, ... });
 //
@@ -9,7 +10,7 @@
 //
 // What is thrown of a configuration is a message, which `init` passes on to the operator.
 
-import { log } from 'tally:policy/host@0.1.1';
+import { log } from 'tally:policy/host@0.1.2';
 
 // A 64-bit number of the contract. They arrive as JavaScript's numbers, exact to 2^53, and from
 // 2^63 on as negative ones: "never" (the largest there is) arrives as -1.
@@ -20,7 +21,7 @@ export function u64(number) {
 // Have the core's log say which error ended a call: to the core it is a trap.
 export function telling(policy) {
   const told = {};
-  for (const name of ['init', 'decide', 'onEvent']) {
+  for (const name of Object.keys(policy)) {
     told[name] = (...given) => {
       try {
         return policy[name](...given);
@@ -31,6 +32,12 @@ export function telling(policy) {
     };
   }
   return told;
+}
+
+// Refuse a state that is not of this format, or of a later version than this.
+export function expect(saved, format, versionMax) {
+  if (saved.format !== format) throw `saved by '${saved.format}', expected '${format}'`;
+  if (saved.version > versionMax) throw `of version ${saved.version}, expected at most ${versionMax}`;
 }
 
 export class Config {

@@ -1,5 +1,5 @@
-"""What a policy in Python is written with: `policy` for its class, and `Config` for its
-configuration, TOML of whole numbers and booleans.
+"""What a policy in Python is written with: `policy` for its class, `Config` for its
+configuration, TOML of whole numbers and booleans, and `expect` for a state that it restores.
 
     config = Config(text)
     quiet_us = config.integer("quiet_us", 100, 0, 1_000_000)
@@ -41,11 +41,20 @@ def policy(scheduler):
 
         return call
 
-    for name in ("init", "decide", "on_event"):
-        setattr(scheduler, name, tells(getattr(scheduler, name)))
+    for name in ("init", "decide", "on_event", "snapshot", "restore"):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, tells(getattr(scheduler, name)))
     one = scheduler()
     scheduler.__new__ = staticmethod(lambda cls: one)
     return scheduler
+
+
+def expect(saved, form, version_max):
+    """Refuse a state that is not of this format, or of a later version than this."""
+    if saved.format != form:
+        raise Err(f"saved by {saved.format!r}, expected {form!r}")
+    if saved.version > version_max:
+        raise Err(f"of version {saved.version}, expected at most {version_max}")
 
 
 class Config:

@@ -72,9 +72,21 @@ impl<'text> Config<'text> {
         default: u64,
         range: RangeInclusive<u64>,
     ) -> Result<u64, String> {
-        let Some(entry) = self.take(key) else { return Ok(default) };
+        self.optional_integer(key, range).map(|given| given.unwrap_or(default))
+    }
+
+    /// The same, `None` if the key is absent.
+    ///
+    /// # Errors
+    /// As [`Config::integer`].
+    pub fn optional_integer(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, String> {
+        let Some(entry) = self.take(key) else { return Ok(None) };
         let number = entry.value.replace('_', "").parse().ok();
-        number.filter(|number| range.contains(number)).ok_or_else(|| {
+        number.filter(|number| range.contains(number)).map(Some).ok_or_else(|| {
             let expected = format!("a whole number from {} to {}", range.start(), range.end());
             entry.unexpected(&expected)
         })
@@ -85,8 +97,16 @@ impl<'text> Config<'text> {
     /// # Errors
     /// Something else.
     pub fn boolean(&mut self, key: &'static str, default: bool) -> Result<bool, String> {
-        let Some(entry) = self.take(key) else { return Ok(default) };
-        entry.value.parse().map_err(|_| entry.unexpected("true or false"))
+        self.optional_boolean(key).map(|given| given.unwrap_or(default))
+    }
+
+    /// The same, `None` if the key is absent.
+    ///
+    /// # Errors
+    /// As [`Config::boolean`].
+    pub fn optional_boolean(&mut self, key: &'static str) -> Result<Option<bool>, String> {
+        let Some(entry) = self.take(key) else { return Ok(None) };
+        entry.value.parse().map(Some).map_err(|_| entry.unexpected("true or false"))
     }
 
     /// A text in double quotes without escapes, or the default if the key is

@@ -3,7 +3,7 @@
 //! On the host target there is no core: there the calls go to the test double in
 //! `testing`, which records them, or to whatever `native` was given.
 
-use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Subscription};
+use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
 
 #[cfg(target_family = "wasm")]
 use crate::bindings::tally::policy::host as core;
@@ -109,4 +109,10 @@ pub fn set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64) {
 /// High-priority clients have it from the start.
 pub fn set_standing_grant(client: ClientId, granted: bool) {
     core::set_standing_grant(client, granted);
+}
+
+/// How clients share this GPU; does not change while the core runs. During `init` it is not
+/// known yet: ask when the first client joins.
+pub fn residency() -> Sharing {
+    core::residency()
 }

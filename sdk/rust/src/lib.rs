@@ -56,7 +56,7 @@ pub mod testing;
 pub use bindings::exports::tally::policy::scheduler::{Decision, Event, Launch};
 pub use bindings::tally::policy::types::{
     ClientId, ClientInfo, Completion, CutForms, CutState, Form, FormProfile, KernelId,
-    KernelProfile, LaunchFlags, Level, PriorityClass, Subscription,
+    KernelProfile, LaunchFlags, Level, PriorityClass, Sharing, Subscription,
 };
 pub use state_bindings::exports::tally::policy::state::Saved;
 

@@ -6,7 +6,7 @@
 //! with [`with`].
 
 use crate::testing::double;
-use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Subscription};
+use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
 use std::any::Any;
 use std::cell::RefCell;
 
@@ -49,6 +49,7 @@ host_functions! {
     set_yield(client: ClientId, yielded: bool);
     set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64);
     set_standing_grant(client: ClientId, granted: bool);
+    residency() -> Sharing;
 }
 
 thread_local! {

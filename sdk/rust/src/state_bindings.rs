@@ -8,7 +8,7 @@ wit_bindgen::generate!({
         package tally:sdk;
 
         world keeper {
-            export tally:policy/state@0.1.1;
+            export tally:policy/state@0.1.2;
         }
     ",
     world: "tally:sdk/keeper",

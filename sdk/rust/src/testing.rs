@@ -9,7 +9,7 @@
 //! ```
 
 use crate::{ClientId, ClientInfo, CutState, KernelId, KernelProfile, Launch, LaunchFlags, Level};
-use crate::{Policy, PriorityClass, SAVED_BYTES_MAX, Stateful, Subscription};
+use crate::{Policy, PriorityClass, SAVED_BYTES_MAX, Sharing, Stateful, Subscription};
 use std::cell::RefCell;
 
 /// A best-effort launch on a GPU that no high-priority client has ever used, of
@@ -95,6 +95,7 @@ struct Core {
     metrics: Vec<String>,
     clients: Vec<ClientInfo>,
     kernels: Vec<(KernelId, KernelProfile)>,
+    sharing: Option<Sharing>,
 }
 
 thread_local! {
@@ -114,6 +115,11 @@ pub fn set_clients(clients: Vec<ClientInfo>) {
 /// Let [`crate::host::kernel_profile`] know these.
 pub fn set_kernels(kernels: Vec<(KernelId, KernelProfile)>) {
     CORE.with_borrow_mut(|core| core.kernels = kernels);
+}
+
+/// Let [`crate::host::residency`] say this; without, it is `Concurrent`.
+pub fn set_residency(sharing: Sharing) {
+    CORE.with_borrow_mut(|core| core.sharing = Some(sharing));
 }
 
 /// The functions of the contract's `host`, on the recording core.
@@ -203,6 +209,10 @@ pub(crate) mod double {
 
     pub fn set_standing_grant(client: ClientId, granted: bool) {
         record(Call::SetStandingGrant { client, granted });
+    }
+
+    pub fn residency() -> Sharing {
+        CORE.with_borrow(|core| core.sharing.unwrap_or(Sharing::Concurrent))
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use tally_declog::compare::{commands, fault, fault_name, shown};
 use tally_declog::{Answer, Begin, Outcome, Record, world};
-use tally_engine::policy::{Class, Completion, Context, Event, Launch};
+use tally_engine::policy::{Class, Completion, Context, Event, Launch, Sharing};
 
 /// Show it.
 pub fn run(
@@ -88,7 +88,7 @@ fn begin(how: Begin) -> &'static str {
 fn line(record: &Record, context: &Context) -> String {
     match record {
         Record::Policy(p) => format!("policy {} generation {} {}", p.name, p.generation, p.digest),
-        Record::Base => "the world, anew".into(),
+        Record::Base(_) => "the world, anew".into(),
         Record::Kernel { id, key } => {
             format!("kernel {id}: {} grid {:?} block {:?}", key.name, key.grid, key.block)
         }
@@ -188,7 +188,7 @@ fn value(record: &Record, context: &Context) -> Value {
             "generation": p.generation, "name": p.name, "digest": p.digest, "path": p.path,
             "config": p.config, "saved": p.saved.as_ref().map(|s| s.data.len()),
         }}),
-        Record::Base => json!({"base": {}}),
+        Record::Base(sharing) => json!({"base": {"time_sliced": *sharing == Sharing::TimeSliced}}),
         Record::Kernel { id, key } => json!({"kernel": {
             "id": id, "name": key.name, "image": key.image, "grid": key.grid, "block": key.block,
         }}),

@@ -3,6 +3,7 @@
 use crate::error::CtlError;
 use clap::Args;
 use std::path::{Path, PathBuf};
+use wasmparser::{BinaryReaderError, Parser, Payload};
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
@@ -28,6 +29,22 @@ pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
     std::fs::write(&args.output, component).map_err(|e| refused(&args.output, e.to_string()))
 }
 
+/// What a module exports that keeps what it learnt.
+const STATE: &str = "tally:policy/state@0.1.2#snapshot";
+
+/// Whether the module exports something of that name.
+fn exports(module: &[u8], wanted: &str) -> Result<bool, String> {
+    for payload in Parser::new(0).parse_all(module) {
+        if let Payload::ExportSection(section) = payload.map_err(|e| e.to_string())? {
+            let names: Result<Vec<_>, _> = section.into_iter().map(|e| Ok(e?.name)).collect();
+            return names
+                .map(|all| all.contains(&wanted))
+                .map_err(|e: BinaryReaderError| e.to_string());
+        }
+    }
+    Ok(false)
+}
+
 /// The component, or what is wrong with the module.
 fn component(mut module: Vec<u8>) -> Result<Vec<u8>, String> {
     const CORE: &[u8] = b"\0asm\x01\0\0\0";
@@ -38,14 +55,22 @@ fn component(mut module: Vec<u8>) -> Result<Vec<u8>, String> {
             "is not a core WebAssembly module: give what `wasm-ld` made".into()
         });
     }
-    // Objects of `wit-bindgen` carry the contract that they were made from; else it is
-    // this one's.
-    let (stripped, _) = wit_component::metadata::decode(&module).map_err(|e| format!("{e:#}"))?;
-    if stripped.is_none() {
+    // Objects of `wit-bindgen` carry the contract that they were made from, and those of
+    // `sdk/c` know nothing of `state`; else it is this one's.
+    let keeps_state = exports(&module, STATE)?;
+    let (stripped, bound) =
+        wit_component::metadata::decode(&module).map_err(|e| format!("{e:#}"))?;
+    let knows_state = || {
+        let exports = bound.resolve.worlds[bound.world].exports.keys();
+        exports.map(|key| bound.resolve.name_world_key(key)).any(|name| STATE.starts_with(&name))
+    };
+    if stripped.is_none() || (keeps_state && !knows_state()) {
+        module = stripped.unwrap_or(module);
+        let world = if keeps_state { "stateful-policy" } else { "policy" };
         let mut resolve = Resolve::default();
         let world = resolve
             .push_str("policy.wit", crate::policy::CONTRACT)
-            .and_then(|package| resolve.select_world(&[package], Some("policy")))
+            .and_then(|package| resolve.select_world(&[package], Some(world)))
             .map_err(|e| format!("this tallyctl's contract: {e:#}"))?;
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false)
             .map_err(|e| format!("{e:#}"))?;

@@ -5,10 +5,14 @@ use crate::control::Plane;
 use crate::dispatch::control::{AskError, Control};
 use crate::policy_slot::Candidate;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tally_ab::{Action, Arm, Reason, Report, Sample};
 use tally_ipc::wait::now_ns;
 use tally_policy_host::Saved;
+use tokio::task::JoinHandle;
+
+/// What is known so far is written at most this often.
+const KEEP_EVERY: Duration = Duration::from_secs(2);
 
 /// An arm: the policy and what it knows.
 struct Seat {
@@ -27,6 +31,8 @@ pub(super) struct Course {
     /// To record into next; each exchange gives one back.
     #[expect(clippy::vec_box, reason = "handed over as boxes, and 200 KiB each")]
     spare: Vec<Box<Sample>>,
+    /// Blocks of the report that was last kept, in case the core dies; when, and by whom.
+    kept: (usize, Option<Instant>, Option<JoinHandle<()>>),
 }
 
 impl Course {
@@ -38,7 +44,8 @@ impl Course {
         known: Option<Saved>,
     ) -> Self {
         let seat = |candidate| Seat { candidate, saved: known.clone() };
-        Course { plane, running, a: seat(a), b: seat(b), in_charge: None, spare: Vec::new() }
+        let (a, b) = (seat(a), seat(b));
+        Course { plane, running, a, b, in_charge: None, spare: Vec::new(), kept: (0, None, None) }
     }
 
     /// Carry it out.
@@ -48,6 +55,7 @@ impl Course {
             if let Some(reason) = self.running.asked.get() {
                 self.end(reason, "");
             }
+            self.keep();
             let action = self.running.experiment.borrow().next_action();
             match action {
                 Action::Switch(arm) => self.switch(arm).await,
@@ -65,6 +73,10 @@ impl Course {
         self.back_to_a().await;
         // Nothing is measured any more, whatever it was.
         let _ = self.plane.control.ask(measure(None, true)).await;
+        if let Some(writing) = self.kept.2.take() {
+            // The last word is the report's.
+            let _ = writing.await;
+        }
         super::report(&self.running).await
     }
 
@@ -76,6 +88,23 @@ impl Course {
                 Err(error) => self.end(Reason::CoreStopping, &error.to_string()),
             }
         }
+    }
+
+    /// Write down what is known so far, should the core die: at first, and after a block.
+    /// Nothing waits for that.
+    fn keep(&mut self) {
+        let (blocks, at, writing) = &self.kept;
+        let known = self.running.experiment.borrow().blocks().len();
+        let due = at.is_none_or(|at| known > *blocks && at.elapsed() >= KEEP_EVERY);
+        if !due || writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
+            return;
+        }
+        let (experiment, arms) = (self.running.experiment.borrow().clone(), self.running.arms());
+        let keep = self.plane.lab.keep.clone();
+        let writing = tokio::task::spawn_blocking(move || {
+            super::written(&keep, &Report::new(&experiment, &arms, now_ns(), false));
+        });
+        self.kept = (known, Some(Instant::now()), Some(writing));
     }
 
     /// Say what the policy failed on, while it is in charge.
@@ -176,9 +205,10 @@ impl Course {
             // What it learnt may be what it fails on.
             self.a.saved = None;
             if let Err(again) = self.put(Arm::A).await {
-                tracing::error!("arm A cannot be put in charge again: {why}; {again}");
+                return tracing::error!("arm A cannot be put in charge again: {why}; {again}");
             }
         }
+        self.running.a_back_ns.set(Some(now_ns()));
     }
 }
 

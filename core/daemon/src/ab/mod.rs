@@ -6,14 +6,18 @@
 //! While it runs nobody else loads a policy.
 
 mod course;
+mod keep;
 
+use crate::config::Config;
 use crate::control::Plane;
 use crate::control::admin::{Code, error};
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
+use keep::Keep;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tally_ab::report::ArmSource;
@@ -31,11 +35,19 @@ pub(crate) struct Running {
     /// Why it is to be stopped.
     pub(crate) asked: Cell<Option<Reason>>,
     pub(crate) stop: Notify,
+    /// When A was put in charge after the end.
+    pub(crate) a_back_ns: Cell<Option<u64>>,
 }
 
 impl Running {
     fn arms(&self) -> [ArmSource; 2] {
         [self.arms[0].borrow().clone(), self.arms[1].borrow().clone()]
+    }
+
+    fn a_back_after_ns(&self) -> Option<u64> {
+        let experiment = self.experiment.borrow();
+        let ended_ns = experiment.started_ns() + experiment.ended()?.after_ns;
+        Some(self.a_back_ns.get()?.saturating_sub(ended_ns))
     }
 
     fn ask_to_end(&self, reason: Reason) {
@@ -44,18 +56,14 @@ impl Running {
     }
 }
 
-/// The experiment that runs, and the report of the last one.
+/// The experiment that runs, and the report of the last one, be it of an earlier core.
 pub struct Lab {
     running: RefCell<Option<Rc<Running>>>,
     last: RefCell<Option<Rc<Report>>>,
     /// Experiments that ended.
     ended: watch::Sender<u64>,
-}
-
-impl Default for Lab {
-    fn default() -> Self {
-        Lab { running: None.into(), last: None.into(), ended: watch::Sender::new(0) }
-    }
+    /// Where reports are kept for the next run of the core.
+    keep: Keep,
 }
 
 /// Why a request was refused.
@@ -105,7 +113,7 @@ pub struct ExperimentStatus {
     /// 1 / alpha.
     pub e_value_needed: f64,
     /// Why it ended: `decided`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
-    /// `stopped`, `core_stopping`, `internal`.
+    /// `stopped`, `core_stopping`, `interrupted`, `internal`.
     pub ended: Option<Reason>,
     /// The same for people.
     pub message: String,
@@ -204,6 +212,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         arms: [source(&a), source(&b)],
         asked: Cell::new(None),
         stop: Notify::new(),
+        a_back_ns: Cell::new(None),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = ExperimentStatus::new(&running);
@@ -227,6 +236,8 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
             }
         };
         tracing::info!("A/B test ended:\n{}", report.text());
+        let (keep, kept) = (plane.lab.keep.clone(), report.clone());
+        tokio::task::spawn_blocking(move || written(&keep, &kept)).await.unwrap_or_default();
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;
         plane.policy.end_experiment(Some(&left));
@@ -236,7 +247,21 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
     Ok(json!(status))
 }
 
+/// Write a report for the next run of the core; that it could not be is said in the log.
+fn written(keep: &Keep, report: &Report) {
+    if let Err(why) = keep.write(report) {
+        tracing::warn!("the A/B test's report is not kept: {why}");
+    }
+}
+
 impl Lab {
+    /// With the last report of an earlier core at this socket.
+    pub fn open(config: &Config, socket: &Path) -> Self {
+        let (keep, last) = Keep::open(config, socket);
+        let last = RefCell::new(last.map(Rc::new));
+        Lab { running: None.into(), last, ended: watch::Sender::new(0), keep }
+    }
+
     /// What status shows; `None` if there was never an experiment.
     pub fn status(&self) -> Option<ExperimentStatus> {
         let running = self.running.borrow();
@@ -256,7 +281,7 @@ impl Lab {
         match &*self.last.borrow() {
             Some(report) => Ok(json!(**report)),
             None => Err(LabError::Conflict(
-                "there was no A/B test since this core started: begin one with `tallyctl ab start`"
+                "there was no A/B test, or its report was not kept: begin one with `tallyctl ab start`"
                     .into(),
             )),
         }
@@ -298,13 +323,15 @@ impl Lab {
 async fn report(running: &Running) -> Report {
     let (experiment, arms) = (running.experiment.borrow().clone(), running.arms());
     let make = move || Report::new(&experiment, &arms, now_ns(), true);
-    match tokio::task::spawn_blocking(make).await {
+    let mut report = match tokio::task::spawn_blocking(make).await {
         Ok(report) => report,
         Err(error) => {
             tracing::error!("the A/B test's report has no history: {error}");
             Report::new(&running.experiment.borrow(), &running.arms(), now_ns(), false)
         }
-    }
+    };
+    report.a_back_after_ns = running.a_back_after_ns();
+    report
 }
 
 /// As an admin request is answered.

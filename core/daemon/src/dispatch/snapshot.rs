@@ -42,6 +42,7 @@ pub struct ShimCounts {
     pub rescued: u64,
     pub cut_kernels: u64,
     pub refused_kernels: u64,
+    pub lingered: u64,
     /// Of the latest times from being asked to give way until it had, ns.
     pub turnaround_p50_ns: u64,
     /// See above.
@@ -59,6 +60,8 @@ pub struct ReportWords {
     pub time_slice: u32,
     pub time_slice_groups: u32,
     pub time_slice_error: u32,
+    pub linger: u32,
+    pub linger_error: u32,
     pub completion: u32,
     pub completion_error: u32,
     pub sm_count: u32,
@@ -75,6 +78,8 @@ impl ReportWords {
             time_slice: word(&r.time_slice),
             time_slice_groups: word(&r.time_slice_groups),
             time_slice_error: word(&r.time_slice_error),
+            linger: word(&r.linger),
+            linger_error: word(&r.linger_error),
             completion: word(&r.completion),
             completion_error: word(&r.completion_error),
             sm_count: word(&r.sm_count),
@@ -160,6 +165,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         rescued: word(&c.rescued),
         cut_kernels: word(&c.cut_kernels),
         refused_kernels: word(&c.refused_kernels),
+        lingered: word(&c.lingered),
         turnaround_p50_ns,
         turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,

@@ -11,10 +11,8 @@
 //! header's numbers of both say whether the file is whole.
 
 use super::learnt::{Device, Figures, FormFigures, Learnt};
+use crate::owned_file::{self, OwnedError};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tally_engine::policy::Form;
 use tally_engine::profile::{FORMS_MAX, KernelKey};
@@ -36,15 +34,9 @@ const NAME_BYTES_MAX: usize = 3 * KERNEL_NAME_BYTES + 17;
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
-    #[error("it cannot be read ({0})")]
-    Io(#[from] std::io::Error),
-    /// Not a plain file, or somebody else's.
-    #[error("it is not a plain file of the core's user or root")]
-    NotOurs,
-    /// Too large.
-    #[error("it has more than {FILE_BYTES_MAX} bytes")]
-    Oversized,
+    /// It cannot be read, or is not what the core would have written.
+    #[error(transparent)]
+    Owned(#[from] OwnedError),
     /// Another release's.
     #[error("it has version {0} of the format and this release reads {VERSION}")]
     Version(u64),
@@ -193,19 +185,7 @@ pub fn list(folder: &Path) -> std::io::Result<(Vec<PathBuf>, usize)> {
 /// # Errors
 /// Why it cannot be used.
 pub fn read(path: &Path, kernels_max: usize) -> Result<(Device, Learnt), FileError> {
-    use rustix::fs::OFlags;
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
-    let about = file.metadata()?;
-    let own = rustix::process::geteuid().as_raw();
-    if !about.is_file() || (about.uid() != own && about.uid() != 0) {
-        return Err(FileError::NotOurs);
-    }
-    let mut text = Vec::new();
-    file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
-    if text.len() > FILE_BYTES_MAX {
-        return Err(FileError::Oversized);
-    }
+    let text = owned_file::read(path, FILE_BYTES_MAX)?;
     decode(&text, kernels_max)
 }
 
@@ -353,24 +333,7 @@ fn encode(device: &Device, learnt: &Learnt, bytes_max: usize) -> std::io::Result
 /// # Errors
 /// The system call's; the old file is as it was.
 pub fn write(path: &Path, device: &Device, learnt: &Learnt) -> std::io::Result<()> {
-    let folder = crate::socket::folder(path);
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    // Two cores may share a folder.
-    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));
-    let text = encode(device, learnt, FILE_BYTES_MAX)?;
-    let _ = std::fs::remove_file(&temporary);
-    let written = (|| {
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        File::open(folder)?.sync_all()
-    })();
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written
+    owned_file::replace(path, &encode(device, learnt, FILE_BYTES_MAX)?)
 }
 
 /// Move a file that cannot be used out of the way. Where to.
@@ -387,6 +350,8 @@ pub fn move_aside(path: &Path) -> std::io::Result<PathBuf> {
 mod tests {
     use super::super::learnt::tests::{figures, key};
     use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
 
     const DEVICE: Device =
         Device { uuid: [0x0706_0504_0302_0100, 9], sm_count: 132, driver_version: 12_080 };
@@ -476,10 +441,10 @@ mod tests {
         let long = good.replace("all_reduce", &"x".repeat(NAME_BYTES_MAX + 1));
         assert!(why(long.as_bytes()).contains("too long"));
         File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
-        assert!(matches!(read(&path, 100), Err(FileError::Oversized)));
+        assert!(matches!(read(&path, 100), Err(FileError::Owned(OwnedError::Oversized(_)))));
         let link = dir.path().join("GPU-link.jsonl");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
-        assert!(matches!(read(&link, 100), Err(FileError::Io(_))));
+        assert!(matches!(read(&link, 100), Err(FileError::Owned(OwnedError::Io(_)))));
         let aside = move_aside(&path).unwrap();
         assert!(aside.exists() && !path.exists());
     }

@@ -22,7 +22,7 @@ use tally_declog::{Header, Tap, TapOptions, TapReader, Tape};
 use tokio::sync::Notify;
 
 /// The contract that this core speaks.
-const CONTRACT: &str = "tally:policy@0.1.1";
+const CONTRACT: &str = "tally:policy@0.1.2";
 /// Longest wait for a reader to empty its ring when the core ends.
 const FINISH_MAX: Duration = Duration::from_secs(2);
 /// A reader that finds nothing sleeps so long. Nobody wakes it: the dispatch thread

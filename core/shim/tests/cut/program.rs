@@ -42,6 +42,7 @@ functions! {
     cuMemsetD32_v2: fn(u64, u32, usize);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
+    cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
     cuStreamCreate: fn(*mut Ptr, u32);
     cuStreamSynchronize: fn(Ptr);

@@ -3,7 +3,7 @@
 // With `lease` = N, N further launches of a client then go without a question, until
 // high-priority work appears. The same in four languages: `sdk/*/examples/quiet`.
 
-import { revokeLease, subscribe } from 'tally:policy/host@0.1.1';
+import { revokeLease, subscribe } from 'tally:policy/host@0.1.2';
 import { Config, telling, u64 } from './tally_sdk.js';
 
 const HOLD_NS_MAX = 1_000_000_000;

@@ -1,0 +1,20 @@
+//! `[ab]`: A/B tests.
+
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// See `docs/ab.md`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ab {
+    /// Keep the last report for the next run of the core.
+    pub keep: bool,
+    /// Where; none: `ab` in the folder of `[profiles]`.
+    pub directory: Option<PathBuf>,
+}
+
+impl Default for Ab {
+    fn default() -> Self {
+        Ab { keep: true, directory: None }
+    }
+}

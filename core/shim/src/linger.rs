@@ -1,0 +1,263 @@
+//! Staying on the GPU between requests.
+//!
+//! Where contexts take turns (residency `timeslice`), the GPU leaves a program once nothing that
+//! it launched is *pending*: a last kernel that still runs does not keep it. A request that comes
+//! just then pays for two changes of context, 0.35 ms instead of 0.2 (measured; `docs/residency.md`).
+//! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
+//! what it waits for, in a stream of its own, a kernel of one thread that only lets time pass, and
+//! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
+//! in that time runs beside them, at once.
+//!
+//! What must hold:
+//! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
+//!   what waits for the whole context does; nothing lingers before such a call.
+//! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
+//! - there are never more than two of them: a third is left out;
+//! - a capture never sees them, and they never outlive their context: all under the capture guard.
+//!
+//! In the program's own threads, and only in the first context that waits.
+
+use crate::cu::{
+    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_NON_BLOCKING,
+    SUCCESS, driver,
+};
+use crate::slots::{OVERFLOW, SLOTS};
+use crate::{attendant, capture, log, state};
+use std::ffi::CStr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::report_state;
+use tally_ipc::wire::{LINGER_US_MAX, Residency};
+
+/// `tally_linger(u64 ns, u32 looks)`: one thread that ends after so long, or so many looks at a
+/// timer that may be coarse, each of which takes from a quarter to one microsecond and a half.
+const PTX: &CStr = c"
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry tally_linger(.param .u64 p_ns, .param .u32 p_looks) {
+    .reg .pred %p<3>;
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [p_ns];
+    ld.param.u32 %r1, [p_looks];
+    mov.u64 %rd2, %globaltimer;
+look:
+    nanosleep.u32 500;
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.ge.u64 %p1, %rd4, %rd1;
+    @%p1 bra done;
+    sub.u32 %r1, %r1, 1;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra look;
+done:
+    ret;
+}
+.visible .entry tally_pending() {
+    ret;
+}
+";
+/// Looks in a microsecond, for the bound.
+const LOOKS_PER_US: u32 = 2;
+
+/// How long, us; 0: not at all.
+static LENGTH_US: AtomicU32 = AtomicU32::new(0);
+
+/// Everything below is changed under the capture guard.
+static STATE: AtomicU32 = AtomicU32::new(UNMADE);
+const UNMADE: u32 = 0;
+const READY: u32 = 1;
+const FAILED: u32 = 2;
+/// Whose the objects are.
+static CONTEXT: AtomicUsize = AtomicUsize::new(0);
+static STREAM: AtomicUsize = AtomicUsize::new(0);
+static LINGER: AtomicUsize = AtomicUsize::new(0);
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+/// Recorded behind what is waited for.
+static BEHIND: AtomicUsize = AtomicUsize::new(0);
+/// Recorded behind the last two.
+static ENDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// How many were put in.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// What the last one was put behind: slot + 1, sequence. One is enough for a launch.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug)]
+pub enum Awaited {
+    /// A stream: an explicit handle.
+    Stream(usize),
+    /// An event.
+    Event(usize),
+}
+
+/// A core took this client on, or (with `Unmanaged`) let it go.
+pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residency) {
+    let length_us = match residency {
+        Residency::TimeSlice { linger_us, .. } if high_priority => (*linger_us).min(LINGER_US_MAX),
+        _ => 0,
+    };
+    LENGTH_US.store(length_us, Relaxed);
+    let word = match (length_us, STATE.load(Acquire)) {
+        (0, _) => report_state::UNUSED,
+        (_, READY) => report_state::ACTIVE,
+        (_, FAILED) => report_state::FAILED,
+        _ => report_state::PENDING,
+    };
+    client.report.linger.store(word, Relaxed);
+}
+
+/// Whether waits are of interest here.
+#[inline]
+pub fn is_enabled() -> bool {
+    LENGTH_US.load(Relaxed) != 0
+}
+
+/// The program is about to wait for launch `sequence` of a slot and what was launched before it.
+#[inline]
+pub fn before_wait(slot: usize, sequence: u32, awaited: Awaited) {
+    if is_enabled() && slot != OVERFLOW {
+        linger(slot, sequence, awaited);
+    }
+}
+
+#[cold]
+fn linger(slot: usize, sequence: u32, awaited: Awaited) {
+    let launch = (slot as u64 + 1) << 32 | u64::from(sequence);
+    if LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
+        return;
+    }
+    // Taken: a capture begins, or something is destroyed, or another thread is here.
+    let Some(_guard) = capture::GUARD.try_lock() else { return };
+    let context = SLOTS[slot].context.load(Relaxed);
+    let d = driver();
+    if capture::is_active() || context == 0 || d.current_context() != context {
+        return;
+    }
+    let Some(client) = state::client() else { return };
+    let issued = d.relaxed(|| match STATE.load(Acquire) {
+        READY if CONTEXT.load(Relaxed) == context => issue(awaited),
+        UNMADE => make(context).and_then(|()| {
+            client.report.linger.store(report_state::ACTIVE, Relaxed);
+            issue(awaited)
+        }),
+        _ => Ok(false),
+    });
+    match issued {
+        Ok(true) => {
+            LAST.store(launch, Relaxed);
+            client.counters.lingered.fetch_add(1, Relaxed);
+        }
+        Ok(false) => {}
+        Err(error) => {
+            // What was put in ends by itself.
+            STATE.store(FAILED, Release);
+            client.report.linger.store(report_state::FAILED, Relaxed);
+            client.report.linger_error.store(error as u32, Relaxed);
+            log!("this program does not linger on the GPU any more: CUDA error {error}");
+        }
+    }
+}
+
+fn check(result: i32) -> Result<(), i32> {
+    if result == SUCCESS { Ok(()) } else { Err(result) }
+}
+
+fn make(context: usize) -> Result<(), i32> {
+    let d = driver();
+    let load = d.module_load.ok_or(NOT_SUPPORTED)?;
+    let function = d.module_function.ok_or(NOT_SUPPORTED)?;
+    let create_stream = d.stream_create.ok_or(NOT_SUPPORTED)?;
+    let create_event = d.event_create.ok_or(NOT_SUPPORTED)?;
+    let (mut module, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: valid out-pointers and texts; the context is the calling thread's, and nobody
+    // destroys it while the guard is held.
+    unsafe {
+        check(load(&mut module, PTX.as_ptr().cast()))?;
+        for (to, name) in [(&LINGER, c"tally_linger"), (&PENDING, c"tally_pending")] {
+            let mut found = std::ptr::null_mut();
+            check(function(&mut found, module, name.as_ptr()))?;
+            to.store(found as usize, Relaxed);
+        }
+        check(create_stream(&mut stream, STREAM_NON_BLOCKING, 0))?;
+        for to in [&BEHIND, &ENDS[0], &ENDS[1]] {
+            let mut event = std::ptr::null_mut();
+            check(create_event(&mut event, EVENT_DISABLE_TIMING))?;
+            to.store(event as usize, Relaxed);
+        }
+    }
+    STREAM.store(stream as usize, Relaxed);
+    CONTEXT.store(context, Relaxed);
+    STATE.store(READY, Release);
+    Ok(())
+}
+
+/// Returns whether it was put in: not if two are there.
+fn issue(awaited: Awaited) -> Result<bool, i32> {
+    let d = driver();
+    let count = COUNT.load(Relaxed);
+    let end = ENDS[count as usize % 2].load(Relaxed) as Ptr;
+    let stream = STREAM.load(Relaxed) as Ptr;
+    let length_us = LENGTH_US.load(Relaxed);
+    let (mut ns, mut looks) = (u64::from(length_us) * 1_000, length_us * LOOKS_PER_US);
+    let mut params: [Ptr; 2] = [(&raw mut ns).cast(), (&raw mut looks).cast()];
+    let query = d.event_query.ok_or(NOT_SUPPORTED)?;
+    let record = d.event_record.ok_or(NOT_SUPPORTED)?;
+    let wait = d.stream_wait_event.ok_or(NOT_SUPPORTED)?;
+    // SAFETY: objects of ours in the current context, the guard held; the program's stream or
+    // event is the one that it is using now.
+    unsafe {
+        match query(end) {
+            SUCCESS => {}
+            NOT_READY => return Ok(false),
+            error => return Err(error),
+        }
+        let behind = match awaited {
+            Awaited::Event(event) => event as Ptr,
+            Awaited::Stream(of) => {
+                let behind = BEHIND.load(Relaxed) as Ptr;
+                check(record(behind, of as Ptr))?;
+                behind
+            }
+        };
+        check(wait(stream, behind, 0))?;
+        launch(LINGER.load(Relaxed), stream, params.as_mut_ptr())?;
+        launch(PENDING.load(Relaxed), stream, std::ptr::null_mut())?;
+        check(record(end, stream))?;
+    }
+    COUNT.store(count.wrapping_add(1), Relaxed);
+    Ok(true)
+}
+
+/// # Safety
+/// A function of ours, its stream, its parameters.
+unsafe fn launch(function: usize, stream: Ptr, params: *mut Ptr) -> Result<(), i32> {
+    let config = LaunchConfig {
+        grid: [1; 3],
+        block: [1; 3],
+        shared_bytes: 0,
+        stream,
+        attributes: std::ptr::null(),
+        attribute_count: 0,
+    };
+    let f = driver().launch_ex.ok_or(NOT_SUPPORTED)?;
+    // SAFETY: by the caller.
+    check(unsafe { f(&config, function as Ptr, params, std::ptr::null_mut()) })
+}
+
+/// A context was destroyed, and what was in it. The caller holds the capture guard.
+pub fn forget_context(gone: usize) {
+    if CONTEXT.load(Relaxed) == gone {
+        CONTEXT.store(0, Relaxed);
+        STATE.store(UNMADE, Release);
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    LENGTH_US.store(0, Relaxed);
+    CONTEXT.store(0, Relaxed);
+    STATE.store(UNMADE, Release);
+}

@@ -1,0 +1,221 @@
+//! A high-priority program stays on the GPU behind its waits, and only there.
+
+use crate::common::PATIENCE;
+use crate::governor::Governor;
+use crate::program::{Device, Ptr, ask, ok, say};
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use tally_ipc::layout::report_state;
+use tally_ipc::wire::{Residency, Welcome};
+
+const GRID: [u32; 3] = [2, 1, 1];
+
+/// Contexts take turns.
+fn taking_turns(linger_us: u32) -> Welcome {
+    Welcome {
+        high_priority: true,
+        residency: Residency::TimeSlice { slice_us: 0, linger_us },
+        ..welcome()
+    }
+}
+
+/// How often the program lingered, by the shim's account.
+fn count() -> u64 {
+    ask("count").parse().unwrap()
+}
+
+/// Until nothing lingers: a third would be left out.
+fn settle(device: &Device) {
+    // SAFETY: no arguments.
+    ok(unsafe { (device.cuda.cuCtxSynchronize)() });
+}
+
+/// Answer [`count`] until the program has said all.
+fn counting(core: &mut Governor) {
+    loop {
+        match core.hear().as_str() {
+            "count" => {
+                let count = core.counters().lingered.load(SeqCst);
+                core.say(&count.to_string());
+            }
+            "end" => break,
+            other => panic!("the program says {other}"),
+        }
+    }
+}
+
+/// One launch.
+fn run(device: &Device, stream: Ptr) {
+    device.step(&device.cells(2), GRID, stream, 1, 0);
+}
+
+#[test]
+fn lingers_once_behind_each_launch_that_is_waited_for() {
+    both(
+        lingers_once_behind_each_launch_that_is_waited_for,
+        &taking_turns(50),
+        |device| {
+            let (stream, event) = (device.stream(1), device.event());
+            let cells = device.cells(2);
+            device.step(&cells, GRID, stream, 1, 0);
+            device.sync(stream);
+            assert_eq!(count(), 1, "a stream");
+            device.sync(stream);
+            assert_eq!(count(), 1, "nothing was launched since");
+
+            settle(device);
+            device.step(&cells, GRID, stream, 2, 0);
+            // SAFETY: handles of ours.
+            unsafe {
+                ok((device.cuda.cuEventRecord)(event, stream));
+                ok((device.cuda.cuEventSynchronize)(event));
+            }
+            assert_eq!(count(), 2, "an event");
+
+            settle(device);
+            device.step(&cells, GRID, null_mut(), 3, 0);
+            device.check_steps(&cells, &[1, 2, 3]);
+            assert_eq!(count(), 3, "a copy to the host");
+
+            settle(device);
+            device.step(&cells, GRID, stream, 4, 0);
+            let mut word = 0_u32;
+            let to = (&raw mut word).cast();
+            // SAFETY: a word for a word of ours.
+            ok(unsafe { (device.cuda.cuMemcpyDtoHAsync_v2)(to, cells.counts, 4, stream) });
+            assert_eq!(count(), 4, "the beginning of a copy to the host");
+            device.sync(stream);
+            assert_eq!((count(), word), (4, 4), "waiting for its end");
+
+            settle(device);
+            device.step(&cells, GRID, stream, 5, 0);
+            // SAFETY: a stream of ours.
+            while unsafe { (device.cuda.cuStreamQuery)(stream) } != 0 {}
+            device.step(&cells, GRID, stream, 6, 0);
+            settle(device);
+            assert_eq!(count(), 4, "asking, and a wait for the whole context");
+            device.check_steps(&cells, &[1, 2, 3, 4, 5, 6]);
+            say("end");
+        },
+        |core| {
+            counting(core);
+            assert_eq!(core.region().report.linger.load(SeqCst), report_state::ACTIVE);
+        },
+    );
+}
+
+#[test]
+fn captures_and_contexts_do_not_meet_it() {
+    both(
+        captures_and_contexts_do_not_meet_it,
+        &taking_turns(50),
+        |device| {
+            let (captured, other) = (device.stream(1), device.stream(1));
+            run(device, other);
+            device.sync(other);
+            assert_eq!(count(), 1);
+            settle(device);
+            let cells = device.cells(2);
+            let (mut graph, mut exec) = (null_mut(), null_mut());
+            // Relaxed: this thread may wait for other streams meanwhile.
+            // SAFETY: handles of ours, valid out-pointers.
+            unsafe {
+                ok((device.cuda.cuStreamBeginCapture_v2)(captured, 2));
+                device.step(&cells, GRID, captured, 7, 0);
+                device.step(&cells, GRID, other, 3, 0);
+                device.sync(other);
+                assert_eq!(count(), 1, "not while anything is captured");
+                ok((device.cuda.cuStreamEndCapture)(captured, &mut graph));
+                ok((device.cuda.cuGraphInstantiateWithFlags)(&mut exec, graph, 0));
+                ok((device.cuda.cuGraphLaunch)(exec, captured));
+            }
+            device.sync(captured);
+            assert_eq!(count(), 2);
+            device.check_steps(&cells, &[3, 7]);
+
+            device.destroy_context();
+            device.new_context();
+            let stream = device.stream(0);
+            let cells = device.cells(2);
+            device.step(&cells, GRID, stream, 1, 0);
+            device.sync(stream);
+            assert_eq!(count(), 3, "in the next context");
+            device.check_steps(&cells, &[1]);
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
+fn never_more_than_two() {
+    both(
+        never_more_than_two,
+        &taking_turns(50),
+        |device| {
+            let words = device.words();
+            let at = std::ptr::from_ref(words) as u64;
+            let all: Vec<_> = (1..=3)
+                .map(|n| {
+                    // Runs until the host says so.
+                    let (stream, cells) = (device.stream(1), device.cells(GRID[0]));
+                    let params = [cells.data, cells.counts, at];
+                    ok(device.launch(device.function("later"), GRID, 1, stream, &params));
+                    let (mine, stream) = (device.clone(), stream as usize);
+                    let waiting = std::thread::spawn(move || {
+                        mine.enter();
+                        mine.sync(stream as Ptr);
+                    });
+                    let start = std::time::Instant::now();
+                    while n < 3 && count() < n {
+                        assert!(start.elapsed() < PATIENCE, "it does not linger");
+                        std::thread::yield_now();
+                    }
+                    waiting
+                })
+                .collect();
+            // However long it takes to get there: it must not be more by then.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert_eq!(count(), 2);
+            words[1].store(1, SeqCst);
+            all.into_iter().for_each(|waiting| waiting.join().unwrap());
+            assert_eq!(count(), 2, "the third was left out");
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
+fn only_who_is_told_to() {
+    both(
+        only_who_is_told_to,
+        &taking_turns(0),
+        |device| {
+            run(device, null_mut());
+            device.sync(null_mut());
+            assert_eq!(count(), 0);
+            say("end");
+        },
+        |core| {
+            counting(core);
+            assert_eq!(core.region().report.linger.load(SeqCst), report_state::UNUSED);
+        },
+    );
+}
+
+#[test]
+fn not_at_best_effort() {
+    both(
+        not_at_best_effort,
+        &Welcome { high_priority: false, ..taking_turns(50) },
+        |device| {
+            run(device, null_mut());
+            device.sync(null_mut());
+            assert_eq!(count(), 0);
+            say("end");
+        },
+        counting,
+    );
+}

@@ -1,0 +1,494 @@
+"""The policy's life on a GPU: its log, a shadow, A/B tests, and policies that misbehave, beside real programs.
+
+One core in one residency, one inference with Poisson arrivals and one training
+as unmodified clients, started once; everything below happens to that core while
+they run. The policy in charge is `tally-priority`.
+
+log      `log record`, the policy anew, some seconds, `log stop`; then `log replay` with the same component. And
+         once more begun in mid-run.
+shadow   `fifo` beside it: agreement, CPU share; the inference's times and the training's rate with and without
+ab       `tally-priority` against `fifo`; then a test with a guard that nobody can keep
+chaos    the test policy `chaos`, in each kind of fault: until `status` names it, until the last good policy is back,
+         the inference's times in the second around it, and a deterministic training through it, bit for bit
+
+Times are reported, not judged. The step fails if a replay differs, a client is
+lost, a digest differs, a fault is never named, or A or the good policy is not
+back.
+"""
+
+import contextlib
+import json
+import subprocess
+import time
+
+from clients import Client, soon, started
+from common import Failures, clean_environment, step_main
+from stats import median, percentile, poisson_schedule
+from tally import Core, client, shortfalls
+
+HP_JOB, BE_JOB, EXACT = "bert-graph", "gpt2-train", "gpt2-small"
+NAMES = ("hp", "be")
+POLICY, OTHER = "tally-priority", "fifo"
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+SEED = 7
+WARM_REQUESTS = 300
+CTL_TIMEOUT_S = 60
+# How often `status` is asked while something is waited for.
+POLL_S = 0.02
+PARTS = ("log", "shadow", "ab", "chaos")
+# kind of fault as it is called here: what `chaos` does, kinds that `status` may call it
+FAULTS = {
+    "trap": (1, ("trap",)),
+    "loop": (2, ("overrun",)),
+    # Filling memory takes fuel; whichever runs out first.
+    "memory": (3, ("memory", "overrun")),
+    "nonsense": (11, ("nonsense",)),
+    "stall": (10, ("stall",)),
+}
+# Around a load of `chaos`: arrivals before it, and after it.
+BEFORE_S, AFTER_S = 1.5, 1.0
+BACK_MAX_S = 15
+# `chaos` is loaded time and again: the good policy is not to wait longer each time that it is struck out.
+CONFIG = "[policy.strikes]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
+# A guard that no policy keeps: a request takes longer.
+IMPOSSIBLE = "hp_p50<1us"
+
+
+def ctl(core, *arguments, codes=(0,)):
+    """`tallyctl` with these arguments; its output. Another exit code than `codes` is an error."""
+    command = [core.suite.program("tallyctl"), "--socket", str(core.socket), *map(str, arguments)]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=CTL_TIMEOUT_S, env=clean_environment()
+    )
+    if done.returncode not in codes:
+        raise RuntimeError(f"tallyctl {arguments}: exit {done.returncode}: {done.stderr.strip()[-800:]}")
+    return done.stdout
+
+
+def ctl_json(core, *arguments, codes=(0,)):
+    return json.loads(ctl(core, *arguments, "--json", codes=codes))
+
+
+def times(values):
+    """Percentiles of some times; `None` without any."""
+    if not values:
+        return None
+    quantiles = {"p50": 0.5, "p99": 0.99, "max": 1}
+    return {"n": len(values), **{name: round(percentile(values, q), 4) for name, q in quantiles.items()}}
+
+
+class Stage:
+    """The core, its two clients, and the arrivals that load them."""
+
+    def __init__(self, suite, core, hp, be):
+        self.suite, self.core, self.hp, self.be = suite, core, hp, be
+        self.rate_per_s = None
+        self.arrivals = []
+
+    def policy(self, name):
+        folder = "test-policies" if name == "chaos" else "policies"
+        return self.suite.program(f"{folder}/{name}.wasm")
+
+    def serve(self, seconds, until_stop=False):
+        """Have the inference serve arrivals; when they start."""
+        start_at = soon()
+        self.arrivals = poisson_schedule(self.rate_per_s, seconds, SEED)
+        self.hp.send(
+            "requests", job=HP_JOB, start_at=start_at, seconds=seconds, rate_per_s=self.rate_per_s, seed=SEED,
+            limit_s=2 * seconds, until_stop=until_stop,
+        )  # fmt: skip
+        return start_at
+
+    def served(self, start_at, seconds):
+        """What it served: (end, service ms, queued ms) of each request, and the answer."""
+        answer = self.hp.receive(2 * seconds + 30)
+        service, queued = answer["service_ms"], answer["queued_ms"]
+        dues = [start_at + arrival for arrival in self.arrivals[: len(service)]]
+        rows = [(due + q / 1e3, s, q) for due, s, q in zip(dues, service, queued)]
+        return rows, answer
+
+    def window(self, seconds, meanwhile=lambda: None):
+        """Both programs for so long; `meanwhile` is called when they have begun. Their figures."""
+        before = client(self.core.status(), "be")
+        start_at = self.serve(seconds)
+        self.be.send("train", job=BE_JOB, start_at=start_at, seconds=seconds, until_stop=True)
+        time.sleep(max(0.0, start_at - time.monotonic()))
+        meanwhile()
+        rows, answer = self.served(start_at, seconds)
+        self.be.process.send({"stop": True})
+        trained = self.be.receive(seconds + 30)
+        after = client(self.core.status(), "be")
+        elapsed_s = time.monotonic() - start_at
+        return {
+            "seconds": seconds,
+            "service_ms": times([s for _, s, _ in rows]),
+            "queued_ms": times([q for _, _, q in rows]),
+            "unserved": answer["unserved"],
+            "be_steps_per_s": round(trained["steps_per_s"], 4),
+            "be_launches_per_s": round((after["launches"] - before["launches"]) / elapsed_s),
+        }
+
+    @contextlib.contextmanager
+    def traffic(self, seconds_max):
+        """Both programs until the block ends. Yields a list that is then the inference's answer."""
+        answers = []
+        start_at = self.serve(seconds_max, until_stop=True)
+        self.be.send("train", job=BE_JOB, start_at=start_at, seconds=0.5, until_stop=True)
+        try:
+            yield answers
+        finally:
+            for one in (self.hp, self.be):
+                with contextlib.suppress(OSError):
+                    one.process.send({"stop": True})
+            answers.append(self.hp.receive(30))
+            self.be.receive(30)
+
+
+def measure_solo(stage, load):
+    """The inference alone: gives the rate of arrivals."""
+    warm = stage.hp.ask("closed", job=HP_JOB, n=WARM_REQUESTS)["service_ms"]
+    stage.rate_per_s = load / percentile(warm, 0.5) * 1e3
+    rows, _ = stage.served(stage.serve(2), 2)
+    return {"rate_per_s": round(stage.rate_per_s, 2), "service_ms": times([s for _, s, _ in rows])}
+
+
+# --- The decision log
+
+
+def replay(core, file, name):
+    """A log again with the component that made it."""
+    begin = time.monotonic()
+    # 1: it differs, or records were lost; the report says which.
+    report = ctl_json(core, "log", "replay", file, codes=(0, 1))
+    took_s = time.monotonic() - begin
+    comparison, parts = report["comparison"], report["parts"]
+    return {
+        "begun": name,
+        "equal": report["equal"],
+        "same_policy": report["same_policy"],
+        "decisions": comparison["decisions"],
+        "equal_decisions": comparison["equal"],
+        "events": comparison["events"],
+        "calls_differ": comparison["calls_differ"],
+        "parts": parts,
+        "incomplete": report["incomplete"],
+        "replay_s": round(took_s, 2),
+    }
+
+
+def record(stage, name, seconds, anew):
+    """Record both programs for so long; with `anew` the policy starts once more at the beginning."""
+    core, file = stage.core, stage.suite.work / f"{name}.tallylog"
+    began = {}
+
+    def begin():
+        ctl(core, "log", "record", "--out", file)
+        began["at"] = time.monotonic()
+        if anew:
+            ctl(core, "policy", "load", stage.policy(POLICY))
+
+    # Anew: before anybody is decided, so that all that is compared follows from what the log holds.
+    if anew:
+        begin()
+    figures = stage.window(seconds, (lambda: None) if anew else begin)
+    recorded_s = time.monotonic() - began["at"]
+    ctl(core, "log", "stop")
+    status = ctl_json(core, "log", "status")
+    row = replay(core, file, "with the policy's start" if anew else "in mid-run")
+    row |= {key: status[key] for key in ("records", "bytes", "dropped", "ended")}
+    row |= {"recorded_s": round(recorded_s, 2), "decisions_per_s": round(row["decisions"] / seconds)}
+    file.unlink()
+    return {**row, "while_recording": figures}
+
+
+def measure_log(stage, seconds, failures):
+    rows = [record(stage, "anew", seconds, True), record(stage, "mid-run", 3, False)]
+    for row in rows:
+        print(f"log, {row['begun']}: {row}", flush=True)
+    exact = rows[0]
+    if not exact["same_policy"] or not exact["decisions"]:
+        failures.add(f"log: nothing was replayed with the log's own policy: {exact}")
+    # A call that the clock stopped is repeated by no replay; what follows it is not compared.
+    elif not exact["equal"]:
+        failures.add(f"log: the same component decided otherwise in the replay: {exact}")
+    return rows
+
+
+# --- The shadow
+
+
+def measure_shadow(stage, seconds, percent):
+    """`fifo` as the shadow of the policy in charge; windows without it before and after."""
+    core, without = stage.core, [stage.window(seconds)]
+    ctl(core, "shadow", "start", stage.policy(OTHER), "--cpu-percent", percent)
+    begin, at = ctl_json(core, "shadow", "status"), time.monotonic()
+    figures = stage.window(seconds)
+    end, wall_s = ctl_json(core, "shadow", "status"), time.monotonic() - at
+    ctl(core, "shadow", "stop")
+    without.append(stage.window(seconds))
+    comparison = end["comparison"]
+    row = {
+        "policy": OTHER,
+        "in_charge": end["in_charge"],
+        "cpu_percent_max": percent,
+        "cpu_percent": round((end["cpu_ms"] - begin["cpu_ms"]) / (wall_s * 10), 3),
+        "agreement_percent": round(end["agreement_percent"], 3),
+        "decisions": comparison["decisions"],
+        "equal": comparison["equal"],
+        "matrix": comparison["matrix"],
+        "kinds": end["kinds"],
+        "skipped": end["parts"]["skipped"],
+        "dropped": end["dropped"],
+        "ended": end["ended"],
+        "with": figures,
+        "without": without,
+    }
+    print(f"shadow: {row}", flush=True)
+    return row
+
+
+# --- A/B tests
+
+
+def wait_for_end(core, timeout_s):
+    """Poll until the test has ended and A is in charge."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if not ctl_json(core, "ab", "status")["running"]:
+            return
+        time.sleep(POLL_S)
+    raise TimeoutError(f"the A/B test has not ended after {timeout_s} s")
+
+
+def of_blocks(report, arm):
+    """Medians over an arm's blocks."""
+    blocks = [block for block in report["blocks"] if block["arm"] == arm]
+    p99 = [block["hp_p99_ns"] / 1e6 for block in blocks if block["hp_p99_ns"] is not None]
+    work = [block["be_work_ns"] / 1e6 / block["measured_s"] for block in blocks if block["measured_s"] > 0]
+    return {
+        "blocks": len(blocks),
+        "hp_p99_ms": round(median(p99), 4) if p99 else None,
+        "be_gpu_ms_per_s": round(median(work), 3) if work else None,
+    }
+
+
+def ab_test(stage, what, metric, block, max_s, guard, failures):
+    """One test from start to end, both programs running."""
+    core = stage.core
+    with stage.traffic(max_s + 20) as answers:
+        ctl(
+            core, "ab", "start", stage.policy(POLICY), stage.policy(OTHER), "--metric", metric, "--block", block,
+            "--washout", "100ms", "--max-time", f"{max_s}s", "--guard", guard, "--seed", SEED,
+        )  # fmt: skip
+        wait_for_end(core, max_s + 15)
+        report, serving = ctl_json(core, "ab", "report"), core.status()["policy"]
+    if serving["name"] != POLICY or serving["disabled"]:
+        failures.add(f"{what}: {serving['name']} is in charge after it, not A")
+    keys = ("plan", "ended", "elapsed_s", "verdict", "e_value", "effect", "mean_effect", "pairs", "sample_ratio")
+    keys += ("caveats", "a_back_after_ns")
+    row = {"test": what, **{key: report[key] for key in keys}}
+    row |= {arm.lower(): {"name": report[arm.lower()]["name"], **of_blocks(report, arm)} for arm in ("A", "B")}
+    row |= {"requests_served": len(answers[0]["service_ms"]), "service_ms": times(answers[0]["service_ms"])}
+    print(f"ab, {what}: {row}", flush=True)
+    return row
+
+
+def measure_ab(stage, args, failures):
+    """Each test by itself: one that fails does not keep the other from being run."""
+    rows = []
+    with failures.guard("ab"):
+        rows.append(ab_test(stage, "compared", args.metric, "2s", args.ab_s, "hp_p99<1s", failures))
+    with failures.guard("ab, guard"):
+        row = ab_test(stage, "a guard is breached", args.metric, "3s", 20, IMPOSSIBLE, failures)
+        if row["ended"]["reason"] != "guard":
+            failures.add(f"ab: {IMPOSSIBLE} did not end it: {row['ended']}")
+        rows.append(row)
+    return rows
+
+
+# --- Policies that misbehave
+
+
+class Trainings:
+    """A deterministic training whose digest is known."""
+
+    def __init__(self, be, seconds):
+        self.be, self.steps = be, 8
+        self.begin()
+        begun, answer = time.monotonic(), self.finish()
+        a_step_s = (answer["ended"] - begun) / (self.steps - 1)
+        self.steps = max(8, round(seconds / a_step_s))
+        self.begin()
+        reference = self.finish()
+        self.digest, self.alone_s = reference["digests"][EXACT], reference["seconds"]
+
+    def begin(self):
+        """Start it; returns once its first step is done."""
+        self.be.send("exact", steps=self.steps, names=[EXACT])
+        self.be.receive(60)
+
+    def finish(self):
+        while True:
+            answer = self.be.receive(60)
+            if "digests" in answer:
+                return answer
+
+
+def faults_of(policy, kinds):
+    return sum(policy["faults"].get(kind, 0) for kind in kinds)
+
+
+def watch(core, kinds, before, loaded):
+    """Poll status until the good policy is back: when a fault was counted, named, and when it was back."""
+    seen, end = {}, time.monotonic() + BACK_MAX_S
+    while "back" not in seen and time.monotonic() < end:
+        policy = core.status()["policy"]
+        now = time.monotonic()
+        if faults_of(policy, kinds) > before:
+            seen.setdefault("counted", now)
+        struck = policy["last_struck_out"]
+        if struck and struck["generation"] == loaded and struck["kind"] in kinds:
+            seen.setdefault("named", now)
+            seen.setdefault("message", struck["message"].splitlines()[0][:200])
+        if policy["generation"] > loaded and policy["name"] == POLICY:
+            seen.setdefault("back", now)
+            seen["came"] = policy["came"]
+        time.sleep(POLL_S)
+    return seen
+
+
+def misbehave(stage, kind, trainings, failures):
+    """Load `chaos` in one kind of fault while both run."""
+    number, names = FAULTS[kind]
+    core, file = stage.core, stage.suite.work / "chaos.conf"
+    file.write_text(f"always {number}")
+    state = core.status()
+    before, fallbacks = faults_of(state["policy"], names), state["policy"]["fallbacks"]
+    trainings.begin()
+    window_s = BEFORE_S + AFTER_S
+    start_at = stage.serve(window_s)
+    time.sleep(max(0.0, start_at + BEFORE_S - time.monotonic()))
+    sent = time.monotonic()
+    ctl(core, "policy", "load", stage.policy("chaos"), "--config", file)
+    in_charge = time.monotonic()
+    # It may have been struck out already.
+    history = ctl_json(core, "policy", "history")
+    loaded = max(entry["generation"] for entry in history if entry["name"] == "chaos")
+    seen = watch(core, names, before, loaded)
+    rows, answer = stage.served(start_at, window_s)
+    after_rows, _ = stage.served(stage.serve(AFTER_S), AFTER_S)
+    trained = trainings.finish()
+    policy = core.status()["policy"]
+    until = max(sent + 1, seen.get("back", sent))
+
+    def ms(name):
+        return round((seen[name] - in_charge) * 1e3, 1) if name in seen else None
+
+    row = {
+        "fault": kind,
+        "load_ms": round((in_charge - sent) * 1e3, 1),
+        "counted_ms": ms("counted"),
+        "named_ms": ms("named"),
+        "back_ms": ms("back"),
+        "message": seen.get("message"),
+        "came": seen.get("came"),
+        "fallbacks": policy["fallbacks"] - fallbacks,
+        "fault_cost_us_max": policy["fault_cost_us"]["max"],
+        "before_ms": times([s for end, s, _ in rows if end < sent]),
+        "around_ms": times([s for end, s, _ in rows if sent <= end < until]),
+        "after_ms": times([s for _, s, _ in after_rows]),
+        "unserved": answer["unserved"],
+        "training_equal": trained["digests"][EXACT] == trainings.digest,
+        "training_after_back_s": round(trained["ended"] - seen.get("back", sent), 2),
+        "training_s": round(trained["seconds"], 2),
+        "training_alone_s": round(trainings.alone_s, 2),
+        "steps": trainings.steps,
+    }
+    print(f"chaos: {row}", flush=True)
+    if "named" not in seen:
+        failures.add(f"chaos, {kind}: not named in {BACK_MAX_S} s: {policy['faults']}, {policy['last_fault']}")
+    if "back" not in seen:
+        failures.add(f"chaos, {kind}: {POLICY} was not back after {BACK_MAX_S} s")
+        ctl(core, "policy", "load", stage.policy(POLICY))
+    if trained["ended"] < in_charge:
+        failures.add(f"chaos, {kind}: the training had ended before it was in charge: nothing is shown")
+    if not row["training_equal"]:
+        failures.add(f"chaos, {kind}: the training's digest differs from the one alone")
+    return row
+
+
+def measure_chaos(stage, args, failures):
+    trainings, rows = Trainings(stage.be, args.training_s), []
+    for kind in args.faults.split(","):
+        with failures.guard(f"chaos, {kind}"):
+            rows.append(misbehave(stage, kind, trainings, failures))
+    return rows
+
+
+def clients_at_end(core, pids, failures):
+    """Whether both are still there, governed, and were never let run unscheduled."""
+    state, rows = core.status(), []
+    for name, pid in pids.items():
+        entry = client({"clients": state["clients"]}, name, pid)
+        if entry is None or entry["pid"] != pid:
+            failures.add(f"{name} (pid {pid}) is no client of the core any more")
+            continue
+        rows.append({"name": name, **{key: entry[key] for key in ("governed", "launches", "unscheduled")}})
+        if not entry["governed"] or entry["unscheduled"]:
+            failures.add(f"{name}: governed {entry['governed']}, {entry['unscheduled']} launches unscheduled")
+    policy = state["policy"]
+    return {"clients": rows, "policies_in_charge": policy["generation"], "swap_pause_us": policy["swap_pause_us"]}
+
+
+def main(suite):
+    """The policy's life while programs run."""
+    args, failures = suite.args, Failures()
+    parts = args.parts.split(",")
+    unknown = [k for k in args.faults.split(",") if k not in FAULTS] + [p for p in parts if p not in PARTS]
+    if unknown:
+        raise SystemExit(f"unknown: {unknown}; faults are {list(FAULTS)}, parts {list(PARTS)}")
+    content = {"hp": HP_JOB, "be": BE_JOB, "exact": EXACT, "load": args.load, "residency": args.residency, "policy": POLICY}
+
+    def keep(**more):
+        content.update(more)
+        suite.write("policy.json", content)
+
+    config = suite.work / "core-policy.toml"
+    config.write_text(CONFIG)
+    with Core(suite, "policy", POLICY, args.residency, extra=["--config", config]) as core:
+        hp = Client(suite, "hp", [HP_JOB], core, "high")
+        be = Client(suite, "be", [BE_JOB, "exact"], core, "best-effort", DETERMINISTIC)
+        with started([hp, be]):
+            stage = Stage(suite, core, hp, be)
+            pids = {one.name: one.pid for one in (hp, be)}
+            keep(solo=measure_solo(stage, args.load))
+            for note in shortfalls(core.status(), args.residency, NAMES):
+                failures.add(note)
+            measure = {
+                "log": lambda: measure_log(stage, args.seconds, failures),
+                "shadow": lambda: measure_shadow(stage, args.seconds, args.cpu_percent),
+                "ab": lambda: measure_ab(stage, args, failures),
+                "chaos": lambda: measure_chaos(stage, args, failures),
+            }
+            for part in parts:
+                with failures.guard(part):
+                    keep(**{part: measure[part]()})
+            with failures.guard("clients"):
+                keep(end=clients_at_end(core, pids, failures), failures=failures.messages)
+    return failures.messages
+
+
+def add_arguments(parser):
+    parser.add_argument("--residency", default="timeslice", help="of the core")
+    parser.add_argument("--seconds", type=float, default=5, help="length of the log's and the shadow's windows")
+    parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
+    parser.add_argument("--metric", default="be_throughput", help="of the A/B tests")
+    parser.add_argument("--ab-s", type=int, default=60, help="longest time of the A/B test")
+    parser.add_argument("--cpu-percent", type=float, default=5, help="what the shadow may use of one CPU")
+    parser.add_argument("--training-s", type=float, default=4, help="length of a deterministic training alone, about")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of these")
+    parser.add_argument("--faults", default=",".join(FAULTS), help="comma-separated, of these")
+
+
+if __name__ == "__main__":
+    step_main("policy", main, add_arguments)
