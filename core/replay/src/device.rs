@@ -12,7 +12,7 @@
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{FLAG_NS, Model, RESUME_NS, ROOM, Residency, Work};
+use crate::gpu::{Model, RESUME_NS, ROOM, Residency, Work};
 use std::collections::VecDeque;
 
 /// Lane of the high-priority process.
@@ -164,7 +164,7 @@ impl Device {
 
     /// Have cut kernels of a lane give way, or go on.
     pub fn set_yield(&mut self, lane: usize, yielded: bool) {
-        let (now_ns, lane) = (self.now_ns, &mut self.lanes[lane]);
+        let (now_ns, flag_ns, lane) = (self.now_ns, self.model.flag_ns, &mut self.lanes[lane]);
         lane.yielded = yielded;
         let rate = lane.rate;
         let Some(r) = lane.running.as_mut().filter(|r| r.work.quantum_ns > 0) else { return };
@@ -178,7 +178,7 @@ impl Device {
         r.resume_ns = None;
         if !r.stopped {
             let (total, quantum) = (r.work.total_ns * ROOM, r.work.quantum_ns * ROOM);
-            let seen = total.saturating_sub(r.left) + FLAG_NS * rate;
+            let seen = total.saturating_sub(r.left) + flag_ns * rate;
             // The last part looks at no flag.
             let at = seen.div_ceil(quantum) * quantum;
             r.stop = (at < total).then(|| (now_ns, total - at));

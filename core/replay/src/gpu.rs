@@ -24,8 +24,6 @@ pub const SEEN_NS: u64 = 3_500;
 pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 50_000];
 /// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
-/// Until running blocks see that they are to give way.
-pub const FLAG_NS: u64 = 12_000;
 /// Between two parts of a launch: the wait at the gate, and the next launch's start.
 pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
@@ -40,8 +38,6 @@ pub const PRELUDE_NS: u64 = 1_200;
 const EMPTY_NS: u64 = 360;
 /// Thousand blocks that see the flag and exit.
 const EXIT_NS: u64 = 1_800;
-/// On the host, for each part of a launch but one: the launch, the gate, events around it.
-pub const HOST_PART_NS: u64 = 4_600;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
 /// A preemptible launch has one more part for each of these.
@@ -67,6 +63,10 @@ pub struct Model {
     pub decided_ns: u64,
     /// Under MPS a kernel that starts while the other program's runs takes so much longer.
     pub beside_ns: u64,
+    /// Until running blocks see that they are to give way: threads wake up for it.
+    pub flag_ns: u64,
+    /// On the host, for each part of a launch but one: the launch, the gate, events around it.
+    pub part_ns: u64,
     /// Two programs that both launch unscheduled slow each other's own part, thousandths.
     pub hosts_permille: u64,
 }
@@ -85,6 +85,8 @@ impl Model {
             ("wake_ns", &mut self.wake_ns),
             ("decided_ns", &mut self.decided_ns),
             ("beside_ns", &mut self.beside_ns),
+            ("flag_ns", &mut self.flag_ns),
+            ("part_ns", &mut self.part_ns),
             ("hosts_permille", &mut self.hosts_permille),
         ];
         let names = all.each_ref().map(|(name, _)| *name).join(", ");
@@ -105,6 +107,8 @@ impl Default for Model {
             wake_ns: 50_000,
             decided_ns: 1_700,
             beside_ns: 1_000,
+            flag_ns: 60_000,
+            part_ns: 4_600,
             hosts_permille: 150,
         }
     }

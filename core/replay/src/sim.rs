@@ -4,7 +4,7 @@
 use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{
-    Cut, HOST_PART_NS, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
+    Cut, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
 };
 use crate::host::Host;
 use crate::marks::{Marks, PATIENCE_NS};
@@ -423,7 +423,10 @@ impl<'a> Sim<'a> {
         for index in kernels {
             let mut shape = work(&self.traces[lane].kernels[index], form);
             shape.gap_ns += if index == first { writes_ns } else { 0 };
-            host_ns += shape.more_launches * HOST_PART_NS;
+            let parts_ns = shape.more_launches * self.setup.model.part_ns;
+            host_ns += parts_ns;
+            // A part cannot run before it was launched.
+            shape.total_ns = shape.total_ns.max(parts_ns + shape.tail_ns);
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
             self.device
                 .push(lane, crate::gpu::Work { launch, last: index == last, ready_ns, ..shape });
