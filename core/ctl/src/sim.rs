@@ -80,6 +80,10 @@ pub struct SimArgs {
     /// traces are built in. With `--json` as an array, with more figures.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
     pub calibrate: Option<PathBuf>,
+    /// Of these only rows measured on this day or later: older ones may be of another
+    /// core.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "calibrate", default_value = "")]
+    pub since: String,
 }
 
 /// `--residency`.
@@ -234,7 +238,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
-        return calibrate::run(&mut out, measured, &setup, &policies, args.json);
+        return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
     }
     let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
         return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));

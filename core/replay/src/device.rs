@@ -12,7 +12,8 @@
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{Model, RESUME_NS, ROOM, Residency, Work};
+use crate::gpu::{RESUME_NS, ROOM, Residency, Work};
+use crate::model::Model;
 use std::collections::VecDeque;
 
 /// Lane of the high-priority process.

@@ -1,10 +1,11 @@
 //! The GPU's figures, and what becomes of a kernel on it: blocks, waves, forms.
 //!
-//! Costs are measured ones (`docs/results.md`, `docs/residency.md`, one H200), named
-//! here and nowhere else. None was fitted to a pair of programs. Left out: contention
-//! for memory and caches, clocks, copies beside kernels, what a launch in flight costs
-//! the driver, and the cost of the completion writes.
+//! What stands here was measured on one H200, by itself and not in a pair of programs
+//! (`docs/results.md`, `docs/cutting.md`; [`NARROW_PERMILLE`] apart). What may be other
+//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for memory and
+//! caches but for `beside_ns`, clocks, copies beside kernels.
 
+use crate::model::Model;
 use crate::trace::Kernel;
 use serde::Serialize;
 use tally_engine::policy::Decision;
@@ -24,12 +25,14 @@ pub const SEEN_NS: u64 = 3_500;
 pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 50_000];
 /// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
-/// Between two parts of a launch: the wait at the gate, and the next launch's start.
+/// Between two parts of a preemptible launch, the second of which finds nothing to do.
 pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
-/// On some of the SMs a kernel takes longer than by their number, thousandths.
-const NARROW_PERMILLE: u128 = 1_350;
+/// On some of the SMs a kernel takes longer than by their number, thousandths: matrix
+/// products of 6 to 11 ms took 2.2 to 3.3 times as long on 64 of 132, as the core measured
+/// them in a run of pairs.
+pub const NARROW_PERMILLE: u128 = 1_350;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
 /// What the prelude adds to each block, and so to each wave.
@@ -44,75 +47,6 @@ pub const PARTS_MAX: u64 = 32;
 const PART_NS: u64 = 800_000;
 /// All SMs' room.
 pub const ROOM: u64 = 1_024;
-
-/// Figures that may be other on another machine, or under another core.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Model {
-    /// Change of context away from one that has nothing running.
-    pub change_idle_ns: u64,
-    /// Change of context in the middle of a kernel, from the end of the slice.
-    pub change_busy_ns: u64,
-    /// Of that, while the old one still runs.
-    pub stop_ns: u64,
-    /// The GPU stays with the high-priority program for so long after its last kernel
-    /// (`[residency.timeslice] linger_us`).
-    pub linger_ns: u64,
-    /// A program that was asleep makes its launch so long after it was let go.
-    pub wake_ns: u64,
-    /// A decided launch costs its program so much more.
-    pub decided_ns: u64,
-    /// Under MPS a kernel that starts while the other program's runs takes so much longer.
-    pub beside_ns: u64,
-    /// Until running blocks see that they are to give way: threads wake up for it.
-    pub flag_ns: u64,
-    /// On the host, for each part of a launch but one: the launch, the gate, events around it.
-    pub part_ns: u64,
-    /// Two programs that both launch unscheduled slow each other's own part, thousandths.
-    pub hosts_permille: u64,
-}
-
-impl Model {
-    /// Set one by its name, `[…]` apart.
-    ///
-    /// # Errors
-    /// The names there are.
-    pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
-        let all = [
-            ("change_idle_ns", &mut self.change_idle_ns),
-            ("change_busy_ns", &mut self.change_busy_ns),
-            ("stop_ns", &mut self.stop_ns),
-            ("linger_ns", &mut self.linger_ns),
-            ("wake_ns", &mut self.wake_ns),
-            ("decided_ns", &mut self.decided_ns),
-            ("beside_ns", &mut self.beside_ns),
-            ("flag_ns", &mut self.flag_ns),
-            ("part_ns", &mut self.part_ns),
-            ("hosts_permille", &mut self.hosts_permille),
-        ];
-        let names = all.each_ref().map(|(name, _)| *name).join(", ");
-        let found = all.into_iter().find(|(known, _)| *known == name);
-        let (_, figure) = found.ok_or(format!("no figure `{name}`; there are {names}"))?;
-        *figure = value;
-        Ok(())
-    }
-}
-
-impl Default for Model {
-    fn default() -> Self {
-        Model {
-            change_idle_ns: 137_000,
-            change_busy_ns: 225_000,
-            stop_ns: 50_000,
-            linger_ns: 100_000,
-            wake_ns: 50_000,
-            decided_ns: 1_700,
-            beside_ns: 1_000,
-            flag_ns: 60_000,
-            part_ns: 4_600,
-            hosts_permille: 150,
-        }
-    }
-}
 
 /// Who runs at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -192,7 +126,7 @@ pub fn blocks_per_sm(k: &Kernel) -> u64 {
 
 /// The kernel in the form that was decided. A launch of `n` blocks runs in waves of as
 /// many as fit the SMs; all waves take equally long.
-pub fn work(k: &Kernel, decision: Decision) -> Work {
+pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
     let (blocks, each) = (k.blocks().max(1), blocks_per_sm(k));
     let capacity = each * u64::from(SMS);
     let waves = blocks.div_ceil(capacity);
@@ -218,12 +152,19 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             let total_ns = wave_ns * waves + empty_ns;
             let exit_ns = blocks * EXIT_NS / 1_000;
             let more_launches = empty;
-            Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, exit_ns, more_launches, ..whole }
+            Work {
+                total_ns,
+                tail_ns: wave_ns,
+                quantum_ns: wave_ns,
+                exit_ns,
+                more_launches,
+                ..whole
+            }
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
             let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
-            let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS + empty_ns(blocks - n);
+            let part_ns = wave_ns * n.div_ceil(capacity) + model.slice_ns + empty_ns(blocks - n);
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
             let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns + empty_ns(blocks - n);

@@ -1,15 +1,17 @@
 //! The loop: the earliest of what can happen happens, the engine hears of it, what it
 //! answers reaches the programs and the device.
 
+mod solo;
+
 use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{
-    Cut, Model, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
-};
+use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
 use crate::host::Host;
 use crate::marks::{Marks, PATIENCE_NS};
+use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
+use solo::Solo;
 use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
 use tally_engine::profile::{CutState, KernelKey};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
@@ -138,31 +140,6 @@ pub fn simulate(
     sim.report(solo, end_ns, share, unscheduled)
 }
 
-/// A request alone, plain.
-#[derive(Clone, Copy)]
-struct Solo {
-    ns: u64,
-    p99_ns: u64,
-    /// Of the logarithm of how long the program's own part takes, request by request.
-    spread: f64,
-}
-
-/// Standard deviations to the 99th percentile.
-const SIGMAS_P99: f64 = 2.326;
-
-impl Solo {
-    fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
-        // From the start of its service until it is seen done.
-        let mut sim = Sim::new(*setup, [plain; 2], false, &[0], None);
-        sim.device = Device::new(Residency::Timeslice, setup.model, SLICES_DRIVER_NS);
-        sim.run_until(u64::MAX, true);
-        let ns = sim.service_ns.first().copied().unwrap_or(0);
-        let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());
-        let ratio = alone.map_or(1.0, |a| a.p99_ns as f64 / a.ns as f64);
-        Solo { ns, p99_ns: (ns as f64 * ratio) as u64, spread: ratio.ln() / SIGMAS_P99 }
-    }
-}
-
 impl<'a> Sim<'a> {
     fn new(
         setup: Setup,
@@ -276,10 +253,8 @@ impl<'a> Sim<'a> {
 
     /// How much slower a program's own part is for the other.
     fn hosts(&self, lane: usize) -> f64 {
-        let both = self.hosts[LOW].is_some();
-        let unscheduled = self.engine.is_none() && self.setup.residency == Residency::Mps;
-        let both = both && (lane == LOW || unscheduled);
-        1.0 + if both { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
+        let beside = lane == LOW && self.hosts[LOW].is_some();
+        1.0 + if beside { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
     }
 
     /// Iterations of the training done.
@@ -421,7 +396,7 @@ impl<'a> Sim<'a> {
             self.held_since_ns = None;
         }
         for index in kernels {
-            let mut shape = work(&self.traces[lane].kernels[index], form);
+            let mut shape = work(&self.traces[lane].kernels[index], form, &self.setup.model);
             shape.gap_ns += if index == first { writes_ns } else { 0 };
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;

@@ -218,4 +218,3 @@ impl Trace {
         self.kernels.last().map_or(0, |k| k.start_ns + k.dur_ns)
     }
 }
-

@@ -11,16 +11,20 @@ fn refused(text: &str) -> String {
 
 #[test]
 fn every_built_in_trace_is_read_and_lasts_what_it_was_recorded_to() {
-    assert_eq!(builtin_traces().count(), 8);
+    assert_eq!(builtin_traces().count(), 12);
     for name in builtin_traces() {
         let trace = Trace::open(name).unwrap();
         let pauses = trace.kernels.windows(2);
         assert!(pauses.clone().all(|w| w[0].start_ns + w[0].dur_ns <= w[1].start_ns), "{name}");
         assert!(trace.span_ns() <= trace.period_ns, "{name}");
         assert!(trace.as_graph().span_ns() <= trace.span_ns(), "{name}");
+        // Those with records of their launches were timed, too.
+        assert_eq!(trace.alone[0].is_some(), trace.alone[1].is_some(), "{name}");
+        assert_eq!(trace.alone[0].is_some(), trace.lead_ns > 0, "{name}");
     }
     let requests = Trace::open("llama7b_decode_b1").unwrap();
-    assert_eq!((requests.kernels.len(), requests.recorded), (1_462, 8));
+    assert_eq!((requests.kernels.len(), requests.recorded), (482, 8));
+    assert!(requests.is_graph() && !Trace::open("resnet50_infer_b1").unwrap().is_graph());
 }
 
 #[test]
@@ -83,8 +87,7 @@ fn arrivals_are_times_that_rise() {
     assert!(Arrivals::parse("f", "\n").unwrap_err().to_string().contains("expected 1 to"));
 }
 
-const CALLS: &str =
-    "ts_us,dur_us,kind,name,stream,grid,block,regs,smem,iteration,launch_us,launch_dur_us,waited_us\n";
+const CALLS: &str = "ts_us,dur_us,kind,name,stream,grid,block,regs,smem,iteration,launch_us,launch_dur_us,waited_us\n";
 
 #[test]
 fn recorded_launches_say_what_the_program_did_in_between() {
@@ -98,7 +101,8 @@ fn recorded_launches_say_what_the_program_did_in_between() {
                 190,4,kernel,e,7,1x1x1,32x1x1,16,0,1,175,3,\n";
     let text = format!("# plain_ms=0.1 plain_p99_ms=0.2 plain_launched_ms=0.05\n{CALLS}{rows}");
     let trace = Trace::parse("t", &text).unwrap();
-    let found: Vec<_> = trace.kernels.iter().map(|k| (k.name.as_str(), k.launch, k.gap_ns)).collect();
+    let found: Vec<_> =
+        trace.kernels.iter().map(|k| (k.name.as_str(), k.launch, k.gap_ns)).collect();
     assert_eq!(
         found,
         [("a", 0, 0), ("b", 1, 2_000), ("c", 2, 0), ("d", 2, 1_000), ("e", 3, 3_000)]
@@ -139,5 +143,8 @@ fn a_timed_program_takes_what_it_takes_without_a_profiler() {
 #[test]
 fn a_wrong_figure_in_a_comment_is_refused() {
     let said = refused(&format!("# plain_ms=soon\n{HEADER}0,1,kernel,a,7,1x1x1,32x1x1,16,0\n"));
-    assert!(said.contains("line 1") && said.contains("soon") && said.contains("milliseconds"), "{said}");
+    assert!(
+        said.contains("line 1") && said.contains("soon") && said.contains("milliseconds"),
+        "{said}"
+    );
 }

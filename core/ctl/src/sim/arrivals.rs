@@ -83,7 +83,10 @@ mod tests {
         // python3 -c 'import random; r = random.Random(7); print([r.random() for _ in range(700)])'
         let mut source = Twister::new(7);
         let all: Vec<f64> = (0..700).map(|_| source.unit()).collect();
-        assert_eq!((all[0], all[1], all[699]), (0.32383276483316237, 0.15084917392450192, 0.034097423373332436));
+        assert_eq!(
+            (all[0], all[1], all[699]),
+            (0.32383276483316237, 0.15084917392450192, 0.034097423373332436)
+        );
     }
 
     #[test]

@@ -66,14 +66,17 @@ pub fn run(
     file: &Path,
     setup: &Setup,
     policies: &Policies,
+    since: &str,
     json: bool,
 ) -> Result<(), CtlError> {
     let wrong = |why: String| CtlError::Usage(format!("--calibrate {}: {why}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-    let rows: Vec<Value> = serde_json::from_str(&text).map_err(|e| {
+    let content = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let rows: Vec<Value> = serde_json::from_str(&content).map_err(|e| {
         wrong(format!("{e}; expected an array of rows as in docs/results/pairs.json"))
     })?;
-    let rows = rows.iter().filter_map(|row| Measured::of(row, setup));
+    // As dates they compare as texts do.
+    let rows = rows.iter().filter(|row| text(row, "date") >= since);
+    let rows = rows.filter_map(|row| Measured::of(row, setup));
     let compared = rows.map(|row| row.compare(policies)).collect::<Result<Vec<_>, _>>()?;
     if json {
         let text =
@@ -205,7 +208,9 @@ impl<'a> Measured<'a> {
         if let Some(solo_ns) = ns("solo_p50_ms") {
             let plain = like(high.alone[0], solo_ns);
             high.alone[0] = Some(Alone { p99_ns: ns("solo_p99_ms").unwrap_or(0), ..plain });
-            if let Some(own_ns) = ns("own_solo_p50_ms").filter(|_| self.setup.residency == Residency::Mps) {
+            if let Some(own_ns) =
+                ns("own_solo_p50_ms").filter(|_| self.setup.residency == Residency::Mps)
+            {
                 high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
             }
         }

@@ -98,8 +98,10 @@ impl Trace {
         let (target, launched) = (alone.ns as f64, alone.launched_ns as f64);
         let mut change = NONE;
         // Not known, and the program's own times are what makes it too slow.
-        let waited_for = || launched == 0.0 && self.lone(NONE).1 > target && {
-            self.lone(Change { host: 1e-3, ..NONE }).1 <= target
+        let waited_for = || {
+            launched == 0.0 && self.lone(NONE).1 > target && {
+                self.lone(Change { host: 1e-3, ..NONE }).1 <= target
+            }
         };
         if launched > target * LAUNCH_BOUND || waited_for() {
             change.host = solve(target, (1e-3, 1e3), |host| self.lone(Change { host, ..NONE }).1);
@@ -141,7 +143,8 @@ impl Trace {
         // Pauses for launches are spread over the iteration.
         let busy_ns = end_ns.max(1);
         for k in &mut trace.kernels {
-            let at = |ns: u64| (u128::from(ns) * u128::from(period_ns) / u128::from(busy_ns)) as u64;
+            let at =
+                |ns: u64| (u128::from(ns) * u128::from(period_ns) / u128::from(busy_ns)) as u64;
             k.start_ns = at(k.start_ns + k.dur_ns).saturating_sub(k.dur_ns);
         }
         trace

@@ -125,7 +125,8 @@ fn by_calls(rows: &[Row]) -> Trace {
         k.pace = match (call.waited_ns, before) {
             (Some(waited_ns), _) => Pace::AfterEnd(SEEN_NS + since(waited_ns)),
             (None, Some(b)) => {
-                let blocked_ns = if b.dur_ns > BLOCKED * usual_ns { b.dur_ns - usual_ns } else { 0 };
+                let blocked_ns =
+                    if b.dur_ns > BLOCKED * usual_ns { b.dur_ns - usual_ns } else { 0 };
                 Pace::AfterLaunch(since(b.start_ns).saturating_sub(blocked_ns))
             }
             (None, None) => Pace::AfterEnd(SEEN_NS),
