@@ -98,6 +98,49 @@ fn a_log_of_two_programs_is_replayed_and_compared() -> Result<()> {
     Ok(())
 }
 
+/// A recording begun while the policy runs has what that knew, and is replayed from there.
+/// `tally-priority` learns from the first launch on.
+#[test]
+fn a_recording_begun_in_mid_run_is_replayed_from_what_the_policy_knew() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let mut core = scene.core(&artefacts.policy("tally-priority")?, &[])?;
+    two_programs(&scene)?;
+    let high = Probe::start(&scene, Class::High, "high")?;
+    let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
+    // Kernels that are longer than high priority should wait are looked at more closely.
+    let launch = |probe: &mut Probe, times: u32| -> Result<()> {
+        for blocks in [16, 24, 32].repeat(times as usize) {
+            probe.ask(&format!("launch 2 3000 {blocks}"))?;
+            probe.ask("sync")?;
+        }
+        Ok(())
+    };
+    wait_until("waiting for it to have learnt something", JOB_MAX, || {
+        launch(&mut probe, 1)?;
+        let known = scene.status()?.0["policy"]["gauges"]["kernels_known"].as_i64();
+        Ok((known > Some(0)).then_some(()))
+    })?;
+    let file = path(&scene.dir().join("mid.tallylog"));
+    ctl(&scene, &["log", "record", "--out", &file])?;
+    launch(&mut probe, 20)?;
+    probe.check()?;
+    let stopped = ctl(&scene, &["log", "stop"])?;
+    ensure!(stopped.contains(" 0 dropped"), "{stopped}");
+    probe.quit()?;
+    high.quit()?;
+    scene.stop(&mut core, JOB_MAX)?;
+    let output = scene.ctl(&["log", "replay", &file, "--json"])?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["equal"] == true && report["same_policy"] == true, "{report:#}");
+    ensure!(count(&report, "/comparison/decisions") > 50, "{report:#}");
+    ensure!(count(&report, "/parts/from_saved") == 1, "{report:#}");
+    ensure!(count(&report, "/parts/mid_run") == 0, "{report:#}");
+    let shown = ctl(&scene, &["log", "show", &file])?;
+    ensure!(shown.contains("while the policy runs, with what it knew"), "{shown}");
+    Ok(())
+}
+
 #[test]
 fn a_trace_of_a_program_is_simulated() -> Result<()> {
     let artefacts = Artefacts::locate()?;

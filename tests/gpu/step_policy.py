@@ -5,7 +5,7 @@ as unmodified clients, started once; everything below happens to that core while
 they run. The policy in charge is `tally-priority`.
 
 log      `log record`, the policy anew, some seconds, `log stop`; then `log replay` with the same component. And
-         once more begun in mid-run.
+         once more begun in mid-run, with what the policy knew then.
 shadow   `fifo` beside it: agreement, CPU share; the inference's times and the training's rate with and without
 ab       `tally-priority` against `fifo`; then a test with a guard that nobody can keep
 chaos    the test policy `chaos`, in each kind of fault: until `status` names it, until the last good policy is back,
@@ -205,12 +205,11 @@ def measure_log(stage, seconds, failures):
     rows = [record(stage, "anew", seconds, True), record(stage, "mid-run", 3, False)]
     for row in rows:
         print(f"log, {row['begun']}: {row}", flush=True)
-    exact = rows[0]
-    if not exact["same_policy"] or not exact["decisions"]:
-        failures.add(f"log: nothing was replayed with the log's own policy: {exact}")
-    # A call that the clock stopped is repeated by no replay; what follows it is not compared.
-    elif not exact["equal"]:
-        failures.add(f"log: the same component decided otherwise in the replay: {exact}")
+        if not row["same_policy"] or not row["decisions"]:
+            failures.add(f"log, {row['begun']}: nothing was replayed with the log's own policy")
+        # A call that the clock stopped is repeated by no replay; what follows it is not compared.
+        elif not row["equal"]:
+            failures.add(f"log, {row['begun']}: the same component decided otherwise in the replay")
     return rows
 
 

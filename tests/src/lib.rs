@@ -7,13 +7,15 @@
 //! - [`jobs`]: the programs of this crate in the sizes that tests use;
 //! - [`process::Process`]: a child with captured output that cannot hang a test;
 //! - [`status`]: what `tallyctl status --json` says, by the names used there;
-//! - [`reload`]: thousands of changes of policy while programs run.
+//! - [`reload`]: thousands of changes of policy while programs run;
+//! - [`containment`]: what a policy that fails costs, measured.
 //!
 //! The harness never talks to the driver, and to the core only by the programs that a
-//! user would use ([`reload`] alone uses the admin socket itself, to be quick).
+//! user would use ([`reload`] and [`containment`] use the admin socket itself, to be quick).
 #![forbid(unsafe_code)]
 
 pub mod artefacts;
+pub mod containment;
 pub mod jobs;
 pub mod process;
 pub mod reload;

@@ -58,16 +58,16 @@ impl Outcome {
 }
 
 /// A core's admin socket: reloads by `tallyctl` would be ten times as slow.
-struct Admin(BufReader<UnixStream>);
+pub(crate) struct Admin(BufReader<UnixStream>);
 
 impl Admin {
-    fn connect(socket: &Path) -> Result<Self> {
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
         Ok(Admin(BufReader::new(stream)))
     }
 
-    fn ask(&mut self, request: &Value) -> Result<Value> {
+    pub(crate) fn ask(&mut self, request: &Value) -> Result<Value> {
         writeln!(self.0.get_mut(), "{request}")?;
         let mut line = String::new();
         self.0.read_line(&mut line).with_context(|| format!("after {request}"))?;

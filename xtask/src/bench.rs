@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: the crates' criterion benchmarks, one after the other.
+//! `cargo xtask bench`: the crates' criterion benchmarks, one after the other; or
+//! [`crate::containment`].
 
 use crate::build::{cargo, succeed};
 use anyhow::{Context, Result, ensure};
@@ -9,13 +10,17 @@ pub struct Args {
     /// Only this package's.
     #[arg(long, short)]
     package: Option<String>,
-    /// Only the benchmarks whose name contains this, and criterion's own flags.
+    /// Only the benchmarks whose name contains this, and criterion's own flags; or
+    /// `containment`: what a policy that fails costs, on the software device.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
 /// Find and run them.
 pub fn run(args: &Args) -> Result<()> {
+    if args.arguments.first().is_some_and(|first| first == "containment") {
+        return crate::containment::run();
+    }
     let listed = cargo().args(["metadata", "--no-deps", "--format-version=1"]).output()?;
     ensure!(listed.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&listed.stderr));
     let metadata = serde_json::from_slice(&listed.stdout).context("reading cargo's metadata")?;

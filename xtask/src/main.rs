@@ -9,6 +9,7 @@ mod bench;
 mod bindings;
 mod build;
 mod bundle;
+mod containment;
 mod debian;
 mod demo;
 mod demo_ab;

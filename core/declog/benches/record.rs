@@ -85,7 +85,8 @@ fn decisions(c: &mut Criterion) {
         measure("alone", &mut Named(policy(name)));
         let tape = Tape::default();
         measure("recording off", &mut Recorder::new(Named(policy(name)), 1, tape.clone()));
-        let options = TapOptions { ring_bytes: 64 << 20, completions: false, from_start: true };
+        let options =
+            TapOptions { ring_bytes: 64 << 20, completions: false, from_start: true, state: false };
         let (tap, mut reader) = Tap::new(1, options);
         tape.insert(tap, &Default::default(), About::default(), 0);
         let stop = Arc::new(AtomicBool::new(false));

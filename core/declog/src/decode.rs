@@ -298,6 +298,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
                 0 => Begin::PolicyStart,
                 1 => Begin::MidRun,
                 2 => Begin::AfterGap,
+                3 => Begin::Saved,
                 _ => return Err(Malformed("an unknown kind of beginning")),
             };
             Record::Begin { how, lost: b.u64()?, subscribed: b.u32()? }

@@ -9,7 +9,7 @@ use crate::record::{About, Answer, Begin, Outcome, Record, timed};
 use crate::world::{self, Contradiction};
 use std::fmt::Write;
 use tally_engine::policy::{
-    ClientId, Command, Context, Event, Fault, FaultKind, Policy, subscription,
+    ClientId, ClientInfo, Command, Context, Event, Fault, FaultKind, Policy, subscription,
 };
 
 /// Makes a policy for the one that the log says is in charge.
@@ -49,6 +49,8 @@ pub struct Parts {
     pub from_start: u64,
     /// While a policy ran.
     pub mid_run: u64,
+    /// Likewise, with what it knew then in the log.
+    pub from_saved: u64,
     /// After a gap.
     pub after_gap: u64,
     /// Records lost in gaps.
@@ -71,7 +73,11 @@ pub struct Player<'a> {
     about: About,
     /// A new instance is due at the next call.
     due: bool,
+    /// Clients that went since, which the log's policy knew at the beginning.
+    gone: Vec<ClientInfo>,
     exact: bool,
+    /// The instance began with what the log's knew in mid-run.
+    saved: bool,
     is_logs_own: bool,
     record: u64,
     comparison: Comparison,
@@ -91,7 +97,9 @@ impl<'a> Player<'a> {
             context: Context::default(),
             about: About::default(),
             due: false,
+            gone: Vec::new(),
             exact: false,
+            saved: false,
             is_logs_own: true,
             record: 0,
             comparison: Comparison::default(),
@@ -144,6 +152,9 @@ impl<'a> Player<'a> {
     /// If the play cannot go on.
     pub fn feed(&mut self, record: &Record, may_decide: bool) -> Result<Fed, PlayError> {
         self.record += 1;
+        if let (Record::Gone(id), true) = (record, self.due) {
+            self.gone.extend(self.context.world.clients.get(id).cloned());
+        }
         world::apply(&mut self.context, record)?;
         match record {
             Record::Policy(about) => self.about = about.clone(),
@@ -153,11 +164,14 @@ impl<'a> Player<'a> {
                 self.heard = [*subscribed, 0];
                 self.parts.lost += lost;
                 self.exact = *how == Begin::PolicyStart;
+                self.saved = *how == Begin::Saved;
                 self.due = !self.exact;
+                self.gone.clear();
                 match how {
                     Begin::PolicyStart => self.parts.from_start += 1,
                     Begin::MidRun => self.parts.mid_run += 1,
                     Begin::AfterGap => self.parts.after_gap += 1,
+                    Begin::Saved => self.parts.from_saved += 1,
                 }
             }
             Record::Start(commands) => {
@@ -186,6 +200,7 @@ impl<'a> Player<'a> {
                 let name = known.map_or("?", |p| &p.key.name);
                 let comparison = &mut self.comparison;
                 let equal = comparison.decided(self.record, launch, name, answer, &other);
+                self.note_fault(&answer.outcome);
                 return Ok(Fed::Called { equal });
             }
             Record::Event { now_ns, event, answer } => {
@@ -202,6 +217,7 @@ impl<'a> Player<'a> {
                 self.parts.exact_calls += u64::from(self.exact);
                 let call = || format!("on-event {event:?}");
                 let equal = self.comparison.told(self.record, *now_ns, call, answer, &other);
+                self.note_fault(&answer.outcome);
                 return Ok(Fed::Called { equal });
             }
             Record::Strike { now_ns, kind, message } => {
@@ -237,6 +253,14 @@ impl<'a> Player<'a> {
         }
     }
 
+    /// The log's policy was started anew with what it had at its start. If this one began
+    /// later, with what that knew then, it has something else to go back to.
+    fn note_fault<T>(&mut self, recorded: &Outcome<T>) {
+        if self.saved && self.is_logs_own && matches!(recorded, Outcome::Fault { .. }) {
+            self.policy = None;
+        }
+    }
+
     fn instance(&mut self) -> Result<(), PlayError> {
         self.due = false;
         self.context.commands.drain();
@@ -253,7 +277,9 @@ impl<'a> Player<'a> {
         }
         self.instance()?;
         let clients = self.context.world.clients.values();
-        let others: Vec<_> = clients.filter(|c| Some(c.id) != joining).cloned().collect();
+        let others = clients.filter(|c| Some(c.id) != joining).cloned();
+        let mut others: Vec<_> = self.gone.drain(..).chain(others).collect();
+        others.sort_by_key(|c| c.id);
         for info in others {
             if let Some(policy) = &mut self.policy {
                 // What it wants done, and a fault, are its own affair here.

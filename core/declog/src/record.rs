@@ -69,7 +69,7 @@ pub struct About {
     pub path: String,
     /// The text of its configuration.
     pub config: String,
-    /// What it started with.
+    /// What it started with; before [`Begin::Saved`] what it knew then.
     pub saved: Option<SavedState>,
 }
 
@@ -82,6 +82,9 @@ pub enum Begin {
     MidRun,
     /// After records were lost: likewise.
     AfterGap,
+    /// While the policy ran, which wrote down what it knew then: the record of the policy
+    /// has it.
+    Saved,
 }
 
 /// How a call ended.
@@ -339,6 +342,7 @@ impl Encoder<'_> {
             Begin::PolicyStart => 0,
             Begin::MidRun => 1,
             Begin::AfterGap => 2,
+            Begin::Saved => 3,
         });
         self.u64(lost);
         self.u32(subscribed);

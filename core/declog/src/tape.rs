@@ -15,7 +15,7 @@
 //! none. Nothing here waits, logs or, once a tap is in, allocates; what is to be dropped
 //! is handed back.
 
-use crate::record::{About, Begin, Encoder, of_call};
+use crate::record::{About, Begin, Encoder, SavedState, of_call};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +30,9 @@ const KERNELS_EACH: u32 = 64;
 const CLIENTS_ROOM: usize = 4_096;
 /// Bytes of a usual record, for which room is made beforehand.
 const SCRATCH_BYTES: usize = 64 << 10;
+/// Free room in a ring without which a policy is not asked for what it knows: the largest
+/// state, and what goes in with it.
+const STATE_ROOM_BYTES: usize = 512 << 10;
 /// Smallest ring.
 pub const RING_BYTES_MIN: usize = 4 << 10;
 /// Largest ring.
@@ -52,6 +55,8 @@ pub struct TapOptions {
     pub completions: bool,
     /// Put in before the policy starts, so that nothing comes before.
     pub from_start: bool,
+    /// Else: begin with what the policy knows then, if it can say and the ring has room.
+    pub state: bool,
 }
 
 #[derive(Debug)]
@@ -67,6 +72,8 @@ pub struct Tap {
     counts: Arc<Counts>,
     state: State,
     completions: bool,
+    /// The policy is to be asked for what it knows; once.
+    asks_state: bool,
     /// Kernels that the reader knows.
     kernels: u32,
     /// Records lost since the last `Begin`.
@@ -99,6 +106,7 @@ impl Tap {
                 false => State::Base { begun: false, cursor: 0, how: Begin::MidRun },
             },
             completions: options.completions,
+            asks_state: options.state && !options.from_start && bytes >= STATE_ROOM_BYTES,
             kernels: 0,
             lost: 0,
             list: Some(Profiles::watch_list()),
@@ -192,7 +200,13 @@ impl Tap {
     }
 
     /// Go on with describing the world. True if anything was done.
-    fn pump(&mut self, world: &World, about: &About, sub: u32, scratch: &mut Vec<u8>) -> bool {
+    fn pump(
+        &mut self,
+        world: &World,
+        (about, sub): (&About, u32),
+        state: &mut dyn FnMut() -> Option<SavedState>,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
         let State::Base { mut begun, mut cursor, how } = self.state else { return false };
         let mut moved = false;
         if !begun {
@@ -210,8 +224,22 @@ impl Tap {
         if !begun || cursor < world.profiles.known() {
             return moved;
         }
+        let (mut how, mut saved) = (how, None);
+        if self.asks_state && how == Begin::MidRun {
+            if self.ring.slots() < STATE_ROOM_BYTES {
+                return moved;
+            }
+            self.asks_state = false;
+            saved = state();
+        }
         scratch.clear();
-        frame(scratch, |e| e.policy(about));
+        if saved.is_some() {
+            how = Begin::Saved;
+            let about = About { saved, ..about.clone() };
+            frame(scratch, |e| e.policy(&about));
+        } else {
+            frame(scratch, |e| e.policy(about));
+        }
         for info in world.clients.values() {
             frame(scratch, |e| e.connected(info));
         }
@@ -364,13 +392,15 @@ impl Tape {
     }
 
     /// Between calls: note what changed, go on with describing the world. True if that
-    /// got anywhere and may have more to do.
-    pub fn pump(&self, world: &mut World) -> bool {
+    /// got anywhere and may have more to do. `state` asks the policy in charge what it
+    /// knows; it is called at most once for a tap, right before that sees its first call.
+    pub fn pump(&self, world: &mut World, state: &mut dyn FnMut() -> Option<SavedState>) -> bool {
         let inner = &mut *self.lock();
         inner.changes(world);
         let mut moved = false;
         for tap in &mut inner.taps {
-            moved |= tap.pump(world, &inner.about, inner.subscribed, &mut inner.scratch);
+            let in_charge = (&inner.about, inner.subscribed);
+            moved |= tap.pump(world, in_charge, state, &mut inner.scratch);
         }
         moved
     }

@@ -81,7 +81,7 @@ fn recording_does_not_allocate() {
     tape.insert(small, &context.world, Default::default(), 0);
     let before = ALLOCATIONS.get();
     for round in 0..4_000u32 {
-        tape.pump(&mut context.world);
+        tape.pump(&mut context.world, &mut || None);
         let kernel = round % 500;
         context.world.profiles.record(kernel, u64::from(round) + 1);
         context.world.profiles.set_cut(kernel, CutState::Preparable);

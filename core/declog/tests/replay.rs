@@ -2,13 +2,14 @@
 
 mod common;
 
-use common::{Driver, Named, guest, host, inputs, load, options, taped, through_a_file};
+use common::{Driver, Input, Named, guest, host, inputs, load, options, taped, through_a_file};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock};
-use tally_declog::{Fed, Player, Record, Recorder, Tap, Tape};
+use std::sync::{Arc, LazyLock, Mutex};
+use tally_declog::record::SavedState;
+use tally_declog::{Fed, Player, Record, Recorder, Tap, TapOptions, Tape};
 use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
-use tally_policy_host::PolicyHost;
+use tally_policy_host::{PolicyHost, Saved, WasmPolicy};
 
 /// Large enough for any stream of these tests.
 const RING_BYTES: usize = 4 << 20;
@@ -36,6 +37,24 @@ fn recorded(
     }
     assert_eq!(reader.dropped(), 0);
     through_a_file(&mut reader)
+}
+
+/// A policy that can be asked beside what it decides, as the daemon's can.
+struct Both(Arc<Mutex<WasmPolicy>>);
+
+impl Policy for Both {
+    fn start(&mut self, context: &mut Context) {
+        self.0.lock().unwrap().start(context);
+    }
+    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.lock().unwrap().strike(now_ns, fault);
+    }
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+        self.0.lock().unwrap().decide(launch, context)
+    }
+    fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.0.lock().unwrap().on_event(now_ns, event, context)
+    }
 }
 
 fn calls(records: &[Record]) -> u64 {
@@ -109,6 +128,60 @@ proptest! {
             let other = ours.profiles.get(id).unwrap();
             prop_assert_eq!((&profile.key, profile.view()), (&other.key, other.view()));
         }
+    }
+
+    /// `tally-priority` learns, and says what it knew when the recording began.
+    #[test]
+    fn a_policy_that_says_what_it_knows_is_replayed_from_mid_run(
+        stream in inputs(),
+        at in 0usize..100,
+    ) {
+        // Ids rise, as a core gives them: who is connected is told in their order.
+        let mut last = None;
+        let rises = |(_, input): &(u64, Input)| match input {
+            Input::Join(id, _) => last.replace(last.unwrap_or(0).max(*id)) < Some(*id),
+            _ => true,
+        };
+        let stream: Vec<_> = stream.into_iter().filter(rises).collect();
+        let tape = Tape::default();
+        let policy = HOST.load_file(&guest("policies", "tally-priority"), "").unwrap();
+        let policy = Arc::new(Mutex::new(policy));
+        let boxed = Named(Box::new(Both(policy.clone())), "tally-priority");
+        let mut driver = Driver::new(boxed, tape.clone());
+        let at = at.min(stream.len());
+        for (gap, input) in &stream[..at] {
+            driver.feed(*gap, input);
+        }
+        let options = TapOptions { state: true, ..options(RING_BYTES, false) };
+        let (tap, mut reader) = Tap::new(1, options);
+        tape.insert(tap, driver.engine.world(), Default::default(), 0);
+        let mut asked = 0;
+        let mut state = || {
+            asked += 1;
+            let saved = policy.lock().unwrap().snapshot()?.unwrap();
+            Some(SavedState { format: saved.format, version: saved.version, data: saved.data })
+        };
+        while tape.pump(driver.engine.world_mut(), &mut state) {}
+        prop_assert!(reader.is_live());
+        for (gap, input) in &stream[at..] {
+            driver.feed(*gap, input);
+            tape.pump(driver.engine.world_mut(), &mut state);
+        }
+        prop_assert_eq!(asked, 1);
+        let records = through_a_file(&mut reader);
+        let mut player = Player::new(|about| {
+            let saved = about.saved.clone().ok_or("the log does not say what it knew")?;
+            let SavedState { format, version, data } = saved;
+            let saved = Saved { format, version, data };
+            let policy = HOST.compile_file(&guest("policies", "tally-priority")).unwrap();
+            Ok(Box::new(policy.start("", Some(&saved)).unwrap()) as Box<dyn Policy + Send>)
+        });
+        for record in &records {
+            player.feed(record, true).unwrap();
+        }
+        prop_assert!(player.comparison().is_equal(), "{:?}", player.comparison().first);
+        prop_assert_eq!(player.comparison().decisions + player.comparison().events, calls(&records));
+        prop_assert_eq!((player.parts().from_saved, player.parts().mid_run), (1, 0));
     }
 
     /// With next to no room records are lost; each is counted, and whatever is compared

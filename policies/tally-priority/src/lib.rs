@@ -21,6 +21,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`rule`] | when a launch may start |
+//! | [`turns`] | whose turn it is, among best-effort clients where contexts take turns |
 //! | [`forms`] | in which form: the way of a launch through the modules below |
 //! | [`candidates`] | the forms of a kernel, and what each should cost |
 //! | [`choose`] | the best of them |
@@ -45,6 +46,7 @@ mod saved;
 mod settings;
 mod share;
 mod table;
+mod turns;
 
 use forms::Forms;
 use rule::Admission;
@@ -54,6 +56,7 @@ use tally_sdk::{
     ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass, Saved, Sharing,
     Stateful,
 };
+use turns::Turns;
 
 /// A window that holds nothing back.
 const WINDOW_NS_NONE: u64 = u64::MAX;
@@ -63,6 +66,7 @@ pub struct Priority {
     configured: Configured,
     /// Of how the GPU is shared, once that is known: see [`Priority::adapt`].
     settings: Settings,
+    turns: Turns,
     forms: Forms,
     high: Vec<ClientId>,
     best_effort: Vec<ClientId>,
@@ -72,17 +76,28 @@ impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
         let configured = Configured::read(config)?;
         let settings = configured.settings(Sharing::Concurrent);
+        host::log(Level::Info, &settings.to_string());
         let forms = Forms::new(settings);
+        let turns = Turns::new(settings.turn_ns);
         let (high, best_effort) = (Vec::new(), Vec::new());
-        Ok(Priority { configured, settings, forms, high, best_effort })
+        Ok(Priority { configured, settings, turns, forms, high, best_effort })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
-        match rule::admit(launch, &self.settings) {
-            Admission::Wait(ns) => Decision::Hold(ns),
+        let admission = rule::admit(launch, &self.settings);
+        match admission {
+            Admission::Wait(ns) => return Decision::Hold(ns),
+            Admission::Now if launch.is_high() => return Decision::Run(0),
+            Admission::Alone | Admission::Now => {}
+        }
+        let takes_turns = self.take_turns();
+        if takes_turns && let wait_ns @ 1.. = self.turns.wait_ns(launch) {
+            return Decision::Hold(wait_ns);
+        }
+        match admission {
+            Admission::Alone if takes_turns => Decision::Run(0),
             Admission::Alone => Decision::Run(self.settings.lease_launches),
-            Admission::Now if launch.is_high() => Decision::Run(0),
-            Admission::Now => self.forms.decide(launch),
+            _ => self.forms.decide(launch),
         }
     }
 
@@ -101,9 +116,13 @@ impl Priority {
     /// The core says how the GPU is shared once it has clients.
     fn adapt(&mut self) {
         if self.high.is_empty() && self.best_effort.is_empty() {
-            self.settings = self.configured.settings(host::residency());
+            let settings = self.configured.settings(host::residency());
+            if settings != self.settings {
+                host::log(Level::Info, &settings.to_string());
+            }
+            self.settings = settings;
+            self.turns = Turns::new(self.settings.turn_ns);
             self.forms.configure(self.settings);
-            host::log(Level::Info, &self.settings.to_string());
         }
     }
 
@@ -119,6 +138,13 @@ impl Priority {
             PriorityClass::BestEffort => {
                 self.best_effort.push(client.id);
                 host::set_window(client.id, self.window_ns());
+                if self.take_turns() {
+                    // The others, too: what was given freely is taken back.
+                    for &id in self.best_effort.iter().filter(|&&id| id != client.id) {
+                        host::set_window(id, self.window_ns());
+                        host::revoke_lease(id);
+                    }
+                }
                 if !self.high.is_empty() {
                     self.set_giving_way(client.id, true);
                 }
@@ -127,12 +153,19 @@ impl Priority {
     }
 
     fn left(&mut self, client: ClientId) {
+        let took_turns = self.take_turns();
         self.best_effort.retain(|&id| id != client);
+        self.turns.left(client);
+        if took_turns && !self.take_turns() {
+            for &id in &self.best_effort {
+                host::set_window(id, self.window_ns());
+            }
+        }
         let before = self.high.len();
         self.high.retain(|&id| id != client);
         if before > 0 && self.high.is_empty() {
             for &id in &self.best_effort {
-                host::set_window(id, WINDOW_NS_NONE);
+                host::set_window(id, self.window_ns());
                 self.set_giving_way(id, false);
             }
         }
@@ -141,7 +174,7 @@ impl Priority {
     /// The first high-priority client is here: take back what was given freely.
     fn protect(&self) {
         for &id in &self.best_effort {
-            host::set_window(id, self.settings.window_ns);
+            host::set_window(id, self.window_ns());
             host::revoke_lease(id);
             self.set_giving_way(id, true);
         }
@@ -155,8 +188,14 @@ impl Priority {
         }
     }
 
+    /// Several best-effort clients, of which one launches at a time.
+    fn take_turns(&self) -> bool {
+        self.settings.turn_ns > 0 && self.best_effort.len() > 1
+    }
+
     fn window_ns(&self) -> u64 {
-        if self.high.is_empty() { WINDOW_NS_NONE } else { self.settings.window_ns }
+        let window_ns = if self.high.is_empty() { WINDOW_NS_NONE } else { self.settings.window_ns };
+        if self.take_turns() { window_ns.min(self.turns.window_ns()) } else { window_ns }
     }
 }
 

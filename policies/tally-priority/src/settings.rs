@@ -5,17 +5,18 @@ use tally_sdk::Sharing;
 use tally_sdk::config::Config;
 
 /// Defaults where clients' kernels run at once.
-const CONCURRENT: Shared = Shared { quiet_us: 100, window_us: 1_000, cut: true };
+const CONCURRENT: Shared = Shared { quiet_us: 100, window_us: 1_000, cut: true, turn_us: 0 };
 /// Where contexts take turns: the hardware interrupts a best-effort kernel whatever its form and
 /// however much is queued behind it, and the core has the GPU linger with high-priority work in
 /// place of the quiet time. Holding back and cutting would only cost best effort.
-const TIME_SLICED: Shared = Shared { quiet_us: 0, window_us: 20_000, cut: false };
+const TIME_SLICED: Shared = Shared { quiet_us: 0, window_us: 20_000, cut: false, turn_us: 20_000 };
 
 /// What depends on how the GPU is shared, if the operator says nothing.
 struct Shared {
     quiet_us: u64,
     window_us: u64,
     cut: bool,
+    turn_us: u64,
 }
 
 /// The operator's words, for either way to share the GPU.
@@ -24,6 +25,7 @@ pub struct Configured {
     quiet_us: Option<u64>,
     window_us: Option<u64>,
     cut: Option<bool>,
+    turn_us: Option<u64>,
     rest: Settings,
 }
 
@@ -43,6 +45,9 @@ pub struct Settings {
     /// `cut`: choose a form for each kernel. Without, every kernel runs whole, as where
     /// contexts take turns.
     pub cut: bool,
+    /// `turn_us`: GPU time of a best-effort client's turn among several; 0: they launch side by
+    /// side. 20 ms where contexts take turns, else 0.
+    pub turn_ns: u64,
     /// `turnaround_ns_max`: how long high-priority work should have to wait for a
     /// best-effort kernel at most. Tally's evaluation uses 31.6 us.
     pub turnaround_ns_max: u64,
@@ -79,10 +84,12 @@ impl Configured {
         let quiet_us = config.optional_integer("quiet_us", 0..=1_000_000)?;
         let window_us = config.optional_integer("window_us", 1..=10_000_000)?;
         let cut = config.optional_boolean("cut")?;
+        let turn_us = config.optional_integer("turn_us", 0..=10_000_000)?;
         let rest = Settings {
             quiet_ns: 0,
             window_ns: 0,
             cut: false,
+            turn_ns: 0,
             lease_launches: config.integer("lease_launches", 1_000_000, 0..=u32::MAX.into())?
                 as u32,
             turnaround_ns_max: config.integer("turnaround_ns_max", 31_600, 0..=10_000_000_000)?,
@@ -100,7 +107,7 @@ impl Configured {
             graph_part_ns: us(&mut config, "graph_part_us", 250, 10)?,
         };
         config.finish()?;
-        Ok(Configured { quiet_us, window_us, cut, rest })
+        Ok(Configured { quiet_us, window_us, cut, turn_us, rest })
     }
 
     /// For one way to share the GPU.
@@ -113,6 +120,7 @@ impl Configured {
             quiet_ns: self.quiet_us.unwrap_or(default.quiet_us) * 1_000,
             window_ns: self.window_us.unwrap_or(default.window_us) * 1_000,
             cut: self.cut.unwrap_or(default.cut),
+            turn_ns: self.turn_us.unwrap_or(default.turn_us) * 1_000,
             ..self.rest
         }
     }
@@ -124,13 +132,14 @@ impl fmt::Display for Settings {
         let Settings { slowdown_percent_max, samples, explore_permille, .. } = self;
         let Settings { review_launches, reserve_sms, .. } = self;
         let Settings { partition_slowdown_percent_max, .. } = self;
+        let turn_us = self.turn_ns / 1_000;
         let (quiet_us, window_us) = (quiet_ns / 1_000, window_ns / 1_000);
         let partition_us = self.partition_turnaround_ns / 1_000;
         let graph_us = self.graph_part_ns / 1_000;
         write!(
             f,
             "quiet_us = {quiet_us}, window_us = {window_us}, lease_launches = {lease_launches}, \
-             cut = {cut}, turnaround_ns_max = {turnaround_ns_max}, \
+             cut = {cut}, turn_us = {turn_us}, turnaround_ns_max = {turnaround_ns_max}, \
              slowdown_percent_max = {slowdown_percent_max}, \
              partition_slowdown_percent_max = {partition_slowdown_percent_max}, \
              samples = {samples}, \

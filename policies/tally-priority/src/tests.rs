@@ -5,6 +5,7 @@ mod device;
 mod forms;
 mod learning;
 mod saving;
+mod turns;
 
 use crate::{Priority, WINDOW_NS_NONE};
 use proptest::prelude::*;
@@ -140,11 +141,15 @@ fn constants_are_configuration() {
         ("quiet_us = soon", "`quiet_us = soon`: expected a whole number from 0 to 1000000"),
         ("window_us = 0", "`window_us = 0`: expected a whole number from 1 to"),
         ("cut = 1", "`cut = 1`: expected true or false"),
+        ("turn_us = -1", "`turn_us = -1`: expected a whole number from 0 to 10000000"),
         ("samples = 0", "`samples = 0`: expected a whole number from 1 to 60"),
         ("explore_permille = 1001", "expected a whole number from 0 to 1000"),
         ("turnaround_ns_max = 31.6", "`turnaround_ns_max = 31.6`: expected a whole number"),
         ("review_launches = 3", "expected a whole number from 16 to"),
-        ("quiet_ms = 1", "unknown key `quiet_ms`; known keys: quiet_us, window_us, lease"),
+        (
+            "quiet_ms = 1",
+            "unknown key `quiet_ms`; known keys: quiet_us, window_us, cut, turn_us, lease",
+        ),
     ] {
         let error = Priority::init(text).err().unwrap();
         assert!(error.contains(complaint), "{error}");

@@ -4,6 +4,7 @@
 //! | command | does |
 //! | --- | --- |
 //! | `launch N [SPINS [BLOCKS]]` | launches the counting kernel N times, without waiting |
+//! | `time N [SPINS [BLOCKS]]` | launches it N times and waits for each: how long each took, us |
 //! | `sync` | waits for the device |
 //! | `read` | reads the counters back: how many are not what they must be, and how many launches that makes lost or run twice |
 //! | `quit` | ends; so does the end of the input |
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use std::io::{BufRead, Write};
+use std::time::Instant;
 
 const KERNELS: &str = include_str!("../../kernels/probe.ptx");
 /// Blocks of a launch: if nothing is said, and at most.
@@ -39,7 +41,7 @@ fn main() -> Result<()> {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["launch", times, ref rest @ ..] => {
+            [what @ ("launch" | "time"), times, ref rest @ ..] => {
                 let times: u64 = times.parse().context("N is not a number")?;
                 let spins: i32 = rest.first().map_or(Ok(0), |word| word.parse())?;
                 let blocks: u32 = rest.get(1).map_or(Ok(BLOCKS), |word| word.parse())?;
@@ -49,16 +51,22 @@ fn main() -> Result<()> {
                     block_dim: (THREADS, 1, 1),
                     shared_mem_bytes: 0,
                 };
+                let mut us = Vec::new();
                 for _ in 0..times {
+                    let began = Instant::now();
                     let mut launch = stream.launch_builder(&count);
                     launch.arg(&mut counters).arg(&spins);
                     // SAFETY: parameters as `count` declares them, and a counter
                     // for every thread of the grid.
                     unsafe { launch.launch(shape) }?;
+                    if what == "time" {
+                        stream.synchronize()?;
+                        us.push(began.elapsed().as_secs_f64() * 1e6);
+                    }
                     launched += 1;
                     expected.iter_mut().take((blocks * THREADS) as usize).for_each(|n| *n += 1);
                 }
-                answer(serde_json::json!({ "launched": launched }))?;
+                answer(serde_json::json!({ "launched": launched, "us": us }))?;
             }
             ["sync"] => {
                 stream.synchronize()?;

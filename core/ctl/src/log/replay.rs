@@ -205,8 +205,9 @@ fn show(
     writeln!(out, "log        {}: {records} records", file.display())?;
     writeln!(
         out,
-        "begins     {} with a policy's start, {} while one ran, {} after gaps of {} records",
-        p.from_start, p.mid_run, p.after_gap, p.lost
+        "begins     {} with a policy's start, {} while one ran that said what it knew, {} while one \
+         ran, {} after gaps of {} records",
+        p.from_start, p.from_saved, p.mid_run, p.after_gap, p.lost
     )?;
     writeln!(out, "policy     {}", if same { "the log's own" } else { "another" })?;
     writeln!(

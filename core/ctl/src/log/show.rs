@@ -81,6 +81,7 @@ fn begin(how: Begin) -> &'static str {
     match how {
         Begin::PolicyStart => "with the policy's start",
         Begin::MidRun => "while the policy runs: what it remembers is not in the log",
+        Begin::Saved => "while the policy runs, with what it knew",
         Begin::AfterGap => "after a gap: what the policy remembers is not in the log",
     }
 }

@@ -205,7 +205,9 @@ impl Dispatch {
             let mut active = self.take_control(now);
             active |= self.pass(now);
             if self.tape.is_on() {
-                active |= self.tape.pump(self.engine.world_mut());
+                let policy = &self.policy;
+                let mut state = || policy.snapshot()?.ok().map(seat::saved_state);
+                active |= self.tape.pump(self.engine.world_mut(), &mut state);
             }
             if now >= self.next_heartbeat_ns {
                 self.heartbeat(now);

@@ -15,6 +15,7 @@ use tally_declog::{About, Recorder, Tape};
 use tally_engine::policy::{
     Command, Context, Decision, Event, Fault, Launch, Policy, subscription,
 };
+use tally_policy_host::Saved;
 
 /// What the policy in charge subscribed to; shared with [`Seat`].
 #[derive(Clone, Debug, Default)]
@@ -42,13 +43,14 @@ impl Described for Shared {
             name: figures.as_ref().map_or("built-in".into(), |f| f.name.clone()),
             digest: figures.map(|f| f.digest).unwrap_or_default(),
             config: self.config(),
-            saved: self.started_with().map(|s| SavedState {
-                format: s.format,
-                version: s.version,
-                data: s.data,
-            }),
+            saved: self.started_with().map(saved_state),
         }
     }
+}
+
+/// As a log has it.
+pub fn saved_state(s: Saved) -> SavedState {
+    SavedState { format: s.format, version: s.version, data: s.data }
 }
 
 /// Passes every call on.

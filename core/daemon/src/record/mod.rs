@@ -75,6 +75,12 @@ fn header(config: &Config) -> Header {
     }
 }
 
+/// Of a recording in mid-run.
+fn options(config: &Config, request: &Request) -> TapOptions {
+    let ring_bytes = (config.log.ring_kib as usize) << 10;
+    TapOptions { ring_bytes, completions: request.completions, from_start: false, state: true }
+}
+
 impl Recordings {
     /// With `[log] file`, record from now on: `tape` goes to the dispatch thread.
     ///
@@ -96,7 +102,8 @@ impl Recordings {
             };
             let file = file::create_numbered(path)
                 .map_err(|e| format!("log.file {}: {e}", path.display()))?;
-            let (id, tap, reader) = recordings.tap(config, request.completions, true);
+            let options = TapOptions { from_start: true, ..options(config, &request) };
+            let (id, tap, reader) = recordings.tap(options);
             tape.insert(tap, &Default::default(), tally_declog::tape::Described::about(policy), 0);
             let wish = Wish::default();
             let recording =
@@ -114,11 +121,10 @@ impl Recordings {
         }
     }
 
-    fn tap(&self, config: &Config, completions: bool, from_start: bool) -> (u64, Tap, TapReader) {
+    fn tap(&self, options: TapOptions) -> (u64, Tap, TapReader) {
         let id = self.taps.get();
         self.taps.set(id + 1);
-        let ring_bytes = (config.log.ring_kib as usize) << 10;
-        let (tap, reader) = Tap::new(id, TapOptions { ring_bytes, completions, from_start });
+        let (tap, reader) = Tap::new(id, options);
         (id, tap, reader)
     }
 
@@ -142,7 +148,7 @@ impl Recordings {
         }
         let place = file::place(config, &request, may_write_anywhere)?;
         let file = file::create(&place).map_err(|e| RecordError::Request(e.to_string()))?;
-        let (id, tap, reader) = self.tap(config, request.completions, false);
+        let (id, tap, reader) = self.tap(options(config, &request));
         let wish = Wish::default();
         let recording =
             FileRecording::start(id, file, &header(config), &request, config, reader, wish.clone())
@@ -206,7 +212,11 @@ impl Recordings {
             .await
             .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))
             .map_err(RecordError::Policy)?;
-        let (id, tap, reader) = self.tap(config, false, false);
+        let ring_bytes = (config.log.ring_kib as usize) << 10;
+        // What the policy in charge knows is no business of another.
+        let options =
+            TapOptions { ring_bytes, completions: false, from_start: false, state: false };
+        let (id, tap, reader) = self.tap(options);
         let wish = Wish::default();
         let shadow = Shadow::start(id, component, cpu_percent, reader, wish.clone())
             .map_err(|e| RecordError::Request(e.to_string()))?;

@@ -206,12 +206,12 @@ impl Driver {
     }
 
     pub fn pump(&mut self) {
-        while self.tape.pump(self.engine.world_mut()) {}
+        while self.tape.pump(self.engine.world_mut(), &mut || None) {}
     }
 }
 
 pub fn options(ring_bytes: usize, from_start: bool) -> TapOptions {
-    TapOptions { ring_bytes, completions: false, from_start }
+    TapOptions { ring_bytes, completions: false, from_start, state: false }
 }
 
 pub fn header() -> Header {

@@ -1,0 +1,135 @@
+//! Turns among best-effort clients.
+
+use crate::Priority;
+use crate::tests::{join, policy};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use tally_sdk::testing::{Call, calls, launch, set_residency};
+use tally_sdk::{ClientId, Decision, Event, Launch, Policy, PriorityClass, Sharing};
+
+const TURN_NS: u64 = 20_000_000;
+const KERNEL_NS: u64 = 200_000;
+
+fn sharing(clients: &[ClientId]) -> Priority {
+    set_residency(Sharing::TimeSliced);
+    let mut policy = policy("");
+    for &id in clients {
+        join(&mut policy, id, PriorityClass::BestEffort);
+    }
+    policy
+}
+
+fn by(client: ClientId, now_ns: u64) -> Launch {
+    Launch { client, now_ns, predicted_ns: KERNEL_NS, ..launch() }
+}
+
+fn held_ns(decision: &Decision) -> Option<u64> {
+    if let Decision::Hold(ns) = decision { Some(*ns) } else { None }
+}
+
+/// Clients that launch as soon as they may, on a GPU that takes as long as was predicted and holds
+/// so much of each: (client, start) of every launch.
+fn run(policy: &mut Priority, clients: &[ClientId], until_ns: u64) -> Vec<(ClientId, u64)> {
+    let mut next: BTreeMap<(u64, ClientId), ()> = clients.iter().map(|&c| ((0, c), ())).collect();
+    let (mut busy_until, mut all) = (BTreeMap::<ClientId, u64>::new(), Vec::new());
+    let mut gpu_ns = 0;
+    while let Some(((now_ns, client), ())) = next.pop_first() {
+        if now_ns > until_ns {
+            break;
+        }
+        let again_ns = match policy.decide(&by(client, now_ns)) {
+            Decision::Hold(ns) => now_ns + ns,
+            _ => {
+                all.push((client, now_ns));
+                gpu_ns = gpu_ns.max(now_ns) + KERNEL_NS;
+                busy_until.insert(client, gpu_ns);
+                // The window holds the next one.
+                now_ns.max(gpu_ns.saturating_sub(TURN_NS / 4)) + 1_000
+            }
+        };
+        next.insert((again_ns, client), ());
+    }
+    all
+}
+
+#[test]
+fn two_that_always_have_work_change_rarely_and_share_evenly() {
+    let mut policy = sharing(&[1, 2]);
+    let all = run(&mut policy, &[1, 2], 1_000_000_000);
+    let changes = all.windows(2).filter(|pair| pair[0].0 != pair[1].0).count();
+    assert!((40..=55).contains(&changes), "{changes} changes in a second");
+    let of_first = all.iter().filter(|(client, _)| *client == 1).count();
+    assert!(
+        of_first.abs_diff(all.len() - of_first) < all.len() / 10,
+        "{of_first} of {}",
+        all.len()
+    );
+    let busy = all.len() as u64 * KERNEL_NS;
+    assert!(busy > 950_000_000, "the GPU is busy for {busy} ns of a second");
+}
+
+#[test]
+fn who_has_nothing_to_launch_loses_its_turn() {
+    let mut policy = sharing(&[1, 2]);
+    assert_eq!(policy.decide(&by(1, 0)), Decision::Run(0));
+    let mut now_ns = 1_000;
+    while let Some(ns) = held_ns(&policy.decide(&by(2, now_ns))) {
+        now_ns += ns;
+    }
+    assert!(now_ns <= KERNEL_NS + 1_100_000, "waited until {now_ns}");
+    // And has to wait itself now.
+    assert!(held_ns(&policy.decide(&by(1, now_ns + 1))).is_some());
+}
+
+#[test]
+fn one_alone_has_no_turns_and_gets_its_lease_back() {
+    let mut policy = sharing(&[1]);
+    assert!(matches!(policy.decide(&by(1, 0)), Decision::Run(1..)));
+    join(&mut policy, 2, PriorityClass::BestEffort);
+    let asked = calls();
+    assert!(asked.contains(&Call::RevokeLease(1)), "{asked:?}");
+    assert!(asked.contains(&Call::SetWindow { client: 1, window_ns: TURN_NS / 4 }), "{asked:?}");
+    assert_eq!(policy.decide(&by(1, 0)), Decision::Run(0));
+    assert!(held_ns(&policy.decide(&by(2, 1))).is_some());
+    policy.on_event(0, &Event::ClientLeft(1));
+    assert!(calls().contains(&Call::SetWindow { client: 2, window_ns: u64::MAX }));
+    assert!(matches!(policy.decide(&by(2, 2)), Decision::Run(1..)));
+}
+
+#[test]
+fn side_by_side_where_kernels_run_at_once() {
+    set_residency(Sharing::Concurrent);
+    let mut policy = policy("");
+    join(&mut policy, 1, PriorityClass::BestEffort);
+    join(&mut policy, 2, PriorityClass::BestEffort);
+    for client in [1, 2, 1] {
+        assert!(matches!(policy.decide(&by(client, 0)), Decision::Run(1..)));
+    }
+}
+
+proptest! {
+    /// Whoever asks as it is told to is let go in time, whatever the others do: those that stop
+    /// asking, leave, or launch without end.
+    #[test]
+    fn nobody_waits_for_ever(
+        others in prop::collection::vec((2..6_u32, 0..3_000_000_u64, 0..50_000_000_u64), 1..400),
+    ) {
+        let mut policy = sharing(&[1, 2, 3, 4, 5]);
+        let (mut now_ns, mut mine_ns, mut since_ns) = (0_u64, 0_u64, 0_u64);
+        for (client, pause_ns, predicted_ns) in others {
+            now_ns += pause_ns;
+            while mine_ns <= now_ns {
+                match held_ns(&policy.decide(&by(1, mine_ns))) {
+                    Some(ns) => mine_ns += ns,
+                    None => {
+                        mine_ns += 1_000;
+                        since_ns = mine_ns;
+                    }
+                }
+                // Four turns, each twice as long as its GPU time, and what is under way.
+                prop_assert!(mine_ns - since_ns < 4 * 3 * TURN_NS, "since {since_ns}, at {mine_ns}");
+            }
+            policy.decide(&Launch { predicted_ns, ..by(client, now_ns) });
+        }
+    }
+}
