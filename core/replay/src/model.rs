@@ -39,8 +39,8 @@ impl Default for Model {
     fn default() -> Self {
         Model {
             change_idle_ns: 137_000,
-            change_busy_ns: 225_000,
-            stop_ns: 50_000,
+            change_busy_ns: 237_000,
+            stop_ns: 30_000,
             linger_ns: 100_000,
             wake_ns: 50_000,
             decided_ns: 1_700,
