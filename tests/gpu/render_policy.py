@@ -89,7 +89,7 @@ def chaos(rows):
     """Of policies that misbehave."""
     text = (
         "`chaos` loaded in place of `tally-priority`. Times from when `tallyctl policy load` returned until `tallyctl status`, asked every "
-        "20 ms, said so. Around: requests that ended in the second after the load was sent. Training: a deterministic one that ran "
+        "20 ms, said so. Around: requests under way in the second after the load was sent. Training: a deterministic one that ran "
         "through it, against the same alone. A policy stalls only while the GPU idles: the inference falls silent 1 s after that load."
     )
     cells = [

@@ -23,6 +23,7 @@ fn clients_are_admitted_as_the_rules_say() {
     assert_eq!(high.welcome.residency, Residency::TimeSlice { slice_us: 100_000, linger_us: 100 });
     assert_eq!(low.welcome.residency, Residency::TimeSlice { slice_us: 50, linger_us: 0 });
     assert_ne!(high.id(), low.id());
+    assert_eq!(high.core.neighbours.load(SeqCst), 1, "somebody to keep the GPU from");
     let shown = core.client(low.id()).unwrap();
     assert_eq!(shown["name"], "train?[31m");
     assert_eq!(shown["labels"]["test"], "1");

@@ -373,6 +373,10 @@ pub struct CoreRegion {
     pub notify_activity: AtomicU32,
     /// 1 once the core serves this client; 0 again when it drops it on purpose.
     pub serving: AtomicU32,
+    /// Best-effort clients that are connected: for a high-priority client, whether there is
+    /// anybody to keep the GPU from.
+    pub neighbours: AtomicU32,
+    _pad0: u32,
     /// Bumped by the core's dispatch thread about every 100 ms while it lives:
     /// a waiting client tells a stuck core from a slow decision.
     pub heartbeat: AtomicU64,

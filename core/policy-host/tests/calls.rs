@@ -5,7 +5,8 @@ mod common;
 use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
 use sha2::{Digest, Sha256};
 use tally_engine::policy::{
-    COMMANDS_MAX, Class, Command, Completion, Context, Decision, Event, Form, Policy, launch_flags,
+    COMMANDS_MAX, Class, Command, Completion, Context, Decision, Event, Form, Policy, Sharing,
+    launch_flags,
 };
 use tally_engine::profile::KernelKey;
 use tally_policy_host::Limits;
@@ -54,6 +55,14 @@ fn every_field_of_a_launch_arrives() {
         let answer = bench.policy.decide(&asked, &mut bench.context);
         assert_eq!(answer, Ok(Decision::Hold(echo % 1_000_000_000)));
     }
+}
+
+#[test]
+fn how_the_gpu_is_shared_arrives() {
+    let mut bench = Bench::new(chaos());
+    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(1)));
+    bench.context.world.sharing = Sharing::TimeSliced;
+    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(2)));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
 //! in that time runs beside them, at once.
 //!
+//! Only while a best-effort client is connected: alone, a program pays nothing.
+//!
 //! What must hold:
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
@@ -126,7 +128,9 @@ pub fn before_wait(slot: usize, sequence: u32, awaited: Awaited) {
 #[cold]
 fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let launch = (slot as u64 + 1) << 32 | u64::from(sequence);
-    if LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
+    // Without a core programs run unscheduled: there may be somebody.
+    let alone = state::epoch().is_some_and(|epoch| epoch.core.neighbours.load(Relaxed) == 0);
+    if alone || LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
         return;
     }
     // Taken: a capture begins, or something is destroyed, or another thread is here.

@@ -94,6 +94,26 @@ mod tests {
     }
 
     #[test]
+    fn a_module_that_keeps_what_it_learnt_is_told_by_its_exports() {
+        // One function without parameters or results, exported by that name.
+        let module = |name: &str| {
+            let mut bytes = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0".to_vec();
+            bytes.extend([7, name.len() as u8 + 4, 1, name.len() as u8]);
+            bytes.extend(name.as_bytes());
+            bytes.extend(b"\0\0\x0a\x04\x01\x02\0\x0b");
+            bytes
+        };
+        assert_eq!(exports(&module(STATE), STATE), Ok(true));
+        assert_eq!(exports(&module("snapshot"), STATE), Ok(false));
+        let mut cut = module(STATE);
+        cut.truncate(40);
+        assert!(exports(&cut, STATE).is_err());
+        // Of the contract's own release, or nothing would be found.
+        let version = STATE.split(['@', '#']).nth(1).unwrap();
+        assert!(crate::policy::CONTRACT.contains(&format!("package tally:policy@{version};")));
+    }
+
+    #[test]
     fn a_module_without_the_functions_is_refused() {
         let empty = b"\0asm\x01\0\0\0".to_vec();
         let why = component(empty).unwrap_err();

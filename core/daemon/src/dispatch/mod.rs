@@ -437,8 +437,17 @@ impl Dispatch {
             let core = &self.clients[at].link.core;
             core.serving.store(u32::from(self.draining.is_none()), SeqCst);
         }
+        self.tell_of_neighbours();
         // The first heartbeat at once: a client that waits looks for it.
         self.next_heartbeat_ns = now;
+    }
+
+    /// High-priority clients linger on the GPU only if there is somebody to keep it from.
+    fn tell_of_neighbours(&self) {
+        let best_effort = self.clients.iter().filter(|c| !c.is_high()).count();
+        for client in self.clients.iter().filter(|c| c.is_high()) {
+            client.link.core.neighbours.store(best_effort as u32, SeqCst);
+        }
     }
 
     fn remove(&mut self, now: u64, at: usize) -> Left {
@@ -449,6 +458,7 @@ impl Dispatch {
         wait::wake(&client.link.region, &client.link.core);
         self.engine.client_left(now, client.id(), &mut self.actions);
         self.apply(now);
+        self.tell_of_neighbours();
         Left { numbers, _client: client }
     }
 

@@ -34,6 +34,8 @@ pub mod kernel {
     pub const DESCRIBED: u32 = 23;
     pub const DONE: u32 = 24;
     pub const ECHO: u32 = 25;
+    /// Answers `Hold(2)` where contexts take turns, else `Hold(1)`.
+    pub const RESIDENCY: u32 = 26;
     pub const COMMANDS: u32 = 30;
     pub const TIMERS: u32 = 31;
     pub const METRICS: u32 = 32;

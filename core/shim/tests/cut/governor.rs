@@ -113,6 +113,11 @@ impl Governor {
         &self.shared.client.region
     }
 
+    /// So many best-effort clients are connected.
+    pub fn set_neighbours(&self, count: u32) {
+        self.shared.client.core.neighbours.store(count, SeqCst);
+    }
+
     pub fn counters(&self) -> &Counters {
         &self.region().counters
     }
@@ -270,6 +275,7 @@ pub fn offers(request: &Request, answer: Answer) -> bool {
 
 fn serve(client: Client) -> (Arc<Shared>, std::thread::JoinHandle<()>) {
     let next = client.next;
+    client.core.neighbours.store(1, SeqCst);
     let shared = Arc::new(Shared {
         client,
         stop: AtomicBool::new(false),

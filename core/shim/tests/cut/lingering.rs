@@ -39,6 +39,14 @@ fn counting(core: &mut Governor) {
                 let count = core.counters().lingered.load(SeqCst);
                 core.say(&count.to_string());
             }
+            "alone" => {
+                core.set_neighbours(0);
+                core.say("yes");
+            }
+            "together" => {
+                core.set_neighbours(1);
+                core.say("yes");
+            }
             "end" => break,
             other => panic!("the program says {other}"),
         }
@@ -214,6 +222,24 @@ fn not_at_best_effort() {
             run(device, null_mut());
             device.sync(null_mut());
             assert_eq!(count(), 0);
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
+fn alone_it_leaves_at_once() {
+    both(
+        alone_it_leaves_at_once,
+        &taking_turns(50),
+        |device| {
+            for (company, lingered) in [("alone", 0), ("together", 1), ("alone", 1)] {
+                ask(company);
+                run(device, null_mut());
+                device.sync(null_mut());
+                assert_eq!(count(), lingered, "{company}");
+            }
             say("end");
         },
         counting,

@@ -7,7 +7,9 @@
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
-use tally_sdk::{ClientId, Decision, Event, Launch, Level, Policy, Saved, Stateful, Subscription};
+use tally_sdk::{
+    ClientId, Decision, Event, Launch, Level, Policy, Saved, Sharing, Stateful, Subscription,
+};
 
 /// What it remembers, to tell an old instance from a new one.
 struct Chaos {
@@ -66,6 +68,10 @@ impl Policy for Chaos {
             23 => Decision::Hold(described()),
             24 => Decision::Hold(self.done_ns + self.left),
             25 => Decision::Hold(echo(launch)),
+            26 => Decision::Hold(match host::residency() {
+                Sharing::Concurrent => 1,
+                Sharing::TimeSliced => 2,
+            }),
             30 => {
                 commands();
                 Decision::Run(9)
