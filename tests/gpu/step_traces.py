@@ -1,6 +1,6 @@
 """Every program of `pairs` alone: its times, plain, under MPS and on half the SMs, and its kernels. Needs no core.
 
-For `tallyctl sim`, whose traces these become (core/replay/traces). Times are read without a profiler, which makes
+For `tallyctl sim`, which takes what the archive holds. Times are read without a profiler, which makes
 launches longer; the kernels under one. One process after the other has the GPU, and runs all jobs in turn; should one
 die or hang, what it had not answered is left to another. `traces.json` and `traces.tar.gz` are written after each job.
 """
@@ -54,6 +54,16 @@ class Child:
                 yield answer
 
 
+def timed(parts):
+    """What a program takes alone, as comment lines before its rows."""
+    lines = ""
+    for part in ("plain", "mps"):
+        ms, launched = parts.get(part, {}).get("ms"), parts.get(part, {}).get("launched_ms")
+        if ms and launched:
+            lines += f"# {part}_ms={ms['p50']} {part}_p99_ms={ms['p99']} {part}_launched_ms={launched['p50']}\n"
+    return lines
+
+
 class Results:
     """What is known so far, written after every answer."""
 
@@ -73,7 +83,7 @@ class Results:
             for job in self.jobs:
                 file = self.suite.logs / f"{job}.csv"
                 if file.exists():
-                    content = file.read_bytes()
+                    content = (timed(self.jobs[job]) + file.read_text()).encode()
                     entry = tarfile.TarInfo(file.name)
                     entry.size = len(content)
                     archive.addfile(entry, io.BytesIO(content))

@@ -226,6 +226,11 @@ class Traces(unittest.TestCase):
             with tarfile.open(pathlib.Path(folder) / "traces.tar.gz") as archive:
                 self.assertEqual(archive.getnames(), ["a.csv", "c.csv"])
 
+    def test_rows_come_with_what_the_program_takes_alone(self):
+        figures = {"ms": {"p50": 2.1, "p99": 2.2}, "launched_ms": {"p50": 0.1}}
+        lines = step_traces.timed({"plain": figures, "mps": {"error": "no"}, "recorded": {}})
+        self.assertEqual(lines, "# plain_ms=2.1 plain_p99_ms=2.2 plain_launched_ms=0.1\n")
+
 
 class Status(unittest.TestCase):
     def test_a_client_is_found_by_name_and_pid_and_the_last_to_leave_otherwise(self):

@@ -1,5 +1,6 @@
 //! `tallyctl sim`: judge a policy without a GPU and without a core.
 
+mod arrivals;
 mod calibrate;
 
 use crate::error::CtlError;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, simulate};
+use tally_replay::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
 const QUIET_NS: u64 = 100_000;
@@ -56,6 +57,15 @@ pub struct SimArgs {
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
+    /// The GPU stays with the high-priority program for so long after its last kernel, as
+    /// `[residency.timeslice] linger_us` has it (timeslice only).
+    /// Default: the core's.
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub linger_us: Option<u64>,
+    /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
+    /// times.
+    #[arg(long = "figure", value_name = "NAME=N")]
+    pub figures: Vec<String>,
     /// Window of arrivals.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
@@ -67,9 +77,13 @@ pub struct SimArgs {
     #[arg(long)]
     pub json: bool,
     /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
-    /// traces are built in.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals", "json"])]
+    /// traces are built in. With `--json` as an array, with more figures.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
     pub calibrate: Option<PathBuf>,
+    /// Of these only rows measured on this day or later: older ones may be of another
+    /// core.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "calibrate", default_value = "")]
+    pub since: String,
 }
 
 /// `--residency`.
@@ -213,10 +227,18 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let overrun_seconds = seconds;
     let seed = args.seed;
-    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager };
+    let mut model = Model::default();
+    model.linger_ns = args.linger_us.map_or(model.linger_ns, |us| us * 1_000);
+    for figure in &args.figures {
+        let wrong = |why| CtlError::Usage(format!("--figure {figure}: {why}"));
+        let (name, value) = figure.split_once('=').unwrap_or((figure, ""));
+        let value = value.parse().map_err(|_| wrong("expected NAME=WHOLE-NUMBER".into()))?;
+        model.set(name, value).map_err(wrong)?;
+    }
+    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
-        return calibrate::run(&mut out, measured, &setup, &policies);
+        return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
     }
     let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
         return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));

@@ -91,7 +91,7 @@ impl Arrivals {
         match self {
             Arrivals::At(all) => all.iter().copied().take_while(|&at| at < end_ns).collect(),
             Arrivals::Poisson { load } => {
-                let mut random = Random(seed);
+                let mut random = Random::new(seed);
                 let mean_ns = solo_ns as f64 / load;
                 let (mut at, mut all) = (0.0, Vec::new());
                 loop {
@@ -107,9 +107,19 @@ impl Arrivals {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    /// Normally distributed, of mean 0 and deviation 1 (Box, Muller 1958).
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

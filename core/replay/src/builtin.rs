@@ -7,13 +7,17 @@ macro_rules! traces {
 }
 
 const TRACES: &[(&str, &[u8])] = traces![
+    "bert_base_infer_b1_s128",
+    "bert_base_train_b32_s128",
     "bert_base_train_b32_s384",
     "bert_large_infer_b1_s128",
     "gpt2_12l_train_b8_s1024",
     "gpt2_large_train_b4_s512",
     "llama7b_decode_b1",
     "resnet50_infer_b1",
+    "resnet50_infer_b1_graph",
     "resnet50_train_b128",
+    "resnet50_train_b64",
     "whisper_small_train_b16",
 ];
 

@@ -5,14 +5,15 @@
 //!
 //! - `timeslice`: the process that has the GPU runs, the other stands. With both at
 //!   work the GPU changes at the end of a slice; a process without launched work is left at once.
-//!   A change costs [`CHANGE_BUSY_NS`] or [`CHANGE_IDLE_NS`] and is not broken off.
+//!   A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, the other
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
 //!   blocks has begun, when a kernel ends, and when a cut kernel gives way.
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{CHANGE_BUSY_NS, CHANGE_IDLE_NS, FLAG_NS, RESUME_NS, ROOM, Residency, Work};
+use crate::gpu::{RESUME_NS, ROOM, Residency, Work};
+use crate::model::Model;
 use std::collections::VecDeque;
 
 /// Lane of the high-priority process.
@@ -53,6 +54,8 @@ struct Running {
     /// Asked at; stops when `left` is down to this.
     stop: Option<(u64, u64)>,
     stopped: bool,
+    /// Its blocks are leaving, until then.
+    exits_ns: Option<u64>,
     resume_ns: Option<u64>,
 }
 
@@ -106,6 +109,7 @@ impl Lane {
 #[derive(Debug)]
 pub struct Device {
     residency: Residency,
+    model: Model,
     slices_ns: [u64; 2],
     lanes: [Lane; 2],
     now_ns: u64,
@@ -114,24 +118,31 @@ pub struct Device {
     owner_since_ns: u64,
     /// To whom, and when it is done.
     change: Option<(usize, u64)>,
+    /// Until when the old owner runs on although the change has begun.
+    stops_ns: Option<u64>,
     /// When the owner has to leave.
     slice_ends_ns: Option<u64>,
+    /// When the owner, which has nothing to run, has to leave.
+    linger_ends_ns: Option<u64>,
     changes: u64,
 }
 
 impl Device {
     /// An idle one.
-    pub fn new(residency: Residency, slices_ns: [u64; 2]) -> Self {
+    pub fn new(residency: Residency, model: Model, slices_ns: [u64; 2]) -> Self {
         Device {
             residency,
-            slices_ns: slices_ns.map(|ns| ns.max(1)),
+            model,
+            slices_ns,
             lanes: Default::default(),
             now_ns: 0,
             ages: 0,
             owner: None,
             owner_since_ns: 0,
             change: None,
+            stops_ns: None,
             slice_ends_ns: None,
+            linger_ends_ns: None,
             changes: 0,
         }
     }
@@ -154,12 +165,12 @@ impl Device {
 
     /// Have cut kernels of a lane give way, or go on.
     pub fn set_yield(&mut self, lane: usize, yielded: bool) {
-        let (now_ns, lane) = (self.now_ns, &mut self.lanes[lane]);
+        let (now_ns, flag_ns, lane) = (self.now_ns, self.model.flag_ns, &mut self.lanes[lane]);
         lane.yielded = yielded;
         let rate = lane.rate;
         let Some(r) = lane.running.as_mut().filter(|r| r.work.quantum_ns > 0) else { return };
         if !yielded {
-            r.stop = None;
+            (r.stop, r.exits_ns) = (None, None);
             if r.stopped {
                 r.resume_ns = Some(now_ns + RESUME_NS);
             }
@@ -168,7 +179,7 @@ impl Device {
         r.resume_ns = None;
         if !r.stopped {
             let (total, quantum) = (r.work.total_ns * ROOM, r.work.quantum_ns * ROOM);
-            let seen = total - r.left + FLAG_NS * rate;
+            let seen = total.saturating_sub(r.left) + flag_ns * rate;
             // The last part looks at no flag.
             let at = seen.div_ceil(quantum) * quantum;
             r.stop = (at < total).then(|| (now_ns, total - at));
@@ -177,11 +188,14 @@ impl Device {
 
     /// When something happens next.
     pub fn next_ns(&self) -> Option<u64> {
-        let mut next = [self.change.map(|c| c.1), self.slice_ends_ns].into_iter().flatten().min();
+        let change_ns = self.change.map(|c| c.1);
+        let turns = [change_ns, self.stops_ns, self.slice_ends_ns, self.linger_ends_ns];
+        let mut next = turns.into_iter().flatten().min();
         for lane in &self.lanes {
             let event = match &lane.running {
                 None => lane.starts_ns(),
                 Some(r) if r.stopped => r.resume_ns,
+                Some(r) if r.exits_ns.is_some() => r.exits_ns,
                 Some(_) if lane.rate == 0 => None,
                 Some(r) => Some(self.now_ns + (r.left - r.mark()).div_ceil(lane.rate)),
             };
@@ -208,9 +222,14 @@ impl Device {
                 out.push(Happened::Done { lane: index, launch, last: r.work.last });
                 (lane.running, lane.ended_ns) = (None, now_ns);
             } else if let Some((asked_ns, _)) = r.stop.filter(|s| r.left <= s.1) {
-                (r.stop, r.stopped) = (None, true);
-                let turnaround_ns = now_ns - asked_ns;
-                out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+                let rest = u128::from(r.left) * u128::from(r.work.exit_ns)
+                    / u128::from(r.work.total_ns.max(1) * ROOM);
+                let exits_ns = *r.exits_ns.get_or_insert(now_ns + rest as u64);
+                if exits_ns <= now_ns {
+                    (r.stop, r.stopped, r.exits_ns) = (None, true, None);
+                    let turnaround_ns = now_ns - asked_ns;
+                    out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+                }
             }
         }
         self.settle();
@@ -218,16 +237,20 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        for lane in &mut self.lanes {
+        let runs = [HIGH, LOW].map(|l| self.lanes[l].running.as_ref().is_some_and(|r| !r.stopped));
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let beside = self.residency == Residency::Mps && runs[1 - index];
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
+                let more_ns = if beside { self.model.beside_ns } else { 0 };
                 lane.running = Some(Running {
-                    left: work.total_ns.max(1) * ROOM,
+                    left: (work.total_ns.max(1) + more_ns) * ROOM,
                     age: self.ages,
                     stop: None,
                     stopped: lane.yielded && work.quantum_ns > 0,
+                    exits_ns: None,
                     resume_ns: None,
                     work,
                 });
@@ -244,25 +267,37 @@ impl Device {
         if let Some((to, _)) = self.change.filter(|c| c.1 <= now_ns) {
             (self.owner, self.owner_since_ns, self.change) = (Some(to), now_ns, None);
         }
+        self.linger_ends_ns = None;
         if self.change.is_none() {
             let works = [HIGH, LOW].map(|lane| self.lanes[lane].works(now_ns));
             match self.owner {
                 None => self.owner = works.iter().position(|&w| w),
                 Some(o) if !works[1 - o] => self.slice_ends_ns = None,
-                Some(o) if !works[o] => self.leave(o, CHANGE_IDLE_NS),
+                Some(o) if !works[o] => {
+                    let until_ns = self.lanes[o].ended_ns + self.model.linger_ns;
+                    self.slice_ends_ns = None;
+                    if o == HIGH && now_ns < until_ns {
+                        self.linger_ends_ns = Some(until_ns);
+                    } else {
+                        self.leave(o, self.model.change_idle_ns);
+                    }
+                }
                 Some(o) => {
-                    let slice_ns = self.slices_ns[o];
-                    let slices = (now_ns - self.owner_since_ns).div_ceil(slice_ns).max(1);
-                    let ends_ns = self.owner_since_ns + slices * slice_ns;
+                    // With nobody waiting a slice is not followed by another.
+                    let ends_ns = self.owner_since_ns + self.slices_ns[o];
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
-                        self.leave(o, CHANGE_BUSY_NS);
+                        self.leave(o, self.model.change_busy_ns);
+                        self.stops_ns = Some(now_ns + self.model.stop_ns);
                     }
                 }
             }
         }
-        let owner = self.owner.filter(|_| self.change.is_none());
+        self.stops_ns = self.stops_ns.filter(|&at| at > now_ns && self.change.is_some());
+        let owner = self.owner.filter(|_| self.change.is_none() || self.stops_ns.is_some());
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.rate = if owner == Some(index) && lane.works(now_ns) { ROOM } else { 0 };
+            let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
+            let runs = owner == Some(index) && lane.works(now_ns) && !exits;
+            lane.rate = if runs { ROOM } else { 0 };
         }
     }
 
@@ -281,7 +316,8 @@ impl Device {
             let wanted = lane.running.as_ref().map_or(0, Running::room);
             let got = wanted.min(free);
             free -= got;
-            lane.rate = (ROOM * got).checked_div(wanted).unwrap_or(0);
+            let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
+            lane.rate = (ROOM * got).checked_div(wanted).filter(|_| !exits).unwrap_or(0);
         }
     }
 }

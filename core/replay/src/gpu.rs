@@ -1,11 +1,13 @@
 //! The GPU's figures, and what becomes of a kernel on it: blocks, waves, forms.
 //!
-//! Costs are measured ones (`docs/results.md`, `docs/residency.md`, one H200), named
-//! here and nowhere else. None was fitted to a pair of programs. Left out: contention
-//! for memory and caches, clocks, copies beside kernels, what a launch in flight costs
-//! the driver, and the cost of the completion writes.
+//! What stands here was measured on one H200, by itself and not in a pair of programs
+//! (`docs/results.md`, `docs/cutting.md`; [`NARROW_PERMILLE`] apart). What may be other
+//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for memory and
+//! caches but for `beside_ns`, clocks, copies beside kernels.
 
+use crate::model::Model;
 use crate::trace::Kernel;
+use serde::Serialize;
 use tally_engine::policy::Decision;
 
 /// Streaming multiprocessors.
@@ -19,33 +21,35 @@ const BLOCKS_PER_SM: u64 = 32;
 
 /// From the end of the last kernel until the program has seen it.
 pub const SEEN_NS: u64 = 3_500;
-/// A decided launch costs its program so much more.
-pub const DECIDED_NS: u64 = 1_700;
-/// Change of context away from one that has nothing running.
-pub const CHANGE_IDLE_NS: u64 = 137_000;
-/// Change of context in the middle of a kernel: 0.2 ms in all, less half a slice.
-pub const CHANGE_BUSY_NS: u64 = 175_000;
 /// Time slices `[high priority, best effort]` under the core.
-pub const SLICES_GOVERNED_NS: [u64; 2] = [10_000_000, 50_000];
+pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 50_000];
 /// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
-/// Until running blocks see that they are to give way.
-pub const FLAG_NS: u64 = 12_000;
-/// A wait between two parts of a launch.
-pub const GATE_NS: u64 = 2_200;
+/// Between two parts of a preemptible launch, the second of which finds nothing to do.
+pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
+/// On some of the SMs a kernel takes longer than by their number, thousandths: matrix
+/// products of 6 to 11 ms took 2.2 to 3.3 times as long on 64 of 132, as the core measured
+/// them in a run of pairs.
+pub const NARROW_PERMILLE: u128 = 1_350;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
-/// What the prelude adds to a kernel of blocks of 50 us, in thousandths.
-pub const PRELUDE_PERMILLE: u64 = 18;
+/// What the prelude adds to each block, and so to each wave.
+pub const PRELUDE_NS: u64 = 1_200;
+/// Thousand blocks that have nothing to do. Each part of a launch has all blocks of it.
+const EMPTY_NS: u64 = 360;
+/// Thousand blocks that see the flag and exit.
+const EXIT_NS: u64 = 1_800;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
+/// A preemptible launch has one more part for each of these.
+const PART_NS: u64 = 800_000;
 /// All SMs' room.
 pub const ROOM: u64 = 1_024;
 
 /// Who runs at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// One process at a time.
@@ -56,7 +60,7 @@ pub enum Residency {
 }
 
 /// Which best-effort kernels have other forms than whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cut {
     /// None.
@@ -105,6 +109,10 @@ pub struct Work {
     pub room: [u64; 2],
     /// It can stop at multiples of this; 0: it cannot.
     pub quantum_ns: u64,
+    /// Once stopped, blocks that have not started exit: so long if none had started.
+    pub exit_ns: u64,
+    /// Launches that the program makes for it, besides one.
+    pub more_launches: u64,
 }
 
 /// Blocks of the kernel that fit one SM.
@@ -118,7 +126,7 @@ pub fn blocks_per_sm(k: &Kernel) -> u64 {
 
 /// The kernel in the form that was decided. A launch of `n` blocks runs in waves of as
 /// many as fit the SMs; all waves take equally long.
-pub fn work(k: &Kernel, decision: Decision) -> Work {
+pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
     let (blocks, each) = (k.blocks().max(1), blocks_per_sm(k));
     let capacity = each * u64::from(SMS);
     let waves = blocks.div_ceil(capacity);
@@ -131,28 +139,44 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
         tail_ns: (k.dur_ns / waves).max(1),
         room: [ROOM, last_room(blocks, capacity)],
         quantum_ns: 0,
+        exit_ns: 0,
+        more_launches: 0,
     };
     match decision {
         Decision::Run(_) | Decision::Hold(_) => whole,
         Decision::Preemptible => {
-            let total_ns = k.dur_ns + k.dur_ns * PRELUDE_PERMILLE / 1_000;
-            let wave_ns = (total_ns / waves).max(1);
-            Work { total_ns, tail_ns: wave_ns, quantum_ns: wave_ns, ..whole }
+            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
+            // The parts behind it find nothing left to do.
+            let empty = (k.dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
+            let empty_ns = empty * (GATE_NS + empty_ns(blocks));
+            let total_ns = wave_ns * waves + empty_ns;
+            let exit_ns = blocks * EXIT_NS / 1_000;
+            let more_launches = empty;
+            Work {
+                total_ns,
+                tail_ns: wave_ns,
+                quantum_ns: wave_ns,
+                exit_ns,
+                more_launches,
+                ..whole
+            }
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
-            let wave_ns = (k.dur_ns / waves).max(1);
-            let part_ns = wave_ns * n.div_ceil(capacity) + GATE_NS;
+            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
+            let part_ns = wave_ns * n.div_ceil(capacity) + model.slice_ns + empty_ns(blocks - n);
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
-            let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns;
+            let total_ns = (blocks.div_ceil(n) - 1) * part_ns + last_ns + empty_ns(blocks - n);
             let room = [last_room(n, capacity), last_room(blocks, capacity)];
-            Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, ..whole }
+            let more_launches = blocks.div_ceil(n) - 1;
+            Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
         Decision::Partition(n) => {
             let sms = u64::from(n.min(SMS));
             let waves_here = blocks.div_ceil(each * sms);
-            let run_ns = (u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves)) as u64;
+            let run_ns = u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves);
+            let run_ns = (run_ns * NARROW_PERMILLE / 1_000) as u64;
             let scaled = |room: u64| (room * sms / u64::from(SMS)).max(1);
             let tail = last_room(blocks, each * sms);
             Work {
@@ -163,6 +187,10 @@ pub fn work(k: &Kernel, decision: Decision) -> Work {
             }
         }
     }
+}
+
+fn empty_ns(blocks: u64) -> u64 {
+    blocks * EMPTY_NS / 1_000
 }
 
 /// Room that the blocks of the last wave take.

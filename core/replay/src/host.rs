@@ -36,17 +36,24 @@ pub struct Host {
     pub done: u64,
     /// Starts again by itself.
     repeats: bool,
+    /// From the begin of an iteration to its first launch.
+    lead_ns: u64,
+    /// Its own times take so many times as long.
+    pub stretch: f64,
 }
 
 impl Host {
-    /// A program that launches kernel by kernel, or each iteration as one graph.
-    pub fn new(trace: &Trace, graph: bool, repeats: bool) -> Self {
-        let program = if graph {
-            vec![Launch { kernels: 0..trace.kernels.len(), pace: Pace::AfterLaunch(0) }]
-        } else {
-            let each = trace.kernels.iter().enumerate();
-            each.map(|(i, k)| Launch { kernels: i..i + 1, pace: k.pace }).collect()
-        };
+    /// At its first launch.
+    pub fn new(trace: &Trace, repeats: bool) -> Self {
+        let mut program: Vec<Launch> = Vec::new();
+        for (i, k) in trace.kernels.iter().enumerate() {
+            match program.last_mut() {
+                Some(launch) if k.launch == trace.kernels[i - 1].launch => {
+                    launch.kernels.end = i + 1;
+                }
+                _ => program.push(Launch { kernels: i..i + 1, pace: k.pace }),
+            }
+        }
         Host {
             program,
             next: 0,
@@ -57,12 +64,14 @@ impl Host {
             made: 0,
             done: 0,
             repeats,
+            lead_ns: trace.lead_ns,
+            stretch: 1.0,
         }
     }
 
     /// Begin an iteration.
     pub fn begin(&mut self, now_ns: u64) {
-        (self.next, self.launch_ns) = (0, Some(now_ns));
+        (self.next, self.launch_ns) = (0, Some(now_ns + self.stretched(self.lead_ns)));
     }
 
     /// The iteration's launches are all made and done.
@@ -82,12 +91,12 @@ impl Host {
             self.next = 0;
         }
         match self.program[self.next].pace {
-            Pace::AfterEnd(ns) => self.after_end_ns = Some(ns),
+            Pace::AfterEnd(ns) => self.after_end_ns = Some(self.stretched(ns)),
             // Time passes even for a program of free launches.
             Pace::AfterLaunch(ns) if self.made - self.done < AHEAD_MAX => {
-                self.launch_ns = Some(now_ns + ns.max(1));
+                self.launch_ns = Some(now_ns + self.stretched(ns).max(1));
             }
-            Pace::AfterLaunch(ns) => self.ahead_ns = Some(now_ns + ns),
+            Pace::AfterLaunch(ns) => self.ahead_ns = Some(now_ns + self.stretched(ns)),
         }
     }
 
@@ -101,6 +110,10 @@ impl Host {
         {
             self.launch_ns = Some(now_ns + ns);
         }
+    }
+
+    fn stretched(&self, ns: u64) -> u64 {
+        if self.stretch == 1.0 { ns } else { (ns as f64 * self.stretch) as u64 }
     }
 
     /// How far it has come, in the time that it needs alone.

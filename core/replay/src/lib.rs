@@ -23,8 +23,10 @@
 //! | --- | --- |
 //! | [`trace`] | recorded kernels, and what they say of the program that launched them |
 //! | [`gpu`] | costs, blocks and waves of a kernel, forms |
+//! | [`model`] | figures that may be other elsewhere |
 //! | [`device`] | who runs when: time slices, or blocks side by side |
 //! | [`host`] | a program: when it launches, what it waits for |
+//! | [`marks`] | when the core learns that a launch is done |
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
@@ -36,6 +38,8 @@ mod builtin;
 pub mod device;
 pub mod gpu;
 pub mod host;
+pub mod marks;
+pub mod model;
 pub mod report;
 pub mod sim;
 pub mod trace;
@@ -43,6 +47,7 @@ pub mod trace;
 pub use arrivals::{Arrivals, ArrivalsError};
 pub use builtin::names as builtin_traces;
 pub use gpu::{Cut, Residency};
+pub use model::Model;
 pub use report::Report;
 pub use sim::{Setup, simulate};
 pub use trace::{Trace, TraceError};

@@ -46,13 +46,15 @@ pub struct High {
     pub unserved: u64,
     /// One request alone.
     pub solo_ms: f64,
+    /// One in a hundred takes so long alone, as far as that was measured.
+    pub solo_p99_ms: f64,
     /// From the start of a request's service to its end.
     pub service_p50_ms: f64,
     /// The same.
     pub service_p99_ms: f64,
     /// Over [`Self::solo_ms`].
     pub service_p50_over_solo: f64,
-    /// Over [`Self::solo_ms`].
+    /// Over [`Self::solo_p99_ms`].
     pub service_p99_over_solo: f64,
     /// From arrival to the end.
     pub queued_p50_ms: f64,
@@ -100,8 +102,14 @@ pub struct Decisions {
     pub degraded: u64,
     /// `hold` answers.
     pub held: u64,
+    /// Launches held at least once.
+    pub launches_held: u64,
     /// Waits for room in the window.
     pub window_full: u64,
+    /// Between asking and answer, of all launches.
+    pub waited_ms: f64,
+    /// Measured GPU time.
+    pub gpu_ms: f64,
     /// By the built-in rule, for the policy failed.
     pub fallback: u64,
     /// Times the training was asked to give way.

@@ -1,22 +1,27 @@
 //! The loop: the earliest of what can happen happens, the engine hears of it, what it
 //! answers reaches the programs and the device.
 
-use crate::arrivals::Arrivals;
+mod solo;
+
+use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{
-    Cut, DECIDED_NS, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work,
-};
+use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
 use crate::host::Host;
+use crate::marks::{Marks, PATIENCE_NS};
+use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
+use solo::Solo;
 use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
-use tally_engine::profile::{CutState, Kept, KernelKey};
+use tally_engine::profile::{CutState, KernelKey};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
-/// Launches that count as measured before the start, for each kernel.
-const KNOWN_LAUNCHES: u64 = 16;
+/// How long a launch that waits spins before its thread sleeps.
+const SPIN_NS: u64 = 1_000_000;
+/// Iterations of the training before the first request, for the policy to learn from.
+const WARM_ITERATIONS: u64 = 5;
 
 /// Stands for the ticket of a launch under a standing grant: it was not submitted.
 const UNSUBMITTED: u64 = u64::MAX;
@@ -34,8 +39,10 @@ pub struct Setup {
     pub overrun_seconds: f64,
     /// Of the arrivals.
     pub seed: u64,
-    /// A request is one CUDA graph; otherwise it launches kernel by kernel, as recorded.
+    /// A request is one CUDA graph; otherwise it launches as recorded.
     pub graph: bool,
+    /// Figures of the machine and the core.
+    pub model: Model,
 }
 
 impl Default for Setup {
@@ -47,6 +54,7 @@ impl Default for Setup {
             overrun_seconds: 5.0,
             seed: 1,
             graph: true,
+            model: Model::default(),
         }
     }
 }
@@ -75,6 +83,13 @@ struct Sim<'a> {
     traces: [&'a Trace; 2],
     hosts: [Option<Host>; 2],
     known: [Vec<Known>; 2],
+    /// The training's completion writes.
+    marks: Marks,
+    held_since_ns: Option<u64>,
+    /// The launch that is being decided is to be measured.
+    measured: bool,
+    /// When it asked.
+    submitted_ns: u64,
     tickets: [Tickets; 2],
     actions: Vec<Action>,
     happened: Vec<Happened>,
@@ -88,6 +103,8 @@ struct Sim<'a> {
     free_ns: u64,
     service_ns: Vec<u64>,
     queued_ns: Vec<u64>,
+    spread: f64,
+    random: Random,
 }
 
 /// Run the inference beside the training, if there is one. Without a policy nothing is
@@ -99,26 +116,28 @@ pub fn simulate(
     arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    let graph = setup.graph.then(|| high.back_to_back());
-    let high = graph.as_ref().unwrap_or(high);
-    let solo_ns = solo(setup, high);
+    let high = if setup.graph { high.as_graph() } else { high.clone() };
+    let plain = high.timed_in(Residency::Timeslice);
+    let solo = Solo::new(&plain, &high, setup);
+    let here = high.timed_in(setup.residency);
+    let low_plain_ns = low.map_or(1, |low| low.timed_in(Residency::Timeslice).period_ns);
+    let low = low.map(|low| low.timed_in(setup.residency));
+    let warm_ns = low.as_ref().map_or(0, |low| WARM_ITERATIONS * low.period_ns);
     let window_ns = (setup.seconds.max(0.0) * 1e9) as u64;
-    let end_ns = window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
-    let times = arrivals.times(solo_ns, window_ns, setup.seed);
+    let end_ns = warm_ns + window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
+    let mut times = arrivals.times(solo.ns, window_ns, setup.seed);
+    times.iter_mut().for_each(|at| *at += warm_ns);
     let unscheduled = policy.is_none();
-    let mut sim = Sim::new(*setup, [high, low.unwrap_or(high)], low.is_some(), &times, policy);
-    sim.run_until(window_ns, false);
-    let progress_ns = sim.hosts[LOW].as_ref().map(|h| h.progress_ns(sim.traces[LOW]));
+    let traces = [&here, low.as_ref().unwrap_or(&here)];
+    let mut sim = Sim::new(*setup, traces, low.is_some(), &times, policy);
+    sim.spread = solo.spread;
+    sim.run_until(warm_ns, false);
+    let before = sim.progress();
+    sim.run_until(warm_ns + window_ns, false);
+    // In iterations, which take so long alone.
+    let share = (sim.progress() - before) * low_plain_ns as f64 / window_ns.max(1) as f64;
     sim.run_until(end_ns, true);
-    let share = progress_ns.map_or(0.0, |ns| over(ns, window_ns));
-    sim.report(solo_ns, share, unscheduled)
-}
-
-/// One request alone, from the start of its service until it is seen done.
-fn solo(setup: &Setup, high: &Trace) -> u64 {
-    let mut sim = Sim::new(*setup, [high; 2], false, &[0], None);
-    sim.run_until(u64::MAX, true);
-    sim.service_ns.first().copied().unwrap_or(0)
+    sim.report(solo, end_ns, share, unscheduled)
 }
 
 impl<'a> Sim<'a> {
@@ -129,10 +148,13 @@ impl<'a> Sim<'a> {
         arrivals: &'a [u64],
         policy: Option<Box<dyn Policy + Send>>,
     ) -> Self {
-        let slices = if policy.is_some() { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let governed = policy.is_some();
+        let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let linger_ns = if governed { setup.model.linger_ns } else { 0 };
+        let model = Model { linger_ns, ..setup.model };
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.residency, slices),
+            device: Device::new(setup.residency, model, slices),
             engine: policy.map(|policy| {
                 let sharing = match setup.residency {
                     Residency::Timeslice => Sharing::TimeSliced,
@@ -143,10 +165,16 @@ impl<'a> Sim<'a> {
             }),
             traces,
             hosts: [
-                Some(Host::new(traces[HIGH], setup.graph, false)),
-                shared.then(|| Host::new(traces[LOW], false, true)),
+                Some(Host::new(traces[HIGH], false)),
+                shared.then(|| Host::new(traces[LOW], true)),
             ],
             known: [Vec::new(), Vec::new()],
+            marks: Marks::default(),
+            held_since_ns: None,
+            measured: false,
+            submitted_ns: 0,
+            spread: 0.0,
+            random: Random::new(!setup.seed),
             tickets: [Tickets::default(); 2],
             actions: Vec::new(),
             happened: Vec::new(),
@@ -159,6 +187,10 @@ impl<'a> Sim<'a> {
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
         };
+        let stretch = sim.hosts(LOW);
+        if let Some(host) = &mut sim.hosts[LOW] {
+            host.stretch = stretch;
+        }
         sim.introduce();
         sim
     }
@@ -183,18 +215,6 @@ impl<'a> Sim<'a> {
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
-                    let dur = k.dur_ns;
-                    // Programs are warm: the core has seen their kernels.
-                    e.restore_profile(
-                        id,
-                        Kept {
-                            count: KNOWN_LAUNCHES,
-                            mean_ns: dur,
-                            predicted_ns: dur,
-                            p99_ns: dur,
-                            ..Kept::default()
-                        },
-                    );
                     if cut {
                         e.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
                     }
@@ -231,6 +251,19 @@ impl<'a> Sim<'a> {
         }
     }
 
+    /// How much slower a program's own part is for the other.
+    fn hosts(&self, lane: usize) -> f64 {
+        let beside = lane == LOW && self.hosts[LOW].is_some();
+        1.0 + if beside { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
+    }
+
+    /// Iterations of the training done.
+    fn progress(&self) -> f64 {
+        let trace = self.traces[LOW];
+        let ns = self.hosts[LOW].as_ref().map_or(0, |h| h.progress_ns(trace));
+        ns as f64 / trace.period_ns as f64
+    }
+
     /// When the next request's service begins.
     fn begins_ns(&self) -> Option<u64> {
         let arrival = self.arrivals.get(self.begun).filter(|_| self.serving_since.is_none())?;
@@ -242,7 +275,9 @@ impl<'a> Sim<'a> {
         let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
-        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine]
+        let waits = self.held_since_ns.map(|ns| ns + PATIENCE_NS);
+        let marks = [self.marks.next_ns(), waits].into_iter().flatten().min();
+        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine, marks]
             .into_iter()
             .flatten()
             .min()
@@ -268,6 +303,12 @@ impl<'a> Sim<'a> {
             }
         }
         self.happened = happened;
+        if self.held_since_ns.take_if(|since| *since + PATIENCE_NS <= now_ns).is_some() {
+            self.marks.waits(now_ns);
+        }
+        if let Some(launch) = self.marks.take_late(now_ns) {
+            self.reported(now_ns, launch);
+        }
         if let Some(engine) = &mut self.engine
             && engine.next_deadline_ns().is_some_and(|ns| ns <= now_ns)
         {
@@ -290,12 +331,10 @@ impl<'a> Sim<'a> {
     fn begin(&mut self, now_ns: u64) {
         self.serving_since = Some(now_ns);
         self.begun += 1;
+        let stretch = (self.spread * self.random.normal()).exp() * self.hosts(HIGH);
         if let Some(host) = &mut self.hosts[HIGH] {
+            host.stretch = stretch;
             host.begin(now_ns);
-        }
-        if let Some(engine) = &mut self.engine {
-            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
-            self.obey(now_ns);
         }
     }
 
@@ -304,6 +343,11 @@ impl<'a> Sim<'a> {
         let Some(engine) = &mut self.engine else {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         };
+        if lane == HIGH {
+            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
+            self.obey(now_ns);
+        }
+        let Some(engine) = &mut self.engine else { return };
         let Some(host) = &mut self.hosts[lane] else { return };
         let tickets = &mut self.tickets[lane];
         // Under a standing grant nothing is submitted.
@@ -311,6 +355,7 @@ impl<'a> Sim<'a> {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
         let known = self.known[lane][host.next];
+        let exact = known.kernel.is_some_and(|k| self.marks.is_sample(k as usize));
         let ticket = tickets.next;
         tickets.next += 1;
         let submission = Submission {
@@ -323,13 +368,16 @@ impl<'a> Sim<'a> {
             stream: 0,
             completion: (ticket as u32).wrapping_add(1),
             started: ticket < tickets.granted_until,
-            exact: true,
+            exact,
         };
+        self.measured = exact;
         if submission.started {
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
             self.release(now_ns, lane, ticket, Decision::Run(0), 0);
         } else {
             host.held = true;
+            self.held_since_ns = Some(now_ns);
+            self.submitted_ns = now_ns;
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
         self.obey(now_ns);
@@ -339,15 +387,27 @@ impl<'a> Sim<'a> {
     fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
         let Some(host) = &mut self.hosts[lane] else { return };
         let kernels = host.program[host.next].kernels.clone();
-        let last = kernels.end - 1;
+        let (first, last) = (kernels.start, kernels.end - 1);
+        let (mut writes_ns, mut host_ns) = (0, now_ns + cost_ns);
+        if lane == LOW && launch != UNSUBMITTED {
+            // A cut launch is always measured.
+            let measured = self.measured || !matches!(form, Decision::Run(_));
+            writes_ns = self.marks.launched(now_ns, launch, measured);
+            self.held_since_ns = None;
+        }
         for index in kernels {
-            let shape = work(&self.traces[lane].kernels[index], form);
+            let mut shape = work(&self.traces[lane].kernels[index], form, &self.setup.model);
+            shape.gap_ns += if index == first { writes_ns } else { 0 };
+            let parts_ns = shape.more_launches * self.setup.model.part_ns;
+            host_ns += parts_ns;
+            // A part cannot run before it was launched.
+            shape.total_ns = shape.total_ns.max(parts_ns + shape.tail_ns);
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
             self.device
                 .push(lane, crate::gpu::Work { launch, last: index == last, ready_ns, ..shape });
         }
         host.held = false;
-        host.launched(now_ns + cost_ns);
+        host.launched(host_ns);
     }
 
     /// A launch is done.
@@ -355,14 +415,27 @@ impl<'a> Sim<'a> {
         let Some(host) = &mut self.hosts[lane] else { return };
         host.ended(now_ns);
         let idle = host.idle();
-        if let Some(engine) = &mut self.engine
-            && launch != UNSUBMITTED
-        {
+        let mut reported = (launch != UNSUBMITTED).then_some(launch);
+        if lane == LOW {
+            reported = reported.and_then(|launch| self.marks.ended(launch));
+        }
+        if let Some(launch) = reported {
             let word = (launch as u32).wrapping_add(1);
-            engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+            if let Some(engine) = &mut self.engine {
+                engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+            }
         }
         if lane == HIGH && idle {
             self.served(now_ns);
+        }
+        self.obey(now_ns);
+    }
+
+    /// The core learns that the training's launches up to this one are done.
+    fn reported(&mut self, now_ns: u64, launch: u64) {
+        let word = (launch as u32).wrapping_add(1);
+        if let Some(engine) = &mut self.engine {
+            engine.progress(now_ns, LOW as u32, 0, word, LOOK_NS, &mut self.actions);
         }
         self.obey(now_ns);
     }
@@ -387,7 +460,8 @@ impl<'a> Sim<'a> {
                     self.tickets[lane].granted_until = until;
                     let next = self.tickets[lane].next;
                     if self.held(lane) && next <= until {
-                        self.release(now_ns, lane, next - 1, Decision::Run(0), DECIDED_NS);
+                        let cost_ns = self.decided_ns(now_ns);
+                        self.release(now_ns, lane, next - 1, Decision::Run(0), cost_ns);
                     }
                 }
                 Action::Decide { client, ticket, decision, .. } => {
@@ -396,7 +470,8 @@ impl<'a> Sim<'a> {
                         let known =
                             self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
                         let form = offered(known.flags, decision);
-                        self.release(now_ns, lane, ticket, form, DECIDED_NS);
+                        let cost_ns = self.decided_ns(now_ns);
+                        self.release(now_ns, lane, ticket, form, cost_ns);
                     }
                 }
                 Action::Yield { client, yielded } => {
@@ -407,11 +482,18 @@ impl<'a> Sim<'a> {
         self.actions = actions;
     }
 
+    /// From a decision until its launch, on the program's side.
+    fn decided_ns(&self, now_ns: u64) -> u64 {
+        let asleep = self.submitted_ns + SPIN_NS < now_ns;
+        self.setup.model.decided_ns + if asleep { self.setup.model.wake_ns } else { 0 }
+    }
+
     fn held(&self, lane: usize) -> bool {
         self.hosts[lane].as_ref().is_some_and(|h| h.held)
     }
 
-    fn report(mut self, solo_ns: u64, share: f64, unscheduled: bool) -> Report {
+    fn report(mut self, solo: Solo, end_ns: u64, share: f64, unscheduled: bool) -> Report {
+        let solo_ns = solo.ns;
         let mut now_ns = 0;
         let mut solo_queued: Vec<u64> = Vec::with_capacity(self.arrivals.len());
         for &arrival in self.arrivals {
@@ -419,7 +501,6 @@ impl<'a> Sim<'a> {
             solo_queued.push(now_ns - arrival);
         }
         let served = self.service_ns.len();
-        let end_ns = ((self.setup.seconds + self.setup.overrun_seconds).max(0.0) * 1e9) as u64;
         self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
         let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
         let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
@@ -450,10 +531,11 @@ impl<'a> Sim<'a> {
                 served: served as u64,
                 unserved: (self.arrivals.len() - served) as u64,
                 solo_ms: ms(solo_ns),
+                solo_p99_ms: ms(solo.p99_ns),
                 service_p50_ms: ms(service[0]),
                 service_p99_ms: ms(service[1]),
                 service_p50_over_solo: over(service[0], solo_ns),
-                service_p99_over_solo: over(service[1], solo_ns),
+                service_p99_over_solo: over(service[1], solo.p99_ns),
                 queued_p50_ms: ms(queued[0]),
                 queued_p99_ms: ms(queued[1]),
                 solo_queued_p99_ms: ms(alone),
@@ -487,7 +569,10 @@ fn decisions(engine: &Engine) -> Decisions {
         partitioned: stats.partitioned,
         degraded: stats.degraded,
         held: stats.held,
+        launches_held: stats.launches_held,
         window_full: stats.window_full,
+        waited_ms: ms(stats.waited_ns),
+        gpu_ms: ms(stats.gpu_ns),
         fallback: stats.fallback,
         yields: stats.yields,
         gave_way: stats.gave_way,

@@ -1,7 +1,15 @@
 //! Kernel traces: one row a kernel, as a profiler recorded them.
 //!
 //! A recording holds one or more iterations (requests, training steps). What is
-//! replayed is its last one: the first may have been cold.
+//! replayed is its last one: the first may have been cold. A profiler makes launches
+//! longer; where the file says what the program takes without one, [`Trace::timed`]
+//! makes it so.
+
+mod alone;
+mod csv;
+mod iteration;
+
+pub use alone::Alone;
 
 use std::io::Read;
 use std::path::Path;
@@ -101,8 +109,10 @@ pub struct Kernel {
     /// Least pause between the end of the kernel before and this one's start, for a
     /// kernel that had been launched long before.
     pub gap_ns: u64,
-    /// When it is launched.
+    /// When it is launched; of a launch of several kernels, the first one's counts.
     pub pace: Pace,
+    /// Of which launch of the iteration it is: a CUDA graph launches many at once.
+    pub launch: u32,
 }
 
 impl Kernel {
@@ -118,7 +128,7 @@ impl Kernel {
 }
 
 /// One iteration of a program.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// Where it is from.
     pub name: String,
@@ -128,6 +138,10 @@ pub struct Trace {
     pub period_ns: u64,
     /// Iterations in the recording.
     pub recorded: usize,
+    /// From the begin of an iteration to its first launch.
+    pub lead_ns: u64,
+    /// What it takes alone without a profiler, `[plain, under MPS]`.
+    pub alone: [Option<Alone>; 2],
 }
 
 impl Trace {
@@ -173,40 +187,29 @@ impl Trace {
     /// # Errors
     /// As for [`Self::open`].
     pub fn parse(name: &str, text: &str) -> Result<Self, TraceError> {
-        let mut lines = text.lines().enumerate();
-        let header = fields(lines.next().map_or("", |(_, line)| line));
-        let at = |column| {
-            let found = header.iter().position(|h| h.trim() == column);
-            found.ok_or(TraceError::Column { file: name.into(), column })
-        };
-        let columns = Columns {
-            start: at("ts_us")?,
-            duration: at("dur_us")?,
-            name: at("name")?,
-            grid: at("grid")?,
-            block: at("block")?,
-            regs: at("regs")?,
-            smem: at("smem")?,
-        };
-        let mut rows = Vec::new();
-        for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            rows.push(row(name, index + 1, &fields(line), &columns)?);
-        }
-        if rows.is_empty() {
-            return Err(TraceError::Empty { file: name.into() });
-        }
-        Ok(last_iteration(name, rows))
+        let text = csv::read(name, text)?;
+        Ok(iteration::last(name, text.rows, text.alone))
     }
 
-    /// The same kernels without pauses, as a CUDA graph runs them.
-    pub fn back_to_back(&self) -> Trace {
+    /// It was recorded as one launch.
+    pub fn is_graph(&self) -> bool {
+        self.kernels.len() > 1 && self.kernels.iter().all(|k| k.launch == 0)
+    }
+
+    /// The same kernels in one launch, without pauses, as a CUDA graph runs them; one that
+    /// was recorded so keeps its own.
+    pub fn as_graph(&self) -> Trace {
         let mut trace = self.clone();
+        if self.is_graph() {
+            return trace;
+        }
         let mut start_ns = 0;
         for k in &mut trace.kernels {
-            (k.start_ns, k.gap_ns, k.pace) = (start_ns, 0, Pace::AfterLaunch(0));
+            (k.start_ns, k.gap_ns, k.pace, k.launch) = (start_ns, 0, Pace::AfterLaunch(0), 0);
             start_ns += k.dur_ns;
         }
-        trace.period_ns = start_ns;
+        // What was timed was not this.
+        (trace.period_ns, trace.lead_ns, trace.alone) = (start_ns, 0, [None; 2]);
         trace
     }
 
@@ -214,147 +217,4 @@ impl Trace {
     pub fn span_ns(&self) -> u64 {
         self.kernels.last().map_or(0, |k| k.start_ns + k.dur_ns)
     }
-}
-
-struct Columns {
-    start: usize,
-    duration: usize,
-    name: usize,
-    grid: usize,
-    block: usize,
-    regs: usize,
-    smem: usize,
-}
-
-struct Row {
-    name: String,
-    grid: [u32; 3],
-    block: [u32; 3],
-    regs: u32,
-    smem: u32,
-    start_ns: u64,
-    end_ns: u64,
-}
-
-/// Fields of one line; quoted ones may hold commas, and quotes as `""`.
-fn fields(line: &str) -> Vec<String> {
-    let (mut all, mut field, mut quoted) = (Vec::new(), String::new(), false);
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' if quoted && chars.peek() == Some(&'"') => {
-                chars.next();
-                field.push('"');
-            }
-            '"' => quoted = !quoted,
-            ',' if !quoted => all.push(std::mem::take(&mut field)),
-            c => field.push(c),
-        }
-    }
-    all.push(field);
-    all
-}
-
-fn row(file: &str, line: usize, fields: &[String], columns: &Columns) -> Result<Row, TraceError> {
-    let wrong = |column, found: &str, expected| TraceError::Field {
-        file: file.into(),
-        line,
-        column,
-        found: found.into(),
-        expected,
-    };
-    let get = |index: usize| fields.get(index).map_or("", String::as_str).trim();
-    let us = |column, index| {
-        let text = get(index);
-        let value = text.parse::<f64>().ok().filter(|v| (0.0..1e12).contains(v));
-        let expected = "microseconds, 0 or more";
-        value.map(|v| (v * 1e3).round() as u64).ok_or_else(|| wrong(column, text, expected))
-    };
-    // Copies and fills have no shape: they are taken as one small block.
-    let count = |column, index, default| match get(index) {
-        "" => Ok(default),
-        text => text.parse::<u32>().map_err(|_| wrong(column, text, "a whole number")),
-    };
-    let dims = |column, index| match get(index) {
-        "" => Ok([1; 3]),
-        text => {
-            let mut all = text.split('x').map(|n| n.parse::<u32>().ok().filter(|&n| n > 0));
-            match (all.next().flatten(), all.next().flatten(), all.next().flatten(), all.next()) {
-                (Some(x), Some(y), Some(z), None) => Ok([x, y, z]),
-                _ => Err(wrong(column, text, "three sizes of at least 1, as in 128x1x1")),
-            }
-        }
-    };
-    let start_ns = us("ts_us", columns.start)?;
-    Ok(Row {
-        name: get(columns.name).to_owned(),
-        grid: dims("grid", columns.grid)?,
-        block: dims("block", columns.block)?,
-        regs: count("regs", columns.regs, 16)?,
-        smem: count("smem", columns.smem, 0)?,
-        start_ns,
-        end_ns: start_ns + us("dur_us", columns.duration)?.max(1),
-    })
-}
-
-/// Rows of the last iteration: the shortest run of kernels that the recording repeats up
-/// to its end, its first quarter apart (an iteration that was cold runs other kernels).
-fn period(rows: &[Row]) -> usize {
-    // Grids may grow from one to the next, as those of a decoder do.
-    let same = |a: &Row, b: &Row| a.name == b.name;
-    let count = rows.len();
-    let back = |i: usize| &rows[count - 1 - i];
-    // Knuth, Morris and Pratt's table of borders, from the end.
-    let mut border = vec![0; count + 1];
-    let mut k = 0;
-    for i in 1..count {
-        while k > 0 && !same(back(i), back(k)) {
-            k = border[k];
-        }
-        k += usize::from(same(back(i), back(k)));
-        border[i + 1] = k;
-    }
-    let looked_at = (count - count / 4).max(1)..=count;
-    let periods = looked_at.map(|length| (length, length - border[length]));
-    periods.filter(|(length, period)| *length >= 2 * period).map(|p| p.1).next().unwrap_or(count)
-}
-
-fn last_iteration(name: &str, mut rows: Vec<Row>) -> Trace {
-    rows.sort_by_key(|r| r.start_ns);
-    for i in 1..rows.len() {
-        // Kernels that overlap their successors count once.
-        rows[i - 1].end_ns = rows[i - 1].end_ns.min(rows[i].start_ns).max(rows[i - 1].start_ns);
-    }
-    let rows_each = period(&rows);
-    let first = rows.len() - rows_each;
-    let gap = |i: usize| if i == 0 { 0 } else { rows[i].start_ns - rows[i - 1].end_ns };
-    let late = |i: usize| gap(i) > LAUNCH_LATENCY_NS;
-    let origin = rows[first].start_ns;
-    let mut kernels = Vec::with_capacity(rows_each);
-    for i in first..rows.len() {
-        let since_last = if i == 0 { 0 } else { rows[i].start_ns - rows[i - 1].start_ns };
-        let (gap_ns, pace) = match (late(i), i > 0 && late(i - 1)) {
-            // The GPU was waiting: this launch came so long after the last one, or,
-            // if the program had been ahead, so long after it saw the GPU done.
-            (true, true) => (0, Pace::AfterLaunch(since_last)),
-            (true, false) => (0, Pace::AfterEnd(gap(i) - LAUNCH_LATENCY_NS)),
-            (false, _) => (gap(i), Pace::AfterLaunch(since_last.min(LAUNCH_HOST_NS))),
-        };
-        let r = &rows[i];
-        kernels.push(Kernel {
-            name: r.name.clone(),
-            grid: r.grid,
-            block: r.block,
-            regs: r.regs,
-            smem: r.smem,
-            start_ns: r.start_ns - origin,
-            dur_ns: (r.end_ns - r.start_ns).max(1),
-            gap_ns,
-            pace,
-        });
-    }
-    let last = &rows[rows.len() - 1];
-    let period_ns = last.end_ns - origin + gap(first);
-    let recorded = rows.len() / rows_each;
-    Trace { name: name.into(), kernels, period_ns: period_ns.max(1), recorded }
 }

@@ -1,6 +1,6 @@
 //! What is read of a trace or a file of arrivals, and how a bad one is refused.
 
-use tally_replay::trace::Pace;
+use tally_replay::trace::{Alone, Pace};
 use tally_replay::{Arrivals, Trace, builtin_traces};
 
 const HEADER: &str = "ts_us,dur_us,kind,name,stream,grid,block,regs,smem\n";
@@ -11,16 +11,20 @@ fn refused(text: &str) -> String {
 
 #[test]
 fn every_built_in_trace_is_read_and_lasts_what_it_was_recorded_to() {
-    assert_eq!(builtin_traces().count(), 8);
+    assert_eq!(builtin_traces().count(), 12);
     for name in builtin_traces() {
         let trace = Trace::open(name).unwrap();
         let pauses = trace.kernels.windows(2);
         assert!(pauses.clone().all(|w| w[0].start_ns + w[0].dur_ns <= w[1].start_ns), "{name}");
         assert!(trace.span_ns() <= trace.period_ns, "{name}");
-        assert!(trace.back_to_back().span_ns() <= trace.span_ns(), "{name}");
+        assert!(trace.as_graph().span_ns() <= trace.span_ns(), "{name}");
+        // Those with records of their launches were timed, too.
+        assert_eq!(trace.alone[0].is_some(), trace.alone[1].is_some(), "{name}");
+        assert_eq!(trace.alone[0].is_some(), trace.lead_ns > 0, "{name}");
     }
     let requests = Trace::open("llama7b_decode_b1").unwrap();
-    assert_eq!((requests.kernels.len(), requests.recorded), (1_462, 8));
+    assert_eq!((requests.kernels.len(), requests.recorded), (482, 8));
+    assert!(requests.is_graph() && !Trace::open("resnet50_infer_b1").unwrap().is_graph());
 }
 
 #[test]
@@ -81,4 +85,66 @@ fn arrivals_are_times_that_rise() {
         assert!(said.contains(line) && said.contains("expected seconds"), "{said}");
     }
     assert!(Arrivals::parse("f", "\n").unwrap_err().to_string().contains("expected 1 to"));
+}
+
+const CALLS: &str = "ts_us,dur_us,kind,name,stream,grid,block,regs,smem,iteration,launch_us,launch_dur_us,waited_us\n";
+
+#[test]
+fn recorded_launches_say_what_the_program_did_in_between() {
+    // A cold iteration; then one that waits, launches two kernels, waits in its middle,
+    // launches a graph of two, and one kernel that the GPU is not ready for.
+    let rows = "0,5,kernel,x,7,1x1x1,32x1x1,16,0,0,-9,3,\n\
+                100,10,kernel,a,7,1x1x1,32x1x1,16,0,1,90,3,70\n\
+                112,30,kernel,b,7,1x1x1,32x1x1,16,0,1,95,3,\n\
+                170,8,kernel,c,7,1x1x1,32x1x1,16,0,1,160,6,150\n\
+                179,8,kernel,d,7,1x1x1,32x1x1,16,0,1,160,6,\n\
+                190,4,kernel,e,7,1x1x1,32x1x1,16,0,1,175,3,\n";
+    let text = format!("# plain_ms=0.1 plain_p99_ms=0.2 plain_launched_ms=0.05\n{CALLS}{rows}");
+    let trace = Trace::parse("t", &text).unwrap();
+    let found: Vec<_> =
+        trace.kernels.iter().map(|k| (k.name.as_str(), k.launch, k.gap_ns)).collect();
+    assert_eq!(
+        found,
+        [("a", 0, 0), ("b", 1, 2_000), ("c", 2, 0), ("d", 2, 1_000), ("e", 3, 3_000)]
+    );
+    assert_eq!((trace.recorded, trace.lead_ns, trace.is_graph()), (2, 20_000, false));
+    let seen_ns = tally_replay::gpu::SEEN_NS;
+    assert_eq!(trace.kernels[0].pace, Pace::AfterEnd(20_000 + seen_ns));
+    assert_eq!(trace.kernels[1].pace, Pace::AfterLaunch(5_000));
+    assert_eq!(trace.kernels[2].pace, Pace::AfterEnd(10_000 + seen_ns));
+    assert_eq!(trace.kernels[4].pace, Pace::AfterLaunch(15_000));
+    assert_eq!(trace.period_ns, 124_000 + seen_ns);
+    let alone = trace.alone[0].unwrap();
+    assert_eq!((alone.ns, alone.p99_ns, alone.launched_ns), (100_000, 200_000, 50_000));
+    assert_eq!(trace.alone[1], None);
+}
+
+#[test]
+fn a_timed_program_takes_what_it_takes_without_a_profiler() {
+    for name in builtin_traces() {
+        let trace = Trace::open(name).unwrap();
+        let (launched_ns, seen_ns) = trace.lone_ns();
+        for (faster, launched) in [(1.3, 0.0), (0.97, 0.0), (1.0, 0.5), (1.1, 0.8)] {
+            let alone = Alone {
+                ns: (seen_ns as f64 * faster) as u64,
+                launched_ns: (launched_ns as f64 * launched) as u64,
+                ..Alone::default()
+            };
+            let timed = trace.timed(alone);
+            let (_, found_ns) = timed.lone_ns();
+            let off = found_ns as f64 / alone.ns as f64 - 1.0;
+            assert!(off.abs() < 0.01, "{name} {faster} {launched}: {off}");
+            assert_eq!(timed.period_ns, alone.ns);
+            assert!(timed.span_ns() <= timed.period_ns, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_figure_in_a_comment_is_refused() {
+    let said = refused(&format!("# plain_ms=soon\n{HEADER}0,1,kernel,a,7,1x1x1,32x1x1,16,0\n"));
+    assert!(
+        said.contains("line 1") && said.contains("soon") && said.contains("milliseconds"),
+        "{said}"
+    );
 }

@@ -1,0 +1,91 @@
+//! `docs/simulate.md` says how near the simulator comes to measured pairs: so near it must be.
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// What the page's own command says; its policy is compiled natively.
+const ARGUMENTS: [&str; 8] = [
+    "sim",
+    "--calibrate",
+    "docs/results/pairs.json",
+    "--since",
+    "2026-11-22",
+    "--policy",
+    "native:tally-priority",
+    "--json",
+];
+/// A policy or an engine that answers a little differently moves each figure a little.
+const RATIO_OFF_MAX: f64 = 0.1;
+const SHARE_OFF_MAX: f64 = 0.03;
+
+fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The page's table: pair and mode, then p99 and share, simulated and measured.
+fn table() -> Vec<(String, [f64; 4])> {
+    let page = std::fs::read_to_string(repository().join("docs/simulate.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains(" + "));
+    let row = |line: &str| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 8, "{line}");
+        let number = |i: usize| cells[i].parse::<f64>().unwrap_or_else(|e| panic!("{line}: {e}"));
+        (format!("{}, {}", cells[0], cells[1]), [2, 3, 5, 6].map(number))
+    };
+    rows.map(row).collect()
+}
+
+fn within(rows: &[(String, [f64; 4])]) -> (usize, usize) {
+    let near = |a: f64, b: f64, most: f64| (a / b - 1.0).abs() <= most;
+    let p99 = rows.iter().filter(|(_, [a, b, ..])| near(*a, *b, 0.15)).count();
+    (p99, rows.iter().filter(|(_, [.., a, b])| near(*a, *b, 0.1)).count())
+}
+
+#[test]
+fn the_page_says_what_the_simulator_gives() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyctl"));
+    let output = command.args(ARGUMENTS).current_dir(repository()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let found: Vec<(String, [f64; 4])> = found
+        .iter()
+        .map(|row| {
+            let text = |key: &str| row[key].as_str().unwrap().to_owned();
+            let vendor = row["vendor_rewrite"].as_bool().unwrap();
+            let cut = if vendor { ", vendor kernels cut" } else { "" };
+            let name = format!("{} + {}, {}{cut}", text("hp"), text("be"), text("mode"));
+            let keys = ["p99_over_solo", "measured_p99_over_solo", "share", "measured_share"];
+            (name, keys.map(|key| row[key].as_f64().unwrap()))
+        })
+        .collect();
+    let told = table();
+    let names = |rows: &[(String, [f64; 4])]| rows.iter().map(|r| r.0.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&told), "tallyctl {}", ARGUMENTS.join(" "));
+    for ((name, found), (_, told)) in found.iter().zip(&told) {
+        assert!(
+            (found[0] / told[0] - 1.0).abs() <= RATIO_OFF_MAX,
+            "{name}: p99 {found:?} {told:?}"
+        );
+        assert!((found[2] - told[2]).abs() <= SHARE_OFF_MAX, "{name}: share {found:?} {told:?}");
+        // The measured ones are copied.
+        assert!((found[1] - told[1]).abs() < 0.006 && (found[3] - told[3]).abs() < 0.006, "{name}");
+    }
+    let (p99, share) = within(&told);
+    let page = std::fs::read_to_string(repository().join("docs/simulate.md")).unwrap();
+    // The page rounds: a row on the edge may be counted otherwise there.
+    let says = |p99: usize, share: usize| {
+        let rows = told.len();
+        page.contains(&format!("within 15 % in {p99} of {rows} rows, share within 10 % in {share}"))
+    };
+    let near = |n: usize| n.saturating_sub(1)..=n + 1;
+    assert!(
+        near(p99).any(|p| near(share).any(|s| says(p, s))),
+        "{p99} and {share} of {}",
+        told.len()
+    );
+    // What is promised.
+    let (p99, share) = within(&found);
+    assert!(p99 * 5 >= found.len() * 4, "p99 is near in only {p99} of {} rows", found.len());
+    assert!(share * 5 >= found.len() * 3, "share is near in only {share} of {} rows", found.len());
+}
