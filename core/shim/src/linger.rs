@@ -13,6 +13,8 @@
 //! What must hold:
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
+//! - nothing of the program is ordered that was not: not behind the legacy stream where there are
+//!   other blocking ones, nor where streams share few hardware queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
 //! - there are never more than two of them: a third is left out;
 //! - a capture never sees them, and they never outlive their context: all under the capture guard.
@@ -20,10 +22,10 @@
 //! In the program's own threads, and only in the first context that waits.
 
 use crate::cu::{
-    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_NON_BLOCKING,
-    SUCCESS, driver,
+    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
+    STREAM_NON_BLOCKING, SUCCESS, driver,
 };
-use crate::slots::{OVERFLOW, SLOTS};
+use crate::slots::{self, OVERFLOW, SLOTS};
 use crate::{attendant, capture, log, state};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -61,6 +63,8 @@ done:
     ret;
 }
 ";
+/// Hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, by default 8) below which nothing lingers.
+const QUEUES_MIN: u32 = 4;
 /// Looks in a microsecond, for the bound.
 const LOOKS_PER_US: u32 = 2;
 
@@ -97,8 +101,9 @@ pub enum Awaited {
 
 /// A core took this client on, or (with `Unmanaged`) let it go.
 pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residency) {
+    let wanted = high_priority && has_queues();
     let length_us = match residency {
-        Residency::TimeSlice { linger_us, .. } if high_priority => (*linger_us).min(LINGER_US_MAX),
+        Residency::TimeSlice { linger_us, .. } if wanted => (*linger_us).min(LINGER_US_MAX),
         _ => 0,
     };
     LENGTH_US.store(length_us, Relaxed);
@@ -109,6 +114,12 @@ pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residen
         _ => report_state::PENDING,
     };
     client.report.linger.store(word, Relaxed);
+}
+
+/// Whether our stream does not have to share a hardware queue with the program's.
+fn has_queues() -> bool {
+    let told = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    told.and_then(|n| n.trim().parse::<u32>().ok()).is_none_or(|n| n >= QUEUES_MIN)
 }
 
 /// Whether waits are of interest here.
@@ -138,6 +149,10 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let context = SLOTS[slot].context.load(Relaxed);
     let d = driver();
     if capture::is_active() || context == 0 || d.current_context() != context {
+        return;
+    }
+    // A record there would be a barrier between the program's blocking streams.
+    if matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && slots::has_blocking(context) {
         return;
     }
     let Some(client) = state::client() else { return };

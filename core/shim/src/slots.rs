@@ -119,6 +119,16 @@ pub fn key(stream: Ptr, per_thread: bool) -> Key {
     }
 }
 
+/// Whether launches were seen in a blocking stream of this context other than the legacy one.
+pub fn has_blocking(context: usize) -> bool {
+    SLOTS.iter().any(|slot| {
+        slot.phase.load(Acquire) != FREE
+            && slot.context.load(Relaxed) == context
+            && slot.non_blocking.load(Relaxed) == 0
+            && slot.stream.load(Relaxed) != STREAM_LEGACY
+    })
+}
+
 /// The bit of a slot.
 #[inline(always)]
 pub const fn bit(slot: usize) -> u64 {

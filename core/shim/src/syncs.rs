@@ -316,7 +316,8 @@ pub unsafe fn copy_to_host_async(
     bytes: usize,
     stream: Ptr,
 ) -> CuResult {
-    if bytes != 0 {
+    // Into pinned memory it does not wait: the wait comes later.
+    if bytes != 0 && linger::is_enabled() && is_pageable(dst as u64) {
         before_stream(stream, per_thread);
     }
     // SAFETY: the caller's arguments.
@@ -356,6 +357,15 @@ pub unsafe fn copy_any(
     let covered = covered.filter(|_| is_host(dst) && !is_host(src));
     // SAFETY: the caller's arguments.
     around(covered, || unsafe { real(dst, src, bytes) })
+}
+
+/// Host memory that the driver does not know.
+fn is_pageable(address: u64) -> bool {
+    let mut kind: c_uint = 0;
+    // SAFETY: a valid out-pointer; the address is only looked up.
+    driver().pointer_attribute.is_some_and(|f| unsafe {
+        f((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address) == crate::cu::INVALID_VALUE
+    })
 }
 
 fn is_host(address: u64) -> bool {

@@ -15,6 +15,8 @@ const IDLE_NS: u64 = 500_000;
 /// One that waits and has not asked for so long holds no launch any more, or the core had other
 /// reasons to hold it: it is not waited for.
 const GONE_NS: u64 = 4 * IDLE_NS;
+/// A single launch is waited for at most so long: its prediction may be wrong.
+const LONGEST_NS_MAX: u64 = 1_000_000_000;
 /// A turn takes at most so many times its GPU time: its owner may be slow to launch.
 const WALL: u64 = 2;
 
@@ -29,6 +31,10 @@ pub struct Turns {
     waiting: VecDeque<(ClientId, u64)>,
     /// When all that was let go should be done.
     busy_until_ns: u64,
+    /// The longest launch of the turn: it may be under way alone, whatever the window.
+    longest_ns: u64,
+    /// When anybody asked last.
+    seen_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +61,7 @@ impl Turns {
     /// again.
     pub fn wait_ns(&mut self, launch: &Launch) -> u64 {
         let (me, now_ns) = (launch.client, launch.now_ns);
+        self.skip_high_priority(launch);
         match self.owner {
             Some(turn) if turn.client == me => {}
             Some(turn) if !self.is_idle(&turn, now_ns) || self.is_after_another(me, now_ns) => {
@@ -83,6 +90,7 @@ impl Turns {
         }
         let takes_ns = if launch.predicted_ns == 0 { UNKNOWN_NS } else { launch.predicted_ns };
         turn.given_ns = turn.given_ns.saturating_add(takes_ns);
+        self.longest_ns = self.longest_ns.max(takes_ns.min(LONGEST_NS_MAX));
         self.busy_until_ns = self.busy_until_ns.max(now_ns).saturating_add(takes_ns);
         0
     }
@@ -97,13 +105,36 @@ impl Turns {
 
     fn begin(&mut self, client: ClientId, now_ns: u64) {
         self.waiting.retain(|(id, _)| *id != client);
-        let under_way_ns = self.busy_until_ns.saturating_sub(now_ns).min(self.window_ns());
+        let most_ns = self.window_ns().max(self.longest_ns);
+        let under_way_ns = self.busy_until_ns.saturating_sub(now_ns).min(most_ns);
         let since_ns = now_ns.saturating_add(under_way_ns);
+        self.longest_ns = 0;
         self.owner = Some(Turn { client, since_ns, given_ns: 0, asked_ns: now_ns });
     }
 
+    /// While high priority was busy nobody asked, and nothing of what was let go ran: all
+    /// times go on where they stopped.
+    fn skip_high_priority(&mut self, launch: &Launch) {
+        let quiet_since_ns = launch.now_ns.saturating_sub(launch.high_quiet_ns);
+        let skipped_ns = quiet_since_ns.saturating_sub(self.seen_ns);
+        if skipped_ns > 0 {
+            if self.busy_until_ns > self.seen_ns {
+                self.busy_until_ns = self.busy_until_ns.saturating_add(skipped_ns);
+            }
+            for (_, asked_ns) in &mut self.waiting {
+                *asked_ns = asked_ns.saturating_add(skipped_ns);
+            }
+            if let Some(turn) = &mut self.owner {
+                turn.asked_ns = turn.asked_ns.saturating_add(skipped_ns);
+                turn.since_ns = turn.since_ns.saturating_add(skipped_ns);
+            }
+        }
+        self.seen_ns = launch.now_ns;
+    }
+
     fn is_idle(&self, turn: &Turn, now_ns: u64) -> bool {
-        let busy_until_ns = self.busy_until_ns.min(turn.asked_ns.saturating_add(self.window_ns()));
+        let most_ns = self.window_ns().max(self.longest_ns);
+        let busy_until_ns = self.busy_until_ns.min(turn.asked_ns.saturating_add(most_ns));
         let last_ns = turn.asked_ns.max(turn.since_ns).max(busy_until_ns);
         now_ns >= last_ns.saturating_add(IDLE_NS)
     }

@@ -122,13 +122,22 @@ fn name(socket: &str) -> String {
     format!("{shown}-{hash:016x}.{EXTENSION}")
 }
 
+/// Whether a file is called as [`name`] calls them.
+fn is_ours(file: &str) -> bool {
+    let stem = file.strip_suffix(EXTENSION).and_then(|stem| stem.strip_suffix('.'));
+    let hash = stem.and_then(|stem| stem.rsplit_once('-')).map(|(_, hash)| hash);
+    hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 /// Leave at most so many reports in the folder.
 fn thin_out(folder: &Path, files_max: usize) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut all: Vec<(SystemTime, PathBuf)> = entries
         .flatten()
-        .filter(|entry| entry.path().extension().is_some_and(|e| e == EXTENSION))
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_ours))
+        .filter_map(|entry| Some((entry.metadata().ok()?, entry.path())))
+        .filter(|(about, _)| about.is_file())
+        .filter_map(|(about, path)| Some((about.modified().ok()?, path)))
         .collect();
     all.sort();
     for (_, path) in all.iter().take(all.len().saturating_sub(files_max)) {

@@ -78,11 +78,15 @@ fn a_folder_holds_so_many_reports_and_the_oldest_go() {
         path
     };
     let paths: Vec<PathBuf> = (0..5).map(touch).collect();
-    std::fs::write(folder.path().join("note.txt"), "mine").unwrap();
+    let others = ["note.txt", "results.json", "run-0123456789abcdeg.json"];
+    for other in others {
+        let file = std::fs::File::create(folder.path().join(other)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    }
     thin_out(folder.path(), 3);
     let left: Vec<bool> = paths.iter().map(|path| path.exists()).collect();
     assert_eq!(left, [false, false, true, true, true]);
-    assert!(folder.path().join("note.txt").exists());
+    assert!(others.iter().all(|other| folder.path().join(other).exists()));
 }
 
 #[test]

@@ -107,6 +107,34 @@ fn side_by_side_where_kernels_run_at_once() {
     }
 }
 
+#[test]
+fn a_turn_outlasts_high_priority_work() {
+    let mut policy = sharing(&[1, 2]);
+    join(&mut policy, 3, PriorityClass::High);
+    let beside = |client, now_ns, high_quiet_ns| Launch {
+        high_clients: 1,
+        high_quiet_ns,
+        ..by(client, now_ns)
+    };
+    assert_eq!(policy.decide(&beside(1, 1_000_000, u64::MAX)), Decision::Run(0));
+    assert!(held_ns(&policy.decide(&beside(2, 1_100_000, u64::MAX))).is_some());
+    // Busy until 20 ms: client 1 could not ask, and most of its kernel has not run.
+    assert!(held_ns(&policy.decide(&beside(2, 20_000_000, 0))).is_some());
+    assert_eq!(policy.decide(&beside(1, 20_001_000, 1_000)), Decision::Run(0));
+}
+
+#[test]
+fn a_launch_longer_than_the_window_keeps_its_turn_while_it_runs() {
+    let mut policy = sharing(&[1, 2]);
+    let long = Launch { predicted_ns: 100_000_000, ..by(1, 0) };
+    assert_eq!(policy.decide(&long), Decision::Run(0));
+    let mut now_ns = 1_000;
+    while let Some(ns) = held_ns(&policy.decide(&by(2, now_ns))) {
+        now_ns += ns;
+    }
+    assert!((100_000_000..102_000_000).contains(&now_ns), "started at {now_ns}");
+}
+
 proptest! {
     /// Whoever asks as it is told to is let go in time, whatever the others do: those that stop
     /// asking, leave, or launch without end.
