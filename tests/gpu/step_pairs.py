@@ -46,9 +46,9 @@ MODES = {
 }
 SEED = 7
 WARM_REQUESTS = 300
-# Pairs whose programs are alive at once where they take turns in short slices: more trainings
-# than this take minutes to start beside one another (docs/operate.md).
-TOGETHER_TIMESLICE = 2
+# Pairs whose programs are alive at once in `timeslice`: two trainings, even if one is idle, have
+# longer time slices than one (docs/residency.md).
+TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")

@@ -389,8 +389,12 @@ impl Default for Residency {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Hardware time slice of best-effort clients, us; 0 leaves the driver's.
+    /// Hardware time slice of a best-effort client that is the only one, us; 0 leaves the
+    /// driver's.
     pub best_effort_us: u64,
+    /// Of each while several are connected, us; 0 leaves the driver's. Those that are shorter than
+    /// it takes to change between two contexts would let none of them make any progress.
+    pub best_effort_shared_us: u64,
     /// Of high-priority clients, us.
     pub high_us: u64,
     /// How long the GPU stays with a high-priority client whose work is done, us, so that a
@@ -400,7 +404,12 @@ pub struct Timeslice {
 
 impl Default for Timeslice {
     fn default() -> Self {
-        Timeslice { best_effort_us: 50, high_us: 100_000, linger_us: 100 }
+        Timeslice {
+            best_effort_us: 10,
+            best_effort_shared_us: 350,
+            high_us: 100_000,
+            linger_us: 100,
+        }
     }
 }
 
@@ -490,6 +499,12 @@ impl Config {
         within("client.spin_us", self.client.spin_us(), 0, 1_000_000)?;
         let slices = &self.residency.timeslice;
         within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
+        within(
+            "residency.timeslice.best_effort_shared_us",
+            slices.best_effort_shared_us,
+            0,
+            1_000_000,
+        )?;
         within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
         let most = tally_ipc::wire::LINGER_US_MAX.into();
         within("residency.timeslice.linger_us", slices.linger_us.into(), 0, most)?;

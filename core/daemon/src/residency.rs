@@ -112,6 +112,10 @@ impl Residency {
                     Class::High => self.config.timeslice.high_us,
                     Class::BestEffort => self.config.timeslice.best_effort_us,
                 },
+                shared_us: match class {
+                    Class::High => self.config.timeslice.high_us,
+                    Class::BestEffort => self.config.timeslice.best_effort_shared_us,
+                },
                 linger_us: match class {
                     Class::High => self.config.timeslice.linger_us,
                     Class::BestEffort => 0,

@@ -378,6 +378,8 @@ impl Cut {
 pub struct Report {
     /// Hardware time slice: `pending`, `active`, `failed`, `unused`.
     pub time_slice: &'static str,
+    /// The time slice that is wanted, us; 0: the driver's.
+    pub time_slice_us: u32,
     /// Channel groups whose time slice was set.
     pub time_slice_groups: u32,
     /// NVIDIA status or errno of the last failure to set one; 0 if none.
@@ -417,6 +419,7 @@ impl Report {
     fn new(r: &ReportWords, mps_asked: bool) -> Self {
         Report {
             time_slice: state_name(r.time_slice),
+            time_slice_us: r.time_slice_us,
             time_slice_groups: r.time_slice_groups,
             time_slice_error: r.time_slice_error,
             linger: state_name(r.linger),

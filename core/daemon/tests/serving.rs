@@ -20,10 +20,21 @@ fn clients_are_admitted_as_the_rules_say() {
     let low = Client::best_effort(&core, "train\x1b[31m");
     assert_eq!(high.core.granted.ticket.load(SeqCst), u64::MAX);
     assert_eq!(low.core.granted.ticket.load(SeqCst), 0);
-    assert_eq!(high.welcome.residency, Residency::TimeSlice { slice_us: 100_000, linger_us: 100 });
-    assert_eq!(low.welcome.residency, Residency::TimeSlice { slice_us: 50, linger_us: 0 });
+    let slices =
+        |slice_us, shared_us, linger_us| Residency::TimeSlice { slice_us, shared_us, linger_us };
+    assert_eq!(high.welcome.residency, slices(100_000, 100_000, 100));
+    assert_eq!(low.welcome.residency, slices(10, 350, 0));
     assert_ne!(high.id(), low.id());
-    assert_eq!(high.core.neighbours.load(SeqCst), 1, "somebody to keep the GPU from");
+    eventually("there is somebody to keep the GPU from", || high.core.neighbours.load(SeqCst) == 1);
+    eventually("its attendant is told of itself", || low.probed());
+    assert_eq!(low.core.neighbours.load(SeqCst), 1);
+    let other = Client::best_effort(&core, "other");
+    eventually("its attendant is told of another", || low.probed());
+    assert_eq!(low.core.neighbours.load(SeqCst), 2);
+    eventually("both know", || other.core.neighbours.load(SeqCst) == 2);
+    drop(other);
+    eventually("its attendant is told that it is alone again", || low.probed());
+    assert_eq!(low.core.neighbours.load(SeqCst), 1);
     let shown = core.client(low.id()).unwrap();
     assert_eq!(shown["name"], "train?[31m");
     assert_eq!(shown["labels"]["test"], "1");
@@ -149,9 +160,7 @@ fn a_high_priority_client_that_forgets_to_say_idle_is_probed() {
     high.set_busy(true);
     let (ticket, _) = low.submit();
     // Its helper thread would look at the streams now.
-    eventually("the probe is written", || {
-        rustix::io::read(&high.probe, &mut [0u8; 8]).is_ok_and(|n| n == 8)
-    });
+    eventually("the probe is written", || high.probed());
     assert!(low.answer(ticket).is_none());
     high.set_busy(false);
     low.wait(ticket);

@@ -265,6 +265,8 @@ pub struct Report {
     pub time_slice_groups: AtomicU32,
     /// NVIDIA status or errno of the last failure to set one.
     pub time_slice_error: AtomicU32,
+    /// The hardware time slice that is wanted now, us; 0: the driver's.
+    pub time_slice_us: AtomicU32,
     /// Lingering on the GPU: [`report_state`].
     pub linger: AtomicU32,
     /// CUDA result of a failure to linger.
@@ -374,7 +376,8 @@ pub struct CoreRegion {
     /// 1 once the core serves this client; 0 again when it drops it on purpose.
     pub serving: AtomicU32,
     /// Best-effort clients that are connected: for a high-priority client, whether there is
-    /// anybody to keep the GPU from.
+    /// anybody to keep the GPU from; for a best-effort one, itself included, whether it shares the
+    /// GPU with others of its class. The probe is written when it changes.
     pub neighbours: AtomicU32,
     _pad0: u32,
     /// Bumped by the core's dispatch thread about every 100 ms while it lives:

@@ -150,6 +150,8 @@ pub enum Residency {
     TimeSlice {
         /// Microseconds; 0 leaves the driver's.
         slice_us: u64,
+        /// The same while more than one best-effort client is connected.
+        shared_us: u64,
         /// How long the GPU stays with this client once its work is done, us, at most
         /// [`LINGER_US_MAX`]; 0: not at all.
         linger_us: u32,
@@ -269,9 +271,10 @@ impl Welcome {
         w.text(&self.class_reason);
         match &self.residency {
             Residency::Unmanaged => w.u8(0),
-            Residency::TimeSlice { slice_us, linger_us } => {
+            Residency::TimeSlice { slice_us, shared_us, linger_us } => {
                 w.u8(1);
                 w.u64(*slice_us);
+                w.u64(*shared_us);
                 w.u32(*linger_us);
             }
             Residency::Mps { pipe_directory, client_priority } => {
@@ -315,7 +318,11 @@ impl Welcome {
             class_reason: r.text()?,
             residency: match r.u8()? {
                 0 => Residency::Unmanaged,
-                1 => Residency::TimeSlice { slice_us: r.u64()?, linger_us: r.u32()? },
+                1 => Residency::TimeSlice {
+                    slice_us: r.u64()?,
+                    shared_us: r.u64()?,
+                    linger_us: r.u32()?,
+                },
                 2 => Residency::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
                 _ => return Err(WireError::Malformed("unknown residency mode")),
             },
@@ -476,7 +483,7 @@ mod tests {
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
-                residency: Residency::TimeSlice { slice_us: slice, linger_us: id }, spin_ns: spin, fail_hold: !high,
+                residency: Residency::TimeSlice { slice_us: slice, shared_us: spin.into(), linger_us: id }, spin_ns: spin, fail_hold: !high,
                 cutting: Cutting {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, reserve_sms: vec![8, id],
                 },

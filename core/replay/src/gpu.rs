@@ -22,7 +22,7 @@ const BLOCKS_PER_SM: u64 = 32;
 /// From the end of the last kernel until the program has seen it.
 pub const SEEN_NS: u64 = 3_500;
 /// Time slices `[high priority, best effort]` under the core.
-pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 50_000];
+pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 10_000];
 /// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Between two parts of a preemptible launch, the second of which finds nothing to do.

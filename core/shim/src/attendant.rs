@@ -123,7 +123,10 @@ pub struct Attendant {
     wake: OwnedFd,
     socket: Option<OwnedFd>,
     probe: Option<OwnedFd>,
+    /// The time slice that is wanted, us: this client's, or that of several; 0: the driver's.
     slice_us: u64,
+    /// What the core said: `[alone in its class, with others]`.
+    slices_us: [u64; 2],
     retry_at: Option<Instant>,
     slice_at: Option<Instant>,
     /// Next of [`timeslice::REPEATS`].
@@ -159,6 +162,7 @@ impl Attendant {
             socket: None,
             probe: None,
             slice_us: 0,
+            slices_us: [0; 2],
             retry_at: Some(Instant::now() + RETRY),
             slice_at: None,
             slice_repeat: 0,
@@ -185,21 +189,34 @@ impl Attendant {
         self.socket = Some(socket);
         self.probe = Some(probe);
         self.retry_at = None;
-        let wanted = match residency {
-            Residency::TimeSlice { slice_us, .. } => *slice_us,
-            _ => 0,
+        self.slices_us = match residency {
+            Residency::TimeSlice { slice_us, shared_us, .. } => [*slice_us, *shared_us],
+            _ => [0; 2],
         };
-        if wanted != self.slice_us {
-            if wanted == 0 {
-                timeslice::restore(self.client);
-            }
-            timeslice::renew();
-            self.slice_us = wanted;
-        }
-        if wanted != 0 {
+        self.choose_slice();
+        if self.slice_us != 0 {
             self.slice_repeat = 0;
             self.slice_at = Some(Instant::now() + timeslice::DELAY);
         }
+    }
+
+    /// By how many best-effort clients there are. Without a core it stays as it is.
+    fn choose_slice(&mut self) {
+        let Some(epoch) = state::epoch() else { return };
+        let shared = epoch.core.neighbours.load(SeqCst) > 1;
+        let wanted = self.slices_us[usize::from(shared)];
+        if wanted == self.slice_us {
+            return;
+        }
+        if wanted == 0 {
+            timeslice::restore(self.client);
+        }
+        timeslice::renew();
+        self.slice_us = wanted;
+        self.slice_repeat = 0;
+        // Now: with slices too short for several none of them gets on.
+        self.slice_at = Some(Instant::now());
+        self.client.report.time_slice_us.store(u32::try_from(wanted).unwrap_or(u32::MAX), Relaxed);
     }
 
     fn run(mut self) {
@@ -226,6 +243,7 @@ impl Attendant {
                     drain(probe);
                 }
                 self.mark_all();
+                self.choose_slice();
                 self.look_soon(now);
             }
             if self.retry_at.is_some_and(|t| t <= now) {
@@ -347,6 +365,7 @@ impl Attendant {
         if dropped && self.slice_us != 0 {
             timeslice::restore(self.client);
             self.slice_us = 0;
+            self.client.report.time_slice_us.store(0, Relaxed);
         }
         self.retry_at = Some(Instant::now() + RETRY);
     }

@@ -16,38 +16,47 @@
 //! - nothing of the program is ordered that was not: not behind the legacy stream where there are
 //!   other blocking ones, nor where streams share few hardware queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
-//! - there are never more than two of them: a third is left out;
+//! - there are never more than [`PENDING_MAX`] of them: a further one is left out; and all but the
+//!   newest end at once, so that many waits in a row do not add up;
 //! - a capture never sees them, and they never outlive their context: all under the capture guard.
 //!
 //! In the program's own threads, and only in the first context that waits.
 
 use crate::cu::{
-    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
-    STREAM_NON_BLOCKING, SUCCESS, driver,
+    ALREADY_REGISTERED, EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr,
+    REGISTER_PORTABLE_MAPPED, STREAM_LEGACY, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::slots::{self, OVERFLOW, SLOTS};
 use crate::{attendant, capture, log, state};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::{LINGER_US_MAX, Residency};
 
-/// `tally_linger(u64 ns, u32 looks)`: one thread that ends after so long, or so many looks at a
-/// timer that may be coarse, each of which takes from a quarter to one microsecond and a half.
+/// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
+/// so many looks at a timer that may be coarse, each of which takes from half a
+/// microsecond to three, or once the word at `newest` has passed `mine`.
 const PTX: &CStr = c"
 .version 6.3
 .target sm_70
 .address_size 64
-.visible .entry tally_linger(.param .u64 p_ns, .param .u32 p_looks) {
-    .reg .pred %p<3>;
-    .reg .b32 %r<3>;
-    .reg .b64 %rd<5>;
+.visible .entry tally_linger(.param .u64 p_ns, .param .u32 p_looks, .param .u64 p_newest, .param .u32 p_mine) {
+    .reg .pred %p<4>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<6>;
     ld.param.u64 %rd1, [p_ns];
     ld.param.u32 %r1, [p_looks];
+    ld.param.u64 %rd5, [p_newest];
+    ld.param.u32 %r2, [p_mine];
     mov.u64 %rd2, %globaltimer;
 look:
+    ld.volatile.global.u32 %r3, [%rd5];
+    sub.s32 %r3, %r3, %r2;
+    setp.gt.s32 %p3, %r3, 0;
+    @%p3 bra done;
     nanosleep.u32 500;
     mov.u64 %rd3, %globaltimer;
     sub.u64 %rd4, %rd3, %rd2;
@@ -65,8 +74,14 @@ done:
 ";
 /// Hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, by default 8) below which nothing lingers.
 const QUEUES_MIN: u32 = 4;
+/// How long a wait of the program's may begin later for the guard.
+const GUARD_WAIT_MAX: Duration = Duration::from_micros(50);
 /// Looks in a microsecond, for the bound.
 const LOOKS_PER_US: u32 = 2;
+/// How many may be there. Beside a CUDA graph of dependent kernels each of these two kernels may
+/// have to wait for the graph's end (an H200 does that), so that requests without a pause between
+/// them leave one more behind each time. None may be left out for that.
+const PENDING_MAX: usize = 16;
 
 /// How long, us; 0: not at all.
 static LENGTH_US: AtomicU32 = AtomicU32::new(0);
@@ -83,12 +98,23 @@ static LINGER: AtomicUsize = AtomicUsize::new(0);
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 /// Recorded behind what is waited for.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
-/// Recorded behind the last two.
-static ENDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// How many were put in.
-static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Recorded behind the last ones.
+static ENDS: [AtomicUsize; PENDING_MAX] = [const { AtomicUsize::new(0) }; PENDING_MAX];
+/// Whose event is the oldest.
+static OLDEST: AtomicUsize = AtomicUsize::new(0);
 /// What the last one was put behind: slot + 1, sequence. One is enough for a launch.
 static LAST: AtomicU64 = AtomicU64::new(0);
+/// The number of the last one, where the GPU reads it.
+static NEWEST: Page = Page { word: AtomicU32::new(0), _rest: [0; 1023] };
+/// Its address for the GPU.
+static NEWEST_ADDRESS: AtomicU64 = AtomicU64::new(0);
+
+/// A page that is registered with the driver as a whole.
+#[repr(C, align(4096))]
+struct Page {
+    word: AtomicU32,
+    _rest: [u32; 1023],
+}
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -144,8 +170,9 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     if alone || LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
         return;
     }
-    // Taken: a capture begins, or something is destroyed, or another thread is here.
-    let Some(_guard) = capture::GUARD.try_lock() else { return };
+    // Taken for long: something is destroyed. For moments: a capture begins, the attendant puts in
+    // completion writes, another thread is here. The GPU has the launch to do meanwhile.
+    let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
     let context = SLOTS[slot].context.load(Relaxed);
     let d = driver();
     if capture::is_active() || context == 0 || d.current_context() != context {
@@ -184,6 +211,25 @@ fn check(result: i32) -> Result<(), i32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
+/// Let the GPU read [`NEWEST`]; returns its address there.
+fn map_newest() -> Result<u64, i32> {
+    let d = driver();
+    let register = d.host_register.ok_or(NOT_SUPPORTED)?;
+    let address_of = d.host_pointer.ok_or(NOT_SUPPORTED)?;
+    let page = std::ptr::from_ref(&NEWEST).cast_mut().cast();
+    let mut address = 0;
+    // SAFETY: exactly this page, which stays mapped and is only changed as an atomic; a valid
+    // out-pointer.
+    unsafe {
+        match register(page, size_of::<Page>(), REGISTER_PORTABLE_MAPPED) {
+            SUCCESS | ALREADY_REGISTERED => {}
+            error => return Err(error),
+        }
+        check(address_of(&mut address, page, 0))?;
+    }
+    Ok(address)
+}
+
 fn make(context: usize) -> Result<(), i32> {
     let d = driver();
     let load = d.module_load.ok_or(NOT_SUPPORTED)?;
@@ -201,27 +247,35 @@ fn make(context: usize) -> Result<(), i32> {
             to.store(found as usize, Relaxed);
         }
         check(create_stream(&mut stream, STREAM_NON_BLOCKING, 0))?;
-        for to in [&BEHIND, &ENDS[0], &ENDS[1]] {
+        for to in ENDS.iter().chain([&BEHIND]) {
             let mut event = std::ptr::null_mut();
             check(create_event(&mut event, EVENT_DISABLE_TIMING))?;
             to.store(event as usize, Relaxed);
         }
     }
+    NEWEST_ADDRESS.store(map_newest()?, Relaxed);
     STREAM.store(stream as usize, Relaxed);
     CONTEXT.store(context, Relaxed);
     STATE.store(READY, Release);
     Ok(())
 }
 
-/// Returns whether it was put in: not if two are there.
+/// Returns whether it was put in: not if as many as may be are there.
 fn issue(awaited: Awaited) -> Result<bool, i32> {
     let d = driver();
-    let count = COUNT.load(Relaxed);
-    let end = ENDS[count as usize % 2].load(Relaxed) as Ptr;
-    let stream = STREAM.load(Relaxed) as Ptr;
+    let oldest = OLDEST.load(Relaxed);
+    let end = ENDS[oldest].load(Relaxed) as Ptr;
     let length_us = LENGTH_US.load(Relaxed);
     let (mut ns, mut looks) = (u64::from(length_us) * 1_000, length_us * LOOKS_PER_US);
-    let mut params: [Ptr; 2] = [(&raw mut ns).cast(), (&raw mut looks).cast()];
+    let mut newest = NEWEST_ADDRESS.load(Relaxed);
+    let mut mine = NEWEST.word.load(Relaxed).wrapping_add(1);
+    let stream = STREAM.load(Relaxed) as Ptr;
+    let mut params: [Ptr; 4] = [
+        (&raw mut ns).cast(),
+        (&raw mut looks).cast(),
+        (&raw mut newest).cast(),
+        (&raw mut mine).cast(),
+    ];
     let query = d.event_query.ok_or(NOT_SUPPORTED)?;
     let record = d.event_record.ok_or(NOT_SUPPORTED)?;
     let wait = d.stream_wait_event.ok_or(NOT_SUPPORTED)?;
@@ -246,7 +300,9 @@ fn issue(awaited: Awaited) -> Result<bool, i32> {
         launch(PENDING.load(Relaxed), stream, std::ptr::null_mut())?;
         check(record(end, stream))?;
     }
-    COUNT.store(count.wrapping_add(1), Relaxed);
+    OLDEST.store((oldest + 1) % PENDING_MAX, Relaxed);
+    // Not before: until this one is in place, the one before it keeps the GPU.
+    NEWEST.word.store(mine, Release);
     Ok(true)
 }
 
@@ -279,4 +335,60 @@ pub fn reset() {
     LENGTH_US.store(0, Relaxed);
     CONTEXT.store(0, Relaxed);
     STATE.store(UNMADE, Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use tally_ptx_vm::{BlockLaunch, Memory, Module, Scratch, run_block};
+
+    /// One word.
+    struct Word(AtomicU32);
+
+    impl Memory for Word {
+        fn range(&self, at: u64) -> Option<(u64, u64)> {
+            let base = &raw const self.0 as u64;
+            (base..base + 4).contains(&at).then_some((base, 4))
+        }
+    }
+
+    /// Instructions of a timer that looks at most a thousand times.
+    fn instructions(newest: u32, mine: u32) -> u64 {
+        let program = Module::parse(PTX.to_str().unwrap()).unwrap().link(&mut |_| 0).unwrap();
+        let word = Word(AtomicU32::new(newest));
+        let mut params = vec![];
+        params.extend(u64::MAX.to_le_bytes());
+        params.extend(1_000_u32.to_le_bytes());
+        params.extend([0; 4]);
+        params.extend((&raw const word.0 as u64).to_le_bytes());
+        params.extend(mine.to_le_bytes());
+        let launch = BlockLaunch {
+            program: &program,
+            kernel: program.kernel("tally_linger").unwrap(),
+            params: &params,
+            grid: [1; 3],
+            block: [1; 3],
+            block_index: [0; 3],
+            dynamic_shared_bytes: 0,
+            sm_id: 0,
+            sm_count: 1,
+        };
+        let running = AtomicBool::new(false);
+        run_block(&launch, &word, &mut Scratch::new(), &running).unwrap().thread_instructions
+    }
+
+    #[test]
+    fn all_but_the_newest_end_at_once() {
+        for mine in [1, u32::MAX] {
+            let whole = instructions(mine, mine);
+            assert!(whole > 5_000, "{whole}");
+            // Not announced yet, for it is being put in.
+            assert_eq!(instructions(mine.wrapping_sub(1), mine), whole);
+            for later in [1, 2, 1_000] {
+                let ended = instructions(mine.wrapping_add(later), mine);
+                assert!(ended < 20, "{ended}");
+            }
+        }
+    }
 }

@@ -170,6 +170,21 @@ fn mps_is_set_up_before_the_driver_starts() {
 }
 
 #[test]
+fn among_others_of_its_class_the_time_slice_is_another() {
+    let core = Core::new();
+    let residency = Residency::TimeSlice { slice_us: 10, shared_us: 350, linger_us: 0 };
+    let (p, client) = attached(&core, &Welcome { residency, ..welcome() }, &[]);
+    let wanted = || client.region.report.time_slice_us.load(SeqCst);
+    eventually("its own", || wanted() == 10);
+    for (best_effort, slice_us) in [(2, 350), (3, 350), (1, 10), (2, 350)] {
+        client.core.neighbours.store(best_effort, SeqCst);
+        client.probe();
+        eventually("that of so many", || wanted() == slice_us);
+    }
+    p.ends_well();
+}
+
+#[test]
 fn a_forked_child_is_a_client_of_its_own() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);

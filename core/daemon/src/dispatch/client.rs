@@ -196,8 +196,13 @@ impl DispatchClient {
     pub fn poll_probe(&mut self, now_ns: u64) {
         let asked = if self.is_high() { self.busy } else { self.is_pending() };
         if asked && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed)) {
-            let _ = rustix::io::write(&self.link.probe, &1u64.to_ne_bytes());
+            self.write_probe();
         }
+    }
+
+    /// Wake its attendant, which looks at everything that it is told.
+    pub fn write_probe(&self) {
+        let _ = rustix::io::write(&self.link.probe, &1u64.to_ne_bytes());
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.

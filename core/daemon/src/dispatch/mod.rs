@@ -442,11 +442,15 @@ impl Dispatch {
         self.next_heartbeat_ns = now;
     }
 
-    /// High-priority clients linger on the GPU only if there is somebody to keep it from.
+    /// High-priority clients linger on the GPU only if there is somebody to keep it from;
+    /// best-effort ones have longer time slices where they share it with one another.
     fn tell_of_neighbours(&self) {
-        let best_effort = self.clients.iter().filter(|c| !c.is_high()).count();
-        for client in self.clients.iter().filter(|c| c.is_high()) {
-            client.link.core.neighbours.store(best_effort as u32, SeqCst);
+        let best_effort = self.clients.iter().filter(|c| !c.is_high()).count() as u32;
+        for client in &self.clients {
+            let before = client.link.core.neighbours.swap(best_effort, SeqCst);
+            if before != best_effort && !client.is_high() {
+                client.write_probe();
+            }
         }
     }
 

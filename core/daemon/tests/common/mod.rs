@@ -237,6 +237,11 @@ impl Client {
         self.welcome.client_id
     }
 
+    /// Whether the core wanted something of the attendant since last asked.
+    pub fn probed(&self) -> bool {
+        rustix::io::read(&self.probe, &mut [0_u8; 8]).is_ok_and(|n| n == 8)
+    }
+
     pub fn ring(&self) {
         rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).unwrap();
     }
