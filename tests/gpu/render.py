@@ -259,8 +259,9 @@ def correct_section(content, notes):
         if not row["passed"]:
             told = "" if row["required"] else " (reported only: under MPS a killed client may disturb the others)"
             passed += notes.mark(f"{names.get(row['scene'])}, {row['residency']}: {'; '.join(row['problems'])}{told}.")
-        rows.append([names.get(row["scene"], row["scene"]), row["residency"], passed])
-    return lines + table(["scene", "residency", "right, and bit-identical"], rows)
+        commit = f"`{row.get('commit', content['machine'].get('commit'))}`"
+        rows.append([names.get(row["scene"], row["scene"]), row["residency"], commit, passed])
+    return lines + table(["scene", "residency", "commit", "right, and bit-identical"], rows)
 
 
 def exact_section(content, notes):
@@ -542,6 +543,13 @@ def take_over(out, folder):
         if name == "pairs.json" and target.is_file():
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             write_json(target, merge_rows(old, new, PAIR_KEY))
+        elif name == "correct.json" and target.is_file():
+            # One residency may have run alone.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            for content in (old, new):
+                for row in content["rows"]:
+                    row.setdefault("commit", content["machine"].get("commit"))
+            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("residency", "scene"))})
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

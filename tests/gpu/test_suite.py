@@ -453,6 +453,20 @@ class Renderer(unittest.TestCase):
         latency = json.loads((self.docs / "results" / "latency.json").read_text())
         self.assertEqual(latency["memops"], {"per_kernel": []})
 
+    def test_scenes_of_one_residency_keep_the_others_and_their_commit(self):
+        row = {"scene": "shared", "passed": True, "required": True}
+        self.put("correct.json", {"rows": [{**row, "residency": r} for r in ("timeslice", "mps")]})
+        out = self.docs / "out"
+        out.mkdir()
+        content = {"machine": {**MACHINE, "commit": "newer"}, "rows": [{**row, "residency": "timeslice"}]}
+        (out / "correct.json").write_text(json.dumps(content))
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["correct.json"])
+        rows = json.loads((self.docs / "results" / "correct.json").read_text())["rows"]
+        self.assertEqual(
+            [(r["residency"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
+        )
+        self.assertIn("| timeslice | `newer` | yes |", self.text())
+
     def test_merging_keeps_other_rows(self):
         self.assertEqual(
             merge_rows([{"a": 1, "v": 1}, {"a": 2}], [{"a": 1, "v": 2}], ["a"]), [{"a": 2}, {"a": 1, "v": 2}]
