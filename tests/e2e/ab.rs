@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX};
 use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_tests::{Artefacts, Device, Scene};
 
 const REQUESTS: u64 = 600;
 const STEPS: u64 = 200;
@@ -22,14 +22,7 @@ struct Programs {
 
 impl Programs {
     fn start(scene: &Scene, alone: Value) -> Result<Self> {
-        let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(scene, STEPS)?)?;
-        let trainer = scene.start("training", trainer)?;
-        let server = scene.governed(Class::High, "serve", &jobs::inference(scene, REQUESTS)?)?;
-        let server = scene.start("inference", server)?;
-        wait_until("waiting for both programs to launch", JOB_MAX, || {
-            let clients = scene.status()?.clients()?;
-            Ok((clients.iter().filter(|c| c.launches() > 0).count() == 2).then_some(()))
-        })?;
+        let [trainer, server] = jobs::both_launching(scene, STEPS, REQUESTS)?;
         Ok(Programs { server, trainer, alone })
     }
 

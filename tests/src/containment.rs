@@ -147,19 +147,6 @@ fn fault(artefacts: &Artefacts, number: u32, kinds: &[&str]) -> Result<Value> {
     Ok(row)
 }
 
-/// An inference and a training that outlast what is measured; ended with the scene.
-fn programs(scene: &Scene) -> Result<[crate::Process; 2]> {
-    let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(scene, STEPS)?)?;
-    let trainer = scene.start("training", trainer)?;
-    let server = scene.governed(Class::High, "serve", &jobs::inference(scene, REQUESTS)?)?;
-    let server = scene.start("inference", server)?;
-    wait_until("waiting for both programs to launch", JOB_MAX, || {
-        let clients = scene.status()?.clients()?;
-        Ok((clients.iter().filter(|c| c.launches() > 0).count() == 2).then_some(()))
-    })?;
-    Ok([trainer, server])
-}
-
 fn ended(mut both: [crate::Process; 2]) -> Result<()> {
     both.iter_mut().try_for_each(crate::Process::kill)
 }
@@ -169,7 +156,7 @@ fn guard(artefacts: &Artefacts) -> Result<Value> {
     let scene = Scene::new(artefacts, Device::software())?;
     let (a, b) = (artefacts.policy("tally-priority")?, artefacts.policy("fifo")?);
     let mut core = scene.core(&a, &[])?;
-    let both = programs(&scene)?;
+    let both = jobs::both_launching(&scene, STEPS, REQUESTS)?;
     let (a, b) = (a.to_string_lossy().into_owned(), b.to_string_lossy().into_owned());
     let plan = ["--metric=hp_p99", "--block=1s", "--max-time=60s", "--guard=hp_p99<1ns"];
     let mut start = vec!["ab", "start", &a, &b];
@@ -203,7 +190,7 @@ fn guard(artefacts: &Artefacts) -> Result<Value> {
 fn shadow(artefacts: &Artefacts) -> Result<Value> {
     let scene = Scene::new(artefacts, Device::software())?;
     let mut core = scene.core(&artefacts.policy("tally-priority")?, &[])?;
-    let both = programs(&scene)?;
+    let both = jobs::both_launching(&scene, STEPS, REQUESTS)?;
     let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
     let output = scene.ctl(&["shadow", "start", &fifo])?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
 //! The programs of this crate in the sizes that tests use: a second or so each.
 
-use crate::process::Process;
+use crate::process::{Process, wait_until};
 use crate::scene::{Class, Scene};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -118,4 +118,21 @@ impl Probe {
         ensure!(status.success(), "the probe ended with {status}\n{}", self.0.quote());
         Ok(())
     }
+}
+
+/// A best-effort training and a high-priority inference under the scene's core, both of which
+/// have launched something.
+///
+/// # Errors
+/// If one does not start, or does not launch in time.
+pub fn both_launching(scene: &Scene, steps: u64, requests: u64) -> Result<[Process; 2]> {
+    let trainer = scene.governed(Class::BestEffort, "train", &training(scene, steps)?)?;
+    let trainer = scene.start("training", trainer)?;
+    let server = scene.governed(Class::High, "serve", &inference(scene, requests)?)?;
+    let server = scene.start("inference", server)?;
+    wait_until("waiting for both programs to launch", JOB_MAX, || {
+        let clients = scene.status()?.clients()?;
+        Ok((clients.iter().filter(|c| c.launches() > 0).count() == 2).then_some(()))
+    })?;
+    Ok([trainer, server])
 }

@@ -30,6 +30,11 @@ pub trait Hosted: Policy + Send {
         None
     }
 
+    /// The same for a recording: a failure is no strike.
+    fn observe(&mut self) -> Option<Saved> {
+        None
+    }
+
     /// It failed too often and is asked no more.
     fn is_struck_out(&self) -> bool {
         false
@@ -51,6 +56,10 @@ impl Hosted for WasmPolicy {
 
     fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
         WasmPolicy::snapshot(self)
+    }
+
+    fn observe(&mut self) -> Option<Saved> {
+        WasmPolicy::observe(self)
     }
 
     fn is_struck_out(&self) -> bool {
@@ -102,6 +111,11 @@ impl Shared {
     /// See [`Hosted::snapshot`].
     pub fn snapshot(&self) -> Option<Result<Saved, Fault>> {
         self.lock().policy.snapshot()
+    }
+
+    /// See [`Hosted::observe`].
+    pub fn observe(&self) -> Option<Saved> {
+        self.lock().policy.observe()
     }
 
     /// See [`Hosted::is_struck_out`].

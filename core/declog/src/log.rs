@@ -15,8 +15,11 @@ use std::io::{ErrorKind, Read, Write};
 
 /// The first bytes of a log.
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
-/// Of this format.
-pub const VERSION: u32 = 1;
+/// Of this format. Version 1 had no begin of 3, and bases that say nothing of how the GPU is
+/// shared; it is read as well.
+pub const VERSION: u32 = 2;
+/// The oldest that is read.
+const VERSION_MIN: u32 = 1;
 /// Longest header.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 
@@ -48,7 +51,9 @@ pub enum LogError {
     )]
     NotALog,
     /// Of another release.
-    #[error("its format is version {found}; this release reads version {VERSION}")]
+    #[error(
+        "its format is version {found}; this release reads versions {VERSION_MIN} to {VERSION}"
+    )]
     Version {
         /// What it says.
         found: u32,
@@ -187,7 +192,7 @@ impl<R: Read> Reader<R> {
     /// Read the header.
     ///
     /// # Errors
-    /// If it is no log of this version.
+    /// If it is no log, or of a version that is not read.
     pub fn new(mut from: R) -> Result<Self, LogError> {
         let mut start = [0; 20];
         let got = fill(&mut from, &mut start)?;
@@ -195,7 +200,7 @@ impl<R: Read> Reader<R> {
             return Err(LogError::NotALog);
         }
         let (version, length, sum) = (word(&start[8..]), word(&start[12..]), word(&start[16..]));
-        if got >= 12 && version != VERSION {
+        if got >= 12 && !(VERSION_MIN..=VERSION).contains(&version) {
             return Err(LogError::Version { found: version });
         }
         if got < start.len() || length > HEADER_BYTES_MAX {

@@ -308,6 +308,11 @@ fn other_files_and_versions_are_named() {
     let mut newer = file(&[]);
     newer[8] = 9;
     assert!(text(&newer).contains("version 9"), "{}", text(&newer));
+    let mut older = file(&[]);
+    for (version, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+        older[8] = version;
+        assert_eq!(Reader::new(&older[..]).is_ok(), is_read, "{version}");
+    }
     let mut long = file(&[]);
     long[15] = 0xff;
     assert!(text(&long).contains("too long"), "{}", text(&long));

@@ -483,7 +483,7 @@ mod tests {
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
-                residency: Residency::TimeSlice { slice_us: slice, shared_us: spin.into(), linger_us: id }, spin_ns: spin, fail_hold: !high,
+                residency: Residency::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
                 cutting: Cutting {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, reserve_sms: vec![8, id],
                 },

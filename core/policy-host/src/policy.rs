@@ -57,6 +57,8 @@ pub struct WasmPolicy {
     strikes: u32,
     last_fault: Option<LastFault>,
     respawns: u64,
+    /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
+    mute: bool,
 }
 
 impl WasmPolicy {
@@ -105,6 +107,7 @@ impl WasmPolicy {
             strikes: 0,
             last_fault: None,
             respawns: 0,
+            mute: false,
         })
     }
 
@@ -113,17 +116,35 @@ impl WasmPolicy {
     /// [`Limits::snapshot_fuel`](crate::Limits::snapshot_fuel) and the time of a call.
     /// A fault counts like any other.
     pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        let now_ns = self.live.as_ref()?.state().log.now_ns;
+        Some(self.write_down()?.map_err(|fault| self.note(fault, now_ns)))
+    }
+
+    /// The same for an onlooker, such as a recording. A fault is counted and costs the instance,
+    /// but is no strike, for nothing that the policy is there for needed an answer; and onlookers
+    /// are not answered any more, so that they cannot cost it one instance after the other.
+    pub fn observe(&mut self) -> Option<Saved> {
+        if self.mute {
+            return None;
+        }
+        let now_ns = self.live.as_ref()?.state().log.now_ns;
+        let written = self.write_down()?;
+        written
+            .map_err(|fault| {
+                self.mute = true;
+                self.count(&fault, now_ns);
+            })
+            .ok()
+    }
+
+    fn write_down(&mut self) -> Option<Result<Saved, Fault>> {
         let limits = &self.compiled.checked.limits;
         let budget = self.compiled.checked.budget(limits.snapshot_fuel, limits.call_time_ms_max);
-        let live = self.live.as_mut()?;
-        let now_ns = live.state().log.now_ns;
-        Some(match live.snapshot(budget)? {
-            Ok(saved) => Ok(saved),
-            Err(fault) => {
-                self.down = self.live.take().map(Live::end);
-                Err(self.note(fault, now_ns))
-            }
-        })
+        let written = self.live.as_mut()?.snapshot(budget)?;
+        if written.is_err() {
+            self.down = self.live.take().map(Live::end);
+        }
+        Some(written)
     }
 
     /// The state that it accepted when it was started.
@@ -297,7 +318,7 @@ impl WasmPolicy {
         fault
     }
 
-    /// Count a fault and say so.
+    /// Count a fault and a strike, and say so.
     fn note(&mut self, fault: Fault, now_ns: u64) -> Fault {
         let limits = &self.compiled.checked.limits;
         let quiet_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
@@ -306,10 +327,7 @@ impl WasmPolicy {
             self.strikes = 0;
         }
         self.strikes += 1;
-        self.faults.count(fault.kind);
-        let kind = kind_name(fault.kind);
-        self.last_fault = Some(LastFault { kind, message: fault.message.clone(), at_ns: now_ns });
-        tracing::warn!(target: "policy", policy = self.compiled.name(), kind, "{}", fault.message);
+        self.count(&fault, now_ns);
         if self.is_switched_off() {
             tracing::error!(
                 target: "policy", policy = self.compiled.name(),
@@ -318,6 +336,13 @@ impl WasmPolicy {
             );
         }
         fault
+    }
+
+    fn count(&mut self, fault: &Fault, now_ns: u64) {
+        self.faults.count(fault.kind);
+        let kind = kind_name(fault.kind);
+        self.last_fault = Some(LastFault { kind, message: fault.message.clone(), at_ns: now_ns });
+        tracing::warn!(target: "policy", policy = self.compiled.name(), kind, "{}", fault.message);
     }
 
     /// A well-formed answer may still make no sense.

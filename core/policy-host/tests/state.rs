@@ -96,6 +96,26 @@ fn a_snapshot_that_fails_is_a_fault_like_any_other() {
 }
 
 #[test]
+fn an_onlooker_costs_a_policy_no_strike_and_at_most_one_instance() {
+    for how in ["snapshot-1", "snapshot-2", "snapshot-101"] {
+        let mut bench = Bench::new(chaos_with(limits(), how).unwrap());
+        bench.join(4, Class::High).unwrap();
+        for _ in 0..20 {
+            assert_eq!(bench.policy.observe(), None, "{how}");
+            assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(4)), "{how}");
+        }
+        let status = bench.policy.status();
+        assert_eq!((status.faults.total(), status.strikes, status.respawns), (1, 0, 1), "{how}");
+        assert!(status.last_fault.is_some());
+        // Whoever replaces it may ask.
+        bench.policy.snapshot().unwrap().unwrap_err();
+        assert_eq!(bench.policy.status().strikes, 1, "{how}");
+    }
+    let mut fine = Bench::new(chaos_with(limits(), "").unwrap());
+    assert_eq!(fine.policy.observe(), Some(saved(0)));
+}
+
+#[test]
 fn the_bound_on_what_is_kept_is_exact_and_of_the_snapshot_only() {
     let mut full = chaos_with(limits(), "snapshot-100").unwrap();
     assert_eq!(snapshot(&mut full).data.len(), SAVED_BYTES_MAX);

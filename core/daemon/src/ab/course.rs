@@ -75,7 +75,8 @@ impl Course {
         let _ = self.plane.control.ask(measure(None, true)).await;
         if let Some(writing) = self.kept.2.take() {
             // The last word is the report's.
-            let _ = writing.await;
+            let written = tokio::time::timeout(super::KEEP_WAIT_MAX, writing).await;
+            self.running.disk_hangs.set(written.is_err());
         }
         super::report(&self.running).await
     }

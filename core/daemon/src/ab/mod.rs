@@ -27,6 +27,9 @@ use tokio::sync::{Notify, watch};
 
 /// An experiment ends within this time of being told to, or is given up.
 const END_MAX: Duration = Duration::from_secs(10);
+/// How long the end waits for a report to be written down: a disk that hangs must not keep a test
+/// from ending.
+const KEEP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// An experiment under way.
 pub(crate) struct Running {
@@ -37,6 +40,8 @@ pub(crate) struct Running {
     pub(crate) stop: Notify,
     /// When A was put in charge after the end.
     pub(crate) a_back_ns: Cell<Option<u64>>,
+    /// Writing the report down took too long, and may still be under way.
+    pub(crate) disk_hangs: Cell<bool>,
 }
 
 impl Running {
@@ -213,6 +218,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         asked: Cell::new(None),
         stop: Notify::new(),
         a_back_ns: Cell::new(None),
+        disk_hangs: Cell::new(false),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = ExperimentStatus::new(&running);
@@ -236,8 +242,15 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
             }
         };
         tracing::info!("A/B test ended:\n{}", report.text());
-        let (keep, kept) = (plane.lab.keep.clone(), report.clone());
-        tokio::task::spawn_blocking(move || written(&keep, &kept)).await.unwrap_or_default();
+        if !running.disk_hangs.get() {
+            let (keep, kept) = (plane.lab.keep.clone(), report.clone());
+            let writing = tokio::task::spawn_blocking(move || written(&keep, &kept));
+            let written = tokio::time::timeout(KEEP_WAIT_MAX, writing).await;
+            running.disk_hangs.set(written.is_err());
+        }
+        if running.disk_hangs.get() {
+            tracing::warn!("the A/B test's report may not be kept: the disk does not answer");
+        }
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;
         plane.policy.end_experiment(Some(&left));

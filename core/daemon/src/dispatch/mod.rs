@@ -206,7 +206,7 @@ impl Dispatch {
             active |= self.pass(now);
             if self.tape.is_on() {
                 let policy = &self.policy;
-                let mut state = || policy.snapshot()?.ok().map(seat::saved_state);
+                let mut state = || policy.observe().map(seat::saved_state);
                 active |= self.tape.pump(self.engine.world_mut(), &mut state);
             }
             if now >= self.next_heartbeat_ns {
