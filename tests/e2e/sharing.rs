@@ -2,7 +2,8 @@
 //! tells who they are and what was decided.
 
 use anyhow::{Result, ensure};
-use tally_tests::jobs::{self, JOB_MAX, Probe, TRAINING_DEPTH};
+use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe, TRAINING_DEPTH};
+use tally_tests::process::wait_until;
 use tally_tests::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 90;
@@ -82,4 +83,36 @@ fn the_status_tells_of_clients_and_policy() -> Result<()> {
     high.quit()?;
     best.quit()?;
     Ok(())
+}
+
+#[test]
+fn best_effort_programs_have_longer_time_slices_while_there_are_several() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let policy = artefacts.policy("tally-priority")?;
+    // The software device has no time slices: what the programs would set is looked at.
+    let mut core = scene.core(&policy, &["--residency", "timeslice"])?;
+    let slices = |expected: &[(&str, u64)]| {
+        wait_until(&format!("waiting for the time slices {expected:?}"), ANSWER_MAX, || {
+            let status = scene.status()?;
+            let slice_us = |name| Ok::<_, anyhow::Error>(status.client(name)?.time_slice_us());
+            let found: Result<Vec<_>> = expected.iter().map(|(name, _)| slice_us(name)).collect();
+            Ok(found?.iter().eq(expected.iter().map(|(_, us)| us)).then_some(()))
+        })
+    };
+    let high = Probe::start(&scene, Class::High, "web")?;
+    let mut first = Probe::start(&scene, Class::BestEffort, "first")?;
+    slices(&[("web", 100_000), ("first", 10)])?;
+    let mut second = Probe::start(&scene, Class::BestEffort, "second")?;
+    slices(&[("web", 100_000), ("first", 350), ("second", 350)])?;
+    for probe in [&mut first, &mut second] {
+        probe.ask("launch 20 100")?;
+        probe.ask("sync")?;
+        probe.check()?;
+    }
+    second.quit()?;
+    slices(&[("web", 100_000), ("first", 10)])?;
+    first.quit()?;
+    high.quit()?;
+    scene.stop(&mut core, JOB_MAX)
 }

@@ -17,12 +17,13 @@ import shutil
 import sys
 
 import render_policy
+import render_several
 from common import merge_rows, write_json
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
-    "policy.json",
+    "policy.json", "several.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -500,6 +501,7 @@ SECTIONS = (
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
     ("policy.json", policy_section),
+    ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
 )
 
 

@@ -26,6 +26,7 @@ limit_s() {
         demo) echo 200 ;;
         traces) echo 480 ;;
         policy) echo 300 ;;
+        several) echo 240 ;;
     esac
 }
 

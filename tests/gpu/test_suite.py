@@ -315,7 +315,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -403,7 +403,7 @@ class Renderer(unittest.TestCase):
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, policy.",
+            "Not measured yet: pairs, exact, cut, policy, several.",
         ):
             self.assertIn(expected, text)
 
@@ -439,6 +439,22 @@ class Renderer(unittest.TestCase):
             self.assertIn(expected, text)
         self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "residency", "policy")})
         self.assertNotIn("### A shadow", self.text())
+
+    def test_several_trainings_are_shown_together(self):
+        row = {
+            "policy": "fifo",
+            "ready_s": {"hp": 9.0, "a": 12.5, "b": 11.0},
+            "slices_us": {"a": 350, "b": 350},
+            "slice_left_alone_us": 10,
+            "alone_ms": {"p50": 1.0, "p99": 1.25},
+            "together_ms": {"p50": 1.5, "p90": 2.0, "p99": 3.0},
+            "alone_steps_per_s": 10,
+            "together_steps_per_s": [2, 1.5],
+            "without_requests_steps_per_s": [4, 5],
+        }
+        self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
+        expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
+        self.assertIn(expected, self.text())
 
     def test_importing_replaces_rows_of_the_same_key(self):
         self.put("pairs.json", [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)])

@@ -118,6 +118,11 @@ impl Client {
         self.0["governed"] == true
     }
 
+    /// The hardware time slice that it wants.
+    pub fn time_slice_us(&self) -> u64 {
+        self.0["report"]["time_slice_us"].as_u64().unwrap_or(0)
+    }
+
     /// Launches that the shim has counted.
     pub fn launches(&self) -> u64 {
         self.0["launches"].as_u64().unwrap_or(0)
