@@ -411,7 +411,7 @@ impl Attendant {
     }
 }
 
-fn mark(client: &ClientRegion, index: usize, slot: &Slot) {
+fn mark(client: &'static ClientRegion, index: usize, slot: &Slot) {
     // Taken: a launch is under way, and says itself when it is done.
     let Some(_held) = slot.lock.try_lock() else { return };
     let seen = slot.word.snapshot();

@@ -9,18 +9,13 @@
 //! their numbers, so the word only rises. Must never be done to a capturing stream.
 
 use crate::capture;
-use crate::cu::{
-    ALREADY_REGISTERED, NOT_SUPPORTED, Ptr, REGISTER_PORTABLE_MAPPED, SUCCESS, WRITE_VALUE_DEFAULT,
-    driver,
-};
+use crate::cu::{NOT_SUPPORTED, Ptr, SUCCESS, WRITE_VALUE_DEFAULT, driver};
 use crate::lock::Lock;
 use crate::slots::Slot;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{
-    CompletionWord, Completions, KERNEL_SLOTS, report_state, submission_flags,
-};
+use tally_ipc::layout::{CompletionWord, KERNEL_SLOTS, report_state, submission_flags};
 use tally_ipc::wait::now_ns;
 
 static SETUP: Lock = Lock::new();
@@ -30,7 +25,7 @@ static DEVICE_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
 /// Make the completion page writable for the GPU, once. Returns whether it is.
 /// The calling thread has a context.
-pub fn ensure(client: &ClientRegion) -> bool {
+pub fn ensure(client: &'static ClientRegion) -> bool {
     match STATE.load(Acquire) {
         report_state::ACTIVE => return true,
         report_state::FALLBACK => return false,
@@ -46,7 +41,12 @@ pub fn ensure(client: &ClientRegion) -> bool {
         report_state::FALLBACK => return false,
         _ => {}
     }
-    match driver().relaxed(|| map(client)) {
+    let d = driver();
+    let shared = match d.stream_write {
+        Some(_) => d.relaxed(|| d.share_page(&client.completions)),
+        None => Err(NOT_SUPPORTED),
+    };
+    match shared {
         Ok(address) => {
             DEVICE_ADDRESS.store(address, Relaxed);
             STATE.store(report_state::ACTIVE, Release);
@@ -57,27 +57,6 @@ pub fn ensure(client: &ClientRegion) -> bool {
             fall_back(client, error);
             false
         }
-    }
-}
-
-fn map(client: &ClientRegion) -> Result<u64, i32> {
-    let d = driver();
-    let (Some(register), Some(address_of), Some(_)) =
-        (d.host_register, d.host_pointer, d.stream_write)
-    else {
-        return Err(NOT_SUPPORTED);
-    };
-    let page = std::ptr::from_ref(&client.completions).cast_mut().cast();
-    // SAFETY: exactly this page, mapped for the rest of the process.
-    let r = unsafe { register(page, size_of::<Completions>(), REGISTER_PORTABLE_MAPPED) };
-    if r != SUCCESS && r != ALREADY_REGISTERED {
-        return Err(r);
-    }
-    let mut address = 0;
-    // SAFETY: a registered page and a valid out-pointer.
-    match unsafe { address_of(&mut address, page, 0) } {
-        SUCCESS => Ok(address),
-        error => Err(error),
     }
 }
 

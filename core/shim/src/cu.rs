@@ -24,7 +24,7 @@ pub const SYMBOL_NOT_FOUND: CuResult = 302;
 /// `CUDA_ERROR_NOT_READY`.
 pub const NOT_READY: CuResult = 600;
 /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
-pub const ALREADY_REGISTERED: CuResult = 712;
+const ALREADY_REGISTERED: CuResult = 712;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub const NOT_SUPPORTED: CuResult = 801;
 /// `CU_STREAM_LEGACY`.
@@ -37,7 +37,7 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// function.)
 pub const WRITE_VALUE_DEFAULT: c_uint = 0;
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
-pub const REGISTER_PORTABLE_MAPPED: c_uint = 3;
+const REGISTER_PORTABLE_MAPPED: c_uint = 3;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
@@ -340,6 +340,28 @@ impl Driver {
             Some(f) if unsafe { f(&mut ctx) } == SUCCESS => ctx as usize,
             _ => 0,
         }
+    }
+
+    /// Register a page of ours, so that the GPU reads and writes it too; its address there. Fine if
+    /// it is registered already.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn share_page<T: Sync>(&self, page: &'static T) -> Result<u64, i32> {
+        const { assert!(size_of::<T>() == 4096 && align_of::<T>() == 4096) };
+        let register = self.host_register.ok_or(NOT_SUPPORTED)?;
+        let address_of = self.host_pointer.ok_or(NOT_SUPPORTED)?;
+        let page: Ptr = std::ptr::from_ref(page).cast_mut().cast();
+        let mut address = 0;
+        // SAFETY: exactly one page, which stays where it is for the rest of the process; a valid
+        // out-pointer.
+        let result = unsafe {
+            match register(page, size_of::<T>(), REGISTER_PORTABLE_MAPPED) {
+                SUCCESS | ALREADY_REGISTERED => address_of(&mut address, page, 0),
+                error => error,
+            }
+        };
+        if result == SUCCESS { Ok(address) } else { Err(result) }
     }
 
     /// Run driver calls that a capture elsewhere in the process would forbid

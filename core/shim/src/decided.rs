@@ -72,7 +72,7 @@ enum Waited<T> {
 }
 
 /// Ask for a launch and carry it out.
-pub fn launch(client: &ClientRegion, index: usize, call: &Call<'_>) -> CuResult {
+pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> CuResult {
     let slot = &SLOTS[index & 63];
     let _held = slot.lock.lock();
     // Held since before the first ticket: the order of numbers is the stream's.

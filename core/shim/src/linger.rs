@@ -23,8 +23,8 @@
 //! In the program's own threads, and only in the first context that waits.
 
 use crate::cu::{
-    ALREADY_REGISTERED, EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr,
-    REGISTER_PORTABLE_MAPPED, STREAM_LEGACY, STREAM_NON_BLOCKING, SUCCESS, driver,
+    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
+    STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::slots::{self, OVERFLOW, SLOTS};
 use crate::{attendant, capture, log, state};
@@ -109,7 +109,7 @@ static NEWEST: Page = Page { word: AtomicU32::new(0), _rest: [0; 1023] };
 /// Its address for the GPU.
 static NEWEST_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
-/// A page that is registered with the driver as a whole.
+/// A page of its own, for the driver registers whole pages.
 #[repr(C, align(4096))]
 struct Page {
     word: AtomicU32,
@@ -211,25 +211,6 @@ fn check(result: i32) -> Result<(), i32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
-/// Let the GPU read [`NEWEST`]; returns its address there.
-fn map_newest() -> Result<u64, i32> {
-    let d = driver();
-    let register = d.host_register.ok_or(NOT_SUPPORTED)?;
-    let address_of = d.host_pointer.ok_or(NOT_SUPPORTED)?;
-    let page = std::ptr::from_ref(&NEWEST).cast_mut().cast();
-    let mut address = 0;
-    // SAFETY: exactly this page, which stays mapped and is only changed as an atomic; a valid
-    // out-pointer.
-    unsafe {
-        match register(page, size_of::<Page>(), REGISTER_PORTABLE_MAPPED) {
-            SUCCESS | ALREADY_REGISTERED => {}
-            error => return Err(error),
-        }
-        check(address_of(&mut address, page, 0))?;
-    }
-    Ok(address)
-}
-
 fn make(context: usize) -> Result<(), i32> {
     let d = driver();
     let load = d.module_load.ok_or(NOT_SUPPORTED)?;
@@ -253,7 +234,7 @@ fn make(context: usize) -> Result<(), i32> {
             to.store(event as usize, Relaxed);
         }
     }
-    NEWEST_ADDRESS.store(map_newest()?, Relaxed);
+    NEWEST_ADDRESS.store(d.share_page(&NEWEST)?, Relaxed);
     STREAM.store(stream as usize, Relaxed);
     CONTEXT.store(context, Relaxed);
     STATE.store(READY, Release);

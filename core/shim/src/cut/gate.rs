@@ -11,7 +11,7 @@
 //! Without a core, with a stuck one, and when the program exits, nobody gives way.
 
 use super::watch;
-use crate::cu::{BatchOp, Ptr, REGISTER_PORTABLE_MAPPED, STREAM_NON_BLOCKING, SUCCESS, driver};
+use crate::cu::{BatchOp, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
 use crate::decided::STUCK_NS;
 use crate::lock::{Held, Lock};
 use crate::{attendant, log, state, threads};
@@ -114,21 +114,14 @@ pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
 fn make(client: &'static ClientRegion) -> Result<(), i32> {
     const MISSING: i32 = crate::cu::NOT_SUPPORTED;
     let d = driver();
-    let page = std::ptr::from_ref(&client.gates).cast_mut().cast();
-    let (mut address, mut flag) = (0, 0);
+    let address = d.share_page(&client.gates)?;
+    let mut flag = 0;
     let (mut low, mut high) = (0, 0);
     let (mut flag_stream, mut rescue_stream) = (std::ptr::null_mut(), std::ptr::null_mut());
     let words = 2 * FLAG_LINES * FLAG_STRIDE_BYTES as usize / 4;
     let check = |r: i32| if r == SUCCESS { Ok(()) } else { Err(r) };
-    // SAFETY: a page mapped for the rest of the process, valid out-pointers, memory
-    // and streams of our own.
+    // SAFETY: valid out-pointers, memory and streams of our own.
     unsafe {
-        let register = d.host_register.ok_or(MISSING)?;
-        match register(page, size_of::<Gates>(), REGISTER_PORTABLE_MAPPED) {
-            SUCCESS | crate::cu::ALREADY_REGISTERED => {}
-            error => return Err(error),
-        }
-        check(d.host_pointer.ok_or(MISSING)?(&mut address, page, 0))?;
         d.stream_wait.ok_or(MISSING)?;
         check(d.mem_alloc.ok_or(MISSING)?(&mut flag, words * 4))?;
         check(d.stream_priorities.ok_or(MISSING)?(&mut low, &mut high))?;
