@@ -260,9 +260,10 @@ def correct_section(content, notes):
         if not row["passed"]:
             told = "" if row["required"] else " (reported only: under MPS a killed client may disturb the others)"
             passed += notes.mark(f"{names.get(row['scene'])}, {row['residency']}: {'; '.join(row['problems'])}{told}.")
-        commit = f"`{row.get('commit', content['machine'].get('commit'))}`"
-        rows.append([names.get(row["scene"], row["scene"]), row["residency"], commit, passed])
-    return lines + table(["scene", "residency", "commit", "right, and bit-identical"], rows)
+        device, commit, date = (row.get(key, content["machine"].get(key)) for key in ("device", "commit", "date"))
+        made = f"{device}, `{commit}`, {date}"
+        rows.append([names.get(row["scene"], row["scene"]), row["residency"], made, passed])
+    return lines + table(["scene", "residency", "on, commit", "right, and bit-identical"], rows)
 
 
 def exact_section(content, notes):
@@ -550,8 +551,9 @@ def take_over(out, folder):
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             for content in (old, new):
                 for row in content["rows"]:
-                    row.setdefault("commit", content["machine"].get("commit"))
-            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("residency", "scene"))})
+                    for key in ("device", "commit", "date"):
+                        row.setdefault(key, content["machine"].get(key))
+            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "residency", "scene"))})
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

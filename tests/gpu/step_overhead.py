@@ -29,7 +29,7 @@ PROMISE_RATIO_MAX = 1.005
 def measure_requests(suite, cores, failures):
     """Rows of {job, kind, ratio to plain, spread, noise}."""
     args = suite.args
-    # Not as best-effort: several such processes on one GPU take turns every 50 us.
+    # Not as best-effort: several such processes on one GPU take turns in short slices.
     kinds = ("plain", "high")
     clients = [
         Client(suite, f"{kind}-{i}", list(JOBS), cores.get(kind), KINDS[kind], {"PYTHONHASHSEED": "0"})

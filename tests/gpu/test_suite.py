@@ -481,7 +481,7 @@ class Renderer(unittest.TestCase):
         self.assertEqual(
             [(r["residency"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
         )
-        self.assertIn("| timeslice | `newer` | yes |", self.text())
+        self.assertIn("| timeslice | GPU, `newer`, 2026-11-21 | yes |", self.text())
 
     def test_merging_keeps_other_rows(self):
         self.assertEqual(

@@ -392,14 +392,25 @@ pub struct Timeslice {
     /// Hardware time slice of a best-effort client that is the only one, us; 0 leaves the
     /// driver's.
     pub best_effort_us: u64,
-    /// Of each while several are connected, us; 0 leaves the driver's. Those that are shorter than
-    /// it takes to change between two contexts would let none of them make any progress.
+    /// Of each while several are connected, us, at least `best_effort_us`; 0 leaves the driver's.
+    /// Those that are shorter than it takes to change between two contexts would let none of them
+    /// make any progress.
     pub best_effort_shared_us: u64,
     /// Of high-priority clients, us.
     pub high_us: u64,
     /// How long the GPU stays with a high-priority client whose work is done, us, so that a
     /// request which follows at once finds it there; 0: not at all.
     pub linger_us: u32,
+}
+
+impl Timeslice {
+    /// Of each of several best-effort clients: never shorter than that of one.
+    pub fn shared_us(&self) -> u64 {
+        match self.best_effort_shared_us {
+            0 => 0,
+            us => us.max(self.best_effort_us),
+        }
+    }
 }
 
 impl Default for Timeslice {

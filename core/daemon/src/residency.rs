@@ -114,7 +114,7 @@ impl Residency {
                 },
                 shared_us: match class {
                     Class::High => self.config.timeslice.high_us,
-                    Class::BestEffort => self.config.timeslice.best_effort_shared_us,
+                    Class::BestEffort => self.config.timeslice.shared_us(),
                 },
                 linger_us: match class {
                     Class::High => self.config.timeslice.linger_us,

@@ -52,6 +52,31 @@ fn clients_are_admitted_as_the_rules_say() {
 }
 
 #[test]
+fn a_client_cannot_make_the_core_wait_for_its_probe() {
+    let core = Core::start(BUILT_IN, &["--residency", "timeslice"]);
+    let hostile = Client::best_effort(&core, "hostile");
+    // Blocking, and never read: what the core writes there must not wait.
+    let flags = rustix::fs::fcntl_getfl(&hostile.probe).unwrap();
+    let blocking = flags.difference(rustix::fs::OFlags::NONBLOCK);
+    rustix::fs::fcntl_setfl(&hostile.probe, blocking).unwrap();
+    let room = rustix::pipe::fcntl_setpipe_size(&hostile.probe, 4_096).unwrap();
+    assert!(rustix::io::write(&hostile.probe, &[0; 8]).is_err(), "its end is for reading");
+    // It is told of everyone that comes and goes, until there is no room left, and on.
+    let is_full = || rustix::io::ioctl_fionread(&hostile.probe).unwrap() == room as u64;
+    for _ in 0..room {
+        if is_full() {
+            break;
+        }
+        drop((0..20).map(|_| Client::best_effort(&core, "other")).collect::<Vec<_>>());
+    }
+    assert!(is_full());
+    drop((0..20).map(|_| Client::best_effort(&core, "other")).collect::<Vec<_>>());
+    let mut last = Client::best_effort(&core, "last");
+    let (ticket, _) = last.submit();
+    last.wait(ticket);
+}
+
+#[test]
 fn who_may_not_be_high_priority_is_told_why() {
     let config = format!("{BUILT_IN}[high_priority]\nuids = [4294967294]\n");
     let core = Core::start(&config, &[]);

@@ -55,6 +55,7 @@ pub struct WasmPolicy {
     faults: FaultCounts,
     /// Faults that are not forgotten.
     strikes: u32,
+    last_strike_ns: u64,
     last_fault: Option<LastFault>,
     respawns: u64,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
@@ -105,6 +106,7 @@ impl WasmPolicy {
             events: 0,
             faults: FaultCounts::default(),
             strikes: 0,
+            last_strike_ns: 0,
             last_fault: None,
             respawns: 0,
             mute: false,
@@ -322,11 +324,11 @@ impl WasmPolicy {
     fn note(&mut self, fault: Fault, now_ns: u64) -> Fault {
         let limits = &self.compiled.checked.limits;
         let quiet_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
-        let last_ns = self.last_fault.as_ref().map_or(now_ns, |last| last.at_ns);
-        if now_ns.saturating_sub(last_ns) >= quiet_ns {
+        if now_ns.saturating_sub(self.last_strike_ns) >= quiet_ns {
             self.strikes = 0;
         }
         self.strikes += 1;
+        self.last_strike_ns = now_ns;
         self.count(&fault, now_ns);
         if self.is_switched_off() {
             tracing::error!(

@@ -116,6 +116,24 @@ fn an_onlooker_costs_a_policy_no_strike_and_at_most_one_instance() {
 }
 
 #[test]
+fn what_an_onlooker_sees_keeps_no_strike_from_being_forgotten() {
+    let limits = Limits { faults_max: 3, faults_forgotten_after_s: 600, ..limits() };
+    let mut bench = Bench::new(chaos_with(limits, "snapshot-1").unwrap());
+    let decide_at = |bench: &mut Bench, s: u64, kernel| {
+        let mut asked = launch(kernel);
+        asked.now_ns = s * 1_000_000_000;
+        bench.policy.decide(&asked, &mut bench.context)
+    };
+    decide_at(&mut bench, 1, kernel::UNREACHABLE).unwrap_err();
+    decide_at(&mut bench, 1, kernel::UNREACHABLE).unwrap_err();
+    decide_at(&mut bench, 599, kernel::GOOD).unwrap();
+    assert_eq!(bench.policy.observe(), None);
+    decide_at(&mut bench, 700, kernel::UNREACHABLE).unwrap_err();
+    assert_eq!(bench.policy.status().strikes, 1);
+    decide_at(&mut bench, 700, kernel::GOOD).unwrap();
+}
+
+#[test]
 fn the_bound_on_what_is_kept_is_exact_and_of_the_snapshot_only() {
     let mut full = chaos_with(limits(), "snapshot-100").unwrap();
     assert_eq!(snapshot(&mut full).data.len(), SAVED_BYTES_MAX);

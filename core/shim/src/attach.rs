@@ -177,9 +177,7 @@ impl Connection {
         // What this client was started with wins.
         state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
         let slice = match welcome.residency {
-            Residency::TimeSlice { slice_us, shared_us, .. } if slice_us | shared_us != 0 => {
-                report_state::PENDING
-            }
+            Residency::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,
             _ => report_state::UNUSED,
         };
         client.report.time_slice.store(slice, Relaxed);

@@ -35,6 +35,8 @@ const LOOK_MAX: Duration = Duration::from_millis(1);
 /// How often the descriptors are checked: a sleeping poll keeps closed files open
 /// and does not notice.
 const CHECK: Duration = Duration::from_secs(1);
+/// A shorter time slice is set after this time: programs come and go, and each change costs.
+const SHORTEN_AFTER: Duration = Duration::from_secs(1);
 /// Between two attempts to set a time slice.
 const SLICE_RETRY: Duration = Duration::from_millis(10);
 /// An exiting program waits for the attendant's driver calls at most this long.
@@ -127,6 +129,8 @@ pub struct Attendant {
     slice_us: u64,
     /// What the core said: `[alone in its class, with others]`.
     slices_us: [u64; 2],
+    /// When a shorter one is to be set, if it is wanted still.
+    shorten_at: Option<Instant>,
     retry_at: Option<Instant>,
     slice_at: Option<Instant>,
     /// Next of [`timeslice::REPEATS`].
@@ -163,6 +167,7 @@ impl Attendant {
             probe: None,
             slice_us: 0,
             slices_us: [0; 2],
+            shorten_at: None,
             retry_at: Some(Instant::now() + RETRY),
             slice_at: None,
             slice_repeat: 0,
@@ -200,23 +205,35 @@ impl Attendant {
         }
     }
 
-    /// By how many best-effort clients there are. Without a core it stays as it is.
+    /// By how many best-effort clients there are. Longer at once, for with slices that are too
+    /// short for several none of them gets on; shorter when that has lasted.
     fn choose_slice(&mut self) {
         let Some(epoch) = state::epoch() else { return };
         let shared = epoch.core.neighbours.load(SeqCst) > 1;
         let wanted = self.slices_us[usize::from(shared)];
+        let is_shorter = wanted != 0 && self.slice_us != 0 && wanted < self.slice_us;
+        match self.shorten_at {
+            _ if !is_shorter => self.want_slice(wanted),
+            None => self.shorten_at = Some(Instant::now() + SHORTEN_AFTER),
+            Some(at) if at <= Instant::now() => self.want_slice(wanted),
+            Some(_) => {}
+        }
+    }
+
+    fn want_slice(&mut self, wanted: u64) {
+        self.shorten_at = None;
         if wanted == self.slice_us {
             return;
         }
-        if wanted == 0 {
-            timeslice::restore(self.client);
-        }
-        timeslice::renew();
         self.slice_us = wanted;
         self.slice_repeat = 0;
-        // Now: with slices too short for several none of them gets on.
-        self.slice_at = Some(Instant::now());
         self.client.report.time_slice_us.store(u32::try_from(wanted).unwrap_or(u32::MAX), Relaxed);
+        if wanted == 0 {
+            timeslice::restore(self.client);
+        } else {
+            timeslice::renew();
+            self.set_slices();
+        }
     }
 
     fn run(mut self) {
@@ -242,12 +259,16 @@ impl Attendant {
                 if let Some(probe) = &self.probe {
                     drain(probe);
                 }
-                self.mark_all();
+                // First: `mark_all` may wait for work that gets nowhere with the wrong one.
                 self.choose_slice();
+                self.mark_all();
                 self.look_soon(now);
             }
             if self.retry_at.is_some_and(|t| t <= now) {
                 self.find_core();
+            }
+            if self.shorten_at.is_some_and(|t| t <= now) {
+                self.choose_slice();
             }
             if self.slice_at.is_some_and(|t| t <= now) {
                 self.set_slices();
@@ -285,7 +306,8 @@ impl Attendant {
 
     /// Wait for something to do: `[connection ended, probe, nudge]`.
     fn sleep(&mut self) -> [bool; 3] {
-        let next = [self.retry_at, self.slice_at, self.look_at].into_iter().flatten().min();
+        let times = [self.retry_at, self.slice_at, self.shorten_at, self.look_at];
+        let next = times.into_iter().flatten().min();
         let left = next.map_or(CHECK, |t| t.saturating_duration_since(Instant::now()).min(CHECK));
         let timeout =
             Timespec { tv_sec: left.as_secs() as _, tv_nsec: i64::from(left.subsec_nanos()) as _ };
@@ -300,6 +322,11 @@ impl Attendant {
         let said = |i: usize| fds.get(i).map_or(PollFlags::empty(), |f| f.revents());
         let [nudge, socket, probe] = [said(0), said(1), said(2)];
         drop(fds);
+        if probe.contains(PollFlags::HUP) && !probe.contains(PollFlags::IN) {
+            // The core's end is closed; it would be said for ever. The socket tells the rest.
+            FDS[FD_PROBE].store(-1, Release);
+            self.probe = None;
+        }
         let is_open = |fd: i32| {
             // SAFETY: only asked about; a number that is nobody's is an error.
             let fd = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
@@ -362,11 +389,8 @@ impl Attendant {
         if dropped {
             linger::configure(self.client, false, &Residency::Unmanaged);
         }
-        if dropped && self.slice_us != 0 {
-            timeslice::restore(self.client);
-            self.slice_us = 0;
-            self.client.report.time_slice_us.store(0, Relaxed);
-        }
+        // Without a core nobody says how many there are: as for several.
+        self.want_slice(if dropped { 0 } else { self.slices_us[1] });
         self.retry_at = Some(Instant::now() + RETRY);
     }
 
@@ -471,8 +495,7 @@ fn look(client: &ClientRegion) -> bool {
     more
 }
 
-fn drain(eventfd: &OwnedFd) {
-    let mut count = [0; 8];
-    // Readable, so it does not block; what it counted does not matter.
-    let _ = rustix::io::read(eventfd, &mut count[..]);
+fn drain(readable: &OwnedFd) {
+    // It does not block; how often it was written does not matter.
+    let _ = rustix::io::read(readable, &mut [0_u8; 4096]);
 }

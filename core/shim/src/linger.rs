@@ -2,7 +2,7 @@
 //!
 //! Where contexts take turns (residency `timeslice`), the GPU leaves a program once nothing that
 //! it launched is *pending*: a last kernel that still runs does not keep it. A request that comes
-//! just then pays for two changes of context, 0.35 ms instead of 0.2 (measured; `docs/residency.md`).
+//! just then pays for two changes of context, 0.38 ms instead of 0.2 (measured; `docs/residency.md`).
 //! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
 //! what it waits for, in a stream of its own, a kernel of one thread that only lets time pass, and
 //! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
@@ -175,7 +175,13 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
     let context = SLOTS[slot].context.load(Relaxed);
     let d = driver();
-    if capture::is_active() || context == 0 || d.current_context() != context {
+    // Another thread that waits for the same, or the program's end, may have come meanwhile.
+    if LAST.load(Relaxed) == launch
+        || attendant::is_exiting()
+        || capture::is_active()
+        || context == 0
+        || d.current_context() != context
+    {
         return;
     }
     // A record there would be a barrier between the program's blocking streams.

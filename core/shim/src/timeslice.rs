@@ -218,15 +218,22 @@ fn control(group: &Group, command: u32, value_us: &mut u64) -> Result<(), u32> {
 /// Set the slice of every group that does not have it yet. Returns whether some
 /// are to be tried again.
 pub fn apply(client: &ClientRegion, slice_us: u64) -> bool {
+    apply_by(control, client, slice_us)
+}
+
+/// [`control`], or a test's.
+type ControlBy = fn(&Group, u32, &mut u64) -> Result<(), u32>;
+
+fn apply_by(control: ControlBy, client: &ClientRegion, slice_us: u64) -> bool {
     let report = &client.report;
     let (mut set, mut failed, mut again) = (0, 0, false);
     for group in &GROUPS {
         if group.phase.load(Acquire) == NEW {
-            let mut old = 0;
-            if control(group, CONTROL_GET_TIMESLICE, &mut old).is_ok()
-                && group.old_us.load(Relaxed) == 0
-            {
-                group.old_us.store(old, Relaxed);
+            if group.old_us.load(Relaxed) == 0 {
+                let mut old = 0;
+                if control(group, CONTROL_GET_TIMESLICE, &mut old).is_ok() {
+                    group.old_us.store(old, Relaxed);
+                }
             }
             let mut value = slice_us;
             let next = match control(group, CONTROL_SET_TIMESLICE, &mut value) {
@@ -274,9 +281,14 @@ pub fn renew() {
 
 /// Put back what the driver had set: the core let this client go.
 pub fn restore(client: &ClientRegion) {
+    restore_by(control, client);
+}
+
+fn restore_by(control: ControlBy, client: &ClientRegion) {
     for group in &GROUPS {
         let mut old = group.old_us.load(Relaxed);
-        if group.phase.load(Acquire) == SET
+        // Also one that is to be set again: it may have ours.
+        if group.phase.load(Acquire) >= NEW
             && old != 0
             && control(group, CONTROL_SET_TIMESLICE, &mut old).is_ok()
         {
@@ -297,6 +309,7 @@ pub fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, PoisonError};
 
     fn known() -> Vec<u32> {
         GROUPS
@@ -306,23 +319,70 @@ mod tests {
             .collect()
     }
 
-    #[test]
-    fn groups_are_learnt_from_both_forms_and_forgotten_when_freed() {
+    /// The groups are the process's: one test at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alloc(object: u32, class: u32, long: bool, status: u32) {
         #[repr(C)]
         struct Alloc([u32; 12]);
-        let alloc = |object, class, long, status| {
-            let mut a = Alloc([0; 12]);
-            (a.0[0], a.0[1], a.0[2], a.0[3]) = (0xc1, 0xd1, object, class);
-            a.0[if long { 10 } else { 7 }] = status;
-            let bytes = if long { 48 } else { 32 };
-            // SAFETY: large enough for either form.
-            unsafe { watch(-1, ESC_RM_ALLOC, bytes, (&raw const a).cast()) };
+        let mut a = Alloc([0; 12]);
+        (a.0[0], a.0[1], a.0[2], a.0[3]) = (0xc1, 0xd1, object, class);
+        a.0[if long { 10 } else { 7 }] = status;
+        let bytes = if long { 48 } else { 32 };
+        // SAFETY: large enough for either form.
+        unsafe { watch(-1, ESC_RM_ALLOC, bytes, (&raw const a).cast()) };
+    }
+
+    fn free(object: u32) {
+        let f = Free { root: 0xc1, parent: 0xd1, object, status: 0 };
+        // SAFETY: the structure itself.
+        unsafe { watch(-1, ESC_RM_FREE, 16, (&raw const f).cast()) };
+    }
+
+    /// What the driver has for objects 1 and 2; its own value at first.
+    static SLICES_US: [AtomicU64; 3] = [const { AtomicU64::new(2_048) }; 3];
+
+    fn driver(group: &Group, command: u32, value_us: &mut u64) -> Result<(), u32> {
+        let slice = &SLICES_US[group.object.load(Relaxed) as usize];
+        match command {
+            CONTROL_GET_TIMESLICE => *value_us = slice.load(Relaxed),
+            _ => slice.store(*value_us, Relaxed),
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn slices_are_set_set_anew_and_put_back() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let slices = || [&SLICES_US[1], &SLICES_US[2]].map(|us| us.load(Relaxed));
+        let (_fd, client) = tally_ipc::map::create_client().unwrap();
+        let report = || {
+            let r = &client.report;
+            (r.time_slice.load(Relaxed), r.time_slice_groups.load(Relaxed))
         };
-        let free = |object| {
-            let f = Free { root: 0xc1, parent: 0xd1, object, status: 0 };
-            // SAFETY: the structure itself.
-            unsafe { watch(-1, ESC_RM_FREE, 16, (&raw const f).cast()) };
-        };
+        alloc(1, CLASS_CHANNEL_GROUP, true, 0);
+        assert!(!apply_by(driver, &client, 10));
+        assert_eq!((slices(), report()), ([10, 2_048], (report_state::ACTIVE, 1)));
+        // Set already: another value is for those to come.
+        alloc(2, CLASS_CHANNEL_GROUP, true, 0);
+        apply_by(driver, &client, 350);
+        assert_eq!((slices(), report()), ([10, 350], (report_state::ACTIVE, 2)));
+        renew();
+        apply_by(driver, &client, 350);
+        assert_eq!(slices(), [350, 350]);
+        // In the middle of a change, too.
+        renew();
+        restore_by(driver, &client);
+        assert_eq!((slices(), report()), ([2_048, 2_048], (report_state::UNUSED, 0)));
+        apply_by(driver, &client, 10);
+        restore_by(driver, &client);
+        assert_eq!(slices(), [2_048, 2_048]);
+        free(0xd1);
+    }
+
+    #[test]
+    fn groups_are_learnt_from_both_forms_and_forgotten_when_freed() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         alloc(1, CLASS_CHANNEL_GROUP, true, 0);
         alloc(2, CLASS_CHANNEL_GROUP, false, 0);
         alloc(3, CLASS_CHANNEL_GROUP, true, 0x1f);

@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::owned_file::{self, OwnedError};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use tally_ab::experiment::Ended;
 use tally_ab::{Reason, Report};
@@ -31,6 +32,8 @@ struct Kept {
 pub struct Keep {
     file: Option<PathBuf>,
     socket: String,
+    /// One write at a time, however long the disk takes.
+    writing: Arc<Mutex<()>>,
 }
 
 impl Keep {
@@ -41,7 +44,8 @@ impl Keep {
         let folder = config.ab.directory.clone();
         let folder = folder.or_else(|| config.profiles.directory().map(|d| d.join("ab")));
         let folder = folder.filter(|_| config.ab.keep);
-        let keep = Keep { file: folder.map(|folder| folder.join(name(&socket))), socket };
+        let file = folder.map(|folder| folder.join(name(&socket)));
+        let keep = Keep { file, socket, writing: Arc::default() };
         let Some(file) = &keep.file else { return (keep, None) };
         let report = match keep.read(file) {
             Ok(report) => report,
@@ -82,6 +86,7 @@ impl Keep {
     /// Why it cannot be written.
     pub fn write(&self, report: &Report) -> Result<(), String> {
         let Some(file) = &self.file else { return Ok(()) };
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (socket, report) = (self.socket.clone(), report.clone());
         let kept = Kept { tally_ab: VERSION, socket, report };
         let wrong = |why: String| format!("{}: {why}", file.display());

@@ -40,8 +40,8 @@ pub(crate) struct Running {
     pub(crate) stop: Notify,
     /// When A was put in charge after the end.
     pub(crate) a_back_ns: Cell<Option<u64>>,
-    /// Writing the report down took too long, and may still be under way.
-    pub(crate) disk_hangs: Cell<bool>,
+    /// What is written down in mid-test and not finished when it ends.
+    pub(crate) writing: Cell<Option<tokio::task::JoinHandle<()>>>,
 }
 
 impl Running {
@@ -218,7 +218,7 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         asked: Cell::new(None),
         stop: Notify::new(),
         a_back_ns: Cell::new(None),
-        disk_hangs: Cell::new(false),
+        writing: Cell::new(None),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = ExperimentStatus::new(&running);
@@ -242,14 +242,17 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
             }
         };
         tracing::info!("A/B test ended:\n{}", report.text());
-        if !running.disk_hangs.get() {
-            let (keep, kept) = (plane.lab.keep.clone(), report.clone());
-            let writing = tokio::task::spawn_blocking(move || written(&keep, &kept));
-            let written = tokio::time::timeout(KEEP_WAIT_MAX, writing).await;
-            running.disk_hangs.set(written.is_err());
-        }
-        if running.disk_hangs.get() {
-            tracing::warn!("the A/B test's report may not be kept: the disk does not answer");
+        let (keep, kept) = (plane.lab.keep.clone(), report.clone());
+        let before = running.writing.take();
+        let writing = tokio::task::spawn_local(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let _ = tokio::task::spawn_blocking(move || written(&keep, &kept)).await;
+        });
+        if tokio::time::timeout(KEEP_WAIT_MAX, writing).await.is_err() {
+            // It goes on by itself.
+            tracing::warn!("the disk does not answer: the A/B test's report is written down late");
         }
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;

@@ -13,6 +13,7 @@ use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::park;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -189,8 +190,11 @@ async fn hand_over(
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
-    let (doorbell, probe) = (park::eventfd()?, park::eventfd()?);
-    let fds = [core_fd, doorbell.try_clone().map_err(errno)?, probe.try_clone().map_err(errno)?];
+    let doorbell = park::eventfd()?;
+    // A pipe, for each end has flags of its own: a client that makes its end blocking does not
+    // make the core's so.
+    let (probed, probe) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let fds = [core_fd, doorbell.try_clone().map_err(errno)?, probed];
     let client = Box::new(NewClient {
         info: info.clone(),
         region,

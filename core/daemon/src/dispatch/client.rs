@@ -202,7 +202,8 @@ impl DispatchClient {
 
     /// Wake its attendant, which looks at everything that it is told.
     pub fn write_probe(&self) {
-        let _ = rustix::io::write(&self.link.probe, &1u64.to_ne_bytes());
+        // Full: it was written often enough. Closed: its connection ends, too.
+        let _ = rustix::io::write(&self.link.probe, &[1]);
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.

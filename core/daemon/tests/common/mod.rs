@@ -239,7 +239,7 @@ impl Client {
 
     /// Whether the core wanted something of the attendant since last asked.
     pub fn probed(&self) -> bool {
-        rustix::io::read(&self.probe, &mut [0_u8; 8]).is_ok_and(|n| n == 8)
+        rustix::io::read(&self.probe, &mut [0_u8; 4096]).is_ok_and(|n| n > 0)
     }
 
     pub fn ring(&self) {

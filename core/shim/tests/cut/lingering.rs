@@ -159,6 +159,38 @@ fn captures_and_contexts_do_not_meet_it() {
 }
 
 #[test]
+fn two_that_wait_for_one_launch_linger_once() {
+    both(
+        two_that_wait_for_one_launch_linger_once,
+        &taking_turns(50),
+        |device| {
+            let words = device.words();
+            let at = std::ptr::from_ref(words) as u64;
+            let (stream, cells) = (device.stream(1), device.cells(GRID[0]));
+            let params = [cells.data, cells.counts, at];
+            ok(device.launch(device.function("later"), GRID, 1, stream, &params));
+            let start = std::sync::Arc::new(std::sync::Barrier::new(8));
+            let all: Vec<_> = (0..8)
+                .map(|_| {
+                    let (mine, stream, start) = (device.clone(), stream as usize, start.clone());
+                    std::thread::spawn(move || {
+                        mine.enter();
+                        start.wait();
+                        mine.sync(stream as Ptr);
+                    })
+                })
+                .collect();
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            words[1].store(1, SeqCst);
+            all.into_iter().for_each(|waiting| waiting.join().unwrap());
+            assert_eq!(count(), 1);
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
 fn never_more_than_sixteen() {
     both(
         never_more_than_sixteen,
