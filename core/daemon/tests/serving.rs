@@ -71,6 +71,8 @@ fn a_client_cannot_make_the_core_wait_for_its_probe() {
     }
     assert!(is_full());
     drop((0..20).map(|_| Client::best_effort(&core, "other")).collect::<Vec<_>>());
+    // Nor does a closed one end the core.
+    drop(hostile.probe);
     let mut last = Client::best_effort(&core, "last");
     let (ticket, _) = last.submit();
     last.wait(ticket);

@@ -322,11 +322,6 @@ impl Attendant {
         let said = |i: usize| fds.get(i).map_or(PollFlags::empty(), |f| f.revents());
         let [nudge, socket, probe] = [said(0), said(1), said(2)];
         drop(fds);
-        if probe.contains(PollFlags::HUP) && !probe.contains(PollFlags::IN) {
-            // The core's end is closed; it would be said for ever. The socket tells the rest.
-            FDS[FD_PROBE].store(-1, Release);
-            self.probe = None;
-        }
         let is_open = |fd: i32| {
             // SAFETY: only asked about; a number that is nobody's is an error.
             let fd = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
@@ -338,7 +333,8 @@ impl Attendant {
             self.renew_wake();
         }
         [
-            closed || (!socket.is_empty() && self.has_ended()),
+            // The core closes its end of the probe when it lets go, and when it dies.
+            closed || probe.contains(PollFlags::HUP) || (!socket.is_empty() && self.has_ended()),
             probe.contains(PollFlags::IN),
             nudge.contains(PollFlags::IN),
         ]

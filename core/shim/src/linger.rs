@@ -2,7 +2,7 @@
 //!
 //! Where contexts take turns (residency `timeslice`), the GPU leaves a program once nothing that
 //! it launched is *pending*: a last kernel that still runs does not keep it. A request that comes
-//! just then pays for two changes of context, 0.38 ms instead of 0.2 (measured; `docs/residency.md`).
+//! just then pays for two changes of context: 0.38 ms, not 0.2 (measured; `docs/residency.md`).
 //! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
 //! what it waits for, in a stream of its own, a kernel of one thread that only lets time pass, and
 //! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
@@ -37,8 +37,8 @@ use tally_ipc::layout::report_state;
 use tally_ipc::wire::{LINGER_US_MAX, Residency};
 
 /// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
-/// so many looks at a timer that may be coarse, each of which takes from half a
-/// microsecond to three, or once the word at `newest` has passed `mine`.
+/// so many looks at a timer that may be coarse, each of which takes from half a microsecond to
+/// three, or once the word at `newest` has passed `mine`.
 const PTX: &CStr = c"
 .version 6.3
 .target sm_70
