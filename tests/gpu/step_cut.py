@@ -103,7 +103,11 @@ def main(suite):
     forms = {"ptx prelude": rewrite(suite, images["ptx"], "prelude", arch)}
     forms["ptx sub-grid"] = rewrite(suite, images["ptx"], "sub-grid", arch)
     if arch in PATCHED:
-        forms = {"sass prelude": rewrite(suite, images["cubin"], "prelude", arch), **forms}
+        forms = {
+            "sass prelude": rewrite(suite, images["cubin"], "prelude", arch),
+            "sass sub-grid": rewrite(suite, images["cubin"], "sub-grid", arch),
+            **forms,
+        }
     for name, form in forms.items():
         print(f"{name}: {len(form['cut'])} cut, refused {form['refused']}, error {form['error']}", flush=True)
         if form["error"]:

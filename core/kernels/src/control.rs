@@ -28,6 +28,12 @@
 /// Bytes of the control block in a kernel's parameters; 8-byte aligned.
 pub const CONTROL_BYTES: u32 = 56;
 
+/// Where [`ControlBlock::lo`] lies in it.
+pub const LO_OFFSET: u32 = 24;
+
+/// Where [`ControlBlock::dims`] lies in it.
+pub const DIMS_OFFSET: u32 = 40;
+
 /// A flag of this value stops every launch that looks at it; 0 stops none.
 pub const FLAG_RAISED: u32 = u32::MAX;
 
@@ -61,7 +67,11 @@ pub struct ControlBlock {
     pub flag_mask: u32,
 }
 
-const _: () = assert!(size_of::<ControlBlock>() == CONTROL_BYTES as usize);
+const _: () = {
+    assert!(size_of::<ControlBlock>() == CONTROL_BYTES as usize);
+    assert!(std::mem::offset_of!(ControlBlock, lo) == LO_OFFSET as usize);
+    assert!(std::mem::offset_of!(ControlBlock, dims) == DIMS_OFFSET as usize);
+};
 
 impl ControlBlock {
     /// Run blocks `lo..hi` of the whole grid (prelude form), claiming nothing.

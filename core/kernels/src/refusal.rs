@@ -60,11 +60,14 @@ pub enum Refusal {
     LaunchForm = 26,
     /// A kernel with known results computed others on this GPU when it was cut.
     ResultsDiffer = 27,
+    /// Its machine code reads the block's index, or the grid's width, in a way that the patch
+    /// does not know (sub-grid form only).
+    IndexRead = 28,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 27] = {
+    pub const ALL: [Refusal; 28] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -94,6 +97,7 @@ impl Refusal {
             ImageGone,
             LaunchForm,
             ResultsDiffer,
+            IndexRead,
         ]
     };
 
@@ -132,6 +136,9 @@ impl Refusal {
             Refusal::LaunchForm => "it is launched in a way that cannot be cut",
             Refusal::ResultsDiffer => {
                 "a kernel with known results computed others on this GPU when it was cut"
+            }
+            Refusal::IndexRead => {
+                "it reads the block's index in a way that the patch does not know"
             }
         }
     }

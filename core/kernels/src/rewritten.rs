@@ -8,7 +8,7 @@ pub enum CutForm {
     /// The claim-table prelude: any range of blocks, preemptible. The grid stays.
     Prelude,
     /// Block indices offset: a launch of few blocks computes a range of a larger
-    /// grid's. PTX only.
+    /// grid's. In machine code, of one with a single dimension.
     SubGrid,
 }
 

@@ -15,6 +15,12 @@ const GLOBALS: [&[u8]; 2] =
     [include_bytes!("cubins/globals.80.cubin"), include_bytes!("cubins/globals.90.cubin")];
 const CLUSTER: &[u8] = include_bytes!("cubins/cluster.90.cubin");
 const REGISTERS: &[u8] = include_bytes!("cubins/registers.90a.cubin");
+const INDEX: [&[u8]; 4] = [
+    include_bytes!("cubins/index.80.cubin"),
+    include_bytes!("cubins/index.86.cubin"),
+    include_bytes!("cubins/index.89.cubin"),
+    include_bytes!("cubins/index.90.cubin"),
+];
 const OBJECT: &[u8] = include_bytes!("cubins/cluster.90.object.cubin");
 const LINKED: &[u8] = include_bytes!("cubins/linked.90.cubin");
 const LATER: [&[u8]; 2] =
@@ -146,10 +152,59 @@ fn other_images_are_refused_by_kind() {
         assert_eq!(refused(image, CutForm::Prelude), Refusal::Architecture);
     }
     assert_eq!(refused(OBJECT, CutForm::Prelude), Refusal::Relocatable);
-    assert_eq!(refused(CLUSTER, CutForm::SubGrid), Refusal::Architecture);
+    for image in LATER {
+        assert_eq!(refused(image, CutForm::SubGrid), Refusal::Architecture);
+    }
+    assert_eq!(refused(OBJECT, CutForm::SubGrid), Refusal::Relocatable);
     assert_eq!(refused(b"\x7fELF", CutForm::Prelude), Refusal::Malformed);
     assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], CutForm::Prelude), Refusal::Malformed);
     assert_eq!(refused(b"", CutForm::Prelude), Refusal::Malformed);
+}
+
+#[test]
+fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
+    for (arch, image) in ORDINARY {
+        let rewritten = rewrite(image, CutForm::SubGrid, None).unwrap();
+        assert_eq!(rewritten.refused, [], "sm_{arch}");
+        check(image, &rewritten.image).unwrap();
+        let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
+        for kernel in &rewritten.kernels {
+            // The parameters are those of the prelude, so that either form can be chosen at a launch.
+            assert_eq!(prelude(image).kernel(&kernel.name), Ok(kernel));
+            let text = format!(".text.{}", kernel.name);
+            let code = |cubin: &Cubin<'_>| cubin.sections[cubin.find(&text).unwrap()].data.to_vec();
+            let (a, b) = (code(&old), code(&new));
+            let changed = a.chunks(16).zip(b.chunks(16)).filter(|(x, y)| x != y).count();
+            let expected = usize::from(["barriers", "switcher"].contains(&kernel.name.as_str()));
+            assert_eq!(changed, expected, "sm_{arch} {}", kernel.name);
+            assert!(b.len() > a.len() && a[..16] == b[..16]);
+        }
+    }
+    for image in INDEX {
+        let rewritten = rewrite(image, CutForm::SubGrid, None).unwrap();
+        assert_eq!(rewritten.refused, []);
+        check(image, &rewritten.image).unwrap();
+        let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
+        for (name, expected) in
+            [("by_thread", 1), ("uniform", 2), ("grid_stride", 2), ("no_index", 0)]
+        {
+            let text = format!(".text.{name}");
+            let code = |cubin: &Cubin<'_>| cubin.sections[cubin.find(&text).unwrap()].data.to_vec();
+            let (a, b) = (code(&old), code(&new));
+            let changed = a.chunks(16).zip(b.chunks(16)).filter(|(x, y)| x != y).count();
+            assert_eq!(changed, expected, "sm_{} {name}", old.arch);
+        }
+    }
+    let clusters = rewrite(CLUSTER, CutForm::SubGrid, None).unwrap();
+    for name in ["cluster_of_3", "cluster_of_4"] {
+        assert_eq!(clusters.kernel(name), Err(Refusal::ClusterShape));
+    }
+    let globals = rewrite(GLOBALS[1], CutForm::SubGrid, None).unwrap();
+    assert_eq!(refusals(&globals)["counts"], Refusal::WritableGlobals);
+    check(GLOBALS[1], &globals.image).unwrap();
+    let linked = rewrite(LINKED, CutForm::SubGrid, None).unwrap();
+    check(LINKED, &linked.image).unwrap();
+    assert!(linked.kernel("calls_pure").is_ok());
 }
 
 /// Cubins of older tools have the architecture in the lowest byte of the flags.
@@ -168,9 +223,13 @@ fn both_layouts_of_the_flags_are_read() {
 #[test]
 fn the_check_notices_any_changed_byte_of_code_and_constants() {
     let (_, image) = ORDINARY[3];
-    let patched = prelude(image).image;
-    check(image, &patched).unwrap();
-    let before = Cubin::parse(&patched).unwrap();
+    notices_changes(image, &prelude(image).image);
+    notices_changes(image, &rewrite(image, CutForm::SubGrid, None).unwrap().image);
+}
+
+fn notices_changes(image: &[u8], patched: &[u8]) {
+    check(image, patched).unwrap();
+    let before = Cubin::parse(patched).unwrap();
     let old = Cubin::parse(image).unwrap();
     for (section, original) in before.sections.iter().zip(&old.sections) {
         let kept = [".text.", ".nv.constant", ".debug", ".note"];
@@ -180,13 +239,13 @@ fn the_check_notices_any_changed_byte_of_code_and_constants() {
         let at = patched.windows(section.data.len()).position(|w| w == &*section.data).unwrap();
         let mut step = 16;
         while step < original.data.len() {
-            let mut changed = patched.clone();
+            let mut changed = patched.to_vec();
             changed[at + step] ^= 0x40;
             assert!(check(image, &changed).is_err(), "{} at {step}", section.name);
             step += original.data.len() / 7 + 1;
         }
     }
-    let other = check(CLUSTER, &patched).unwrap_err();
+    let other = check(CLUSTER, patched).unwrap_err();
     assert!(matches!(other, CheckError::Structure { .. }));
 }
 
@@ -194,13 +253,17 @@ fn the_check_notices_any_changed_byte_of_code_and_constants() {
 fn no_prefix_or_flipped_bit_makes_it_panic() {
     let (_, image) = ORDINARY[0];
     for end in (0..image.len()).step_by(61) {
-        let _ = rewrite(&image[..end], CutForm::Prelude, None);
+        for form in [CutForm::Prelude, CutForm::SubGrid] {
+            let _ = rewrite(&image[..end], form, None);
+        }
     }
     let mut image = image.to_vec();
     for bit in (0..image.len() * 8).step_by(389) {
         image[bit / 8] ^= 1 << (bit % 8);
-        if let Ok(rewritten) = rewrite(&image, CutForm::Prelude, None) {
-            check(&image, &rewritten.image).unwrap();
+        for form in [CutForm::Prelude, CutForm::SubGrid] {
+            if let Ok(rewritten) = rewrite(&image, form, None) {
+                check(&image, &rewritten.image).unwrap();
+            }
         }
         image[bit / 8] ^= 1 << (bit % 8);
     }

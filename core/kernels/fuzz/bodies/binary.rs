@@ -27,17 +27,24 @@ pub fn fatbin(data: &[u8]) {
     }
 }
 
-/// A cubin: read, patched, compared, and not patched again.
+/// A cubin: read, patched, compared, and not given a second prelude.
 pub fn cubin(data: &[u8]) {
-    let Ok(rewritten) = cubin::rewrite(data, CutForm::Prelude, None) else { return };
-    // Alignments between sections count too.
-    let aligned: usize = cubin::Cubin::parse(data).map_or(0, |c| c.sections.len() << 16);
-    let most = 2 * data.len() + rewritten.kernels.len() * PATCH_BYTES_MAX + aligned + (1 << 12);
-    assert!(rewritten.image.len() <= most, "{} bytes from {}", rewritten.image.len(), data.len());
-    cubin::check(data, &rewritten.image).expect("a patch passes its check");
-    let again = cubin::rewrite(&rewritten.image, CutForm::Prelude, None).expect("it can be read");
-    for kernel in &rewritten.kernels {
-        assert_eq!(again.kernel(&kernel.name), Err(Refusal::FirstInstruction));
-        assert!(kernel.cluster.is_none_or(|dims| dims.iter().all(|d| d.is_power_of_two())));
+    for form in [CutForm::Prelude, CutForm::SubGrid] {
+        let Ok(rewritten) = cubin::rewrite(data, form, None) else { continue };
+        // Alignments between sections count too.
+        let aligned: usize = cubin::Cubin::parse(data).map_or(0, |c| c.sections.len() << 16);
+        let most = 2 * data.len() + rewritten.kernels.len() * PATCH_BYTES_MAX + aligned + (1 << 12);
+        let bytes = rewritten.image.len();
+        assert!(bytes <= most, "{form:?}: {bytes} bytes from {}", data.len());
+        cubin::check(data, &rewritten.image).expect("a patch passes its check");
+        for kernel in &rewritten.kernels {
+            assert!(kernel.cluster.is_none_or(|dims| dims.iter().all(|d| d.is_power_of_two())));
+        }
+        if form == CutForm::Prelude {
+            let again = cubin::rewrite(&rewritten.image, form, None).expect("it can be read");
+            for kernel in &rewritten.kernels {
+                assert_eq!(again.kernel(&kernel.name), Err(Refusal::FirstInstruction));
+            }
+        }
     }
 }

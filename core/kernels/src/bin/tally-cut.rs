@@ -41,7 +41,7 @@ enum Command {
 enum Form {
     /// The claim-table prelude.
     Prelude,
-    /// Block indices offset; PTX only.
+    /// Block indices offset; in machine code for grids of one dimension.
     SubGrid,
 }
 

@@ -2,6 +2,7 @@
 
 use super::elf::{Cubin, SYMBOL_BYTES, Section, u16_at, u32_at};
 use super::info::{self, Attribute, Value, attribute};
+use super::offset;
 use super::sass::{self, INSTRUCTION_BYTES};
 use super::template::REGISTERS_MAX;
 use crate::control::CONTROL_BYTES;
@@ -32,9 +33,9 @@ pub enum CheckError {
     },
 }
 
-/// Whether `patched` is `original` with preludes and nothing else: original code is
-/// all there, at its place, but for the first instruction of patched kernels, which
-/// jumps to what was appended; metadata only grew by what the prelude needs; every
+/// Whether `patched` is `original` in a cut form and nothing else: original code is
+/// all there, at its place, but for the first instruction of kernels with a prelude, which
+/// jumps to what was appended, or the instructions that know of the grid; metadata only grew by what the prelude needs; every
 /// other section is the same.
 ///
 /// # Errors
@@ -66,7 +67,8 @@ pub fn check(original: &[u8], patched: &[u8]) -> Result<(), CheckError> {
         let what = if index == old.symbol_table {
             symbols(&a.data, &b.data, &grown, &old)
         } else {
-            section(&old, a, b, &grown)
+            let name = a.name.strip_prefix(".text.").unwrap_or_default();
+            section(&old, a, b, &grown, || control_in_bank(&new, name))
         };
         if let Some(what) = what {
             return Err(CheckError::Section { section: a.name.to_owned(), what });
@@ -80,6 +82,7 @@ fn section(
     a: &Section<'_>,
     b: &Section<'_>,
     grown: &HashMap<&str, usize>,
+    control: impl FnOnce() -> Option<u32>,
 ) -> Option<&'static str> {
     let patched = |prefix| a.name.strip_prefix(prefix).is_some_and(|n| grown.contains_key(n));
     // The high byte of a code section's `sh_info` is its number of registers.
@@ -92,7 +95,7 @@ fn section(
         }
     }
     if patched(".text.") {
-        code(old.arch, &a.data, &b.data)
+        code(old.arch, &a.data, &b.data, control)
     } else if patched(".nv.info.") {
         attributes(&a.data, &b.data)
     } else if a.name == ".nv.info" {
@@ -110,9 +113,27 @@ fn section(
     }
 }
 
-fn code(arch: u32, a: &[u8], b: &[u8]) -> Option<&'static str> {
+/// Where bank 0 has a kernel's control block: it ends with the parameters.
+fn control_in_bank(cubin: &Cubin<'_>, kernel: &str) -> Option<u32> {
+    let section = cubin.find(&format!(".nv.info.{kernel}"))?;
+    let attributes = info::read(&cubin.sections[section].data).ok()?;
+    let bank = attributes.iter().find(|a| a.number == attribute::PARAMETER_BANK)?;
+    let bank = bank.exactly(8).ok()?;
+    (u32::from(u16_at(bank, 4)) + u32::from(u16_at(bank, 6))).checked_sub(CONTROL_BYTES)
+}
+
+fn code(
+    arch: u32,
+    a: &[u8],
+    b: &[u8],
+    control: impl FnOnce() -> Option<u32>,
+) -> Option<&'static str> {
     if a.len() < INSTRUCTION_BYTES || b.len() < a.len() {
         return Some("shorter code");
+    }
+    if a[..INSTRUCTION_BYTES] == b[..INSTRUCTION_BYTES] {
+        let is_sub_grid = control().is_some_and(|at| offset::is_sub_grid(arch, a, b, at));
+        return (!is_sub_grid).then_some("original code");
     }
     if a[INSTRUCTION_BYTES..] != b[INSTRUCTION_BYTES..a.len()] {
         return Some("original code");

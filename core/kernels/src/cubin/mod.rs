@@ -3,7 +3,8 @@
 //!
 //! The first instruction of a kernel becomes a branch to code appended behind it: the
 //! prelude, the displaced instruction, and a branch back (`patch`). Nothing else
-//! moves. What is not exactly as the patch knows it is refused: by architecture and
+//! moves. In the sub-grid form the instructions that read the block's index and the grid's
+//! width are patched instead (`offset`). What is not exactly as the patch knows it is refused: by architecture and
 //! first instruction (`template`), by metadata (`info`), and by what the kernel refers
 //! to (`reach`). [`check`] compares the result with the original.
 //!
@@ -13,6 +14,7 @@
 mod check;
 mod elf;
 mod info;
+mod offset;
 mod patch;
 mod reach;
 mod sass;
@@ -30,16 +32,13 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use template::Template;
 
-/// Give kernels of a cubin a cut form; see [`crate::image::rewrite`]. Only
-/// [`CutForm::Prelude`] can be patched into machine code.
+/// Give kernels of a cubin a cut form; see [`crate::image::rewrite`]. The sub-grid form is one for grids of
+/// one dimension ([`Rewritten::is_ptx`]).
 ///
 /// # Errors
 /// What makes the whole cubin unfit.
 pub fn rewrite(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
     let mut cubin = Cubin::parse(image)?;
-    if form != CutForm::Prelude {
-        return Err(Refusal::Architecture);
-    }
     let template = Template::of(cubin.arch).ok_or(Refusal::Architecture)?;
     check_sections(&cubin)?;
     let wanted: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
@@ -56,7 +55,11 @@ pub fn rewrite(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rew
             if !found.insert(symbol.name) {
                 return Err(Refusal::Malformed);
             }
-            match patch::make(&cubin, template, &references, index) {
+            let made = match form {
+                CutForm::Prelude => patch::prelude(&cubin, template, &references, index),
+                CutForm::SubGrid => offset::sub_grid(&cubin, template, &references, index),
+            };
+            match made {
                 Ok(patch) => patches.push(patch),
                 Err(why) => out.refused.push((symbol.name.to_owned(), why)),
             }
@@ -64,18 +67,13 @@ pub fn rewrite(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rew
     }
     let missing = only.unwrap_or_default().iter().filter(|name| !found.contains(**name));
     out.refused.extend(missing.map(|name| ((*name).to_owned(), Refusal::NoSuchKernel)));
-    apply(&mut cubin, template, patches, &mut out)?;
+    apply(&mut cubin, patches, &mut out)?;
     out.image = cubin.emit();
     Ok(out)
 }
 
 /// Puts patches in place, with the registers that they need.
-fn apply(
-    cubin: &mut Cubin<'_>,
-    template: &Template,
-    patches: Vec<Patch>,
-    out: &mut Rewritten,
-) -> Result<(), Refusal> {
+fn apply(cubin: &mut Cubin<'_>, patches: Vec<Patch>, out: &mut Rewritten) -> Result<(), Refusal> {
     let globals = cubin.find(".nv.info").filter(|i| cubin.sections[*i].in_file());
     let Some(globals) = globals else {
         out.refused.extend(patches.into_iter().map(|p| (p.kernel.name, Refusal::Metadata)));
@@ -96,13 +94,13 @@ fn apply(
             out.refused.push((patch.kernel.name, Refusal::Metadata));
             continue;
         };
-        raise(&mut attributes[*at], template.registers);
+        raise(&mut attributes[*at], patch.registers);
         for (index, data) in [patch.text, patch.info, patch.constants] {
             cubin.sections[index].data = Cow::Owned(data);
             let section = &mut cubin.sections[index];
             // Older tools keep the number there too.
             if section.name.starts_with(".text.") && section.info >> 24 != 0 {
-                let registers = (section.info >> 24).max(template.registers);
+                let registers = (section.info >> 24).max(patch.registers);
                 section.info = section.info & 0xff_ffff | registers << 24;
             }
             if section.name.starts_with(".text.") {

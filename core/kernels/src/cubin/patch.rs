@@ -1,5 +1,8 @@
 //! One kernel's patch: what is checked, what is changed.
 //!
+//! Every cut form has room for the control block among the parameters ([`open`], [`Kernel::close`]); the
+//! prelude, besides, is put in front of the code:
+//!
 //! ```text
 //! .text.K + 0     the stack pointer's set-up  ->  BRA to the tail
 //!         + 16    the kernel's code, untouched
@@ -20,7 +23,7 @@ use crate::control::CONTROL_BYTES;
 use crate::{CutKernel, Refusal};
 
 /// Code sections end at a multiple of this.
-const TEXT_ALIGN: usize = 128;
+pub(super) const TEXT_ALIGN: usize = 128;
 /// A kernel's code, at most: offsets of instructions have 32 bits.
 const TEXT_BYTES_MAX: usize = 1 << 30;
 /// Of a parameter's description: where its size starts, and what lies below (in bank
@@ -33,6 +36,8 @@ const PARAMETER_BY_VALUE: u32 = 0x1_f000;
 pub(super) struct Patch {
     pub kernel: CutKernel,
     pub symbol: usize,
+    /// Registers that the new code needs.
+    pub registers: u32,
     pub text: (usize, Vec<u8>),
     pub info: (usize, Vec<u8>),
     pub constants: (usize, Vec<u8>),
@@ -44,13 +49,30 @@ struct Parameters {
     bytes: u32,
 }
 
-/// Makes the patch of the kernel `symbol`, or says why there is none.
-pub(super) fn make(
-    cubin: &Cubin<'_>,
+/// A kernel that can be patched, with room for the control block among its parameters.
+pub(super) struct Kernel<'c> {
+    symbol: usize,
+    name: &'c str,
+    /// Its code's section.
+    pub text: usize,
+    /// Its code.
+    pub code: &'c [u8],
+    info_at: usize,
+    pub attributes: Vec<Attribute>,
+    pub cluster: Option<[u32; 3]>,
+    parameter_count: u32,
+    /// Where the control block lies in the parameter buffer, bytes.
+    pub control_offset: u32,
+    bank: (usize, Vec<u8>),
+}
+
+/// Looks at the kernel `symbol`, and makes room for the control block, or says why it has no cut form.
+pub(super) fn open<'c>(
+    cubin: &'c Cubin<'_>,
     template: &'static Template,
     references: &References<'_, '_>,
     symbol: usize,
-) -> Result<Patch, Refusal> {
+) -> Result<Kernel<'c>, Refusal> {
     let entry = &cubin.symbols[symbol];
     let name = entry.name;
     let find = |prefix: &str| {
@@ -62,12 +84,11 @@ pub(super) fn make(
         return Err(Refusal::Metadata);
     }
     let code = &cubin.sections[text].data;
-    let first = check_code(cubin.arch, template, code)?;
+    check_code(cubin.arch, template, code)?;
     let mut attributes = info::read(&cubin.sections[info_at].data)?;
     check_attributes(&attributes)?;
     let cluster = cluster(&attributes)?;
     references.check_entry(text)?;
-    references.check_reach(text)?;
 
     let parameters = parameters(&attributes, template)?;
     let control_offset = parameters.bytes.next_multiple_of(8);
@@ -78,31 +99,62 @@ pub(super) fn make(
     let constants = constants(cubin, bank, template, &parameters, bytes)?;
     let bank_symbol = cubin.symbols.iter().position(|s| usize::from(s.section) == bank);
     add_parameter(&mut attributes, template, &parameters, control_offset, bank_symbol)?;
-    let base = code.len();
-    add_offsets(&mut attributes, template, base as u32)?;
-
-    let mut new = code.to_vec();
-    let jump = sass::branch(cubin.arch, 0, base);
-    new[..INSTRUCTION_BYTES].copy_from_slice(&jump.to_le_bytes());
-    new.extend(template.tail(base, control_offset, first, TEXT_ALIGN));
-    let kernel = CutKernel {
-        name: name.to_owned(),
+    Ok(Kernel {
+        symbol,
+        name,
+        text,
+        code,
+        info_at,
+        attributes,
+        cluster,
         parameter_count: parameters.count,
         control_offset,
-        cluster,
-    };
-    let info = info::write(&attributes).ok_or(Refusal::Metadata)?;
-    Ok(Patch {
-        kernel,
-        symbol,
-        text: (text, new),
-        info: (info_at, info),
-        constants: (bank, constants),
+        bank: (bank, constants),
     })
 }
 
-/// The first instruction, if it is one that can be displaced and nothing jumps to it.
-fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<u128, Refusal> {
+impl Kernel<'_> {
+    /// The patch with this code.
+    pub fn close(self, code: Vec<u8>, registers: u32) -> Result<Patch, Refusal> {
+        let kernel = CutKernel {
+            name: self.name.to_owned(),
+            parameter_count: self.parameter_count,
+            control_offset: self.control_offset,
+            cluster: self.cluster,
+        };
+        let info = info::write(&self.attributes).ok_or(Refusal::Metadata)?;
+        Ok(Patch {
+            kernel,
+            symbol: self.symbol,
+            registers,
+            text: (self.text, code),
+            info: (self.info_at, info),
+            constants: self.bank,
+        })
+    }
+}
+
+/// The kernel `symbol` with the prelude, or why it has none.
+pub(super) fn prelude(
+    cubin: &Cubin<'_>,
+    template: &'static Template,
+    references: &References<'_, '_>,
+    symbol: usize,
+) -> Result<Patch, Refusal> {
+    let mut kernel = open(cubin, template, references, symbol)?;
+    references.check_reach(kernel.text)?;
+    let base = kernel.code.len();
+    add_offsets(&mut kernel.attributes, template, base as u32)?;
+    let mut code = kernel.code.to_vec();
+    let first = sass::instructions(&code).next().unwrap_or_default();
+    let jump = sass::branch(cubin.arch, 0, base);
+    code[..INSTRUCTION_BYTES].copy_from_slice(&jump.to_le_bytes());
+    code.extend(template.tail(base, kernel.control_offset, first, TEXT_ALIGN));
+    kernel.close(code, template.registers)
+}
+
+/// Whether the first instruction is one that can be displaced, and nothing jumps to it or out.
+fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<(), Refusal> {
     if !code.len().is_multiple_of(TEXT_ALIGN) || code.len() > TEXT_BYTES_MAX {
         return Err(Refusal::Metadata);
     }
@@ -120,7 +172,7 @@ fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<u128, Refus
             _ => {}
         }
     }
-    Ok(first)
+    Ok(())
 }
 
 fn check_attributes(attributes: &[Attribute]) -> Result<(), Refusal> {

@@ -118,8 +118,9 @@ impl<'c, 'a> References<'c, 'a> {
         Ok(())
     }
 
-    /// The rule above, from the code of section `text` on.
-    pub fn check_reach(&self, text: usize) -> Result<(), Refusal> {
+    /// The rule above, from the code of section `text` on. Returns the code sections that
+    /// can be reached, this one among them.
+    pub fn check_reach(&self, text: usize) -> Result<HashSet<usize>, Refusal> {
         let (mut seen, mut open) = (HashSet::from([text]), vec![text]);
         while let Some(section) = open.pop() {
             let mut found = Vec::new();
@@ -141,7 +142,14 @@ impl<'c, 'a> References<'c, 'a> {
                 }
             }
         }
-        Ok(())
+        Ok(seen)
+    }
+
+    /// Whether the instruction at byte offset `at` of a section is relocated.
+    pub fn is_relocated(&self, section: usize, at: usize) -> bool {
+        let bytes = at as u64..(at + sass::INSTRUCTION_BYTES) as u64;
+        let list = self.relocations.get(&section).into_iter().flatten();
+        list.into_iter().any(|r| bytes.contains(&r.offset))
     }
 
     fn is_kernel(&self, text: usize) -> bool {

@@ -19,6 +19,15 @@ const NOP: u128 = 0x918;
 const LDC: u128 = 0xb82;
 const ULDC: u128 = 0xab9;
 const ULDC_INDEXED: u128 = 0xabb;
+/// Reads of special registers: to a register, to a uniform one, to a pair.
+const S2R: u128 = 0x919;
+const S2UR: u128 = 0x9c3;
+const CS2R: u128 = 0x805;
+const UIADD3: u128 = 0x290;
+/// With a uniform register as the second operand.
+const IADD3_UNIFORM: u128 = 0xc10;
+/// What is in the place of a uniform register that is none.
+const NO_UNIFORM: u128 = 63;
 /// Guard predicate PT: always.
 const ALWAYS: u128 = 7 << 12;
 /// A branch's own predicate, PT.
@@ -102,6 +111,106 @@ pub(super) fn constant(instruction: u128) -> Constant {
         // Loads say how much (4: four bytes, 5: eight); operands of others are eight at most.
         wide: matches!(instruction & 0xfff, LDC | ULDC) && instruction >> 73 & 7 > 5,
     }
+}
+
+/// How a constant is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// By a load of so many bytes.
+    Load(u32),
+    /// As an operand of something else: four bytes or eight.
+    Operand,
+}
+
+/// How an instruction that [`has_constant`] reads it.
+pub(super) fn read(instruction: u128) -> Read {
+    match instruction & 0xfff {
+        LDC | ULDC | ULDC_INDEXED => Read::Load(match instruction >> 73 & 7 {
+            0 | 1 => 1,
+            2 | 3 => 2,
+            4 => 4,
+            5 => 8,
+            _ => 16,
+        }),
+        _ => Read::Operand,
+    }
+}
+
+/// The instruction with another byte offset of its constant operand.
+pub(super) fn with_offset(instruction: u128, offset: u32) -> u128 {
+    instruction & !(0xffff << WORD_SHIFT) | u128::from(offset) << WORD_SHIFT
+}
+
+/// A read of a special register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpecialRead {
+    /// Which.
+    pub number: u32,
+    /// Where it goes; `None`: to a pair, with the register behind it.
+    pub to: Option<Destination>,
+    /// Not under a predicate.
+    pub always: bool,
+    /// The scoreboard that says when it is there.
+    pub scoreboard: Option<u32>,
+}
+
+/// Where a special register is read to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// A register of each thread.
+    Vector(u32),
+    /// A uniform register.
+    Uniform(u32),
+}
+
+/// Of an instruction that is one.
+pub(super) fn special_read(instruction: u128) -> Option<SpecialRead> {
+    let register = (instruction >> 16 & 0xff) as u32;
+    let to = match instruction & 0xfff {
+        S2R => Some(Destination::Vector(register)),
+        S2UR => Some(Destination::Uniform(register)),
+        CS2R => None,
+        _ => return None,
+    };
+    let scoreboard = (instruction >> (CONTROL_SHIFT + 5) & 7) as u32;
+    Some(SpecialRead {
+        number: (instruction >> 72 & 0xff) as u32,
+        to,
+        always: instruction & 0xf000 == ALWAYS,
+        scoreboard: (scoreboard < 6).then_some(scoreboard),
+    })
+}
+
+/// Longest stall: more cycles than any instruction of fixed length takes.
+const STALL_MAX: u128 = 15;
+
+/// Load of 32 bits of bank 0 at byte `offset` to a uniform register.
+pub(super) fn load_uniform(register: u32, offset: u32) -> u128 {
+    let size_32 = 4 << 73;
+    let to = u128::from(register) << 16;
+    size_32 | u128::from(offset) << WORD_SHIFT | to | ULDC | ALWAYS | control(STALL_MAX, 0, 0)
+}
+
+/// Addition of a uniform register to a register, once scoreboard `after` says so.
+pub(super) fn add_uniform(to: Destination, added: u32, after: u32) -> u128 {
+    let (opcode, register, rest) = match to {
+        Destination::Vector(r) => (IADD3_UNIFORM, r, 0x0fff_e0ff),
+        Destination::Uniform(r) => (UIADD3, r, 0x0fff_e000 | NO_UNIFORM),
+    };
+    let registers =
+        u128::from(added) << 32 | u128::from(register) << 24 | u128::from(register) << 16;
+    rest << 64 | registers | opcode | ALWAYS | control(STALL_MAX, 0, 1 << after)
+}
+
+/// The uniform registers, a bit each, that the instruction may have to do with: those whose
+/// number is in some field where one can stand, and those that may be read with them, in groups
+/// of up to eight.
+pub(super) fn uniform_registers(instruction: u128) -> u64 {
+    const GROUP: u64 = 0xff;
+    const IMMEDIATE: u128 = 4;
+    let is_immediate = instruction >> 9 & 7 == IMMEDIATE;
+    let fields = [16, 24, 32, 64].iter().filter(|at| !(**at == 32 && is_immediate));
+    fields.fold(0, |all, at| all | GROUP << (instruction >> at & 63))
 }
 
 /// Whether the opcode's form says that an operand is a constant.

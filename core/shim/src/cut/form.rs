@@ -1,6 +1,6 @@
 //! The launches of the cut forms.
 
-use super::kernels::{self, Cut};
+use super::kernels::{self, Cut, SubGrid};
 use super::progress::Progress;
 use super::watch::{self, Again, Making, Open, PARTS_MAX};
 use super::{gate, width};
@@ -24,9 +24,11 @@ const US_PER_PART: u32 = 800;
 const PARTS_MIN: u32 = 2;
 /// Parts of a preemptible launch of unknown length.
 const PARTS_UNKNOWN: u32 = 4;
-/// Grids from here on are sliced by offset, where the code is PTX: a part of the
-/// prelude's issues the whole grid.
-const WHOLE_GRID_MAX: u32 = 16 * 1024;
+/// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
+/// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
+/// once (5 120 on the largest), so that none of these kernels waits for all of its blocks, which slices by offset
+/// could not be rescued from.
+const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
 pub struct Order<'a> {
@@ -400,7 +402,9 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     }
     let unit = cluster.iter().product::<u32>().max(1);
     let Slices { size, parts } = Slices::of(blocks, size, unit);
-    let by_offset = cut.sub_grid.filter(|_| unit == 1 && blocks > WHOLE_GRID_MAX);
+    let serves =
+        |form: &SubGrid| unit == 1 && blocks > WHOLE_GRID_MAX && form.serves(arguments.grid);
+    let by_offset = cut.sub_grid.filter(serves);
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
@@ -420,9 +424,9 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             helpable &= all.gate();
         }
         let result = match by_offset {
-            Some(function) => {
+            Some(form) => {
                 let control = ControlBlock::sub_grid(lo, arguments.grid);
-                all.part(function, [hi - lo, 1, 1], &control)
+                all.part(form.function, [hi - lo, 1, 1], &control)
             }
             None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
         };

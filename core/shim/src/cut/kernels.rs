@@ -31,7 +31,7 @@ pub struct Cut {
     /// The function with the prelude.
     pub function: usize,
     /// The function with offset block indices, where there is one.
-    pub sub_grid: Option<usize>,
+    pub sub_grid: Option<SubGrid>,
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
     /// Where the control block goes.
@@ -44,6 +44,22 @@ pub struct Cut {
     pub(super) originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
     pub(super) shared_max: AtomicI32,
+}
+
+/// The form with offset block indices.
+#[derive(Clone, Copy, Debug)]
+pub struct SubGrid {
+    /// The function.
+    pub function: usize,
+    /// It is machine code, and right for grids of one dimension only.
+    pub one_dimension: bool,
+}
+
+impl SubGrid {
+    /// Whether it can stand for a launch of this grid.
+    pub fn serves(&self, grid: [u32; 3]) -> bool {
+        !self.one_dimension || grid[1..] == [1; 2]
+    }
 }
 
 struct Kernel {
@@ -164,8 +180,8 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
                 return 0;
             }
             let claimed = blocks <= gate::TABLE_WORDS;
-            let sliceable =
-                detail & cut_state::SLICEABLE != 0 && (claimed || cut.sub_grid.is_some());
+            let by_offset = cut.sub_grid.is_some_and(|s| s.serves(shape.grid));
+            let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset);
             let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
             (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
         }
@@ -389,7 +405,7 @@ impl Cut {
     }
 
     fn copy_from(&self, original: usize) {
-        for to in std::iter::once(self.function).chain(self.sub_grid) {
+        for to in std::iter::once(self.function).chain(self.sub_grid.map(|s| s.function)) {
             copy_attributes(original, to);
         }
         self.copied();

@@ -3,7 +3,7 @@
 
 use super::guarded::Guarded;
 use super::images;
-use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
+use super::kernels::{Cut, Job, SubGrid, attribute, copy_attributes, is_lost, plain_function};
 use super::proof;
 use crate::cu::{FUNC_COMPARED, Ptr, SUCCESS, driver};
 use crate::{log, state};
@@ -14,7 +14,14 @@ use std::sync::atomic::{AtomicI32, AtomicUsize};
 use tally_kernels::{CutForm, CutKernel, Refusal, image};
 
 /// A rewritten image in the driver, or why there is none.
-type Loaded = Result<(usize, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
+type Loaded = Result<(Module, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
+
+/// A module of ours.
+#[derive(Clone, Copy, Debug, Default)]
+struct Module {
+    handle: usize,
+    is_ptx: bool,
+}
 
 /// By image and form.
 static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::new());
@@ -22,9 +29,12 @@ static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::
 fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
     let rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
     if rewritten.kernels.is_empty() {
-        return Ok((0, Vec::new(), rewritten.refused));
+        return Ok((Module::default(), Vec::new(), rewritten.refused));
     }
-    proof::passed(device, arch, rewritten.is_ptx)?;
+    let proven = proof::passed(device, arch, rewritten.is_ptx)?;
+    if form == CutForm::SubGrid && !proven.offsets {
+        return Err(Refusal::IndexRead);
+    }
     let mut bytes = rewritten.image;
     bytes.push(0);
     let mut module: Ptr = std::ptr::null_mut();
@@ -36,15 +46,17 @@ fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
         log!("the driver refuses a cut image: CUDA error {result}");
         return Err(Refusal::DriverRefused);
     }
-    Ok((module as usize, rewritten.kernels, rewritten.refused))
+    let module = Module { handle: module as usize, is_ptx: rewritten.is_ptx };
+    Ok((module, rewritten.kernels, rewritten.refused))
 }
 
+/// The function, whether its code is PTX, and how it is launched.
 fn function_of(
     image: u64,
     target: (i32, u32),
     form: CutForm,
     name: &str,
-) -> Result<(usize, CutKernel), Refusal> {
+) -> Result<(usize, bool, CutKernel), Refusal> {
     let key = (image, form == CutForm::SubGrid);
     let known = MODULES.with(|modules| modules.get(&key).cloned());
     let loaded = known.unwrap_or_else(|| {
@@ -63,8 +75,8 @@ fn function_of(
     };
     let mut function: Ptr = std::ptr::null_mut();
     // SAFETY: a module of ours; a NUL-terminated name.
-    match unsafe { get(&mut function, module as Ptr, c_name.as_ptr()) } {
-        SUCCESS => Ok((function as usize, kernel)),
+    match unsafe { get(&mut function, module.handle as Ptr, c_name.as_ptr()) } {
+        SUCCESS => Ok((function as usize, module.is_ptx, kernel)),
         _ => Err(Refusal::DriverRefused),
     }
 }
@@ -90,7 +102,7 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     let target = (job.device, device_arch(job.device));
     let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
     let name = name.ok_or(Refusal::NoSuchKernel)?;
-    let (function, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
+    let (function, _, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
     if is_lost() {
         return Err(Refusal::ImageGone);
     }
@@ -104,9 +116,11 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     copy_attributes(original, function);
     let parameters = layout(function, &kernel)?;
     let sub_grid = match function_of(image, target, CutForm::SubGrid, &name) {
-        Ok((function, other)) if other.control_offset == kernel.control_offset && !is_lost() => {
+        Ok((function, is_ptx, other))
+            if other.control_offset == kernel.control_offset && !is_lost() =>
+        {
             copy_attributes(original, function);
-            Some(function)
+            Some(SubGrid { function, one_dimension: !is_ptx })
         }
         _ => None,
     };

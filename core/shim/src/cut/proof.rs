@@ -39,14 +39,21 @@ const RESUMES_MAX: u32 = 8;
 /// A device, and whether the code is PTX.
 type Kind = (i32, bool);
 
+/// What may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Proven {
+    /// The form with offset block indices, too.
+    pub offsets: bool,
+}
+
 /// What was found.
-static FOUND: Guarded<Vec<(Kind, Result<(), Refusal>)>> = Guarded::new(Vec::new());
+static FOUND: Guarded<Vec<(Kind, Result<Proven, Refusal>)>> = Guarded::new(Vec::new());
 
 /// Whether cut forms of a kind may be used on a device, which is the current context's.
 ///
 /// # Errors
 /// [`Refusal::ResultsDiffer`], or why it could not be found out.
-pub fn passed(device: i32, arch: u32, is_ptx: bool) -> Result<(), Refusal> {
+pub fn passed(device: i32, arch: u32, is_ptx: bool) -> Result<Proven, Refusal> {
     let known = FOUND.with(|all| all.iter().find(|(key, _)| *key == (device, is_ptx)).copied());
     if let Some((_, found)) = known {
         return found;
@@ -59,14 +66,15 @@ pub fn passed(device: i32, arch: u32, is_ptx: bool) -> Result<(), Refusal> {
     match found {
         Ok(runs) => log!(
             "cutting {kind} was proven on device {device}: {} stopped runs, {} of them with \
-             some blocks run and some not, in {:.1} ms",
+             some blocks run and some not, {} slices by offset, in {:.1} ms",
             runs.stopped,
             runs.partly,
+            runs.offsets,
             start.elapsed().as_secs_f64() * 1e3
         ),
         Err(why) => log!("nothing of {kind} is cut on device {device}: {why}"),
     }
-    let found = found.map(drop);
+    let found = found.map(|runs| Proven { offsets: runs.offsets > 0 });
     FOUND.with(|all| all.push(((device, is_ptx), found)));
     found
 }
@@ -77,6 +85,8 @@ struct Runs {
     stopped: u32,
     /// Of those, with some blocks run before the flag was seen, and some not.
     partly: u32,
+    /// Slices by offset, if there is that form.
+    offsets: u32,
 }
 
 /// The driver's answer as an error.
@@ -168,24 +178,32 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         }
         bench.check("stopped and resumed")?;
     }
-    if is_ptx {
-        offsets(&original, &mut bench)?;
-    }
+    runs.offsets = offsets(&original, arch, is_ptx, &bench)?;
     Ok(runs)
 }
 
-/// The form with offset block indices, which only PTX has.
-fn offsets(original: &[u8], bench: &mut Bench) -> Result<(), Refusal> {
-    let arch = 0; // PTX is for all.
+/// The form with offset block indices; how many slices. None if this driver's code of the
+/// kernel does not read them as the patch knows.
+fn offsets(original: &[u8], arch: u32, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
     let rewritten = image::rewrite(original, arch, CutForm::SubGrid, None)?;
-    let cut = rewritten.kernel(proof::NAME)?.clone();
+    let cut = match rewritten.kernel(proof::NAME) {
+        Ok(cut) => cut.clone(),
+        Err(why) => {
+            log!("nothing is sliced by offset: {why}");
+            return Ok(0);
+        }
+    };
     let cut = function(rewritten.image, Some(&cut))?;
     let blocks = bench.blocks();
-    for range in [0..1, 1..blocks / 2, blocks / 2..blocks] {
-        let part = ControlBlock::sub_grid(range.start, bench.grid);
+    // The kernel counts its blocks as a grid of one dimension has them, too.
+    let grid = if is_ptx { bench.grid } else { [blocks, 1, 1] };
+    let slices = [0..1, 1..blocks / 2, blocks / 2..blocks];
+    for range in &slices {
+        let part = ControlBlock::sub_grid(range.start, grid);
         bench.run(&cut, [range.end - range.start, 1, 1], Some(part))?;
     }
-    bench.check("in slices by offset")
+    bench.check("in slices by offset")?;
+    Ok(slices.len() as u32)
 }
 
 /// The kernel as this driver compiles it for the current device.

@@ -1,0 +1,290 @@
+//! The sub-grid form of machine code: a launch of few blocks that computes a range of the
+//! blocks of a larger grid, of one dimension.
+//!
+//! Wherever the code reads the block's index in x, the first block of the range is added; where
+//! it reads the number of blocks in x, it gets the whole grid's:
+//!
+//! ```text
+//! .text.K + at    S2R R, SR_CTAID.X          ->  BRA to this read's tail
+//!         + at    … c[0x0][number of blocks] ->  … c[0x0][the control block's]
+//!         + size  tails: the read; ULDC t, the range's first block; an addition of t,
+//!                 behind the read's scoreboard; BRA to at + 16
+//! ```
+//!
+//! `t` is a uniform register that the kernel does not use. It has the same value whoever writes
+//! it, so that diverged threads may. Nothing else of the code is touched, its entry neither: no
+//! block claims anything.
+//!
+//! What reads the index or the number in another way is refused: by [`KNOWN`] for special
+//! registers, by the bytes read for constants, and altogether in functions that are called, which other kernels
+//! may call too.
+
+use super::elf::Cubin;
+use super::info::attribute;
+use super::patch::{self, Patch, TEXT_ALIGN};
+use super::reach::References;
+use super::sass::{self, Destination, INSTRUCTION_BYTES, Read, SpecialRead};
+use super::template::Template;
+use crate::Refusal;
+use crate::control::{DIMS_OFFSET, LO_OFFSET};
+
+/// The block's index in x.
+const CTAID_X: u32 = 0x25;
+/// Special registers that have nothing to do with where in its grid a block is: the lane, the
+/// thread, masks of lanes, the SM, clocks, the block's place in its cluster, zero; and the index in y and z,
+/// which is 0 in a grid of one dimension.
+const KNOWN: [std::ops::RangeInclusive<u32>; 7] =
+    [0x00..=0x00, 0x20..=0x23, 0x26..=0x27, 0x38..=0x3c, 0x43..=0x43, 0x50..=0x53, 0x88..=0x88];
+/// Nothing: zero.
+const ZERO: u32 = 0xff;
+/// Where bank 0 has the number of blocks in x, on these architectures.
+const BLOCKS_X: u32 = 0xc;
+const WORD_BYTES: u32 = 4;
+/// Uniform registers; the last number means none.
+const UNIFORM_REGISTERS: u32 = 63;
+/// Instructions of a tail.
+const TAIL: usize = 4;
+/// Instructions of a kernel that know of the grid, at most. Compilers make one or two.
+const USES_MAX: usize = 64;
+
+/// What an instruction has to do with the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Reads the index in x to a register, which has it once the scoreboard says so.
+    Index(Destination, u32),
+    /// Has the number of blocks in x as its constant.
+    Blocks,
+}
+
+/// The kernel `symbol` in the sub-grid form, or why it has none.
+pub(super) fn sub_grid(
+    cubin: &Cubin<'_>,
+    template: &'static Template,
+    references: &References<'_, '_>,
+    symbol: usize,
+) -> Result<Patch, Refusal> {
+    let kernel = patch::open(cubin, template, references, symbol)?;
+    if kernel.attributes.iter().any(|a| a.number == attribute::CLUSTER) {
+        return Err(Refusal::ClusterShape);
+    }
+    let reached = references.check_reach(kernel.text)?;
+    let functions = || reached.iter().filter(|section| **section != kernel.text);
+    for section in functions() {
+        for instruction in sass::instructions(&cubin.sections[*section].data) {
+            if uses(instruction, template.parameter_base) != Ok(None) {
+                return Err(Refusal::IndexInFunction);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (index, instruction) in sass::instructions(kernel.code).enumerate() {
+        let at = index * INSTRUCTION_BYTES;
+        if let Some(used) = uses(instruction, template.parameter_base)? {
+            if references.is_relocated(kernel.text, at) {
+                return Err(Refusal::Metadata);
+            }
+            found.push((at, instruction, used));
+        }
+    }
+    if found.len() > USES_MAX {
+        return Err(Refusal::IndexRead);
+    }
+    let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
+    let in_use = in_use(kernel.code) | called;
+    let is_free = |number: &u32| in_use >> *number & 1 == 0;
+    let spare = (0..UNIFORM_REGISTERS).rev().find(is_free).ok_or(Refusal::IndexRead)?;
+
+    let control = template.parameter_base + kernel.control_offset;
+    let mut code = kernel.code.to_vec();
+    let put = |code: &mut Vec<u8>, at: usize, instruction: u128| {
+        code[at..at + INSTRUCTION_BYTES].copy_from_slice(&instruction.to_le_bytes());
+    };
+    for (at, instruction, used) in found {
+        match used {
+            Use::Blocks => {
+                put(&mut code, at, sass::with_offset(instruction, control + DIMS_OFFSET));
+            }
+            Use::Index(to, scoreboard) => {
+                let base = code.len();
+                put(&mut code, at, sass::branch(cubin.arch, at, base));
+                let back = base + (TAIL - 1) * INSTRUCTION_BYTES;
+                let tail: [u128; TAIL] = [
+                    instruction,
+                    sass::load_uniform(spare, control + LO_OFFSET),
+                    sass::add_uniform(to, spare, scoreboard),
+                    sass::branch(cubin.arch, back, at + INSTRUCTION_BYTES),
+                ];
+                code.extend(tail.iter().flat_map(|i| i.to_le_bytes()));
+            }
+        }
+    }
+    // As behind every function: nothing runs on from here.
+    let end = code.len();
+    code.extend(sass::branch(cubin.arch, end, end).to_le_bytes());
+    while !code.len().is_multiple_of(TEXT_ALIGN) {
+        code.extend(sass::nop().to_le_bytes());
+    }
+    kernel.close(code, 0)
+}
+
+/// The uniform registers that some code may use, a bit each.
+fn in_use(code: &[u8]) -> u64 {
+    sass::instructions(code).fold(0, |all, i| all | sass::uniform_registers(i))
+}
+
+/// What an instruction has to do with the grid.
+///
+/// # Errors
+/// [`Refusal::IndexRead`]: maybe something, in a way that is not known.
+fn uses(instruction: u128, parameter_base: u32) -> Result<Option<Use>, Refusal> {
+    if let Some(read) = sass::special_read(instruction) {
+        return match read {
+            SpecialRead { number: CTAID_X, to: Some(to), always: true, scoreboard: Some(s) } => {
+                Ok(Some(Use::Index(to, s)))
+            }
+            // A pair is that register and the next.
+            SpecialRead { number, to: None, .. } if number != CTAID_X - 1 && is_known(number) => {
+                Ok(None)
+            }
+            SpecialRead { number, to: Some(_), .. } if is_known(number) => Ok(None),
+            _ => Err(Refusal::IndexRead),
+        };
+    }
+    if !sass::has_constant(instruction) {
+        return Ok(None);
+    }
+    let constant = sass::constant(instruction);
+    if constant.bank != 0 {
+        return Ok(None);
+    }
+    let (from, blocks) = (constant.offset, BLOCKS_X..BLOCKS_X + WORD_BYTES);
+    match sass::read(instruction) {
+        // Into the parameters, from there on.
+        Read::Load(_) if constant.indexed && from >= parameter_base => Ok(None),
+        Read::Load(_) if constant.indexed => Err(Refusal::IndexRead),
+        Read::Load(WORD_BYTES) | Read::Operand if from == BLOCKS_X => Ok(Some(Use::Blocks)),
+        Read::Load(bytes) if from >= blocks.end || from + bytes <= blocks.start => Ok(None),
+        // Eight bytes, perhaps.
+        Read::Operand if from >= blocks.end || from + 2 * WORD_BYTES <= blocks.start => Ok(None),
+        _ => Err(Refusal::IndexRead),
+    }
+}
+
+fn is_known(number: u32) -> bool {
+    number == ZERO || KNOWN.iter().any(|range| range.contains(&number))
+}
+
+/// Whether `new` is `old` in this form: see the module's documentation. `control`: the control block's
+/// place in bank 0.
+pub(super) fn is_sub_grid(arch: u32, old: &[u8], new: &[u8], control: u32) -> bool {
+    let tails: Vec<u128> = sass::instructions(&new[old.len()..]).collect();
+    let in_use = in_use(old);
+    let mut next = 0;
+    for (index, (a, b)) in sass::instructions(old).zip(sass::instructions(new)).enumerate() {
+        if a == b {
+            continue;
+        }
+        let at = index * INSTRUCTION_BYTES;
+        let is_blocks = sass::has_constant(a)
+            && sass::constant(a).bank == 0
+            && sass::constant(a).offset == BLOCKS_X
+            && b == sass::with_offset(a, control + DIMS_OFFSET);
+        if is_blocks {
+            continue;
+        }
+        let place = old.len() + next * INSTRUCTION_BYTES;
+        let Some(tail) = tails.get(next..next + TAIL) else { return false };
+        let Some(read) = sass::special_read(a) else { return false };
+        let (Some(to), Some(scoreboard)) = (read.to, read.scoreboard) else { return false };
+        let spare = (tail[1] >> 16 & 0xff) as u32;
+        let expected = [
+            a,
+            sass::load_uniform(spare, control + LO_OFFSET),
+            sass::add_uniform(to, spare, scoreboard),
+            sass::branch(arch, place + (TAIL - 1) * INSTRUCTION_BYTES, at + INSTRUCTION_BYTES),
+        ];
+        if read.number != CTAID_X
+            || !read.always
+            || tail != expected
+            || b != sass::branch(arch, at, place)
+            || spare >= UNIFORM_REGISTERS
+            || in_use >> spare & 1 != 0
+        {
+            return false;
+        }
+        next += TAIL;
+    }
+    let end = old.len() + next * INSTRUCTION_BYTES;
+    let mut rest = tails[next..].iter();
+    rest.next() == Some(&sass::branch(arch, end, end)) && rest.all(|i| *i == sass::nop())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARAMETERS: u32 = 0x210;
+
+    /// As `ptxas` writes them.
+    #[test]
+    fn reads_of_the_index_are_told() {
+        let vector = 0x000e_2200_0000_2500_0000_0000_0002_7919;
+        assert_eq!(uses(vector, PARAMETERS), Ok(Some(Use::Index(Destination::Vector(2), 0))));
+        let uniform = 0x000e_6200_0000_2500_0000_0000_0005_79c3;
+        assert_eq!(uses(uniform, PARAMETERS), Ok(Some(Use::Index(Destination::Uniform(5), 1))));
+        // Of the thread's, of the index in y.
+        assert_eq!(uses(0x000e_2400_0000_2100_0000_0000_0005_7919, PARAMETERS), Ok(None));
+        assert_eq!(uses(0x000e_2200_0000_2600_0000_0000_0004_79c3, PARAMETERS), Ok(None));
+        // Under a predicate; without a scoreboard; of a pair that has the index; unknown.
+        let odd = [
+            vector & !0xf000,
+            vector | 7 << (sass::CONTROL_SHIFT + 5),
+            vector & !0xfff & !(0xff << 72) | 0x805 | 0x24 << 72,
+            vector & !0xfff | 0x805,
+            vector & !(0xff << 72) | 0x2d << 72,
+        ];
+        for instruction in odd {
+            assert_eq!(uses(instruction, PARAMETERS), Err(Refusal::IndexRead), "{instruction:x}");
+        }
+    }
+
+    #[test]
+    fn reads_of_the_number_of_blocks_are_told() {
+        // IADD3 R5, R0, c[0x0][0xc], RZ; MOV R5, c[0x0][0xc]; LDC R5, c[0x0][0xc].
+        let add = 0x000f_c600_07ff_e0ff_0000_0300_0005_7a10;
+        let load = 0x000e_6200_0000_0800_0000_0300_ff05_7b82;
+        for instruction in [add, 0x000f_e200_0000_0f00_0000_0300_0005_7a02, load] {
+            assert_eq!(uses(instruction, PARAMETERS), Ok(Some(Use::Blocks)), "{instruction:x}");
+        }
+        let at = |instruction, offset| uses(sass::with_offset(instruction, offset), PARAMETERS);
+        // Others' words, with eight bytes and with four.
+        for offset in [0, 4, 0x10, 0x14, 0x160, 0x210] {
+            assert_eq!(at(add, offset), Ok(None), "{offset}");
+            assert_eq!(at(load, offset), Ok(None), "{offset}");
+        }
+        assert_eq!(at(add, 8), Err(Refusal::IndexRead), "it may be eight bytes");
+        assert_eq!(at(load, 8), Ok(None));
+        let load_16 = load | 6 << 73;
+        assert_eq!(at(load_16, 0), Err(Refusal::IndexRead));
+        assert_eq!(at(load_16, 0x10), Ok(None));
+        let load_2 = load & !(7 << 73) | 2 << 73;
+        assert_eq!(at(load_2, 0xe), Err(Refusal::IndexRead));
+        // By a register: from the parameters on.
+        let indexed = load & !(0xff << 24) | 4 << 24;
+        assert_eq!(at(indexed, 0x210), Ok(None));
+        assert_eq!(at(indexed, 0x20), Err(Refusal::IndexRead));
+    }
+
+    /// As `ptxas` writes them, but for the stall.
+    #[test]
+    fn the_tails_are_what_is_meant() {
+        let low = (1_u128 << sass::CONTROL_SHIFT) - 1;
+        assert_eq!(sass::load_uniform(5, 0x194) & low, 0x800_0000_6500_0005_7ab9);
+        let vector = sass::add_uniform(Destination::Vector(7), 4, 0);
+        assert_eq!(vector & low, 0x0fff_e0ff_0000_0004_0707_7c10);
+        let uniform = sass::add_uniform(Destination::Uniform(4), 7, 2);
+        assert_eq!(uniform & low, 0x0fff_e03f_0000_0007_0404_7290);
+        // Stall 15, no scoreboard set, waits for the third.
+        assert_eq!(uniform >> sass::CONTROL_SHIFT, 0b000100_111_111_0_1111);
+    }
+}
