@@ -62,6 +62,7 @@ fn settings(config: &Config) -> Settings {
             fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
+            measuring_ns: config.profiles.measuring_ns,
             ..EngineConfig::default()
         },
     }

@@ -183,3 +183,31 @@ fn a_kernel_that_an_earlier_run_found_not_to_be_cut_is_not_offered_for_it() {
     assert_eq!(granted(&out, LOW), Some(2));
     assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
 }
+
+#[test]
+fn what_measuring_adds_is_taken_off_what_is_learnt() {
+    let script = Script {
+        answers: [Decision::Slice(2), Decision::Run(0), Decision::Run(0)].map(Ok).into(),
+        ..Default::default()
+    };
+    let config = EngineConfig { measuring_ns: 3_500, ..EngineConfig::default() };
+    let mut e = Engine::new(config, Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let kernel = e.intern(&key("k")).unwrap();
+    // Sliced, whole, and shorter than what measuring adds: a quarter is the kernel's at least.
+    let mut now = 0;
+    for (ticket, took) in [10_000, 30_000, 2_000].into_iter().enumerate() {
+        let can = Submission {
+            flags: launch_flags::CAN_SLICE,
+            ..submission(ticket as u64, Some(kernel))
+        };
+        e.submitted(now, LOW, can, &mut out);
+        now += took;
+        e.progress(now, LOW, 0, ticket as u32 + 1, 1, &mut out);
+    }
+    let profile = e.world().profiles.get(kernel).unwrap();
+    assert_eq!(profile.forms[&(Form::Sliced, 2)].mean_ns, 6_500);
+    assert_eq!((profile.count, profile.mean_ns), (2, (26_500 + 500) / 2));
+    assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 42_000, "the GPU was taken for all of it");
+}

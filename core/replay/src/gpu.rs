@@ -43,6 +43,9 @@ const EMPTY_NS: u64 = 360;
 const EXIT_NS: u64 = 1_800;
 /// Parts of a cut launch.
 pub const PARTS_MAX: u64 = 32;
+/// Larger grids of one dimension are sliced by offset: no prelude, no blocks with nothing to do
+/// (`core/shim/src/cut/form.rs`).
+const WHOLE_GRID_MAX: u64 = 8_192;
 /// A preemptible launch has one more part for each of these.
 const PART_NS: u64 = 800_000;
 /// All SMs' room.
@@ -163,7 +166,10 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
         }
         Decision::Slice(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
-            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
+            let by_offset = blocks > WHOLE_GRID_MAX && k.grid[1..] == [1; 2];
+            let prelude_ns = if by_offset { 0 } else { PRELUDE_NS };
+            let empty_ns = |blocks| if by_offset { 0 } else { empty_ns(blocks) };
+            let wave_ns = (k.dur_ns / waves).max(1) + prelude_ns;
             let part_ns = wave_ns * n.div_ceil(capacity) + model.slice_ns + empty_ns(blocks - n);
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);

@@ -7,7 +7,7 @@ use crate::arrivals::{Arrivals, Random};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
 use crate::host::Host;
-use crate::marks::{Marks, PATIENCE_NS};
+use crate::marks::{Marks, PATIENCE_NS, WRITE_NS};
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
@@ -160,7 +160,13 @@ impl<'a> Sim<'a> {
                     Residency::Timeslice => Sharing::TimeSliced,
                     Residency::Mps => Sharing::Concurrent,
                 };
-                let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
+                let measuring_ns = WRITE_NS + LOOK_NS;
+                let config = EngineConfig {
+                    sm_count: SMS,
+                    sharing,
+                    measuring_ns,
+                    ..EngineConfig::default()
+                };
                 Engine::new(config, policy)
             }),
             traces,

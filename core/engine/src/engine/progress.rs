@@ -29,6 +29,7 @@ impl Engine {
         // Learnt from is only one that is reported by itself, at once, and was
         // looked at soon enough.
         let share_ns = together_ns / done as u64;
+        let learnt_ns = share_ns.saturating_sub(self.config.measuring_ns).max(share_ns / 4).max(1);
         let soon = done == 1 && observed_gap_ns <= (together_ns / 4).max(5_000);
         let mut told = Vec::new();
         for _ in 0..done {
@@ -57,8 +58,8 @@ impl Engine {
                 let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;
                 if f.exact && done == 1 && (unmeasured || (soon && !f.disturbed)) {
                     match f.form {
-                        Form::Whole => profiles.record(kernel, share_ns.max(1)),
-                        form => profiles.record_form(kernel, form, f.argument, share_ns.max(1)),
+                        Form::Whole => profiles.record(kernel, learnt_ns),
+                        form => profiles.record_form(kernel, form, f.argument, learnt_ns),
                     }
                 }
                 if self.subscribed & subscription::COMPLETIONS != 0 {
