@@ -1,6 +1,6 @@
 //! The launches of the cut forms.
 
-use super::kernels::{self, Cut, SubGrid};
+use super::kernels::{self, Cut};
 use super::progress::Progress;
 use super::watch::{self, Again, Making, Open, PARTS_MAX};
 use super::{gate, width};
@@ -402,9 +402,10 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     }
     let unit = cluster.iter().product::<u32>().max(1);
     let Slices { size, parts } = Slices::of(blocks, size, unit);
-    let serves =
-        |form: &SubGrid| unit == 1 && blocks > WHOLE_GRID_MAX && form.serves(arguments.grid);
-    let by_offset = cut.sub_grid.filter(serves);
+    let is_large = unit == 1 && blocks > WHOLE_GRID_MAX;
+    let by_offset = is_large
+        .then(|| cut.by_offset(order.kernel as usize, arguments.function, arguments.grid))
+        .flatten();
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
@@ -424,9 +425,9 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             helpable &= all.gate();
         }
         let result = match by_offset {
-            Some(form) => {
+            Some(function) => {
                 let control = ControlBlock::sub_grid(lo, arguments.grid);
-                all.part(form.function, [hi - lo, 1, 1], &control)
+                all.part(function, [hi - lo, 1, 1], &control)
             }
             None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
         };

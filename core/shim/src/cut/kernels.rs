@@ -7,6 +7,7 @@
 //! Cut forms are made in one context, the first that needs one.
 
 use super::guarded::Guarded;
+use super::offset::SubGrid;
 use super::{gate, images, making, takes_vendor, vendor, watch};
 use crate::cu::{
     FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
@@ -30,8 +31,12 @@ pub struct Cut {
     pub context: usize,
     /// The function with the prelude.
     pub function: usize,
-    /// The function with offset block indices, where there is one.
-    pub sub_grid: Option<SubGrid>,
+    /// Its code is PTX.
+    pub is_ptx: bool,
+    /// The form with offset block indices.
+    pub(super) sub_grid: SubGrid,
+    /// Of its context.
+    pub(super) device: i32,
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
     /// Where the control block goes.
@@ -44,22 +49,6 @@ pub struct Cut {
     pub(super) originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
     pub(super) shared_max: AtomicI32,
-}
-
-/// The form with offset block indices.
-#[derive(Clone, Copy, Debug)]
-pub struct SubGrid {
-    /// The function.
-    pub function: usize,
-    /// It is machine code, and right for grids of one dimension only.
-    pub one_dimension: bool,
-}
-
-impl SubGrid {
-    /// Whether it can stand for a launch of this grid.
-    pub fn serves(&self, grid: [u32; 3]) -> bool {
-        !self.one_dimension || grid[1..] == [1; 2]
-    }
 }
 
 struct Kernel {
@@ -180,8 +169,8 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
                 return 0;
             }
             let claimed = blocks <= gate::TABLE_WORDS;
-            let by_offset = cut.sub_grid.is_some_and(|s| s.serves(shape.grid));
-            let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset);
+            let by_offset = || cut.by_offset(index, arguments.function, shape.grid).is_some();
+            let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset());
             let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
             (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
         }
@@ -228,6 +217,8 @@ pub(super) struct Job {
     pub(super) function: usize,
     pub(super) context: usize,
     pub(super) device: i32,
+    /// The form with offset block indices of one that is cut.
+    offset: bool,
 }
 
 /// Between two attempts to find nothing under way.
@@ -250,15 +241,22 @@ pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
         return;
     }
     publish(index, cut_state::PREPARING, 0);
-    hire(Job { index, function: function as usize, context, device });
+    hire(Job { index, function: function as usize, context, device, offset: false });
 }
 
 /// Have the gate made, for launches that need no cut form.
 #[cold]
 pub fn prepare_gate(context: usize) {
     if !GATE_ASKED.swap(true, SeqCst) {
-        hire(Job { index: GATE_ONLY, function: 0, context, device: -1 });
+        hire(Job { index: GATE_ONLY, function: 0, context, device: -1, offset: false });
     }
+}
+
+/// Have the form with offset block indices made.
+#[cold]
+pub(super) fn prepare_offset(index: usize, function: Ptr, cut: &Cut) {
+    let (context, device) = (cut.context, cut.device);
+    hire(Job { index, function: function as usize, context, device, offset: true });
 }
 
 fn hire(job: Job) {
@@ -296,6 +294,15 @@ fn work() {
         let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
         if job.index == GATE_ONLY {
             making::gate(job.context);
+            continue;
+        }
+        if job.offset {
+            if let Some(cut) = cut(job.index).filter(|cut| cut.context == job.context) {
+                cut.settle_offset(making::offset(&job, cut), job.function as Ptr);
+            }
+            if is_lost() {
+                return;
+            }
             continue;
         }
         if !gate::may_serve(job.context) {
@@ -405,7 +412,7 @@ impl Cut {
     }
 
     fn copy_from(&self, original: usize) {
-        for to in std::iter::once(self.function).chain(self.sub_grid.map(|s| s.function)) {
+        for to in std::iter::once(self.function).chain(self.sub_grid.function()) {
             copy_attributes(original, to);
         }
         self.copied();
@@ -454,7 +461,11 @@ pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
 fn drop_jobs(drops: impl Fn(&Job) -> bool) {
     JOBS.with(|jobs| {
         for job in jobs.iter().filter(|job| drops(job) && job.index != GATE_ONLY) {
-            publish(job.index, cut_state::PREPARABLE, 0);
+            if job.offset {
+                cut(job.index).into_iter().for_each(|cut| cut.sub_grid.forgo());
+            } else {
+                publish(job.index, cut_state::PREPARABLE, 0);
+            }
         }
         jobs.retain(|job| !drops(job));
     });

@@ -3,7 +3,8 @@
 
 use super::guarded::Guarded;
 use super::images;
-use super::kernels::{Cut, Job, SubGrid, attribute, copy_attributes, is_lost, plain_function};
+use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
+use super::offset::SubGrid;
 use super::proof;
 use crate::cu::{FUNC_COMPARED, Ptr, SUCCESS, driver};
 use crate::{log, state};
@@ -102,7 +103,7 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     let target = (job.device, device_arch(job.device));
     let name = d.name_of(job.function).and_then(|n| n.to_str().ok()).map(str::to_owned);
     let name = name.ok_or(Refusal::NoSuchKernel)?;
-    let (function, _, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
+    let (function, is_ptx, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
     if is_lost() {
         return Err(Refusal::ImageGone);
     }
@@ -115,19 +116,12 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     }
     copy_attributes(original, function);
     let parameters = layout(function, &kernel)?;
-    let sub_grid = match function_of(image, target, CutForm::SubGrid, &name) {
-        Ok((function, is_ptx, other))
-            if other.control_offset == kernel.control_offset && !is_lost() =>
-        {
-            copy_attributes(original, function);
-            Some(SubGrid { function, one_dimension: !is_ptx })
-        }
-        _ => None,
-    };
     let cut = Cut {
         context: job.context,
         function,
-        sub_grid,
+        is_ptx,
+        sub_grid: SubGrid::default(),
+        device: job.device,
         parameters,
         control_offset: kernel.control_offset as usize,
         cluster: kernel.cluster,
@@ -137,6 +131,27 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     };
     cut.copied();
     Ok(cut)
+}
+
+/// Make the form with offset block indices of a kernel that is cut; its context lives.
+pub(super) fn offset(job: &Job, cut: &Cut) -> Option<usize> {
+    let image = state::client()?.kernels[job.index].image.load(Relaxed);
+    let target = (job.device, device_arch(job.device));
+    // SAFETY: the context lives (see `kernels::pause`).
+    if driver().ctx_set.is_none_or(|f| unsafe { f(job.context as Ptr) } != SUCCESS) {
+        return None;
+    }
+    let name = driver().name_of(job.function)?.to_str().ok()?.to_owned();
+    match function_of(image, target, CutForm::SubGrid, &name) {
+        Ok((function, is_ptx, kernel)) => {
+            let same = is_ptx == cut.is_ptx && kernel.control_offset as usize == cut.control_offset;
+            (same && !is_lost()).then_some(function)
+        }
+        Err(why) => {
+            log!("{name}: not sliced by offset: {why}");
+            None
+        }
+    }
 }
 
 fn device_arch(device: i32) -> u32 {

@@ -26,7 +26,7 @@
 //! | --- | --- |
 //! | [`kernels`], [`making`] | which kernels can be cut; making their cut forms off the launch path |
 //! | [`proof`] | the proof that they compute the same on this machine |
-//! | [`form`] | the launches |
+//! | [`form`], [`offset`] | the launches |
 //! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
 //! | [`images`], [`vendor`] | the code, and whose it is |
@@ -37,6 +37,7 @@ pub mod guarded;
 pub mod images;
 pub mod kernels;
 pub mod making;
+pub mod offset;
 pub mod progress;
 pub mod proof;
 pub mod vendor;

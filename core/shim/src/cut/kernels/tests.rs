@@ -6,7 +6,9 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
     Cut {
         context: 1,
         function: 2,
-        sub_grid: None,
+        is_ptx: true,
+        sub_grid: Default::default(),
+        device: 0,
         parameters: Vec::new(),
         control_offset: 0,
         cluster,
