@@ -16,9 +16,11 @@ import pathlib
 import shutil
 import sys
 
+import render_cut
 import render_policy
 import render_several
 from common import merge_rows, write_json
+from markdown import made_with, number, percent, table
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
@@ -30,7 +32,6 @@ PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "lo
 # Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
 PAPER_P99_OVER_SOLO = 1.072
 FORMS = ("preemptible", "sliced", "partitioned", "graph_chained")
-FLAG_MASK = 3  # The shim's flag has four words: `core/shim/src/cut/gate.rs`.
 ADDED_NS_HIGH_MAX = 100  # DESIGN: what a high-priority launch may cost more
 
 
@@ -49,31 +50,6 @@ class Notes:
         if not self.texts:
             return ["Nothing that was measured."]
         return [f"[^{i}]: {text}" for i, text in enumerate(self.texts, 1)]
-
-
-def percent(ratio):
-    """A ratio as a signed difference: 1.072 is `+7.2 %`."""
-    if ratio is None:
-        return ""
-    value = (ratio - 1) * 100
-    return f"{value:+.1f} %" if abs(value) < 100 else f"{value:+.0f} %"
-
-
-def number(value, digits=2):
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def table(header, rows):
-    """A Markdown table; the first column is left, the others are right aligned."""
-    lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
-    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows] + [""]
-
-
-def made_with(machine, step):
-    """Where a section's figures come from and how to get them again."""
-    parts = [f"{machine.get('device')}, driver {machine.get('driver')}", f"torch {machine.get('torch')}"]
-    parts += [f"commit `{machine.get('commit')}`", str(machine.get("date"))]
-    return [f"{', '.join(parts)}. Command: `tests/gpu/run.sh --bundle DIR --out DIR {step}`", ""]
 
 
 def pair_section(content, notes):
@@ -298,97 +274,6 @@ def exact_section(content, notes):
     return lines
 
 
-def cut_section(content, notes):
-    lines = ["## Kernels in their cut forms", ""]
-    lines += made_with(content["machine"], "cut")
-    lines += [
-        (
-            "Each form against the original. Flag down, eight slices: GPU time over the original's. Turnaround: from before "
-            "the flag is raised until the stream is seen idle; the flag has four words, raised by one batch of writes. "
-            "Right: results bit-equal and every block run exactly once, with the flag down, in slices, and preempted and relaunched."
-        ),
-        "",
-    ]
-    rows = []
-    for row in content["kernels"]:
-        for form in row["forms"]:
-            rows.append(cut_cells(row, form, notes))
-    header = ["kernel", "form", "blocks", "us a block", "flag down", "eight slices", "turnaround p50 us", "p99 us"]
-    lines += table([*header, "right"], rows)
-    refused = sorted(
-        (name, why, form)
-        for form, rewritten in content["rewritten"].items()
-        for name, why in rewritten["refused"].items()
-    )
-    lines += ["Refused: " + "; ".join(f"`{name}` ({form}: {why})" for name, why, form in refused) + ".", ""]
-    return lines + fact_tables(content.get("facts", {}))
-
-
-def cut_cells(row, form, notes):
-    """One kernel in one form."""
-    if form["load"] != "CUDA_SUCCESS":
-        mark = notes.mark(f"{row['kernel']}, {form['form']}: the driver answers {form['load']}.")
-        return [row["kernel"], form["form"], row["blocks"], number(row["block_us"], 1), "", "", "", "", "no" + mark]
-    series = form.get("preempted", [])
-    broken = [key for key in form if key.endswith(("_equal", "_once", "_no_notice")) and not form[key]]
-    broken += [f"{key} when preempted" for s in series for key in ("equal", "once", "complete") if not s[key]]
-    right = "yes" if not broken else "no" + notes.mark(f"{row['kernel']}, {form['form']}: not {', '.join(broken)}.")
-    shown = [s for s in series if s["flag_mask"] == FLAG_MASK and s["raised_by"] == "writes"] or series
-    p50, p99 = (number(shown[0][f"turnaround_{q}_us"], 0) for q in ("p50", "p99")) if shown else ("", "")
-    if shown and shown[0]["flag_mask"] != FLAG_MASK:
-        p99 += notes.mark(f"{row['kernel']}: its flag had {shown[0]['flag_mask'] + 1} word(s) for the turnaround.")
-    down = form.get(f"flag_off_percent_mask_{FLAG_MASK}", form.get("whole_percent"))
-    cells = [row["kernel"], form["form"], row["blocks"], number(row["block_us"], 1)]
-    # Adding 0 makes 0 of -0.
-    cells += [f"{round(value, 1) + 0:+.1f} %" for value in (down, form["slices_8_percent"])]
-    return [*cells, p50, p99, right]
-
-
-def fact_tables(facts):
-    """What the driver allows; a fact that could not be read is left out."""
-    lines = []
-    if "words_1" in (raised := facts.get("raise", {})):
-        lines += ["### Raising a flag on an idle GPU", ""]
-        rows = [
-            [name.replace("words_", "batch of writes, words: ").replace("copy_of_", "one copy, words: ")]
-            + [number(row.get(key)) for key in ("host_p50_us", "all_seen_p50_us", "all_seen_p99_us")]
-            for name, row in raised.items()
-        ]
-        lines += table(["by", "call p50 us", "all words seen p50 us", "p99 us"], rows)
-    if "nothing" in (costs := facts.get("wait-cost", {})):
-        lines += ["### What a wait between two kernels costs", ""]
-        plain = costs["nothing"]["us_a_kernel"]
-        names = {"wait_device": "a device word is waited for", "wait_host": "a host-mapped word is waited for"}
-        names |= {"write_host": "a host-mapped word is written"}
-        rows = [[names[n], f"{costs[n]['us_a_kernel'] - plain:+.1f}"] for n in names if n in costs]
-        lines += table(["between two kernels", "us of GPU time"], rows)
-    busy = {n: r for n, r in facts.get("while-busy", {}).items() if isinstance(r, dict)}
-    if busy:
-        lines += ["### Calls while a kernel runs", ""]
-        rows = [[f"`{n}`", number(r["us"], 0), "yes" if r["waited"] else "no"] for n, r in busy.items()]
-        lines += table(["call", "us", "waits for the kernel"], rows)
-    held = {n: r for n, r in facts.get("while-held", {}).items() if isinstance(r, dict)}
-    if held:
-        lines += ["### Other threads' calls while one waits for a held stream", ""]
-        lines += [
-            (
-                "A stream is held for 300 ms and a second thread is in the call named. A third thread's first call, in another "
-                "stream: until a launch returned, or until a write to memory took effect."
-            ),
-            "",
-        ]
-        lines += table(["second thread in", "third thread's first call", "ms"], [held_cells(*i) for i in held.items()])
-    return lines
-
-
-def held_cells(name, row):
-    us = {step["call"]: step["us"] for step in row["steps"]}
-    call, write = name.removesuffix("_writes_first"), "cuStreamWriteValue32"
-    if call == name:
-        return [f"`{call}`", "launch", number(us["launch"] / 1e3, 1)]
-    return [f"`{call}`", "write", number((us[write] + us["seen"]) / 1e3, 1)]
-
-
 def overhead_section(content, notes):
     lines = ["## What the shim costs a program that is alone", ""]
     lines += made_with(content["machine"], "overhead")
@@ -498,7 +383,7 @@ SECTIONS = (
     ("counts.json", count_section),
     ("correct.json", correct_section),
     ("exact.json", exact_section),
-    ("cut.json", cut_section),
+    ("cut.json", render_cut.section),
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
     ("policy.json", policy_section),
@@ -554,6 +439,10 @@ def take_over(out, folder):
                     for key in ("device", "commit", "date"):
                         row.setdefault(key, content["machine"].get(key))
             write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "residency", "scene"))})
+        elif name == "cut.json" and target.is_file():
+            # Some kernels may have been measured, and facts, or not.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, render_cut.merged(old, new))
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

@@ -353,7 +353,7 @@ class Renderer(unittest.TestCase):
             "| mps | cut | no[^1] |",
             "[^1]: mps, vendor kernels cut: bert differ.",
             "Not measured: timeslice.",
-            "| +0.0 % | +8.6 % | 31 | 50 | no[^2] |",
+            "| +0.0 % | +8.6 % |  | 31 | 50 | no[^2] |",
             "[^2]: k, sass prelude: not once when preempted.",
             "the driver answers CUDA_ERROR_INVALID_IMAGE",
             "`g` (ptx prelude: why)",
@@ -468,6 +468,26 @@ class Renderer(unittest.TestCase):
         self.assertEqual([(r["mode"], r["p50_ms"]) for r in rows], [("mps", 8), ("tally-mps", 1)])
         latency = json.loads((self.docs / "results" / "latency.json").read_text())
         self.assertEqual(latency["memops"], {"per_kernel": []})
+
+    def test_kernels_measured_anew_replace_theirs_and_the_bound_is_shown(self):
+        def kernel(name, **form):
+            base = {"form": "sass sub-grid", "load": "CUDA_SUCCESS", "whole_percent": 0.4, "slices_8_percent": 30.9}
+            return {"kernel": name, "blocks": 9, "block_us": 1, "forms": [{**base, **form}]}
+
+        self.put("cut.json", {"rewritten": {}, "kernels": [kernel("a"), kernel("b")], "facts": {"raise": {}}})
+        out = self.docs / "out"
+        out.mkdir()
+        bounds = {"slices_in_bound": 3, "slice_us": 25.0, "slices_in_bound_percent": 11.84}
+        new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5})]
+        content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
+        (out / "cut.json").write_text(json.dumps(content))
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["cut.json"])
+        kept = json.loads((self.docs / "results" / "cut.json").read_text())
+        self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer")])
+        self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
+        text = self.text()
+        self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % |  |  | yes |", text)
+        self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none |  |  | yes |", text)
 
     def test_scenes_of_one_residency_keep_the_others_and_their_commit(self):
         row = {"scene": "shared", "passed": True, "required": True}
