@@ -16,8 +16,8 @@ use crate::share::Share;
 use crate::table::Table;
 use tally_sdk::{CutState, Decision, KernelId, Launch, LaunchFlags, Level, Saved, host};
 
-/// A cut form that was asked for is asked for again after so many launches: the core
-/// may have been too busy to make it.
+/// A cut form that was asked for is asked for again after so many launches of the same client: the
+/// core may have been too busy to make it. Each client has cut forms of its own, for kernels of the same name, too.
 const ASK_AGAIN_LAUNCHES: u32 = 256;
 /// Kernels named in the log because they can only run whole.
 const TOLD_MAX: u32 = 32;
@@ -156,11 +156,12 @@ impl Forms {
     /// Answer with a form that is not there yet, so that it is made; not each time.
     fn ask(&mut self, launch: &Launch, choice: Choice) -> Decision {
         let entry = self.table.entry(launch.kernel);
-        if entry.ask_in > 0 {
+        if entry.ask_in > 0 && entry.asked_for == Some(launch.client) {
             entry.ask_in -= 1;
             return Decision::Run(0);
         }
         entry.ask_in = ASK_AGAIN_LAUNCHES - 1;
+        entry.asked_for = Some(launch.client);
         self.metrics.requested();
         choice.decision()
     }

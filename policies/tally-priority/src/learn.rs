@@ -12,7 +12,7 @@ use crate::candidates::{Candidate, Candidates, candidates, scaled};
 use crate::choice::Choice;
 use crate::choose::choose;
 use crate::settings::Settings;
-use tally_sdk::{Form, KernelId, KernelProfile, Launch, LaunchFlags};
+use tally_sdk::{ClientId, Form, KernelId, KernelProfile, Launch, LaunchFlags};
 
 /// Launches measured whole before a kernel is cut: the very first may include loading
 /// its code, tens of milliseconds that every form would be compared to.
@@ -60,6 +60,8 @@ pub struct Entry {
     pub is_told: bool,
     /// Launches until its cut form is asked for again.
     pub ask_in: u32,
+    /// For whom it was asked for last. Not kept over a reload: asking once more costs little.
+    pub asked_for: Option<ClientId>,
     /// What its launches offered when `chosen` was chosen.
     offers: LaunchFlags,
     /// Launches until the next look at it, and from that one to the one after.
@@ -91,6 +93,7 @@ impl Entry {
             is_long_whole: false,
             is_told: false,
             ask_in: 0,
+            asked_for: None,
             offers: LaunchFlags::empty(),
             due: 0,
             period: PERIOD_FIRST,

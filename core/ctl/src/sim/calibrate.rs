@@ -31,6 +31,11 @@ const SEED: u32 = 7;
 /// What was aimed at: p99 and share off by at most so much.
 const AIMS_PERCENT: [f64; 2] = [15.0, 10.0];
 
+/// An inference alone may take so much longer in a row's mode than in its solo figures, and under MPS, where
+/// every graph does, so much more; else its host changed in between (`tests/gpu/step_pairs.py`).
+const DRIFT_MAX: f64 = 1.25;
+const MPS_ALONE: f64 = 0.25;
+
 /// A row of measurements that can be simulated.
 struct Measured<'a> {
     row: &'a Value,
@@ -76,14 +81,23 @@ pub fn run(
     })?;
     // As dates they compare as texts do.
     let rows = rows.iter().filter(|row| text(row, "date") >= since);
-    let rows = rows.filter_map(|row| Measured::of(row, setup));
-    let compared = rows.map(|row| row.compare(policies)).collect::<Result<Vec<_>, _>>()?;
+    let rows: Vec<_> = rows.filter_map(|row| Measured::of(row, setup)).collect();
+    let (rows, left_out): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.has_drifted());
+    let compared = rows.iter().map(|row| row.compare(policies)).collect::<Result<Vec<_>, _>>()?;
     if json {
         let text =
             serde_json::to_string_pretty(&compared).map_err(|e| CtlError::Answer(e.to_string()))?;
         return Ok(writeln!(out, "{text}")?);
     }
-    show(out, &compared)
+    show(out, &compared)?;
+    if !left_out.is_empty() {
+        writeln!(
+            out,
+            "\nLeft out, for the inference's host was slower than for its solo figures: {}.",
+            left_out.iter().map(Measured::name).collect::<Vec<_>>().join("; ")
+        )?;
+    }
+    Ok(())
 }
 
 fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
@@ -164,6 +178,21 @@ impl<'a> Measured<'a> {
         Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, load })
     }
 
+    /// Whether the inference alone was not as fast as for the solo figures any more: ratios to
+    /// those say nothing then.
+    fn has_drifted(&self) -> bool {
+        let times = ["own_solo_p50_ms", "solo_p50_ms"].map(|key| number(self.row, key));
+        let [Some(own_ms), Some(solo_ms)] = times else { return false };
+        let more = if self.setup.residency == Residency::Mps { MPS_ALONE } else { 0.0 };
+        own_ms > solo_ms * (DRIFT_MAX + more)
+    }
+
+    fn name(&self) -> String {
+        let vendor = if is_vendor(self.row) { ", vendor kernels cut" } else { "" };
+        let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
+        format!("{hp} + {be}, {mode}{vendor}")
+    }
+
     fn compare(&self, policies: &Policies) -> Result<Compared, CtlError> {
         let row = self.row;
         let (mut high, mut low) = (trace("hp", self.traces[0])?, trace("be", self.traces[1])?);
@@ -227,4 +256,28 @@ impl<'a> Measured<'a> {
 
 fn is_vendor(row: &Value) -> bool {
     row.get("vendor_rewrite") == Some(&Value::Bool(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_row_whose_host_changed_is_left_out() {
+        let setup = Setup::default();
+        for (mode, own_ms, drifted) in [
+            ("tally-timeslice", 1.2, false),
+            ("tally-timeslice", 1.3, true),
+            ("tally-mps", 1.3, false),
+            ("tally-mps", 1.6, true),
+        ] {
+            let row = json!({
+                "hp": "bert-graph", "be": "gpt2-train", "mode": mode, "policy": "tally-priority",
+                "p99_over_solo": 1.1, "be_share": 0.4, "solo_p50_ms": 1.0, "own_solo_p50_ms": own_ms,
+            });
+            let measured = Measured::of(&row, &setup).unwrap();
+            assert_eq!(measured.has_drifted(), drifted, "{}, {own_ms}", measured.name());
+        }
+    }
 }

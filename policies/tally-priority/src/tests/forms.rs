@@ -47,6 +47,20 @@ fn a_cut_form_is_asked_for_once_in_a_while_if_the_kernel_is_worth_it() {
     assert_eq!(asks(&mut policy, &together, 300), 0);
 }
 
+/// Two replicas of one training, or one that was started again: each process has cut forms of its own.
+#[test]
+fn a_cut_form_is_asked_for_at_once_for_each_client() {
+    let mut policy = policy("");
+    known(kernel(6_400));
+    let mut asks = |client| {
+        let launch = Launch { client, ..long(PREPARABLE) };
+        (0..100).filter(|_| policy.decide(&launch) == Decision::Preemptible).count()
+    };
+    assert_eq!([asks(1), asks(1), asks(2), asks(2)], [1, 0, 1, 0]);
+    // Taking turns: one whose request was lost does not wait for the other.
+    assert_eq!([asks(1), asks(3)], [1, 1]);
+}
+
 #[test]
 fn while_it_is_made_the_kernel_is_not_counted_as_hopeless() {
     let mut policy = policy("");
