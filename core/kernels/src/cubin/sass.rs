@@ -204,13 +204,18 @@ pub(super) fn add_uniform(to: Destination, added: u32, after: u32) -> u128 {
 
 /// The uniform registers, a bit each, that the instruction may have to do with: those whose
 /// number is in some field where one can stand, and those that may be read with them, in groups
-/// of up to eight.
+/// of up to eight. A relative jump's distance lies in all of these fields but one, and the
+/// immediate of a computation in another (loads and stores, `0x9…`, may have a register there).
 pub(super) fn uniform_registers(instruction: u128) -> u64 {
     const GROUP: u64 = 0xff;
-    const IMMEDIATE: u128 = 4;
-    let is_immediate = instruction >> 9 & 7 == IMMEDIATE;
-    let fields = [16, 24, 32, 64].iter().filter(|at| !(**at == 32 && is_immediate));
-    fields.fold(0, |all, at| all | GROUP << (instruction >> at & 63))
+    const COMPUTES_WITH_IMMEDIATE: u128 = 8;
+    let fields: &[u32] = match instruction & 0xfff {
+        BRA | CALL_REL => &[24],
+        BSSY => &[16, 24],
+        _ if instruction >> 8 & 15 == COMPUTES_WITH_IMMEDIATE => &[16, 24, 64],
+        _ => &[16, 24, 32, 64],
+    };
+    fields.iter().fold(0, |all, at| all | GROUP << (instruction >> at & 63))
 }
 
 /// Whether the opcode's form says that an operand is a constant.
@@ -229,6 +234,27 @@ mod tests {
                 assert_eq!(jump_target(arch, branch(arch, from, to), from), Some(to as i64));
             }
         }
+    }
+
+    #[test]
+    fn uniform_registers_are_seen_wherever_one_can_stand() {
+        let bits = |range: std::ops::Range<u32>| range.fold(0_u64, |all, n| all | 1 << n);
+        // UIADD3 UR4, UR9, UR17, URZ; STG.E desc[UR30][R2.64], R40; BRXU UR6.
+        let add = 0x000f_c800_0fff_e03f_0000_0011_0904_7290;
+        assert_eq!(uniform_registers(add), bits(4..17) | bits(17..25) | 1 << 63);
+        let store = 0x000f_e200_0c10_191e_0000_0028_0200_7986;
+        let found = bits(0..10) | bits(30..38) | bits(40..48);
+        assert_eq!(uniform_registers(store), found);
+        assert_eq!(uniform_registers(0x000f_ea00_0b83_ffff_ffff_fef0_0600_7958) & 1 << 6, 1 << 6);
+        // A distance is none, wherever it lies; an immediate neither.
+        for arch in [80, 90] {
+            for to in [0x40, 0x1_0000, 0x12_3450] {
+                assert_eq!(uniform_registers(branch(arch, 0x2000, to)), bits(0..8), "{to:#x}");
+            }
+        }
+        // UIADD3 UR4, UR4, 0x1234_5678, URZ.
+        let immediate = 0x000f_e200_0fff_e03f_1234_5678_0404_7890;
+        assert_eq!(uniform_registers(immediate), bits(4..12) | 1 << 63);
     }
 
     #[test]
