@@ -44,7 +44,7 @@ pub enum Refusal {
     BlocksWaited = 18,
     /// Its address is taken: somebody may call it as a function.
     AddressTaken = 19,
-    /// A function that it calls asks which block it is in (sub-grid form only).
+    /// A function that it calls asks which block it is in, or might: it is called by its address (sub-grid form only).
     IndexInFunction = 20,
     /// 32-bit addresses, or a PTX version before 6.0 that cannot be raised.
     PtxVersion = 21,
@@ -63,11 +63,13 @@ pub enum Refusal {
     /// Its machine code reads the block's index, or the grid's width, in a way that the patch
     /// does not know (sub-grid form only).
     IndexRead = 28,
+    /// Its machine code leaves no register free that the patch could use (sub-grid form only).
+    NoSpareRegister = 29,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 28] = {
+    pub const ALL: [Refusal; 29] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -98,6 +100,7 @@ impl Refusal {
             LaunchForm,
             ResultsDiffer,
             IndexRead,
+            NoSpareRegister,
         ]
     };
 
@@ -125,7 +128,9 @@ impl Refusal {
             Refusal::BlocksWaitByName => "its name says that its blocks wait for one another",
             Refusal::BlocksWaited => "its blocks waited for one another when it was cut",
             Refusal::AddressTaken => "its address is taken",
-            Refusal::IndexInFunction => "a function of its image reads the block's index",
+            Refusal::IndexInFunction => {
+                "a function that it calls, or may call, reads the block's index"
+            }
             Refusal::PtxVersion => "its PTX is of a version that is not supported",
             Refusal::VendorLibrary => {
                 "it belongs to a closed NVIDIA library and rewrite.vendor_libraries is off"
@@ -140,6 +145,7 @@ impl Refusal {
             Refusal::IndexRead => {
                 "it reads the block's index in a way that the patch does not know"
             }
+            Refusal::NoSpareRegister => "it leaves no register free for the patch",
         }
     }
 

@@ -21,6 +21,7 @@ const INDEX: [&[u8]; 4] = [
     include_bytes!("cubins/index.89.cubin"),
     include_bytes!("cubins/index.90.cubin"),
 ];
+const NUMBERS: &[u8] = include_bytes!("cubins/numbers.90.cubin");
 const OBJECT: &[u8] = include_bytes!("cubins/cluster.90.object.cubin");
 const LINKED: &[u8] = include_bytes!("cubins/linked.90.cubin");
 const LATER: [&[u8]; 2] =
@@ -161,40 +162,74 @@ fn other_images_are_refused_by_kind() {
     assert_eq!(refused(b"", CutForm::Prelude), Refusal::Malformed);
 }
 
+fn code<'c>(cubin: &'c Cubin<'_>, kernel: &str) -> &'c [u8] {
+    &cubin.sections[cubin.find(&format!(".text.{kernel}")).unwrap()].data
+}
+
+/// Instructions of a kernel that are others; its first one is the same, and something is appended.
+fn changed(old: &Cubin<'_>, new: &Cubin<'_>, kernel: &str) -> usize {
+    let (a, b) = (code(old, kernel), code(new, kernel));
+    assert!(b.len() > a.len() && a[..16] == b[..16]);
+    a.chunks(16).zip(b.chunks(16)).filter(|(x, y)| x != y).count()
+}
+
+/// A read that was left as it is would have the slice's index, or the slice's number of blocks.
+#[test]
+fn the_check_notices_a_read_that_is_not_patched() {
+    for image in INDEX {
+        let patched = rewrite(image, CutForm::SubGrid, None).unwrap().image;
+        let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&patched).unwrap());
+        for name in ["by_thread", "uniform", "grid_stride"] {
+            let (a, b) = (code(&old, name), code(&new, name));
+            let at = patched.windows(b.len()).position(|w| w == b).unwrap();
+            for (index, (x, y)) in a.chunks(16).zip(b.chunks(16)).enumerate() {
+                if x != y {
+                    let mut wrong = patched.clone();
+                    wrong[at + index * 16..at + index * 16 + 16].copy_from_slice(x);
+                    assert!(check(image, &wrong).is_err(), "sm_{} {name} {index}", old.arch);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
     for (arch, image) in ORDINARY {
         let rewritten = rewrite(image, CutForm::SubGrid, None).unwrap();
-        assert_eq!(rewritten.refused, [], "sm_{arch}");
+        // It reads its index behind a branch.
+        assert_eq!(rewritten.refused, [("switcher".to_owned(), Refusal::IndexRead)], "sm_{arch}");
         check(image, &rewritten.image).unwrap();
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for kernel in &rewritten.kernels {
             // The parameters are those of the prelude, so that either form can be chosen at a launch.
             assert_eq!(prelude(image).kernel(&kernel.name), Ok(kernel));
-            let text = format!(".text.{}", kernel.name);
-            let code = |cubin: &Cubin<'_>| cubin.sections[cubin.find(&text).unwrap()].data.to_vec();
-            let (a, b) = (code(&old), code(&new));
-            let changed = a.chunks(16).zip(b.chunks(16)).filter(|(x, y)| x != y).count();
-            let expected = usize::from(["barriers", "switcher"].contains(&kernel.name.as_str()));
+            let changed = changed(&old, &new, &kernel.name);
+            let expected = usize::from(kernel.name == "barriers");
             assert_eq!(changed, expected, "sm_{arch} {}", kernel.name);
-            assert!(b.len() > a.len() && a[..16] == b[..16]);
         }
     }
     for image in INDEX {
         let rewritten = rewrite(image, CutForm::SubGrid, None).unwrap();
-        assert_eq!(rewritten.refused, []);
         check(image, &rewritten.image).unwrap();
+        let refused = refusals(&rewritten);
+        assert_eq!(refused.len(), 3);
+        assert_eq!(refused["behind_a_branch"], Refusal::IndexRead);
+        // Through the object's table: into the original's code, which knows of no slice.
+        assert_eq!(refused["by_address"], Refusal::IndexInFunction);
+        // So is the driver's assertion, where that is called by its address.
+        assert_eq!(refused["asserts"], Refusal::IndexInFunction);
+        assert_eq!(prelude(image).refused, [], "the prelude needs none of this");
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for (name, expected) in
             [("by_thread", 1), ("uniform", 2), ("grid_stride", 2), ("no_index", 0)]
         {
-            let text = format!(".text.{name}");
-            let code = |cubin: &Cubin<'_>| cubin.sections[cubin.find(&text).unwrap()].data.to_vec();
-            let (a, b) = (code(&old), code(&new));
-            let changed = a.chunks(16).zip(b.chunks(16)).filter(|(x, y)| x != y).count();
+            let changed = changed(&old, &new, name);
             assert_eq!(changed, expected, "sm_{} {name}", old.arch);
         }
     }
+    let numbers = rewrite(NUMBERS, CutForm::SubGrid, None).unwrap();
+    assert_eq!(numbers.kernel("clusters"), Err(Refusal::IndexRead));
     let clusters = rewrite(CLUSTER, CutForm::SubGrid, None).unwrap();
     for name in ["cluster_of_3", "cluster_of_4"] {
         assert_eq!(clusters.kernel(name), Err(Refusal::ClusterShape));

@@ -4,7 +4,7 @@ use super::elf::{Cubin, SYMBOL_BYTES, Section, u16_at, u32_at};
 use super::info::{self, Attribute, Value, attribute};
 use super::offset;
 use super::sass::{self, INSTRUCTION_BYTES};
-use super::template::REGISTERS_MAX;
+use super::template::{REGISTERS_MAX, Template};
 use crate::control::CONTROL_BYTES;
 use std::collections::HashMap;
 
@@ -35,8 +35,8 @@ pub enum CheckError {
 
 /// Whether `patched` is `original` in a cut form and nothing else: original code is
 /// all there, at its place, but for the first instruction of kernels with a prelude, which
-/// jumps to what was appended, or the instructions that know of the grid; metadata only grew by what the prelude needs; every
-/// other section is the same.
+/// jumps to what was appended, or the instructions that know of the grid, every one of them;
+/// metadata only grew by what the form needs; every other section is the same.
 ///
 /// # Errors
 /// The first difference that no patch makes.
@@ -132,7 +132,10 @@ fn code(
         return Some("shorter code");
     }
     if a[..INSTRUCTION_BYTES] == b[..INSTRUCTION_BYTES] {
-        let is_sub_grid = control().is_some_and(|at| offset::is_sub_grid(arch, a, b, at));
+        let (template, control) = (Template::of(arch), control());
+        let is_sub_grid = template
+            .zip(control)
+            .is_some_and(|(template, at)| offset::is_sub_grid(template, a, b, at));
         return (!is_sub_grid).then_some("original code");
     }
     if a[INSTRUCTION_BYTES..] != b[INSTRUCTION_BYTES..a.len()] {
@@ -181,7 +184,7 @@ fn attributes(a: &[u8], b: &[u8]) -> Option<&'static str> {
                         Value::Bytes(y),
                     ) => y.starts_with(x),
                     (attribute::PARAMETER_BANK, Value::Bytes(x), Value::Bytes(y)) => {
-                        x.len() == 8 && y.len() == 8 && x[..6] == y[..6]
+                        x.len() == 8 && y.len() == 8 && x[..6] == y[..6] && u16_at(y, 6) == *end
                     }
                     (attribute::PARAMETER_BYTES, ..) => true,
                     (_, x, y) => x == y,

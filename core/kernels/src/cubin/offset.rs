@@ -15,9 +15,12 @@
 //! it, so that diverged threads may. Nothing else of the code is touched, its entry neither: no
 //! block claims anything.
 //!
-//! What reads the index or the number in another way is refused: by [`KNOWN`] for special
-//! registers, by the bytes read for constants, and altogether in functions that are called, which other kernels
-//! may call too.
+//! What could get at the index or the number in another way is refused: special registers by
+//! [`KNOWN`], words of bank 0 by [`KNOWN_WORDS`]; functions that are called, which other kernels may call too, if
+//! they have anything to do with the grid; and calls by a register, which may lead into the original's
+//! code. Nor is a read patched behind a branch, or where a jump leads back to: threads that have parted
+//! may share uniform registers, and nobody says that hardware does not change sides at a jump that the compiler
+//! did not write.
 
 use super::elf::Cubin;
 use super::info::attribute;
@@ -47,6 +50,12 @@ const TAIL: usize = 4;
 /// Instructions of a kernel that know of the grid, at most. Compilers make one or two.
 const USES_MAX: usize = 64;
 
+/// Words of bank 0 below the parameters that have nothing to do with where in its grid a block
+/// is: the block's dimensions, the numbers of blocks in y and z (1 in a grid of one dimension), the stack.
+const KNOWN_WORDS: [u32; 7] = [0x0, 0x4, 0x8, 0x10, 0x14, 0x28, 0x2c];
+/// So is how ordinary memory is to be accessed: eight bytes, from sm_90 on elsewhere.
+const DESCRIPTORS: [u32; 2] = [0x118, 0x208];
+
 /// What an instruction has to do with the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -71,28 +80,36 @@ pub(super) fn sub_grid(
     let functions = || reached.iter().filter(|section| **section != kernel.text);
     for section in functions() {
         for instruction in sass::instructions(&cubin.sections[*section].data) {
-            if uses(instruction, template.parameter_base) != Ok(None) {
+            if uses(instruction, template) != Ok(None) || sass::is_indirect_call(instruction) {
                 return Err(Refusal::IndexInFunction);
             }
         }
     }
+    let straight = straight_bytes(cubin.arch, kernel.code);
     let mut found = Vec::new();
     for (index, instruction) in sass::instructions(kernel.code).enumerate() {
-        let at = index * INSTRUCTION_BYTES;
-        if let Some(used) = uses(instruction, template.parameter_base)? {
-            if references.is_relocated(kernel.text, at) {
-                return Err(Refusal::Metadata);
-            }
-            found.push((at, instruction, used));
+        if sass::is_indirect_call(instruction) {
+            return Err(Refusal::IndexInFunction);
         }
+        let Some(used) = uses(instruction, template)? else { continue };
+        let at = index * INSTRUCTION_BYTES;
+        let is_behind = matches!(used, Use::Index(..)) && at >= straight;
+        if is_behind || found.len() == USES_MAX {
+            return Err(Refusal::IndexRead);
+        }
+        if references.is_relocated(kernel.text, at) {
+            return Err(Refusal::Metadata);
+        }
+        found.push((at, instruction, used));
     }
-    if found.len() > USES_MAX {
-        return Err(Refusal::IndexRead);
-    }
-    let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
-    let in_use = in_use(kernel.code) | called;
-    let is_free = |number: &u32| in_use >> *number & 1 == 0;
-    let spare = (0..UNIFORM_REGISTERS).rev().find(is_free).ok_or(Refusal::IndexRead)?;
+    let spare = if found.iter().any(|(.., used)| matches!(used, Use::Index(..))) {
+        let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
+        let in_use = in_use(kernel.code) | called;
+        let is_free = |number: &u32| in_use >> *number & 1 == 0;
+        (0..UNIFORM_REGISTERS).rev().find(is_free).ok_or(Refusal::NoSpareRegister)?
+    } else {
+        UNIFORM_REGISTERS
+    };
 
     let control = template.parameter_base + kernel.control_offset;
     let mut code = kernel.code.to_vec();
@@ -132,11 +149,27 @@ fn in_use(code: &[u8]) -> u64 {
     sass::instructions(code).fold(0, |all, i| all | sass::uniform_registers(i))
 }
 
+/// So many bytes from a kernel's start on are run once, by all threads together: no branch lies in
+/// them, and no jump leads there.
+fn straight_bytes(arch: u32, code: &[u8]) -> usize {
+    let mut straight = code.len();
+    for (index, instruction) in sass::instructions(code).enumerate() {
+        let at = index * INSTRUCTION_BYTES;
+        if sass::is_branch(instruction) {
+            straight = straight.min(at);
+        }
+        if let Some(to) = sass::jump_target(arch, instruction, at) {
+            straight = straight.min(usize::try_from(to).unwrap_or(0));
+        }
+    }
+    straight
+}
+
 /// What an instruction has to do with the grid.
 ///
 /// # Errors
 /// [`Refusal::IndexRead`]: maybe something, in a way that is not known.
-fn uses(instruction: u128, parameter_base: u32) -> Result<Option<Use>, Refusal> {
+fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> {
     if let Some(read) = sass::special_read(instruction) {
         return match read {
             SpecialRead { number: CTAID_X, to: Some(to), always: true, scoreboard: Some(s) } => {
@@ -157,16 +190,34 @@ fn uses(instruction: u128, parameter_base: u32) -> Result<Option<Use>, Refusal> 
     if constant.bank != 0 {
         return Ok(None);
     }
-    let (from, blocks) = (constant.offset, BLOCKS_X..BLOCKS_X + WORD_BYTES);
-    match sass::read(instruction) {
+    // By a uniform register, to which nobody knows what was read.
+    if sass::is_bindless(instruction) {
+        return Err(Refusal::IndexRead);
+    }
+    let (from, first) = (constant.offset, template.parameter_base);
+    let read = sass::read(instruction);
+    if constant.indexed || from >= first {
         // Into the parameters, from there on.
-        Read::Load(_) if constant.indexed && from >= parameter_base => Ok(None),
-        Read::Load(_) if constant.indexed => Err(Refusal::IndexRead),
-        Read::Load(WORD_BYTES) | Read::Operand if from == BLOCKS_X => Ok(Some(Use::Blocks)),
-        Read::Load(bytes) if from >= blocks.end || from + bytes <= blocks.start => Ok(None),
-        // Eight bytes, perhaps.
-        Read::Operand if from >= blocks.end || from + 2 * WORD_BYTES <= blocks.start => Ok(None),
-        _ => Err(Refusal::IndexRead),
+        return if from >= first { Ok(None) } else { Err(Refusal::IndexRead) };
+    }
+    if from == BLOCKS_X && matches!(read, Read::Load(WORD_BYTES) | Read::Operand) {
+        return Ok(Some(Use::Blocks));
+    }
+    let bytes = match read {
+        Read::Load(bytes) => bytes,
+        // Eight bytes, perhaps: never across their size.
+        Read::Operand if from.is_multiple_of(2 * WORD_BYTES) => 2 * WORD_BYTES,
+        Read::Operand => WORD_BYTES,
+    };
+    let descriptor = DESCRIPTORS[usize::from(template.arch >= 90)];
+    let is_known = |word: u32| {
+        KNOWN_WORDS.contains(&word) || (descriptor..descriptor + 2 * WORD_BYTES).contains(&word)
+    };
+    let mut words = (from..from + bytes).map(|byte| byte & !(WORD_BYTES - 1));
+    if words.all(|word| word >= first || is_known(word)) {
+        Ok(None)
+    } else {
+        Err(Refusal::IndexRead)
     }
 }
 
@@ -176,26 +227,22 @@ fn is_known(number: u32) -> bool {
 
 /// Whether `new` is `old` in this form: see the module's documentation. `control`: the control block's
 /// place in bank 0.
-pub(super) fn is_sub_grid(arch: u32, old: &[u8], new: &[u8], control: u32) -> bool {
+pub(super) fn is_sub_grid(template: &Template, old: &[u8], new: &[u8], control: u32) -> bool {
+    let arch = template.arch;
+    let straight = straight_bytes(arch, old);
     let tails: Vec<u128> = sass::instructions(&new[old.len()..]).collect();
     let in_use = in_use(old);
     let mut next = 0;
     for (index, (a, b)) in sass::instructions(old).zip(sass::instructions(new)).enumerate() {
-        if a == b {
-            continue;
-        }
         let at = index * INSTRUCTION_BYTES;
-        let is_blocks = sass::has_constant(a)
-            && sass::constant(a).bank == 0
-            && sass::constant(a).offset == BLOCKS_X
-            && b == sass::with_offset(a, control + DIMS_OFFSET);
-        if is_blocks {
-            continue;
-        }
+        let (to, scoreboard) = match uses(a, template) {
+            Ok(None) if a == b && !sass::is_indirect_call(a) => continue,
+            Ok(Some(Use::Blocks)) if b == sass::with_offset(a, control + DIMS_OFFSET) => continue,
+            Ok(Some(Use::Index(to, scoreboard))) if at < straight => (to, scoreboard),
+            _ => return false,
+        };
         let place = old.len() + next * INSTRUCTION_BYTES;
         let Some(tail) = tails.get(next..next + TAIL) else { return false };
-        let Some(read) = sass::special_read(a) else { return false };
-        let (Some(to), Some(scoreboard)) = (read.to, read.scoreboard) else { return false };
         let spare = (tail[1] >> 16 & 0xff) as u32;
         let expected = [
             a,
@@ -203,9 +250,7 @@ pub(super) fn is_sub_grid(arch: u32, old: &[u8], new: &[u8], control: u32) -> bo
             sass::add_uniform(to, spare, scoreboard),
             sass::branch(arch, place + (TAIL - 1) * INSTRUCTION_BYTES, at + INSTRUCTION_BYTES),
         ];
-        if read.number != CTAID_X
-            || !read.always
-            || tail != expected
+        if tail != expected
             || b != sass::branch(arch, at, place)
             || spare >= UNIFORM_REGISTERS
             || in_use >> spare & 1 != 0
@@ -223,18 +268,20 @@ pub(super) fn is_sub_grid(arch: u32, old: &[u8], new: &[u8], control: u32) -> bo
 mod tests {
     use super::*;
 
-    const PARAMETERS: u32 = 0x210;
+    fn uses(instruction: u128) -> Result<Option<Use>, Refusal> {
+        super::uses(instruction, Template::of(90).unwrap())
+    }
 
     /// As `ptxas` writes them.
     #[test]
     fn reads_of_the_index_are_told() {
         let vector = 0x000e_2200_0000_2500_0000_0000_0002_7919;
-        assert_eq!(uses(vector, PARAMETERS), Ok(Some(Use::Index(Destination::Vector(2), 0))));
+        assert_eq!(uses(vector), Ok(Some(Use::Index(Destination::Vector(2), 0))));
         let uniform = 0x000e_6200_0000_2500_0000_0000_0005_79c3;
-        assert_eq!(uses(uniform, PARAMETERS), Ok(Some(Use::Index(Destination::Uniform(5), 1))));
+        assert_eq!(uses(uniform), Ok(Some(Use::Index(Destination::Uniform(5), 1))));
         // Of the thread's, of the index in y.
-        assert_eq!(uses(0x000e_2400_0000_2100_0000_0000_0005_7919, PARAMETERS), Ok(None));
-        assert_eq!(uses(0x000e_2200_0000_2600_0000_0000_0004_79c3, PARAMETERS), Ok(None));
+        assert_eq!(uses(0x000e_2400_0000_2100_0000_0000_0005_7919), Ok(None));
+        assert_eq!(uses(0x000e_2200_0000_2600_0000_0000_0004_79c3), Ok(None));
         // Under a predicate; without a scoreboard; of a pair that has the index; unknown.
         let odd = [
             vector & !0xf000,
@@ -244,7 +291,7 @@ mod tests {
             vector & !(0xff << 72) | 0x2d << 72,
         ];
         for instruction in odd {
-            assert_eq!(uses(instruction, PARAMETERS), Err(Refusal::IndexRead), "{instruction:x}");
+            assert_eq!(uses(instruction), Err(Refusal::IndexRead), "{instruction:x}");
         }
     }
 
@@ -254,11 +301,11 @@ mod tests {
         let add = 0x000f_c600_07ff_e0ff_0000_0300_0005_7a10;
         let load = 0x000e_6200_0000_0800_0000_0300_ff05_7b82;
         for instruction in [add, 0x000f_e200_0000_0f00_0000_0300_0005_7a02, load] {
-            assert_eq!(uses(instruction, PARAMETERS), Ok(Some(Use::Blocks)), "{instruction:x}");
+            assert_eq!(uses(instruction), Ok(Some(Use::Blocks)), "{instruction:x}");
         }
-        let at = |instruction, offset| uses(sass::with_offset(instruction, offset), PARAMETERS);
+        let at = |instruction, offset| uses(sass::with_offset(instruction, offset));
         // Others' words, with eight bytes and with four.
-        for offset in [0, 4, 0x10, 0x14, 0x160, 0x210] {
+        for offset in [0, 4, 0x10, 0x14, 0x28, 0x208, 0x210] {
             assert_eq!(at(add, offset), Ok(None), "{offset}");
             assert_eq!(at(load, offset), Ok(None), "{offset}");
         }
@@ -266,9 +313,16 @@ mod tests {
         assert_eq!(at(load, 8), Ok(None));
         let load_16 = load | 6 << 73;
         assert_eq!(at(load_16, 0), Err(Refusal::IndexRead));
-        assert_eq!(at(load_16, 0x10), Ok(None));
+        assert_eq!(at(load_16, 0x10), Err(Refusal::IndexRead), "its second half is not known");
+        assert_eq!(at(load_16, 0x210), Ok(None));
         let load_2 = load & !(7 << 73) | 2 << 73;
         assert_eq!(at(load_2, 0xe), Err(Refusal::IndexRead));
+        // What is not known: the number of clusters, which is that of blocks where there are none;
+        // the descriptor of other architectures.
+        for offset in [0x15c, 0x150, 0x118, 0x20] {
+            assert_eq!(at(load, offset), Err(Refusal::IndexRead), "{offset:#x}");
+        }
+        assert_eq!(uses(load | 1 << 91), Err(Refusal::IndexRead), "by a uniform register");
         // By a register: from the parameters on.
         let indexed = load & !(0xff << 24) | 4 << 24;
         assert_eq!(at(indexed, 0x210), Ok(None));

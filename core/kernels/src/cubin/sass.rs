@@ -14,6 +14,7 @@ pub(super) const WORD_SHIFT: u32 = 38;
 
 const BRA: u128 = 0x947;
 const CALL_REL: u128 = 0x944;
+const CALL_ABS: u128 = 0x943;
 const BSSY: u128 = 0x945;
 const NOP: u128 = 0x918;
 const LDC: u128 = 0xb82;
@@ -24,6 +25,18 @@ const S2R: u128 = 0x919;
 const S2UR: u128 = 0x9c3;
 const CS2R: u128 = 0x805;
 const UIADD3: u128 = 0x290;
+const LOAD: u128 = 0x980;
+const LOAD_GLOBAL: u128 = 0x981;
+const LOAD_SHARED: u128 = 0x984;
+const STORE: u128 = 0x985;
+const STORE_GLOBAL: u128 = 0x986;
+const STORE_SHARED: u128 = 0x388;
+/// Computations of each thread, without their operands' form: MOV, SEL, FSETP, ISETP, IADD3, LEA, LOP3,
+/// PRMT, IMNMX, SHF, FMUL, FADD, FFMA, IMAD, IMAD.WIDE, HFMA2, HMUL2.
+const VECTOR_ONLY: [u128; 17] = [
+    0x002, 0x007, 0x00b, 0x00c, 0x010, 0x011, 0x012, 0x016, 0x017, 0x019, 0x020, 0x021, 0x023,
+    0x024, 0x025, 0x031, 0x032,
+];
 /// With a uniform register as the second operand.
 const IADD3_UNIFORM: u128 = 0xc10;
 /// What is in the place of a uniform register that is none.
@@ -111,6 +124,28 @@ pub(super) fn constant(instruction: u128) -> Constant {
         // Loads say how much (4: four bytes, 5: eight); operands of others are eight at most.
         wide: matches!(instruction & 0xfff, LDC | ULDC) && instruction >> 73 & 7 > 5,
     }
+}
+
+/// Whether it is a call or a jump to what only a register says, or a table of addresses.
+/// Returns and branches within a function (`BRX`) are none.
+pub(super) fn is_indirect_call(instruction: u128) -> bool {
+    // CALL.ABS, CALL.REL, JMP, JMX; their operands' forms are in the bits above.
+    const CALLS_AND_JUMPS: [u128; 4] = [0x143, 0x144, 0x14a, 0x14c];
+    let opcode = instruction & 0xfff;
+    opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
+}
+
+/// Whether threads may part here, or code that is elsewhere is run: branches, calls, jumps, and
+/// what marks where threads meet again.
+pub(super) fn is_branch(instruction: u128) -> bool {
+    // BSYNC, BREAK, calls, BSSY, YIELD, BRA, WARPSYNC, BRX, JMP, JMX; RET, BMOV, BRXU. An EXIT (0x94d)
+    // is none: those that stay, stay together.
+    matches!(instruction & 0x1ff, 0x141..=0x14c | 0x150..=0x158)
+}
+
+/// Whether a constant's place is said by a uniform register instead of a bank.
+pub(super) fn is_bindless(instruction: u128) -> bool {
+    instruction >> 91 & 1 == 1
 }
 
 /// How a constant is read.
@@ -204,15 +239,23 @@ pub(super) fn add_uniform(to: Destination, added: u32, after: u32) -> u128 {
 
 /// The uniform registers, a bit each, that the instruction may have to do with: those whose
 /// number is in some field where one can stand, and those that may be read with them, in groups
-/// of up to eight. A relative jump's distance lies in all of these fields but one, and the
-/// immediate of a computation in another (loads and stores, `0x9…`, may have a register there).
+/// of up to eight. A relative jump's distance lies in all of these fields but one.
 pub(super) fn uniform_registers(instruction: u128) -> u64 {
     const GROUP: u64 = 0xff;
-    const COMPUTES_WITH_IMMEDIATE: u128 = 8;
-    let fields: &[u32] = match instruction & 0xfff {
+    let (opcode, form) = (instruction & 0xfff, instruction >> 9 & 7);
+    let fields: &[u32] = match opcode {
         BRA | CALL_REL => &[24],
         BSSY => &[16, 24],
-        _ if instruction >> 8 & 15 == COMPUTES_WITH_IMMEDIATE => &[16, 24, 64],
+        // Data and addresses are threads' own; how memory is accessed, and offsets, need not be.
+        LOAD | LOAD_GLOBAL | LOAD_SHARED | STORE | STORE_GLOBAL | STORE_SHARED => &[32, 64],
+        _ if VECTOR_ONLY.contains(&(opcode & 0x1ff)) => match form {
+            // Registers, immediates and constants.
+            1..=5 => &[],
+            // One of the operands is uniform.
+            _ => &[32, 64],
+        },
+        // An immediate. (Loads and stores, `0x9…`, are of the same form.)
+        _ if opcode >> 8 == 8 => &[16, 24, 64],
         _ => &[16, 24, 32, 64],
     };
     fields.iter().fold(0, |all, at| all | GROUP << (instruction >> at & 63))
@@ -239,12 +282,12 @@ mod tests {
     #[test]
     fn uniform_registers_are_seen_wherever_one_can_stand() {
         let bits = |range: std::ops::Range<u32>| range.fold(0_u64, |all, n| all | 1 << n);
-        // UIADD3 UR4, UR9, UR17, URZ; STG.E desc[UR30][R2.64], R40; BRXU UR6.
+        // UIADD3 UR4, UR9, UR17, URZ; STG.E desc[UR30][R2.64], R40; BRXU UR6. A store's field for
+        // data may have an offset.
         let add = 0x000f_c800_0fff_e03f_0000_0011_0904_7290;
         assert_eq!(uniform_registers(add), bits(4..17) | bits(17..25) | 1 << 63);
         let store = 0x000f_e200_0c10_191e_0000_0028_0200_7986;
-        let found = bits(0..10) | bits(30..38) | bits(40..48);
-        assert_eq!(uniform_registers(store), found);
+        assert_eq!(uniform_registers(store), bits(30..38) | bits(40..48));
         assert_eq!(uniform_registers(0x000f_ea00_0b83_ffff_ffff_fef0_0600_7958) & 1 << 6, 1 << 6);
         // A distance is none, wherever it lies; an immediate neither.
         for arch in [80, 90] {
@@ -252,9 +295,33 @@ mod tests {
                 assert_eq!(uniform_registers(branch(arch, 0x2000, to)), bits(0..8), "{to:#x}");
             }
         }
+        // IADD3 R0, R0, UR5, RZ; IADD3 R5, R0, c[0x0][0xc], RZ; IMAD.WIDE.U32 R2, R5, 0x4, R2.
+        let uniform = 0x000f_e200_0fff_e0ff_0000_0005_0000_7c10;
+        assert_eq!(uniform_registers(uniform), bits(5..13) | 1 << 63);
+        assert_eq!(uniform_registers(0x000f_c600_07ff_e0ff_0000_0300_0005_7a10), 0);
+        assert_eq!(uniform_registers(0x000f_ca00_078e_0002_0000_0004_0502_7825), 0);
         // UIADD3 UR4, UR4, 0x1234_5678, URZ.
         let immediate = 0x000f_e200_0fff_e03f_1234_5678_0404_7890;
         assert_eq!(uniform_registers(immediate), bits(4..12) | 1 << 63);
+    }
+
+    #[test]
+    fn calls_by_a_register_are_told_from_calls_of_what_is_written_there() {
+        // CALL.REL.NOINC R2 `f; CALL.ABS.NOINC R2, on sm_80 and sm_90; CALL.REL.NOINC `f.
+        for indirect in [
+            0x000f_ea00_03c3_ffff_ffff_ff80_0200_7344,
+            0x003f_ea00_03c3_ffff_ffff_fffc_02e0_7344,
+            0x002f_ea00_03c0_0000_0000_0000_0200_7343,
+        ] {
+            assert!(is_indirect_call(indirect) && is_branch(indirect), "{indirect:x}");
+        }
+        let direct = 0x000f_ea00_03c0_0000_0000_0040_0000_7944;
+        assert!(!is_indirect_call(direct) && is_branch(direct));
+        // BRA, BSSY, BRXU; EXIT, NOP, S2R.
+        let branches: [u128; 3] = [branch(90, 0, 64), 0x6_7945, 0x0600_7958];
+        assert!(branches.iter().all(|i| is_branch(*i) && !is_indirect_call(*i)));
+        let others: [u128; 3] = [0x794d, nop(), 0x7919];
+        assert!(others.iter().all(|i| !is_branch(*i) && !is_indirect_call(*i)));
     }
 
     #[test]

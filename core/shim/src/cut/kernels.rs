@@ -165,11 +165,11 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
         cut_state::PREPARABLE => CAN_PREPARE,
         cut_state::READY => {
             let Some(cut) = cut(index).filter(|c| c.context == context) else { return 0 };
-            if cluster(arguments, cut).is_none() {
-                return 0;
-            }
+            let Some(cluster) = cluster(arguments, cut) else { return 0 };
             let claimed = blocks <= gate::TABLE_WORDS;
-            let by_offset = || cut.by_offset(index, arguments.function, shape.grid).is_some();
+            let by_offset = || {
+                cluster == [1; 3] && cut.by_offset(index, arguments.function, shape.grid).is_some()
+            };
             let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset());
             let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
             (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
@@ -298,10 +298,11 @@ fn work() {
         }
         if job.offset {
             if let Some(cut) = cut(job.index).filter(|cut| cut.context == job.context) {
-                cut.settle_offset(making::offset(&job, cut), job.function as Ptr);
-            }
-            if is_lost() {
-                return;
+                let made = making::offset(&job, cut);
+                if is_lost() {
+                    return;
+                }
+                cut.settle_offset(made);
             }
             continue;
         }

@@ -1,5 +1,6 @@
 //! Making cut forms: the image is rewritten, the machine is [proven](proof), the image
-//! loaded as a second module, and the cut kernel's attributes compared with the original's. On the worker's thread only.
+//! loaded as a second module, and the cut kernel's attributes compared with the original's.
+//! On the worker's thread only.
 
 use super::guarded::Guarded;
 use super::images;
@@ -144,8 +145,11 @@ pub(super) fn offset(job: &Job, cut: &Cut) -> Option<usize> {
     let name = driver().name_of(job.function)?.to_str().ok()?.to_owned();
     match function_of(image, target, CutForm::SubGrid, &name) {
         Ok((function, is_ptx, kernel)) => {
-            let same = is_ptx == cut.is_ptx && kernel.control_offset as usize == cut.control_offset;
-            (same && !is_lost()).then_some(function)
+            let same = |which: &i32| attribute(cut.function, *which) == attribute(function, *which);
+            let is_alike = is_ptx == cut.is_ptx
+                && kernel.control_offset as usize == cut.control_offset
+                && FUNC_COMPARED.iter().all(same);
+            (is_alike && !is_lost()).then_some(function)
         }
         Err(why) => {
             log!("{name}: not sliced by offset: {why}");

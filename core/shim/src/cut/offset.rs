@@ -3,7 +3,7 @@
 //! Made when the first launch wants it, and not with the prelude: it is one more module in the driver, as large as
 //! the image, and few kernels have grids so large. Until it is there launches do without.
 
-use super::kernels::{self, Cut, copy_attributes, plain_function};
+use super::kernels::{self, Cut, copy_attributes};
 use crate::cu::Ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -34,7 +34,7 @@ impl SubGrid {
     }
 
     /// The worker made it, or found that there is none.
-    fn settle(&self, function: Option<usize>) {
+    pub(super) fn settle(&self, function: Option<usize>) {
         self.function.store(function.unwrap_or(0), Relaxed);
         self.state.store(if function.is_some() { READY } else { NONE }, Release);
     }
@@ -62,16 +62,13 @@ impl Cut {
     }
 
     /// It was made, or there is none.
-    pub(super) fn settle_offset(&self, function: Option<usize>, original: Ptr) {
-        let plain = plain_function(original as usize);
-        if let Some(function) = function {
-            copy_attributes(plain, function);
-        }
+    pub(super) fn settle_offset(&self, function: Option<usize>) {
+        // From the prelude's function, which has what was set through any handle of the original's.
+        let copy = || function.into_iter().for_each(|to| copy_attributes(self.function, to));
+        copy();
         self.sub_grid.settle(function);
         // What the program set meanwhile.
-        if let Some(function) = function {
-            copy_attributes(plain, function);
-        }
+        copy();
     }
 }
 

@@ -18,6 +18,22 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
     }
 }
 
+#[test]
+fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
+    for (is_ptx, grid, serves) in [
+        (true, [9, 1, 1], true),
+        (true, [9, 2, 3], true),
+        (false, [9, 1, 1], true),
+        (false, [9, 2, 1], false),
+        (false, [9, 1, 2], false),
+    ] {
+        let cut = Cut { is_ptx, ..cut(None, [0; 3]) };
+        cut.sub_grid.settle(Some(7));
+        let found = cut.by_offset(0, std::ptr::null_mut(), grid);
+        assert_eq!(found, serves.then_some(7), "{is_ptx} {grid:?}");
+    }
+}
+
 fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Cut) -> Option<[u32; 3]> {
     let attributes: Vec<_> = attributes
         .iter()
