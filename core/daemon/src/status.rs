@@ -333,6 +333,8 @@ pub struct Cut {
     pub kernels_refused: u64,
     /// Launches run as slices.
     pub sliced: u64,
+    /// Of these, by offset: each slice a launch of its own blocks only.
+    pub sliced_by_offset: u64,
     /// Launches run so that they give way.
     pub preemptible: u64,
     /// Launches run on some of the SMs.
@@ -360,6 +362,7 @@ impl Cut {
             kernels: s.cut_kernels,
             kernels_refused: s.refused_kernels,
             sliced: s.sliced,
+            sliced_by_offset: s.sliced_by_offset,
             preemptible: s.preemptible,
             partitioned: s.partitioned,
             graph_chained: s.graph_chained,

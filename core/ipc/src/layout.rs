@@ -204,6 +204,8 @@ pub struct Counters {
     pub refused_kernels: AtomicU64,
     /// Waits behind which the program lingered on the GPU.
     pub lingered: AtomicU64,
+    /// Of `sliced`, those by offset.
+    pub sliced_by_offset: AtomicU64,
 }
 
 /// Times from being asked to give way until it had, the latest ones; a ring.

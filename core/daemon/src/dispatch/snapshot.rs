@@ -43,6 +43,7 @@ pub struct ShimCounts {
     pub cut_kernels: u64,
     pub refused_kernels: u64,
     pub lingered: u64,
+    pub sliced_by_offset: u64,
     /// Of the latest times from being asked to give way until it had, ns.
     pub turnaround_p50_ns: u64,
     /// See above.
@@ -168,6 +169,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         cut_kernels: word(&c.cut_kernels),
         refused_kernels: word(&c.refused_kernels),
         lingered: word(&c.lingered),
+        sliced_by_offset: word(&c.sliced_by_offset),
         turnaround_p50_ns,
         turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,

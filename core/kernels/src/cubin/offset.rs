@@ -186,13 +186,13 @@ fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> 
     if !sass::has_constant(instruction) {
         return Ok(None);
     }
+    // A uniform register says where: nobody knows what that is.
+    if sass::is_bindless(instruction) {
+        return Err(Refusal::IndexRead);
+    }
     let constant = sass::constant(instruction);
     if constant.bank != 0 {
         return Ok(None);
-    }
-    // By a uniform register, to which nobody knows what was read.
-    if sass::is_bindless(instruction) {
-        return Err(Refusal::IndexRead);
     }
     let (from, first) = (constant.offset, template.parameter_base);
     let read = sass::read(instruction);
@@ -339,6 +339,6 @@ mod tests {
         let uniform = sass::add_uniform(Destination::Uniform(4), 7, 2);
         assert_eq!(uniform & low, 0x0fff_e03f_0000_0007_0404_7290);
         // Stall 15, no scoreboard set, waits for the third.
-        assert_eq!(uniform >> sass::CONTROL_SHIFT, 0b000100_111_111_0_1111);
+        assert_eq!(uniform >> sass::CONTROL_SHIFT, 0b100 << 11 | 0x3f << 5 | 15);
     }
 }

@@ -436,6 +436,9 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             return failed(all, epoch2, result);
         }
     }
+    if by_offset.is_some() {
+        order.client.counters.sliced_by_offset.fetch_add(1, Relaxed);
+    }
     let again = helpable.then(|| claimed(parts, 0, u32::MAX));
     all.opened(true, 0, epoch2, again);
     Some(SUCCESS)

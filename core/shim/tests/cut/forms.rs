@@ -141,6 +141,9 @@ fn large_grids_are_sliced_by_offset_once_that_form_is_made() {
             assert_eq!(offered, [CAN_SLICE | CAN_PREEMPT, CAN_SLICE], "too large to claim");
             // One of each round could be sliced all the time, the other in the last.
             assert_eq!(core.counters().sliced.load(SeqCst), rounds + 1);
+            // Not the very first one.
+            let by_offset = core.counters().sliced_by_offset.load(SeqCst);
+            assert!((1..rounds + 1).contains(&by_offset), "{by_offset} of {rounds} rounds");
         },
     );
 }
