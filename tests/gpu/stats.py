@@ -84,3 +84,16 @@ def paired_ratio(a_rounds, b_rounds):
         "ratio_max": round(max(ratios), 5),
         "rounds": len(ratios),
     }
+
+
+# How much longer an inference alone may take in a mode than in solo; and under MPS so much more.
+DRIFT_MAX, MPS_ALONE = 1.25, 0.25
+
+
+def host_drift(own_ms, solo_ms, under_mps):
+    """How much slower the inference alone was than for its solo figures, if so much that ratios to these say nothing.
+
+    Under MPS a CUDA graph takes up to a quarter longer for the other clients that are connected.
+    """
+    most = DRIFT_MAX + (MPS_ALONE if under_mps else 0)
+    return own_ms / solo_ms if own_ms and own_ms > solo_ms * most else None

@@ -18,7 +18,7 @@ import sys
 
 from clients import Client, soon, started
 from common import Failures, merge_rows, step_main, write_json
-from stats import percentile
+from stats import host_drift, percentile
 from tally import Core, MpsDaemon, client, shortfalls
 
 PAIRS = {
@@ -49,8 +49,6 @@ WARM_REQUESTS = 300
 # Pairs whose programs are alive at once in `timeslice`: two trainings, even if one is idle, have
 # longer time slices than one (docs/residency.md).
 TOGETHER_TIMESLICE = 1
-# How much longer the inference alone may take in a mode than in solo; and under MPS so much more.
-DRIFT_MAX, MPS_ALONE = 1.25, 0.25
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -171,14 +169,9 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None, ve
 
 
 def drift(own_ms, solo_ms, residency):
-    """A note if the inference alone is not what it was: the rows before and after do not compare then.
-
-    Under MPS a CUDA graph takes up to a quarter longer for the other clients that are connected.
-    """
-    most = DRIFT_MAX + (MPS_ALONE if residency.startswith("mps") else 0)
-    if own_ms <= solo_ms * most:
-        return []
-    return [f"alone it took {own_ms / solo_ms:.2f} of what it took for the solo figures: its host was slower by then"]
+    """A note if the inference alone is not what it was."""
+    slower = host_drift(own_ms, solo_ms, residency.startswith("mps"))
+    return [f"alone it took {slower:.2f} of what it took for the solo figures: its host was slower by then"] if slower else []
 
 
 class Results:

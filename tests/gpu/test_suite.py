@@ -333,6 +333,18 @@ class Renderer(unittest.TestCase):
         self.assertIn("| tally-mps | – | – |", text)
         self.assertRegex(text, r"\| new \| tally-priority \| cut \|.*\| 10 \(3\) \|")
 
+    def test_a_pair_whose_host_had_changed_is_left_out_of_the_means(self):
+        rows = [
+            pair_row(hp=hp, be=be, solo_p50_ms=1.0, own_solo_p50_ms=1.6 if hp == "resnet50-eager" else 1.2, p99_over_solo=1.5)
+            for hp, be in sorted(render.SUMMARY)
+        ]
+        rows[[r["hp"] for r in rows].index("resnet50-eager")]["p99_over_solo"] = 9.0
+        self.put("pairs.json", rows)
+        self.assertIn("| tally-mps, without resnet50-eager | tally-priority | untouched | +50.0 % |", self.text())
+        self.assertIsNone(stats.host_drift(1.2, 1.0, under_mps=False))
+        self.assertEqual(stats.host_drift(1.3, 1.0, under_mps=False), 1.3)
+        self.assertIsNone(stats.host_drift(None, 1.0, under_mps=False))
+
     def test_wrong_results_of_cut_kernels_have_a_footnote(self):
         counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "gave_way", "rescued"), 1)
         cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
