@@ -124,7 +124,9 @@ impl Decided<'_> {
             match &target {
                 Target::Kernel(arguments) if shape.flags & CAN_PREPARE != 0 => {
                     let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
-                    cut::kernels::prepare(kernel, arguments.function, context, device);
+                    // How long it is expected to take, where the core says so.
+                    let us = if let Answer::Preemptible(us) = answer { us } else { 0 };
+                    cut::kernels::prepare(kernel, arguments.function, context, device, us);
                 }
                 Target::Graph(_) => cut::kernels::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}

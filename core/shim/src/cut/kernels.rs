@@ -219,6 +219,14 @@ pub(super) struct Job {
     pub(super) device: i32,
     /// The form with offset block indices of one that is cut.
     offset: bool,
+    /// How long the kernel is expected to take; 0: unknown. Of several jobs the one of the longest
+    /// comes first: that is the one that others wait for, and each job takes a while.
+    us: u32,
+}
+
+/// Where a job goes among the others: behind those of kernels that are as long.
+fn place(jobs: &VecDeque<Job>, us: u32) -> usize {
+    jobs.iter().position(|other| other.us < us).unwrap_or(jobs.len())
 }
 
 /// Between two attempts to find nothing under way.
@@ -233,7 +241,7 @@ static GATE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Have a kernel's cut form made.
 #[cold]
-pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
+pub fn prepare(index: usize, function: Ptr, context: usize, device: i32, us: u32) {
     let Some(kernel) = KERNELS.get(index) else { return };
     let from = cut_state::pack(cut_state::PREPARABLE, 0);
     let to = cut_state::pack(cut_state::PREPARING, 0);
@@ -241,14 +249,21 @@ pub fn prepare(index: usize, function: Ptr, context: usize, device: i32) {
         return;
     }
     publish(index, cut_state::PREPARING, 0);
-    hire(Job { index, function: function as usize, context, device, offset: false });
+    hire(Job { index, function: function as usize, context, device, offset: false, us });
 }
 
 /// Have the gate made, for launches that need no cut form.
 #[cold]
 pub fn prepare_gate(context: usize) {
     if !GATE_ASKED.swap(true, SeqCst) {
-        hire(Job { index: GATE_ONLY, function: 0, context, device: -1, offset: false });
+        hire(Job {
+            index: GATE_ONLY,
+            function: 0,
+            context,
+            device: -1,
+            offset: false,
+            us: u32::MAX,
+        });
     }
 }
 
@@ -256,11 +271,12 @@ pub fn prepare_gate(context: usize) {
 #[cold]
 pub(super) fn prepare_offset(index: usize, function: Ptr, cut: &Cut) {
     let (context, device) = (cut.context, cut.device);
-    hire(Job { index, function: function as usize, context, device, offset: true });
+    // It can be cut already.
+    hire(Job { index, function: function as usize, context, device, offset: true, us: 0 });
 }
 
 fn hire(job: Job) {
-    JOBS.with(|jobs| jobs.push_back(job));
+    JOBS.with(|jobs| jobs.insert(place(jobs, job.us), job));
     JOBS_WORD.fetch_add(1, SeqCst);
     let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
     let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);

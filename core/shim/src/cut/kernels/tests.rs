@@ -19,6 +19,17 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
 }
 
 #[test]
+fn the_longest_kernel_has_its_form_made_first() {
+    let mut jobs = VecDeque::new();
+    for (index, us) in [(0, 40), (1, 900), (2, 0), (3, 900), (4, 10_900), (5, u32::MAX), (6, 40)] {
+        let job = Job { index, function: 0, context: 0, device: 0, offset: false, us };
+        jobs.insert(place(&jobs, us), job);
+    }
+    let order: Vec<_> = jobs.iter().map(|job| job.index).collect();
+    assert_eq!(order, [5, 4, 1, 3, 0, 6, 2]);
+}
+
+#[test]
 fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
     for (is_ptx, grid, serves) in [
         (true, [9, 1, 1], true),
