@@ -10,7 +10,7 @@ mod common;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
-use tally_kernels::{CutForm, ptx};
+use tally_kernels::{CutForm, cubin, proof, ptx};
 
 /// Architectures to assemble for, and what must not be older than that.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
@@ -23,9 +23,9 @@ fn target(source: &str) -> (u32, bool) {
     (digits.parse().unwrap(), specific)
 }
 
-fn assemble(ptxas: &str, arch: &str, text: &[u8]) -> Result<(), String> {
+fn assemble(ptxas: &str, arch: &str, text: &[u8], output: &str) -> Result<(), String> {
     let mut child = Command::new(ptxas)
-        .args([&format!("-arch={arch}"), "-o", "/dev/null", "-"])
+        .args([&format!("-arch={arch}"), "-o", output, "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -68,7 +68,7 @@ fn what_is_rewritten_assembles() {
                         continue;
                     }
                     let arch = format!("sm_{arch}{}", if specific { "a" } else { "" });
-                    if let Err(why) = assemble(&ptxas, &arch, &cut.image) {
+                    if let Err(why) = assemble(&ptxas, &arch, &cut.image, "/dev/null") {
                         let text = String::from_utf8_lossy(&cut.image);
                         let lines: Vec<_> = text
                             .lines()
@@ -85,4 +85,24 @@ fn what_is_rewritten_assembles() {
     }
     assert!(texts > 0);
     println!("ptxas: {texts} texts with {kernels} cut kernels");
+}
+
+/// Else nothing would be sliced by offset on that architecture, and only the shim's log would say so.
+#[test]
+#[ignore = "needs TALLY_PTXAS"]
+fn the_proof_of_a_machine_can_be_given_both_forms_of_machine_code() {
+    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
+    let name = format!("tally-proof-{}.cubin", std::process::id());
+    let output = std::env::temp_dir().join(name);
+    for arch in [80, 86, 89, 90] {
+        let target = format!("sm_{arch}");
+        assemble(&ptxas, &target, proof::PTX.as_bytes(), output.to_str().unwrap()).unwrap();
+        let image = std::fs::read(&output).unwrap();
+        for form in [CutForm::Prelude, CutForm::SubGrid] {
+            let rewritten = cubin::rewrite(&image, form, None).unwrap();
+            assert_eq!(rewritten.refused, [], "{target} {form:?}");
+            cubin::check(&image, &rewritten.image).unwrap();
+        }
+    }
+    std::fs::remove_file(&output).unwrap();
 }

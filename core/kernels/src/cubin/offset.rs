@@ -158,6 +158,10 @@ fn straight_bytes(arch: u32, code: &[u8]) -> usize {
         if sass::is_branch(instruction) {
             straight = straight.min(at);
         }
+        if sass::is_indirect_branch(instruction) {
+            // Within the function, but nobody says where to.
+            return 0;
+        }
         if let Some(to) = sass::jump_target(arch, instruction, at) {
             straight = straight.min(usize::try_from(to).unwrap_or(0));
         }

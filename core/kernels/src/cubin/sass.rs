@@ -135,6 +135,11 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
+/// Whether it is a branch within its function to what a register says: `BRX`, `BRXU`.
+pub(super) fn is_indirect_branch(instruction: u128) -> bool {
+    matches!(instruction & 0x1ff, 0x149 | 0x158)
+}
+
 /// Whether threads may part here, or code that is elsewhere is run: branches, calls, jumps, and
 /// what marks where threads meet again.
 pub(super) fn is_branch(instruction: u128) -> bool {
@@ -320,6 +325,7 @@ mod tests {
         // BRA, BSSY, BRXU; EXIT, NOP, S2R.
         let branches: [u128; 3] = [branch(90, 0, 64), 0x6_7945, 0x0600_7958];
         assert!(branches.iter().all(|i| is_branch(*i) && !is_indirect_call(*i)));
+        assert_eq!(branches.map(is_indirect_branch), [false, false, true]);
         let others: [u128; 3] = [0x794d, nop(), 0x7919];
         assert!(others.iter().all(|i| !is_branch(*i) && !is_indirect_call(*i)));
     }
