@@ -97,6 +97,8 @@ def graphed(request):
         graph.replay()
         return output
 
+    # The graph has the addresses of its weights and inputs, and nothing else keeps them.
+    replay.request = request
     return replay
 
 

@@ -7,20 +7,22 @@
 //! ```text
 //! .text.K + at    S2R R, SR_CTAID.X          ->  BRA to this read's tail
 //!         + at    … c[0x0][number of blocks] ->  … c[0x0][the control block's]
-//!         + size  tails: the read; ULDC t, the range's first block; an addition of t,
-//!                 behind the read's scoreboard; BRA to at + 16
+//!         + size  tails: the read, to s if it is to a uniform register; ULDC t, the range's
+//!                 first block; IADD3 R, R, t or UIADD3 U, s, t, behind the read's scoreboard;
+//!                 BRA to at + 16
 //! ```
 //!
-//! `t` is a uniform register that the kernel does not use. It has the same value whoever writes
-//! it, so that diverged threads may. Nothing else of the code is touched, its entry neither: no
-//! block claims anything.
+//! `s` and `t` are uniform registers that the kernel does not use. Threads that have parted share
+//! uniform registers, and hardware may change sides anywhere; so none is changed in steps: `s` is
+//! always the index and `t` always the first block, whoever writes them, and `U` is only ever
+//! written with the sum. (An addition of the constant itself would need no `t`, but gives something
+//! else on an H200: code of sm_90 only ever loads constants.) Nothing else of the code is touched, its
+//! entry neither: no block claims anything.
 //!
 //! What could get at the index or the number in another way is refused: special registers by
 //! [`KNOWN`], words of bank 0 by [`KNOWN_WORDS`]; functions that are called, which other kernels may call too, if
 //! they have anything to do with the grid; and calls by a register, which may lead into the original's
-//! code. Nor is a read patched behind a branch, or where a jump leads back to: threads that have parted
-//! may share uniform registers, and nobody says that hardware does not change sides at a jump that the compiler
-//! did not write.
+//! code.
 
 use super::elf::Cubin;
 use super::info::attribute;
@@ -85,7 +87,6 @@ pub(super) fn sub_grid(
             }
         }
     }
-    let straight = straight_bytes(cubin.arch, kernel.code);
     let mut found = Vec::new();
     for (index, instruction) in sass::instructions(kernel.code).enumerate() {
         if sass::is_indirect_call(instruction) {
@@ -93,8 +94,7 @@ pub(super) fn sub_grid(
         }
         let Some(used) = uses(instruction, template)? else { continue };
         let at = index * INSTRUCTION_BYTES;
-        let is_behind = matches!(used, Use::Index(..)) && at >= straight;
-        if is_behind || found.len() == USES_MAX {
+        if found.len() == USES_MAX {
             return Err(Refusal::IndexRead);
         }
         if references.is_relocated(kernel.text, at) {
@@ -102,14 +102,10 @@ pub(super) fn sub_grid(
         }
         found.push((at, instruction, used));
     }
-    let spare = if found.iter().any(|(.., used)| matches!(used, Use::Index(..))) {
-        let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
-        let in_use = in_use(kernel.code) | called;
-        let is_free = |number: &u32| in_use >> *number & 1 == 0;
-        (0..UNIFORM_REGISTERS).rev().find(is_free).ok_or(Refusal::NoSpareRegister)?
-    } else {
-        UNIFORM_REGISTERS
-    };
+    let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
+    let in_use = in_use(kernel.code) | called;
+    let mut free = (0..UNIFORM_REGISTERS).rev().filter(|number| in_use >> number & 1 == 0);
+    let spares = (free.next(), free.next());
 
     let control = template.parameter_base + kernel.control_offset;
     let mut code = kernel.code.to_vec();
@@ -122,15 +118,10 @@ pub(super) fn sub_grid(
                 put(&mut code, at, sass::with_offset(instruction, control + DIMS_OFFSET));
             }
             Use::Index(to, scoreboard) => {
-                let base = code.len();
-                put(&mut code, at, sass::branch(cubin.arch, at, base));
-                let back = base + (TAIL - 1) * INSTRUCTION_BYTES;
-                let tail: [u128; TAIL] = [
-                    instruction,
-                    sass::load_uniform(spare, control + LO_OFFSET),
-                    sass::add_uniform(to, spare, scoreboard),
-                    sass::branch(cubin.arch, back, at + INSTRUCTION_BYTES),
-                ];
+                let (place, read) = (code.len(), (instruction, to, scoreboard));
+                let tail = tail(cubin.arch, (at, place), read, control + LO_OFFSET, spares)
+                    .ok_or(Refusal::NoSpareRegister)?;
+                put(&mut code, at, sass::branch(cubin.arch, at, place));
                 code.extend(tail.iter().flat_map(|i| i.to_le_bytes()));
             }
         }
@@ -149,24 +140,27 @@ fn in_use(code: &[u8]) -> u64 {
     sass::instructions(code).fold(0, |all, i| all | sass::uniform_registers(i))
 }
 
-/// So many bytes from a kernel's start on are run once, by all threads together: no branch lies in
-/// them, and no jump leads there.
-fn straight_bytes(arch: u32, code: &[u8]) -> usize {
-    let mut straight = code.len();
-    for (index, instruction) in sass::instructions(code).enumerate() {
-        let at = index * INSTRUCTION_BYTES;
-        if sass::is_branch(instruction) {
-            straight = straight.min(at);
-        }
-        if sass::is_indirect_branch(instruction) {
-            // Within the function, but nobody says where to.
-            return 0;
-        }
-        if let Some(to) = sass::jump_target(arch, instruction, at) {
-            straight = straight.min(usize::try_from(to).unwrap_or(0));
-        }
-    }
-    straight
+/// Uniform registers that a kernel does not use: for a range's first block, for the index.
+type Spares = (Option<u32>, Option<u32>);
+
+/// What stands at `place` for a read of the index at `at`: see the module's documentation.
+/// `first_block` is where bank 0 has the range's; `None` if it takes spare registers and there are none.
+fn tail(
+    arch: u32,
+    (at, place): (usize, usize),
+    (instruction, to, scoreboard): (u128, Destination, u32),
+    first_block: u32,
+    spares: Spares,
+) -> Option<[u128; TAIL]> {
+    let (first, index) = spares;
+    let (read, from) = match to {
+        Destination::Vector(register) => (instruction, register),
+        Destination::Uniform(_) => (sass::with_destination(instruction, index?), index?),
+    };
+    let load = sass::load_uniform(first?, first_block);
+    let add = sass::add_uniform(to, from, first?, scoreboard);
+    let back = place + (TAIL - 1) * INSTRUCTION_BYTES;
+    Some([read, load, add, sass::branch(arch, back, at + INSTRUCTION_BYTES)])
 }
 
 /// What an instruction has to do with the grid.
@@ -233,32 +227,25 @@ fn is_known(number: u32) -> bool {
 /// place in bank 0.
 pub(super) fn is_sub_grid(template: &Template, old: &[u8], new: &[u8], control: u32) -> bool {
     let arch = template.arch;
-    let straight = straight_bytes(arch, old);
     let tails: Vec<u128> = sass::instructions(&new[old.len()..]).collect();
     let in_use = in_use(old);
+    let is_spare = |number: u32| number < UNIFORM_REGISTERS && in_use >> number & 1 == 0;
     let mut next = 0;
-    for (index, (a, b)) in sass::instructions(old).zip(sass::instructions(new)).enumerate() {
-        let at = index * INSTRUCTION_BYTES;
+    for (number, (a, b)) in sass::instructions(old).zip(sass::instructions(new)).enumerate() {
+        let at = number * INSTRUCTION_BYTES;
         let (to, scoreboard) = match uses(a, template) {
             Ok(None) if a == b && !sass::is_indirect_call(a) => continue,
             Ok(Some(Use::Blocks)) if b == sass::with_offset(a, control + DIMS_OFFSET) => continue,
-            Ok(Some(Use::Index(to, scoreboard))) if at < straight => (to, scoreboard),
+            Ok(Some(Use::Index(to, scoreboard))) => (to, scoreboard),
             _ => return false,
         };
         let place = old.len() + next * INSTRUCTION_BYTES;
-        let Some(tail) = tails.get(next..next + TAIL) else { return false };
-        let spare = (tail[1] >> 16 & 0xff) as u32;
-        let expected = [
-            a,
-            sass::load_uniform(spare, control + LO_OFFSET),
-            sass::add_uniform(to, spare, scoreboard),
-            sass::branch(arch, place + (TAIL - 1) * INSTRUCTION_BYTES, at + INSTRUCTION_BYTES),
-        ];
-        if tail != expected
-            || b != sass::branch(arch, at, place)
-            || spare >= UNIFORM_REGISTERS
-            || in_use >> spare & 1 != 0
-        {
+        let Some(found) = tails.get(next..next + TAIL) else { return false };
+        let (index, first) = (sass::destination(found[0]), sass::destination(found[1]));
+        let spare = |number| Some(number).filter(|n| is_spare(*n));
+        let spares = (spare(first), spare(index).filter(|index| *index != first));
+        let expected = tail(arch, (at, place), (a, to, scoreboard), control + LO_OFFSET, spares);
+        if expected.is_none_or(|expected| expected != found) || b != sass::branch(arch, at, place) {
             return false;
         }
         next += TAIL;
@@ -338,10 +325,10 @@ mod tests {
     fn the_tails_are_what_is_meant() {
         let low = (1_u128 << sass::CONTROL_SHIFT) - 1;
         assert_eq!(sass::load_uniform(5, 0x194) & low, 0x800_0000_6500_0005_7ab9);
-        let vector = sass::add_uniform(Destination::Vector(7), 4, 0);
+        let vector = sass::add_uniform(Destination::Vector(7), 7, 4, 0);
         assert_eq!(vector & low, 0x0fff_e0ff_0000_0004_0707_7c10);
-        let uniform = sass::add_uniform(Destination::Uniform(4), 7, 2);
-        assert_eq!(uniform & low, 0x0fff_e03f_0000_0007_0404_7290);
+        let uniform = sass::add_uniform(Destination::Uniform(4), 9, 7, 2);
+        assert_eq!(uniform & low, 0x0fff_e03f_0000_0007_0904_7290);
         // Stall 15, no scoreboard set, waits for the third.
         assert_eq!(uniform >> sass::CONTROL_SHIFT, 0b100 << 11 | 0x3f << 5 | 15);
     }

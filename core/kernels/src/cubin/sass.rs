@@ -135,19 +135,6 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
-/// Whether it is a branch within its function to what a register says: `BRX`, `BRXU`.
-pub(super) fn is_indirect_branch(instruction: u128) -> bool {
-    matches!(instruction & 0x1ff, 0x149 | 0x158)
-}
-
-/// Whether threads may part here, or code that is elsewhere is run: branches, calls, jumps, and
-/// what marks where threads meet again.
-pub(super) fn is_branch(instruction: u128) -> bool {
-    // BSYNC, BREAK, calls, BSSY, YIELD, BRA, WARPSYNC, BRX, JMP, JMX; RET, BMOV, BRXU. An EXIT (0x94d)
-    // is none: those that stay, stay together.
-    matches!(instruction & 0x1ff, 0x141..=0x14c | 0x150..=0x158)
-}
-
 /// Whether a constant's place is said by a uniform register instead of a bank.
 pub(super) fn is_bindless(instruction: u128) -> bool {
     instruction >> 91 & 1 == 1
@@ -205,7 +192,7 @@ pub(super) enum Destination {
 
 /// Of an instruction that is one.
 pub(super) fn special_read(instruction: u128) -> Option<SpecialRead> {
-    let register = (instruction >> 16 & 0xff) as u32;
+    let register = destination(instruction);
     let to = match instruction & 0xfff {
         S2R => Some(Destination::Vector(register)),
         S2UR => Some(Destination::Uniform(register)),
@@ -231,15 +218,25 @@ pub(super) fn load_uniform(register: u32, offset: u32) -> u128 {
     size_32 | u128::from(offset) << WORD_SHIFT | to | ULDC | ALWAYS | control(STALL_MAX, 0, 0)
 }
 
-/// Addition of a uniform register to a register, once scoreboard `after` says so.
-pub(super) fn add_uniform(to: Destination, added: u32, after: u32) -> u128 {
-    let (opcode, register, rest) = match to {
+/// `to` = register `from`, of the same kind, + uniform register `added`, once scoreboard `after`
+/// says so.
+pub(super) fn add_uniform(to: Destination, from: u32, added: u32, after: u32) -> u128 {
+    let (opcode, to, rest) = match to {
         Destination::Vector(r) => (IADD3_UNIFORM, r, 0x0fff_e0ff),
         Destination::Uniform(r) => (UIADD3, r, 0x0fff_e000 | NO_UNIFORM),
     };
-    let registers =
-        u128::from(added) << 32 | u128::from(register) << 24 | u128::from(register) << 16;
+    let registers = u128::from(added) << 32 | u128::from(from) << 24 | u128::from(to) << 16;
     rest << 64 | registers | opcode | ALWAYS | control(STALL_MAX, 0, 1 << after)
+}
+
+/// The register that an instruction of a sub-grid's tail writes.
+pub(super) fn destination(instruction: u128) -> u32 {
+    (instruction >> 16 & 0xff) as u32
+}
+
+/// The same, written to another register.
+pub(super) fn with_destination(instruction: u128, register: u32) -> u128 {
+    instruction & !(0xff << 16) | u128::from(register) << 16
 }
 
 /// The uniform registers, a bit each, that the instruction may have to do with: those whose
@@ -318,16 +315,12 @@ mod tests {
             0x003f_ea00_03c3_ffff_ffff_fffc_02e0_7344,
             0x002f_ea00_03c0_0000_0000_0000_0200_7343,
         ] {
-            assert!(is_indirect_call(indirect) && is_branch(indirect), "{indirect:x}");
+            assert!(is_indirect_call(indirect), "{indirect:x}");
         }
+        // CALL.REL.NOINC `f; BRA, BSSY, BRXU; EXIT, NOP, S2R.
         let direct = 0x000f_ea00_03c0_0000_0000_0040_0000_7944;
-        assert!(!is_indirect_call(direct) && is_branch(direct));
-        // BRA, BSSY, BRXU; EXIT, NOP, S2R.
-        let branches: [u128; 3] = [branch(90, 0, 64), 0x6_7945, 0x0600_7958];
-        assert!(branches.iter().all(|i| is_branch(*i) && !is_indirect_call(*i)));
-        assert_eq!(branches.map(is_indirect_branch), [false, false, true]);
-        let others: [u128; 3] = [0x794d, nop(), 0x7919];
-        assert!(others.iter().all(|i| !is_branch(*i) && !is_indirect_call(*i)));
+        let others = [direct, branch(90, 0, 64), 0x6_7945, 0x0600_7958, 0x794d, nop(), 0x7919];
+        assert!(others.iter().all(|i| !is_indirect_call(*i)));
     }
 
     #[test]
