@@ -341,6 +341,8 @@ pub struct Cut {
     pub partitioned: u64,
     /// Graph launches run as chains of parts.
     pub graph_chained: u64,
+    /// Kernels of these that were launched by themselves, in a cut form.
+    pub graph_nodes_cut: u64,
     /// Times it was asked to give way while a cut launch was under way.
     pub yields: u64,
     /// It is asked to give way now.
@@ -366,6 +368,7 @@ impl Cut {
             preemptible: s.preemptible,
             partitioned: s.partitioned,
             graph_chained: s.graph_chained,
+            graph_nodes_cut: s.graph_nodes_cut,
             yields: n.stats.yields,
             yielded: n.state.yielded,
             gave_way: s.gave_way,

@@ -206,6 +206,8 @@ pub struct Counters {
     pub lingered: AtomicU64,
     /// Of `sliced`, those by offset.
     pub sliced_by_offset: AtomicU64,
+    /// Kernels of `graph_chained` launches that were launched by themselves, in a cut form.
+    pub graph_nodes_cut: AtomicU64,
 }
 
 /// Times from being asked to give way until it had, the latest ones; a ring.

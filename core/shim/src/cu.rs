@@ -154,6 +154,46 @@ pub struct LaunchAttribute {
     pub value: [c_uint; 16],
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS_v2`; the first version has neither of the last two.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct KernelNodeParams {
+    /// Function, or null.
+    pub function: Ptr,
+    /// Grid, blocks.
+    pub grid: [c_uint; 3],
+    /// Block, threads.
+    pub block: [c_uint; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: c_uint,
+    /// Pointers to the parameters, or null.
+    pub params: *mut Ptr,
+    /// The other way to pass them, or null.
+    pub extra: *mut Ptr,
+    /// Kernel that belongs to no context, or null.
+    pub kernel: Ptr,
+    /// The context that it is for, or null.
+    pub context: Ptr,
+}
+
+impl Default for KernelNodeParams {
+    fn default() -> Self {
+        let none = std::ptr::null_mut();
+        let (grid, block, shared_bytes) = ([0; 3], [0; 3], 0);
+        let (params, extra) = (std::ptr::null_mut(), std::ptr::null_mut());
+        KernelNodeParams {
+            function: none,
+            grid,
+            block,
+            shared_bytes,
+            params,
+            extra,
+            kernel: none,
+            context: none,
+        }
+    }
+}
+
 /// `CUstreamBatchMemOpParams`, as a 32-bit write.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -312,6 +352,7 @@ driver_table! {
     node_in_clone: [c"cuGraphNodeFindInClone"] fn(*mut Ptr, Ptr, Ptr);
     graph_launch: [c"cuGraphLaunch"] fn(Ptr, Ptr);
     kernel_attribute: [c"cuGraphKernelNodeGetAttribute"] fn(Ptr, c_int, *mut [u64; 8]);
+    kernel_params: [c"cuGraphKernelNodeGetParams_v2", c"cuGraphKernelNodeGetParams"] fn(Ptr, *mut KernelNodeParams);
     event_destroy: [c"cuEventDestroy_v2", c"cuEventDestroy"] fn(Ptr);
 }
 

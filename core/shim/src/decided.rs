@@ -126,7 +126,7 @@ impl Decided<'_> {
                     let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
                     // How long it is expected to take, where the core says so.
                     let us = if let Answer::Preemptible(us) = answer { us } else { 0 };
-                    cut::kernels::prepare(kernel, arguments.function, context, device, us);
+                    cut::kernels::prepare(kernel, arguments, context, device, us);
                 }
                 Target::Graph(_) => cut::kernels::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}
@@ -141,6 +141,7 @@ impl Decided<'_> {
             target,
             ticket,
             number: before.wrapping_add(1),
+            follows: false,
         };
         let real = || {
             cut::form::launch(&order, answer).unwrap_or_else(|| {

@@ -4,11 +4,12 @@
 //! | --- | --- |
 //! | [`partition`] | where a graph is cut |
 //! | [`build`] | the driver calls: copies, parts |
+//! | [`own`] | kernels that are launched by themselves, cut |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
-//! [`chain`] of an exec makes sub-graphs from it, each its own exec; launching them one after the
-//! other on one stream does what launching the whole does. What cannot be shown to be so is
+//! [`chain`] of an exec makes sub-graphs from it, each its own exec, and takes out kernels that can be cut;
+//! launching them one after the other on one stream does what launching the whole does. What cannot be shown to be so is
 //! launched whole, for a [`Reason`].
 //!
 //! Must never report an error to the program, touch its graph or exec, or hold the table's lock
@@ -17,13 +18,16 @@
 
 pub mod build;
 pub mod order;
+pub mod own;
 pub mod partition;
 
 use crate::cu::{CuResult, Ptr};
+use crate::cut::kernels;
 use crate::lock::Locked;
 use crate::state;
 use build::{Event, Kept, Parts};
 use order::Last;
+use own::Own;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -164,25 +168,55 @@ impl fmt::Display for CutState {
     }
 }
 
-/// Sub-graphs that together are one graph: cheap to copy; its execs exist as long as one copy does.
+/// A step of a chain.
+#[derive(Debug)]
+pub enum Step {
+    /// A part: its exec (`CUgraphExec`).
+    Graph(usize),
+    /// A kernel by itself.
+    Kernel(Own),
+}
+
+impl Step {
+    fn exec(&self) -> Option<usize> {
+        match self {
+            Step::Graph(exec) => Some(*exec),
+            Step::Kernel(_) => None,
+        }
+    }
+}
+
+/// Sub-graphs and kernels that together are one graph: cheap to copy; its execs exist as long as one copy does.
 #[derive(Clone, Debug)]
 pub struct Chain(Arc<Parts>);
 
 impl Chain {
-    /// The execs (`CUgraphExec`), to be launched in this order on one stream.
-    pub fn parts(&self) -> &[usize] {
-        &self.0.execs
+    /// To be launched in this order on one stream.
+    pub fn steps(&self) -> &[Step] {
+        &self.0.steps
     }
+}
+
+/// A chain, and what it was made for.
+#[derive(Debug)]
+struct Made {
+    /// The size of parts.
+    size: u32,
+    /// Nodes whose kernels are launched by themselves.
+    own: Vec<usize>,
+    /// [`kernels::changes`] when those were looked for.
+    changes: u32,
+    parts: Arc<Parts>,
 }
 
 /// What is remembered of an exec.
 #[derive(Debug)]
 struct Record {
     kept: Result<Arc<Kept>, Reason>,
-    /// The last chain made, and its size of parts.
-    chain: Option<(u32, Arc<Parts>)>,
-    /// The last size of parts that was refused: not looked at again at every launch.
-    refused: Option<(u32, Reason)>,
+    /// The last chain made.
+    chain: Option<Made>,
+    /// The last size of parts that was refused, and [`kernels::changes`] then: not looked at again at every launch.
+    refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
     /// Where it was launched last.
@@ -328,50 +362,69 @@ pub fn state(exec: Ptr) -> CutState {
     })
 }
 
-/// The sub-graphs of an exec, of at most about `kernels_per_part` kernels each (see
-/// [`partition`]). Made at the first call, which may take milliseconds, and kept until another
-/// size is asked for; a chain in use stays valid.
+/// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
+/// [`partition`]), and kernels by themselves ([`own`]). Made at the first call, which may take
+/// milliseconds, and kept until another size is asked for or other kernels can be cut; a chain in
+/// use stays valid.
 ///
 /// # Errors
 /// Why it is to be launched whole, this time at least.
 pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
-    let key = exec as usize;
-    let found = TABLE.with(|table| {
-        let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
+    let (key, changes) = (exec as usize, kernels::changes());
+    // Both without the lock, and most launches need neither.
+    let known = TABLE.with(|table| {
+        let record = table.records.get(&key).ok_or(Reason::NotKept)?;
         let kept = record.kept.as_ref().map_err(|reason| *reason)?;
-        if let Some((size, parts)) = &record.chain
-            && *size == kernels_per_part
-        {
-            return Ok(Err(Chain(parts.clone())));
-        }
-        if let Some((size, reason)) = record.refused
-            && size == kernels_per_part
+        if let Some((size, then, reason)) = record.refused
+            && (size, then) == (kernels_per_part, changes)
         {
             return Err(reason);
         }
-        kept.could_be_cut(kernels_per_part)?;
-        if std::mem::replace(&mut record.being_made, true) {
-            return Err(Reason::BeingMade);
-        }
-        Ok(Ok((kept.clone(), record.event.clone())))
+        let is_it = |made: &&Made| made.size == kernels_per_part && made.changes == changes;
+        Ok(match record.chain.as_ref().filter(is_it) {
+            Some(made) => Err(Chain(made.parts.clone())),
+            None => Ok(kept.clone()),
+        })
     });
-    let (kept, event) = match found? {
+    let kept = match known? {
         Ok(kept) => kept,
         Err(chain) => return Ok(chain),
     };
-    let made = make(&kept, event, kernels_per_part);
-    let (chain, _old) = TABLE.with(|table| keep(table, key, &kept, kernels_per_part, made));
-    chain
-}
-
-type Made = (Arc<Parts>, Arc<Event>);
-
-fn make(kept: &Kept, event: Option<Arc<Event>>, size: u32) -> Result<Made, Reason> {
-    let event = match event {
-        Some(event) => event,
-        None => Arc::new(Event::new(&kept.home)?),
+    let ready = kernels::ready(kept.home.context());
+    let own = kept.own(&ready);
+    let found = TABLE.with(|table| {
+        let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
+        let mine = record.kept.as_ref().map_err(|reason| *reason)?;
+        if !Arc::ptr_eq(mine, &kept) {
+            return Err(Reason::NotKept);
+        }
+        if let Some(made) = &mut record.chain
+            && made.size == kernels_per_part
+            && made.own == own
+        {
+            made.changes = changes;
+            return Ok(Err(Chain(made.parts.clone())));
+        }
+        if own.is_empty() {
+            kept.could_be_cut(kernels_per_part)?;
+        }
+        if std::mem::replace(&mut record.being_made, true) {
+            return Err(Reason::BeingMade);
+        }
+        Ok(Ok(record.event.clone()))
+    });
+    let event = match found? {
+        Ok(event) => event,
+        Err(chain) => return Ok(chain),
     };
-    Ok((Arc::new(kept.build(size)?), event))
+    let event = event.map_or_else(|| Event::new(&kept.home).map(Arc::new), Ok);
+    let made = event.and_then(|event| {
+        let parts = Arc::new(kept.build(kernels_per_part, &ready, &own)?);
+        Ok((Made { size: kernels_per_part, own, changes, parts }, event))
+    });
+    let (chain, _old) =
+        TABLE.with(|table| keep(table, key, &kept, (kernels_per_part, changes), made));
+    chain
 }
 
 /// Put what was made into the table, if it still belongs there. Returns what is to be dropped
@@ -380,8 +433,8 @@ fn keep(
     table: &mut Table,
     exec: usize,
     kept: &Arc<Kept>,
-    size: u32,
-    made: Result<Made, Reason>,
+    (size, changes): (u32, u32),
+    made: Result<(Made, Arc<Event>), Reason>,
 ) -> (Result<Chain, Reason>, Option<impl Sized + use<>>) {
     let mine = |r: &&mut Record| r.kept.as_ref().is_ok_and(|k| Arc::ptr_eq(k, kept));
     let Some(record) = table.records.get_mut(&exec).filter(mine) else {
@@ -390,13 +443,14 @@ fn keep(
     };
     record.being_made = false;
     match made {
-        Ok((parts, event)) => {
+        Ok((made, event)) => {
             record.event = Some(event);
-            let old = record.chain.replace((size, parts.clone()));
+            let parts = made.parts.clone();
+            let old = record.chain.replace(made);
             (Ok(Chain(parts)), Some((None, old, None)))
         }
         Err(reason) if reason.is_of_this_size() => {
-            record.refused = Some((size, reason));
+            record.refused = Some((size, changes, reason));
             (Err(reason), None)
         }
         Err(reason) => {

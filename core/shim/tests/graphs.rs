@@ -7,7 +7,7 @@ use device::{BUFFERS, Device, Graph, Ptr, ok};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
-use tally_shim::graphs::{self, CutState, Reason, order};
+use tally_shim::graphs::{self, Chain, CutState, Reason, Step, order};
 
 /// What host nodes did: the order of two of them shows.
 static HOST: AtomicUsize = AtomicUsize::new(0);
@@ -63,6 +63,15 @@ fn branches(device: &Device, seed: u64, nodes: usize) -> (Graph<'_>, u32) {
     (graph, kernels)
 }
 
+/// The execs of a chain, none of whose kernels is launched by itself.
+fn execs(chain: &Chain) -> Vec<usize> {
+    let exec = |step: &Step| match step {
+        Step::Graph(exec) => *exec,
+        Step::Kernel(own) => panic!("{own:?} cannot be cut"),
+    };
+    chain.steps().iter().map(exec).collect()
+}
+
 fn run(device: &Device, execs: &[usize], stream: Ptr) -> (Vec<u32>, usize) {
     device.fill();
     HOST.store(1, SeqCst);
@@ -91,12 +100,12 @@ fn parts_do_what_the_whole_does() {
         for size in [1, 3, 10] {
             let chain = graphs::chain(exec, size);
             if kernels <= size {
-                assert_eq!(chain.map(|c| c.parts().len()), Err(Reason::OnePart));
+                assert_eq!(chain.map(|c| execs(&c).len()), Err(Reason::OnePart));
                 continue;
             }
             let chain = chain.unwrap();
-            assert_eq!(chain.parts().len() as u32, kernels.div_ceil(size));
-            assert_eq!(run(&device, chain.parts(), stream), whole, "seed {seed}, size {size}");
+            assert_eq!(execs(&chain).len() as u32, kernels.div_ceil(size));
+            assert_eq!(run(&device, &execs(&chain), stream), whole, "seed {seed}, size {size}");
         }
         assert_eq!(run(&device, &[exec as usize], stream), whole, "the whole is what it was");
         device.destroy(exec);
@@ -118,7 +127,7 @@ fn a_diamond_is_cut_across_its_branches() {
     let whole = run(&device, &[exec as usize], stream);
     for size in 1..5 {
         let chain = graphs::chain(exec, size).unwrap();
-        assert_eq!(run(&device, chain.parts(), stream), whole, "{size}");
+        assert_eq!(run(&device, &execs(&chain), stream), whole, "{size}");
     }
     assert_eq!(graphs::chain(exec, 5).unwrap_err(), Reason::OnePart);
     assert!(graphs::chain(exec, 2).is_ok(), "too large a size is no lasting reason");
@@ -142,8 +151,8 @@ fn a_child_graph_stays_in_one_piece() {
         assert_eq!(graphs::state(exec), CutState::Cuttable { kernel_nodes: 8 });
         let whole = run(&device, &[exec as usize], stream);
         let chain = graphs::chain(exec, 2).unwrap();
-        assert_eq!(chain.parts().len(), 3, "two kernels, the child's five, one");
-        assert_eq!(run(&device, chain.parts(), stream), whole);
+        assert_eq!(execs(&chain).len(), 3, "two kernels, the child's five, one");
+        assert_eq!(run(&device, &execs(&chain), stream), whole);
     }
     device.destroy(exec);
 }
@@ -165,8 +174,7 @@ fn an_exec_that_changes_is_whole_from_then_on() {
     };
     for way in 0..3 {
         let exec = device.instantiate(&graph);
-        let parts =
-            if cuts { graphs::chain(exec, 1).unwrap().parts().to_vec() } else { Vec::new() };
+        let parts = if cuts { execs(&graphs::chain(exec, 1).unwrap()) } else { Vec::new() };
         assert_eq!(parts.len(), if cuts { 2 } else { 0 });
         let result = match way {
             0 => device.with_mix(0, 1, 100, |p| {
@@ -205,16 +213,16 @@ fn parts_live_as_long_as_exec_or_chain() {
     let stream = device.stream();
     let exec = device.instantiate(&Graph::line(&device, 10));
     let chain = graphs::chain(exec, 4).unwrap();
-    let parts = chain.parts().to_vec();
+    let parts = execs(&chain);
     assert_eq!(parts.len(), 3);
-    assert_eq!(graphs::chain(exec, 4).unwrap().parts(), parts, "made once");
+    assert_eq!(execs(&graphs::chain(exec, 4).unwrap()), parts, "made once");
     let other = graphs::chain(exec, 5).unwrap();
-    assert_eq!(other.parts().len(), 2);
+    assert_eq!(execs(&other).len(), 2);
     device.assert_exist(&parts, true);
-    assert_eq!(run(&device, &parts, stream), run(&device, other.parts(), stream));
+    assert_eq!(run(&device, &parts, stream), run(&device, &execs(&other), stream));
     drop(chain);
     device.assert_exist(&parts, false);
-    let parts = other.parts().to_vec();
+    let parts = execs(&other);
     device.destroy(exec);
     device.assert_exist(&parts, true);
     drop(other);
@@ -238,7 +246,7 @@ fn what_cannot_be_cut_says_why() {
     if device.cuts() {
         let exec = device.instantiate(&Graph::line(&device, 300));
         assert_eq!(graphs::chain(exec, 1).unwrap_err(), Reason::TooManyParts(300));
-        assert_eq!(graphs::chain(exec, 2).unwrap().parts().len(), 150);
+        assert_eq!(execs(&graphs::chain(exec, 2).unwrap()).len(), 150);
         device.destroy(exec);
     }
     assert_eq!(
@@ -283,7 +291,7 @@ fn a_capture_elsewhere_is_not_disturbed() {
     let (key, context, cuda) = (exec as usize, device.context as usize, device.cuda);
     std::thread::spawn(move || {
         // No context is current here: that of the exec is borrowed, and put back.
-        assert_eq!(graphs::chain(key as Ptr, 3).unwrap().parts().len(), 7);
+        assert_eq!(execs(&graphs::chain(key as Ptr, 3).unwrap()).len(), 7);
         let mut now = null_mut();
         // SAFETY: a valid out-pointer.
         ok(unsafe { (cuda.cuCtxGetCurrent)(&mut now) });
@@ -308,7 +316,7 @@ fn launches_on_several_streams_keep_their_order() {
     let chain = graphs::chain(exec, 4).unwrap();
     let launch = |stream: Ptr, in_parts: bool| {
         let in_parts = order::before(exec, stream as usize, in_parts);
-        let execs = if in_parts { chain.parts().to_vec() } else { vec![exec as usize] };
+        let execs = if in_parts { execs(&chain) } else { vec![exec as usize] };
         execs.iter().for_each(|e| device.launch(*e, stream));
         order::after(exec, stream as usize, in_parts);
         in_parts

@@ -44,6 +44,7 @@ pub struct ShimCounts {
     pub refused_kernels: u64,
     pub lingered: u64,
     pub sliced_by_offset: u64,
+    pub graph_nodes_cut: u64,
     /// Of the latest times from being asked to give way until it had, ns.
     pub turnaround_p50_ns: u64,
     /// See above.
@@ -170,6 +171,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         refused_kernels: word(&c.refused_kernels),
         lingered: word(&c.lingered),
         sliced_by_offset: word(&c.sliced_by_offset),
+        graph_nodes_cut: word(&c.graph_nodes_cut),
         turnaround_p50_ns,
         turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,

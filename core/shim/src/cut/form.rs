@@ -3,12 +3,11 @@
 use super::kernels::{self, Cut};
 use super::progress::Progress;
 use super::watch::{self, Again, Making, Open, PARTS_MAX};
-use super::{gate, width};
+use super::{gate, graph, width};
 use crate::cu::{
     CuResult, LaunchAttribute, LaunchConfig, NOT_SUPPORTED, PARAM_BUFFER_POINTER,
     PARAM_BUFFER_SIZE, Ptr, SUCCESS, driver,
 };
-use crate::graphs::{self, CutState};
 use crate::launch::{KernelArguments, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
@@ -20,6 +19,9 @@ use tally_kernels::control::CONTROL_BYTES;
 /// A preemptible launch gets one more part for so much expected time, us: it can give
 /// way once for each but the last.
 const US_PER_PART: u32 = 800;
+/// A kernel of a graph that goes in slices gets one for so much expected time, us: about the bound that
+/// policies keep to by default.
+const US_PER_SLICE: u32 = 32;
 /// Parts of a preemptible launch, at least: one that gives way, one that does not.
 const PARTS_MIN: u32 = 2;
 /// Parts of a preemptible launch of unknown length.
@@ -47,6 +49,8 @@ pub struct Order<'a> {
     pub ticket: u64,
     /// Its number in the slot.
     pub number: u32,
+    /// More of the same launch is before it: its first part waits at the gate, too.
+    pub follows: bool,
 }
 
 /// Make a launch as decided. `None`: nothing was issued, it must run whole.
@@ -56,7 +60,7 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
         Target::Kernel(arguments) => arguments,
         Target::Graph(exec) => {
             let Answer::Slice(nodes) = answer else { return None };
-            let result = graph(order, *exec, nodes)?;
+            let result = graph::launch(order, *exec, nodes)?;
             counters.graph_chained.fetch_add(1, Relaxed);
             return Some(result);
         }
@@ -76,6 +80,67 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
     };
     counter.fetch_add(1, Relaxed);
     Some(result)
+}
+
+/// How a kernel of a graph is launched by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// So that it gives way; so long, us (0: unknown).
+    Preemptible(u32),
+    /// In slices of so many blocks.
+    Slices(u32),
+}
+
+/// How a launch of `original` in this grid would be made, and how long it is expected to take, us; `None`: as it
+/// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
+pub fn way(index: usize, cut: &Cut, original: Ptr, grid: [u32; 3]) -> Option<(Way, u32)> {
+    let blocks = kernels::blocks(grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
+    let us = u64::from(cut.wanted_us) * u64::from(blocks) / u64::from(cut.wanted_blocks.max(1));
+    let us = u32::try_from(us).unwrap_or(u32::MAX);
+    if blocks <= WHOLE_GRID_MAX {
+        return Some((Way::Preemptible(us), us));
+    }
+    // Of so many blocks each would be dear.
+    cut.by_offset(index, original, grid)?;
+    let parts = (us / US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32);
+    Some((Way::Slices(blocks.div_ceil(parts)), us))
+}
+
+/// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.
+pub(super) fn own(order: &Order<'_>, arguments: &KernelArguments, way: Way) -> Option<CuResult> {
+    match way {
+        Way::Preemptible(us) => preemptible(order, arguments, us),
+        Way::Slices(blocks) => sliced(order, arguments, blocks),
+    }
+}
+
+/// Launch a kernel that came out of a graph as it is.
+pub(super) fn whole(arguments: &KernelArguments, stream: usize) -> CuResult {
+    let Some(launch) = driver().launch_ex else { return NOT_SUPPORTED };
+    let config = config(arguments, arguments.grid, stream as Ptr);
+    // SAFETY: the program's function, and parameters as they were recorded.
+    unsafe { launch(&config, arguments.function, arguments.params, arguments.extra) }
+}
+
+/// The original's parameters as they lie in memory.
+pub fn original_parameters(arguments: &KernelArguments, cut: &Cut) -> Option<Vec<u8>> {
+    let mut buffer = parameters(arguments, cut)?;
+    buffer.truncate(cut.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0));
+    Some(buffer)
+}
+
+/// Call `launch` with such parameters, in the way in which they are passed as one piece.
+pub fn with_buffer<T>(bytes: &[u8], launch: impl FnOnce(*mut Ptr) -> T) -> T {
+    let mut size = bytes.len();
+    let mut extra = [
+        PARAM_BUFFER_POINTER as Ptr,
+        // The driver only reads it.
+        bytes.as_ptr().cast_mut().cast(),
+        PARAM_BUFFER_SIZE as Ptr,
+        (&raw mut size).cast(),
+        std::ptr::null_mut(),
+    ];
+    launch(extra.as_mut_ptr())
 }
 
 /// The original parameters, with room for the control block behind them.
@@ -120,41 +185,38 @@ fn parameters(arguments: &KernelArguments, cut: &Cut) -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-fn issue(
-    function: usize,
-    arguments: &KernelArguments,
-    grid: [u32; 3],
-    stream: Ptr,
-    buffer: &mut [u8],
-) -> CuResult {
-    let config = LaunchConfig {
+fn config(arguments: &KernelArguments, grid: [u32; 3], stream: Ptr) -> LaunchConfig {
+    LaunchConfig {
         grid,
         block: arguments.block,
         shared_bytes: arguments.shared_bytes,
         stream,
         attributes: arguments.attributes,
         attribute_count: arguments.attribute_count,
-    };
-    issue_config(function, &config, buffer)
+    }
 }
 
-fn issue_config(function: usize, config: &LaunchConfig, buffer: &mut [u8]) -> CuResult {
-    let mut size = buffer.len();
-    let mut extra = [
-        PARAM_BUFFER_POINTER as Ptr,
-        buffer.as_mut_ptr().cast(),
-        PARAM_BUFFER_SIZE as Ptr,
-        (&raw mut size).cast(),
-        std::ptr::null_mut(),
-    ];
+fn issue(
+    function: usize,
+    arguments: &KernelArguments,
+    grid: [u32; 3],
+    stream: Ptr,
+    buffer: &[u8],
+) -> CuResult {
+    issue_config(function, &config(arguments, grid, stream), buffer)
+}
+
+fn issue_config(function: usize, config: &LaunchConfig, buffer: &[u8]) -> CuResult {
     let Some(launch) = driver().launch_ex else { return NOT_SUPPORTED };
-    // SAFETY: a function of ours in the current context; the driver copies the
+    // SAFETY: a function of ours in the current context, or one of the program's; the driver copies the
     // parameters before it returns.
-    unsafe { launch(config, function as Ptr, std::ptr::null_mut(), extra.as_mut_ptr()) }
+    with_buffer(buffer, |extra| unsafe {
+        launch(config, function as Ptr, std::ptr::null_mut(), extra)
+    })
 }
 
 /// Make a launch once more, in another stream.
-pub fn launch_again(again: &mut Again, stream: Ptr) -> CuResult {
+pub fn launch_again(again: &Again, stream: Ptr) -> CuResult {
     let config = LaunchConfig {
         grid: again.grid,
         block: again.block,
@@ -163,7 +225,7 @@ pub fn launch_again(again: &mut Again, stream: Ptr) -> CuResult {
         attributes: again.attributes.as_ptr(),
         attribute_count: again.attributes.len() as u32,
     };
-    issue_config(again.function, &config, &mut again.parameters)
+    issue_config(again.function, &config, &again.parameters)
 }
 
 /// A cut launch in the making.
@@ -203,7 +265,7 @@ impl<'a> Parts<'a> {
     fn part(&mut self, function: usize, grid: [u32; 3], control: &ControlBlock) -> CuResult {
         let at = self.cut.control_offset;
         self.buffer[at..].copy_from_slice(&control.bytes());
-        let result = issue(function, self.arguments, grid, self.stream, &mut self.buffer);
+        let result = issue(function, self.arguments, grid, self.stream, &self.buffer);
         if result == SUCCESS {
             record(&self.events, 2 * self.issued + 1, self.stream);
             self.issued += 1;
@@ -241,7 +303,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Record an event of a launch in the program's stream.
-fn record(events: &watch::Events, at: usize, stream: Ptr) {
+pub(super) fn record(events: &watch::Events, at: usize, stream: Ptr) {
     if let Some(record) = driver().event_record {
         // SAFETY: an event of ours, the program's stream. If it fails, the event says
         // done at once, which only makes a measurement wrong.
@@ -281,7 +343,7 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     };
     for part in 0..parts {
         // What cannot be waited for cannot be stopped.
-        let waits = part == 0 || all.gate();
+        let waits = (part == 0 && !order.follows) || all.gate();
         let last = part + 1 == parts || !waits;
         let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
         let result = all.part(cut.function, arguments.grid, &control);
@@ -305,59 +367,6 @@ fn failed(all: Parts<'_>, epoch2: u32, result: CuResult) -> Option<CuResult> {
     }
     // Nothing can be done about it: only watched for its end.
     all.opened(true, 0, epoch2, None);
-    Some(result)
-}
-
-/// Launch a graph as a chain of parts.
-fn graph(order: &Order<'_>, exec: Ptr, nodes: u32) -> Option<CuResult> {
-    let CutState::Cuttable { kernel_nodes } = graphs::state(exec) else { return None };
-    let nodes = nodes.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
-    let chain = graphs::chain(exec, nodes).ok()?;
-    let parts = chain.parts();
-    let graph_launch = driver().graph_launch?;
-    if !(2..=PARTS_MAX).contains(&parts.len()) || order.slot >= gate::NOTICES {
-        return None;
-    }
-    let events = watch::events(parts.len())?;
-    if !graphs::order::before(exec, order.stream, true) {
-        watch::give_back(events);
-        return None;
-    }
-    let stream = order.stream as Ptr;
-    record(&events, 0, stream);
-    let mut issued = 0;
-    let mut result = SUCCESS;
-    for &part in parts {
-        if issued > 0 {
-            let _ = gate::wait_in(order.stream);
-            record(&events, 2 * issued, stream);
-        }
-        // SAFETY: an exec that the chain keeps alive, the program's stream.
-        result = unsafe { graph_launch(part as Ptr, stream) };
-        if result != SUCCESS {
-            break;
-        }
-        record(&events, 2 * issued + 1, stream);
-        issued += 1;
-    }
-    graphs::order::after(exec, order.stream, issued > 0);
-    if issued == 0 {
-        watch::give_back(events);
-        return None;
-    }
-    watch::opened(Open {
-        ticket: order.ticket,
-        kernel: usize::MAX,
-        slot: order.slot,
-        number: order.number,
-        events,
-        // Parts of a graph end whatever others do: there is nothing to rescue.
-        progress: Progress::new(issued, true, 0, false, now_ns()),
-        epoch2: 0,
-        again: None,
-        gave_way: false,
-        helping: None,
-    });
     Some(result)
 }
 
@@ -422,7 +431,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     let mut helpable = by_offset.is_none();
     for part in 0..parts {
         let (lo, hi) = Slices { size, parts }.bounds(part, blocks);
-        if part > 0 {
+        if part > 0 || order.follows {
             helpable &= all.gate();
         }
         let result = match by_offset {

@@ -16,7 +16,7 @@ use crate::cu::{
 use crate::launch::{KernelArguments, Shape};
 use crate::lock::{Held, Lock};
 use crate::{log, state, threads};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 use std::time::Duration;
@@ -49,6 +49,10 @@ pub struct Cut {
     pub(super) originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
     pub(super) shared_max: AtomicI32,
+    /// Blocks of the launch that it was asked for at.
+    pub wanted_blocks: u32,
+    /// How long that one was expected to take, us; 0: unknown.
+    pub wanted_us: u32,
 }
 
 struct Kernel {
@@ -67,6 +71,8 @@ static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
     }
 }; KERNEL_SLOTS];
 
+/// Changes whenever what can be cut may have.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 
 /// Rewriting is on, or not.
@@ -85,6 +91,34 @@ fn publish(index: usize, state: u8, detail: u8) {
     if let Some(client) = state::client() {
         client.kernels[index].cut.store(word, Release);
     }
+    if !matches!(state, cut_state::PREPARABLE | cut_state::PREPARING) {
+        changed();
+    }
+}
+
+/// What can be cut may be different now.
+pub(super) fn changed() {
+    CHANGES.fetch_add(1, SeqCst);
+}
+
+/// So often it may have changed: see [`ready`].
+pub fn changes() -> u32 {
+    CHANGES.load(SeqCst)
+}
+
+/// Kernels that can be cut, their index and form, by the function or kernel that a program launches.
+pub type Ready = HashMap<usize, (usize, &'static Cut)>;
+
+/// Those of a context.
+pub fn ready(context: usize) -> Ready {
+    let mut all = Ready::new();
+    for index in 0..KERNEL_SLOTS {
+        if let Some(cut) = cut(index).filter(|cut| cut.context == context) {
+            let handles = cut.originals.each_ref().map(|o| o.load(Relaxed));
+            all.extend(handles.into_iter().filter(|h| *h != 0).map(|h| (h, (index, cut))));
+        }
+    }
+    all
 }
 
 /// This kernel is only run whole from now on.
@@ -219,9 +253,11 @@ pub(super) struct Job {
     pub(super) device: i32,
     /// The form with offset block indices of one that is cut.
     offset: bool,
+    /// Blocks of the launch that wants it.
+    pub(super) blocks: u32,
     /// How long the kernel is expected to take; 0: unknown. Of several jobs the one of the longest
     /// comes first: that is the one that others wait for, and each job takes a while.
-    us: u32,
+    pub(super) us: u32,
 }
 
 /// Where a job goes among the others: behind those of kernels that are as long.
@@ -241,7 +277,7 @@ static GATE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Have a kernel's cut form made.
 #[cold]
-pub fn prepare(index: usize, function: Ptr, context: usize, device: i32, us: u32) {
+pub fn prepare(index: usize, launch: &KernelArguments, context: usize, device: i32, us: u32) {
     let Some(kernel) = KERNELS.get(index) else { return };
     let from = cut_state::pack(cut_state::PREPARABLE, 0);
     let to = cut_state::pack(cut_state::PREPARING, 0);
@@ -249,7 +285,8 @@ pub fn prepare(index: usize, function: Ptr, context: usize, device: i32, us: u32
         return;
     }
     publish(index, cut_state::PREPARING, 0);
-    hire(Job { index, function: function as usize, context, device, offset: false, us });
+    let (function, blocks) = (launch.function as usize, blocks(launch.grid).unwrap_or(0));
+    hire(Job { index, function, context, device, offset: false, blocks, us });
 }
 
 /// Have the gate made, for launches that need no cut form.
@@ -262,6 +299,7 @@ pub fn prepare_gate(context: usize) {
             context,
             device: -1,
             offset: false,
+            blocks: 0,
             us: u32::MAX,
         });
     }
@@ -272,7 +310,8 @@ pub fn prepare_gate(context: usize) {
 pub(super) fn prepare_offset(index: usize, function: Ptr, cut: &Cut) {
     let (context, device) = (cut.context, cut.device);
     // It can be cut already.
-    hire(Job { index, function: function as usize, context, device, offset: true, us: 0 });
+    let function = function as usize;
+    hire(Job { index, function, context, device, offset: true, blocks: 0, us: 0 });
 }
 
 fn hire(job: Job) {

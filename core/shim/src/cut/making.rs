@@ -129,6 +129,8 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
         originals: [job.function, original].map(AtomicUsize::new),
         shared_max: AtomicI32::new(0),
         required_cluster: Default::default(),
+        wanted_blocks: job.blocks,
+        wanted_us: job.us,
     };
     cut.copied();
     Ok(cut)

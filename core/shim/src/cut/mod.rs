@@ -33,6 +33,7 @@
 
 pub mod form;
 pub mod gate;
+pub mod graph;
 pub mod guarded;
 pub mod images;
 pub mod kernels;

@@ -69,6 +69,7 @@ impl Cut {
         self.sub_grid.settle(function);
         // What the program set meanwhile.
         copy();
+        kernels::changed();
     }
 }
 

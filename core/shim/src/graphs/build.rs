@@ -4,7 +4,8 @@
 //! touches the program's own graph or exec, and nothing is called once its context is gone (see
 //! [`Home`]). Callers hold no lock: an instantiation may wait for the device.
 
-use super::{EXECS_MAX, NODES_MAX, PARTS_MAX, Reason, partition};
+use super::own::{self, Own};
+use super::{EXECS_MAX, NODES_MAX, PARTS_MAX, Reason, Step, partition};
 use crate::cu::{
     CuResult, EVENT_DISABLE_TIMING, INSTANTIATE_DEVICE_LAUNCH, INSTANTIATE_UPLOAD,
     LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE,
@@ -12,6 +13,7 @@ use crate::cu::{
     NODE_FREE, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEMORY_OPERATION, NODE_RECORD_EVENT,
     NODE_SEMAPHORE_SIGNAL, NODE_SEMAPHORE_WAIT, NODE_WAIT_EVENT, Ptr, SUCCESS, driver,
 };
+use crate::cut::kernels::Ready;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -50,7 +52,7 @@ impl Home {
         }
     }
 
-    /// The context's handle.
+    /// Its handle.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -222,7 +224,7 @@ fn kernels_of(node: Ptr, depth: usize) -> Result<u32, Reason> {
 }
 
 /// A kernel node's attribute, where the driver has it.
-fn attribute(node: Ptr, which: i32) -> Option<[u64; 8]> {
+pub(super) fn attribute(node: Ptr, which: i32) -> Option<[u64; 8]> {
     let mut value = [0; 8];
     // SAFETY: a kernel node; `CUlaunchAttributeValue` is a union of 64 bytes.
     let result = driver().kernel_attribute.map(|f| unsafe { f(node, which, &mut value) });
@@ -261,6 +263,8 @@ pub struct Kept {
     /// Nodes.
     pub nodes: usize,
     flags: u64,
+    /// Those that could be launched by themselves.
+    own: Vec<own::Node>,
     /// Destroyed unless its context was.
     graph: ManuallyDrop<Graph>,
 }
@@ -286,10 +290,14 @@ impl Kept {
         }
         let survey = Survey::of(graph)?;
         let copy = Graph::copy(graph)?;
-        check_attributes(&survey.nodes, &copy.find(&survey.nodes)?, &survey.kernels)?;
+        let copies = copy.find(&survey.nodes)?;
+        check_attributes(&survey.nodes, &copies, &survey.kernels)?;
+        // A child graph of one kernel is none: it has no parameters to read.
+        let kernels = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
+        let own = kernels.filter_map(|(node, _)| own::Node::of(*node)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
-        Ok(Kept { home, kernel_nodes, nodes, flags, graph: ManuallyDrop::new(copy) })
+        Ok(Kept { home, kernel_nodes, nodes, flags, own, graph: ManuallyDrop::new(copy) })
     }
 
     /// What can be said of a size of parts without looking at the graph.
@@ -301,25 +309,41 @@ impl Kept {
         allowed(parts)
     }
 
-    /// Make the parts.
+    /// Nodes whose kernels are to be launched by themselves, of those that can be cut now.
+    pub fn own(&self, ready: &Ready) -> Vec<usize> {
+        own::wanted(&self.own, ready)
+    }
+
+    /// Make the parts; the kernels of the nodes `own` by themselves.
     ///
     /// # Errors
     /// Why it is launched whole.
-    pub fn build(&self, kernels_per_part: u32) -> Result<Parts, Reason> {
-        self.home.within(|| self.split(kernels_per_part)).unwrap_or(Err(Reason::NoContext))
+    pub fn build(
+        &self,
+        kernels_per_part: u32,
+        ready: &Ready,
+        own: &[usize],
+    ) -> Result<Parts, Reason> {
+        let split = || self.split(kernels_per_part, ready, own);
+        self.home.within(split).unwrap_or(Err(Reason::NoContext))
     }
 
-    fn split(&self, kernels_per_part: u32) -> Result<Parts, Reason> {
+    fn split(&self, kernels_per_part: u32, ready: &Ready, own: &[usize]) -> Result<Parts, Reason> {
         let Survey { nodes, kernels, edges } = Survey::of(self.graph.0)?;
-        let cut = partition::cut(&kernels, &edges, kernels_per_part)
+        let own = self.own.iter().filter(|node| own.contains(&node.handle));
+        let own = own.filter_map(|node| Some((node.handle, Own::of(node, ready)?)));
+        let mut own: HashMap<usize, Own> = own.collect();
+        let alone = |node: usize| own.contains_key(&(nodes[node] as usize));
+        let cut = partition::cut(&kernels, alone, &edges, kernels_per_part)
             .map_err(|partition::NotAnOrder| Reason::NoOrder)?;
         allowed(cut.pieces.len())?;
         let order: Vec<Ptr> = cut.order.iter().map(|n| nodes[*n]).collect();
         let kernels: Vec<u32> = cut.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;
         let mine = work.find(&order)?;
-        let mut parts = Parts { home: self.home.clone(), execs: Vec::new() };
-        let source = Source { order: &order, kernels: &kernels, flags: self.flags };
+        let mut parts = Parts { home: self.home.clone(), steps: Vec::new() };
+        let mut source =
+            Source { order: &order, kernels: &kernels, flags: self.flags, own: &mut own };
         source.halve(work, &mine, &cut.pieces, &mut parts)?;
         Ok(parts)
     }
@@ -339,6 +363,8 @@ struct Source<'a> {
     order: &'a [Ptr],
     kernels: &'a [u32],
     flags: u64,
+    /// By node.
+    own: &'a mut HashMap<usize, Own>,
 }
 
 impl Source<'_> {
@@ -346,7 +372,7 @@ impl Source<'_> {
     /// by halves, because taking all other nodes out of one copy for each part would be
     /// quadratic.
     fn halve(
-        &self,
+        &mut self,
         work: Graph,
         mine: &[Ptr],
         pieces: &[Range<usize>],
@@ -370,14 +396,19 @@ impl Source<'_> {
         self.halve(other, other_right, right, parts)
     }
 
-    /// Instantiate a part.
+    /// Instantiate a part, or have its only kernel launched by itself.
     fn finish(
-        &self,
+        &mut self,
         graph: &Graph,
         nodes: &[Ptr],
         piece: Range<usize>,
         parts: &mut Parts,
     ) -> Result<(), Reason> {
+        if let Some(own) = self.own.remove(&(self.order[piece.start] as usize)) {
+            debug_assert_eq!(piece.len(), 1);
+            parts.steps.push(Step::Kernel(own));
+            return Ok(());
+        }
         check_attributes(&self.order[piece.clone()], nodes, &self.kernels[piece])?;
         let call = "cuGraphInstantiateWithFlags";
         let f = driver().graph_instantiate.ok_or(Reason::Missing(call))?;
@@ -385,7 +416,7 @@ impl Source<'_> {
         // SAFETY: a graph of ours; a valid out-pointer.
         check(call, unsafe { f(&mut exec, graph.0, self.flags) })?;
         EXECS.fetch_add(1, Relaxed);
-        parts.execs.push(exec as usize);
+        parts.steps.push(Step::Graph(exec as usize));
         Ok(())
     }
 }
@@ -401,17 +432,18 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
 pub struct Parts {
     home: Arc<Home>,
     /// In the order to launch them.
-    pub execs: Vec<usize>,
+    pub steps: Vec<Step>,
 }
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        EXECS.fetch_sub(self.execs.len(), Relaxed);
+        let execs = || self.steps.iter().filter_map(Step::exec);
+        EXECS.fetch_sub(execs().count(), Relaxed);
         self.home.within(|| {
             let Some(f) = driver().exec_destroy else { return };
-            for exec in &self.execs {
+            for exec in execs() {
                 // SAFETY: ours, and not used again.
-                unsafe { f(*exec as Ptr) };
+                unsafe { f(exec as Ptr) };
             }
         });
     }

@@ -4,10 +4,11 @@
 //! - the order is topological, and where the edges leave a choice, the node listed first goes first;
 //! - pieces are contiguous in that order, so no edge points from a later piece to an earlier one,
 //!   and launching the pieces one after the other keeps every dependency;
-//! - a piece has at most the wanted number of kernels, unless it has one node with kernels only
+//! - a node that is to stand alone is a piece of its own;
+//! - another piece has at most the wanted number of kernels, unless it has one node with kernels only
 //!   (a child graph of more than that, which is never opened);
 //! - nodes without kernels stay with the kernels before them, so every piece has a kernel, if the
-//!   graph has one;
+//!   graph has one, but for what is before, behind and between nodes that stand alone;
 //! - as few pieces as the number wanted allows, of about the same size.
 
 use std::cmp::Reverse;
@@ -27,24 +28,32 @@ pub struct Pieces {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NotAnOrder;
 
-/// Cut a graph: `kernels` of each node, edges `(from, to)` by index, and the kernels wanted in a
-/// piece (0 counts as 1).
+/// Cut a graph: `kernels` of each node, whether it is to stand alone, edges `(from, to)` by index, and the
+/// kernels wanted in a piece (0 counts as 1).
 ///
 /// # Errors
 /// If the edges allow no order.
 pub fn cut(
     kernels: &[u32],
+    alone: impl Fn(usize) -> bool,
     edges: &[(usize, usize)],
     kernels_per_piece: u32,
 ) -> Result<Pieces, NotAnOrder> {
     let order = order(kernels.len(), edges)?;
-    let total: u64 = kernels.iter().map(|k| u64::from(*k)).sum();
+    let together = kernels.iter().enumerate().filter(|(node, _)| !alone(*node));
+    let total: u64 = together.map(|(_, k)| u64::from(*k)).sum();
     let wanted = u64::from(kernels_per_piece.max(1));
     // Not 50 + 50 + 1 but 34 + 34 + 33.
     let limit = total.div_ceil(total.div_ceil(wanted).max(1)).max(1);
     let mut pieces = Vec::new();
     let (mut start, mut inside) = (0, 0);
     for (at, node) in order.iter().enumerate() {
+        if alone(*node) {
+            pieces.extend((start < at).then_some(start..at));
+            pieces.push(at..at + 1);
+            (start, inside) = (at + 1, 0);
+            continue;
+        }
         let more = u64::from(kernels[*node]);
         if inside > 0 && more > 0 && inside + more > limit {
             pieces.push(start..at);
@@ -84,6 +93,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn none(_: usize) -> bool {
+        false
+    }
+
     fn sizes(pieces: &Pieces) -> Vec<usize> {
         pieces.pieces.iter().map(ExactSizeIterator::len).collect()
     }
@@ -91,34 +104,51 @@ mod tests {
     #[test]
     fn a_line_is_cut_evenly() {
         let edges: Vec<_> = (1..101).map(|i| (i - 1, i)).collect();
-        let pieces = cut(&[1; 101], &edges, 50).unwrap();
+        let pieces = cut(&[1; 101], none, &edges, 50).unwrap();
         assert_eq!(sizes(&pieces), [34, 34, 33]);
-        assert_eq!(sizes(&cut(&[1; 101], &edges, 101).unwrap()), [101]);
-        assert_eq!(sizes(&cut(&[1; 101], &edges, 0).unwrap()), [1; 101]);
+        assert_eq!(sizes(&cut(&[1; 101], none, &edges, 101).unwrap()), [101]);
+        assert_eq!(sizes(&cut(&[1; 101], none, &edges, 0).unwrap()), [1; 101]);
     }
 
     #[test]
     fn nodes_without_kernels_stay_behind_those_with_them() {
         let edges: Vec<_> = (1..6).map(|i| (i - 1, i)).collect();
-        assert_eq!(sizes(&cut(&[0, 1, 0, 1, 0, 0], &edges, 1).unwrap()), [3, 3]);
-        assert_eq!(sizes(&cut(&[0, 0], &[], 1).unwrap()), [2]);
-        assert_eq!(sizes(&cut(&[], &[], 1).unwrap()), [0; 0]);
+        assert_eq!(sizes(&cut(&[0, 1, 0, 1, 0, 0], none, &edges, 1).unwrap()), [3, 3]);
+        assert_eq!(sizes(&cut(&[0, 0], none, &[], 1).unwrap()), [2]);
+        assert_eq!(sizes(&cut(&[], none, &[], 1).unwrap()), [0; 0]);
         // A child graph of 9 kernels is not opened.
-        assert_eq!(sizes(&cut(&[1, 1, 9, 1, 1, 0], &edges, 4).unwrap()), [2, 1, 3]);
+        assert_eq!(sizes(&cut(&[1, 1, 9, 1, 1, 0], none, &edges, 4).unwrap()), [2, 1, 3]);
+    }
+
+    #[test]
+    fn a_node_that_stands_alone_is_a_piece() {
+        let edges: Vec<_> = (1..6).map(|i| (i - 1, i)).collect();
+        let alone = |at: &'static [usize]| move |node: usize| at.contains(&node);
+        assert_eq!(sizes(&cut(&[1; 6], alone(&[2]), &edges, 6).unwrap()), [2, 1, 3]);
+        assert_eq!(sizes(&cut(&[1; 6], alone(&[0, 1, 5]), &edges, 2).unwrap()), [1, 1, 2, 1, 1]);
+        // What is copied behind it is in a piece without a kernel.
+        assert_eq!(
+            sizes(&cut(&[0, 1, 0, 1, 0, 1], alone(&[3, 5]), &edges, 9).unwrap()),
+            [3, 1, 1, 1]
+        );
     }
 
     #[test]
     fn circles_and_unknown_nodes_are_refused() {
-        assert_eq!(cut(&[1, 1], &[(0, 1), (1, 0)], 1), Err(NotAnOrder));
-        assert_eq!(cut(&[1, 1], &[(0, 2)], 1), Err(NotAnOrder));
-        assert_eq!(cut(&[1], &[(0, 0)], 1), Err(NotAnOrder));
+        assert_eq!(cut(&[1, 1], none, &[(0, 1), (1, 0)], 1), Err(NotAnOrder));
+        assert_eq!(cut(&[1, 1], none, &[(0, 2)], 1), Err(NotAnOrder));
+        assert_eq!(cut(&[1], none, &[(0, 0)], 1), Err(NotAnOrder));
     }
 
     /// Nodes with their kernels, edges of a graph without circles (but in no helpful numbering),
     /// and a wanted size.
-    fn graphs() -> impl Strategy<Value = (Vec<u32>, Vec<(usize, usize)>, u32)> {
+    type Drawn = (Vec<(u32, bool)>, Vec<(usize, usize)>, u32);
+
+    fn graphs() -> impl Strategy<Value = Drawn> {
         (1_usize..60).prop_flat_map(|n| {
-            let kernels = prop::collection::vec(prop_oneof![3 => Just(1), 1 => 0..7_u32], n);
+            let kernels = prop_oneof![3 => Just(1), 1 => 0..7_u32];
+            let alone = prop_oneof![2 => Just(false), 1 => prop::bool::weighted(0.2)];
+            let kernels = prop::collection::vec((kernels, alone), n);
             let number = Just((0..n).collect::<Vec<_>>()).prop_shuffle();
             let pairs = prop::collection::vec((0..n, 0..n), 0..3 * n);
             (kernels, number, pairs, 0_u32..12).prop_map(|(kernels, number, pairs, wanted)| {
@@ -132,8 +162,11 @@ mod tests {
     proptest! {
         #[test]
         fn every_rule_holds((kernels, edges, wanted) in graphs()) {
-            let found = cut(&kernels, &edges, wanted).unwrap();
-            prop_assert_eq!(&found, &cut(&kernels, &edges, wanted).unwrap());
+            let (kernels, alone): (Vec<u32>, Vec<bool>) = kernels.into_iter().unzip();
+            let cut = || cut(&kernels, |node| alone[node], &edges, wanted).unwrap();
+            let found = cut();
+            prop_assert_eq!(&found, &cut());
+            let is_any_alone = alone.contains(&true);
             let mut piece_of = vec![None; kernels.len()];
             let mut end = 0;
             for (number, piece) in found.pieces.iter().enumerate() {
@@ -143,7 +176,9 @@ mod tests {
                     found.order[piece.clone()].iter().map(|n| kernels[*n]).collect();
                 let (sum, with) = (inside.iter().sum::<u32>(), inside.iter().filter(|k| **k > 0).count());
                 prop_assert!(sum <= wanted.max(1) || with == 1, "{inside:?}");
-                prop_assert!(with > 0 || kernels.iter().all(|k| *k == 0));
+                prop_assert!(with > 0 || is_any_alone || kernels.iter().all(|k| *k == 0));
+                let nodes = &found.order[piece.clone()];
+                prop_assert!(nodes.len() == 1 || !nodes.iter().any(|n| alone[*n]), "{nodes:?}");
                 for node in &found.order[piece.clone()] {
                     prop_assert!(piece_of[*node].replace(number).is_none(), "twice");
                 }
@@ -154,7 +189,7 @@ mod tests {
                 prop_assert!(piece_of[*from] <= piece_of[*to] && piece_of[*from].is_some());
                 prop_assert!(place(*from) < place(*to));
             }
-            if kernels.iter().all(|k| *k <= 1) {
+            if kernels.iter().all(|k| *k <= 1) && !is_any_alone {
                 let total: u32 = kernels.iter().sum();
                 prop_assert_eq!(found.pieces.len() as u32, total.div_ceil(wanted.max(1)).max(1));
             }
@@ -164,7 +199,7 @@ mod tests {
         fn any_edges_give_an_answer(
             n in 0_usize..12, edges in prop::collection::vec((0_usize..14, 0_usize..14), 0..30),
         ) {
-            let _ = cut(&vec![1; n], &edges, 2);
+            let _ = cut(&vec![1; n], |node| node % 3 == 1, &edges, 2);
         }
     }
 }

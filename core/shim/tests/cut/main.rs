@@ -8,6 +8,7 @@
 mod common;
 mod forms;
 mod governor;
+mod graphs;
 mod lingering;
 mod losses;
 mod order;

@@ -15,6 +15,8 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
         originals: Default::default(),
         shared_max: AtomicI32::new(0),
         required_cluster: required.map(AtomicI32::new),
+        wanted_blocks: 0,
+        wanted_us: 0,
     }
 }
 
@@ -22,7 +24,7 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
 fn the_longest_kernel_has_its_form_made_first() {
     let mut jobs = VecDeque::new();
     for (index, us) in [(0, 40), (1, 900), (2, 0), (3, 900), (4, 10_900), (5, u32::MAX), (6, 40)] {
-        let job = Job { index, function: 0, context: 0, device: 0, offset: false, us };
+        let job = Job { index, function: 0, context: 0, device: 0, offset: false, blocks: 0, us };
         jobs.insert(place(&jobs, us), job);
     }
     let order: Vec<_> = jobs.iter().map(|job| job.index).collect();

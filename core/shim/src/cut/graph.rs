@@ -1,0 +1,111 @@
+//! Graphs in parts: the chain of a graph's parts and of the kernels that are launched by themselves.
+
+use super::form::{self, Order, record};
+use super::gate;
+use super::progress::Progress;
+use super::watch::{self, Open, PARTS_MAX};
+use crate::cu::{CuResult, Ptr, SUCCESS, driver};
+use crate::graphs::own::Own;
+use crate::graphs::{self, CutState, Step};
+use crate::launch::KernelArguments;
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::wait::now_ns;
+
+/// Launch a graph as a chain of parts of about so many kernels. `None`: nothing was issued.
+pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
+    let CutState::Cuttable { kernel_nodes } = graphs::state(exec) else { return None };
+    let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
+    let chain = graphs::chain(exec, kernels).ok()?;
+    let steps = chain.steps();
+    driver().graph_launch?;
+    if !(2..=PARTS_MAX).contains(&steps.len()) || order.slot >= gate::NOTICES {
+        return None;
+    }
+    if !graphs::order::before(exec, order.stream, true) {
+        return None;
+    }
+    let mut begun = false;
+    let mut result = None;
+    // Parts that follow one another are watched as one.
+    for together in steps.chunk_by(|a, b| matches!((a, b), (Step::Graph(_), Step::Graph(_)))) {
+        let order = Order { follows: begun, ..*order };
+        let done = match together {
+            [Step::Kernel(own)] => Some(kernel(&order, own)),
+            graphs => parts(&order, graphs),
+        };
+        begun |= done == Some(SUCCESS);
+        result = done;
+        if done != Some(SUCCESS) {
+            break;
+        }
+    }
+    graphs::order::after(exec, order.stream, begun);
+    // What comes later is the program's to hear, as any failure of its launch.
+    if begun { result } else { None }
+}
+
+/// Parts, one after the other. `None`: nothing was issued.
+fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+    let graph_launch = driver().graph_launch?;
+    let stream = order.stream as Ptr;
+    let events = watch::events(steps.len());
+    if events.is_none() && !order.follows {
+        return None;
+    }
+    let mark = |at: usize| events.iter().for_each(|events| record(events, at, stream));
+    mark(0);
+    let mut issued = 0;
+    let mut result = SUCCESS;
+    for step in steps {
+        let Step::Graph(exec) = step else { continue };
+        if issued > 0 || order.follows {
+            let _ = gate::wait_in(order.stream);
+            mark(2 * issued);
+        }
+        // SAFETY: an exec that the chain keeps alive, the program's stream.
+        result = unsafe { graph_launch(*exec as Ptr, stream) };
+        if result != SUCCESS {
+            break;
+        }
+        mark(2 * issued + 1);
+        issued += 1;
+    }
+    let Some(events) = events else { return Some(result) };
+    if issued == 0 {
+        watch::give_back(events);
+        return if order.follows { Some(result) } else { None };
+    }
+    watch::opened(Open {
+        ticket: order.ticket,
+        kernel: usize::MAX,
+        slot: order.slot,
+        number: order.number,
+        events,
+        // Parts of a graph end whatever others do: there is nothing to rescue.
+        progress: Progress::new(issued, true, 0, false, now_ns()),
+        epoch2: 0,
+        again: None,
+        gave_way: false,
+        helping: None,
+    });
+    Some(result)
+}
+
+/// A kernel by itself: cut, or, should that not be possible any more, as it is.
+fn kernel(order: &Order<'_>, own: &Own) -> CuResult {
+    let order = Order { kernel: own.kernel, ..*order };
+    own.with(|arguments| {
+        if let Some(result) = form::own(&order, arguments, own.way) {
+            order.client.counters.graph_nodes_cut.fetch_add(1, Relaxed);
+            return result;
+        }
+        whole(&order, arguments)
+    })
+}
+
+fn whole(order: &Order<'_>, arguments: &KernelArguments) -> CuResult {
+    if order.follows {
+        let _ = gate::wait_in(order.stream);
+    }
+    form::whole(arguments, order.stream)
+}

@@ -1,0 +1,325 @@
+//! Kernels of graphs: launched by themselves, cut, where they are long.
+
+use crate::common::PATIENCE;
+use crate::governor::Governor;
+use crate::program::{Cells, Device, Ptr, THREADS, ask, ok, say, step, wait_for};
+use crate::yielding::{Asking, impatient};
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use tally_ipc::layout::submission_flags::GRAPH;
+use tally_ipc::ring::Answer;
+use tally_kernels::Refusal;
+
+const BLOCKS: u32 = 60;
+const WORDS: u32 = BLOCKS * THREADS;
+/// Launches of `step` in a graph, each with a copy and a sum behind it.
+const STEPS: u32 = 4;
+
+/// What `enqueue` puts into a stream, as a graph that can be launched.
+fn recorded(device: &Device, stream: Ptr, enqueue: impl FnOnce()) -> Ptr {
+    let (mut graph, mut exec) = (null_mut(), null_mut());
+    // SAFETY: a stream of ours; valid out-pointers.
+    unsafe {
+        ok((device.cuda.cuStreamBeginCapture_v2)(stream, 2));
+        enqueue();
+        ok((device.cuda.cuStreamEndCapture)(stream, &mut graph));
+        ok((device.cuda.cuGraphInstantiateWithFlags)(&mut exec, graph, 0));
+    }
+    exec
+}
+
+fn launch(device: &Device, exec: Ptr, stream: Ptr) {
+    // SAFETY: a graph and a stream of ours.
+    ok(unsafe { (device.cuda.cuGraphLaunch)(exec, stream) });
+}
+
+/// Kernel, copy, sum, over and over: each needs what the one before it did.
+struct Rounds {
+    cells: Cells,
+    copies: u64,
+    sums: u64,
+    exec: Ptr,
+    stream: Ptr,
+}
+
+impl Rounds {
+    fn new(device: &Device, stream: Ptr) -> Rounds {
+        let cells = device.cells(BLOCKS);
+        let (copies, sums) =
+            (device.memory((WORDS * STEPS) as usize), device.memory(STEPS as usize));
+        let exec = recorded(device, stream, || {
+            for k in 0..STEPS {
+                device.step(&cells, [BLOCKS, 1, 1], stream, k, 200);
+                let (copy, bytes) = (copies + u64::from(k * WORDS) * 4, WORDS as usize * 4);
+                // SAFETY: memory and a stream of ours.
+                ok(unsafe { (device.cuda.cuMemcpyDtoDAsync_v2)(copy, cells.data, bytes, stream) });
+                device.sum(sums + u64::from(k) * 4, copy, WORDS, stream);
+            }
+        });
+        Rounds { cells, copies, sums, exec, stream }
+    }
+
+    fn launch(&self, device: &Device) {
+        launch(device, self.exec, self.stream);
+    }
+
+    /// After so many launches.
+    fn check(&self, device: &Device, launches: u32) {
+        let ks: Vec<u32> = (0..launches * STEPS).map(|n| n % STEPS).collect();
+        device.check_steps(&self.cells, &ks);
+        let sums = device.read(self.sums, STEPS as usize);
+        let (before, last) = ks.split_at(ks.len() - STEPS as usize);
+        let after = |i: u32, ks: &[u32]| ks.iter().fold(0, |v, k| step(v, i, *k));
+        let mut want: Vec<u32> = (0..WORDS).map(|i| after(i, before)).collect();
+        for (n, k) in last.iter().enumerate() {
+            (0_u32..).zip(&mut want).for_each(|(i, v)| *v = step(*v, i, *k));
+            assert_eq!(
+                device.read(self.copies + n as u64 * 4 * u64::from(WORDS), WORDS as usize),
+                want
+            );
+            let sum = want.iter().fold(0_u32, |a, v| a.wrapping_add(*v));
+            assert_eq!(sums[n], sum, "after step {n}");
+        }
+    }
+}
+
+/// Graphs in parts of so many kernels, everything else whole.
+fn in_parts_of(core: &Governor, kernels: u32) {
+    core.policy(move |request, _| match request.flags & GRAPH {
+        0 => Answer::Whole,
+        _ => Answer::Slice(kernels),
+    });
+}
+
+#[test]
+fn long_kernels_of_a_graph_are_cut_and_all_keeps_its_order() {
+    both(
+        long_kernels_of_a_graph_are_cut_and_all_keeps_its_order,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let all = [null_mut(), device.stream(0), device.stream(1)].map(|stream| {
+                // The default stream is not recorded: there it is only launched.
+                let recorder = device.stream(1);
+                let rounds = Rounds::new(device, recorder);
+                Rounds { stream, ..rounds }
+            });
+            let mut launches = 0;
+            while ask("round") != "end" {
+                launches += 1;
+                for rounds in &all {
+                    rounds.launch(device);
+                }
+            }
+            all.iter().for_each(|rounds| device.sync(rounds.stream));
+            all.iter().for_each(|rounds| rounds.check(device, launches));
+        },
+        |core| {
+            core.warm_up("step");
+            let asking = Asking::start(core, 1_500);
+            let mut rounds = 0;
+            for kernels in [1, 3, 100] {
+                let before = core.counters().gave_way.load(SeqCst);
+                let is_enough =
+                    |core: &Governor| core.counters().gave_way.load(SeqCst) > before + 10;
+                let mut here = 0;
+                while here < 10 || (!is_enough(core) && here < 1_000) {
+                    core.expect("round");
+                    in_parts_of(core, kernels);
+                    core.say("on");
+                    (here, rounds) = (here + 1, rounds + 1);
+                }
+                assert!(is_enough(core), "in parts of {kernels}");
+            }
+            core.expect("round");
+            drop(asking);
+            core.say("end");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(c.graph_chained.load(SeqCst), 3 * rounds);
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), 3 * rounds * u64::from(STEPS));
+            assert_eq!([&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 3]);
+        },
+    );
+}
+
+#[test]
+fn a_kernel_that_gave_way_holds_back_what_follows_it() {
+    both(
+        a_kernel_that_gave_way_holds_back_what_follows_it,
+        &impatient(),
+        |device| {
+            device.warm_up();
+            let stream = device.stream(1);
+            let rounds = Rounds::new(device, stream);
+            assert_eq!(ask("go"), "on");
+            rounds.launch(device);
+            assert_eq!(ask("launched"), "look");
+            // SAFETY: a stream of ours.
+            assert_eq!(unsafe { (device.cuda.cuStreamQuery)(stream) }, 600);
+            say("held");
+            device.sync(stream);
+            rounds.check(device, 1);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.closed();
+            core.say("on");
+            core.expect("launched");
+            // Longer than what is stuck is waited for.
+            std::thread::sleep(Duration::from_millis(300));
+            core.say("look");
+            core.expect("held");
+            core.ask_to_yield(false);
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), u64::from(STEPS));
+            assert_eq!([&c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 2]);
+        },
+    );
+}
+
+#[test]
+fn short_kernels_stay_in_their_part_and_what_is_ready_later_is_cut_later() {
+    both(
+        short_kernels_stay_in_their_part_and_what_is_ready_later_is_cut_later,
+        &welcome(),
+        |device| {
+            let stream = device.stream(1);
+            // Half as many blocks as the launch that made the policy wish for the form; and fewer.
+            let (half, fewer) = (device.cells(30), device.cells(29));
+            let exec = recorded(device, stream, || {
+                device.step(&half, [30, 1, 1], stream, 1, 0);
+                device.step(&fewer, [29, 1, 1], stream, 2, 0);
+                device.step(&fewer, [1, 29, 1], stream, 3, 0);
+            });
+            let sixty = device.cells(60);
+            let warm_up = |grid| device.step(&sixty, grid, null_mut(), 1, 0);
+            say("early");
+            // The first wish for parts has the gate made; then they are whole no more.
+            while ask("chained?") == "no" {
+                launch(device, exec, stream);
+                device.sync(stream);
+            }
+            device.warm_up_with(|| warm_up([60, 1, 1]));
+            let early = device.read(half.counts, 1)[0];
+            assert_eq!(ask("go"), "on");
+            for _ in 0..5 {
+                launch(device, exec, stream);
+            }
+            device.sync(stream);
+            let launches = (early + 5) as usize;
+            device.check_steps(&half, &vec![1; launches]);
+            device.check_steps(&fewer, &[2, 3].repeat(launches));
+        },
+        |core| {
+            core.expect("early");
+            in_parts_of(core, 2);
+            loop {
+                core.expect("chained?");
+                let chained = core.counters().graph_chained.load(SeqCst) > 0;
+                core.say(if chained { "yes" } else { "no" });
+                if chained {
+                    break;
+                }
+            }
+            assert_eq!(core.counters().graph_nodes_cut.load(SeqCst), 0, "nothing can be cut yet");
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 2);
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), 5);
+            assert_eq!([&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst))[1..], [0; 2]);
+        },
+    );
+}
+
+#[test]
+fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
+    const GRID: [u32; 3] = [40, 1, 1];
+    both(
+        a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole,
+        &impatient(),
+        |device| {
+            let (stream, words, later) =
+                (device.stream(1), device.words(), device.function("later"));
+            let launch_later = |cells: &Cells, stream| {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(later, GRID, 1, stream, &params));
+            };
+            words[1].store(1, SeqCst);
+            device.warm_up_with(|| launch_later(&device.cells(GRID[0]), null_mut()));
+            let (cells, sums) = (device.cells(GRID[0]), device.memory(2));
+            let exec = recorded(device, stream, || {
+                device.sum(sums, cells.counts, GRID[0], stream);
+                launch_later(&cells, stream);
+                device.sum(sums + 4, cells.counts, GRID[0], stream);
+            });
+            for n in 0.. {
+                (0..2).for_each(|i| words[i].store(0, SeqCst));
+                // The word by which the last block lets the first one go.
+                let release = cells.counts + u64::from(GRID[0]) * 4;
+                // SAFETY: memory of ours.
+                ok(unsafe { (device.cuda.cuMemsetD32_v2)(release, 0, 1) });
+                let more = ask("launch?") == "yes";
+                launch(device, exec, stream);
+                if more {
+                    // Its first block runs and waits; the last ones do not run before they are let.
+                    wait_for(&words[0], 1);
+                    assert_eq!(ask("running"), "go on");
+                }
+                words[1].store(1, SeqCst);
+                device.sync(stream);
+                let want = [n, n + 1].map(|runs| runs * GRID[0]);
+                assert_eq!(device.read(sums, 2), want, "every block once, and all before the sum");
+                if !more {
+                    break;
+                }
+                say("right");
+            }
+        },
+        |core| {
+            core.warm_up("later");
+            in_parts_of(core, 1);
+            let is_helped = |core: &Governor| core.counters().rescued.load(SeqCst) > 0;
+            let mut rounds = 0;
+            while !is_helped(core) {
+                rounds += 1;
+                assert!(rounds < 50, "never stuck");
+                core.expect("launch?");
+                core.say("yes");
+                core.expect("running");
+                core.closed();
+                core.say("go on");
+                // On a busy machine all of its blocks may have run before the flag was raised: what
+                // follows waits at the gate then, and another round follows.
+                let start = Instant::now();
+                let mut said = None;
+                while !is_helped(core) && said.is_none() {
+                    assert!(start.elapsed() < PATIENCE, "it is not helped");
+                    said = core.hear_within(Duration::from_millis(1));
+                    if start.elapsed() > PATIENCE / 4 {
+                        core.ask_to_yield(false);
+                    }
+                }
+                core.ask_to_yield(false);
+                assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
+            }
+            assert_eq!(core.counters().graph_nodes_cut.load(SeqCst), rounds);
+            assert!(core.is_refused("later", Refusal::BlocksWaited));
+            core.expect("launch?");
+            core.say("no");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), rounds, "it is never cut again");
+            assert_eq!((c.graph_chained.load(SeqCst), c.rescued.load(SeqCst)), (rounds + 1, 1));
+            assert_eq!(c.failed.load(SeqCst), 0);
+        },
+    );
+}
