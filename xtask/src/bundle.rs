@@ -20,9 +20,10 @@ use std::process::Command;
 /// What may be carried at once.
 const BYTES_MAX: u64 = 64 << 20;
 /// What is taken from the build, stripped.
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "tally-core",
     "tallyctl",
+    "tally-refresh",
     "libtally_shim.so",
     "tally-demo-inference",
     "tally-demo-training",

@@ -5,10 +5,12 @@
 
 mod ab;
 mod log;
+mod mps;
 mod strikes;
 
 pub use ab::Ab;
 pub use log::Log;
+pub use mps::Mps;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
@@ -433,34 +435,6 @@ impl Default for Timeslice {
     }
 }
 
-/// `[residency.mps]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Mps {
-    /// With mode `mps`: start, watch and stop a private daemon, unless one
-    /// serves `pipe_directory` already.
-    pub manage: bool,
-    /// Give best-effort clients MPS's lower client priority.
-    pub client_priority: bool,
-    /// Where the daemon's pipes are; none: `$CUDA_MPS_PIPE_DIRECTORY`, else
-    /// `/tmp/nvidia-mps`, for one that is there already, and `mps/` beside the
-    /// socket for one that the core starts.
-    pub pipe_directory: Option<PathBuf>,
-    /// The control program.
-    pub control: PathBuf,
-}
-
-impl Default for Mps {
-    fn default() -> Self {
-        Mps {
-            manage: true,
-            client_priority: true,
-            pipe_directory: None,
-            control: "nvidia-cuda-mps-control".into(),
-        }
-    }
-}
-
 impl Config {
     /// Read a file.
     ///
@@ -528,6 +502,8 @@ impl Config {
         within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
         let most = tally_ipc::wire::LINGER_US_MAX.into();
         within("residency.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
+        let most = mps::REFRESH_MS_MAX;
+        within("residency.mps.refresh_ms", self.residency.mps.refresh_ms, 0, most)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;

@@ -25,6 +25,7 @@ pub mod policy_slot;
 pub mod policy_watch;
 pub mod profile_store;
 pub mod record;
+pub mod refresh;
 pub mod residency;
 pub mod run;
 pub mod signals;

@@ -3,6 +3,7 @@
 use crate::config::{Residency as Config, ResidencyMode};
 use crate::error::CoreError;
 use crate::mps::{self, MpsStatus, PrivateDaemon};
+use crate::refresh::{self, RefreshStatus};
 use std::path::{Path, PathBuf};
 use tally_engine::policy::{Class, Sharing};
 use tally_ipc::wire;
@@ -22,6 +23,7 @@ pub struct Residency {
     config: Config,
     in_force: InForce,
     reason: String,
+    refresh: Option<refresh::Shown>,
 }
 
 /// For `tallyctl status`.
@@ -35,6 +37,8 @@ pub struct ResidencyStatus {
     pub reason: String,
     /// The MPS daemon, if one is used.
     pub mps: Option<MpsStatus>,
+    /// Changes of context, where there are to be any.
+    pub refresh: Option<RefreshStatus>,
 }
 
 /// Where another daemon may serve.
@@ -72,7 +76,11 @@ impl Residency {
             ResidencyMode::Mps => Self::private(config, folder, pipes).await?,
         };
         tracing::info!(asked = config.mode.as_str(), in_force = name(&in_force), %reason, "residency");
-        Ok(Residency { config: config.clone(), in_force, reason })
+        let refresh = match in_force {
+            InForce::Mps { .. } => config.mps.refresh().map(refresh::shown),
+            _ => None,
+        };
+        Ok(Residency { config: config.clone(), in_force, reason, refresh })
     }
 
     async fn private(
@@ -143,6 +151,11 @@ impl Residency {
         matches!(self.in_force, InForce::Mps { .. })
     }
 
+    /// Changes of context, if there are to be any: the program, if it is configured, and what is shown.
+    pub fn refresh(&self) -> Option<(Option<PathBuf>, refresh::Shown)> {
+        Some((self.config.mps.refresh_program.clone(), self.refresh.clone()?))
+    }
+
     /// For people.
     pub fn status(&self) -> ResidencyStatus {
         ResidencyStatus {
@@ -160,6 +173,7 @@ impl Residency {
                 }),
                 _ => None,
             },
+            refresh: self.refresh.as_ref().map(|shown| shown.borrow().clone()),
         }
     }
 

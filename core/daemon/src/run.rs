@@ -17,6 +17,7 @@ use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
 use crate::profile_store::ProfileStore;
 use crate::record::Recordings;
+use crate::refresh;
 use crate::residency::Residency;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
@@ -116,6 +117,12 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let accepting = tokio::task::spawn_local(control::accept(plane.clone(), listener));
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     plane.recordings.heed(&plane.control);
+    let refresh = plane.residency.borrow().as_ref().and_then(Residency::refresh);
+    if let Some((program, shown)) = refresh {
+        let plane = plane.clone();
+        let is_wanted = move || plane.registry.borrow().has_both_classes();
+        tokio::task::spawn_local(refresh::keep(program, shown, is_wanted));
+    }
     if plane.config.policy.watch {
         tokio::task::spawn_local(watch(plane.clone()));
     }

@@ -186,17 +186,63 @@ echo "$line" >> "$dir/asked"
 exit 0
 "#;
 
+/// A program in a file, as a setting has it.
+fn script(dir: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).unwrap();
+    format!("{:?}", path.display().to_string())
+}
+
+#[test]
+fn contexts_are_refreshed_while_clients_of_both_classes_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = script(&dir, "fake-mps", FAKE_MPS);
+    let noted = dir.path().join("noted");
+    let noting =
+        format!("#!/bin/sh\necho $$ $CUDA_MPS_PIPE_DIRECTORY > {}\nexec cat\n", noted.display());
+    let program = script(&dir, "refresh", &noting);
+    let config = |program| {
+        format!(
+            "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {fake}\n\
+             refresh_ms = 5\nrefresh_program = {program}\n"
+        )
+    };
+    let failing = script(&dir, "failing", "#!/bin/sh\necho no device >&2\nexit 1\n");
+    let failing = config(failing);
+    let core = Core::start(&config(program), &[]);
+    let shown = |core: &Core| core.status()["residency"]["refresh"].clone();
+    let _low = Client::best_effort(&core, "low");
+    assert_eq!(
+        shown(&core),
+        json!({"every_ms": 5, "state": "waiting for clients of both classes", "count": 0})
+    );
+    let high = Client::high(&core, "high");
+    eventually("some were made", || shown(&core)["count"].as_u64() > Some(3));
+    assert_eq!(shown(&core)["state"], "running");
+    let noted = std::fs::read_to_string(noted).unwrap();
+    let (pid, daemon) = noted.trim().split_once(' ').unwrap();
+    assert_eq!(daemon, "/nonexistent", "it stays out of MPS");
+    drop(high);
+    eventually("it gives its context back", || {
+        shown(&core)["state"] == "waiting for clients of both classes"
+            && !std::path::Path::new("/proc").join(pid).exists()
+    });
+    drop(core);
+
+    let core = Core::start(&failing, &[]);
+    let _both = (Client::best_effort(&core, "low"), Client::high(&core, "high"));
+    eventually("it failed", || shown(&core)["state"] == "failed: it ended: no device");
+    assert_eq!(shown(&core)["count"], 0);
+}
+
 #[test]
 fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let dir = tempfile::tempdir().unwrap();
-    let fake = dir.path().join("fake-mps");
-    std::fs::write(&fake, FAKE_MPS).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&fake, mode).unwrap();
-    let config = format!(
-        "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {:?}\n",
-        fake.display().to_string()
-    );
+    let fake = script(&dir, "fake-mps", FAKE_MPS);
+    let config =
+        format!("{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {fake}\n");
     let mut core = Core::start_in(dir, &config, &[]);
     let mps = core.status()["residency"]["mps"].clone();
     assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));

@@ -179,7 +179,7 @@ fn the_check_notices_a_read_that_is_not_patched() {
     for image in INDEX {
         let patched = rewrite(image, CutForm::SubGrid, None).unwrap().image;
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&patched).unwrap());
-        for name in ["by_thread", "uniform", "grid_stride"] {
+        for name in ["by_thread", "uniform", "grid_stride", "behind_a_branch"] {
             let (a, b) = (code(&old, name), code(&new, name));
             let at = patched.windows(b.len()).position(|w| w == b).unwrap();
             for (index, (x, y)) in a.chunks(16).zip(b.chunks(16)).enumerate() {

@@ -44,12 +44,9 @@ pub const STUCK_NS: u64 = 2_000_000_000;
 /// wraps at 2^31.
 const STALE_MAX: u32 = 1 << 30;
 
-/// While a cut launch is under way: launches of a stream that may be behind it, and parts
-/// of cut launches. A hardware queue takes 1024 entries; a launch takes one, a part four.
+/// While a cut launch is under way: launches of a stream that may be behind it. A hardware queue takes
+/// 1024 entries; a launch takes one.
 const BACKLOG_MAX: u32 = 256;
-const PARTS_MAX: usize = 128;
-/// Between two looks for room.
-const ROOM_NAP: Duration = Duration::from_micros(50);
 
 /// How a launch goes on.
 enum Way {
@@ -194,12 +191,7 @@ impl Decided<'_> {
             let behind = |done: u32| marked.wrapping_sub(done) as i32;
             behind(word.gpu.load(Relaxed)).min(behind(word.host.load(Relaxed))).max(0) as u32
         };
-        while cut::watch::is_open()
-            && (backlog() > BACKLOG_MAX || cut::watch::parts_open() > PARTS_MAX)
-            && !attendant::is_exiting()
-        {
-            std::thread::sleep(ROOM_NAP);
-        }
+        cut::watch::wait_for_room_and(|| backlog() > BACKLOG_MAX);
     }
 
     fn ask(&self, asked: &mut Option<(Shape, bool)>) -> Way {

@@ -405,8 +405,11 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
             made.changes = changes;
             return Ok(Err(Chain(made.parts.clone())));
         }
-        if own.is_empty() {
-            kept.could_be_cut(kernels_per_part)?;
+        if own.is_empty()
+            && let Err(reason) = kept.could_be_cut(kernels_per_part)
+        {
+            record.refused = Some((kernels_per_part, changes, reason));
+            return Err(reason);
         }
         if std::mem::replace(&mut record.being_made, true) {
             return Err(Reason::BeingMade);
@@ -450,6 +453,11 @@ fn keep(
             (Ok(Chain(parts)), Some((None, old, None)))
         }
         Err(reason) if reason.is_of_this_size() => {
+            if let Some(made) = record.chain.as_mut().filter(|made| made.size == size) {
+                // As good as before: kernels that cannot be cut any more go by themselves as they are.
+                made.changes = changes;
+                return (Ok(Chain(made.parts.clone())), None);
+            }
             record.refused = Some((size, changes, reason));
             (Err(reason), None)
         }

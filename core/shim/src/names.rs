@@ -55,6 +55,11 @@ pub fn index(function: Ptr) -> u32 {
     }
 }
 
+/// The index of a function, if it was noted.
+pub fn known(function: usize) -> Option<u32> {
+    FUNCTIONS.get(function).map(|value| (value as u32).wrapping_sub(1))
+}
+
 /// It was found through a door that we do not watch: ask the driver, once.
 #[cold]
 fn unseen(function: Ptr) -> u32 {

@@ -1,6 +1,7 @@
 //! Every limit and every environment variable of the software device.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What `cuDriverGetVersion` answers: CUDA 13.0.
 pub const DRIVER_VERSION: i32 = 13_000;
@@ -86,6 +87,14 @@ pub(crate) fn fault() -> Option<(&'static str, usize)> {
         Some((kernel.to_owned(), bytes.parse().ok()?))
     };
     FAULT.get_or_init(read).as_ref().map(|(kernel, bytes)| (kernel.as_str(), *bytes))
+}
+
+/// Another faulty device: whether this launch of a graph is the one that fails, of the process's. The number of
+/// that one, from 1: `TALLY_SIMCUDA_FAULT_GRAPH=N`.
+pub(crate) fn is_faulty_graph_launch() -> bool {
+    static LEFT: std::sync::OnceLock<Option<AtomicU64>> = std::sync::OnceLock::new();
+    let left = LEFT.get_or_init(|| number("TALLY_SIMCUDA_FAULT_GRAPH").map(AtomicU64::new));
+    left.as_ref().is_some_and(|left| left.fetch_sub(1, Ordering::Relaxed) == 1)
 }
 
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.

@@ -108,6 +108,12 @@ impl Registry {
         self.clients.get(&id)
     }
 
+    /// Whether clients of both classes are connected.
+    pub fn has_both_classes(&self) -> bool {
+        let has = |class| self.clients.values().any(|c| c.identity.class == class_name(class));
+        has(Class::High) && has(Class::BestEffort)
+    }
+
     /// All connected ones with their figures.
     pub fn clients(&self, numbers: &[ClientNumbers], mps_asked: bool) -> Vec<ClientStatus> {
         let with = |n: &ClientNumbers| {

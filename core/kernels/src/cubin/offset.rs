@@ -230,6 +230,8 @@ pub(super) fn is_sub_grid(template: &Template, old: &[u8], new: &[u8], control: 
     let tails: Vec<u128> = sass::instructions(&new[old.len()..]).collect();
     let in_use = in_use(old);
     let is_spare = |number: u32| number < UNIFORM_REGISTERS && in_use >> number & 1 == 0;
+    // The same ones everywhere: one that had both meanings would not always have the same value.
+    let (mut first_is, mut index_is) = (None, None);
     let mut next = 0;
     for (number, (a, b)) in sass::instructions(old).zip(sass::instructions(new)).enumerate() {
         let at = number * INSTRUCTION_BYTES;
@@ -243,7 +245,15 @@ pub(super) fn is_sub_grid(template: &Template, old: &[u8], new: &[u8], control: 
         let Some(found) = tails.get(next..next + TAIL) else { return false };
         let (index, first) = (sass::destination(found[0]), sass::destination(found[1]));
         let spare = |number| Some(number).filter(|n| is_spare(*n));
-        let spares = (spare(first), spare(index).filter(|index| *index != first));
+        let first = *first_is.get_or_insert(first);
+        let index = match to {
+            Destination::Vector(_) => None,
+            Destination::Uniform(_) => Some(*index_is.get_or_insert(index)),
+        };
+        let spares = (spare(first), index.and_then(spare));
+        if spares.0.is_some() && spares.0 == index_is {
+            return false;
+        }
         let expected = tail(arch, (at, place), (a, to, scoreboard), control + LO_OFFSET, spares);
         if expected.is_none_or(|expected| expected != found) || b != sass::branch(arch, at, place) {
             return false;

@@ -91,9 +91,9 @@ pub enum Way {
     Slices(u32),
 }
 
-/// How a launch of `original` in this grid would be made, and how long it is expected to take, us; `None`: as it
+/// How a launch in this grid would be made, and how long it is expected to take, us; `None`: as it
 /// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
-pub fn way(index: usize, cut: &Cut, original: Ptr, grid: [u32; 3]) -> Option<(Way, u32)> {
+pub fn way(index: usize, cut: &Cut, grid: [u32; 3]) -> Option<(Way, u32)> {
     let blocks = kernels::blocks(grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
     let us = u64::from(cut.wanted_us) * u64::from(blocks) / u64::from(cut.wanted_blocks.max(1));
     let us = u32::try_from(us).unwrap_or(u32::MAX);
@@ -101,6 +101,7 @@ pub fn way(index: usize, cut: &Cut, original: Ptr, grid: [u32; 3]) -> Option<(Wa
         return Some((Way::Preemptible(us), us));
     }
     // Of so many blocks each would be dear.
+    let original = cut.original()?;
     cut.by_offset(index, original, grid)?;
     let parts = (us / US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32);
     Some((Way::Slices(blocks.div_ceil(parts)), us))

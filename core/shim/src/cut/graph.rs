@@ -7,7 +7,6 @@ use super::watch::{self, Open, PARTS_MAX};
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::own::Own;
 use crate::graphs::{self, CutState, Step};
-use crate::launch::KernelArguments;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::wait::now_ns;
 
@@ -18,30 +17,39 @@ pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     let chain = graphs::chain(exec, kernels).ok()?;
     let steps = chain.steps();
     driver().graph_launch?;
-    if !(2..=PARTS_MAX).contains(&steps.len()) || order.slot >= gate::NOTICES {
+    if steps.len() < 2 || order.slot >= gate::NOTICES {
+        return None;
+    }
+    let is_own = |step: &Step| matches!(step, Step::Kernel(_));
+    // A graph can be launched in any context, a kernel only in its own.
+    if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
     if !graphs::order::before(exec, order.stream, true) {
         return None;
     }
-    let mut begun = false;
     let mut result = None;
     // Parts that follow one another are watched as one.
-    for together in steps.chunk_by(|a, b| matches!((a, b), (Step::Graph(_), Step::Graph(_)))) {
-        let order = Order { follows: begun, ..*order };
-        let done = match together {
-            [Step::Kernel(own)] => Some(kernel(&order, own)),
+    let together = steps.chunk_by(|a, b| !is_own(a) && !is_own(b));
+    for group in together.flat_map(|group| group.chunks(PARTS_MAX)) {
+        let order = Order { follows: result.is_some(), ..*order };
+        if order.follows {
+            // Not in the driver, which would hold its locks: see `watch`.
+            watch::wait_for_room();
+        }
+        let done = match group {
+            [Step::Kernel(own)] => kernel(&order, own),
             graphs => parts(&order, graphs),
         };
-        begun |= done == Some(SUCCESS);
-        result = done;
+        // Whatever was issued, even of a group that failed, is not launched again.
+        result = done.or(result);
         if done != Some(SUCCESS) {
             break;
         }
     }
-    graphs::order::after(exec, order.stream, begun);
-    // What comes later is the program's to hear, as any failure of its launch.
-    if begun { result } else { None }
+    graphs::order::after(exec, order.stream, result.is_some());
+    // What failed behind something is the program's to hear, as any failure of its launch.
+    result
 }
 
 /// Parts, one after the other. `None`: nothing was issued.
@@ -91,21 +99,18 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
     Some(result)
 }
 
-/// A kernel by itself: cut, or, should that not be possible any more, as it is.
-fn kernel(order: &Order<'_>, own: &Own) -> CuResult {
+/// A kernel by itself: cut, or, should that not be possible any more, as it is. `None`: nothing was issued.
+fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
     let order = Order { kernel: own.kernel, ..*order };
     own.with(|arguments| {
         if let Some(result) = form::own(&order, arguments, own.way) {
             order.client.counters.graph_nodes_cut.fetch_add(1, Relaxed);
-            return result;
+            return Some(result);
         }
-        whole(&order, arguments)
+        if order.follows {
+            let _ = gate::wait_in(order.stream);
+        }
+        let result = form::whole(arguments, order.stream);
+        (result == SUCCESS || order.follows).then_some(result)
     })
-}
-
-fn whole(order: &Order<'_>, arguments: &KernelArguments) -> CuResult {
-    if order.follows {
-        let _ = gate::wait_in(order.stream);
-    }
-    form::whole(arguments, order.stream)
 }

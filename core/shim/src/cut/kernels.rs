@@ -15,7 +15,7 @@ use crate::cu::{
 };
 use crate::launch::{KernelArguments, Shape};
 use crate::lock::{Held, Lock};
-use crate::{log, state, threads};
+use crate::{log, names, state, threads};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
@@ -115,7 +115,11 @@ pub fn ready(context: usize) -> Ready {
     for index in 0..KERNEL_SLOTS {
         if let Some(cut) = cut(index).filter(|cut| cut.context == context) {
             let handles = cut.originals.each_ref().map(|o| o.load(Relaxed));
-            all.extend(handles.into_iter().filter(|h| *h != 0).map(|h| (h, (index, cut))));
+            // Once unloaded, a handle may be another kernel's.
+            let is_its = |handle: &usize| {
+                *handle != 0 && names::known(*handle).is_none_or(|known| known as usize == index)
+            };
+            all.extend(handles.into_iter().filter(is_its).map(|h| (h, (index, cut))));
         }
     }
     all
@@ -457,6 +461,11 @@ pub(super) fn plain_function(handle: usize) -> usize {
 }
 
 impl Cut {
+    /// The function or kernel that it was made from, unless that was unloaded.
+    pub fn original(&self) -> Option<Ptr> {
+        Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
+    }
+
     /// See that a launch of `original` may have so much dynamic shared memory, if its
     /// own form may.
     pub fn allow_shared(&self, bytes: u32, original: Ptr) {
@@ -509,6 +518,7 @@ pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
     for cut in all_cut() {
         if are_gone(cut.originals[0].load(Relaxed)) {
             cut.originals.iter().for_each(|o| o.store(0, Relaxed));
+            changed();
         }
     }
 }

@@ -20,7 +20,7 @@ use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
 use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
-use crate::{log, state};
+use crate::{attendant, log, state};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
@@ -32,6 +32,11 @@ use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
 pub const PARTS_MAX: usize = 32;
+/// Parts of cut launches under way, beyond which launches wait. A hardware queue takes 1024 entries; a
+/// part takes four.
+const PARTS_OPEN_MAX: usize = 128;
+/// Between two looks for room.
+const ROOM_NAP: Duration = Duration::from_micros(50);
 /// Cut launches under way, at most; further ones run whole.
 const OPEN_MAX: usize = 64;
 
@@ -107,9 +112,21 @@ pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
 }
 
-/// Parts of all cut launches under way.
-pub fn parts_open() -> usize {
-    PARTS.load(Acquire)
+/// Whether more parts are under way than there is room for beside a rescue.
+fn is_full() -> bool {
+    PARTS.load(Acquire) > PARTS_OPEN_MAX
+}
+
+/// Wait here, rather than in the driver, until there is room. `is_backed_up`: the queue of the launch under way is full for other reasons.
+pub fn wait_for_room_and(is_backed_up: impl Fn() -> bool) {
+    while is_open() && (is_backed_up() || is_full()) && !attendant::is_exiting() {
+        std::thread::sleep(ROOM_NAP);
+    }
+}
+
+/// The same, for more of a launch under way.
+pub fn wait_for_room() {
+    wait_for_room_and(|| false);
 }
 
 /// The table has changed.
@@ -227,7 +244,8 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
             if is_over && open.helping.is_none() {
                 let gone = t.open.remove(at);
                 t.free.push(gone.events);
-                // The next one of its stream is looked at next time.
+                // Now the next one of its stream is the oldest.
+                slots_seen &= !(1 << (gone.slot & 63));
             } else {
                 at += 1;
             }

@@ -13,7 +13,7 @@ use crate::cu::{
     NODE_FREE, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEMORY_OPERATION, NODE_RECORD_EVENT,
     NODE_SEMAPHORE_SIGNAL, NODE_SEMAPHORE_WAIT, NODE_WAIT_EVENT, Ptr, SUCCESS, driver,
 };
-use crate::cut::kernels::Ready;
+use crate::cut::kernels::{self, Ready};
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -243,12 +243,12 @@ fn check_attributes(nodes: &[Ptr], copies: &[Ptr], kernels: &[u32]) -> Result<()
     Ok(())
 }
 
-/// Whether so many parts may be made.
-fn allowed(parts: usize) -> Result<(), Reason> {
+/// Whether so many parts may be made, of which `own` are kernels by themselves.
+fn allowed(parts: usize, own: usize) -> Result<(), Reason> {
     match parts {
         0 | 1 => Err(Reason::OnePart),
         n if n > PARTS_MAX => Err(Reason::TooManyParts(n)),
-        n if EXECS.load(Relaxed) + n > EXECS_MAX => Err(Reason::TooManyExecs),
+        n if EXECS.load(Relaxed) + n - own > EXECS_MAX => Err(Reason::TooManyExecs),
         _ => Ok(()),
     }
 }
@@ -294,7 +294,9 @@ impl Kept {
         check_attributes(&survey.nodes, &copies, &survey.kernels)?;
         // A child graph of one kernel is none: it has no parameters to read.
         let kernels = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
-        let own = kernels.filter_map(|(node, _)| own::Node::of(*node)).collect();
+        let kernels = kernels.filter(|_| kernels::is_allowed());
+        let context = home.context();
+        let own = kernels.filter_map(|(node, _)| own::Node::of(*node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
         Ok(Kept { home, kernel_nodes, nodes, flags, own, graph: ManuallyDrop::new(copy) })
@@ -306,7 +308,7 @@ impl Kept {
     /// Why it is launched whole.
     pub fn could_be_cut(&self, kernels_per_part: u32) -> Result<(), Reason> {
         let parts = self.kernel_nodes.div_ceil(kernels_per_part.max(1)) as usize;
-        allowed(parts)
+        allowed(parts, 0)
     }
 
     /// Nodes whose kernels are to be launched by themselves, of those that can be cut now.
@@ -336,7 +338,7 @@ impl Kept {
         let alone = |node: usize| own.contains_key(&(nodes[node] as usize));
         let cut = partition::cut(&kernels, alone, &edges, kernels_per_part)
             .map_err(|partition::NotAnOrder| Reason::NoOrder)?;
-        allowed(cut.pieces.len())?;
+        allowed(cut.pieces.len(), own.len())?;
         let order: Vec<Ptr> = cut.order.iter().map(|n| nodes[*n]).collect();
         let kernels: Vec<u32> = cut.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;

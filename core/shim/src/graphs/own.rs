@@ -8,7 +8,8 @@
 
 use super::build::attribute;
 use crate::cu::{
-    KernelNodeParams, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, Ptr, SUCCESS, driver,
+    KernelNodeParams, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE,
+    LAUNCH_ATTRIBUTE_PRIORITY, Ptr, SUCCESS, driver,
 };
 use crate::cut::form::{self, Way};
 use crate::cut::kernels::{self, Ready};
@@ -69,15 +70,21 @@ fn arguments(params: &KernelNodeParams) -> KernelArguments {
 }
 
 impl Node {
-    /// Of a graph of ours. `None`: its kernel always stays in the graph.
-    pub fn of(handle: Ptr) -> Option<Self> {
+    /// Of a graph of ours, in `context`. `None`: its kernel always stays in the graph.
+    pub fn of(handle: Ptr, context: usize) -> Option<Self> {
         let params = read(handle)?;
+        // A graph may have kernels of several devices.
+        if !params.context.is_null() && params.context as usize != context {
+            return None;
+        }
         let all_at_once = attribute(handle, LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] != 0);
         // Three words, in the first twelve bytes.
         let in_clusters = attribute(handle, LAUNCH_ATTRIBUTE_CLUSTER).is_some_and(|v| {
             [v[0] as u32, (v[0] >> 32) as u32, v[1] as u32].iter().any(|n| *n > 1)
         });
-        if all_at_once || in_clusters {
+        let has_priority =
+            attribute(handle, LAUNCH_ATTRIBUTE_PRIORITY).is_some_and(|v| v[0] as i32 != 0);
+        if all_at_once || in_clusters || has_priority {
             return None;
         }
         Some(Node {
@@ -89,7 +96,7 @@ impl Node {
 
     fn way(&self, ready: &Ready) -> Option<(u32, Way, u32)> {
         let (kernel, cut) = *ready.get(&self.function)?;
-        let (way, us) = form::way(kernel, cut, self.function as Ptr, self.grid)?;
+        let (way, us) = form::way(kernel, cut, self.grid)?;
         Some((kernel as u32, way, us))
     }
 }

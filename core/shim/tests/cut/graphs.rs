@@ -4,18 +4,21 @@ use crate::common::PATIENCE;
 use crate::governor::Governor;
 use crate::program::{Cells, Device, Ptr, THREADS, ask, ok, say, step, wait_for};
 use crate::yielding::{Asking, impatient};
-use crate::{both, welcome};
+use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
 use tally_kernels::Refusal;
+use tally_shim::graphs::own::OWN_MAX;
 
 const BLOCKS: u32 = 60;
 const WORDS: u32 = BLOCKS * THREADS;
 /// Launches of `step` in a graph, each with a copy and a sum behind it.
 const STEPS: u32 = 4;
+/// As many of them as are launched by themselves, at most, and some more.
+const MANY_STEPS: u32 = OWN_MAX as u32 + 6;
 
 /// What `enqueue` puts into a stream, as a graph that can be launched.
 fn recorded(device: &Device, stream: Ptr, enqueue: impl FnOnce()) -> Ptr {
@@ -37,6 +40,7 @@ fn launch(device: &Device, exec: Ptr, stream: Ptr) {
 
 /// Kernel, copy, sum, over and over: each needs what the one before it did.
 struct Rounds {
+    steps: u32,
     cells: Cells,
     copies: u64,
     sums: u64,
@@ -45,12 +49,12 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn new(device: &Device, stream: Ptr) -> Rounds {
+    fn new(device: &Device, stream: Ptr, steps: u32) -> Rounds {
         let cells = device.cells(BLOCKS);
         let (copies, sums) =
-            (device.memory((WORDS * STEPS) as usize), device.memory(STEPS as usize));
+            (device.memory((WORDS * steps) as usize), device.memory(steps as usize));
         let exec = recorded(device, stream, || {
-            for k in 0..STEPS {
+            for k in 0..steps {
                 device.step(&cells, [BLOCKS, 1, 1], stream, k, 200);
                 let (copy, bytes) = (copies + u64::from(k * WORDS) * 4, WORDS as usize * 4);
                 // SAFETY: memory and a stream of ours.
@@ -58,7 +62,7 @@ impl Rounds {
                 device.sum(sums + u64::from(k) * 4, copy, WORDS, stream);
             }
         });
-        Rounds { cells, copies, sums, exec, stream }
+        Rounds { steps, cells, copies, sums, exec, stream }
     }
 
     fn launch(&self, device: &Device) {
@@ -67,10 +71,11 @@ impl Rounds {
 
     /// After so many launches.
     fn check(&self, device: &Device, launches: u32) {
-        let ks: Vec<u32> = (0..launches * STEPS).map(|n| n % STEPS).collect();
+        let steps = self.steps;
+        let ks: Vec<u32> = (0..launches * steps).map(|n| n % steps).collect();
         device.check_steps(&self.cells, &ks);
-        let sums = device.read(self.sums, STEPS as usize);
-        let (before, last) = ks.split_at(ks.len() - STEPS as usize);
+        let sums = device.read(self.sums, steps as usize);
+        let (before, last) = ks.split_at(ks.len() - steps as usize);
         let after = |i: u32, ks: &[u32]| ks.iter().fold(0, |v, k| step(v, i, *k));
         let mut want: Vec<u32> = (0..WORDS).map(|i| after(i, before)).collect();
         for (n, k) in last.iter().enumerate() {
@@ -103,7 +108,7 @@ fn long_kernels_of_a_graph_are_cut_and_all_keeps_its_order() {
             let all = [null_mut(), device.stream(0), device.stream(1)].map(|stream| {
                 // The default stream is not recorded: there it is only launched.
                 let recorder = device.stream(1);
-                let rounds = Rounds::new(device, recorder);
+                let rounds = Rounds::new(device, recorder, STEPS);
                 Rounds { stream, ..rounds }
             });
             let mut launches = 0;
@@ -146,14 +151,14 @@ fn long_kernels_of_a_graph_are_cut_and_all_keeps_its_order() {
 }
 
 #[test]
-fn a_kernel_that_gave_way_holds_back_what_follows_it() {
+fn a_graph_whose_kernel_gave_way_waits_until_nobody_asks() {
     both(
-        a_kernel_that_gave_way_holds_back_what_follows_it,
+        a_graph_whose_kernel_gave_way_waits_until_nobody_asks,
         &impatient(),
         |device| {
             device.warm_up();
             let stream = device.stream(1);
-            let rounds = Rounds::new(device, stream);
+            let rounds = Rounds::new(device, stream, STEPS);
             assert_eq!(ask("go"), "on");
             rounds.launch(device);
             assert_eq!(ask("launched"), "look");
@@ -320,6 +325,145 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
             assert_eq!(c.graph_nodes_cut.load(SeqCst), rounds, "it is never cut again");
             assert_eq!((c.graph_chained.load(SeqCst), c.rescued.load(SeqCst)), (rounds + 1, 1));
             assert_eq!(c.failed.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn graphs_of_many_long_kernels_and_launches_of_one_graph_on_two_streams_are_cut() {
+    both(
+        graphs_of_many_long_kernels_and_launches_of_one_graph_on_two_streams_are_cut,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (a, b) = (device.stream(1), device.stream(1));
+            let rounds = Rounds::new(device, a, MANY_STEPS);
+            assert_eq!(ask("go"), "on");
+            // The driver keeps launches of one graph in order, whatever stream they are in.
+            for stream in [a, b, b, a, b, a] {
+                launch(device, rounds.exec, stream);
+            }
+            [a, b].iter().for_each(|stream| device.sync(*stream));
+            rounds.check(device, 6);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 3);
+            let asking = Asking::start(core, 1_000);
+            core.say("on");
+            core.ends(0);
+            drop(asking);
+            let c = core.counters();
+            assert_eq!(c.graph_chained.load(SeqCst), 6);
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), 6 * OWN_MAX as u64);
+            assert_eq!([&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 3]);
+        },
+    );
+}
+
+#[test]
+fn large_grids_in_a_graph_go_in_slices_by_offset() {
+    const GRID: [u32; 3] = [9_000, 1, 1];
+    both(
+        large_grids_in_a_graph_go_in_slices_by_offset,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (stream, cells) = (device.stream(1), device.cells(GRID[0]));
+            let exec = recorded(device, stream, || {
+                (1..3).for_each(|k| device.step(&cells, GRID, stream, k, 0));
+            });
+            let mut launches = 0;
+            // That form is made when the first launch could use it.
+            while ask("cut?") == "no" {
+                launches += 1;
+                launch(device, exec, stream);
+                device.sync(stream);
+            }
+            device.check_steps(&cells, &[1, 2].repeat(launches));
+        },
+        |core| {
+            core.warm_up("step");
+            in_parts_of(core, 1);
+            let sliced = |core: &Governor| core.counters().sliced_by_offset.load(SeqCst);
+            for launches in 0.. {
+                assert!(launches < 5_000, "{:?}", core.state("step"));
+                core.expect("cut?");
+                let is_cut = sliced(core) > 0;
+                core.say(if is_cut { "yes" } else { "no" });
+                if is_cut {
+                    break;
+                }
+            }
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.graph_nodes_cut.load(SeqCst), sliced(core)), (2, 2));
+            assert_eq!([&c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 2]);
+        },
+    );
+}
+
+/// A launch of which a part fails is the program's to hear of, and nothing of it runs twice.
+fn failing(device: &mut Device, steps_by_themselves: bool) {
+    // Kernels of less than half of these blocks stay in their part.
+    let blocks = if steps_by_themselves { BLOCKS } else { 3 * BLOCKS };
+    let warm = device.cells(blocks);
+    device.warm_up_with(|| device.step(&warm, [blocks, 1, 1], null_mut(), 1, 0));
+    let stream = device.stream(1);
+    let cells = [device.cells(BLOCKS), device.cells(BLOCKS)];
+    let sum = device.memory(1);
+    let exec = recorded(device, stream, || {
+        device.step(&cells[0], [BLOCKS, 1, 1], stream, 1, 0);
+        device.sum(sum, cells[0].counts, BLOCKS, stream);
+        device.step(&cells[1], [BLOCKS, 1, 1], stream, 2, 0);
+    });
+    assert_eq!(ask("go"), "on");
+    // SAFETY: a graph and a stream of ours.
+    assert_eq!(unsafe { (device.cuda.cuGraphLaunch)(exec, stream) }, 719);
+    device.sync(stream);
+    device.check_steps(&cells[0], &[1]);
+    device.check_steps(&cells[1], &[]);
+}
+
+#[test]
+fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
+    both_under(
+        a_part_that_fails_ends_the_launch_and_nothing_runs_twice,
+        // The first part is launched, the second is refused.
+        &[("TALLY_SIMCUDA_FAULT_GRAPH", "2")],
+        &welcome(),
+        |device| failing(device, false),
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn a_part_that_fails_behind_a_cut_kernel_does_not_run_that_again() {
+    both_under(
+        a_part_that_fails_behind_a_cut_kernel_does_not_run_that_again,
+        // The kernels go by themselves; between them is the only part.
+        &[("TALLY_SIMCUDA_FAULT_GRAPH", "1")],
+        &welcome(),
+        |device| failing(device, true),
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
+            assert_eq!(c.graph_nodes_cut.load(SeqCst), 1);
         },
     );
 }

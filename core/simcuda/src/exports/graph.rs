@@ -330,6 +330,9 @@ exports! {
 exports_per_thread! {
     fn cuGraphLaunch / cuGraphLaunch_ptsz |null| (handle: usize, stream: usize) {
         let stream = resolve(stream, null)?;
+        if crate::config::is_faulty_graph_launch() {
+            return Err(CuError::LAUNCH_FAILED);
+        }
         stream.submit(Op::Graph(exec(handle)?.snapshot()))
     }
 

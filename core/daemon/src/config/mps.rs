@@ -1,0 +1,49 @@
+//! `[residency.mps]`.
+
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The longest time between two refreshes.
+pub const REFRESH_MS_MAX: u64 = 3_600_000;
+
+/// See the module's documentation.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mps {
+    /// With mode `mps`: start, watch and stop a private daemon, unless one
+    /// serves `pipe_directory` already.
+    pub manage: bool,
+    /// Give best-effort clients MPS's lower client priority.
+    pub client_priority: bool,
+    /// Where the daemon's pipes are; none: `$CUDA_MPS_PIPE_DIRECTORY`, else
+    /// `/tmp/nvidia-mps`, for one that is there already, and `mps/` beside the
+    /// socket for one that the core starts.
+    pub pipe_directory: Option<PathBuf>,
+    /// The control program.
+    pub control: PathBuf,
+    /// Have the GPU change its context this often, ms; 0: never. See [`crate::refresh`].
+    pub refresh_ms: u64,
+    /// The program that does; none: `tally-refresh` beside the core.
+    pub refresh_program: Option<PathBuf>,
+}
+
+impl Default for Mps {
+    fn default() -> Self {
+        Mps {
+            manage: true,
+            client_priority: true,
+            pipe_directory: None,
+            control: "nvidia-cuda-mps-control".into(),
+            refresh_ms: 0,
+            refresh_program: None,
+        }
+    }
+}
+
+impl Mps {
+    /// Between two refreshes, if there are to be any.
+    pub fn refresh(&self) -> Option<Duration> {
+        (self.refresh_ms > 0).then(|| Duration::from_millis(self.refresh_ms))
+    }
+}

@@ -1,0 +1,53 @@
+//! `tally-refresh`: has each GPU change its context once, when told.
+//!
+//! Started by the core, outside of its MPS daemon, with `[residency.mps] refresh_ms`. For each byte on
+//! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
+//! byte on standard output; it ends with the input. Why: `docs/residency.md`, "a GPU's two speeds".
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, sys};
+use cudarc::nvrtc::Ptx;
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+
+const PTX: &str =
+    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+
+/// A device, ready to run it.
+struct Device {
+    stream: Arc<CudaStream>,
+    nothing: CudaFunction,
+}
+
+impl Device {
+    fn open(number: usize) -> Result<Self> {
+        let context = CudaContext::new(number)?;
+        let nothing = context.load_module(Ptx::from_src(PTX))?.load_function("nothing")?;
+        Ok(Device { stream: context.default_stream(), nothing })
+    }
+
+    fn run(&self) -> Result<()> {
+        let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the kernel has no parameters and touches no memory.
+        unsafe { self.stream.launch_builder(&self.nothing).launch(one) }?;
+        Ok(self.stream.synchronize()?)
+    }
+}
+
+fn main() -> Result<()> {
+    // SAFETY: only looks whether the library can be loaded.
+    let is_there = unsafe { sys::is_culib_present() };
+    ensure!(is_there, "libcuda.so.1 cannot be loaded: is NVIDIA's driver installed?");
+    let count = CudaContext::device_count().context("CUDA does not start")?;
+    let open = |number| Device::open(number as usize).with_context(|| format!("device {number}"));
+    let devices = (0..count).map(open).collect::<Result<Vec<_>>>()?;
+    ensure!(!devices.is_empty(), "there is no CUDA device");
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let mut byte = [0];
+    while input.read(&mut byte)? != 0 {
+        devices.iter().try_for_each(Device::run)?;
+        output.write_all(&byte)?;
+        output.flush()?;
+    }
+    Ok(())
+}
