@@ -194,6 +194,30 @@ def llama_decode_request(layers=32, width=4096, inner=11008, heads=32, cached=51
     return request
 
 
+def small_kernels_request(count=300):
+    """Very many kernels of one block, one behind the other; their number."""
+    x = torch.zeros(1, device=DEVICE)
+
+    def request():
+        for _ in range(count):
+            x.add_(1)
+        return x
+
+    return request
+
+
+def two_streams(launches=200):
+    """Kernels of one block in two streams, at the same time."""
+    if DEVICE != "cuda":
+        return
+    other, (x, y) = torch.cuda.Stream(), torch.zeros(2, device=DEVICE)
+    for _ in range(launches):
+        with torch.cuda.stream(other):
+            y.add_(1)
+        x.add_(1)
+    sync()
+
+
 # What a worker can serve by name. Requests are timed one by one, trainings by rate.
 REQUESTS = {
     "resnet50-eager": resnet50_request,
@@ -201,6 +225,7 @@ REQUESTS = {
     "bert-graph": lambda: graphed(bert_request()),
     "bert-large-graph": lambda: graphed(bert_request(**BERT_LARGE)),
     "llama-7b-decode-graph": lambda: graphed(llama_decode_request()),
+    "small-kernels-graph": lambda: graphed(small_kernels_request()),
 }
 TRAININGS = {
     "resnet50-train": resnet50_training,

@@ -19,6 +19,7 @@ import sys
 import render_cut
 import render_policy
 import render_several
+import render_speeds
 from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
 from stats import host_drift
@@ -26,7 +27,7 @@ from stats import host_drift
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
-    "policy.json", "several.json",
+    "policy.json", "several.json", "speeds.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -394,6 +395,7 @@ SECTIONS = (
     ("latency.json", latency_section),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
+    ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
 )
 
 

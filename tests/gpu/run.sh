@@ -27,6 +27,7 @@ limit_s() {
         traces) echo 480 ;;
         policy) echo 300 ;;
         several) echo 240 ;;
+        speeds) echo 300 ;;
     esac
 }
 

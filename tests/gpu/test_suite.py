@@ -315,7 +315,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, speeds.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -415,7 +415,7 @@ class Renderer(unittest.TestCase):
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, policy, several.",
+            "Not measured yet: pairs, exact, cut, policy, several, speeds.",
         ):
             self.assertIn(expected, text)
 
@@ -467,6 +467,24 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_speeds_are_shown_alone_and_beside_a_training(self):
+        both = {"bert-graph": 1.145, "small-kernels-graph": 0.3125}
+        beside = {
+            "name": "refreshed",
+            "ready_ms": both,
+            "trained_ms": {**both, "bert-graph": 1.1},
+            "requests_ms": {"p50": 1.125, "p99": 2.0},
+            "p99_over_alone": 1.99,
+            "be_share": 0.35,
+            "cut": {"partitioned": 12},
+            "refreshed": {"count": 9},
+        }
+        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "vendor_rewrite": False}
+        alone = {"where": "mps", "state": "as it starts", **both}
+        self.put("speeds.json", {**content, "alone": [alone], "beside": [beside]})
+        self.assertIn("| mps | as it starts | 1.145 | 0.312 |", self.text())
+        self.assertIn("| refreshed | 1.145 | 1.100 | 1.125 | 2.000 | 1.99x | 0.35 | 12 | 9 |", self.text())
 
     def test_importing_replaces_rows_of_the_same_key(self):
         self.put("pairs.json", [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)])

@@ -10,6 +10,7 @@ an `id` that its answers repeat:
 | closed | job, n | service_ms of n requests back to back |
 | requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
+| streams | job | nothing; runs kernels in two streams at the same time |
 | exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
 """
 
@@ -67,6 +68,11 @@ class Worker:
             models.sync_stream()
             service_ms.append((time.perf_counter() - begin) * 1e3)
         return {"service_ms": service_ms}
+
+    @torch.no_grad()
+    def streams(self, job):
+        models.two_streams()
+        return {"job": job}
 
     @torch.no_grad()
     def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s, until_stop=False):
@@ -150,7 +156,7 @@ class Worker:
     def serve(self, command):
         """One command's answer."""
         what = command.pop("do")
-        serve = {"closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact}[what]
+        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact}[what]
         gc.collect()
         gc.disable()
         try:
