@@ -27,7 +27,7 @@ from stats import host_drift
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
-    "policy.json", "several.json", "speeds.json",
+    "policy.json", "several.json", "shim.json", "speeds.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -385,6 +385,24 @@ def policy_section(content, notes):
     return lines + render_policy.lines(content, marks, table)
 
 
+def shim_section(content, notes):
+    rows = content["rows"]
+    failed = [f"{row['binary']} {row['test']} {row['state']}" for row in rows if row["state"] not in ("passed", "left out")]
+    passed = sum(row["state"] == "passed" for row in rows)
+    out = sum(row["state"] == "left out" for row in rows)
+    note = notes.mark(f"The shim's tests: {'; '.join(failed)}.") if failed else ""
+    return [
+        "## The shim's own tests on a GPU",
+        "",
+        *made_with(content["machine"], "shim"),
+        (
+            f"Cut launches and graphs in parts (`core/shim/tests/cut`, `core/shim/tests/graphs.rs`), every block of every launch counted: "
+            f"{passed} passed, {len(failed)} failed{note}, {out} left out, for they are of the software device only."
+        ),
+        "",
+    ]
+
+
 SECTIONS = (
     ("pairs.json", pair_section),
     ("counts.json", count_section),
@@ -395,6 +413,7 @@ SECTIONS = (
     ("latency.json", latency_section),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
+    ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
 )
 

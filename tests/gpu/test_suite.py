@@ -22,6 +22,7 @@ import launch_records
 import procs
 import render
 import stats
+import step_shim
 import step_traces
 import tally
 from common import clean_environment, merge_rows
@@ -315,7 +316,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, speeds.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, shim, speeds.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -415,7 +416,7 @@ class Renderer(unittest.TestCase):
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, policy, several, speeds.",
+            "Not measured yet: pairs, exact, cut, policy, several, shim, speeds.",
         ):
             self.assertIn(expected, text)
 
@@ -467,6 +468,15 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_the_shims_tests_are_counted_and_failed_ones_named(self):
+        self.assertEqual(step_shim.names("a::b: test\nc: benchmark\nd: test\n"), ["a::b", "d"])
+        self.assertIsNotNone(step_shim.left_out("graphs::a_part_that_fails_ends_the_launch"))
+        self.assertIsNone(step_shim.left_out("graphs::long_kernels"))
+        states = {"a": "passed", "b": "hung", "c": "left out"}
+        self.put("shim.json", {"rows": [{"binary": "cut", "test": name, "state": state} for name, state in states.items()]})
+        self.assertIn("counted: 1 passed, 1 failed[^1], 1 left out", self.text())
+        self.assertIn("[^1]: The shim's tests: cut b hung.", self.text())
 
     def test_speeds_are_shown_alone_and_beside_a_training(self):
         both = {"bert-graph": 1.145, "small-kernels-graph": 0.3125}

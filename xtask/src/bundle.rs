@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `bin/` | the core, `tallyctl`, the shim, the programs of the demo, and `bin/demo`, which runs it |
 //! | `bin/policies/` | the policies, where the core looks for them |
+//! | `bin/tests/` | tests of the shim that can have a GPU in place of the software device |
 //! | `gpu/` | the GPU suite, `tests/gpu` |
 //! | `COMMIT` | what it was built from |
 //! | `MANIFEST` | the same, and each file's SHA-256 and size |
@@ -32,6 +33,8 @@ const PROGRAMS: [&str; 10] = [
     "tally-test-probe",
     "xtask",
 ];
+/// Tests of the shim that can have a GPU in place of the software device.
+const TESTS: [&str; 2] = ["cut", "graphs"];
 /// Runs the demo where there is no Cargo.
 const DEMO: &str = "#!/bin/sh\n# The demo on this machine's GPU; --help tells the options.\n\
                     exec \"$(dirname \"$0\")/xtask\" demo --no-build --device cuda \"$@\"\n";
@@ -63,6 +66,12 @@ pub fn run(args: &Args) -> Result<()> {
         copy(&release.join(name), &to)?;
         strip(&to)?;
     }
+    fs::create_dir_all(out.join("bin/tests"))?;
+    for (name, program) in tests()? {
+        let to = out.join("bin/tests").join(name);
+        copy(&program, &to)?;
+        strip(&to)?;
+    }
     copy_tree(&release.join("policies"), &out.join("bin/policies"))?;
     copy_tree(&release.join("test-policies"), &out.join("bin/test-policies"))?;
     copy_tree(&repository().join("tests/gpu"), &out.join("gpu"))?;
@@ -82,6 +91,27 @@ pub fn run(args: &Args) -> Result<()> {
     );
     println!("{} ({:.1} MiB)", out.display(), bytes as f64 / f64::from(1 << 20));
     Ok(())
+}
+
+/// The programs of [`TESTS`], whose names in the build's folder only Cargo knows.
+fn tests() -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut cargo = build::cargo();
+    cargo.args(["test", "--release", "--workspace", "--no-run", "--message-format", "json"]);
+    let told = TESTS.iter().fold(&mut cargo, |cargo, name| cargo.args(["--test", name]));
+    let output = told.stderr(std::process::Stdio::inherit()).output().context("starting cargo")?;
+    ensure!(output.status.success(), "{} failed (why: above)", build::line(&cargo));
+    let shim = repository().join("core/shim");
+    let output = String::from_utf8_lossy(&output.stdout);
+    let found = output.lines().filter_map(|line| {
+        let told: serde_json::Value = serde_json::from_str(line).ok()?;
+        let name = TESTS.into_iter().find(|name| told["target"]["name"] == *name)?;
+        let source = Path::new(told["target"]["src_path"].as_str()?);
+        let program = told["executable"].as_str().filter(|_| source.starts_with(&shim))?;
+        Some((name, PathBuf::from(program)))
+    });
+    let found: Vec<_> = found.collect();
+    ensure!(found.len() == TESTS.len(), "cargo told of {found:?}, not of all of {TESTS:?}");
+    Ok(found)
 }
 
 /// Removes an earlier bundle, and nothing else.
