@@ -4,6 +4,7 @@ from common import merge_rows
 from markdown import made_with, number, table
 
 FLAG_MASK = 3  # The shim's flag has four words: `core/shim/src/cut/gate.rs`.
+LONG_US = 100  # Shorter kernels are left out of the mean cost.
 SLICE_BOUND_US = 31.6  # As `native/cut.cpp`: the policy's bound.
 
 
@@ -27,6 +28,7 @@ def section(content, notes):
             rows.append(cut_cells(row, form, f"`{made['commit']}`", notes))
     header = ["kernel", "form", "commit", "blocks", "us a block", "flag down", "eight slices", "in the bound"]
     lines += table([*header, "turnaround p50 us", "p99 us", "right"], rows)
+    lines += mean_costs(content["kernels"])
     refused = sorted(
         (name, why, form)
         for form, rewritten in content["rewritten"].items()
@@ -34,6 +36,17 @@ def section(content, notes):
     )
     lines += ["Refused: " + "; ".join(f"`{name}` ({form}: {why})" for name, why, form in refused) + ".", ""]
     return lines + fact_tables(content.get("facts", {}))
+
+
+def mean_costs(kernels):
+    """What the preemptible form costs long kernels."""
+    costs = {}
+    for row in kernels:
+        for form in row["forms"]:
+            if "prelude" in form["form"] and row.get("original_us", 0) > LONG_US and form["load"] == "CUDA_SUCCESS":
+                costs.setdefault(form["form"], []).append(form[f"flag_off_percent_mask_{FLAG_MASK}"])
+    means = [f"{sum(all_) / len(all_):+.1f} % ({form}, {len(all_)} kernels)" for form, all_ in costs.items()]
+    return [f"Flag down, mean over kernels of more than {LONG_US} us: {'; '.join(means)}.", ""] if means else []
 
 
 def merged(old, new):

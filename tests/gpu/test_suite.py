@@ -529,6 +529,15 @@ class Renderer(unittest.TestCase):
         self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % |  |  | yes |", text)
         self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none |  |  | yes |", text)
 
+    def test_the_mean_cost_is_that_of_long_kernels(self):
+        def kernel(name, us, percent):
+            form = {"form": "sass prelude", "load": "CUDA_SUCCESS", "slices_8_percent": 9, "flag_off_percent_mask_3": percent}
+            return {"kernel": name, "blocks": 9, "block_us": 1, "original_us": us, "forms": [form]}
+
+        kernels = [kernel("a", 101, 1), kernel("b", 900, 4), kernel("c", 100, 70)]
+        self.put("cut.json", {"rewritten": {}, "kernels": kernels})
+        self.assertIn("more than 100 us: +2.5 % (sass prelude, 2 kernels).", self.text())
+
     def test_scenes_of_one_residency_keep_the_others_and_their_commit(self):
         row = {"scene": "shared", "passed": True, "required": True}
         self.put("correct.json", {"rows": [{**row, "residency": r} for r in ("timeslice", "mps")]})

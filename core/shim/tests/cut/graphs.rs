@@ -1,13 +1,13 @@
 //! Kernels of graphs: launched by themselves, cut, where they are long.
 
-use crate::common::PATIENCE;
 use crate::governor::Governor;
 use crate::program::{Cells, Device, Ptr, THREADS, ask, ok, say, step, wait_for};
+use crate::waiting::{helped_or_done, is_helped};
 use crate::yielding::{Asking, impatient};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
 use tally_kernels::Refusal;
@@ -292,7 +292,6 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
         |core| {
             core.warm_up("later");
             in_parts_of(core, 1);
-            let is_helped = |core: &Governor| core.counters().rescued.load(SeqCst) > 0;
             let mut rounds = 0;
             while !is_helped(core) {
                 rounds += 1;
@@ -302,17 +301,7 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
                 core.expect("running");
                 core.closed();
                 core.say("go on");
-                // On a busy machine all of its blocks may have run before the flag was raised: what
-                // follows waits at the gate then, and another round follows.
-                let start = Instant::now();
-                let mut said = None;
-                while !is_helped(core) && said.is_none() {
-                    assert!(start.elapsed() < PATIENCE, "it is not helped");
-                    said = core.hear_within(Duration::from_millis(1));
-                    if start.elapsed() > PATIENCE / 4 {
-                        core.ask_to_yield(false);
-                    }
-                }
+                let said = helped_or_done(core);
                 core.ask_to_yield(false);
                 assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
             }
@@ -426,6 +415,18 @@ fn failing(device: &mut Device, steps_by_themselves: bool) {
     device.check_steps(&cells[1], &[]);
 }
 
+/// The same from the core's side: so many of its kernels went by themselves.
+fn failed(core: &mut Governor, by_themselves: u64) {
+    core.warm_up("step");
+    core.expect("go");
+    in_parts_of(core, 1);
+    core.say("on");
+    core.ends(0);
+    let c = core.counters();
+    assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
+    assert_eq!(c.graph_nodes_cut.load(SeqCst), by_themselves);
+}
+
 #[test]
 fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
     both_under(
@@ -434,16 +435,7 @@ fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
         &[("TALLY_SIMCUDA_FAULT_GRAPH", "2")],
         &welcome(),
         |device| failing(device, false),
-        |core| {
-            core.warm_up("step");
-            core.expect("go");
-            in_parts_of(core, 1);
-            core.say("on");
-            core.ends(0);
-            let c = core.counters();
-            assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
-            assert_eq!(c.graph_nodes_cut.load(SeqCst), 0);
-        },
+        |core| failed(core, 0),
     );
 }
 
@@ -455,15 +447,6 @@ fn a_part_that_fails_behind_a_cut_kernel_does_not_run_that_again() {
         &[("TALLY_SIMCUDA_FAULT_GRAPH", "1")],
         &welcome(),
         |device| failing(device, true),
-        |core| {
-            core.warm_up("step");
-            core.expect("go");
-            in_parts_of(core, 1);
-            core.say("on");
-            core.ends(0);
-            let c = core.counters();
-            assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
-            assert_eq!(c.graph_nodes_cut.load(SeqCst), 1);
-        },
+        |core| failed(core, 1),
     );
 }

@@ -67,13 +67,32 @@ fn stuck(device: &mut Device) {
     assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
 }
 
+pub fn is_helped(core: &Governor) -> bool {
+    core.counters().rescued.load(SeqCst) > 0
+}
+
+/// Until a launch that was asked to give way is helped, or the program says something: on a busy machine
+/// all of its blocks may have run before the flag was raised. Its next part waits at the gate then,
+/// which opens in the end, and another round follows.
+pub fn helped_or_done(core: &mut Governor) -> Option<String> {
+    let start = Instant::now();
+    let mut said = None;
+    while !is_helped(core) && said.is_none() {
+        assert!(start.elapsed() < PATIENCE, "it is not helped");
+        said = core.hear_within(Duration::from_millis(1));
+        if start.elapsed() > PATIENCE / 4 {
+            core.ask_to_yield(false);
+        }
+    }
+    said
+}
+
 fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
     core.warm_up("later");
     core.policy(move |request, name| match name {
         "later" if crate::governor::offers(request, answer) => answer,
         _ => Answer::Whole,
     });
-    let is_helped = |core: &Governor| core.counters().rescued.load(SeqCst) > 0;
     for round in 0.. {
         assert!(round < 50, "never stuck");
         core.expect("launch");
@@ -86,17 +105,7 @@ fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
             std::thread::sleep(Duration::from_millis(20));
             core.ask_to_yield(false);
         }
-        // On a busy machine all of its blocks may have run before the flag was raised: its
-        // next part waits at the gate then, and another round follows.
-        let start = Instant::now();
-        let mut said = None;
-        while !is_helped(core) && said.is_none() {
-            assert!(start.elapsed() < PATIENCE, "it is not helped");
-            said = core.hear_within(Duration::from_millis(1));
-            if start.elapsed() > PATIENCE / 4 {
-                core.ask_to_yield(false);
-            }
-        }
+        let said = helped_or_done(core);
         core.ask_to_yield(false);
         assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
         core.say(if is_helped(core) { "enough" } else { "again" });
