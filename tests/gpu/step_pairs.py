@@ -215,6 +215,9 @@ def measure_mode(suite, mode, pairs, results, failures):
                 notes = shortfalls(state, core.residency, names(pair)) if core else []
                 for note in notes:
                     failures.add(f"{mode}, {pair.name}: {note}")
+                if suite.args.apart and MODES[mode][2] != "timeslice":
+                    # In other rows those of all pairs are.
+                    notes.append("only this pair's programs were alive")
                 notes += drift(own, percentile(pair.solo["service_ms"], 0.5), MODES[mode][2])
                 line = row(suite, pair, label, policy, served, trained, own, suite.policy_config(mode), is_vendor(mode))
                 if core:

@@ -8,7 +8,7 @@
 use crate::mps::ENV_PIPE_DIRECTORY;
 use serde::Serialize;
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(program: &PathBuf) -> Result<Self, String> {
+    fn start(program: &Path) -> Result<Self, String> {
         let mut child = Command::new(program)
             .env(ENV_PIPE_DIRECTORY, NO_DAEMON)
             .env_remove("LD_PRELOAD")

@@ -117,7 +117,8 @@ fn is_full() -> bool {
     PARTS.load(Acquire) > PARTS_OPEN_MAX
 }
 
-/// Wait here, rather than in the driver, until there is room. `is_backed_up`: the queue of the launch under way is full for other reasons.
+/// Wait here, rather than in the driver, until there is room. `is_backed_up`: there is none for
+/// another reason.
 pub fn wait_for_room_and(is_backed_up: impl Fn() -> bool) {
     while is_open() && (is_backed_up() || is_full()) && !attendant::is_exiting() {
         std::thread::sleep(ROOM_NAP);
