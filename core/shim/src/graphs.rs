@@ -371,7 +371,6 @@ pub fn state(exec: Ptr) -> CutState {
 /// Why it is to be launched whole, this time at least.
 pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     let (key, changes) = (exec as usize, kernels::changes());
-    // Both without the lock, and most launches need neither.
     let known = TABLE.with(|table| {
         let record = table.records.get(&key).ok_or(Reason::NotKept)?;
         let kept = record.kept.as_ref().map_err(|reason| *reason)?;
@@ -390,6 +389,7 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
         Ok(kept) => kept,
         Err(chain) => return Ok(chain),
     };
+    // Without the lock: these look at every kernel and every node.
     let ready = kernels::ready(kept.home.context());
     let own = kept.own(&ready);
     let found = TABLE.with(|table| {
