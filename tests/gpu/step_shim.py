@@ -5,8 +5,10 @@ counts of runs of each block, counters). Tests of a faulty device, and those tha
 say something about the software device only: they are left out, by name.
 """
 
+import concurrent.futures
 import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -16,6 +18,7 @@ BINARIES = ("cut", "graphs")
 # Why a test says nothing here, by a part of its name.
 LEFT_OUT = {
     "part_that_fails": "the software device is made to fail",
+    "goes_wrong": "the software device is made to go wrong",
     "lingering": "of time slices: `pairs` and `correct` are",
 }
 TEST_LIMIT_S = 60
@@ -44,25 +47,23 @@ def names(listing):
 
 
 def run(binary, name, env):
-    """One test: its row."""
+    """One test: its row, and what it said unless it passed."""
     begin = time.monotonic()
-    try:
-        done = subprocess.run(
-            [binary, name, "--exact"], check=False, capture_output=True, text=True, timeout=TEST_LIMIT_S, env=env
-        )
-        state = "passed" if done.returncode == 0 else "failed"
-        said = done.stdout + done.stderr
-    except subprocess.TimeoutExpired as late:
-        state, said = "hung", (late.stderr or b"").decode(errors="replace")
+    # A session of its own, so that its program ends with it.
+    with subprocess.Popen([binary, name, "--exact"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True) as test:
+        try:
+            words = test.communicate(timeout=TEST_LIMIT_S)[0]
+            state = "passed" if test.returncode == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            os.killpg(test.pid, signal.SIGKILL)
+            state, words = "hung", test.communicate()[0]
     row = {"test": name, "state": state, "seconds": round(time.monotonic() - begin, 2)}
-    if state != "passed":
-        print(f"--- {name}\n{said[-3000:]}", flush=True)
-    return row
+    return row, "" if state == "passed" else words[-3000:]
 
 
 def main(suite):
-    """All of both binaries."""
-    failures, rows = Failures(), []
+    """All of both binaries, some at once."""
+    failures, rows, wanted = Failures(), [], []
     env = clean_environment(**{ENV_DRIVER: str(driver()), "RUST_BACKTRACE": "0"})
     for binary in BINARIES:
         program = suite.program(f"tests/{binary}")
@@ -72,14 +73,26 @@ def main(suite):
         for name in names(listed.stdout):
             if why := left_out(name):
                 rows.append({"binary": binary, "test": name, "state": "left out", "why": why})
-                continue
-            rows.append({"binary": binary, **run(program, name, env)})
+            elif suite.args.only in name:
+                wanted.append((binary, program, name))
+    with concurrent.futures.ThreadPoolExecutor(suite.args.at_once) as pool:
+        running = {pool.submit(run, program, name, env): binary for binary, program, name in wanted}
+        for done in concurrent.futures.as_completed(running):
+            (row, words), binary = done.result(), running[done]
+            rows.append({"binary": binary, **row})
             print(rows[-1], flush=True)
-            if rows[-1]["state"] != "passed":
-                failures.add(f"{binary} {name}: {rows[-1]['state']}")
+            if row["state"] != "passed":
+                print(f"--- {row['test']}\n{words}", flush=True)
+                failures.add(f"{binary} {row['test']}: {row['state']}")
             suite.write("shim.json", {"rows": rows})
     return failures.messages
 
 
+def add_arguments(parser):
+    parser.add_argument("--only", default="", help="tests with this in their names")
+    # Each takes seconds to start CUDA, in which the GPU is idle.
+    parser.add_argument("--at-once", type=int, default=4, help="so many tests at the same time")
+
+
 if __name__ == "__main__":
-    step_main("shim", main)
+    step_main("shim", main, add_arguments)

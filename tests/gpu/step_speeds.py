@@ -2,11 +2,12 @@
 
 An inference as one CUDA graph, and a graph of very many very small kernels, alone, by themselves and
 under MPS: as the program starts, after kernels in two streams, after something else has used the GPU. Then
-the inference beside a training under the core in `mps`, with and without launches on some of the SMs,
-and with `[residency.mps] refresh_ms`. See docs/residency.md.
+the inference beside a training under the core in `mps`, with and without `[residency.mps] refresh_ms`,
+launches on some of the SMs, and short windows. See docs/residency.md.
 """
 
 import contextlib
+import sys
 
 from clients import Client, soon, started
 from common import Failures, step_main
@@ -18,12 +19,13 @@ SEED = 7
 # A graph's time is the median of so many.
 REQUESTS = 150
 # Name: the core's configuration, the policy's.
-REFRESHED = "[residency.mps]\nrefresh_ms = 500\n"
+NEVER = "[residency.mps]\nrefresh_ms = 0\n"
 UNDER_THE_CORE = {
     "as it comes": ("", None),
-    "refreshed": (REFRESHED, None),
+    "never refreshed": (NEVER, None),
     "never on some of the SMs": ("", "reserve_sms = 0\n"),
-    "never on some of the SMs, refreshed": (REFRESHED, "reserve_sms = 0\n"),
+    "never refreshed nor on some of the SMs": (NEVER, "reserve_sms = 0\n"),
+    "short windows": ("", "window_us = 200\n"),
 }
 
 
@@ -85,7 +87,7 @@ def beside(suite, name, alone_ms, rate_per_s, failures):
         row["be_share"] = round(shared["steps_per_s"] / trained["steps_per_s"], 4)
         row["cut"] = client(state, be.name)["cut"]
         row["refreshed"] = state["residency"]["refresh"]
-        if "refresh_ms" in core_config and not (row["refreshed"] or {}).get("count"):
+        if core_config != NEVER and not (row["refreshed"] or {}).get("count"):
             failures.add(f"{name}: contexts were not refreshed: {row['refreshed']}")
         return row
 
@@ -94,6 +96,9 @@ def main(suite):
     """Alone, then under the core."""
     args, failures = suite.args, Failures()
     result = {"hp": HP_JOB, "be": BE_JOB, "load": args.load, "vendor_rewrite": args.vendor, "alone": [], "beside": []}
+    wanted = args.only.replace("_", " ").split(",") if args.only else list(UNDER_THE_CORE)
+    if unknown := [name for name in wanted if name not in UNDER_THE_CORE]:
+        sys.exit(f"unknown: {unknown}; there are {list(UNDER_THE_CORE)}")
     with failures.guard("alone"):
         result["alone"] += alone(suite, "by itself", {}, {})
     with failures.guard("mps"), MpsDaemon(suite) as daemon:
@@ -104,7 +109,7 @@ def main(suite):
     fast = [row[HP_JOB] for row in result["alone"] if row["where"] == "by itself" and row["state"] == "after a kernel of the other's"]
     if not fast:
         return failures.messages
-    for name in UNDER_THE_CORE:
+    for name in wanted:
         with failures.guard(name):
             result["beside"].append(beside(suite, name, fast[0], args.load / fast[0] * 1e3, failures))
             print(result["beside"][-1], flush=True)
@@ -115,6 +120,7 @@ def main(suite):
 def add_arguments(parser):
     parser.add_argument("--seconds", type=float, default=6, help="length of each measurement")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
+    parser.add_argument("--only", help=f"comma-separated, of {', '.join(UNDER_THE_CORE)}; spaces may be underscores")
     parser.add_argument("--vendor", action="store_true", help="cut kernels of closed libraries, too: read docs/cutting.md first")
 
 

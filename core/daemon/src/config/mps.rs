@@ -35,7 +35,7 @@ impl Default for Mps {
             client_priority: true,
             pipe_directory: None,
             control: "nvidia-cuda-mps-control".into(),
-            refresh_ms: 0,
+            refresh_ms: 500,
             refresh_program: None,
         }
     }

@@ -247,29 +247,29 @@ fn short_kernels_stay_in_their_part_and_what_is_ready_later_is_cut_later() {
 
 #[test]
 fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
-    const GRID: [u32; 3] = [40, 1, 1];
     both(
         a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole,
         &impatient(),
         |device| {
             let (stream, words, later) =
                 (device.stream(1), device.words(), device.function("later"));
+            let blocks = device.crowd;
             let launch_later = |cells: &Cells, stream| {
                 let params = [cells.data, cells.counts, words.as_ptr() as u64];
-                ok(device.launch(later, GRID, 1, stream, &params));
+                ok(device.launch(later, [blocks, 1, 1], 1, stream, &params));
             };
             words[1].store(1, SeqCst);
-            device.warm_up_with(|| launch_later(&device.cells(GRID[0]), null_mut()));
-            let (cells, sums) = (device.cells(GRID[0]), device.memory(2));
+            device.warm_up_with(|| launch_later(&device.cells(blocks), null_mut()));
+            let (cells, sums) = (device.cells(blocks), device.memory(2));
             let exec = recorded(device, stream, || {
-                device.sum(sums, cells.counts, GRID[0], stream);
+                device.sum(sums, cells.counts, blocks, stream);
                 launch_later(&cells, stream);
-                device.sum(sums + 4, cells.counts, GRID[0], stream);
+                device.sum(sums + 4, cells.counts, blocks, stream);
             });
             for n in 0.. {
                 (0..2).for_each(|i| words[i].store(0, SeqCst));
                 // The word by which the last block lets the first one go.
-                let release = cells.counts + u64::from(GRID[0]) * 4;
+                let release = cells.counts + u64::from(blocks) * 4;
                 // SAFETY: memory of ours.
                 ok(unsafe { (device.cuda.cuMemsetD32_v2)(release, 0, 1) });
                 let more = ask("launch?") == "yes";
@@ -281,7 +281,7 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
                 }
                 words[1].store(1, SeqCst);
                 device.sync(stream);
-                let want = [n, n + 1].map(|runs| runs * GRID[0]);
+                let want = [n, n + 1].map(|runs| runs * blocks);
                 assert_eq!(device.read(sums, 2), want, "every block once, and all before the sum");
                 if !more {
                     break;

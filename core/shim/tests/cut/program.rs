@@ -28,6 +28,7 @@ macro_rules! functions {
 
 functions! {
     cuInit: fn(u32);
+    cuDeviceGetAttribute: fn(*mut i32, i32, i32);
     cuCtxCreate_v2: fn(*mut Ptr, u32, i32);
     cuCtxDestroy_v2: fn(Ptr);
     cuCtxSetCurrent: fn(Ptr);
@@ -91,6 +92,17 @@ fn find(handle: Ptr, name: &str) -> Ptr {
 pub fn ok(result: i32) {
     assert_eq!(result, 0);
 }
+
+/// One of the first device's attributes.
+fn attribute(cuda: &Cuda, number: i32) -> u32 {
+    let mut value = 0;
+    // SAFETY: a valid out-pointer.
+    ok(unsafe { (cuda.cuDeviceGetAttribute)(&mut value, number, 0) });
+    value as u32
+}
+
+/// What has as many SMs is a GPU.
+const SOFTWARE_SMS_MAX: u32 = 17;
 
 /// Threads of a block.
 pub const THREADS: u32 = 4;
@@ -232,6 +244,10 @@ pub struct Device {
     pub context: Ptr,
     pub module: Ptr,
     handle: Ptr,
+    /// A GPU is so many times faster with a block's work than the software device, and more.
+    haste: u32,
+    /// More blocks than a GPU runs at once; on the software device, where any number waits, 40.
+    pub crowd: u32,
 }
 
 // SAFETY: handles that every thread may use.
@@ -256,7 +272,13 @@ impl Device {
         let cuda = Cuda::load(handle);
         // SAFETY: no arguments.
         ok(unsafe { (cuda.cuInit)(0) });
-        let mut device = Device { cuda, context: null_mut(), module: null_mut(), handle };
+        let (sms, blocks_of_sm) = (attribute(&cuda, 16), attribute(&cuda, 106));
+        let (haste, crowd) = match sms {
+            SOFTWARE_SMS_MAX.. => (40, sms * blocks_of_sm + 40),
+            _ => (1, 40),
+        };
+        let (context, module) = (null_mut(), null_mut());
+        let mut device = Device { cuda, context, module, handle, haste, crowd };
         device.new_context();
         device
     }
@@ -406,7 +428,7 @@ impl Device {
 
     pub fn step(&self, cells: &Cells, grid: [u32; 3], stream: Ptr, k: u32, work: u32) {
         assert_eq!(grid.iter().product::<u32>(), cells.blocks);
-        let params = [cells.data, cells.counts, k.into(), work.into()];
+        let params = [cells.data, cells.counts, k.into(), (work * self.haste).into()];
         ok(self.launch(self.function("step"), grid, THREADS, stream, &params));
     }
 

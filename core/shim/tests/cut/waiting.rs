@@ -17,54 +17,54 @@ const BLOCKS: u32 = 40;
 
 /// A launch of `later`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
-    let words = device.words();
+    let (words, blocks) = (device.words(), device.crowd);
     let later = device.function("later");
     let at = words.as_ptr() as u64;
     let launch = |cells: &Cells, stream| {
         let params = [cells.data, cells.counts, at];
-        ok(device.launch(later, [BLOCKS, 1, 1], 1, stream, &params));
+        ok(device.launch(later, [blocks, 1, 1], 1, stream, &params));
     };
     device.warm_up_with(|| {
         words[1].store(1, SeqCst);
-        launch(&device.cells(BLOCKS), null_mut());
+        launch(&device.cells(blocks), null_mut());
     });
     let stream = device.stream(1);
     loop {
         let (cells, sum, copy) =
-            (device.cells(BLOCKS), device.memory(2), device.memory(BLOCKS as usize));
+            (device.cells(blocks), device.memory(2), device.memory(blocks as usize));
         words[0].store(0, SeqCst);
         words[1].store(0, SeqCst);
         say("launch");
         assert_eq!(hear(), "go");
         launch(&cells, stream);
         // What follows sees all of its results.
-        device.sum(sum, cells.data, BLOCKS, stream);
+        device.sum(sum, cells.data, blocks, stream);
         // SAFETY: memory of ours.
         unsafe {
-            let bytes = BLOCKS as usize * 4;
+            let bytes = blocks as usize * 4;
             ok((device.cuda.cuMemcpyDtoDAsync_v2)(copy, cells.counts, bytes, stream));
         }
-        device.sum(sum + 4, cells.counts, BLOCKS, stream);
+        device.sum(sum + 4, cells.counts, blocks, stream);
         wait_for(&words[0], 1);
         // The first block runs and waits; the last ones do not run before they are let.
         say("running");
         assert_eq!(hear(), "go on");
         words[1].store(1, SeqCst);
         device.sync(stream);
-        let want: Vec<u32> = (1..=BLOCKS).collect();
-        assert_eq!(device.read(cells.data, BLOCKS as usize), want);
-        assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
-        assert_eq!(device.read(copy, BLOCKS as usize), [1; BLOCKS as usize]);
-        assert_eq!(device.read(sum, 2), [want.iter().sum::<u32>(), BLOCKS]);
+        let want: Vec<u32> = (1..=blocks).collect();
+        assert_eq!(device.read(cells.data, blocks as usize), want);
+        assert_eq!(device.read(cells.counts, blocks as usize), vec![1; blocks as usize]);
+        assert_eq!(device.read(copy, blocks as usize), vec![1; blocks as usize]);
+        assert_eq!(device.read(sum, 2), [want.iter().sum::<u32>(), blocks]);
         if ask("right") == "enough" {
             break;
         }
     }
     // Whole from now on, and right.
-    let cells = device.cells(BLOCKS);
+    let cells = device.cells(blocks);
     launch(&cells, stream);
     device.sync(stream);
-    assert_eq!(device.read(cells.counts, BLOCKS as usize), [1; BLOCKS as usize]);
+    assert_eq!(device.read(cells.counts, blocks as usize), vec![1; blocks as usize]);
 }
 
 pub fn is_helped(core: &Governor) -> bool {
