@@ -96,15 +96,14 @@ pub fn expected(block: u32, rounds: u32) -> u32 {
     if block % ENDS_OF == ENDS_AT {
         return start;
     }
-    let mut row: Vec<u32> =
-        (0..THREADS).map(|t| t.wrapping_mul(THREAD_FACTOR).wrapping_add(start)).collect();
+    let mut row: [u32; THREADS as usize] =
+        std::array::from_fn(|t| (t as u32).wrapping_mul(THREAD_FACTOR).wrapping_add(start));
     for round in 0..rounds {
-        row = (row.iter().zip(row.iter().rev()))
-            .map(|(v, other)| {
-                let mixed = (v ^ (v >> 15)).wrapping_mul(ROUND_FACTOR);
-                mixed.wrapping_add(*other).wrapping_add(round)
-            })
-            .collect();
+        let before = row;
+        for (v, other) in row.iter_mut().zip(before.iter().rev()) {
+            let mixed = (*v ^ (*v >> 15)).wrapping_mul(ROUND_FACTOR);
+            *v = mixed.wrapping_add(*other).wrapping_add(round);
+        }
     }
     row.iter().fold(0, |all, v| all.wrapping_add(*v))
 }
