@@ -6,6 +6,7 @@ say something about the software device only: they are left out, by name.
 """
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import signal
@@ -22,6 +23,8 @@ LEFT_OUT = {
     "lingering": "of time slices: `pairs` and `correct` are",
 }
 TEST_LIMIT_S = 60
+# When to note what its threads are at: tests wait 20 s for what does not come.
+LOOK_AFTER_S = 15
 ENV_DRIVER = "TALLY_TEST_DRIVER"
 
 
@@ -46,19 +49,39 @@ def names(listing):
     return [line.removesuffix(": test") for line in listing.splitlines() if line.endswith(": test")]
 
 
+def threads(session):
+    """What the threads of a session's processes are at: name, where the kernel has them, system call."""
+    lines = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) != session:
+                continue
+            for thread in sorted((process / "task").iterdir()):
+                at = [(thread / what).read_text().strip() for what in ("comm", "wchan", "syscall")]
+                lines.append(f"{process.name} {thread.name} {' '.join(at)[:120]}")
+    return "\n".join(lines)
+
+
 def run(binary, name, env):
     """One test: its row, and what it said unless it passed."""
     begin = time.monotonic()
     # A session of its own, so that its program ends with it.
     with subprocess.Popen([binary, name, "--exact"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True) as test:
+        at = ""
         try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                test.communicate(timeout=LOOK_AFTER_S)
+            if test.poll() is None:
+                # Before the test gives up.
+                at = threads(test.pid)
             words = test.communicate(timeout=TEST_LIMIT_S)[0]
             state = "passed" if test.returncode == 0 else "failed"
         except subprocess.TimeoutExpired:
             os.killpg(test.pid, signal.SIGKILL)
             state, words = "hung", test.communicate()[0]
+        words = f"{at}\n{words}"
     row = {"test": name, "state": state, "seconds": round(time.monotonic() - begin, 2)}
-    return row, "" if state == "passed" else words[-3000:]
+    return row, "" if state == "passed" else f"{words[:2000]}\n[...]\n{words[-2000:]}"
 
 
 def main(suite):
@@ -73,7 +96,7 @@ def main(suite):
         for name in names(listed.stdout):
             if why := left_out(name):
                 rows.append({"binary": binary, "test": name, "state": "left out", "why": why})
-            elif suite.args.only in name:
+            elif any(part in name for part in suite.args.only.split(",")):
                 wanted.append((binary, program, name))
     with concurrent.futures.ThreadPoolExecutor(suite.args.at_once) as pool:
         running = {pool.submit(run, program, name, env): binary for binary, program, name in wanted}
@@ -89,7 +112,7 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--only", default="", help="tests with this in their names")
+    parser.add_argument("--only", default="", help="tests with one of these in their names, comma-separated")
     # Each takes seconds to start CUDA, in which the GPU is idle.
     parser.add_argument("--at-once", type=int, default=4, help="so many tests at the same time")
 

@@ -270,8 +270,7 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
                 (0..2).for_each(|i| words[i].store(0, SeqCst));
                 // The word by which the last block lets the first one go.
                 let release = cells.counts + u64::from(blocks) * 4;
-                // SAFETY: memory of ours.
-                ok(unsafe { (device.cuda.cuMemsetD32_v2)(release, 0, 1) });
+                device.set(release, 0, 1);
                 let more = ask("launch?") == "yes";
                 launch(device, exec, stream);
                 if more {

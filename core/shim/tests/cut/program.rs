@@ -386,9 +386,18 @@ impl Device {
         // SAFETY: a valid out-pointer, then memory of ours.
         unsafe {
             ok((self.cuda.cuMemAlloc_v2)(&mut address, words * 4));
-            ok((self.cuda.cuMemsetD32_v2)(address, 0, words));
         }
+        self.set(address, 0, words);
         address
+    }
+
+    /// Set words; done when it returns, for streams that do not wait for the default one, too.
+    pub fn set(&self, address: u64, value: u32, words: usize) {
+        // SAFETY: memory of ours of this length.
+        unsafe {
+            ok((self.cuda.cuMemsetD32_v2)(address, value, words));
+            ok((self.cuda.cuStreamSynchronize)(null_mut()));
+        }
     }
 
     /// Words of host memory that kernels see at the same address; never freed.
@@ -430,6 +439,15 @@ impl Device {
         assert_eq!(grid.iter().product::<u32>(), cells.blocks);
         let params = [cells.data, cells.counts, k.into(), (work * self.haste).into()];
         ok(self.launch(self.function("step"), grid, THREADS, stream, &params));
+    }
+
+    /// That so many words are these.
+    pub fn check_words(&self, address: u64, want: &[u32]) {
+        let got = self.read(address, want.len());
+        let wrong = (0..want.len()).filter(|i| got[*i] != want[*i]);
+        let wrong: Vec<_> = wrong.map(|i| (i, got[i], want[i])).collect();
+        let some = &wrong[..wrong.len().min(20)];
+        assert!(wrong.is_empty(), "{} of {} words (index, is, should be): {some:?}", wrong.len(), want.len());
     }
 
     pub fn sum(&self, to: u64, from: u64, words: u32, stream: Ptr) {

@@ -249,6 +249,8 @@ impl Device {
             // SAFETY: a buffer of `N`.
             ok(unsafe { (self.cuda.cuMemsetD32_v2)(*b, 7 * i as u32 + 1, N) });
         }
+        // The streams of the tests do not wait for the default one.
+        self.sync(null_mut());
     }
 
     pub fn read(&self) -> Vec<u32> {
