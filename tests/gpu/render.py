@@ -27,7 +27,7 @@ from stats import host_drift
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
-    "policy.json", "several.json", "shim.json", "speeds.json",
+    "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -415,6 +415,7 @@ SECTIONS = (
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
+    ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
 )
 
 

@@ -96,6 +96,7 @@ def main(suite):
     """Alone, then under the core."""
     args, failures = suite.args, Failures()
     result = {"hp": HP_JOB, "be": BE_JOB, "load": args.load, "vendor_rewrite": args.vendor, "alone": [], "beside": []}
+    name_of_result = "speeds-vendor.json" if args.vendor else "speeds.json"
     wanted = args.only.replace("_", " ").split(",") if args.only else list(UNDER_THE_CORE)
     if unknown := [name for name in wanted if name not in UNDER_THE_CORE]:
         sys.exit(f"unknown: {unknown}; there are {list(UNDER_THE_CORE)}")
@@ -104,7 +105,7 @@ def main(suite):
     with failures.guard("mps"), MpsDaemon(suite) as daemon:
         # The other one stays outside of it.
         result["alone"] += alone(suite, "mps", daemon.environment, {})
-    suite.write("speeds.json", result)
+    suite.write(name_of_result, result)
     # Fast: another program is there.
     fast = [row[HP_JOB] for row in result["alone"] if row["where"] == "by itself" and row["state"] == "after a kernel of the other's"]
     if not fast:
@@ -113,7 +114,7 @@ def main(suite):
         with failures.guard(name):
             result["beside"].append(beside(suite, name, fast[0], args.load / fast[0] * 1e3, failures))
             print(result["beside"][-1], flush=True)
-            suite.write("speeds.json", result)
+            suite.write(name_of_result, result)
     return failures.messages
 
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// What the page's own command says; its policy is compiled natively.
-const ARGUMENTS: [&str; 8] = [
+const ARGUMENTS: [&str; 10] = [
     "sim",
     "--calibrate",
     "docs/results/pairs.json",
@@ -13,6 +13,8 @@ const ARGUMENTS: [&str; 8] = [
     "2026-11-22",
     "--policy",
     "native:tally-priority",
+    "--policy-config",
+    "docs/results/pairs-defaults.toml",
     "--json",
 ];
 /// A policy or an engine that answers a little differently moves each figure a little.
@@ -86,6 +88,6 @@ fn the_page_says_what_the_simulator_gives() {
     );
     // What the page says of this test.
     let (p99, share) = within(&found);
-    assert!(p99 * 5 >= found.len() * 4, "p99 is near in only {p99} of {} rows", found.len());
+    assert!(p99 * 4 >= found.len() * 3, "p99 is near in only {p99} of {} rows", found.len());
     assert!(share * 5 >= found.len() * 3, "share is near in only {share} of {} rows", found.len());
 }

@@ -30,9 +30,9 @@ pub const GATE_NS: u64 = 3_500;
 /// From being let go on until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
 /// On some of the SMs a kernel takes longer than by their number, thousandths: matrix
-/// products of 6 to 11 ms took 2.2 to 3.3 times as long on 64 of 132, as the core measured
-/// them in a run of pairs.
-pub const NARROW_PERMILLE: u128 = 1_350;
+/// products of 8 and 11 ms took 2.05 and 2.09 times as long on 64 of 132 (2.06), as the core
+/// measured them in a run of pairs.
+pub const NARROW_PERMILLE: u128 = 1_020;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
 /// What the prelude adds to each block, and so to each wave.

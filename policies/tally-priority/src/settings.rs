@@ -96,7 +96,7 @@ impl Configured {
             slowdown_percent_max: config.integer("slowdown_percent_max", 50, 0..=900)? as u32,
             partition_slowdown_percent_max: config.integer(
                 "partition_slowdown_percent_max",
-                110,
+                200,
                 0..=900,
             )? as u32,
             samples: config.integer("samples", 5, 1..=60)? as u32,
