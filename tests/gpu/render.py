@@ -20,6 +20,7 @@ import render_cut
 import render_policy
 import render_several
 import render_speeds
+import render_waits
 from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
 from stats import host_drift
@@ -28,6 +29,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
+    "waits.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -416,6 +418,7 @@ SECTIONS = (
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
+    ("waits.json", lambda content, _notes: render_waits.lines(content, table, made_with)),
 )
 
 

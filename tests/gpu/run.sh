@@ -29,6 +29,7 @@ limit_s() {
         several) echo 240 ;;
         speeds) echo 300 ;;
         shim) echo 300 ;;
+        waits) echo 200 ;;
     esac
 }
 

@@ -1,0 +1,240 @@
+"""One driver call, or a few, while a stream of the same context waits or runs: does the call wait for it?
+
+Child of `step_waits`: prints one line of JSON. With ctypes only, so that nothing but the driver is in it.
+"""
+
+import argparse
+import ctypes
+import json
+import threading
+import time
+
+# The stream is let go after so long; what took nearly as long has waited for it.
+RELEASE_S = 1.5
+WAITED_S = 1.2
+# How long another thread has had to get into its call.
+HEAD_START_S = 0.3
+
+PTX = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry known() { ret; }
+.visible .entry fresh() { ret; }
+.visible .entry late() { ret; }
+.visible .entry spins(.param .u64 word) {
+    .reg .pred %p; .reg .b32 %r; .reg .b64 %rd;
+    ld.param.u64 %rd, [word];
+again:
+    ld.volatile.global.u32 %r, [%rd];
+    setp.eq.u32 %p, %r, 0;
+    @%p bra again;
+    ret;
+}
+"""
+MORE_PTX = PTX.replace("known", "known2").replace("fresh", "fresh2")
+NON_BLOCKING = 1
+WAIT_EQUAL = 1
+
+
+class Driver:
+    """The driver's functions; an answer other than 0 is an exception."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path)
+
+    def __getattr__(self, name):
+        function = getattr(self.library, name)
+
+        def call(*args):
+            if result := function(*args):
+                raise RuntimeError(f"{name}: CUDA error {result}")
+
+        return call
+
+
+def u64(value=0):
+    return ctypes.c_uint64(value)
+
+
+class Job:
+    """A context, streams, kernels, and a word of host memory that stream `a` is made to wait for."""
+
+    def __init__(self, path):
+        self.cuda = cuda = Driver(path)
+        cuda.cuInit(0)
+        self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.cuCtxCreate_v2(ctypes.byref(self.context), 0, 0)
+        cuda.cuModuleLoadData(ctypes.byref(self.module), ctypes.c_char_p(PTX.encode()))
+        low, high = ctypes.c_int(), ctypes.c_int()
+        cuda.cuCtxGetStreamPriorityRange(ctypes.byref(low), ctypes.byref(high))
+        self.a, self.b = self.stream(low), self.stream(low)
+        self.high = self.stream(high)
+        self.known, self.fresh, self.spins = (self.function(name) for name in (b"known", b"fresh", b"spins"))
+        host = ctypes.c_void_p()
+        cuda.cuMemHostAlloc(ctypes.byref(host), 64, 2)
+        self.word = ctypes.cast(host, ctypes.POINTER(ctypes.c_uint32))
+        self.word[0] = 0
+        self.at = u64()
+        cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(self.at), host, 0)
+        self.memory, self.spare = u64(), u64()
+        for memory in (self.memory, self.spare):
+            cuda.cuMemAlloc_v2(ctypes.byref(memory), u64(1 << 20))
+        self.event = ctypes.c_void_p()
+        cuda.cuEventCreate(ctypes.byref(self.event), 2)
+        for stream in (self.a, self.b, self.high):
+            self.launch(self.known, stream)
+        cuda.cuCtxSynchronize()
+
+    def stream(self, priority):
+        made = ctypes.c_void_p()
+        self.cuda.cuStreamCreateWithPriority(ctypes.byref(made), NON_BLOCKING, priority)
+        return made
+
+    def function(self, name, module=None):
+        found = ctypes.c_void_p()
+        self.cuda.cuModuleGetFunction(ctypes.byref(found), module or self.module, ctypes.c_char_p(name))
+        return found
+
+    def launch(self, function, stream, word=None):
+        params = (ctypes.c_void_p * 1)(ctypes.addressof(word)) if word is not None else None
+        self.cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, params, None)
+
+    def sync(self, stream):
+        self.cuda.cuStreamSynchronize(stream)
+
+    # What stream `a` is at.
+
+    def a_waits(self):
+        self.cuda.cuStreamWaitValue32_v2(self.a, self.at, 1, WAIT_EQUAL)
+
+    def a_runs(self):
+        # Its kernel is loaded: what it takes to launch it the first time is not what is looked at.
+        self.word[0] = 1
+        self.launch(self.spins, self.a, self.at)
+        self.sync(self.a)
+        self.word[0] = 0
+        self.launch(self.spins, self.a, self.at)
+
+    def a_runs_and_waits(self):
+        self.a_runs()
+        self.a_waits()
+        self.launch(self.known, self.a)
+
+    # What another thread is at, or this one does.
+
+    def launch_known(self):
+        self.launch(self.known, self.b)
+        self.sync(self.b)
+
+    def launch_known_high(self):
+        self.launch(self.known, self.high)
+        self.sync(self.high)
+
+    def launch_first_time(self):
+        self.launch(self.fresh, self.b)
+        self.sync(self.b)
+
+    def get_function(self):
+        self.function(b"late")
+
+    def get_function_and_launch(self):
+        self.launch(self.function(b"late"), self.b)
+        self.sync(self.b)
+
+    def load_module(self):
+        module = ctypes.c_void_p()
+        self.cuda.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(MORE_PTX.encode()))
+
+    def allocate(self):
+        self.cuda.cuMemAlloc_v2(ctypes.byref(u64()), u64(1 << 22))
+
+    def free(self):
+        self.cuda.cuMemFree_v2(self.spare)
+
+    def set_memory(self):
+        self.cuda.cuMemsetD32Async(self.memory, 5, u64(1 << 10), self.b)
+        self.sync(self.b)
+
+    def copy_out(self):
+        self.cuda.cuMemcpyDtoH_v2((ctypes.c_uint32 * 16)(), self.memory, u64(64))
+
+    def create_stream(self):
+        self.stream(0)
+
+    def create_and_record_event(self):
+        event = ctypes.c_void_p()
+        self.cuda.cuEventCreate(ctypes.byref(event), 2)
+        self.cuda.cuEventRecord(event, self.b)
+        self.cuda.cuEventSynchronize(event)
+
+    def write_word(self):
+        self.cuda.cuStreamWriteValue32_v2(self.high, self.memory, 7, 0)
+        self.sync(self.high)
+
+    def synchronize_context(self):
+        self.cuda.cuCtxSynchronize()
+
+
+STATES = ("a_waits", "a_runs", "a_runs_and_waits")
+ACTIONS = (
+    "launch_known", "launch_known_high", "launch_first_time", "get_function", "get_function_and_launch", "load_module",
+    "allocate", "free", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
+    "synchronize_context",
+)  # fmt: skip
+# Of another thread, while this one launches: what a rescue would have to get past.
+BESIDE = ("get_function_and_launch", "load_module", "free", "synchronize_context")
+
+
+def measure(job, state, action, beside):
+    """Seconds until the action was done, and until the other thread's was."""
+    getattr(job, state)()
+    time.sleep(0.05)
+
+    def let_go():
+        time.sleep(RELEASE_S)
+        job.word[0] = 1
+
+    other_s = []
+
+    def other():
+        job.cuda.cuCtxSetCurrent(job.context)
+        begin = time.monotonic()
+        getattr(job, beside)()
+        other_s.append(time.monotonic() - begin)
+
+    threads = [threading.Thread(target=let_go)]
+    if beside:
+        threads.append(threading.Thread(target=other))
+    for thread in threads:
+        thread.start()
+    if beside:
+        time.sleep(HEAD_START_S)
+    begin = time.monotonic()
+    getattr(job, action)()
+    took_s = time.monotonic() - begin
+    for thread in threads:
+        thread.join()
+    job.sync(job.a)
+    return took_s, other_s[0] if other_s else None
+
+
+def main():
+    """Print a row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("state", choices=STATES)
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("--beside", choices=BESIDE)
+    parser.add_argument("--driver", default="libcuda.so.1")
+    args = parser.parse_args()
+    took_s, other_s = measure(Job(args.driver), args.state, args.action, args.beside)
+    head_start_s = HEAD_START_S if args.beside else 0
+    row = {"state": args.state, "action": args.action, "beside": args.beside}
+    row |= {"waits": took_s > WAITED_S - head_start_s, "ms": round(took_s * 1e3, 2)}
+    if args.beside:
+        row |= {"beside_waits": other_s > WAITED_S, "beside_ms": round(other_s * 1e3, 2)}
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
