@@ -62,9 +62,11 @@ def threads(session):
     return "\n".join(lines)
 
 
-def run(binary, name, env):
-    """One test: its row, and what it said unless it passed."""
+def run(binary, name, env, folder):
+    """One test: its row, and what it and the shim said unless it passed."""
     begin = time.monotonic()
+    log = folder / f"shim-{name.replace(':', '-')}.log"
+    env = {**env, "TALLY_TEST_TRACE": "1", "TALLY_SHIM_LOG": str(log)}
     # A session of its own, so that its program ends with it.
     with subprocess.Popen([binary, name, "--exact"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True) as test:
         at = ""
@@ -79,9 +81,9 @@ def run(binary, name, env):
         except subprocess.TimeoutExpired:
             os.killpg(test.pid, signal.SIGKILL)
             state, words = "hung", test.communicate()[0]
-        words = f"{at}\n{words}"
+        shim = log.read_text(errors="replace")[-2000:] if log.exists() else ""
     row = {"test": name, "state": state, "seconds": round(time.monotonic() - begin, 2)}
-    return row, "" if state == "passed" else f"{words[:2000]}\n[...]\n{words[-2000:]}"
+    return row, "" if state == "passed" else f"{at}\n{words[-5000:]}\n{shim}"
 
 
 def main(suite):
@@ -99,7 +101,7 @@ def main(suite):
             elif any(part in name for part in suite.args.only.split(",")):
                 wanted.append((binary, program, name))
     with concurrent.futures.ThreadPoolExecutor(suite.args.at_once) as pool:
-        running = {pool.submit(run, program, name, env): binary for binary, program, name in wanted}
+        running = {pool.submit(run, program, name, env, suite.work): binary for binary, program, name in wanted}
         for done in concurrent.futures.as_completed(running):
             (row, words), binary = done.result(), running[done]
             rows.append({"binary": binary, **row})

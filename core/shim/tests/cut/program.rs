@@ -4,8 +4,10 @@
 use std::ffi::{CString, c_void};
 use std::io::{BufRead, Write};
 use std::ptr::null_mut;
+use std::sync::LazyLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::UNIX_EPOCH;
 
 pub type Ptr = *mut c_void;
 
@@ -325,6 +327,7 @@ impl Device {
     }
 
     pub fn function_of(&self, module: Ptr, name: &str) -> Ptr {
+        at(&format!("function {name}"));
         let (mut function, name) = (null_mut(), CString::new(name).unwrap());
         // SAFETY: a valid out-pointer; a module of ours.
         ok(unsafe { (self.cuda.cuModuleGetFunction)(&mut function, module, name.as_ptr()) });
@@ -377,6 +380,7 @@ impl Device {
     }
 
     pub fn sync(&self, stream: Ptr) {
+        at("synchronise");
         // SAFETY: a stream of ours.
         ok(unsafe { (self.cuda.cuStreamSynchronize)(stream) });
     }
@@ -429,6 +433,7 @@ impl Device {
         let mut params: Vec<Ptr> =
             params.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
         let [x, y, z] = grid;
+        at("launch");
         let launch = self.cuda.cuLaunchKernel;
         // SAFETY: a function, a stream and parameters of ours; little-endian, so that the first
         // bytes of each are a narrower parameter's value.
@@ -480,8 +485,18 @@ impl Device {
     }
 }
 
+/// What the program is at, for whoever looks why it hangs.
+fn at(what: &str) {
+    static TRACES: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("TALLY_TEST_TRACE").is_some());
+    if *TRACES {
+        eprintln!("{:?} {what}", std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+    }
+}
+
 /// Say something to the test.
 pub fn say(line: &str) {
+    at(line);
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{line}").unwrap();
     out.flush().unwrap();
@@ -491,6 +506,7 @@ pub fn say(line: &str) {
 pub fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).unwrap();
+    at(&format!("heard {}", line.trim_end()));
     line.trim_end().to_owned()
 }
 
