@@ -3,6 +3,7 @@
 //! Started by the core, outside of its MPS daemon, with `[residency.mps] refresh_ms`. For each byte on
 //! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
 //! byte on standard output; it ends with the input. Why: `docs/residency.md`, "a GPU's two speeds".
+//! Where a device's memory gets short it ends as well: its context takes some that clients need more.
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, sys};
@@ -13,8 +14,12 @@ use std::sync::Arc;
 const PTX: &str =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
+/// Of a device's memory this part must be free.
+const FREE_PART: usize = 20;
+
 /// A device, ready to run it.
 struct Device {
+    context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     nothing: CudaFunction,
 }
@@ -23,10 +28,17 @@ impl Device {
     fn open(number: usize) -> Result<Self> {
         let context = CudaContext::new(number)?;
         let nothing = context.load_module(Ptx::from_src(PTX))?.load_function("nothing")?;
-        Ok(Device { stream: context.default_stream(), nothing })
+        Ok(Device { stream: context.default_stream(), context, nothing })
     }
 
     fn run(&self) -> Result<()> {
+        let (free, total) = self.context.mem_get_info()?;
+        ensure!(
+            free >= total / FREE_PART,
+            "only {} of {} MiB of a GPU's memory are free: its context is left to programs",
+            free >> 20,
+            total >> 20
+        );
         let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the kernel has no parameters and touches no memory.
         unsafe { self.stream.launch_builder(&self.nothing).launch(one) }?;

@@ -452,7 +452,12 @@ impl Device {
         let wrong = (0..want.len()).filter(|i| got[*i] != want[*i]);
         let wrong: Vec<_> = wrong.map(|i| (i, got[i], want[i])).collect();
         let some = &wrong[..wrong.len().min(20)];
-        assert!(wrong.is_empty(), "{} of {} words (index, is, should be): {some:?}", wrong.len(), want.len());
+        assert!(
+            wrong.is_empty(),
+            "{} of {} words (index, is, should be): {some:?}",
+            wrong.len(),
+            want.len()
+        );
     }
 
     pub fn sum(&self, to: u64, from: u64, words: u32, stream: Ptr) {
