@@ -122,17 +122,24 @@ def measure_solo(args, pair, hp, be):
 
 
 def measure_shared(args, pair, hp, be):
-    """Both at once; (inference's answer, training's answer, own warmed solo p50 in this mode)."""
+    """Each alone in this mode, then both at once.
+
+    (inference's answer, training's answer, the inference's warmed p50 alone, the training's rate alone).
+    """
+    # As a training that has run for a while: it has its cut forms, and the policy knows its kernels. And a
+    # training that its CPU limits is as fast as its process is: what sharing takes is told by this rate.
+    seconds = args.be_alone_seconds
+    own = be.ask("train", job=pair.be_job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60) if seconds else {}
     warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)
     served = hp.ask("requests", timeout_s=args.seconds * LIMIT + 30, **arrivals(args, pair, start_at))
     be.process.send({"stop": True})
     trained = be.receive(timeout_s=args.seconds + 30)
-    return served, trained, percentile(warm, 0.5)
+    return served, trained, percentile(warm, 0.5), own.get("steps_per_s")
 
 
-def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None, vendor=False):
+def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_per_s=None, config=None, vendor=False):
     """One line of the result, every figure with its unit in its name."""
 
     def p(values, q):
@@ -160,6 +167,8 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, config=None, ve
         "be_steps_per_s": round(trained["steps_per_s"], 4) if trained else None,
         "be_solo_steps_per_s": round(pair.be_solo_steps_per_s, 4),
         "be_share": round(share, 4) if trained else None,
+        "own_be_solo_steps_per_s": round(own_be_steps_per_s, 4) if own_be_steps_per_s else None,
+        "be_share_of_own": round(trained["steps_per_s"] / own_be_steps_per_s, 4) if own_be_steps_per_s else None,
         "n_requests": len(service),
         "unserved": served["unserved"],
         "overrun_s": round(served["overrun_s"], 2),
@@ -210,7 +219,7 @@ def measure_mode(suite, mode, pairs, results, failures):
                 if pair.solo is None:
                     failures.add(f"{mode}, {pair.name}: skipped, its solo figures are missing")
                     continue
-                served, trained, own = measure_shared(suite.args, pair, hp, be)
+                served, trained, own, own_be = measure_shared(suite.args, pair, hp, be)
                 state = core.status() if core else None
                 notes = shortfalls(state, core.residency, names(pair)) if core else []
                 for note in notes:
@@ -219,7 +228,7 @@ def measure_mode(suite, mode, pairs, results, failures):
                     # In other rows those of all pairs are.
                     notes.append("only this pair's programs were alive")
                 notes += drift(own, percentile(pair.solo["service_ms"], 0.5), MODES[mode][2])
-                line = row(suite, pair, label, policy, served, trained, own, suite.policy_config(mode), is_vendor(mode))
+                line = row(suite, pair, label, policy, served, trained, own, own_be, suite.policy_config(mode), is_vendor(mode))
                 if core:
                     line["cut"] = client(state, names(pair)[1])["cut"]
                 results.add({**line, "notes": notes}, served, state)
@@ -261,6 +270,9 @@ def add_arguments(parser):
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times solo latency")
     parser.add_argument(
         "--apart", action="store_true", help="only one pair's programs alive at a time (twice the start-ups)"
+    )
+    parser.add_argument(
+        "--be-alone-seconds", type=float, default=4, help="how long a training runs alone in each mode before it shares; 0: not at all"
     )
     parser.add_argument("--policy-config", help="file for tally-priority")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")

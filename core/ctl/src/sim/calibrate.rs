@@ -173,7 +173,9 @@ impl<'a> Measured<'a> {
         let seconds = number(row, "seconds").unwrap_or(setup.seconds);
         // A mode that could not keep up was given as long again.
         let setup = Setup { residency, cut, graph, seconds, overrun_seconds: seconds, ..*setup };
-        let (p99, share) = (number(row, "p99_over_solo")?, number(row, "be_share")?);
+        let p99 = number(row, "p99_over_solo")?;
+        // Of what the very process makes alone, where that was measured.
+        let share = number(row, "be_share_of_own").or_else(|| number(row, "be_share"))?;
         let load = number(row, "load").unwrap_or(0.5);
         Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, load })
     }
@@ -243,7 +245,8 @@ impl<'a> Measured<'a> {
                 high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
             }
         }
-        if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
+        let own = number(self.row, "own_be_solo_steps_per_s");
+        if let Some(rate) = own.or_else(|| number(self.row, "be_solo_steps_per_s")) {
             let solo_ns = (1e9 / rate) as u64;
             let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
             low.alone[1] = low.alone[1].map(|mps| {
@@ -262,6 +265,28 @@ fn is_vendor(row: &Value) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_trainings_share_is_of_what_its_own_process_makes_alone() {
+        let setup = Setup::default();
+        let mut row = json!({
+            "hp": "bert-graph", "be": "gpt2-train", "mode": "tally-mps", "policy": "tally-priority",
+            "p99_over_solo": 1.1, "be_share": 0.4, "be_solo_steps_per_s": 10.0,
+        });
+        let alone_ns = |row: &Value| {
+            let measured = Measured::of(row, &setup).unwrap();
+            let (mut high, mut low) = (
+                trace("hp", measured.traces[0]).unwrap(),
+                trace("be", measured.traces[1]).unwrap(),
+            );
+            measured.as_alone(&mut high, &mut low);
+            (measured.share, low.alone[0].unwrap().ns)
+        };
+        assert_eq!(alone_ns(&row), (0.4, 100_000_000));
+        row["own_be_solo_steps_per_s"] = json!(8.0);
+        row["be_share_of_own"] = json!(0.5);
+        assert_eq!(alone_ns(&row), (0.5, 125_000_000));
+    }
 
     #[test]
     fn a_row_whose_host_changed_is_left_out() {
