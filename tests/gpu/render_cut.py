@@ -81,7 +81,9 @@ def cut_cells(row, form, made, notes):
     broken += [f"{key} when preempted" for s in series for key in ("equal", "once", "complete") if not s[key]]
     right = "yes" if not broken else "no" + notes.mark(f"{row['kernel']}, {form['form']}: not {', '.join(broken)}.")
     shown = [s for s in series if s["flag_mask"] == FLAG_MASK and s["raised_by"] == "writes"] or series
-    p50, p99 = (number(shown[0][f"turnaround_{q}_us"], 0) for q in ("p50", "p99")) if shown else ("", "")
+    # Of slices: from the gate's closing on.
+    times = {q: shown[0][f"turnaround_{q}_us"] if shown else form.get(f"held_turnaround_{q}_us") for q in ("p50", "p99")}
+    p50, p99 = (number(times[q], 0) for q in ("p50", "p99"))
     if shown and shown[0]["flag_mask"] != FLAG_MASK:
         p99 += notes.mark(f"{row['kernel']}: its flag had {shown[0]['flag_mask'] + 1} word(s) for the turnaround.")
     down = form.get(f"flag_off_percent_mask_{FLAG_MASK}", form.get("whole_percent"))

@@ -30,7 +30,7 @@ FACTS = ("wait-streams", "wait-cost", "green", "while-busy", "while-held", "rais
 KERNEL_LIMIT_S, FACT_LIMIT_S = 40, 25
 MUST_HOLD = (
     "flag_off_equal", "flag_off_once", "flag_off_no_notice", "slices_8_equal", "slices_8_once",
-    "whole_equal", "whole_once",
+    "whole_equal", "whole_once", "held_equal", "held_once", "held_8_equal", "held_8_once",
 )  # fmt: skip
 
 

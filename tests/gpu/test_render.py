@@ -268,6 +268,7 @@ class Renderer(unittest.TestCase):
         out = self.docs / "out"
         out.mkdir()
         bounds = {"slices_in_bound": 3, "slice_us": 25.0, "slices_in_bound_percent": 11.84}
+        bounds |= {"held_turnaround_p50_us": 14.25, "held_turnaround_p99_us": 33.5, "held_once": True}
         new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5})]
         content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
         (out / "cut.json").write_text(json.dumps(content))
@@ -276,8 +277,8 @@ class Renderer(unittest.TestCase):
         self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer")])
         self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
         text = self.text()
-        self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % |  |  | yes |", text)
-        self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none |  |  | yes |", text)
+        self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % | 14 | 34 | yes |", text)
+        self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none | 14 | 34 | yes |", text)
 
     def test_the_mean_cost_is_that_of_long_kernels(self):
         def kernel(name, us, percent):

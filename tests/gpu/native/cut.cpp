@@ -8,6 +8,7 @@
 #include "cut.h"
 
 #include <cstring>
+#include <functional>
 
 struct Control {
     unsigned long long table, flag, notice;
@@ -36,11 +37,13 @@ static const Spec SPECS[] = {
     {"lookback", {12000, 1, 1}, {32, 1}, 0, {1, 1}, false, true, 0, 12000},
 };
 static const unsigned MASKS[] = {0, 3, 15, 127};
-static const unsigned STRIDE = 128, SLICES = 8;
+static const unsigned STRIDE = 128, SLICES = 8, PIECES_MAX = 64;
 static const double STUCK_US = 60e3, LIMIT_US = 3e6, SLICE_BOUND_US = 31.6;
 // A whole series of preemptions of one kind, and of trials at most.
 static const double SERIES_US = 0.4e6;
 static const int TRIALS_MAX = 60;
+// A stream that has not gone on for so long waits at the gate.
+static const double SETTLED_US = 50;
 
 static Spec spec;
 static bool no_parameters;
@@ -261,16 +264,80 @@ static std::string preempted(const Variant &variant, unsigned mask, bool by_copy
     return row.done();
 }
 
+// In slices with a gate before each but the first: how long after the gate was closed no slice runs any more. Closed
+// up to three times a run.
+static void held(Json &row, const std::string &name, unsigned pieces, const Variant &variant,
+                 const std::vector<unsigned> &expected, double run_us, const std::function<void(unsigned)> &slice_of) {
+    // A slice's events: behind its gate, and where it ends.
+    static CUevent events[2 * PIECES_MAX];
+    for (unsigned i = 0; i < 2 * pieces; ++i) {
+        if (events[i] == nullptr) CK(cuEventCreate(&events[i], CU_EVENT_DISABLE_TIMING));
+    }
+    volatile unsigned *gate = host->words + 16;
+    CUdeviceptr gate_on_device = host->device + 16 * 4;
+    std::vector<double> turnaround;
+    bool equal = true, once = true;
+    int trials = 0, over_before = 0;
+    double end = now_us() + SERIES_US;
+    for (; trials < TRIALS_MAX && (trials < 3 || now_us() < end); ++trials) {
+        clear(variant);
+        *gate = 0;
+        for (unsigned i = 0; i < pieces; ++i) {
+            if (i > 0) CK(cuStreamWaitValue32(stream, gate_on_device, 0, CU_STREAM_WAIT_VALUE_EQ));
+            CK(cuEventRecord(events[2 * i], stream));
+            slice_of(i);
+            CK(cuEventRecord(events[2 * i + 1], stream));
+        }
+        // Events are in order: so many are done.
+        unsigned done = 0;
+        auto look = [&] {
+            while (done < 2 * pieces && cuEventQuery(events[done]) == CUDA_SUCCESS) ++done;
+        };
+        for (int count = 0; count < 3; ++count) {
+            double close_at = now_us() + run_us * (0.05 + 0.07 * (trials % 10));
+            while (now_us() < close_at) {
+            }
+            look();
+            if (done == 2 * pieces) {
+                ++over_before;
+                break;
+            }
+            double begin = now_us(), stopped = 0;
+            *gate = 1;
+            // An even number: a slice has ended, and the next one has not begun. Should it begin yet, it had passed the gate.
+            for (unsigned seen = 2 * PIECES_MAX + 1;;) {
+                look();
+                double now = now_us();
+                if (done != seen) seen = done, stopped = now;
+                if (done > 0 && done % 2 == 0 && now - stopped > SETTLED_US) break;
+                if (now - begin > LIMIT_US) give_up("a slice does not end");
+            }
+            turnaround.push_back(stopped - begin);
+            *gate = 0;
+        }
+        CK(cuStreamSynchronize(stream));
+        equal &= results(variant) == expected;
+        once &= every_block_once();
+    }
+    row.flag(name + "_equal", equal);
+    row.flag(name + "_once", once);
+    row.raw(name + "_turnaround_p50_us", percentile(turnaround, 0.5));
+    row.raw(name + "_turnaround_p99_us", percentile(turnaround, 0.99));
+    row.integer(name + "_times", static_cast<long long>(turnaround.size()));
+    row.integer(name + "_over_before", over_before);
+}
+
 // The form that offsets block indices: few blocks launched for a range of the grid.
 static void sub_grid(Json &row, const Variant &variant, const std::vector<unsigned> &expected, double whole_us) {
+    auto piece = [&](unsigned i, unsigned pieces, CUdeviceptr counts) {
+        Control control = slice(i, pieces);
+        unsigned count = control.hi - control.lo;
+        control.hi = ~0u;
+        std::copy(spec.grid, spec.grid + 3, control.dims);
+        launch(variant, &control, counts, stream, count);
+    };
     auto run = [&](unsigned pieces, CUdeviceptr counts) {
-        for (unsigned i = 0; i < pieces; ++i) {
-            Control control = slice(i, pieces);
-            unsigned count = control.hi - control.lo;
-            control.hi = ~0u;
-            std::copy(spec.grid, spec.grid + 3, control.dims);
-            launch(variant, &control, counts, stream, count);
-        }
+        for (unsigned i = 0; i < pieces; ++i) piece(i, pieces, counts);
     };
     for (unsigned pieces : {1u, SLICES}) {
         clear(variant);
@@ -282,12 +349,13 @@ static void sub_grid(Json &row, const Variant &variant, const std::vector<unsign
         row.number(name + "_percent", (median_us([&] { run(pieces, 0); }) / whole_us - 1) * 100, "%.2f");
     }
     // As long as a slice takes is as long as others wait for it: the least number of slices that are within the bound.
-    for (unsigned pieces = 2; pieces <= 64; ++pieces) {
+    for (unsigned pieces = 2; pieces <= PIECES_MAX; ++pieces) {
         double us = median_us([&] { run(pieces, 0); });
-        if (us / pieces > SLICE_BOUND_US && pieces < 64) continue;
+        if (us / pieces > SLICE_BOUND_US && pieces < PIECES_MAX) continue;
         row.integer("slices_in_bound", pieces);
         row.number("slice_us", us / pieces);
         row.number("slices_in_bound_percent", (us / whole_us - 1) * 100, "%.2f");
+        held(row, "held", pieces, variant, expected, us, [&](unsigned i) { piece(i, pieces, ran); });
         break;
     }
 }
@@ -319,7 +387,12 @@ static void prelude(Json &row, const Variant &variant, const std::vector<unsigne
     CK(cuStreamSynchronize(stream));
     row.flag("slices_8_equal", results(variant) == expected);
     row.flag("slices_8_once", every_block_once());
-    row.number("slices_8_percent", percent(median_us([&] { slices(0); })), "%.2f");
+    double slices_us = median_us([&] { slices(0); });
+    row.number("slices_8_percent", percent(slices_us), "%.2f");
+    held(row, "held_8", SLICES, variant, expected, slices_us, [&](unsigned i) {
+        Control c = slice(i, SLICES);
+        launch(variant, &c, ran, stream);
+    });
 
     Control none = whole;
     none.hi = 0;
