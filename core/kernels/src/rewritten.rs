@@ -23,6 +23,10 @@ pub struct CutKernel {
     pub control_offset: u32,
     /// Cluster dimensions fixed at compile time, in blocks.
     pub cluster: Option<[u32; 3]>,
+    /// It reads memory so that it sees what other blocks write meanwhile (volatile, strong, an atomic whose result it
+    /// uses), or calls what only a register says: its blocks may wait for one another. Others' cannot:
+    /// a wait of a plain load is none, for compilers may load once.
+    pub may_wait: bool,
 }
 
 /// A rewritten image.

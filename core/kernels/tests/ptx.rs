@@ -30,6 +30,27 @@ fn body(statements: &str) -> [Result<(), Refusal>; 2] {
 }
 
 #[test]
+fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
+    for (statements, may_wait) in common::WAITS {
+        for form in FORMS {
+            let text = format!("{HEAD}{}", common::waits(statements));
+            assert_eq!(cut(&text, form).kernel("k").unwrap().may_wait, may_wait, "{statements}");
+        }
+    }
+    // What a function does that is called, and what a call by a register may do, count as its own.
+    let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
+         ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";
+    let calls = "{ .param .u64 a; st.param.u64 [a], %rd1; call f, (a); }";
+    let named =
+        "mov.u64 %rd2, f; { .param .u64 a; st.param.u64 [a], %rd1; call %rd2, (a), proto; }";
+    for statements in ["", calls, &format!("proto: .callprototype _ (.param .u64 _); {named}")] {
+        let text = format!("{HEAD}{waiting} {}", common::waits(statements));
+        let cut = cut(&text, CutForm::Prelude);
+        assert_eq!(cut.kernel("k").unwrap().may_wait, !statements.is_empty(), "{statements}");
+    }
+}
+
+#[test]
 fn taking_the_edits_away_gives_the_source_back() {
     for (name, source) in common::files() {
         for form in FORMS {

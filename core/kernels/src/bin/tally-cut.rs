@@ -18,7 +18,7 @@ enum Command {
         file: PathBuf,
     },
     /// Write the cut form of an image's kernels. Prints a line for each kernel:
-    /// `cut NAME PARAMETERS OFFSET CLUSTER` or `refused NAME: WHY`.
+    /// `cut NAME PARAMETERS OFFSET CLUSTER`, `may-wait` behind it if its blocks may wait for one another, or `refused NAME: WHY`.
     Rewrite {
         /// A fatbin, a cubin or PTX.
         file: PathBuf,
@@ -126,7 +126,8 @@ fn cut(file: &Path, output: &Path, form: CutForm, arch: u32, only: Option<&[&str
     for kernel in &rewritten.kernels {
         let [x, y, z] = kernel.cluster.unwrap_or([0; 3]);
         let (count, offset) = (kernel.parameter_count, kernel.control_offset);
-        println!("cut {} {count} {offset} {x},{y},{z}", kernel.name);
+        let waits = if kernel.may_wait { " may-wait" } else { "" };
+        println!("cut {} {count} {offset} {x},{y},{z}{waits}", kernel.name);
     }
     for (name, why) in &rewritten.refused {
         println!("refused {name}: {why}");

@@ -74,11 +74,12 @@ pub(super) fn sub_grid(
     references: &References<'_, '_>,
     symbol: usize,
 ) -> Result<Patch, Refusal> {
-    let kernel = patch::open(cubin, template, references, symbol)?;
+    let mut kernel = patch::open(cubin, template, references, symbol)?;
     if kernel.attributes.iter().any(|a| a.number == attribute::CLUSTER) {
         return Err(Refusal::ClusterShape);
     }
     let reached = references.check_reach(kernel.text)?;
+    kernel.look_for_waits(reached.iter().map(|section| &*cubin.sections[*section].data));
     let functions = || reached.iter().filter(|section| **section != kernel.text);
     for section in functions() {
         for instruction in sass::instructions(&cubin.sections[*section].data) {

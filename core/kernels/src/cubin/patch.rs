@@ -60,6 +60,7 @@ pub(super) struct Kernel<'c> {
     info_at: usize,
     pub attributes: Vec<Attribute>,
     pub cluster: Option<[u32; 3]>,
+    may_wait: bool,
     parameter_count: u32,
     /// Where the control block lies in the parameter buffer, bytes.
     pub control_offset: u32,
@@ -107,6 +108,7 @@ pub(super) fn open<'c>(
         info_at,
         attributes,
         cluster,
+        may_wait: true,
         parameter_count: parameters.count,
         control_offset,
         bank: (bank, constants),
@@ -114,6 +116,12 @@ pub(super) fn open<'c>(
 }
 
 impl Kernel<'_> {
+    /// See whether blocks may wait for one another, from all code that is reached.
+    pub fn look_for_waits<'s>(&mut self, mut reached: impl Iterator<Item = &'s [u8]>) {
+        let may = |i| sass::sees_others(i) || sass::is_indirect_call(i);
+        self.may_wait = reached.any(|code| sass::instructions(code).any(may));
+    }
+
     /// The patch with this code.
     pub fn close(self, code: Vec<u8>, registers: u32) -> Result<Patch, Refusal> {
         let kernel = CutKernel {
@@ -121,6 +129,7 @@ impl Kernel<'_> {
             parameter_count: self.parameter_count,
             control_offset: self.control_offset,
             cluster: self.cluster,
+            may_wait: self.may_wait,
         };
         let info = info::write(&self.attributes).ok_or(Refusal::Metadata)?;
         Ok(Patch {
@@ -142,7 +151,8 @@ pub(super) fn prelude(
     symbol: usize,
 ) -> Result<Patch, Refusal> {
     let mut kernel = open(cubin, template, references, symbol)?;
-    references.check_reach(kernel.text)?;
+    let reached = references.check_reach(kernel.text)?;
+    kernel.look_for_waits(reached.iter().map(|section| &*cubin.sections[*section].data));
     let base = kernel.code.len();
     add_offsets(&mut kernel.attributes, template, base as u32)?;
     let mut code = kernel.code.to_vec();

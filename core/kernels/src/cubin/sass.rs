@@ -135,6 +135,19 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
+/// Whether it reads global memory so that it sees what other blocks write meanwhile: loads of an order other
+/// than weak and constant, atomics with a result, loads of surfaces and of several GPUs at once.
+pub(super) fn sees_others(instruction: u128) -> bool {
+    const LOADS: [u128; 2] = [0x180, 0x181];
+    // ATOM (add and the like, compare and swap, of floats from sm_90 on), ATOMG likewise; SULD; LDGMC.
+    const OTHERS: [u128; 8] = [0x18a, 0x18b, 0x1a2, 0x1a8, 0x1a9, 0x1a3, 0x199, 0x1a5];
+    const WEAK: u128 = 0;
+    const CONSTANT: u128 = 4;
+    let opcode = instruction & 0x1ff;
+    let order = instruction >> 77 & 15;
+    OTHERS.contains(&opcode) || LOADS.contains(&opcode) && order != WEAK && order != CONSTANT
+}
+
 /// Whether a constant's place is said by a uniform register instead of a bank.
 pub(super) fn is_bindless(instruction: u128) -> bool {
     instruction >> 91 & 1 == 1
@@ -305,6 +318,24 @@ mod tests {
         // UIADD3 UR4, UR4, 0x1234_5678, URZ.
         let immediate = 0x000f_e200_0fff_e03f_1234_5678_0404_7890;
         assert_eq!(uniform_registers(immediate), bits(4..12) | 1 << 63);
+    }
+
+    #[test]
+    fn loads_that_see_others_are_told_from_those_that_do_not() {
+        let load = |opcode: u128, order: u128| opcode | ALWAYS | order << 77;
+        // LD and LDG, .STRONG of the SM, the GPU, the system, .MMIO; with a register and with an immediate.
+        for opcode in [0x980, 0x981, 0x381] {
+            assert!([5, 7, 10, 12].iter().all(|order| sees_others(load(opcode, *order))));
+            assert!([0, 4].iter().all(|order| !sees_others(load(opcode, *order))));
+        }
+        // ATOM and ATOMG: add, compare and swap, of floats; LDGMC, SULD.
+        for opcode in [0x98a, 0x38b, 0x9a2, 0x9a8, 0x3a9, 0x9a3, 0x9a5, 0xb99, 0xf99] {
+            assert!(sees_others(load(opcode, 7)), "{opcode:x}");
+        }
+        // RED, ATOMS, LDS, LDL, LDC, LDGSTS, CCTL.IVALL.
+        for opcode in [0x98e, 0x38c, 0x38d, 0x984, 0x983, 0xb82, 0xfae, 0x98f] {
+            assert!(!sees_others(load(opcode, 7)), "{opcode:x}");
+        }
     }
 
     #[test]

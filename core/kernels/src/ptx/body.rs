@@ -3,6 +3,7 @@
 use super::lex::{Kind, Token, line_end};
 use super::module::{Module, Symbol};
 use crate::Refusal;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Facts of a function, or of all that it can reach: bits to be or-ed.
@@ -29,6 +30,8 @@ pub(super) mod fact {
     pub const UNRESOLVED: u16 = 512;
     /// Names a function of the device runtime.
     pub const DEVICE_RUNTIME: u16 = 1024;
+    /// Reads global memory so that it sees what other blocks write meanwhile.
+    pub const SEES_OTHERS: u16 = 2048;
 }
 
 /// A piece of a body.
@@ -127,6 +130,25 @@ pub(super) struct IndexRead {
     pub replaceable: bool,
 }
 
+/// Whether an instruction reads global memory so that it sees what other blocks write meanwhile: what machine
+/// code has as a strong load, an atomic, or a load of a surface.
+fn sees_others(source: &str, opcode: &str, qualifiers: &[Token]) -> bool {
+    const SEES: [&str; 6] = [".volatile", ".relaxed", ".acquire", ".mmio", ".cv", ".cg"];
+    // A block's own, or its cluster's.
+    const APART: [&str; 4] = [".shared", ".local", ".param", ".const"];
+    let any = |of: &[&str]| {
+        let is_one = |text: &str| of.iter().any(|o| text.split("::").next() == Some(o));
+        qualifiers.iter().any(|q| is_one(q.text(source)))
+    };
+    match opcode {
+        "ld" => any(&SEES) && !any(&APART),
+        "atom" => !any(&APART),
+        "multimem" => any(&[".ld_reduce"]),
+        "suld" => true,
+        _ => false,
+    }
+}
+
 /// A body's own facts.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
@@ -140,16 +162,22 @@ pub(super) struct Facts {
     /// Variables that it names.
     pub vars: Vec<usize>,
     pub reads: Vec<IndexRead>,
+    /// Registers that atomics write.
+    pub results: Vec<Token>,
 }
 
 /// Reads the body of an entry or a function.
 pub(super) fn facts(module: &Module<'_>, body: Range<usize>) -> Result<Facts, Refusal> {
     let mut facts = Facts::default();
-    pieces(module.source, &module.tokens[body], |piece| {
+    let tokens = &module.tokens[body];
+    pieces(module.source, tokens, |piece| {
         if let Piece::Statement(statement) = piece {
             facts.statement(module, statement);
         }
     })?;
+    if facts.uses_results(module.source, tokens) {
+        facts.bits |= fact::SEES_OTHERS;
+    }
     Ok(facts)
 }
 
@@ -177,6 +205,13 @@ impl Facts {
                     _ => self.bits |= fact::INDIRECT,
                 }
             }
+            _ if sees_others(source, opcode, qualifiers) => match operands.first() {
+                // Compilers write them for reductions, too, and do not look at what they give.
+                Some(result) if opcode == "atom" && result.kind == Kind::Word => {
+                    self.results.push(*result);
+                }
+                _ => self.bits |= fact::SEES_OTHERS,
+            },
             _ => {}
         }
         for (i, token) in operands.iter().enumerate() {
@@ -200,6 +235,22 @@ impl Facts {
                 None => {}
             }
         }
+    }
+
+    /// Whether the body names the result of an atomic anywhere else.
+    fn uses_results(&self, source: &str, body: &[Token]) -> bool {
+        if self.results.is_empty() {
+            return false;
+        }
+        let mut named: HashMap<&str, u32> =
+            self.results.iter().map(|result| (result.text(source), 0)).collect();
+        named.remove("_");
+        for token in body.iter().filter(|token| token.kind == Kind::Word) {
+            if let Some(times) = named.get_mut(token.text(source)) {
+                *times += 1;
+            }
+        }
+        named.values().any(|times| *times > 1)
     }
 
     fn special(

@@ -124,7 +124,7 @@ pub fn plan(
             Some(why) => plan.refused.push((entry.name.to_string(), why)),
             None => {
                 plan.edits.extend(planner.edits(at));
-                plan.kernels.push(planner.kernel(entry));
+                plan.kernels.push(planner.kernel(at, entry));
                 cut.insert(entry.name);
             }
         }
@@ -237,13 +237,15 @@ impl Planner<'_, '_> {
         }
     }
 
-    fn kernel(&self, entry: &Entry<'_>) -> CutKernel {
+    fn kernel(&self, at: usize, entry: &Entry<'_>) -> CutKernel {
         let layout = entry.layout.unwrap_or_default();
+        let all = self.reach.entries[at].bits | self.reach.below[at];
         CutKernel {
             name: self.cut_name(entry.name),
             parameter_count: layout.count,
             control_offset: layout.next_aligned(),
             cluster: entry.cluster,
+            may_wait: all & (fact::SEES_OTHERS | fact::INDIRECT) != 0,
         }
     }
 

@@ -371,3 +371,44 @@ impl World {
         }
     }
 }
+
+/// Statements of [`waits`], and whether a kernel with them may wait for other blocks.
+#[allow(dead_code)]
+pub const WAITS: [(&str, bool); 24] = [
+    ("ld.global.u32 %r1, [%rd1];", false),
+    ("ld.global.nc.u32 %r1, [%rd1];", false),
+    ("ld.u32 %r1, [%rd1];", false),
+    ("ld.global.lu.u32 %r1, [%rd1];", false),
+    ("ld.volatile.shared.u32 %r1, [room];", false),
+    ("atom.shared.add.u32 %r1, [room], 1;", false),
+    ("red.global.add.u32 [%rd1], 1;", false),
+    // As nvcc writes a reduction.
+    ("atom.global.add.u32 %r2, [%rd1], 1;", false),
+    ("atom.global.add.u32 _, [%rd1], 1;", false),
+    ("cp.async.ca.shared.global [room], [%rd1], 16;", false),
+    ("ld.volatile.global.u32 %r1, [%rd1];", true),
+    ("ld.volatile.u32 %r1, [%rd1];", true),
+    ("ld.relaxed.gpu.global.u32 %r1, [%rd1];", true),
+    ("ld.relaxed.sys.u32 %r1, [%rd1];", true),
+    ("ld.acquire.gpu.global.u32 %r1, [%rd1];", true),
+    ("@%p1 ld.acquire.sys.global.u32 %r1, [%rd1];", true),
+    ("ld.global.cg.u32 %r1, [%rd1];", true),
+    ("ld.global.cv.u32 %r1, [%rd1];", true),
+    ("ld.volatile.global.v2.u32 {%r1, %r3}, [%rd1];", true),
+    ("atom.global.add.u32 %r1, [%rd1], 1;", true),
+    ("atom.add.u32 %r1, [%rd1], 1;", true),
+    ("atom.acquire.gpu.global.or.b32 %r1, [%rd1], 1;", true),
+    ("atom.global.cas.b32 %r1, [%rd1], 1, 2;", true),
+    ("atom.global.exch.b32 %r1, [%rd1], 1;", true),
+];
+
+/// A kernel `k` with these statements, which stores `%r1`; any block's, and each block's own.
+#[allow(dead_code)]
+pub fn waits(statements: &str) -> String {
+    format!(
+        ".visible .entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>; \
+         .shared .align 16 .b8 room[64]; mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; \
+         ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; {statements} \
+         st.global.u32 [%rd1+16], %r1; ret; }}"
+    )
+}
