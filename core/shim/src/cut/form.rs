@@ -408,7 +408,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     let blocks = kernels::blocks(arguments.grid)?;
-    if order.slot >= gate::NOTICES {
+    if order.slot >= gate::NOTICES || cut.may_wait {
         return None;
     }
     let unit = cluster.iter().product::<u32>().max(1);

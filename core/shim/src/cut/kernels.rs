@@ -43,6 +43,9 @@ pub struct Cut {
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
+    /// Its blocks may wait for one another: never sliced, for a slice that waits for a later one can
+    /// only be helped in time, and one by offset not at all.
+    pub may_wait: bool,
     /// Those that the program requires by function attributes; 0: none.
     pub(super) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
@@ -420,7 +423,7 @@ pub fn finish() {
 }
 
 fn prepared(index: usize, cut: Cut) {
-    let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
+    let detail = if cut.may_wait { 0 } else { cut_state::SLICEABLE } | cut_state::PREEMPTIBLE;
     // Kept on purpose: a launch may be reading it.
     KERNELS[index].cut.store(Box::leak(Box::new(cut)), Release);
     publish(index, cut_state::READY, detail);

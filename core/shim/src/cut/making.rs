@@ -126,6 +126,7 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
         parameters,
         control_offset: kernel.control_offset as usize,
         cluster: kernel.cluster,
+        may_wait: kernel.may_wait,
         originals: [job.function, original].map(AtomicUsize::new),
         shared_max: AtomicI32::new(0),
         required_cluster: Default::default(),

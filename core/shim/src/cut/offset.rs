@@ -45,7 +45,7 @@ impl Cut {
     /// that one could, it is asked for.
     pub fn by_offset(&self, index: usize, original: Ptr, grid: [u32; 3]) -> Option<usize> {
         // In machine code only the index in x has an offset.
-        if !self.is_ptx && grid[1..] != [1; 2] {
+        if self.may_wait || !self.is_ptx && grid[1..] != [1; 2] {
             return None;
         }
         if self.sub_grid.state.load(Acquire) == UNTRIED {

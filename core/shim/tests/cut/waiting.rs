@@ -9,7 +9,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use tally_ipc::layout::cut_state;
-use tally_ipc::ring::Answer;
+use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_SLICE};
+use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{Cutting, Welcome};
 use tally_kernels::Refusal;
 
@@ -17,8 +18,13 @@ const BLOCKS: u32 = 40;
 
 /// A launch of `later`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
+    stuck_in(device, "later");
+}
+
+/// The same of a kernel like it.
+fn stuck_in(device: &mut Device, kernel: &str) {
     let (words, blocks) = (device.words(), device.crowd);
-    let later = device.function("later");
+    let later = device.function(kernel);
     let at = words.as_ptr() as u64;
     let launch = |cells: &Cells, stream| {
         let params = [cells.data, cells.counts, at];
@@ -88,11 +94,11 @@ pub fn helped_or_done(core: &mut Governor) -> Option<String> {
     said
 }
 
-fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
-    core.warm_up("later");
-    core.policy(move |request, name| match name {
-        "later" if crate::governor::offers(request, answer) => answer,
-        _ => Answer::Whole,
+fn helped_once(core: &mut Governor, kernel: &'static str, answer: Answer, lower: bool) {
+    core.warm_up(kernel);
+    core.policy(move |request, name| {
+        let is_it = name == kernel && crate::governor::offers(request, answer);
+        if is_it { answer } else { Answer::Whole }
     });
     for round in 0.. {
         assert!(round < 50, "never stuck");
@@ -117,16 +123,16 @@ fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
     core.ends(0);
     let c = core.counters();
     assert_eq!(c.rescued.load(SeqCst), 1);
-    assert!(core.is_refused("later", Refusal::BlocksWaited));
+    assert!(core.is_refused(kernel, Refusal::BlocksWaited));
     assert!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst) >= 1);
-    let (last, _) = *core.requests("later").last().unwrap();
+    let (last, _) = *core.requests(kernel).last().unwrap();
     assert!(!crate::governor::offers(&last, answer), "only whole");
 }
 
 #[test]
 fn a_preemptible_launch_that_is_stuck_is_helped_once() {
     both(a_preemptible_launch_that_is_stuck_is_helped_once, &impatient(), stuck, |core| {
-        helped_once(core, Answer::Preemptible(4_000), false)
+        helped_once(core, "later", Answer::Preemptible(4_000), false)
     });
 }
 
@@ -137,17 +143,56 @@ fn it_is_helped_although_nobody_asks_any_more() {
         // Longer than it is asked for.
         &Welcome { cutting: Cutting { rescue_ms: 150, ..welcome().cutting }, ..welcome() },
         stuck,
-        |core| helped_once(core, Answer::Preemptible(0), true),
+        |core| helped_once(core, "later", Answer::Preemptible(0), true),
     );
 }
 
 #[test]
-fn slices_that_wait_for_later_ones_are_helped_although_nobody_asks() {
+fn slices_whose_waits_are_unseen_are_helped_although_nobody_asks() {
     both(
-        slices_that_wait_for_later_ones_are_helped_although_nobody_asks,
+        slices_whose_waits_are_unseen_are_helped_although_nobody_asks,
         &impatient(),
-        stuck,
-        |core| helped_once(core, Answer::Slice(8), true),
+        |device| stuck_in(device, "unseen"),
+        |core| helped_once(core, "unseen", Answer::Slice(8), true),
+    );
+}
+
+#[test]
+fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
+    both(
+        a_kernel_whose_blocks_may_wait_is_not_sliced,
+        &welcome(),
+        |device| {
+            let (later, words) = (device.function("later"), device.words());
+            words[1].store(1, SeqCst);
+            let launch = |cells: &Cells| {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(later, [cells.blocks, 1, 1], 1, null_mut(), &params));
+            };
+            device.warm_up_with(|| launch(&device.cells(BLOCKS)));
+            assert_eq!(ask("go"), "on");
+            // By claims, and so many blocks that they would go by offset.
+            for blocks in [BLOCKS, 9_000] {
+                let cells = device.cells(blocks);
+                launch(&cells);
+                device.sync(null_mut());
+                device.check_words(cells.counts, &vec![1; blocks as usize]);
+            }
+        },
+        |core| {
+            core.warm_up("later");
+            core.expect("go");
+            let before = core.requests("later").len();
+            core.policy(|_, _| Answer::Slice(8));
+            core.say("on");
+            core.ends(0);
+            let offered =
+                |(r, _): &(Request, _)| [CAN_SLICE, CAN_PREEMPT].map(|can| r.flags & can != 0);
+            let offers: Vec<_> = core.requests("later")[before..].iter().map(offered).collect();
+            assert_eq!(offers, [[false, true]; 2]);
+            let c = core.counters();
+            assert_eq!([&c.sliced, &c.preemptible, &c.degraded].map(|n| n.load(SeqCst)), [0; 3]);
+        },
     );
 }
 
@@ -158,7 +203,7 @@ fn a_long_last_slice_is_left_to_end() {
         a_long_last_slice_is_left_to_end,
         &impatient(),
         |device| {
-            let later = device.function("later");
+            let later = device.function("unseen");
             let words = device.words();
             let launch = |cells: &Cells, stream| {
                 let params = [cells.data, cells.counts, words.as_ptr() as u64];
@@ -178,17 +223,17 @@ fn a_long_last_slice_is_left_to_end() {
             assert_eq!(device.read(sum, 1), [(1..=BLOCKS).sum::<u32>()]);
         },
         |core| {
-            core.warm_up("later");
+            core.warm_up("unseen");
             core.expect("go");
             core.policy(|_, name| match name {
-                "later" => Answer::Slice(BLOCKS),
+                "unseen" => Answer::Slice(BLOCKS),
                 _ => Answer::Whole,
             });
             core.say("on");
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.sliced.load(SeqCst), c.rescued.load(SeqCst)), (1, 0));
-            assert_eq!(core.state("later").0, cut_state::READY);
+            assert_eq!(core.state("unseen").0, cut_state::READY);
         },
     );
 }
