@@ -19,6 +19,7 @@ BINARIES = ("cut", "graphs")
 # Why a test says nothing here, by a part of its name.
 LEFT_OUT = {
     "part_that_fails": "the software device is made to fail",
+    "keeps_its_hints": "the software device is made to refuse launches without",
     "goes_wrong": "the software device is made to go wrong",
     "unseen": "a compiler for a GPU loads once where a plain load is to wait",
     "long_last_slice": "the same",

@@ -1,6 +1,8 @@
 //! Every limit and every environment variable of the software device.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What `cuDriverGetVersion` answers: CUDA 13.0.
@@ -80,7 +82,7 @@ pub fn device_path() -> PathBuf {
 /// A faulty device, for tests of who must notice: launches of this kernel with more than
 /// so many bytes of parameters lose their last block. `TALLY_SIMCUDA_FAULT=KERNEL:BYTES`.
 pub(crate) fn fault() -> Option<(&'static str, usize)> {
-    static FAULT: std::sync::OnceLock<Option<(String, usize)>> = std::sync::OnceLock::new();
+    static FAULT: OnceLock<Option<(String, usize)>> = OnceLock::new();
     let read = || {
         let text = std::env::var("TALLY_SIMCUDA_FAULT").ok()?;
         let (kernel, bytes) = text.rsplit_once(':')?;
@@ -92,14 +94,23 @@ pub(crate) fn fault() -> Option<(&'static str, usize)> {
 /// Another faulty device: whether this launch of a graph is the one that fails, of the process's. The number of
 /// that one, from 1: `TALLY_SIMCUDA_FAULT_GRAPH=N`.
 pub(crate) fn is_faulty_graph_launch() -> bool {
-    static LEFT: std::sync::OnceLock<Option<AtomicU64>> = std::sync::OnceLock::new();
+    static LEFT: OnceLock<Option<AtomicU64>> = OnceLock::new();
     let left = LEFT.get_or_init(|| number("TALLY_SIMCUDA_FAULT_GRAPH").map(AtomicU64::new));
     left.as_ref().is_some_and(|left| left.fetch_sub(1, Ordering::Relaxed) == 1)
 }
 
+/// One more, for tests of who keeps a launch's attributes: whether a launch of a kernel may have these hints. All
+/// of the kernel `TALLY_SIMCUDA_FAULT_HINTS` must have the first one's.
+pub(crate) fn are_faultless(kernel: &str, hints: &BTreeMap<u32, [u32; 16]>) -> bool {
+    static KERNEL: OnceLock<Option<String>> = OnceLock::new();
+    static FIRST: OnceLock<BTreeMap<u32, [u32; 16]>> = OnceLock::new();
+    let named = KERNEL.get_or_init(|| std::env::var("TALLY_SIMCUDA_FAULT_HINTS").ok());
+    named.as_deref() != Some(kernel) || FIRST.get_or_init(|| hints.clone()) == hints
+}
+
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.
 pub(crate) fn log(message: std::fmt::Arguments<'_>) {
-    static ON: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    static ON: OnceLock<bool> = OnceLock::new();
     if *ON.get_or_init(|| std::env::var_os("TALLY_SIMCUDA_LOG").is_some_and(|v| v == "1")) {
         use std::io::Write;
         let _ = writeln!(std::io::stderr(), "simcuda[{}]: {message}", std::process::id());

@@ -9,6 +9,7 @@ use crate::green::Green;
 use crate::memory::MemoryMap;
 use crate::module::Function;
 use crate::sm::SmSet;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,8 @@ pub(crate) struct Launch {
     /// The launch's own priority, if it has one.
     pub(crate) priority: Option<i32>,
     pub(crate) cooperative: bool,
+    /// The hints among its attributes, by number: nothing here heeds them.
+    pub(crate) hints: BTreeMap<u32, [u32; 16]>,
     /// Whose SMs it is confined to: the green context whose stream it was
     /// launched or captured on, or that was current when its node was made.
     pub(crate) green: Option<Arc<Green>>,
@@ -48,6 +51,11 @@ struct ParamLists {
     /// `extra`, whose second pair points to `_bytes`.
     extra: [usize; 5],
     _bytes: Box<usize>,
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_*` that change how fast a kernel is, not what it does.
+pub(crate) fn is_hint(attribute: u32) -> bool {
+    matches!(attribute, 1 | 5 | 9 | 10 | 13 | 14)
 }
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
@@ -79,13 +87,14 @@ impl Launch {
         let (from_extra, lists) = (!extra.is_null(), OnceLock::new());
         let faulty = crate::config::fault()
             .is_some_and(|(name, bytes)| name == kernel.name && params.len() > bytes);
-        let (priority, cooperative, green) = (None, false, None);
+        let (priority, cooperative, green, hints) = (None, false, None, BTreeMap::new());
         Ok(Self {
             function,
             shape,
             params,
             priority,
             cooperative,
+            hints,
             green,
             faulty,
             from_extra,
@@ -101,6 +110,7 @@ impl Launch {
             params: self.params.clone(),
             priority: self.priority,
             cooperative: self.cooperative,
+            hints: self.hints.clone(),
             green: self.green.clone(),
             faulty: self.faulty,
             from_extra: self.from_extra,

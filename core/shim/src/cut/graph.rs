@@ -102,15 +102,17 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
 /// A kernel by itself: cut, or, should that not be possible any more, as it is. `None`: nothing was issued.
 fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
     let order = Order { kernel: own.kernel, ..*order };
-    own.with(|arguments| {
-        if let Some(result) = form::own(&order, arguments, own.way) {
-            order.client.counters.graph_nodes_cut.fetch_add(1, Relaxed);
-            return Some(result);
-        }
-        if order.follows {
-            let _ = gate::wait_in(order.stream);
-        }
-        let result = form::whole(arguments, order.stream);
-        (result == SUCCESS || order.follows).then_some(result)
-    })
+    if let Some(result) = own.with(|arguments| form::own(&order, arguments, own.way)) {
+        order.client.counters.graph_nodes_cut.fetch_add(1, Relaxed);
+        return Some(result);
+    }
+    if order.follows {
+        let _ = gate::wait_in(order.stream);
+    }
+    let mut result = own.with(|arguments| form::whole(arguments, order.stream));
+    if result != SUCCESS && own.has_hints() {
+        // A launch of the program's does not fail for a hint, which it gave to a graph.
+        result = own.without_hints(|arguments| form::whole(arguments, order.stream));
+    }
+    (result == SUCCESS || order.follows).then_some(result)
 }

@@ -5,11 +5,17 @@
 //! launch of its own would. Which have one is what the policy wished for when the kernel was launched
 //! outside of a graph, as programs do before they record one: those, in grids of at least half of the
 //! blocks that they had then.
+//!
+//! A node's attributes are its own: those that its kernel can be launched with by itself go with it ([`hints`]), and a
+//! node with others stays in its part ([`stays`]). What a node does not say, its launch has from the stream.
 
 use super::build::attribute;
 use crate::cu::{
-    KernelNodeParams, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE,
-    LAUNCH_ATTRIBUTE_PRIORITY, Ptr, SUCCESS, driver,
+    KernelNodeParams, LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_CARVEOUT,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, LAUNCH_ATTRIBUTE_COOPERATIVE,
+    LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP,
+    LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER,
+    LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::cut::form::{self, Way};
 use crate::cut::kernels::{self, Ready};
@@ -39,6 +45,8 @@ pub struct Own {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
+    /// Its node's, that are only hints.
+    attributes: Vec<LaunchAttribute>,
     /// The parameters, as they lie in memory.
     parameters: Vec<u8>,
 }
@@ -69,6 +77,45 @@ fn arguments(params: &KernelNodeParams) -> KernelArguments {
     }
 }
 
+/// `CUlaunchAttributeValue`.
+type Value = [u64; 8];
+/// What an attribute's value is looked at for.
+type Test = fn(&Value) -> bool;
+
+/// Whether a node's kernel always stays in its part, by its attributes: it would run in another way by itself, or it is not
+/// known how to launch it with them.
+fn stays(attribute: impl Fn(i32) -> Option<Value>) -> bool {
+    let has = |which, is: Test| attribute(which).is_some_and(|value| is(&value));
+    // Three words, in the first twelve bytes.
+    let is_cluster =
+        |v: &Value| [v[0] as u32, (v[0] >> 32) as u32, v[1] as u32].iter().any(|n| *n > 1);
+    attribute(LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] as u32 != 0)
+        || has(LAUNCH_ATTRIBUTE_CLUSTER, is_cluster)
+        || has(LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, is_cluster)
+        || has(LAUNCH_ATTRIBUTE_PRIORITY, |v| v[0] as u32 != 0)
+        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 != 0)
+        // A byte for either domain. By default the first is domain 0, and the other 1 where there is one.
+        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 != 0)
+        || has(LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, |v| v[0] as u32 != 0)
+}
+
+/// What a node's kernel is launched with by itself: those of its attributes that say something. A
+/// carve-out of 0 % does not: it cannot be told from one that was never set.
+fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
+    // A window is an address and a size, then how to treat what is in it.
+    let says_something: [(i32, Test); 3] = [
+        (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] != 0),
+        (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, |v| v[0] as u32 != 0),
+        (LAUNCH_ATTRIBUTE_CARVEOUT, |v| v[0] as i32 > 0),
+    ];
+    let found = says_something.into_iter().filter_map(|(which, says)| {
+        let value = attribute(which).filter(says)?;
+        let words = std::array::from_fn(|i| (value[i / 2] >> (32 * (i % 2))) as u32);
+        Some(LaunchAttribute::new(which, words))
+    });
+    found.collect()
+}
+
 impl Node {
     /// Of a graph of ours, in `context`. `None`: its kernel always stays in the graph.
     pub fn of(handle: Ptr, context: usize) -> Option<Self> {
@@ -77,14 +124,7 @@ impl Node {
         if !params.context.is_null() && params.context as usize != context {
             return None;
         }
-        let all_at_once = attribute(handle, LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] != 0);
-        // Three words, in the first twelve bytes.
-        let in_clusters = attribute(handle, LAUNCH_ATTRIBUTE_CLUSTER).is_some_and(|v| {
-            [v[0] as u32, (v[0] >> 32) as u32, v[1] as u32].iter().any(|n| *n > 1)
-        });
-        let has_priority =
-            attribute(handle, LAUNCH_ATTRIBUTE_PRIORITY).is_some_and(|v| v[0] as i32 != 0);
-        if all_at_once || in_clusters || has_priority {
+        if stays(|which| attribute(handle, which)) {
             return None;
         }
         Some(Node {
@@ -128,23 +168,127 @@ impl Own {
             grid: params.grid,
             block: params.block,
             shared_bytes: params.shared_bytes,
+            attributes: hints(|which| attribute(node.handle as Ptr, which)),
             parameters,
         })
     }
 
+    /// Whether it is launched with attributes.
+    pub fn has_hints(&self) -> bool {
+        !self.attributes.is_empty()
+    }
+
     /// Call `launch` with its arguments.
     pub fn with<T>(&self, launch: impl FnOnce(&KernelArguments) -> T) -> T {
+        self.with_attributes(&self.attributes, launch)
+    }
+
+    /// The same without what is only a hint.
+    pub fn without_hints<T>(&self, launch: impl FnOnce(&KernelArguments) -> T) -> T {
+        self.with_attributes(&[], launch)
+    }
+
+    fn with_attributes<T>(
+        &self,
+        attributes: &[LaunchAttribute],
+        launch: impl FnOnce(&KernelArguments) -> T,
+    ) -> T {
         form::with_buffer(&self.parameters, |extra| {
             launch(&KernelArguments {
                 function: self.function as Ptr,
                 grid: self.grid,
                 block: self.block,
                 shared_bytes: self.shared_bytes,
-                attributes: std::ptr::null(),
-                attribute_count: 0,
+                attributes: attributes.as_ptr(),
+                attribute_count: attributes.len() as u32,
                 params: std::ptr::null_mut(),
                 extra,
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The attributes of a node: these, and the others as a driver gives them that were never set.
+    fn node(set: &[(i32, Value)]) -> impl Fn(i32) -> Option<Value> {
+        move |which| match set.iter().find(|(id, _)| *id == which) {
+            Some((_, value)) => Some(*value),
+            None => match which {
+                LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP => Some([0x100, 0, 0, 0, 0, 0, 0, 0]),
+                LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER | LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING => None,
+                _ => Some([0; 8]),
+            },
+        }
+    }
+
+    fn value(first: u64, second: u64) -> Value {
+        [first, second, 0, 0, 0, 0, 0, 0]
+    }
+
+    #[test]
+    fn hints_go_with_a_kernel_and_what_is_default_does_not() {
+        assert!(!stays(node(&[])));
+        assert!(hints(node(&[])).is_empty());
+        // Bytes 0x1000 to 0x1800, a hit ratio of 1, persisting, streaming.
+        let window = [0x1000, 0x800, 0x2_3f80_0000, 1, 0, 0, 0, 0];
+        let set = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, window),
+            (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, value(2, 0)),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, value(50, 0)),
+        ];
+        assert!(!stays(node(&set)));
+        let found: Vec<_> = hints(node(&set)).iter().map(|a| (a.id, a.value)).collect();
+        let words = |first: &[u32]| std::array::from_fn(|i| first.get(i).copied().unwrap_or(0));
+        let want = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, words(&[0x1000, 0, 0x800, 0, 0x3f80_0000, 2, 1])),
+            (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, words(&[2])),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, words(&[50])),
+        ];
+        assert_eq!(found, want);
+        // No window; the driver's own choice.
+        let default = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, value(0x1000, 0)),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, value(u64::from(u32::MAX), 0)),
+        ];
+        assert!(hints(node(&default)).is_empty());
+    }
+
+    #[test]
+    fn what_a_launch_cannot_have_keeps_a_kernel_in_its_part() {
+        for (which, value) in [
+            (LAUNCH_ATTRIBUTE_COOPERATIVE, value(1, 0)),
+            (LAUNCH_ATTRIBUTE_CLUSTER, value(1 << 32 | 1, 2)),
+            (LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, value(2 << 32 | 1, 1)),
+            (LAUNCH_ATTRIBUTE_PRIORITY, value(u64::from((-3_i32) as u32), 0)),
+            (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, value(1, 0)),
+            (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, value(0x102, 0)),
+            (LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, value(1, 0)),
+        ] {
+            assert!(stays(node(&[(which, value)])), "{which}");
+        }
+        assert!(!stays(node(&[(LAUNCH_ATTRIBUTE_CLUSTER, value(1 << 32 | 1, 1))])));
+        assert!(stays(|_| None), "of a driver that does not tell");
+    }
+
+    #[test]
+    fn a_launch_by_itself_has_them_and_can_do_without() {
+        let own = Own {
+            kernel: 0,
+            way: Way::Preemptible(0),
+            function: 1,
+            grid: [2, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            attributes: hints(node(&[(LAUNCH_ATTRIBUTE_CARVEOUT, value(50, 0))])),
+            parameters: Vec::new(),
+        };
+        let of = |a: &KernelArguments| kernels::attributes(a).iter().map(|a| a.id).collect();
+        let ids: Vec<_> = own.with(of);
+        assert_eq!(ids, [LAUNCH_ATTRIBUTE_CARVEOUT]);
+        let ids: Vec<_> = own.without_hints(of);
+        assert_eq!(ids, []);
     }
 }

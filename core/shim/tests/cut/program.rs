@@ -83,6 +83,14 @@ pub struct Attribute {
     pub value: [u32; 16],
 }
 
+impl Attribute {
+    pub fn new(id: u32, first: &[u32]) -> Self {
+        let mut value = [0; 16];
+        value[..first.len()].copy_from_slice(first);
+        Attribute { id, pad: 0, value }
+    }
+}
+
 fn find(handle: Ptr, name: &str) -> Ptr {
     let c = CString::new(name).unwrap();
     // SAFETY: a handle of dlopen's; the shim stands before the C library's.
@@ -453,6 +461,23 @@ impl Device {
         assert_eq!(grid.iter().product::<u32>(), cells.blocks);
         let params = [cells.data, cells.counts, k.into(), (work * self.haste).into()];
         ok(self.launch(self.function("step"), grid, THREADS, stream, &params));
+    }
+
+    /// `step` with launch attributes.
+    pub fn step_with(&self, attributes: &[Attribute], cells: &Cells, stream: Ptr, k: u32) -> i32 {
+        let config = Config {
+            grid: [cells.blocks, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            stream,
+            attributes: attributes.as_ptr(),
+            count: attributes.len() as u32,
+        };
+        let params = [cells.data, cells.counts, k.into(), 0];
+        let mut params = params.each_ref().map(|p| std::ptr::from_ref(p).cast_mut().cast());
+        let launch = self.cuda.cuLaunchKernelEx;
+        // SAFETY: a function, a stream and parameters of ours, as above.
+        unsafe { launch(&config, self.function("step"), params.as_mut_ptr(), null_mut()) }
     }
 
     /// That so many words are these.

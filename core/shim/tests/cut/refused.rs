@@ -1,6 +1,6 @@
 //! What is not offered to be cut, and why.
 
-use crate::program::{Attribute, Config, Device, THREADS, ok};
+use crate::program::{Attribute, Device, THREADS, ok};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
@@ -91,28 +91,7 @@ const PRIORITY: u32 = 8;
 
 fn launch_with(device: &Device, id: u32, value: [u32; 3], grid: u32) -> i32 {
     let cells = device.cells(grid);
-    let mut all = [0; 16];
-    all[..3].copy_from_slice(&value);
-    let attribute = Attribute { id, pad: 0, value: all };
-    let config = Config {
-        grid: [grid, 1, 1],
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-        stream: null_mut(),
-        attributes: &attribute,
-        count: 1,
-    };
-    let (k, work) = (1_u32, 0_u32);
-    let mut params = [
-        (&raw const cells.data).cast_mut().cast(),
-        (&raw const cells.counts).cast_mut().cast(),
-        (&raw const k).cast_mut().cast(),
-        (&raw const work).cast_mut().cast(),
-    ];
-    let launch = device.cuda.cuLaunchKernelEx;
-    // SAFETY: a function and arguments of ours.
-    let result =
-        unsafe { launch(&config, device.function("step"), params.as_mut_ptr(), null_mut()) };
+    let result = device.step_with(&[Attribute::new(id, &value)], &cells, null_mut(), 1);
     if result == 0 {
         device.check_steps(&cells, &[1]);
     }

@@ -9,7 +9,7 @@ use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, Out, exports};
 use crate::graph::{Exec, Step};
-use crate::launch::Launch;
+use crate::launch::{Launch, is_hint};
 use crate::op::Op;
 use crate::registry::handle_of;
 use crate::sync::lock;
@@ -91,10 +91,6 @@ const COOPERATIVE: u32 = 2;
 const CLUSTER: u32 = 4;
 const PRIORITY: u32 = 8;
 
-fn is_hint(attribute: u32) -> bool {
-    matches!(attribute, 1 | 5 | 9 | 10 | 13 | 14)
-}
-
 exports! {
     fn cuGraphNodeFindInClone(out: Out<usize>, original: usize, clone: usize) {
         let twin = graph(clone)?.twin_of(original).ok_or(CuError::INVALID_VALUE)?;
@@ -124,7 +120,7 @@ exports! {
             COOPERATIVE => words[0] = u32::from(launch.cooperative),
             PRIORITY => words[0] = launch.priority.unwrap_or(0) as u32,
             CLUSTER => {}
-            hint if is_hint(hint) => {}
+            hint if is_hint(hint) => words = launch.hints.get(&hint).copied().unwrap_or(words),
             _ => return Err(CuError::INVALID_VALUE),
         }
         value.set(words)
@@ -145,7 +141,7 @@ exports! {
                 return Err(CuError::INVALID_CLUSTER_SIZE);
             }
             CLUSTER => {}
-            hint if is_hint(hint) => {}
+            hint if is_hint(hint) => drop(launch.hints.insert(hint, words)),
             _ => return Err(CuError::INVALID_VALUE),
         }
         set(handle, Op::Kernel(Arc::new(launch)))
@@ -154,6 +150,7 @@ exports! {
     fn cuGraphKernelNodeCopyAttributes(to: usize, from: usize) {
         let (from, mut launch) = (launch_of(from)?, launch_of(to)?.twin());
         (launch.cooperative, launch.priority) = (from.cooperative, from.priority);
+        launch.hints.clone_from(&from.hints);
         set(to, Op::Kernel(Arc::new(launch)))
     }
 

@@ -1,12 +1,13 @@
 //! `cuLaunch*`.
 
-use crate::config::PRIORITY_RANGE;
+use crate::config::{self, PRIORITY_RANGE};
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, exports_per_thread};
-use crate::launch::{Launch, Shape};
+use crate::launch::{Launch, Shape, is_hint};
 use crate::module::resolve_function;
 use crate::op::Op;
 use crate::stream::{NullStream, resolve};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ const PROGRAMMATIC_EVENT: u32 = 7;
 struct Wanted {
     cooperative: bool,
     priority: Option<i32>,
+    hints: BTreeMap<u32, [u32; 16]>,
 }
 
 fn wanted(config: &Config) -> CuResult<Wanted> {
@@ -67,7 +69,8 @@ fn wanted(config: &Config) -> CuResult<Wanted> {
                 wanted.priority = Some(priority.clamp(PRIORITY_RANGE.1, PRIORITY_RANGE.0));
             }
             COMPLETION_EVENT | PROGRAMMATIC_EVENT => return Err(CuError::NOT_SUPPORTED),
-            // The others are hints.
+            hint if is_hint(hint) => drop(wanted.hints.insert(hint, attribute.value)),
+            // The others have no meaning here, or only for streams.
             0..=18 => {}
             _ => return Err(CuError::INVALID_VALUE),
         }
@@ -89,7 +92,11 @@ fn launch(
         return Err(CuError::INVALID_HANDLE);
     }
     let mut launch = Launch::prepare(function, shape, params, extra)?;
+    if !config::are_faultless(&launch.function.kernel()?.name, &wanted.hints) {
+        return Err(CuError::INVALID_VALUE);
+    }
     launch.priority = wanted.priority;
+    launch.hints.clone_from(&wanted.hints);
     launch.green.clone_from(&stream.green);
     if wanted.cooperative {
         launch.make_cooperative()?;
@@ -122,7 +129,7 @@ exports_per_thread! {
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let shape = Shape { grid, block, shared_bytes };
-        let wanted = Wanted { cooperative: true, priority: None };
+        let wanted = Wanted { cooperative: true, ..Wanted::default() };
         launch(function, shape, (stream, null), &params, &In::new(std::ptr::null()), &wanted)
     }
 
