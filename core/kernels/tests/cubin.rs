@@ -247,6 +247,45 @@ fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
     assert!(linked.kernel("calls_pure").is_ok());
 }
 
+/// A function shares uniform registers with its caller: the range's first block goes where neither has anything.
+#[test]
+fn a_register_of_a_function_that_is_called_is_not_spare() {
+    let put = |image: &mut [u8], name: &str, number: usize, instruction: u128| {
+        let start = code(&Cubin::parse(image).unwrap(), name).as_ptr() as usize;
+        let at = start - image.as_ptr() as usize + number * 16;
+        image[at..at + 16].copy_from_slice(&instruction.to_le_bytes());
+    };
+    // The kernel reads the index: S2R R2, SR_CTAID.X, behind its call.
+    let read = 0x000e_2200_0000_2500_0000_0000_0002_7919;
+    let mut image = LINKED.to_vec();
+    put(&mut image, "calls_pure", 7, read);
+    let patched = |image: &[u8]| {
+        let rewritten = rewrite(image, CutForm::SubGrid, Some(&["calls_pure"])).unwrap();
+        assert_eq!(rewritten.refused, []);
+        check(image, &rewritten.image).unwrap();
+        rewritten.image
+    };
+    // Where the appended code loads the first block to: ULDC.
+    let register = |patched: &[u8]| {
+        let cubin = Cubin::parse(patched).unwrap();
+        let original = code(&Cubin::parse(LINKED).unwrap(), "calls_pure").len();
+        let loads = code(&cubin, "calls_pure")[original..].chunks(16);
+        let mut loads = loads.filter(|i| i[0] == 0xb9 && i[1] & 0xf == 0xa);
+        u128::from(loads.next().unwrap()[2])
+    };
+    let before = patched(&image);
+    let first = register(&before);
+    // Now the function reads that one: MOV R4, UR.
+    let moves = 0x000f_e400_0800_0f00_0000_0000_0004_7c02 | first << 32;
+    put(&mut image, "squares", 0, moves);
+    let other = register(&patched(&image));
+    assert_ne!(other, first);
+    let mut wrong = before;
+    put(&mut wrong, "squares", 0, moves);
+    let error = check(&image, &wrong).unwrap_err();
+    assert!(matches!(error, CheckError::Section { section, .. } if section == ".text.calls_pure"));
+}
+
 /// Cubins of older tools have the architecture in the lowest byte of the flags.
 #[test]
 fn both_layouts_of_the_flags_are_read() {

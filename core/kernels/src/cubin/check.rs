@@ -3,6 +3,7 @@
 use super::elf::{Cubin, SYMBOL_BYTES, Section, u16_at, u32_at};
 use super::info::{self, Attribute, Value, attribute};
 use super::offset;
+use super::reach::References;
 use super::sass::{self, INSTRUCTION_BYTES};
 use super::template::{REGISTERS_MAX, Template};
 use crate::control::CONTROL_BYTES;
@@ -63,12 +64,18 @@ pub fn check(original: &[u8], patched: &[u8]) -> Result<(), CheckError> {
             grown.insert(name, kernel);
         }
     }
+    let template = Template::of(old.arch);
+    let references = template.and_then(|template| References::of(&old, template).ok());
     for (index, (a, b)) in old.sections.iter().zip(&new.sections).enumerate() {
         let what = if index == old.symbol_table {
             symbols(&a.data, &b.data, &grown, &old)
         } else {
             let name = a.name.strip_prefix(".text.").unwrap_or_default();
-            section(&old, a, b, &grown, || control_in_bank(&new, name))
+            let sub_grid = || {
+                let called = offset::called(&old, template?, references.as_ref()?, index).ok()?;
+                Some((control_in_bank(&new, name)?, called))
+            };
+            section(&old, a, b, &grown, sub_grid)
         };
         if let Some(what) = what {
             return Err(CheckError::Section { section: a.name.to_owned(), what });
@@ -82,7 +89,7 @@ fn section(
     a: &Section<'_>,
     b: &Section<'_>,
     grown: &HashMap<&str, usize>,
-    control: impl FnOnce() -> Option<u32>,
+    sub_grid: impl FnOnce() -> Option<(u32, u64)>,
 ) -> Option<&'static str> {
     let patched = |prefix| a.name.strip_prefix(prefix).is_some_and(|n| grown.contains_key(n));
     // The high byte of a code section's `sh_info` is its number of registers.
@@ -95,7 +102,7 @@ fn section(
         }
     }
     if patched(".text.") {
-        code(old.arch, &a.data, &b.data, control)
+        code(old.arch, &a.data, &b.data, sub_grid)
     } else if patched(".nv.info.") {
         attributes(&a.data, &b.data)
     } else if a.name == ".nv.info" {
@@ -122,20 +129,21 @@ fn control_in_bank(cubin: &Cubin<'_>, kernel: &str) -> Option<u32> {
     (u32::from(u16_at(bank, 4)) + u32::from(u16_at(bank, 6))).checked_sub(CONTROL_BYTES)
 }
 
+/// `sub_grid`: where bank 0 has the kernel's control block, and the uniform registers of what it calls; `None` if
+/// it has no such form.
 fn code(
     arch: u32,
     a: &[u8],
     b: &[u8],
-    control: impl FnOnce() -> Option<u32>,
+    sub_grid: impl FnOnce() -> Option<(u32, u64)>,
 ) -> Option<&'static str> {
     if a.len() < INSTRUCTION_BYTES || b.len() < a.len() {
         return Some("shorter code");
     }
     if a[..INSTRUCTION_BYTES] == b[..INSTRUCTION_BYTES] {
-        let (template, control) = (Template::of(arch), control());
-        let is_sub_grid = template
-            .zip(control)
-            .is_some_and(|(template, at)| offset::is_sub_grid(template, a, b, at));
+        let is_sub_grid = Template::of(arch)
+            .zip(sub_grid())
+            .is_some_and(|(template, kernel)| offset::is_sub_grid(template, a, b, kernel));
         return (!is_sub_grid).then_some("original code");
     }
     if a[INSTRUCTION_BYTES..] != b[INSTRUCTION_BYTES..a.len()] {

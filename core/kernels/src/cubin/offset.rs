@@ -12,7 +12,7 @@
 //!                 BRA to at + 16
 //! ```
 //!
-//! `s` and `t` are uniform registers that the kernel does not use. Threads that have parted share
+//! `s` and `t` are uniform registers that neither the kernel uses nor a function that it can reach. Threads that have parted share
 //! uniform registers, and hardware may change sides anywhere; so none is changed in steps: `s` is
 //! always the index and `t` always the first block, whoever writes them, and `U` is only ever
 //! written with the sum. (An addition of the constant itself would need no `t`, but gives something
@@ -80,14 +80,7 @@ pub(super) fn sub_grid(
     }
     let reached = references.check_reach(kernel.text)?;
     kernel.look_for_waits(reached.iter().map(|section| &*cubin.sections[*section].data));
-    let functions = || reached.iter().filter(|section| **section != kernel.text);
-    for section in functions() {
-        for instruction in sass::instructions(&cubin.sections[*section].data) {
-            if uses(instruction, template) != Ok(None) || sass::is_indirect_call(instruction) {
-                return Err(Refusal::IndexInFunction);
-            }
-        }
-    }
+    let called = called(cubin, template, references, kernel.text)?;
     let mut found = Vec::new();
     for (index, instruction) in sass::instructions(kernel.code).enumerate() {
         if sass::is_indirect_call(instruction) {
@@ -103,7 +96,6 @@ pub(super) fn sub_grid(
         }
         found.push((at, instruction, used));
     }
-    let called = functions().fold(0, |all, s| all | in_use(&cubin.sections[*s].data));
     let in_use = in_use(kernel.code) | called;
     let mut free = (0..UNIFORM_REGISTERS).rev().filter(|number| in_use >> number & 1 == 0);
     let spares = (free.next(), free.next());
@@ -134,6 +126,27 @@ pub(super) fn sub_grid(
         code.extend(sass::nop().to_le_bytes());
     }
     kernel.close(code, 0)
+}
+
+/// The uniform registers, a bit each, that functions may use which the code of section `text` can reach: they
+/// share them with their caller. Or why there is no such form: they have something to do with the grid.
+pub(super) fn called(
+    cubin: &Cubin<'_>,
+    template: &Template,
+    references: &References<'_, '_>,
+    text: usize,
+) -> Result<u64, Refusal> {
+    let mut found = 0;
+    for section in references.check_reach(text)?.into_iter().filter(|section| *section != text) {
+        let code = &cubin.sections[section].data;
+        for instruction in sass::instructions(code) {
+            if uses(instruction, template) != Ok(None) || sass::is_indirect_call(instruction) {
+                return Err(Refusal::IndexInFunction);
+            }
+        }
+        found |= in_use(code);
+    }
+    Ok(found)
 }
 
 /// The uniform registers that some code may use, a bit each.
@@ -225,11 +238,16 @@ fn is_known(number: u32) -> bool {
 }
 
 /// Whether `new` is `old` in this form: see the module's documentation. `control`: the control block's
-/// place in bank 0.
-pub(super) fn is_sub_grid(template: &Template, old: &[u8], new: &[u8], control: u32) -> bool {
+/// place in bank 0; `called`: see [`called`].
+pub(super) fn is_sub_grid(
+    template: &Template,
+    old: &[u8],
+    new: &[u8],
+    (control, called): (u32, u64),
+) -> bool {
     let arch = template.arch;
     let tails: Vec<u128> = sass::instructions(&new[old.len()..]).collect();
-    let in_use = in_use(old);
+    let in_use = in_use(old) | called;
     let is_spare = |number: u32| number < UNIFORM_REGISTERS && in_use >> number & 1 == 0;
     // The same ones everywhere: one that had both meanings would not always have the same value.
     let (mut first_is, mut index_is) = (None, None);
@@ -329,6 +347,27 @@ mod tests {
         let indexed = load & !(0xff << 24) | 4 << 24;
         assert_eq!(at(indexed, 0x210), Ok(None));
         assert_eq!(at(indexed, 0x20), Err(Refusal::IndexRead));
+    }
+
+    #[test]
+    fn registers_of_called_functions_are_not_spare() {
+        let (arch, control) = (90, 0x230);
+        // S2R R2, SR_CTAID.X; UIADD3 UR2, UR3, UR4, URZ.
+        let read = 0x000e_2200_0000_2500_0000_0000_0002_7919;
+        let old = [read, 0x000f_c800_0fff_e03f_0000_0004_0302_7290];
+        let place = old.len() * INSTRUCTION_BYTES;
+        let spares = (Some(40), None);
+        let how = (read, Destination::Vector(2), 0);
+        let tail = tail(arch, (0, place), how, control + LO_OFFSET, spares).unwrap();
+        let end = place + TAIL * INSTRUCTION_BYTES;
+        let new = [sass::branch(arch, 0, place), old[1]].into_iter().chain(tail);
+        let new = new.chain([sass::branch(arch, end, end), sass::nop()]);
+        let bytes = |code: &[u128]| code.iter().flat_map(|i| i.to_le_bytes()).collect::<Vec<_>>();
+        let (old, new) = (bytes(&old), bytes(&new.collect::<Vec<_>>()));
+        let is_right =
+            |called| is_sub_grid(Template::of(arch).unwrap(), &old, &new, (control, called));
+        assert!(is_right(0) && is_right(!(1 << 40)));
+        assert!(!is_right(1 << 40), "a function that is called has something there");
     }
 
     /// As `ptxas` writes them, but for the stall.
