@@ -13,7 +13,7 @@ mod generated;
 
 use common::{Case, Random, World, cases};
 use tally_kernels::control::FLAG_RAISED;
-use tally_kernels::ptx::{self, Copies};
+use tally_kernels::ptx;
 use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal};
 use tally_ptx_vm::{Module, Scratch};
 
@@ -26,7 +26,7 @@ const SMS: usize = 4;
 /// text that is not yet rewritten.
 fn counting(case: &Case) -> Option<String> {
     let only = [case.kernel.as_str()];
-    let plan = ptx::plan(&case.source, CutForm::Prelude, Some(&only), Copies::Replace).ok()?;
+    let plan = ptx::plan(&case.source, CutForm::Prelude, Some(&only)).ok()?;
     plan.kernels.first()?;
     let code = "\n{ .reg .pred %cnt_p; .reg .b32 %cnt_<5>; .reg .b64 %cnt_d<3>;\n\
         mov.u32 %cnt_0, %tid.x; mov.u32 %cnt_1, %tid.y; or.b32 %cnt_0, %cnt_0, %cnt_1;\n\
@@ -61,10 +61,7 @@ struct Cut {
 impl Cut {
     fn of(case: &Case, form: CutForm) -> Result<Cut, Refusal> {
         let only = [case.kernel.as_str()];
-        let mut cut = ptx::rewrite(&case.source, form, Some(&only))?;
-        if cut.kernel(&case.kernel) == Err(Refusal::WritableGlobals) {
-            cut = ptx::duplicate(&case.source, form, Some(&only))?;
-        }
+        let cut = ptx::rewrite(&case.source, form, Some(&only))?;
         if let Some((_, why)) = cut.refused.first() {
             return Err(*why);
         }
@@ -184,6 +181,13 @@ struct Counts {
 
 /// All schedules of one kernel.
 fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
+    if case.refused {
+        for form in [CutForm::Prelude, CutForm::SubGrid] {
+            let why = Cut::of(case, form).err();
+            assert_eq!(why, Some(Refusal::WritableGlobals), "{} {form:?}", case.kernel);
+        }
+        return;
+    }
     let counted = counting(case).map(|source| Case { source, ..case.clone() });
     let variants: Vec<(&Case, bool)> =
         [Some((case, false)), counted.as_ref().map(|c| (c, true))].into_iter().flatten().collect();
@@ -196,7 +200,8 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
             whole.run(&whole.params, case.grid, block, 0, &mut scratch);
         }
         let want = whole.device.snapshot(whole.compared);
-        let prelude = Cut::of(case, CutForm::Prelude).unwrap_or_else(|e| panic!("{e}"));
+        let prelude = Cut::of(case, CutForm::Prelude);
+        let prelude = prelude.unwrap_or_else(|e| panic!("{}: {e}", case.kernel));
         let sub_grid = Cut::of(case, CutForm::SubGrid);
         assert_eq!(sub_grid.is_err(), case.prelude_only, "{}: {:?}", case.kernel, sub_grid.err());
         for schedule in (variant..schedules).step_by(variants.len()) {

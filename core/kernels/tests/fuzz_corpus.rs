@@ -71,7 +71,6 @@ const TARGETS: [Target; 1] = [Target {
         "\n",
         "é",
         "0x7fffffffffffffff",
-        "__tally_cut",
         "_param_tally",
         "ret;",
         "=",

@@ -4,7 +4,7 @@
 mod common;
 
 use Refusal::*;
-use tally_kernels::ptx::{self, Copies, DUPLICATE_SUFFIX};
+use tally_kernels::ptx;
 use tally_kernels::{CutForm, Refusal, Rewritten};
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
@@ -54,14 +54,12 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
 fn taking_the_edits_away_gives_the_source_back() {
     for (name, source) in common::files() {
         for form in FORMS {
-            for copies in [Copies::Replace, Copies::Add] {
-                let plan = ptx::plan(&source, form, None, copies).unwrap();
-                let edits = plan.edits.clone();
-                let cut = plan.apply(&source);
-                let text = std::str::from_utf8(&cut.image).unwrap();
-                assert!(cut.kernels.is_empty() || text.len() > source.len());
-                assert_eq!(ptx::undo(&source, text, &edits).as_deref(), Some(&*source), "{name}");
-            }
+            let plan = ptx::plan(&source, form, None).unwrap();
+            let edits = plan.edits.clone();
+            let cut = plan.apply(&source);
+            let text = std::str::from_utf8(&cut.image).unwrap();
+            assert!(cut.kernels.is_empty() || text.len() > source.len());
+            assert_eq!(ptx::undo(&source, text, &edits).as_deref(), Some(&*source), "{name}");
         }
     }
 }
@@ -70,18 +68,14 @@ fn taking_the_edits_away_gives_the_source_back() {
 fn what_was_rewritten_is_not_rewritten_again() {
     for (name, source) in common::files() {
         for form in FORMS {
-            for rewrite in [ptx::rewrite, ptx::duplicate] {
-                let once = rewrite(&source, form, None).unwrap();
-                let text = std::str::from_utf8(&once.image).unwrap();
-                for again in [ptx::rewrite, ptx::duplicate] {
-                    let names: Vec<&str> = once.kernels.iter().map(|k| k.name.as_str()).collect();
-                    let twice = again(text, form, Some(&names)).unwrap();
-                    assert_eq!(twice.kernels, [], "{name}");
-                    assert_eq!(twice.refused.len(), names.len());
-                    assert!(twice.refused.iter().all(|(_, why)| *why == Metadata), "{name}");
-                    assert_eq!(twice.image, once.image);
-                }
-            }
+            let once = ptx::rewrite(&source, form, None).unwrap();
+            let text = std::str::from_utf8(&once.image).unwrap();
+            let names: Vec<&str> = once.kernels.iter().map(|k| k.name.as_str()).collect();
+            let twice = ptx::rewrite(text, form, Some(&names)).unwrap();
+            assert_eq!(twice.kernels, [], "{name}");
+            assert_eq!(twice.refused.len(), names.len());
+            assert!(twice.refused.iter().all(|(_, why)| *why == Metadata), "{name}");
+            assert_eq!(twice.image, once.image);
         }
     }
 }
@@ -370,25 +364,6 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
 }
 
 #[test]
-fn duplicates_share_the_variables_of_the_module() {
-    let text = format!(
-        "{HEAD}.global .u32 n;\n.visible .entry k(.param .u64 p) {{ red.global.add.u32 [n], 1; ret; }}\n\
-         .entry own() {{ .global .u32 m; red.global.add.u32 [m], 1; ret; }}\n\
-         .entry odd(.param .texref t) {{ ret; }}\n"
-    );
-    let cut = ptx::duplicate(&text, CutForm::Prelude, None).unwrap();
-    let image = String::from_utf8(cut.image.clone()).unwrap();
-    let name = format!("k{DUPLICATE_SUFFIX}");
-    assert!(image.contains(".visible .entry k(.param .u64 p) { red.global.add.u32 [n], 1; ret; }"));
-    assert!(image.contains(&format!(".visible .entry {name}(.param .u64 p,")), "{image}");
-    assert_eq!(cut.kernel(&name).unwrap().control_offset, 8);
-    assert_eq!(cut.kernel("k"), Err(NoSuchKernel));
-    assert_eq!(cut.kernel("own"), Err(WritableGlobals));
-    assert_eq!(cut.kernel("odd"), Err(Metadata));
-    assert_eq!(image.matches(".global .u32 n;").count(), 1);
-}
-
-#[test]
 fn what_is_not_understood_is_refused() {
     for (text, why) in [
         ("", Malformed),
@@ -416,11 +391,9 @@ fn what_is_not_understood_is_refused() {
         ".section .debug {",
     ] {
         let text = format!("{HEAD}{rest}");
-        for rewrite in [ptx::rewrite, ptx::duplicate] {
-            let got =
-                rewrite(&text, CutForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
-            assert_eq!(got, Err(Malformed), "{rest}");
-        }
+        let got =
+            ptx::rewrite(&text, CutForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
+        assert_eq!(got, Err(Malformed), "{rest}");
     }
 }
 

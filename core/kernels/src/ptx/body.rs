@@ -22,16 +22,14 @@ pub(super) mod fact {
     pub const STEALS: u16 = 32;
     /// Calls through a register.
     pub const INDIRECT: u16 = 64;
-    /// Names a variable of the module that is more than a literal for messages.
+    /// Names a variable of the module that is more than a literal for messages, or declares one of its own.
     pub const GLOBALS: u16 = 128;
-    /// Declares a static variable of its own.
-    pub const OWN_STATIC: u16 = 256;
     /// Names a function that neither the module nor the driver defines.
-    pub const UNRESOLVED: u16 = 512;
+    pub const UNRESOLVED: u16 = 256;
     /// Names a function of the device runtime.
-    pub const DEVICE_RUNTIME: u16 = 1024;
+    pub const DEVICE_RUNTIME: u16 = 512;
     /// Reads global memory so that it sees what other blocks write meanwhile.
-    pub const SEES_OTHERS: u16 = 2048;
+    pub const SEES_OTHERS: u16 = 1024;
 }
 
 /// A piece of a body.
@@ -186,7 +184,7 @@ impl Facts {
         let source = module.source;
         let Some(Instruction { opcode, qualifiers, operands }) = instruction(statement) else {
             match statement[0].text(source) {
-                ".global" | ".const" | ".tex" => self.bits |= fact::OWN_STATIC,
+                ".global" | ".const" | ".tex" => self.bits |= fact::GLOBALS,
                 // What an indirect call may reach; it counts as reaching everything.
                 _ => {}
             }

@@ -21,17 +21,17 @@ impl Edit {
     }
 }
 
-/// `source[range]` with `edits`, which lie in the range, in order and apart.
-pub(super) fn apply(source: &str, range: std::ops::Range<usize>, edits: &[Edit]) -> String {
+/// `source` with `edits`, which are in order and apart.
+pub(super) fn apply(source: &str, edits: &[Edit]) -> String {
     let added: usize = edits.iter().map(|e| e.text.len()).sum();
-    let mut out = String::with_capacity(range.len() + added);
-    let mut done = range.start;
+    let mut out = String::with_capacity(source.len() + added);
+    let mut done = 0;
     for edit in edits {
         out.push_str(&source[done..edit.at]);
         out.push_str(&edit.text);
         done = edit.at + edit.removed;
     }
-    out.push_str(&source[done..range.end]);
+    out.push_str(&source[done..]);
     out
 }
 

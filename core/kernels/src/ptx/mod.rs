@@ -25,9 +25,6 @@ use module::{Entry, Module};
 use reach::Reach;
 use std::collections::HashSet;
 
-/// What [`duplicate`] appends to a kernel's name.
-pub const DUPLICATE_SUFFIX: &str = "__tally_cut";
-
 /// What the name of the control block's parameter ends in.
 const PARAM_SUFFIX: &str = "_param_tally";
 
@@ -48,28 +45,7 @@ const TARGET_MIN: u32 = 30;
 /// # Errors
 /// What makes the whole module unfit.
 pub fn rewrite(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
-    plan(source, form, only, Copies::Replace).map(|plan| plan.apply(source))
-}
-
-/// The same module with each wanted kernel present twice: as it is, and in the cut
-/// form under its name followed by [`DUPLICATE_SUFFIX`], which is what
-/// [`CutKernel::name`] says. Loaded in place of the original, both share the
-/// module's variables, so that kernels which use some are not refused here. Names in
-/// [`Rewritten::refused`] are the kernels' own.
-///
-/// # Errors
-/// What makes the whole module unfit.
-pub fn duplicate(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
-    plan(source, form, only, Copies::Add).map(|plan| plan.apply(source))
-}
-
-/// Whether a kernel's cut form takes its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
-    /// It does: [`rewrite`].
-    Replace,
-    /// It is put beside it: [`duplicate`].
-    Add,
+    plan(source, form, only).map(|plan| plan.apply(source))
 }
 
 /// What is to be done to a module's text.
@@ -87,7 +63,7 @@ impl Plan {
     /// Do it to the text that it was made from.
     pub fn apply(self, source: &str) -> Rewritten {
         Rewritten {
-            image: edits::apply(source, 0..source.len(), &self.edits).into_bytes(),
+            image: edits::apply(source, &self.edits).into_bytes(),
             is_ptx: true,
             kernels: self.kernels,
             refused: self.refused,
@@ -99,12 +75,7 @@ impl Plan {
 ///
 /// # Errors
 /// What makes the whole module unfit.
-pub fn plan(
-    source: &str,
-    form: CutForm,
-    only: Option<&[&str]>,
-    copies: Copies,
-) -> Result<Plan, Refusal> {
+pub fn plan(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Plan, Refusal> {
     let module = module::parse(source)?;
     let raise = module.version < VERSION_MIN;
     if module.version < VERSION_RAISED_FROM || module.target < TARGET_MIN {
@@ -112,7 +83,7 @@ pub fn plan(
     }
     let reach = reach::reach(&module)?;
     let stem = prelude::stem(source);
-    let planner = Planner { module: &module, reach: &reach, form, copies, stem: &stem };
+    let planner = Planner { module: &module, reach: &reach, form, stem: &stem };
     let only: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
     let mut plan = Plan { edits: Vec::new(), kernels: Vec::new(), refused: Vec::new() };
     let mut cut = HashSet::new();
@@ -129,13 +100,11 @@ pub fn plan(
             }
         }
     }
-    if copies == Copies::Replace {
-        for declared in &module.declared {
-            if cut.contains(declared.name) {
-                let list = declared.list.clone();
-                let param = planner.parameter_name(declared.name);
-                plan.edits.push(planner.add_parameter(declared.name_token, list, &param));
-            }
+    for declared in &module.declared {
+        if cut.contains(declared.name) {
+            let list = declared.list.clone();
+            let param = planner.parameter_name(declared.name);
+            plan.edits.push(planner.add_parameter(declared.name_token, list, &param));
         }
     }
     if raise && !plan.kernels.is_empty() {
@@ -147,11 +116,22 @@ pub fn plan(
     Ok(plan)
 }
 
+/// Why a kernel that has to do with all this cannot be cut.
+fn by_content(all: u16) -> Option<Refusal> {
+    let rules = [
+        (fact::UNRESOLVED, Refusal::Relocatable),
+        (fact::GRID_SYNC, Refusal::GridSync),
+        (fact::DEPENDS, Refusal::ProgrammaticDependence),
+        (fact::STEALS, Refusal::LaunchForm),
+        (fact::GLOBALS, Refusal::WritableGlobals),
+    ];
+    rules.into_iter().find(|(bit, _)| all & bit != 0).map(|(_, why)| why)
+}
+
 struct Planner<'m, 'a> {
     module: &'m Module<'a>,
     reach: &'m Reach,
     form: CutForm,
-    copies: Copies,
     stem: &'m str,
 }
 
@@ -180,27 +160,8 @@ impl Planner<'_, '_> {
             return Some(Refusal::AddressTaken);
         }
         let own = self.reach.entries[at].bits;
-        self.by_content(own, self.reach.below[at])
+        by_content(own | self.reach.below[at])
             .or_else(|| self.by_form(entry, own, self.reach.below[at], at))
-    }
-
-    fn by_content(&self, own: u16, below: u16) -> Option<Refusal> {
-        let all = own | below;
-        let rules = [
-            (fact::UNRESOLVED, Refusal::Relocatable),
-            (fact::GRID_SYNC, Refusal::GridSync),
-            (fact::DEPENDS, Refusal::ProgrammaticDependence),
-            (fact::STEALS, Refusal::LaunchForm),
-        ];
-        if let Some((_, why)) = rules.into_iter().find(|(bit, _)| all & bit != 0) {
-            return Some(why);
-        }
-        // A static variable of the kernel's own body would be doubled with the body.
-        let doubled = match self.copies {
-            Copies::Replace => all & (fact::GLOBALS | fact::OWN_STATIC),
-            Copies::Add => own & fact::OWN_STATIC,
-        };
-        (doubled != 0).then_some(Refusal::WritableGlobals)
     }
 
     fn by_form(&self, entry: &Entry<'_>, own: u16, below: u16, at: usize) -> Option<Refusal> {
@@ -225,23 +186,14 @@ impl Planner<'_, '_> {
     fn already_cut(&self, entry: &Entry<'_>) -> bool {
         let list = entry.list.clone().unwrap_or(0..0);
         let last = self.module.tokens[list].iter().rev().find(|t| t.kind == lex::Kind::Word);
-        let named = last.is_some_and(|t| t.text(self.module.source).ends_with(PARAM_SUFFIX));
-        let name = self.cut_name(entry.name);
-        named || self.copies == Copies::Add && self.module.symbols.contains_key(name.as_str())
-    }
-
-    fn cut_name(&self, name: &str) -> String {
-        match self.copies {
-            Copies::Replace => name.to_string(),
-            Copies::Add => format!("{name}{DUPLICATE_SUFFIX}"),
-        }
+        last.is_some_and(|t| t.text(self.module.source).ends_with(PARAM_SUFFIX))
     }
 
     fn kernel(&self, at: usize, entry: &Entry<'_>) -> CutKernel {
         let layout = entry.layout.unwrap_or_default();
         let all = self.reach.entries[at].bits | self.reach.below[at];
         CutKernel {
-            name: self.cut_name(entry.name),
+            name: entry.name.to_string(),
             parameter_count: layout.count,
             control_offset: layout.next_aligned(),
             cluster: entry.cluster,
@@ -285,11 +237,6 @@ impl Planner<'_, '_> {
                 Edit::replace(read.start as usize..read.end as usize, text)
             }));
         }
-        if self.copies == Copies::Replace {
-            return edits;
-        }
-        edits.insert(0, Edit::insert(entry.name_token.end as usize, DUPLICATE_SUFFIX.into()));
-        let copy = edits::apply(self.module.source, entry.text.clone(), &edits);
-        vec![Edit::insert(entry.text.end, format!("\n{copy}"))]
+        edits
     }
 }

@@ -21,8 +21,6 @@ pub(super) enum Symbol {
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
     pub name: &'a str,
-    /// Bytes from its linkage (`.visible`) to the end of its body.
-    pub text: Range<usize>,
     pub name_token: Token,
     /// The parentheses and what is between them.
     pub list: Option<Range<usize>>,
@@ -163,7 +161,7 @@ impl<'a> Parser<'a> {
     }
 
     fn directives(&mut self) -> Result<(), Refusal> {
-        let mut linkage = None;
+        let mut has_linkage = false;
         while let Some(token) = self.peek() {
             self.at += 1;
             if token.is(b'@') {
@@ -171,16 +169,15 @@ impl<'a> Parser<'a> {
                 self.skip_line(token);
                 continue;
             }
-            let start = linkage.unwrap_or(token.start);
             match self.text(token) {
                 ".visible" | ".extern" | ".weak" | ".common" => {
-                    linkage = Some(start);
+                    has_linkage = true;
                     continue;
                 }
-                ".entry" => self.entry(start as usize)?,
+                ".entry" => self.entry()?,
                 ".func" => self.func()?,
                 ".global" | ".const" | ".tex" => {
-                    let literal = linkage.is_none() && self.text(token) == ".global";
+                    let literal = !has_linkage && self.text(token) == ".global";
                     self.variables(literal)?;
                 }
                 ".shared" | ".pragma" => self.skip_statement()?,
@@ -204,7 +201,7 @@ impl<'a> Parser<'a> {
                 ";" => {}
                 _ => return Err(MALFORMED),
             }
-            linkage = None;
+            has_linkage = false;
         }
         Ok(())
     }
@@ -282,7 +279,7 @@ impl<'a> Parser<'a> {
         Ok(Some(start..self.at - 1))
     }
 
-    fn entry(&mut self, start: usize) -> Result<(), Refusal> {
+    fn entry(&mut self) -> Result<(), Refusal> {
         let name_token = self.name()?;
         let name = self.text(name_token);
         let list = self.list()?;
@@ -290,7 +287,6 @@ impl<'a> Parser<'a> {
         let layout = params::layout(self.module.source, &self.module.tokens[inner]);
         let mut entry = Entry {
             name,
-            text: start..0,
             name_token,
             list,
             layout,
@@ -304,7 +300,6 @@ impl<'a> Parser<'a> {
             self.module.declared.push(Declared { name, name_token, list: entry.list });
             return Ok(());
         };
-        entry.text.end = self.module.tokens[body.end].end as usize;
         entry.body = body;
         let symbol = Symbol::Entry(self.module.entries.len());
         if self.module.symbols.insert(name, symbol).is_some() {

@@ -79,6 +79,8 @@ pub struct Case {
     pub args: Vec<Arg>,
     /// A function reads the block's index: there is no sub-grid form.
     pub prelude_only: bool,
+    /// It uses variables of its module: it has no cut form.
+    pub refused: bool,
 }
 
 impl Case {
@@ -97,6 +99,7 @@ impl Case {
             shared: 0,
             args: Vec::new(),
             prelude_only: false,
+            refused: false,
         };
         let axes = |text: &str| -> [u32; 3] {
             let axes: Vec<u32> = text.split(',').map(|n| n.parse().unwrap()).collect();
@@ -109,6 +112,7 @@ impl Case {
                 Some(("shared", value)) => case.shared = value.parse().unwrap(),
                 Some(("args", value)) => case.args = value.split(',').map(arg).collect(),
                 None if word == "prelude" => case.prelude_only = true,
+                None if word == "refused" => case.refused = true,
                 _ => panic!("{word}"),
             }
         }
@@ -140,7 +144,7 @@ const COMPILED: [(&str, &[&str]); 5] = [
             "matmul16 grid=3,3,1 block=16,16,1 args=floats:2304,floats:2304,floats:2304,u32:48",
             "reduce grid=6,1,1 block=128,1,1 shared=512 args=buf:700,buf:1,u32:700",
             "fibonacci grid=3,1,1 block=40,1,1 args=buf:64",
-            "indirect grid=1,1,1 block=30,1,1 args=floats:64",
+            "indirect grid=1,1,1 block=30,1,1 args=floats:64 refused",
             "structs grid=3,1,1 block=20,1,1 args=bytes:000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f,buf:400",
             "collatz grid=7,1,1 block=50,1,1 args=buf:350,u32:340",
             "switcher grid=1,1,1 block=64,1,1 args=buf:64",

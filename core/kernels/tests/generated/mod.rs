@@ -227,6 +227,7 @@ fn case(statements: &[Statement], grid: [u32; 3], block: [u32; 3]) -> Case {
         shared: 0,
         args: vec![Arg::Buffer(threads as usize), Arg::Buffer(3)],
         prelude_only: false,
+        refused: false,
     }
 }
 
