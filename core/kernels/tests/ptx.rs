@@ -37,6 +37,10 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
             assert_eq!(cut(&text, form).kernel("k").unwrap().may_wait, may_wait, "{statements}");
         }
     }
+    // What a function gives back is named in its head.
+    let adds = ".func (.reg .u32 got) f(.reg .u64 q) { atom.global.add.u32 got, [q], 1; ret; }";
+    let text = format!("{HEAD}{adds} {}", common::waits("call (%r1), f, (%rd1);"));
+    assert!(cut(&text, CutForm::Prelude).kernel("k").unwrap().may_wait);
     // What a function does that is called, and what a call by a register may do, count as its own.
     let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
          ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";

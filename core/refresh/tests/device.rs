@@ -1,7 +1,7 @@
 //! The program on the software device.
 
 use cudarc::driver::CudaContext;
-use std::io::{Read as _, Write as _};
+use std::io::{BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -76,7 +76,7 @@ fn it_ends_where_memory_is_short() {
     let mut other = Command::new(std::env::current_exe().unwrap());
     other.args(["it_ends_where_memory_is_short", "--exact", "--nocapture"]).env(ENV_FILLS, "1");
     let mut other = on_device(&folder, other);
-    let mut said = other.stdout.take().unwrap().bytes();
+    let mut said = BufReader::new(other.stdout.take().unwrap()).bytes();
     assert!(said.any(|byte| byte.unwrap() == b'@'), "the other program has the memory");
     input.write_all(b"b").unwrap();
     let ended = child.wait_with_output().unwrap();

@@ -135,17 +135,24 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
-/// Whether it reads global memory so that it sees what other blocks write meanwhile: loads of an order other
-/// than weak and constant, atomics with a result, loads of surfaces and of several GPUs at once.
+/// Whether it reads global memory so that it sees what other blocks write meanwhile, or has plain loads behind it do
+/// so: loads of an order other than weak and constant, atomics with a result, loads of surfaces and of several GPUs
+/// at once; and what drops the first cache, as fences do that are wider than a block.
 pub(super) fn sees_others(instruction: u128) -> bool {
     const LOADS: [u128; 2] = [0x180, 0x181];
-    // ATOM (add and the like, compare and swap, of floats from sm_90 on), ATOMG likewise; SULD; LDGMC.
-    const OTHERS: [u128; 8] = [0x18a, 0x18b, 0x1a2, 0x1a8, 0x1a9, 0x1a3, 0x199, 0x1a5];
+    // ATOM and ATOMG: add and the like; of floats, from sm_90 on.
+    const ATOMICS: [u128; 4] = [0x18a, 0x1a8, 0x1a2, 0x1a3];
+    // ATOM and ATOMG, compare and swap; SULD; LDGMC, of floats and of integers; CCTL.
+    const OTHERS: [u128; 6] = [0x18b, 0x1a9, 0x199, 0x1a5, 0x1a4, 0x18f];
     const WEAK: u128 = 0;
     const CONSTANT: u128 = 4;
     let opcode = instruction & 0x1ff;
     let order = instruction >> 77 & 15;
-    OTHERS.contains(&opcode) || LOADS.contains(&opcode) && order != WEAK && order != CONSTANT
+    // To the register and the predicate that are none.
+    let has_result = destination(instruction) != 0xff || instruction >> 81 & 7 != 7;
+    OTHERS.contains(&opcode)
+        || ATOMICS.contains(&opcode) && has_result
+        || LOADS.contains(&opcode) && order != WEAK && order != CONSTANT
 }
 
 /// Whether a constant's place is said by a uniform register instead of a bank.
@@ -328,14 +335,20 @@ mod tests {
             assert!([5, 7, 10, 12].iter().all(|order| sees_others(load(opcode, *order))));
             assert!([0, 4].iter().all(|order| !sees_others(load(opcode, *order))));
         }
-        // ATOM and ATOMG: add, compare and swap, of floats; LDGMC, SULD.
-        for opcode in [0x98a, 0x38b, 0x9a2, 0x9a8, 0x3a9, 0x9a3, 0x9a5, 0xb99, 0xf99] {
+        // ATOM and ATOMG: add, compare and swap, of floats; LDGMC, SULD, CCTL.IVALL.
+        for opcode in [0x98a, 0x38b, 0x9a2, 0x9a8, 0x3a9, 0x9a3, 0x9a5, 0x9a4, 0xb99, 0xf99, 0x98f]
+        {
             assert!(sees_others(load(opcode, 7)), "{opcode:x}");
         }
-        // RED, ATOMS, LDS, LDL, LDC, LDGSTS, CCTL.IVALL.
-        for opcode in [0x98e, 0x38c, 0x38d, 0x984, 0x983, 0xb82, 0xfae, 0x98f] {
+        // RED, ATOMS, LDS, LDL, LDC, LDGSTS.
+        for opcode in [0x98e, 0x38c, 0x38d, 0x984, 0x983, 0xb82, 0xfae] {
             assert!(!sees_others(load(opcode, 7)), "{opcode:x}");
         }
+        // An addition to RZ and PT; one of them is something; compare and swap, which may go on by itself.
+        let nowhere = 0xff << 16 | 7 << 81;
+        assert!(!sees_others(load(0x9a8, 7) | nowhere));
+        assert!(sees_others(load(0x9a8, 7) | 0xff << 16) && sees_others(load(0x9a8, 7) | 7 << 81));
+        assert!(sees_others(load(0x3a9, 7) | nowhere));
     }
 
     #[test]

@@ -128,18 +128,24 @@ pub(super) struct IndexRead {
     pub replaceable: bool,
 }
 
-/// Whether an instruction reads global memory so that it sees what other blocks write meanwhile: what machine
-/// code has as a strong load, an atomic, or a load of a surface.
+/// Whether an instruction reads global memory so that it sees what other blocks write meanwhile, or has plain loads
+/// behind it do so: what machine code has as a strong load, an atomic, a load of a surface, a fence wider than a block.
 fn sees_others(source: &str, opcode: &str, qualifiers: &[Token]) -> bool {
     const SEES: [&str; 6] = [".volatile", ".relaxed", ".acquire", ".mmio", ".cv", ".cg"];
     // A block's own, or its cluster's.
     const APART: [&str; 4] = [".shared", ".local", ".param", ".const"];
+    // Nobody writes what is read so.
+    const CONSTANT: [&str; 1] = [".nc"];
+    const WIDE: [&str; 5] = [".gl", ".sys", ".gpu", ".cluster", ".sc"];
     let any = |of: &[&str]| {
         let is_one = |text: &str| of.iter().any(|o| text.split("::").next() == Some(o));
         qualifiers.iter().any(|q| is_one(q.text(source)))
     };
     match opcode {
-        "ld" => any(&SEES) && !any(&APART),
+        "ld" => any(&SEES) && !any(&APART) && !any(&CONSTANT),
+        // Between a thread and its own asynchronous copies; the start of barriers in shared memory.
+        "fence" if any(&[".proxy", ".mbarrier_init"]) => any(&[".gpu", ".sys"]),
+        "fence" | "membar" => any(&WIDE),
         "atom" => !any(&APART),
         "multimem" => any(&[".ld_reduce"]),
         "suld" => true,
@@ -165,7 +171,14 @@ pub(super) struct Facts {
 }
 
 /// Reads the body of an entry or a function.
-pub(super) fn facts(module: &Module<'_>, body: Range<usize>) -> Result<Facts, Refusal> {
+///
+/// # Errors
+/// [`Refusal::Malformed`].
+pub(super) fn facts(
+    module: &Module<'_>,
+    body: Range<usize>,
+    is_entry: bool,
+) -> Result<Facts, Refusal> {
     let mut facts = Facts::default();
     let tokens = &module.tokens[body];
     pieces(module.source, tokens, |piece| {
@@ -173,7 +186,7 @@ pub(super) fn facts(module: &Module<'_>, body: Range<usize>) -> Result<Facts, Re
             facts.statement(module, statement);
         }
     })?;
-    if facts.uses_results(module.source, tokens) {
+    if facts.uses_results(module.source, tokens, is_entry) {
         facts.bits |= fact::SEES_OTHERS;
     }
     Ok(facts)
@@ -235,14 +248,18 @@ impl Facts {
         }
     }
 
-    /// Whether the body names the result of an atomic anywhere else.
-    fn uses_results(&self, source: &str, body: &[Token]) -> bool {
+    /// Whether the body names the result of an atomic anywhere else. A function may give it back, and say so
+    /// in its head alone.
+    fn uses_results(&self, source: &str, body: &[Token], is_entry: bool) -> bool {
         if self.results.is_empty() {
             return false;
         }
         let mut named: HashMap<&str, u32> =
             self.results.iter().map(|result| (result.text(source), 0)).collect();
         named.remove("_");
+        if !is_entry {
+            return !named.is_empty();
+        }
         for token in body.iter().filter(|token| token.kind == Kind::Word) {
             if let Some(times) = named.get_mut(token.text(source)) {
                 *times += 1;

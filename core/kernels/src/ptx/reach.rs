@@ -25,12 +25,12 @@ pub(super) struct Reach {
 /// kernels: which, is not known.
 pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
     let entries: Result<Vec<Facts>, _> =
-        module.entries.iter().map(|e| body::facts(module, e.body.clone())).collect();
+        module.entries.iter().map(|e| body::facts(module, e.body.clone(), true)).collect();
     let entries = entries?;
     let mut funcs = Vec::with_capacity(module.funcs.len());
     for func in &module.funcs {
         let mut facts = match &func.body {
-            Some(body) => body::facts(module, body.clone())?,
+            Some(body) => body::facts(module, body.clone(), false)?,
             None => Facts { bits: undefined(func.name), ..Facts::default() },
         };
         if let Some(of) = func.alias_of {

@@ -378,7 +378,7 @@ impl World {
 
 /// Statements of [`waits`], and whether a kernel with them may wait for other blocks.
 #[allow(dead_code)]
-pub const WAITS: [(&str, bool); 24] = [
+pub const WAITS: [(&str, bool); 35] = [
     ("ld.global.u32 %r1, [%rd1];", false),
     ("ld.global.nc.u32 %r1, [%rd1];", false),
     ("ld.u32 %r1, [%rd1];", false),
@@ -389,8 +389,20 @@ pub const WAITS: [(&str, bool); 24] = [
     // As nvcc writes a reduction.
     ("atom.global.add.u32 %r2, [%rd1], 1;", false),
     ("atom.global.add.u32 _, [%rd1], 1;", false),
+    ("atom.global.exch.b32 %r2, [%rd1], 1;", false),
+    ("fence.acq_rel.cta; ld.global.u32 %r1, [%rd1];", false),
+    ("membar.cta; ld.global.u32 %r1, [%rd1];", false),
     ("cp.async.ca.shared.global [room], [%rd1], 16;", false),
     ("ld.volatile.global.u32 %r1, [%rd1];", true),
+    // `while (*flag == 0) __threadfence();` reads anew each time.
+    ("membar.gl; ld.global.u32 %r1, [%rd1];", true),
+    ("membar.sys; ld.global.u32 %r1, [%rd1];", true),
+    ("fence.acq_rel.gpu; ld.global.u32 %r1, [%rd1];", true),
+    ("fence.acq_rel.sys; ld.global.u32 %r1, [%rd1];", true),
+    ("fence.sc.gpu; ld.global.u32 %r1, [%rd1];", true),
+    ("ld.volatile.global.f64 %d1, [%rd1]; cvt.rzi.u32.f64 %r1, %d1;", true),
+    ("atom.add.f32 %f1, [%rd1], 0f3F800000; cvt.rzi.u32.f32 %r1, %f1;", true),
+    ("atom.global.add.f64 %d1, [%rd1], 0d3FF0000000000000; cvt.rzi.u32.f64 %r1, %d1;", true),
     ("ld.volatile.u32 %r1, [%rd1];", true),
     ("ld.relaxed.gpu.global.u32 %r1, [%rd1];", true),
     ("ld.relaxed.sys.u32 %r1, [%rd1];", true),
@@ -411,6 +423,7 @@ pub const WAITS: [(&str, bool); 24] = [
 pub fn waits(statements: &str) -> String {
     format!(
         ".visible .entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>; \
+         .reg .f32 %f<2>; .reg .f64 %d<2>; \
          .shared .align 16 .b8 room[64]; mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; \
          ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; {statements} \
          st.global.u32 [%rd1+16], %r1; ret; }}"
