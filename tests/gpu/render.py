@@ -64,7 +64,7 @@ def pair_section(content, notes):
         (
             "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Service "
             "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of the "
-            "inference alone. Best-effort share: training rate over its rate alone. Vendor kernels: whether those of NVIDIA's "
+            "inference alone. Best-effort share: training rate over its rate alone; of its own: over what the very process made alone in that mode. Vendor kernels: whether those of NVIDIA's "
             "closed libraries were cut as well. Launches cut: of the training, in any form; in brackets, how many gave way."
         ),
         "",
@@ -184,6 +184,8 @@ def pair_cells(row, notes):
         policy += f" (`{'; '.join(row['policy_config'].split(chr(10))).strip('; ')}`)"
     queued_over = percent(row["p99_over_solo_queued"]) if row["mode"] != "solo" else ""
     share = number(row["be_share"]) if row["be_share"] is not None else ""
+    if row.get("be_share_of_own"):
+        share += f" ({number(row['be_share_of_own'])} of its own)"
     vendor = "–" if row["policy"] == "none" else "cut" if row["vendor_rewrite"] else "untouched"
     cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over]
     return [*cells, number(row["p99_queued_ms"], 2), queued_over, share, launches_cut(row.get("cut"))]

@@ -15,7 +15,7 @@ def told(row):
         return "error"
     if row.get("hung"):
         return "**for good**"
-    return "**waits**" if row["waits"] else f"{row['ms']:.1f} ms"
+    return "**waits**" if row["waits"] else "no"
 
 
 def lines(content, table, made_with):

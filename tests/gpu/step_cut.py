@@ -80,6 +80,9 @@ def check_row(name, row, failures):
         if form["load"] != "CUDA_SUCCESS":
             failures.add(f"{where}: {form['load']}")
             continue
+        for key in ("held_times", "held_8_times"):
+            if form.get(key, 1) == 0:
+                failures.add(f"{where}: {key} is 0: all was over before the gate was closed")
         for key in MUST_HOLD:
             if not form.get(key, True):
                 failures.add(f"{where}: {key} is false")

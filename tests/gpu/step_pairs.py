@@ -128,8 +128,10 @@ def measure_shared(args, pair, hp, be):
     """
     # As a training that has run for a while: it has its cut forms, and the policy knows its kernels. And a
     # training that its CPU limits is as fast as its process is: what sharing takes is told by this rate.
-    seconds = args.be_alone_seconds
-    own = be.ask("train", job=pair.be_job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60) if seconds else {}
+    seconds, own = args.be_alone_seconds, {}
+    # The first time to warm up, and not looked at.
+    for _ in range(2 if seconds else 0):
+        own = be.ask("train", job=pair.be_job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60)
     warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)
@@ -272,7 +274,7 @@ def add_arguments(parser):
         "--apart", action="store_true", help="only one pair's programs alive at a time (twice the start-ups)"
     )
     parser.add_argument(
-        "--be-alone-seconds", type=float, default=4, help="how long a training runs alone in each mode before it shares; 0: not at all"
+        "--be-alone-seconds", type=float, default=3, help="how long a training runs alone in each mode before it shares, twice; 0: not at all"
     )
     parser.add_argument("--policy-config", help="file for tally-priority")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")

@@ -103,6 +103,8 @@ def main(suite):
                 rows.append({"binary": binary, "test": name, "state": "left out", "why": why})
             elif any(part in name for part in suite.args.only.split(",")):
                 wanted.append((binary, program, name))
+    if not wanted:
+        failures.add(f"no test has {suite.args.only!r} in its name")
     with concurrent.futures.ThreadPoolExecutor(suite.args.at_once) as pool:
         running = {pool.submit(run, program, name, env, suite.work): binary for binary, program, name in wanted}
         for done in concurrent.futures.as_completed(running):

@@ -87,7 +87,8 @@ def beside(suite, name, alone_ms, rate_per_s, failures):
         row["be_share"] = round(shared["steps_per_s"] / trained["steps_per_s"], 4)
         row["cut"] = client(state, be.name)["cut"]
         row["refreshed"] = state["residency"]["refresh"]
-        if core_config != NEVER and not (row["refreshed"] or {}).get("count"):
+        refreshed = row["refreshed"] or {}
+        if core_config != NEVER and not (refreshed.get("count") and refreshed["state"] == "running"):
             failures.add(f"{name}: contexts were not refreshed: {row['refreshed']}")
         return row
 

@@ -192,6 +192,10 @@ class Renderer(unittest.TestCase):
         self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "residency", "policy")})
         self.assertNotIn("### A shadow", self.text())
 
+    def test_a_share_of_what_the_process_itself_makes_stands_beside_the_other(self):
+        self.put("pairs.json", [pair_row(be_share=0.5, be_share_of_own=0.625)])
+        self.assertIn("| 0.50 (0.62 of its own) |", self.text())
+
     def test_several_trainings_are_shown_together(self):
         row = {
             "policy": "fifo",
@@ -241,7 +245,7 @@ class Renderer(unittest.TestCase):
         rows.append({**case, "state": "a_runs_and_waits", "waits": True, "hung": True})
         rows.append({**case, "action": "launch_known", "beside": "free", "state": "a_runs", "error": "no device"})
         self.put("waits.json", {"rows": rows})
-        self.assertIn("| free | 0.2 ms | **waits** | **for good** |", self.text())
+        self.assertIn("| free | no | **waits** | **for good** |", self.text())
         self.assertIn("| launch known, another thread: free |  | error |  |", self.text())
         for name in (*wait_job.STATES, *wait_job.ACTIONS):
             self.assertTrue(callable(getattr(wait_job.Job, name)), name)

@@ -3,7 +3,8 @@
 //! Started by the core, outside of its MPS daemon, with `[residency.mps] refresh_ms`. For each byte on
 //! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
 //! byte on standard output; it ends with the input. Why: `docs/residency.md`, "a GPU's two speeds".
-//! Where a device's memory gets short it ends as well: its context takes some that clients need more.
+//! A device that fails, or whose memory gets short, is left alone from then on: a context takes some that clients
+//! need more. It ends when none is left. Which devices there are says `CUDA_VISIBLE_DEVICES`, as for any program.
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, sys};
@@ -51,13 +52,22 @@ fn main() -> Result<()> {
     let is_there = unsafe { sys::is_culib_present() };
     ensure!(is_there, "libcuda.so.1 cannot be loaded: is NVIDIA's driver installed?");
     let count = CudaContext::device_count().context("CUDA does not start")?;
-    let open = |number| Device::open(number as usize).with_context(|| format!("device {number}"));
-    let devices = (0..count).map(open).collect::<Result<Vec<_>>>()?;
-    ensure!(!devices.is_empty(), "there is no CUDA device");
+    ensure!(count > 0, "there is no CUDA device");
+    // One that cannot be used is no reason to leave the others.
+    let said = |number, error: anyhow::Error| eprintln!("device {number}: {error:#}");
+    let open = |number| match Device::open(number as usize) {
+        Ok(device) => Some((number, device)),
+        Err(error) => {
+            said(number, error);
+            None
+        }
+    };
+    let mut devices: Vec<_> = (0..count).filter_map(open).collect();
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
     let mut byte = [0];
     while input.read(&mut byte)? != 0 {
-        devices.iter().try_for_each(Device::run)?;
+        devices.retain(|(number, device)| device.run().map_err(|e| said(*number, e)).is_ok());
+        ensure!(!devices.is_empty(), "no device is left");
         output.write_all(&byte)?;
         output.flush()?;
     }

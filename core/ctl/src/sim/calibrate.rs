@@ -245,8 +245,12 @@ impl<'a> Measured<'a> {
                 high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
             }
         }
-        let own = number(self.row, "own_be_solo_steps_per_s");
-        if let Some(rate) = own.or_else(|| number(self.row, "be_solo_steps_per_s")) {
+        if let Some(rate) = number(self.row, "own_be_solo_steps_per_s") {
+            // Measured in the row's mode, and its share is of this: nothing is left to be told by a ratio.
+            let own_ns = (1e9 / rate) as u64;
+            low.alone = low.alone.map(|alone| alone.map(|alone| alone.scaled_to(own_ns)));
+            low.alone[0] = Some(like(low.alone[0], own_ns));
+        } else if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
             let solo_ns = (1e9 / rate) as u64;
             let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
             low.alone[1] = low.alone[1].map(|mps| {
@@ -280,12 +284,14 @@ mod tests {
                 trace("be", measured.traces[1]).unwrap(),
             );
             measured.as_alone(&mut high, &mut low);
-            (measured.share, low.alone[0].unwrap().ns)
+            (measured.share, low.alone.map(|alone| alone.unwrap().ns))
         };
-        assert_eq!(alone_ns(&row), (0.4, 100_000_000));
+        let (share, [plain_ns, mps_ns]) = alone_ns(&row);
+        assert_eq!((share, plain_ns), (0.4, 100_000_000));
+        assert_ne!(mps_ns, plain_ns, "as in its trace");
         row["own_be_solo_steps_per_s"] = json!(8.0);
         row["be_share_of_own"] = json!(0.5);
-        assert_eq!(alone_ns(&row), (0.5, 125_000_000));
+        assert_eq!(alone_ns(&row), (0.5, [125_000_000; 2]));
     }
 
     #[test]
