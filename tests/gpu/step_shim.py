@@ -120,7 +120,7 @@ def main(suite):
 
 def add_arguments(parser):
     parser.add_argument("--only", default="", help="tests with one of these in their names, comma-separated")
-    # Each takes seconds to start CUDA, in which the GPU is idle.
+    # Each takes a while to start CUDA, in which the GPU is idle.
     parser.add_argument("--at-once", type=int, default=4, help="so many tests at the same time")
 
 

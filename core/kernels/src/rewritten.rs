@@ -24,8 +24,8 @@ pub struct CutKernel {
     /// Cluster dimensions fixed at compile time, in blocks.
     pub cluster: Option<[u32; 3]>,
     /// It reads memory so that it sees what other blocks write meanwhile (volatile, strong, an atomic whose result it
-    /// uses), or calls what only a register says: its blocks may wait for one another. Others' cannot:
-    /// a wait of a plain load is none, for compilers may load once.
+    /// uses, a fence wider than a block), or calls what only a register says: its blocks may wait for one another.
+    /// Others' are taken not to: without a fence compilers may load once for a plain load in a loop.
     pub may_wait: bool,
 }
 

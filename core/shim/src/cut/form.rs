@@ -29,8 +29,7 @@ const PARTS_UNKNOWN: u32 = 4;
 /// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
 /// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
 /// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
-/// by offset cannot be rescued. One whose blocks wait for some that come after them would hang
-/// where a slice ends in between.
+/// by offset cannot be rescued. Nor are kernels sliced at all whose code lets their blocks wait (`may_wait`).
 const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
