@@ -16,12 +16,12 @@ from step_shim import driver
 from wait_job import ACTIONS, BESIDE, STATES
 
 JOB = pathlib.Path(__file__).with_name("wait_job.py")
-LIMIT_S = 30
-AT_ONCE = 6
+LIMIT_S = 12
+AT_ONCE = 8
 # Kernels are loaded when they are first needed unless this says otherwise.
 LOADING = ("LAZY", "EAGER")
 # What loads a kernel.
-LOADS = ("launch_first_time", "get_function", "get_function_and_launch", "load_module")
+LOADS = ("launch_first_time", "get_function", "get_function_and_launch", "load_module", "load_function", "instantiate_graph")
 
 
 def cases():

@@ -6,6 +6,7 @@ Child of `step_waits`: prints one line of JSON. With ctypes only, so that nothin
 import argparse
 import ctypes
 import json
+import mmap
 import threading
 import time
 
@@ -57,6 +58,16 @@ def u64(value=0):
     return ctypes.c_uint64(value)
 
 
+class KernelNode(ctypes.Structure):
+    """`CUDA_KERNEL_NODE_PARAMS_v2`."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared_bytes")),
+        *((name, ctypes.c_void_p) for name in ("parameters", "extra", "kernel", "context")),
+    )
+
+
 class Job:
     """A context, streams, kernels, and a word of host memory that stream `a` is made to wait for."""
 
@@ -80,11 +91,30 @@ class Job:
         self.memory, self.spare = u64(), u64()
         for memory in (self.memory, self.spare):
             cuda.cuMemAlloc_v2(ctypes.byref(memory), u64(1 << 20))
+        self.make_spares()
         self.event = ctypes.c_void_p()
         cuda.cuEventCreate(ctypes.byref(self.event), 2)
         for stream in (self.a, self.b, self.high):
             self.launch(self.known, stream)
         cuda.cuCtxSynchronize()
+
+    def make_spares(self):
+        """What calls give back."""
+        cuda = self.cuda
+        self.spare_host, self.pool, self.graph = (ctypes.c_void_p() for _ in range(3))
+        cuda.cuMemHostAlloc(ctypes.byref(self.spare_host), ctypes.c_size_t(1 << 20), 0)
+        buffer = mmap.mmap(-1, 1 << 20)
+        self.registered = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+        cuda.cuMemHostRegister_v2(self.registered, ctypes.c_size_t(1 << 20), 0)
+        cuda.cuDeviceGetDefaultMemPool(ctypes.byref(self.pool), 0)
+        cuda.cuGraphCreate(ctypes.byref(self.graph), 0)
+        self.spare_module, self.spare_stream = ctypes.c_void_p(), self.stream(0)
+        cuda.cuModuleLoadData(ctypes.byref(self.spare_module), ctypes.c_char_p(MORE_PTX.encode()))
+        self.function(b"known2", self.spare_module)
+        memory = u64()
+        cuda.cuMemAllocAsync(ctypes.byref(memory), ctypes.c_size_t(1 << 22), self.b)
+        cuda.cuMemFreeAsync(memory, self.b)
+        self.sync(self.b)
 
     def stream(self, priority):
         made = ctypes.c_void_p()
@@ -152,6 +182,36 @@ class Job:
     def free(self):
         self.cuda.cuMemFree_v2(self.spare)
 
+    def free_host(self):
+        self.cuda.cuMemFreeHost(self.spare_host)
+
+    def unregister(self):
+        self.cuda.cuMemHostUnregister(self.registered)
+
+    def trim_pool(self):
+        self.cuda.cuMemPoolTrimTo(self.pool, ctypes.c_size_t(0))
+
+    def set_stack_limit(self):
+        self.cuda.cuCtxSetLimit(0, ctypes.c_size_t(16 << 10))
+
+    def unload_module(self):
+        self.cuda.cuModuleUnload(self.spare_module)
+
+    def destroy_stream(self):
+        self.cuda.cuStreamDestroy_v2(self.spare_stream)
+
+    def instantiate_graph(self):
+        # With a kernel that nothing has launched.
+        node = KernelNode(self.fresh, 1, 1, 1, 1, 1, 1, 0, None, None, None, None)
+        self.cuda.cuGraphAddKernelNode_v2(ctypes.byref(ctypes.c_void_p()), self.graph, None, ctypes.c_size_t(0), ctypes.byref(node))
+        made = ctypes.c_void_p()
+        self.cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), self.graph, u64())
+        self.cuda.cuGraphLaunch(made, self.b)
+        self.sync(self.b)
+
+    def load_function(self):
+        self.cuda.cuFuncLoad(self.function(b"late"))
+
     def set_memory(self):
         self.cuda.cuMemsetD32Async(self.memory, 5, u64(1 << 10), self.b)
         self.sync(self.b)
@@ -179,11 +239,15 @@ class Job:
 STATES = ("a_waits", "a_runs", "a_runs_and_waits")
 ACTIONS = (
     "launch_known", "launch_known_high", "launch_first_time", "get_function", "get_function_and_launch", "load_module",
-    "allocate", "free", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
+    "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
+    "destroy_stream", "load_function", "instantiate_graph", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",
 )  # fmt: skip
 # Of another thread, while this one launches: what a rescue would have to get past.
-BESIDE = ("get_function_and_launch", "load_module", "free", "synchronize_context")
+BESIDE = (
+    "get_function_and_launch", "load_module", "free", "free_host", "unregister", "trim_pool",
+    "set_stack_limit", "unload_module", "load_function", "instantiate_graph", "synchronize_context",
+)  # fmt: skip
 
 
 def measure(job, state, action, beside):

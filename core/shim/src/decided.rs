@@ -96,10 +96,12 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     if sample && !synchronous && completion::unmarked(client, index, slot, before) != 0 {
         launch.mark_before();
     }
+    let quiet = launch::quiet(call);
     let result = match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.cut(answer, ticket, &shape),
         _ => launch::unasked(client, index, call),
     };
+    drop(quiet);
     launch.finish(result, sample);
     result
 }

@@ -10,6 +10,7 @@
 #![allow(non_snake_case)]
 
 use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
+use crate::cut::quiet;
 use crate::{graphs, launch, lifecycle, names, resolve, syncs};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
@@ -182,6 +183,12 @@ doors! {
     cuDevicePrimaryCtxRelease(device: c_int) false lifecycle::primary_release;
     cuDevicePrimaryCtxRelease_v2(device: c_int) false lifecycle::primary_release;
 
+    cuMemFree(address: c_uint) false quiet::around_one;
+    cuMemFree_v2(address: u64) false quiet::around_one;
+    cuMemFreeHost(address: Ptr) false quiet::around_one;
+    cuMemHostUnregister(address: Ptr) false quiet::around_one;
+    cuCtxSetLimit(limit: c_int, value: usize) false quiet::around_two;
+
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false names::module_load;
     cuModuleLoadData(module: *mut Ptr, image: *const u8) false names::module_load_data;
     cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: Ptr, values: Ptr) false names::module_load_data_ex;
@@ -194,6 +201,7 @@ doors! {
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
+    cuFuncLoad(function: Ptr) false quiet::func_load;
     cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
     cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
 }

@@ -6,6 +6,7 @@
 //! image: some have hundreds of megabytes.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
+use crate::cut::quiet;
 use crate::handles::Handles;
 use crate::lock::Lock;
 use crate::{cut, state};
@@ -26,7 +27,7 @@ const SAMPLE_BYTES: usize = 1024;
 /// A text image (PTX) is read this far.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// Function or kernel handle to `owner tag << 32 | index + 1`.
+/// Function or kernel handle to `owner tag << 32 | LAUNCHED | index + 1`.
 static FUNCTIONS: Handles<FUNCTIONS_MAX> = Handles::new();
 /// Module or library handle to its image's hash (never 0).
 static MODULES: Handles<MODULES_MAX> = Handles::new();
@@ -35,10 +36,18 @@ static ENTRIES: Handles<{ 2 * KERNEL_SLOTS }> = Handles::new();
 /// Held by whoever writes to any of them.
 static LOCK: Lock = Lock::new();
 
+/// It has been launched through this handle.
+const LAUNCHED: u64 = 1 << 31;
+const _: () = assert!((KERNEL_SLOTS as u64) < LAUNCHED);
+
 /// `KERNEL_UNKNOWN + 1` does not fit 32 bits: unknown is stored as 0 there, with
 /// a tag that is never 0.
 fn pack(owner: usize, index: u32) -> u64 {
     u64::from(tag(owner)) << 32 | u64::from(index.wrapping_add(1))
+}
+
+fn unpack(value: u64) -> u32 {
+    ((value & (LAUNCHED - 1)) as u32).wrapping_sub(1)
 }
 
 /// A short stand-in for an owner's handle.
@@ -50,14 +59,28 @@ fn tag(owner: usize) -> u32 {
 #[inline]
 pub fn index(function: Ptr) -> u32 {
     match FUNCTIONS.get(function as usize) {
-        Some(value) => (value as u32).wrapping_sub(1),
+        Some(value) => unpack(value),
         None => unseen(function),
     }
 }
 
 /// The index of a function, if it was noted.
 pub fn known(function: usize) -> Option<u32> {
-    FUNCTIONS.get(function).map(|value| (value as u32).wrapping_sub(1))
+    FUNCTIONS.get(function).map(unpack)
+}
+
+/// Whether a function was never launched through this handle, as far as is known.
+pub fn is_new(function: Ptr) -> bool {
+    // One for which there was no room is not: each launch of it would be taken for the first.
+    FUNCTIONS.get(function as usize).is_some_and(|value| value & LAUNCHED == 0)
+}
+
+/// It was launched.
+pub fn launched(function: Ptr) {
+    let _held = LOCK.lock();
+    if let Some(value) = FUNCTIONS.get(function as usize) {
+        FUNCTIONS.insert(function as usize, value | LAUNCHED);
+    }
 }
 
 /// It was found through a door that we do not watch: ask the driver, once.
@@ -74,7 +97,11 @@ fn unseen(function: Ptr) -> u32 {
 fn note(client: &ClientRegion, function: usize, owner: usize, name: &[u8], image: u64) -> u32 {
     let _held = LOCK.lock();
     let index = entry(client, name, image);
-    FUNCTIONS.insert(function, pack(owner, index));
+    let value = pack(owner, index);
+    if FUNCTIONS.get(function) != Some(value | LAUNCHED) {
+        FUNCTIONS.insert(function, value);
+        quiet::looked_up();
+    }
     index
 }
 
@@ -286,6 +313,7 @@ pub unsafe fn module_load(
     module: *mut Ptr,
     path: *const c_char,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     unsafe { loaded_file(real(module, path), module, path) }
 }
@@ -300,6 +328,7 @@ pub unsafe fn module_load_data(
     module: *mut Ptr,
     image: *const u8,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     unsafe { loaded_data(real(module, image), module, image) }
 }
@@ -317,6 +346,7 @@ pub unsafe fn module_load_data_ex(
     options: Ptr,
     values: Ptr,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(module, image, count, options, values) };
     // SAFETY: the driver took it.
@@ -340,6 +370,7 @@ pub unsafe fn library_load_data(
     e: Ptr,
     f: c_uint,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(library, image, a, b, c, d, e, f) };
     // SAFETY: the driver took it.
@@ -372,6 +403,7 @@ pub unsafe fn library_load_file(
     e: Ptr,
     f: c_uint,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(library, path, a, b, c, d, e, f) };
     // SAFETY: the driver took it.
@@ -456,6 +488,7 @@ pub unsafe fn kernel_get_function(
     function: *mut Ptr,
     kernel: Ptr,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(function, kernel) };
     if result == SUCCESS

@@ -10,7 +10,7 @@ use crate::sync::lock;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Values of `CUlimit` that are kept, from 0.
 const LIMITS: usize = 8;
@@ -28,6 +28,8 @@ pub(crate) struct Context {
     error: AtomicU32,
     /// Set while the context is torn down: nothing may wait for ever.
     pub(crate) aborting: AtomicBool,
+    /// Written while a call waits alone: see [`Self::synchronize_alone`].
+    launching: RwLock<()>,
     /// Held while work gets its place among the blocking streams.
     pub(crate) order: Mutex<()>,
     pub(crate) streams: Mutex<Vec<Arc<Stream>>>,
@@ -49,6 +51,7 @@ impl Context {
             alive: AtomicBool::new(!primary),
             error: AtomicU32::new(0),
             aborting: AtomicBool::new(false),
+            launching: RwLock::new(()),
             order: Mutex::new(()),
             streams: Mutex::default(),
             limits,
@@ -119,6 +122,19 @@ impl Context {
             stream.wait_all();
         }
         self.check()
+    }
+
+    /// The same, and launches wait until the answer is dropped: what the GPU's driver does in calls that give memory back or
+    /// load code.
+    pub(crate) fn synchronize_alone(&self) -> CuResult<RwLockWriteGuard<'_, ()>> {
+        let alone = self.launching.write().unwrap_or_else(PoisonError::into_inner);
+        self.synchronize()?;
+        Ok(alone)
+    }
+
+    /// Held during a launch.
+    pub(crate) fn launching(&self) -> RwLockReadGuard<'_, ()> {
+        self.launching.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn limit(&self, which: u32) -> CuResult<u64> {

@@ -2,7 +2,8 @@
 
 use super::kernels::{self, Cut};
 use super::progress::Progress;
-use super::watch::{self, Again, Making, Open, PARTS_MAX};
+use super::quiet::Making;
+use super::watch::{self, Again, Open, PARTS_MAX};
 use super::{gate, graph, width};
 use crate::cu::{
     CuResult, LaunchAttribute, LaunchConfig, NOT_SUPPORTED, PARAM_BUFFER_POINTER,
@@ -325,8 +326,9 @@ fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
-    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
+    let quiet = cut.first_use(false);
+    let _making = Making::begin(quiet.as_ref())?;
     let cluster = kernels::cluster(arguments, cut)?;
     kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
     if order.slot >= gate::NOTICES {
@@ -403,7 +405,6 @@ fn preemptible_parts(us: u32) -> u32 {
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
-    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     let blocks = kernels::blocks(arguments.grid)?;
@@ -419,6 +420,8 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
+    let quiet = cut.first_use(by_offset.is_some());
+    let _making = Making::begin(quiet.as_ref())?;
     let (table, epoch2) = claims(order, parts)?;
     let (_, never) = gate::flags();
     let mut all = Parts::new(order, arguments, cut, parts as usize)?;

@@ -8,7 +8,7 @@
 
 use super::guarded::Guarded;
 use super::offset::SubGrid;
-use super::{gate, images, making, takes_vendor, vendor, watch};
+use super::{gate, images, making, quiet, takes_vendor, vendor};
 use crate::cu::{
     FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
     LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
@@ -37,6 +37,8 @@ pub struct Cut {
     pub(super) sub_grid: SubGrid,
     /// Of its context.
     pub(super) device: i32,
+    /// Which of the two functions have been launched: the driver may load them only then.
+    pub(super) used: [AtomicBool; 2],
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
     /// Where the control block goes.
@@ -343,7 +345,7 @@ fn work() {
         if crate::attendant::is_exiting() {
             return;
         }
-        let Some(quiet) = watch::quiet() else {
+        let Some(quiet) = quiet::of_worker() else {
             std::thread::sleep(NAP);
             continue;
         };
@@ -467,6 +469,12 @@ impl Cut {
     /// The function or kernel that it was made from, unless that was unloaded.
     pub fn original(&self) -> Option<Ptr> {
         Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
+    }
+
+    /// Quiet, for the first launch of the function with the prelude, or of the one by offset: see [`quiet`].
+    pub(super) fn first_use(&self, by_offset: bool) -> Option<quiet::Quiet> {
+        let used = &self.used[usize::from(by_offset)];
+        (!used.load(Relaxed) && !used.swap(true, Relaxed)).then(quiet::of_first_launch).flatten()
     }
 
     /// See that a launch of `original` may have so much dynamic shared memory, if its

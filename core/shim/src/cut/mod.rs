@@ -27,7 +27,7 @@
 //! | [`kernels`], [`making`] | which kernels can be cut; making their cut forms off the launch path |
 //! | [`proof`] | the proof that they compute the same on this machine |
 //! | [`form`], [`offset`] | the launches |
-//! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
+//! | [`gate`], [`watch`], [`progress`], [`quiet`] | giving way; what takes too long; calls that would keep help away |
 //! | [`width`] | green contexts |
 //! | [`images`], [`vendor`] | the code, and whose it is |
 
@@ -41,6 +41,7 @@ pub mod making;
 pub mod offset;
 pub mod progress;
 pub mod proof;
+pub mod quiet;
 pub mod vendor;
 pub mod watch;
 pub mod width;
@@ -123,6 +124,8 @@ pub fn while_destroyed(context: usize, real: impl FnOnce() -> bool) {
         real();
         return;
     }
+    // Nobody could help a launch that is stuck while these are held.
+    let _quiet = quiet::of_call();
     // All at once, in the order of the worker, which makes the gate as well: between two
     // of them it would make another in the context that goes.
     let _paused = (kernels::pause(), gate::pause(), width::pause());
@@ -151,6 +154,7 @@ pub fn reset() {
     images::reset();
     kernels::reset();
     proof::reset();
+    quiet::reset();
     watch::reset();
     width::reset();
 }

@@ -10,24 +10,21 @@
 //! rescue could not be launched: while a cut launch is under way, launches wait for room
 //! before they reach the driver (`decided`).
 //!
-//! Known gap: where the driver makes launches wait, because a thread of the program is in
-//! `cuMemFree` or the like and waits in turn for the stuck part, the rescue waits as
-//! well, and nothing ends. A rescue enqueued ahead of time, behind a wait for a word,
-//! would not: but it can share a hardware queue with the very launch that it is to
-//! rescue, or another, and then hold that one back for good.
+//! The same goes for threads of the program in `cuMemFree` and the like: see [`quiet`](super::quiet).
+//! (A rescue enqueued ahead of time, behind a wait for a word, would need no launch: but it can share a
+//! hardware queue with the very launch that it is to rescue, or another, and then hold that one back for good.)
 
 use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
 use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
 use crate::{attendant, log, state};
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
-use tally_ipc::wait::now_ns;
 use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
@@ -98,18 +95,19 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Those of them that can be helped.
+static HELPABLE: AtomicUsize = AtomicUsize::new(0);
 /// Their parts.
 static PARTS: AtomicUsize = AtomicUsize::new(0);
-/// Launches being issued, which are not in the table yet.
-static MAKING: AtomicUsize = AtomicUsize::new(0);
-/// See [`quiet`].
-static QUIET: AtomicBool = AtomicBool::new(false);
-/// How long [`quiet`] waits for what is under way.
-const QUIET_WAIT: Duration = Duration::from_millis(100);
 
 /// Whether any cut launch is under way.
 pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
+}
+
+/// Whether one is under way that could be found stuck.
+pub fn may_need_help() -> bool {
+    HELPABLE.load(Acquire) != 0
 }
 
 /// Whether more parts are under way than there is room for beside a rescue.
@@ -133,53 +131,8 @@ pub fn wait_for_room() {
 /// The table has changed.
 fn count(open: &[Open]) {
     PARTS.store(open.iter().map(|o| o.progress.parts()).sum(), Release);
+    HELPABLE.store(open.iter().filter(|o| o.again.is_some()).count(), Release);
     COUNT.store(open.len(), Release);
-}
-
-/// While it lives, no kernel is launched cut.
-#[derive(Debug)]
-pub struct Quiet(());
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        QUIET.store(false, SeqCst);
-    }
-}
-
-/// Have nothing under way that could need a rescue: the driver is to load a module. It
-/// waits for running kernels then, and launches wait for it. `None` if it takes too long.
-/// By the worker only.
-pub fn quiet() -> Option<Quiet> {
-    QUIET.store(true, SeqCst);
-    let quiet = Quiet(());
-    let start = now_ns();
-    while MAKING.load(SeqCst) != 0 || is_open() {
-        if u128::from(now_ns().saturating_sub(start)) > QUIET_WAIT.as_nanos() {
-            return None;
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    Some(quiet)
-}
-
-/// While it lives, a launch is being made.
-#[derive(Debug)]
-pub struct Making(());
-
-impl Making {
-    /// From now on. `None`: see [`quiet`].
-    pub fn begin() -> Option<Self> {
-        MAKING.fetch_add(1, SeqCst);
-        let making = Making(());
-        // One of the two sees the other.
-        (!QUIET.load(SeqCst)).then_some(making)
-    }
-}
-
-impl Drop for Making {
-    fn drop(&mut self) {
-        MAKING.fetch_sub(1, SeqCst);
-    }
 }
 
 /// Events for a launch of so many parts; `None` if too many are under way.
@@ -343,7 +296,6 @@ pub fn forget() {
 pub fn reset() {
     TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
     PARTS.store(0, SeqCst);
-    MAKING.store(0, SeqCst);
-    QUIET.store(false, SeqCst);
+    HELPABLE.store(0, SeqCst);
     COUNT.store(0, SeqCst);
 }

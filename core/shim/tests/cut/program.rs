@@ -42,8 +42,10 @@ functions! {
     cuModuleGetFunction: fn(*mut Ptr, Ptr, *const i8);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
+    cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
+    cuMemFreeHost: fn(Ptr);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
     cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);

@@ -4,7 +4,7 @@ use crate::common::PATIENCE;
 use crate::governor::Governor;
 use crate::program::{Cells, Device, ask, hear, ok, say, wait_for};
 use crate::yielding::impatient;
-use crate::{both, welcome};
+use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ const BLOCKS: u32 = 40;
 
 /// A launch of `later`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
-    stuck_in(device, "later");
+    stuck_in(device, "later", |_| ());
 }
 
-/// The same of a kernel like it.
-fn stuck_in(device: &mut Device, kernel: &str) {
+/// The same of a kernel like it; in each round the program calls something while it may be stuck.
+fn stuck_in(device: &mut Device, kernel: &str, call: impl Fn(&Device)) {
     let (words, blocks) = (device.words(), device.crowd);
     let later = device.function(kernel);
     let at = words.as_ptr() as u64;
@@ -35,6 +35,9 @@ fn stuck_in(device: &mut Device, kernel: &str) {
         launch(&device.cells(blocks), null_mut());
     });
     let stream = device.stream(1);
+    // A GPU's driver loads it with its first launch, and waits for all that runs.
+    device.sum(device.memory(1), device.memory(1), 1, stream);
+    device.sync(stream);
     loop {
         let (cells, sum, copy) =
             (device.cells(blocks), device.memory(2), device.memory(blocks as usize));
@@ -56,6 +59,7 @@ fn stuck_in(device: &mut Device, kernel: &str) {
         say("running");
         assert_eq!(hear(), "go on");
         words[1].store(1, SeqCst);
+        call(device);
         device.sync(stream);
         let want: Vec<u32> = (1..=blocks).collect();
         let once = vec![1; blocks as usize];
@@ -147,12 +151,79 @@ fn it_is_helped_although_nobody_asks_any_more() {
     );
 }
 
+/// In these calls the driver waits for all that runs, and keeps launches waiting, the one that would help among them.
+fn called_while_stuck<T>(test: T, call: impl Fn(&Device)) {
+    // As is the default of a GPU's driver.
+    let lazy = [("CUDA_MODULE_LOADING", "LAZY")];
+    both_under(
+        test,
+        &lazy,
+        &impatient(),
+        |device| stuck_in(device, "later", call),
+        |core| helped_once(core, "later", Answer::Preemptible(4_000), false),
+    );
+}
+
+#[test]
+fn it_is_helped_although_the_program_frees_memory() {
+    called_while_stuck(it_is_helped_although_the_program_frees_memory, |device| {
+        let memory = device.memory(1);
+        // SAFETY: memory that nothing uses.
+        ok(unsafe { (device.cuda.cuMemFree_v2)(memory) });
+    });
+}
+
+#[test]
+fn it_is_helped_although_the_program_frees_host_memory() {
+    called_while_stuck(it_is_helped_although_the_program_frees_host_memory, |device| {
+        let mut memory = null_mut();
+        // SAFETY: a valid out-pointer; memory that nothing uses.
+        unsafe {
+            ok((device.cuda.cuMemHostAlloc)(&mut memory, 4096, 0));
+            ok((device.cuda.cuMemFreeHost)(memory));
+        }
+    });
+}
+
+#[test]
+fn it_is_helped_although_the_program_loads_a_module() {
+    called_while_stuck(it_is_helped_although_the_program_loads_a_module, |device| {
+        device.clone().reload();
+    });
+}
+
+#[test]
+fn it_is_helped_although_the_program_launches_a_kernel_for_the_first_time() {
+    // On a GPU it is loaded then.
+    called_while_stuck(
+        it_is_helped_although_the_program_launches_a_kernel_for_the_first_time,
+        |device| {
+            let (nothing, other) = (device.function("nothing"), device.stream(1));
+            ok(device.launch(nothing, [1, 1, 1], 1, other, &[]));
+            device.sync(other);
+        },
+    );
+}
+
+#[test]
+fn it_is_helped_although_the_program_destroys_a_context() {
+    called_while_stuck(it_is_helped_although_the_program_destroys_a_context, |device| {
+        let mut other = null_mut();
+        // SAFETY: a valid out-pointer; a context that nothing uses.
+        unsafe {
+            ok((device.cuda.cuCtxCreate_v2)(&mut other, 0, 0));
+            ok((device.cuda.cuCtxDestroy_v2)(other));
+            ok((device.cuda.cuCtxSetCurrent)(device.context));
+        }
+    });
+}
+
 #[test]
 fn slices_whose_waits_are_unseen_are_helped_although_nobody_asks() {
     both(
         slices_whose_waits_are_unseen_are_helped_although_nobody_asks,
         &impatient(),
-        |device| stuck_in(device, "unseen"),
+        |device| stuck_in(device, "unseen", |_| ()),
         |core| helped_once(core, "unseen", Answer::Slice(8), true),
     );
 }

@@ -81,7 +81,7 @@ exports! {
             return Err(CuError::INVALID_VALUE);
         }
         // As on hardware, memory is freed when nothing runs any more.
-        context.synchronize()?;
+        let _alone = context.synchronize_alone()?;
         driver.memory.release(&driver.arbiter, address)
     }
 
@@ -99,7 +99,7 @@ exports! {
             return Ok(());
         }
         capture::forbid()?;
-        context.synchronize()?;
+        let _alone = context.synchronize_alone()?;
         driver()?.memory.release_host(address as u64)
     }
 
@@ -113,7 +113,7 @@ exports! {
 
     fn cuMemHostUnregister(address: *mut c_void) {
         let context = current()?;
-        context.synchronize()?;
+        let _alone = context.synchronize_alone()?;
         driver()?.memory.unregister_host(address as u64)
     }
 

@@ -1,6 +1,6 @@
 //! `cuModule*`.
 
-use crate::config::IMAGE_BYTES_MAX;
+use crate::config::{IMAGE_BYTES_MAX, is_lazy};
 use crate::context::current;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
@@ -94,6 +94,7 @@ pub(super) fn read_file(name: &In<c_char>) -> CuResult<Result<String, LoadError>
 
 fn load(out: &Out<usize>, ptx: Result<String, LoadError>, options: &JitOptions) -> CuResult {
     let (driver, context) = (driver()?, current()?);
+    let _alone = context.synchronize_alone()?;
     let module = ptx.and_then(|ptx| Module::load(driver, &context, &ptx, None));
     out.set(driver.modules.insert(&options.report(module)?))
 }
@@ -143,8 +144,8 @@ exports! {
 
     fn cuModuleGetLoadingMode(mode: Out<u32>) {
         driver()?;
-        // CU_MODULE_EAGER_LOADING.
-        mode.set(1)
+        // CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING.
+        mode.set(1 + u32::from(is_lazy()))
     }
 
     fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {
