@@ -171,6 +171,7 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_pe
         "be_share": round(share, 4) if trained else None,
         "own_be_solo_steps_per_s": round(own_be_steps_per_s, 4) if own_be_steps_per_s else None,
         "be_share_of_own": round(trained["steps_per_s"] / own_be_steps_per_s, 4) if own_be_steps_per_s else None,
+        "be_alone_seconds": suite.args.be_alone_seconds if own_be_steps_per_s else None,
         "n_requests": len(service),
         "unserved": served["unserved"],
         "overrun_s": round(served["overrun_s"], 2),

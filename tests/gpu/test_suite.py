@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import types
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -21,6 +22,7 @@ import kernel_rows
 import launch_records
 import procs
 import stats
+import step_pairs
 import step_traces
 import tally
 from common import clean_environment
@@ -229,6 +231,25 @@ class Traces(unittest.TestCase):
         figures = {"ms": {"p50": 2.1, "p99": 2.2}, "launched_ms": {"p50": 0.1}}
         lines = step_traces.timed({"plain": figures, "mps": {"error": "no"}, "recorded": {}})
         self.assertEqual(lines, "# plain_ms=2.1 plain_p99_ms=2.2 plain_launched_ms=0.1\n")
+
+
+class Pairs(unittest.TestCase):
+    def line(self, own_be_steps_per_s):
+        """A row of a training that made 2 steps a second, and 4 in plain mode."""
+        pair = step_pairs.Pair("a+b", "a", "b")
+        served = {"service_ms": [1.0], "queued_ms": [2.0], "unserved": 0, "overrun_s": 0.0}
+        pair.solo, pair.be_solo_steps_per_s = served, 4.0
+        suite = types.SimpleNamespace(
+            args=types.SimpleNamespace(load=0.5, seconds=8, be_alone_seconds=2.5),
+            machine=dict.fromkeys(("device", "driver", "torch", "commit", "date"), "x"),
+        )
+        return step_pairs.row(suite, pair, "tally-mps", "fifo", served, {"steps_per_s": 2.0}, 1.0, own_be_steps_per_s)
+
+    def test_a_share_of_its_own_rate_comes_with_how_long_that_was_measured(self):
+        line = self.line(2.5)
+        self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, 0.8, 2.5))
+        line = self.line(None)
+        self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, None, None))
 
 
 class Status(unittest.TestCase):

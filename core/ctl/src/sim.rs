@@ -15,6 +15,8 @@ use tally_replay::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simula
 
 /// Silence that the built-in rule waits for, as in the core.
 const QUIET_NS: u64 = 100_000;
+/// Longest window, and longest warm-up.
+const SECONDS_MAX: f64 = 3_600.0;
 
 /// `sim`.
 #[derive(Debug, Args)]
@@ -69,6 +71,11 @@ pub struct SimArgs {
     /// Window of arrivals.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
+    /// The training runs so long before the window, for the policy to learn its kernels.
+    /// Default: five iterations. Measured rows (`--calibrate`) that have the training's rate
+    /// alone in their mode warm up as long as they were.
+    #[arg(long, value_name = "S")]
+    pub warm_up_seconds: Option<f64>,
     /// Of the random arrivals.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -206,13 +213,20 @@ fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
     Err(CtlError::Usage(format!("--{name} {value}: expected more than 0 and at most {most}")))
 }
 
+fn warm_up(seconds: f64) -> Result<f64, CtlError> {
+    if (0.0..=SECONDS_MAX).contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(CtlError::Usage(format!("--warm-up-seconds {seconds}: expected 0 to {SECONDS_MAX}")))
+}
+
 pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
     Trace::open(name).map_err(|e| CtlError::Usage(format!("--{option}: {e}")))
 }
 
 /// Simulate.
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
-    let seconds = positive("seconds", args.seconds, 3_600.0)?;
+    let seconds = positive("seconds", args.seconds, SECONDS_MAX)?;
     let load = positive("load", args.load, 100.0)?;
     let config = args.policy_config.as_deref();
     let policies = Policies::open(&args.policy, config, args.limits, &args.grants)?;
@@ -226,6 +240,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         CutArg::All => Cut::All,
     };
     let overrun_seconds = seconds;
+    let warm_up_seconds = args.warm_up_seconds.map(warm_up).transpose()?;
     let seed = args.seed;
     let mut model = Model::default();
     model.linger_ns = args.linger_us.map_or(model.linger_ns, |us| us * 1_000);
@@ -235,7 +250,9 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         let value = value.parse().map_err(|_| wrong("expected NAME=WHOLE-NUMBER".into()))?;
         model.set(name, value).map_err(wrong)?;
     }
-    let setup = Setup { residency, cut, seconds, overrun_seconds, seed, graph: !args.eager, model };
+    let graph = !args.eager;
+    let setup =
+        Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
         return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);

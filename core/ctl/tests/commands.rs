@@ -143,6 +143,7 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
         (&["--hp", file, "--be", file], "no column `ts_us`"),
         (&[&PAIR[..], &["--load", "0"]].concat(), "--load 0: expected more than 0"),
         (&[&PAIR[..], &["--seconds", "inf"]].concat(), "--seconds"),
+        (&[&PAIR[..], &["--warm-up-seconds=-1"]].concat(), "-1: expected 0 to 3600"),
         (&[&PAIR[..], &["--arrivals", file]].concat(), "bad.csv, line 2: `soon`, expected seconds"),
         (&[&PAIR[..], &["--policy", file]].concat(), "bad.csv"),
         (&[&PAIR[..], &["--policy-config", file]].concat(), "built-in has none"),

@@ -20,7 +20,8 @@ use tally_engine::{Action, Engine, EngineConfig, Submission};
 const LOOK_NS: u64 = 1_000;
 /// How long a launch that waits spins before its thread sleeps.
 const SPIN_NS: u64 = 1_000_000;
-/// Iterations of the training before the first request, for the policy to learn from.
+/// Iterations of the training before the first request, for the policy to learn from, unless a
+/// [`Setup`] says how long.
 const WARM_ITERATIONS: u64 = 5;
 
 /// Stands for the ticket of a launch under a standing grant: it was not submitted.
@@ -37,6 +38,9 @@ pub struct Setup {
     pub seconds: f64,
     /// At most so much longer until all are served.
     pub overrun_seconds: f64,
+    /// The training runs so long before the window, for the policy to learn from; `None`:
+    /// five iterations.
+    pub warm_up_seconds: Option<f64>,
     /// Of the arrivals.
     pub seed: u64,
     /// A request is one CUDA graph; otherwise it launches as recorded.
@@ -52,6 +56,7 @@ impl Default for Setup {
             cut: Cut::Open,
             seconds: 5.0,
             overrun_seconds: 5.0,
+            warm_up_seconds: None,
             seed: 1,
             graph: true,
             model: Model::default(),
@@ -122,9 +127,12 @@ pub fn simulate(
     let here = high.timed_in(setup.residency);
     let low_plain_ns = low.map_or(1, |low| low.timed_in(Residency::Timeslice).period_ns);
     let low = low.map(|low| low.timed_in(setup.residency));
-    let warm_ns = low.as_ref().map_or(0, |low| WARM_ITERATIONS * low.period_ns);
-    let window_ns = (setup.seconds.max(0.0) * 1e9) as u64;
-    let end_ns = warm_ns + window_ns + (setup.overrun_seconds.max(0.0) * 1e9) as u64;
+    let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
+    let warm_ns = low
+        .as_ref()
+        .map_or(0, |low| setup.warm_up_seconds.map_or(WARM_ITERATIONS * low.period_ns, ns));
+    let window_ns = ns(setup.seconds);
+    let end_ns = warm_ns + window_ns + ns(setup.overrun_seconds);
     let mut times = arrivals.times(solo.ns, window_ns, setup.seed);
     times.iter_mut().for_each(|at| *at += warm_ns);
     let unscheduled = policy.is_none();

@@ -166,6 +166,27 @@ fn the_built_in_rule_never_makes_high_priority_slower() {
 }
 
 #[test]
+fn a_training_warms_up_as_long_as_asked_and_five_iterations_otherwise() {
+    let (high, low) = pair();
+    // Unscheduled, so that an iteration takes the training the same time each time.
+    let model = Model { hosts_permille: 0, ..Model::default() };
+    let iterations = |warm_up_seconds| {
+        let setup = Setup { warm_up_seconds, model, ..setup(Residency::Timeslice) };
+        let report = simulate(&setup, &high, Some(&low), &Arrivals::At(vec![]), None);
+        let training = report.best_effort.unwrap();
+        // What was done before the window is not in the share.
+        assert!((0.97..=1.001).contains(&training.share), "{training:?}");
+        training.iterations as i64
+    };
+    let iteration_s = low.timed_in(Residency::Timeslice).period_ns as f64 / 1e9;
+    let none = iterations(Some(0.0));
+    for (warm_up_seconds, expected) in [(None, 5), (Some(40.0 * iteration_s), 40)] {
+        let more = iterations(warm_up_seconds) - none;
+        assert!((more - expected).abs() <= 1, "{warm_up_seconds:?}: {more}");
+    }
+}
+
+#[test]
 fn a_kernel_that_gives_way_is_waited_for_less() {
     struct Cutting(bool);
     impl Policy for Cutting {
@@ -319,11 +340,15 @@ proptest! {
         load in 0.05f64..0.9,
         linger_ns in 0u64..200_000,
         beside_ns in 0u64..20_000,
+        warm_up_ms in prop::option::of(0u32..20),
     ) {
         let residency = if mps { Residency::Mps } else { Residency::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
         let model = Model { linger_ns, beside_ns, ..Model::default() };
-        let setup = Setup { residency, cut: Cut::All, seconds, overrun_seconds, seed, graph, model };
+        let cut = Cut::All;
+        let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
+        let setup =
+            Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);

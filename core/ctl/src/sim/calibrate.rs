@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
+use tally_engine::policy::Policy;
 use tally_replay::trace::Alone;
-use tally_replay::{Arrivals, Cut, Report, Residency, Setup, Trace, simulate};
+use tally_replay::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
 
 /// A measured program and its trace.
 const PROGRAMS: [(&str, &str); 10] = [
@@ -36,6 +37,10 @@ const AIMS_PERCENT: [f64; 2] = [15.0, 10.0];
 const DRIFT_MAX: f64 = 1.25;
 const MPS_ALONE: f64 = 0.25;
 
+/// How long a row's training ran alone in the row's mode, each of two times, where the row
+/// does not say: as `tests/gpu/step_pairs.py` has it.
+const ALONE_SECONDS: f64 = 3.0;
+
 /// A row of measurements that can be simulated.
 struct Measured<'a> {
     row: &'a Value,
@@ -44,7 +49,19 @@ struct Measured<'a> {
     scheduled: bool,
     p99: f64,
     share: f64,
+    own: Option<Own>,
     load: f64,
+}
+
+/// What the row's very training made alone in the row's mode: beside an inference that was
+/// connected and idle.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Own {
+    steps_per_s: f64,
+    /// Of that, with requests.
+    share: f64,
+    /// It ran so long for this, after a warm-up of as long.
+    seconds: f64,
 }
 
 /// Both side by side.
@@ -60,9 +77,26 @@ struct Compared {
     measured_p50_ms: f64,
     p99_ms: f64,
     measured_p99_ms: f64,
+    /// The training's rate over what it makes alone without a core, by another process.
     share: f64,
     measured_share: f64,
+    /// The training's rate over what the same process makes alone in the row's mode.
+    share_of_own: Option<f64>,
+    measured_share_of_own: Option<f64>,
+    /// What it makes alone in the row's mode over what it makes alone without a core.
+    alone_share: Option<f64>,
+    measured_alone_share: Option<f64>,
     report: Report,
+}
+
+impl Compared {
+    /// `[simulated, measured]`, and whether they are of the training's own rate.
+    fn shares(&self) -> ([f64; 2], bool) {
+        match (self.share_of_own, self.measured_share_of_own) {
+            (Some(simulated), Some(measured)) => ([simulated, measured], true),
+            _ => ([self.share, self.measured_share], false),
+        }
+    }
 }
 
 /// Print a table of all rows of the file that can be simulated.
@@ -100,6 +134,9 @@ pub fn run(
     Ok(())
 }
 
+/// Behind a share of what the training makes alone in the row's mode.
+const OF_OWN: &str = " of own";
+
 fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
     writeln!(
         out,
@@ -109,13 +146,15 @@ fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
     let off = |a: f64, b: f64| (a / b - 1.0) * 100.0;
     let mut within = [0; 2];
     for r in rows {
-        let offs = [off(r.p99_over_solo, r.measured_p99_over_solo), off(r.share, r.measured_share)];
+        let ([share, measured_share], is_own) = r.shares();
+        let offs = [off(r.p99_over_solo, r.measured_p99_over_solo), off(share, measured_share)];
+        let own = if is_own { OF_OWN } else { "" };
         for (count, (off, aim)) in within.iter_mut().zip(offs.iter().zip(AIMS_PERCENT)) {
             *count += u32::from(off.abs() <= aim);
         }
         writeln!(
             out,
-            "| {} + {} | {}{} | {:.2} | {:.2} | {:+.0} % | {:.2} | {:.2} | {:+.0} % |",
+            "| {} + {} | {}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
             r.hp,
             r.be,
             r.mode,
@@ -123,12 +162,16 @@ fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
             r.p99_over_solo,
             r.measured_p99_over_solo,
             offs[0],
-            r.share,
-            r.measured_share,
             offs[1],
         )?;
     }
     writeln!(out)?;
+    if rows.iter().any(|r| r.shares().1) {
+        writeln!(
+            out,
+            "A share{OF_OWN} is of what the same training makes alone in that mode; other shares are of what it makes alone without a core.\n"
+        )?;
+    }
     writeln!(
         out,
         "p99 within {} % in {} of {} rows, share within {} % in {}.",
@@ -171,13 +214,17 @@ impl<'a> Measured<'a> {
         };
         let graph = text(row, "hp").ends_with("graph");
         let seconds = number(row, "seconds").unwrap_or(setup.seconds);
+        let own = Own::of(row);
+        // It has its cut forms and the policy knows its kernels by the first request.
+        let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
         // A mode that could not keep up was given as long again.
-        let setup = Setup { residency, cut, graph, seconds, overrun_seconds: seconds, ..*setup };
+        let overrun_seconds = seconds;
+        let setup =
+            Setup { residency, cut, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
         let p99 = number(row, "p99_over_solo")?;
-        // Of what the very process makes alone, where that was measured.
-        let share = number(row, "be_share_of_own").or_else(|| number(row, "be_share"))?;
+        let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);
-        Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, load })
+        Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, own, load })
     }
 
     /// Whether the inference alone was not as fast as for the solo figures any more: ratios to
@@ -202,10 +249,15 @@ impl<'a> Measured<'a> {
             high = high.as_graph();
         }
         self.as_alone(&mut high, &mut low);
-        let policy = if self.scheduled { policies.load()? } else { None };
-        let load = self.arrivals();
-        let report = simulate(&self.setup, &high, Some(&low), &load, policy);
+        let solo_steps_per_s =
+            number(row, "be_solo_steps_per_s").unwrap_or_else(|| plain_steps_per_s(&low));
+        let own_steps_per_s = self.as_own(&high, &mut low, policies)?;
+        let report =
+            simulate(&self.setup, &high, Some(&low), &self.arrivals(), self.policy(policies)?);
         let h = &report.high_priority;
+        let share = report.best_effort.as_ref().map_or(0.0, |training| training.share);
+        // The report's is of the pace that the training was given.
+        let steps_per_s = share * plain_steps_per_s(&low);
         Ok(Compared {
             hp: text(row, "hp").into(),
             be: text(row, "be").into(),
@@ -217,8 +269,12 @@ impl<'a> Measured<'a> {
             measured_p50_ms: number(row, "p50_ms").unwrap_or(0.0),
             p99_ms: h.service_p99_ms,
             measured_p99_ms: number(row, "p99_ms").unwrap_or(0.0),
-            share: report.best_effort.as_ref().map_or(0.0, |b| b.share),
+            share: steps_per_s / solo_steps_per_s,
             measured_share: self.share,
+            share_of_own: own_steps_per_s.map(|own| steps_per_s / own),
+            measured_share_of_own: self.own.map(|own| own.share),
+            alone_share: own_steps_per_s.map(|own| own / solo_steps_per_s),
+            measured_alone_share: self.own.map(|own| own.steps_per_s / solo_steps_per_s),
             report,
         })
     }
@@ -230,6 +286,50 @@ impl<'a> Measured<'a> {
         };
         let rate_per_s = self.load * 1e3 / solo_ms;
         Arrivals::At(poisson(rate_per_s, self.setup.seconds, SEED))
+    }
+
+    fn policy(&self, policies: &Policies) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        if self.scheduled { policies.load() } else { Ok(None) }
+    }
+
+    /// Give the training the pace of the row's own process, if that was measured. Returns what
+    /// it then makes alone in the row's mode, steps a second.
+    fn as_own(
+        &self,
+        high: &Trace,
+        low: &mut Trace,
+        policies: &Policies,
+    ) -> Result<Option<f64>, CtlError> {
+        let Some(own) = self.own else { return Ok(None) };
+        let mut steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+        // The solo figure is of another process, and perhaps of another hour: a training that its
+        // own part limits had another pace. One that the GPU limits did not, for the GPU is the same:
+        // a rate that differs under a policy says that the model of cutting is off, and kernels made
+        // longer or shorter for that would be off, too. Shares of own have it above and below the line.
+        let is_launch_bound = low.alone[0].is_some_and(|alone| alone.is_launch_bound());
+        if steps_per_s > 0.0 && (is_launch_bound || !self.scheduled) {
+            slow_down(low, steps_per_s / own.steps_per_s);
+            steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+        }
+        Ok(Some(steps_per_s).filter(|&rate| rate > 0.0))
+    }
+
+    /// What the training makes in the row's mode beside an inference without requests.
+    fn alone_steps_per_s(
+        &self,
+        own: Own,
+        high: &Trace,
+        low: &Trace,
+        policies: &Policies,
+    ) -> Result<f64, CtlError> {
+        let seconds = own.seconds;
+        // An inference that waits for requests takes nothing of the training's host.
+        let model = Model { hosts_permille: 0, ..self.setup.model };
+        let setup = Setup { seconds, warm_up_seconds: Some(seconds), model, ..self.setup };
+        let none = Arrivals::At(Vec::new());
+        let report = simulate(&setup, high, Some(low), &none, self.policy(policies)?);
+        let share = report.best_effort.map_or(0.0, |training| training.share);
+        Ok(share * plain_steps_per_s(low))
     }
 
     /// Both as fast alone as they were in the row's run.
@@ -245,12 +345,7 @@ impl<'a> Measured<'a> {
                 high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
             }
         }
-        if let Some(rate) = number(self.row, "own_be_solo_steps_per_s") {
-            // Measured in the row's mode, and its share is of this: nothing is left to be told by a ratio.
-            let own_ns = (1e9 / rate) as u64;
-            low.alone = low.alone.map(|alone| alone.map(|alone| alone.scaled_to(own_ns)));
-            low.alone[0] = Some(like(low.alone[0], own_ns));
-        } else if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
+        if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
             let solo_ns = (1e9 / rate) as u64;
             let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
             low.alone[1] = low.alone[1].map(|mps| {
@@ -261,6 +356,27 @@ impl<'a> Measured<'a> {
     }
 }
 
+impl Own {
+    fn of(row: &Value) -> Option<Self> {
+        let steps_per_s = number(row, "own_be_solo_steps_per_s")?;
+        let share = number(row, "be_share_of_own")?;
+        let seconds = number(row, "be_alone_seconds").unwrap_or(ALONE_SECONDS);
+        Some(Own { steps_per_s, share, seconds })
+    }
+}
+
+/// What a training makes alone without a core.
+fn plain_steps_per_s(low: &Trace) -> f64 {
+    1e9 / low.timed_in(Residency::Timeslice).period_ns.max(1) as f64
+}
+
+/// The same training, so many times as slow alone.
+fn slow_down(low: &mut Trace, by: f64) {
+    low.alone = low
+        .alone
+        .map(|alone| alone.map(|alone| alone.scaled_to((alone.ns as f64 * by).round() as u64)));
+}
+
 fn is_vendor(row: &Value) -> bool {
     row.get("vendor_rewrite") == Some(&Value::Bool(true))
 }
@@ -268,30 +384,106 @@ fn is_vendor(row: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::LimitsArg;
     use serde_json::json;
 
+    fn policies() -> Policies {
+        Policies::open("native:tally-priority", None, LimitsArg::Default, &[]).unwrap()
+    }
+
+    /// With short windows, for what is asked of it does not depend on them.
+    fn own_row(be: &str, mode: &str, steps_per_s: f64) -> Value {
+        let policy = if mode == "mps" { "none" } else { "tally-priority" };
+        json!({
+            "hp": "bert-graph", "be": be, "mode": mode, "policy": policy, "cut": {},
+            "p99_over_solo": 1.5, "be_share": 0.35, "be_solo_steps_per_s": 10.0, "seconds": 0.5,
+            "own_be_solo_steps_per_s": steps_per_s, "be_share_of_own": 0.5, "be_alone_seconds": 0.5,
+        })
+    }
+
+    /// What the training takes alone, plain and under MPS.
+    fn plain_ns(low: &Trace) -> [u64; 2] {
+        low.alone.map(|alone| alone.unwrap().ns)
+    }
+
     #[test]
-    fn a_trainings_share_is_of_what_its_own_process_makes_alone() {
-        let setup = Setup::default();
-        let mut row = json!({
-            "hp": "bert-graph", "be": "gpt2-train", "mode": "tally-mps", "policy": "tally-priority",
-            "p99_over_solo": 1.1, "be_share": 0.4, "be_solo_steps_per_s": 10.0,
-        });
-        let alone_ns = |row: &Value| {
-            let measured = Measured::of(row, &setup).unwrap();
-            let (mut high, mut low) = (
-                trace("hp", measured.traces[0]).unwrap(),
-                trace("be", measured.traces[1]).unwrap(),
-            );
+    fn a_row_with_figures_of_its_own_warms_up_as_long_as_it_did() {
+        let setup = Setup { warm_up_seconds: Some(1.0), ..Setup::default() };
+        let mut row = own_row("gpt2-train", "tally-mps", 7.0);
+        let warm_up =
+            |row: &Value| Measured::of(row, &setup).unwrap().setup.warm_up_seconds.unwrap();
+        assert_eq!(warm_up(&row), 1.0, "twice half a second");
+        row["be_alone_seconds"] = json!(2.5);
+        assert_eq!(warm_up(&row), 5.0);
+        row["be_alone_seconds"] = Value::Null;
+        assert_eq!(warm_up(&row), 6.0, "as long as the step has it");
+        row["own_be_solo_steps_per_s"] = Value::Null;
+        let without = Measured::of(&row, &setup).unwrap();
+        assert_eq!((without.own, without.setup.warm_up_seconds), (None, Some(1.0)));
+    }
+
+    #[test]
+    fn only_a_training_that_its_own_part_limits_gets_another_pace_under_a_policy() {
+        let policies = policies();
+        let paces = |row: &Value| {
+            let measured = Measured::of(row, &Setup::default()).unwrap();
+            let mut high = trace("hp", measured.traces[0]).unwrap().as_graph();
+            let mut low = trace("be", measured.traces[1]).unwrap();
             measured.as_alone(&mut high, &mut low);
-            (measured.share, low.alone.map(|alone| alone.unwrap().ns))
+            let before_ns = plain_ns(&low);
+            let alone = measured.as_own(&high, &mut low, &policies).unwrap();
+            (before_ns, plain_ns(&low), alone)
         };
-        let (share, [plain_ns, mps_ns]) = alone_ns(&row);
-        assert_eq!((share, plain_ns), (0.4, 100_000_000));
-        assert_ne!(mps_ns, plain_ns, "as in its trace");
-        row["own_be_solo_steps_per_s"] = json!(8.0);
-        row["be_share_of_own"] = json!(0.5);
-        assert_eq!(alone_ns(&row), (0.5, [125_000_000; 2]));
+        let (before_ns, after_ns, alone) = paces(&own_row("gpt2-train", "tally-mps", 5.0));
+        assert_eq!((before_ns[0], after_ns), (100_000_000, before_ns), "the GPU limits it");
+        let alone = alone.unwrap();
+        assert!((6.0..9.0).contains(&alone), "cut while the inference idles: {alone}");
+
+        let (before_ns, after_ns, alone) = paces(&own_row("gpt2-large-train", "tally-mps", 5.0));
+        assert!(after_ns[0] > before_ns[0] && after_ns[1] > before_ns[1], "{after_ns:?}");
+        let alone = alone.unwrap();
+        assert!((alone / 5.0 - 1.0).abs() < 0.1, "{alone}");
+
+        // Without a policy nothing is modelled that could be off.
+        let (_, after_ns, alone) = paces(&own_row("gpt2-train", "mps", 8.0));
+        let alone = alone.unwrap();
+        assert!((alone / 8.0 - 1.0).abs() < 0.02, "{alone}");
+        assert!((after_ns[1] as f64 / 125e6 - 1.0).abs() < 0.02, "{after_ns:?}");
+
+        let mut row = own_row("gpt2-large-train", "tally-mps", 5.0);
+        row["own_be_solo_steps_per_s"] = Value::Null;
+        let (before_ns, after_ns, alone) = paces(&row);
+        assert_eq!((before_ns, alone), (after_ns, None));
+    }
+
+    #[test]
+    fn a_share_of_own_is_of_the_simulated_rate_alone_in_the_mode() {
+        let row = own_row("gpt2-train", "tally-mps", 7.0);
+        let of = |row: &Value| {
+            Measured::of(row, &Setup::default()).unwrap().compare(&policies()).unwrap()
+        };
+        let own = of(&row);
+        let (share_of_own, alone_share) = (own.share_of_own.unwrap(), own.alone_share.unwrap());
+        assert!((own.share / alone_share / share_of_own - 1.0).abs() < 1e-9);
+        assert!(alone_share < 0.9 && share_of_own > own.share, "{alone_share} {share_of_own}");
+        assert_eq!((own.measured_share, own.measured_share_of_own), (0.35, Some(0.5)));
+        assert_eq!(own.measured_alone_share, Some(0.7));
+
+        let mut without = row.clone();
+        without["own_be_solo_steps_per_s"] = Value::Null;
+        let without = of(&without);
+        assert_eq!((without.share_of_own, without.measured_share_of_own), (None, None));
+        let reported = without.report.best_effort.as_ref().unwrap().share;
+        assert!((without.share / reported - 1.0).abs() < 1e-6);
+
+        let mut table = Vec::new();
+        show(&mut table, &[own, without]).unwrap();
+        let table = String::from_utf8(table).unwrap();
+        let lines: Vec<_> = table.lines().collect();
+        let simulated = format!("| {share_of_own:.2} of own | 0.50 of own |");
+        assert!(lines[2].contains(&simulated), "{table}");
+        assert!(lines[3].contains("| 0.35 |") && !lines[3].contains("of own"), "{table}");
+        assert!(lines[5].starts_with("A share of own"), "{table}");
     }
 
     #[test]

@@ -25,6 +25,11 @@ impl Alone {
         let scale = |value: u64| (value as f64 * ns as f64 / self.ns.max(1) as f64) as u64;
         Alone { ns, p99_ns: scale(self.p99_ns), launched_ns: scale(self.launched_ns) }
     }
+
+    /// Whether the program's own part, and not the GPU, is what it takes, as far as is known.
+    pub fn is_launch_bound(&self) -> bool {
+        self.launched_ns as f64 > self.ns as f64 * LAUNCH_BOUND
+    }
 }
 
 /// How a recording is changed.
@@ -103,7 +108,7 @@ impl Trace {
                 self.lone(Change { host: 1e-3, ..NONE }).1 <= target
             }
         };
-        if launched > target * LAUNCH_BOUND || waited_for() {
+        if alone.is_launch_bound() || waited_for() {
             change.host = solve(target, (1e-3, 1e3), |host| self.lone(Change { host, ..NONE }).1);
         } else if launched > 0.0 && self.kernels.iter().any(|k| k.launch > 0) {
             change.host = solve(launched, (1e-3, 1e3), |host| self.lone(Change { host, ..NONE }).0);
