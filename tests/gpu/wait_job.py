@@ -172,6 +172,9 @@ class Job:
         self.launch(self.function(b"late"), self.b)
         self.sync(self.b)
 
+    def get_function_and_launch_in_same_stream(self):
+        self.launch(self.function(b"late"), self.a)
+
     def load_module(self):
         module = ctypes.c_void_p()
         self.cuda.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(MORE_PTX.encode()))
@@ -238,7 +241,8 @@ class Job:
 
 STATES = ("a_waits", "a_runs", "a_runs_and_waits")
 ACTIONS = (
-    "launch_known", "launch_known_high", "launch_first_time", "get_function", "get_function_and_launch", "load_module",
+    "launch_known", "launch_known_high", "launch_first_time", "get_function", "get_function_and_launch", "get_function_and_launch_in_same_stream",
+    "load_module",
     "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
     "destroy_stream", "load_function", "instantiate_graph", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",

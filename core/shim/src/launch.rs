@@ -173,7 +173,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     {
         // Recorded, not run: the launch of its graph is the launch.
         client.counters.captured.fetch_add(1, Relaxed);
-        let _quiet = quiet(call);
+        let _quiet = quiet(call, None);
         return state::inside(call.real);
     }
     let key = slots::key(call.stream, call.per_thread);
@@ -190,8 +190,8 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
 }
 
-/// Quiet, if the driver may have to load a kernel for this launch.
-pub fn quiet(call: &Call<'_>) -> Option<Quiet> {
+/// Quiet, if the driver may have to load a kernel for this launch, into a slot unless it is only recorded.
+pub fn quiet(call: &Call<'_>, slot: Option<usize>) -> Option<Quiet> {
     if !cut::is_enabled() {
         return None;
     }
@@ -199,7 +199,7 @@ pub fn quiet(call: &Call<'_>) -> Option<Quiet> {
         Target::Kernel(arguments) => Some(arguments.function),
         Target::Graph(_) | Target::Other => None,
     };
-    let quiet = cut::quiet::of_launch(function);
+    let quiet = cut::quiet::of_launch(function, slot);
     if let Some(function) = function
         && quiet.is_some()
     {

@@ -36,7 +36,7 @@ static ENTRIES: Handles<{ 2 * KERNEL_SLOTS }> = Handles::new();
 /// Held by whoever writes to any of them.
 static LOCK: Lock = Lock::new();
 
-/// It has been launched through this handle.
+/// It has been launched through this handle, or loaded otherwise.
 const LAUNCHED: u64 = 1 << 31;
 const _: () = assert!((KERNEL_SLOTS as u64) < LAUNCHED);
 
@@ -98,7 +98,8 @@ fn note(client: &ClientRegion, function: usize, owner: usize, name: &[u8], image
     let _held = LOCK.lock();
     let index = entry(client, name, image);
     let value = pack(owner, index);
-    if FUNCTIONS.get(function) != Some(value | LAUNCHED) {
+    // Programs look the same one up again and again.
+    if FUNCTIONS.get(function).map(|known| known & !LAUNCHED) != Some(value) {
         FUNCTIONS.insert(function, value);
         quiet::looked_up();
     }
@@ -478,7 +479,7 @@ pub unsafe fn library_get_module(
     }
 }
 
-/// `cuKernelGetFunction`: another handle of the same kernel.
+/// `cuKernelGetFunction`: another handle of the same kernel. It loads the kernel, the first time.
 ///
 /// # Safety
 /// As the driver's.
@@ -488,16 +489,22 @@ pub unsafe fn kernel_get_function(
     function: *mut Ptr,
     kernel: Ptr,
 ) -> CuResult {
-    let _quiet = quiet::of_call();
+    // Programs ask for it again and again.
+    let _quiet = if is_new(kernel) { quiet::of_call() } else { None };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(function, kernel) };
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)
     {
-        let _held = LOCK.lock();
         // SAFETY: the driver has just written it.
-        FUNCTIONS.insert(unsafe { *function } as usize, value);
+        let function = unsafe { *function } as usize;
+        let value = value | LAUNCHED;
+        if [kernel as usize, function].iter().any(|f| FUNCTIONS.get(*f) != Some(value)) {
+            let _held = LOCK.lock();
+            FUNCTIONS.insert(kernel as usize, value);
+            FUNCTIONS.insert(function, value);
+        }
     }
     result
 }

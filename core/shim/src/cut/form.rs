@@ -2,7 +2,7 @@
 
 use super::kernels::{self, Cut};
 use super::progress::Progress;
-use super::quiet::Making;
+use super::quiet::{self, Making, Quiet};
 use super::watch::{self, Again, Open, PARTS_MAX};
 use super::{gate, graph, width};
 use crate::cu::{
@@ -51,6 +51,20 @@ pub struct Order<'a> {
     pub number: u32,
     /// More of the same launch is before it: its first part waits at the gate, too.
     pub follows: bool,
+    /// The calling thread has quiet for it.
+    pub quiet: Option<&'a Quiet>,
+}
+
+impl Order<'_> {
+    /// Begin to make it, by the function with the prelude or the one by offset; with quiet for the first launch of
+    /// that. `None`: somebody else wants quiet.
+    fn begin(&self, cut: &Cut, by_offset: bool) -> Option<(Making, Option<Quiet>)> {
+        let own = match (cut.is_first_use(by_offset), self.quiet) {
+            (true, None) => quiet::of_first_launch(Some(self.slot)),
+            _ => None,
+        };
+        Some((Making::begin(self.quiet.or(own.as_ref()))?, own))
+    }
 }
 
 /// Make a launch as decided. `None`: nothing was issued, it must run whole.
@@ -327,8 +341,7 @@ fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
     let cut = kernels::cut(order.kernel as usize)?;
-    let quiet = cut.first_use(false);
-    let _making = Making::begin(quiet.as_ref())?;
+    let _making = order.begin(cut, false)?;
     let cluster = kernels::cluster(arguments, cut)?;
     kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
     if order.slot >= gate::NOTICES {
@@ -420,8 +433,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
-    let quiet = cut.first_use(by_offset.is_some());
-    let _making = Making::begin(quiet.as_ref())?;
+    let _making = order.begin(cut, by_offset.is_some())?;
     let (table, epoch2) = claims(order, parts)?;
     let (_, never) = gate::flags();
     let mut all = Parts::new(order, arguments, cut, parts as usize)?;

@@ -471,10 +471,10 @@ impl Cut {
         Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
     }
 
-    /// Quiet, for the first launch of the function with the prelude, or of the one by offset: see [`quiet`].
-    pub(super) fn first_use(&self, by_offset: bool) -> Option<quiet::Quiet> {
+    /// Whether the function with the prelude, or the one by offset, is launched for the first time now.
+    pub(super) fn is_first_use(&self, by_offset: bool) -> bool {
         let used = &self.used[usize::from(by_offset)];
-        (!used.load(Relaxed) && !used.swap(true, Relaxed)).then(quiet::of_first_launch).flatten()
+        !used.load(Relaxed) && !used.swap(true, Relaxed)
     }
 
     /// See that a launch of `original` may have so much dynamic shared memory, if its

@@ -11,7 +11,7 @@
 
 use super::watch;
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::{attendant, log, names};
+use crate::{attendant, log, names, slots};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub struct Quiet(());
 
 impl Quiet {
     /// `None`: something was still under way after so long.
-    fn within(patience: Duration, is_busy: fn() -> bool) -> Option<Self> {
+    fn within(patience: Duration, is_busy: impl Fn() -> bool) -> Option<Self> {
         let quiet = Self::want();
         let start = Instant::now();
         while MAKING.load(SeqCst) != 0 || is_busy() {
@@ -69,12 +69,18 @@ pub fn of_worker() -> Option<Quiet> {
 }
 
 /// Before a call of the program's in which the driver waits and keeps launches waiting: have nothing under way that could
-/// need help. The calling thread holds none of our locks but its stream's. `None`: nothing is ever cut here.
+/// need help. The calling thread holds none of our locks. `None`: nothing is ever cut here.
 pub fn of_call() -> Option<Quiet> {
+    beside(None)
+}
+
+/// The same, apart from what is under way in one slot, whose lock may be held.
+fn beside(slot: Option<usize>) -> Option<Quiet> {
     if !super::is_enabled() {
         return None;
     }
-    let quiet = Quiet::within(CALL_PATIENCE, watch::may_need_help);
+    let others = !slot.map_or(0, slots::bit);
+    let quiet = Quiet::within(CALL_PATIENCE, || watch::may_need_help() & others != 0);
     if quiet.is_none() {
         log!(
             "a cut launch has been under way for {CALL_PATIENCE:?}: a call waits no longer for it"
@@ -91,17 +97,17 @@ pub fn looked_up() {
     LOADING.store(true, Relaxed);
 }
 
-/// Before a launch (of `function`, if it is of one) for which the driver may have to load a kernel: the first of that
-/// function, or of any since one was looked up or `cuFuncLoad` was called. `None`: for this one it need not.
-pub fn of_launch(function: Option<Ptr>) -> Option<Quiet> {
+/// Before a launch (of `function`, if it is of one) into a slot, for which the driver may have to load a kernel: the first of
+/// that function, or of any since one was looked up or `cuFuncLoad` was called. `None`: for this one it need not.
+pub fn of_launch(function: Option<Ptr>, slot: Option<usize>) -> Option<Quiet> {
     let may_load = function.is_some_and(names::is_new)
         || (LOADING.load(Relaxed) && LOADING.swap(false, Relaxed));
-    if may_load { of_first_launch() } else { None }
+    if may_load { of_first_launch(slot) } else { None }
 }
 
-/// Before the first launch of some function.
-pub fn of_first_launch() -> Option<Quiet> {
-    if is_lazy() { of_call() } else { None }
+/// Before the first launch of some function. The driver does not wait for what is in the same stream.
+pub fn of_first_launch(slot: Option<usize>) -> Option<Quiet> {
+    if is_lazy() { beside(slot) } else { None }
 }
 
 /// Whether kernels are loaded when they are first launched, not with their module.
