@@ -342,7 +342,6 @@ driver_table! {
     link_destroy: [c"cuLinkDestroy"] fn(Ptr);
     launch_ex: [c"cuLaunchKernelEx"] fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr);
     module_load: [c"cuModuleLoadData"] fn(*mut Ptr, *const u8);
-    loading_mode: [c"cuModuleGetLoadingMode"] fn(*mut c_int);
     module_function: [c"cuModuleGetFunction"] fn(*mut Ptr, Ptr, *const c_char);
     kernel_function: [c"cuKernelGetFunction"] fn(*mut Ptr, Ptr);
     func_attribute: [c"cuFuncGetAttribute"] fn(*mut c_int, c_int, Ptr);

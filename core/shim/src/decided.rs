@@ -23,7 +23,6 @@
 use crate::activity;
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::cut::form::Order;
-use crate::cut::quiet::Quiet;
 use crate::launch::{self, Call, Shape, Target};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
@@ -97,21 +96,17 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     if sample && !synchronous && completion::unmarked(client, index, slot, before) != 0 {
         launch.mark_before();
     }
-    let quiet = launch::quiet(call, Some(index));
     let result = match (answer, shape) {
-        (Some((answer, ticket)), Some((shape, _))) => {
-            launch.cut(answer, ticket, &shape, quiet.as_ref())
-        }
+        (Some((answer, ticket)), Some((shape, _))) => launch.cut(answer, ticket, &shape),
         _ => launch::unasked(client, index, call),
     };
-    drop(quiet);
     launch.finish(result, sample);
     result
 }
 
 impl Decided<'_> {
     /// Make the launch in another form, or whole if that cannot be.
-    fn cut(&self, answer: Answer, ticket: u64, shape: &Shape, quiet: Option<&Quiet>) -> CuResult {
+    fn cut(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
         let Decided { client, index, before, call, .. } = *self;
         let target = (call.target)();
         let offered = match answer {
@@ -144,7 +139,6 @@ impl Decided<'_> {
             ticket,
             number: before.wrapping_add(1),
             follows: false,
-            quiet,
         };
         let real = || {
             cut::form::launch(&order, answer).unwrap_or_else(|| {

@@ -201,7 +201,6 @@ doors! {
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
-    cuFuncLoad(function: Ptr) false quiet::func_load;
     cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
     cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
 }

@@ -10,8 +10,7 @@ use crate::cu::{
     CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
     LaunchConfig, Ptr, SUCCESS,
 };
-use crate::cut::quiet::Quiet;
-use crate::{attach, attendant, capture, cut, decided, graphs, lifecycle, names, slots, state};
+use crate::{attach, attendant, capture, decided, graphs, lifecycle, names, slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -173,7 +172,6 @@ fn govern(call: &Call<'_>) -> CuResult {
     {
         // Recorded, not run: the launch of its graph is the launch.
         client.counters.captured.fetch_add(1, Relaxed);
-        let _quiet = quiet(call, None);
         return state::inside(call.real);
     }
     let key = slots::key(call.stream, call.per_thread);
@@ -188,24 +186,6 @@ fn govern(call: &Call<'_>) -> CuResult {
     } else {
         decided::launch(client, slot, call)
     }
-}
-
-/// Quiet, if the driver may have to load a kernel for this launch, into a slot unless it is only recorded.
-pub fn quiet(call: &Call<'_>, slot: Option<usize>) -> Option<Quiet> {
-    if !cut::is_enabled() {
-        return None;
-    }
-    let function = match (call.target)() {
-        Target::Kernel(arguments) => Some(arguments.function),
-        Target::Graph(_) | Target::Other => None,
-    };
-    let quiet = cut::quiet::of_launch(function, slot);
-    if let Some(function) = function
-        && quiet.is_some()
-    {
-        names::launched(function);
-    }
-    quiet
 }
 
 /// A [`Launch`] of so many arguments.

@@ -27,7 +27,7 @@ const SAMPLE_BYTES: usize = 1024;
 /// A text image (PTX) is read this far.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// Function or kernel handle to `owner tag << 32 | LAUNCHED | index + 1`.
+/// Function or kernel handle to `owner tag << 32 | LOADED | index + 1`.
 static FUNCTIONS: Handles<FUNCTIONS_MAX> = Handles::new();
 /// Module or library handle to its image's hash (never 0).
 static MODULES: Handles<MODULES_MAX> = Handles::new();
@@ -36,10 +36,6 @@ static ENTRIES: Handles<{ 2 * KERNEL_SLOTS }> = Handles::new();
 /// Held by whoever writes to any of them.
 static LOCK: Lock = Lock::new();
 
-/// It has been launched through this handle, or loaded otherwise.
-const LAUNCHED: u64 = 1 << 31;
-const _: () = assert!((KERNEL_SLOTS as u64) < LAUNCHED);
-
 /// `KERNEL_UNKNOWN + 1` does not fit 32 bits: unknown is stored as 0 there, with
 /// a tag that is never 0.
 fn pack(owner: usize, index: u32) -> u64 {
@@ -47,8 +43,12 @@ fn pack(owner: usize, index: u32) -> u64 {
 }
 
 fn unpack(value: u64) -> u32 {
-    ((value & (LAUNCHED - 1)) as u32).wrapping_sub(1)
+    ((value & (LOADED - 1)) as u32).wrapping_sub(1)
 }
+
+/// A kernel whose function was asked for.
+const LOADED: u64 = 1 << 31;
+const _: () = assert!((KERNEL_SLOTS as u64) < LOADED);
 
 /// A short stand-in for an owner's handle.
 fn tag(owner: usize) -> u32 {
@@ -69,20 +69,6 @@ pub fn known(function: usize) -> Option<u32> {
     FUNCTIONS.get(function).map(unpack)
 }
 
-/// Whether a function was never launched through this handle, as far as is known.
-pub fn is_new(function: Ptr) -> bool {
-    // One for which there was no room is not: each launch of it would be taken for the first.
-    FUNCTIONS.get(function as usize).is_some_and(|value| value & LAUNCHED == 0)
-}
-
-/// It was launched.
-pub fn launched(function: Ptr) {
-    let _held = LOCK.lock();
-    if let Some(value) = FUNCTIONS.get(function as usize) {
-        FUNCTIONS.insert(function as usize, value | LAUNCHED);
-    }
-}
-
 /// It was found through a door that we do not watch: ask the driver, once.
 #[cold]
 fn unseen(function: Ptr) -> u32 {
@@ -97,12 +83,7 @@ fn unseen(function: Ptr) -> u32 {
 fn note(client: &ClientRegion, function: usize, owner: usize, name: &[u8], image: u64) -> u32 {
     let _held = LOCK.lock();
     let index = entry(client, name, image);
-    let value = pack(owner, index);
-    // Programs look the same one up again and again.
-    if FUNCTIONS.get(function).map(|known| known & !LAUNCHED) != Some(value) {
-        FUNCTIONS.insert(function, value);
-        quiet::looked_up();
-    }
+    FUNCTIONS.insert(function, pack(owner, index));
     index
 }
 
@@ -479,7 +460,7 @@ pub unsafe fn library_get_module(
     }
 }
 
-/// `cuKernelGetFunction`: another handle of the same kernel. It loads the kernel, the first time.
+/// `cuKernelGetFunction`: another handle of the same kernel.
 ///
 /// # Safety
 /// As the driver's.
@@ -489,22 +470,19 @@ pub unsafe fn kernel_get_function(
     function: *mut Ptr,
     kernel: Ptr,
 ) -> CuResult {
-    // Programs ask for it again and again.
-    let _quiet = if is_new(kernel) { quiet::of_call() } else { None };
+    // It loads the kernel the first time; programs ask for it again and again.
+    let is_known = FUNCTIONS.get(kernel as usize).is_none_or(|value| value & LOADED != 0);
+    let _quiet = if is_known { None } else { quiet::of_call() };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(function, kernel) };
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)
     {
+        let _held = LOCK.lock();
+        FUNCTIONS.insert(kernel as usize, value | LOADED);
         // SAFETY: the driver has just written it.
-        let function = unsafe { *function } as usize;
-        let value = value | LAUNCHED;
-        if [kernel as usize, function].iter().any(|f| FUNCTIONS.get(*f) != Some(value)) {
-            let _held = LOCK.lock();
-            FUNCTIONS.insert(kernel as usize, value);
-            FUNCTIONS.insert(function, value);
-        }
+        FUNCTIONS.insert(unsafe { *function } as usize, value);
     }
     result
 }

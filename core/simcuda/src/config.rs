@@ -108,13 +108,6 @@ pub(crate) fn are_faultless(kernel: &str, hints: &BTreeMap<u32, [u32; 16]>) -> b
     named.as_deref() != Some(kernel) || FIRST.get_or_init(|| hints.clone()) == hints
 }
 
-/// Kernels are loaded with their first launch rather than with their module: `CUDA_MODULE_LOADING=LAZY`, the
-/// variable of the GPU's driver, whose default that is.
-pub(crate) fn is_lazy() -> bool {
-    static LAZY: OnceLock<bool> = OnceLock::new();
-    *LAZY.get_or_init(|| std::env::var_os("CUDA_MODULE_LOADING").is_some_and(|v| v == "LAZY"))
-}
-
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.
 pub(crate) fn log(message: std::fmt::Arguments<'_>) {
     static ON: OnceLock<bool> = OnceLock::new();

@@ -1,6 +1,6 @@
 //! Modules, libraries and the kernels in them.
 
-use crate::config::{SHARED_BYTES_DEFAULT, SHARED_BYTES_OPTIN, is_lazy};
+use crate::config::{SHARED_BYTES_DEFAULT, SHARED_BYTES_OPTIN};
 use crate::context::Context;
 use crate::driver::{Driver, driver};
 use crate::error::{CuError, CuResult};
@@ -10,7 +10,7 @@ use crate::registry::handle_of;
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tally_ptx_vm::GlobalVar;
 
@@ -63,8 +63,7 @@ impl Module {
             None => Arc::default(),
         };
         let c_name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
-        let is_loaded = AtomicBool::new(!is_lazy());
-        let function = Arc::new(Function { module: self.clone(), c_name, attributes, is_loaded });
+        let function = Arc::new(Function { module: self.clone(), c_name, attributes });
         functions.insert(name.to_owned(), driver.functions.insert(&function));
         Ok(function)
     }
@@ -154,22 +153,9 @@ pub(crate) struct Function {
     pub(crate) module: Arc<Module>,
     pub(crate) c_name: CString,
     pub(crate) attributes: Arc<Attributes>,
-    /// It was launched, or kernels are not loaded one by one.
-    is_loaded: AtomicBool,
 }
 
 impl Function {
-    /// Loads it with its first launch, if that is when kernels are loaded.
-    ///
-    /// # Errors
-    /// The context's.
-    pub(crate) fn load(&self, context: &Context) -> CuResult {
-        if !self.is_loaded.swap(true, SeqCst) {
-            drop(context.synchronize_alone()?);
-        }
-        Ok(())
-    }
-
     /// What the interpreter knows about it.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use tally_sdk::Sharing;
 use tally_sdk::config::Config;
 
 /// Defaults where clients' kernels run at once.
-const CONCURRENT: Shared = Shared { quiet_us: 100, window_us: 400, cut: true, turn_us: 0 };
+const CONCURRENT: Shared = Shared { quiet_us: 100, window_us: 1_000, cut: true, turn_us: 0 };
 /// Where contexts take turns: the hardware interrupts a best-effort kernel whatever its form and
 /// however much is queued behind it, and the core has the GPU linger with high-priority work in
 /// place of the quiet time. Holding back and cutting would only cost best effort.

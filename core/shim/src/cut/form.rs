@@ -2,7 +2,7 @@
 
 use super::kernels::{self, Cut};
 use super::progress::Progress;
-use super::quiet::{self, Making, Quiet};
+use super::quiet::Making;
 use super::watch::{self, Again, Open, PARTS_MAX};
 use super::{gate, graph, width};
 use crate::cu::{
@@ -51,20 +51,6 @@ pub struct Order<'a> {
     pub number: u32,
     /// More of the same launch is before it: its first part waits at the gate, too.
     pub follows: bool,
-    /// The calling thread has quiet for it.
-    pub quiet: Option<&'a Quiet>,
-}
-
-impl Order<'_> {
-    /// Begin to make it, by the function with the prelude or the one by offset; with quiet for the first launch of
-    /// that. `None`: somebody else wants quiet.
-    fn begin(&self, cut: &Cut, by_offset: bool) -> Option<(Making, Option<Quiet>)> {
-        let own = match (cut.is_first_use(by_offset), self.quiet) {
-            (true, None) => quiet::of_first_launch(Some(self.slot)),
-            _ => None,
-        };
-        Some((Making::begin(self.quiet.or(own.as_ref()))?, own))
-    }
 }
 
 /// Make a launch as decided. `None`: nothing was issued, it must run whole.
@@ -340,8 +326,8 @@ fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
+    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
-    let _making = order.begin(cut, false)?;
     let cluster = kernels::cluster(arguments, cut)?;
     kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
     if order.slot >= gate::NOTICES {
@@ -418,6 +404,7 @@ fn preemptible_parts(us: u32) -> u32 {
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
+    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     let blocks = kernels::blocks(arguments.grid)?;
@@ -433,7 +420,6 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
-    let _making = order.begin(cut, by_offset.is_some())?;
     let (table, epoch2) = claims(order, parts)?;
     let (_, never) = gate::flags();
     let mut all = Parts::new(order, arguments, cut, parts as usize)?;

@@ -37,8 +37,6 @@ pub struct Cut {
     pub(super) sub_grid: SubGrid,
     /// Of its context.
     pub(super) device: i32,
-    /// Which of the two functions have been launched: the driver may load them only then.
-    pub(super) used: [AtomicBool; 2],
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
     /// Where the control block goes.
@@ -469,12 +467,6 @@ impl Cut {
     /// The function or kernel that it was made from, unless that was unloaded.
     pub fn original(&self) -> Option<Ptr> {
         Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
-    }
-
-    /// Whether the function with the prelude, or the one by offset, is launched for the first time now.
-    pub(super) fn is_first_use(&self, by_offset: bool) -> bool {
-        let used = &self.used[usize::from(by_offset)];
-        !used.load(Relaxed) && !used.swap(true, Relaxed)
     }
 
     /// See that a launch of `original` may have so much dynamic shared memory, if its

@@ -122,7 +122,6 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
         function,
         is_ptx,
         sub_grid: SubGrid::default(),
-        used: Default::default(),
         device: job.device,
         parameters,
         control_offset: kernel.control_offset as usize,

@@ -18,9 +18,9 @@ use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
 use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
-use crate::{attendant, log, slots, state};
+use crate::{attendant, log, state};
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
@@ -95,8 +95,8 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The slots of those that can be helped, a bit each.
-static HELPABLE: AtomicU64 = AtomicU64::new(0);
+/// Those of them that can be helped.
+static HELPABLE: AtomicUsize = AtomicUsize::new(0);
 /// Their parts.
 static PARTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -105,9 +105,9 @@ pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
 }
 
-/// The slots with launches under way that could be found stuck, a bit each.
-pub fn may_need_help() -> u64 {
-    HELPABLE.load(Acquire)
+/// Whether one is under way that could be found stuck.
+pub fn may_need_help() -> bool {
+    HELPABLE.load(Acquire) != 0
 }
 
 /// Whether more parts are under way than there is room for beside a rescue.
@@ -131,8 +131,7 @@ pub fn wait_for_room() {
 /// The table has changed.
 fn count(open: &[Open]) {
     PARTS.store(open.iter().map(|o| o.progress.parts()).sum(), Release);
-    let helpable = open.iter().filter(|o| o.again.is_some());
-    HELPABLE.store(helpable.fold(0, |slots, o| slots | slots::bit(o.slot)), Release);
+    HELPABLE.store(open.iter().filter(|o| o.again.is_some()).count(), Release);
     COUNT.store(open.len(), Release);
 }
 

@@ -4,7 +4,7 @@ use crate::common::PATIENCE;
 use crate::governor::Governor;
 use crate::program::{Cells, Device, ask, hear, ok, say, wait_for};
 use crate::yielding::impatient;
-use crate::{both, both_under, welcome};
+use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -153,12 +153,11 @@ fn it_is_helped_although_nobody_asks_any_more() {
 
 /// In these calls the driver waits for all that runs, and keeps launches waiting, the one that would help among them.
 fn called_while_stuck<T>(test: T, call: impl Fn(&Device)) {
-    // As is the default of a GPU's driver.
-    let lazy = [("CUDA_MODULE_LOADING", "LAZY")];
-    both_under(
+    // The call comes first, then help.
+    let patient = Welcome { cutting: Cutting { rescue_ms: 300, ..welcome().cutting }, ..welcome() };
+    both(
         test,
-        &lazy,
-        &impatient(),
+        &patient,
         |device| stuck_in(device, "later", call),
         |core| helped_once(core, "later", Answer::Preemptible(4_000), false),
     );
@@ -190,19 +189,6 @@ fn it_is_helped_although_the_program_loads_a_module() {
     called_while_stuck(it_is_helped_although_the_program_loads_a_module, |device| {
         device.clone().reload();
     });
-}
-
-#[test]
-fn it_is_helped_although_the_program_launches_a_kernel_for_the_first_time() {
-    // On a GPU it is loaded then.
-    called_while_stuck(
-        it_is_helped_although_the_program_launches_a_kernel_for_the_first_time,
-        |device| {
-            let (nothing, other) = (device.function("nothing"), device.stream(1));
-            ok(device.launch(nothing, [1, 1, 1], 1, other, &[]));
-            device.sync(other);
-        },
-    );
 }
 
 #[test]

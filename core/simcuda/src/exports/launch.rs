@@ -101,7 +101,6 @@ fn launch(
     if wanted.cooperative {
         launch.make_cooperative()?;
     }
-    launch.function.load(&stream.context)?;
     let _launching = stream.context.launching();
     stream.submit(Op::Kernel(Arc::new(launch)))
 }

@@ -1,6 +1,6 @@
 //! `cuModule*`.
 
-use crate::config::{IMAGE_BYTES_MAX, is_lazy};
+use crate::config::IMAGE_BYTES_MAX;
 use crate::context::current;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
@@ -144,8 +144,8 @@ exports! {
 
     fn cuModuleGetLoadingMode(mode: Out<u32>) {
         driver()?;
-        // CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING.
-        mode.set(1 + u32::from(is_lazy()))
+        // CU_MODULE_EAGER_LOADING.
+        mode.set(1)
     }
 
     fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {

@@ -13,7 +13,6 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
         control_offset: 0,
         cluster,
         may_wait: false,
-        used: Default::default(),
         originals: Default::default(),
         shared_max: AtomicI32::new(0),
         required_cluster: required.map(AtomicI32::new),
