@@ -159,29 +159,37 @@ impl Policies {
 
     /// A policy as if just loaded; `None`: no scheduling.
     pub(crate) fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        self.load_configured("")
+    }
+
+    /// The same, with such a configuration unless `--policy-config` says otherwise.
+    pub(crate) fn load_configured(
+        &self,
+        config: &str,
+    ) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        let config = if self.config.is_empty() { config } else { &self.config };
         match self.name.as_str() {
             "none" => Ok(None),
             "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
             name => match name.strip_prefix(NATIVE) {
-                Some(native) => tally_native_policy::by_name(native, &self.config)
+                Some(native) => tally_native_policy::by_name(native, config)
                     .map(Some)
                     .map_err(|why| CtlError::Usage(format!("--policy {name}: {why}"))),
-                None => self.load_wasm(name).map(Some),
+                None => self.load_wasm(name, config).map(Some),
             },
         }
     }
 
     #[cfg(feature = "wasm")]
-    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+    fn load_wasm(&self, file: &str, config: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
-        let loaded = host.load_file(Path::new(file), &self.config);
+        let loaded = host.load_file(Path::new(file), config);
         let policy = loaded.map_err(|e| CtlError::Refused { message: format!("--policy: {e}") })?;
         Ok(Box::new(policy))
     }
 
     #[cfg(not(feature = "wasm"))]
-    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
-        let _ = &self.config;
+    fn load_wasm(&self, file: &str, _: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         Err(CtlError::Usage(format!(
             "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:tally-priority or none"
         )))

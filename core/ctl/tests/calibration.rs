@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// What the page's own command says; its policy is compiled natively.
-const ARGUMENTS: [&str; 10] = [
+const ARGUMENTS: [&str; 8] = [
     "sim",
     "--calibrate",
     "docs/results/pairs.json",
@@ -13,8 +13,6 @@ const ARGUMENTS: [&str; 10] = [
     "2026-11-22",
     "--policy",
     "native:tally-priority",
-    "--policy-config",
-    "docs/results/pairs-defaults.toml",
     "--json",
 ];
 /// A policy or an engine that answers a little differently moves each figure a little.
@@ -32,7 +30,12 @@ fn table() -> Vec<(String, [f64; 4])> {
     let row = |line: &str| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         assert_eq!(cells.len(), 8, "{line}");
-        let number = |i: usize| cells[i].parse::<f64>().unwrap_or_else(|e| panic!("{line}: {e}"));
+        let number = |i: usize| {
+            cells[i]
+                .trim_end_matches(" of own")
+                .parse::<f64>()
+                .unwrap_or_else(|e| panic!("{line}: {e}"))
+        };
         (format!("{}, {}", cells[0], cells[1]), [2, 3, 5, 6].map(number))
     };
     rows.map(row).collect()
@@ -56,8 +59,14 @@ fn the_page_says_what_the_simulator_gives() {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
             let vendor = row["vendor_rewrite"].as_bool().unwrap();
             let cut = if vendor { ", vendor kernels cut" } else { "" };
-            let name = format!("{} + {}, {}{cut}", text("hp"), text("be"), text("mode"));
-            let keys = ["p99_over_solo", "measured_p99_over_solo", "share", "measured_share"];
+            let config = row["policy_config"].as_str().unwrap_or("").trim().replace('\n', "; ");
+            let config = if config.is_empty() { config } else { format!(", `{config}`") };
+            let name = format!("{} + {}, {}{cut}{config}", text("hp"), text("be"), text("mode"));
+            let shares = match row["share_of_own"].is_number() {
+                true => ["share_of_own", "measured_share_of_own"],
+                false => ["share", "measured_share"],
+            };
+            let keys = ["p99_over_solo", "measured_p99_over_solo", shares[0], shares[1]];
             (name, keys.map(|key| row[key].as_f64().unwrap()))
         })
         .collect();
@@ -88,6 +97,6 @@ fn the_page_says_what_the_simulator_gives() {
     );
     // What the page says of this test.
     let (p99, share) = within(&found);
-    assert!(p99 * 4 >= found.len() * 3, "p99 is near in only {p99} of {} rows", found.len());
-    assert!(share * 5 >= found.len() * 3, "share is near in only {share} of {} rows", found.len());
+    assert!(p99 * 5 >= found.len() * 4, "p99 is near in only {p99} of {} rows", found.len());
+    assert!(share * 5 >= found.len() * 4, "share is near in only {share} of {} rows", found.len());
 }

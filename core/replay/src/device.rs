@@ -237,16 +237,26 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        let runs = [HIGH, LOW].map(|l| self.lanes[l].running.as_ref().is_some_and(|r| !r.stopped));
+        // How much of all room is left beside what runs, if it stays on SMs of its own.
+        let beside = [HIGH, LOW].map(|l| {
+            let running = self.lanes[l].running.as_ref().filter(|r| !r.stopped);
+            running.map(|r| Some(ROOM - r.work.room[0]).filter(|&left| left > 0))
+        });
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let beside = self.residency == Residency::Mps && runs[1 - index];
+            let beside = beside[1 - index].filter(|_| self.residency == Residency::Mps);
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
-                let more_ns = if beside { self.model.beside_ns } else { 0 };
+                // Beside a partition a kernel is slower for having fewer SMs, but what the neighbour
+                // costs it takes no longer for that.
+                let more = beside.map_or(0, |left| {
+                    let rate =
+                        left.map_or(ROOM, |left| (ROOM * left / work.room[0].max(1)).min(ROOM));
+                    self.model.beside_ns * rate
+                });
                 lane.running = Some(Running {
-                    left: (work.total_ns.max(1) + more_ns) * ROOM,
+                    left: work.total_ns.max(1) * ROOM + more,
                     age: self.ages,
                     stop: None,
                     stopped: lane.yielded && work.quantum_ns > 0,
@@ -319,5 +329,51 @@ impl Device {
             let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
             lane.rate = (ROOM * got).checked_div(wanted).filter(|_| !exits).unwrap_or(0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long a kernel of the inference takes beside one of the training that has so much room.
+    fn beside_ns(room: u64, beside_ns: u64) -> u64 {
+        const ALONE_NS: u64 = 10_000;
+        let model = Model { beside_ns, ..Model::default() };
+        let mut device = Device::new(Residency::Mps, model, [0; 2]);
+        let work = |launch, ready_ns, total_ns, room| Work {
+            launch,
+            last: true,
+            ready_ns,
+            gap_ns: 0,
+            total_ns,
+            tail_ns: 0,
+            room: [room; 2],
+            quantum_ns: 0,
+            exit_ns: 0,
+            more_launches: 0,
+        };
+        device.push(LOW, work(1, 0, 1_000_000, room));
+        device.push(HIGH, work(2, 5_000, ALONE_NS, ROOM));
+        let mut out = Vec::new();
+        while let Some(ns) = device.next_ns() {
+            device.advance(ns, &mut out);
+            if out.iter().any(|h| matches!(h, Happened::Done { lane: HIGH, .. })) {
+                return ns - 5_000;
+            }
+        }
+        panic!("it never ends: {device:?}");
+    }
+
+    #[test]
+    fn what_a_neighbour_on_sms_of_its_own_costs_takes_no_longer_on_fewer_sms() {
+        for (room, slower) in [(ROOM / 2, 2), (ROOM / 4 * 3, 4)] {
+            let alone_ns = beside_ns(room, 0);
+            assert!(alone_ns.abs_diff(slower * 10_000) < 20, "{room}: {alone_ns}");
+            let more_ns = beside_ns(room, 1_000) - alone_ns;
+            assert!(more_ns.abs_diff(1_000) < 20, "{room}: {more_ns}");
+        }
+        // Whole kernels are waited for.
+        assert!(beside_ns(ROOM, 1_000) > 1_000_000);
     }
 }

@@ -70,6 +70,8 @@ struct Compared {
     hp: String,
     be: String,
     mode: String,
+    /// What it was measured with, unless that was the policy's defaults.
+    policy_config: Option<String>,
     vendor_rewrite: bool,
     p99_over_solo: f64,
     measured_p99_over_solo: f64,
@@ -137,6 +139,11 @@ pub fn run(
 /// Behind a share of what the training makes alone in the row's mode.
 const OF_OWN: &str = " of own";
 
+/// A configuration behind a row's mode.
+fn with(config: &str) -> String {
+    format!(", `{}`", config.lines().collect::<Vec<_>>().join("; "))
+}
+
 fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
     writeln!(
         out,
@@ -154,11 +161,12 @@ fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
         }
         writeln!(
             out,
-            "| {} + {} | {}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
+            "| {} + {} | {}{}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
             r.hp,
             r.be,
             r.mode,
             if r.vendor_rewrite { ", vendor kernels cut" } else { "" },
+            r.policy_config.as_deref().map_or(String::new(), with),
             r.p99_over_solo,
             r.measured_p99_over_solo,
             offs[0],
@@ -262,6 +270,7 @@ impl<'a> Measured<'a> {
             hp: text(row, "hp").into(),
             be: text(row, "be").into(),
             mode: text(row, "mode").into(),
+            policy_config: Some(text(row, "policy_config").to_owned()).filter(|c| !c.is_empty()),
             vendor_rewrite: is_vendor(row),
             p99_over_solo: h.service_p99_over_solo,
             measured_p99_over_solo: self.p99,
@@ -289,7 +298,10 @@ impl<'a> Measured<'a> {
     }
 
     fn policy(&self, policies: &Policies) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
-        if self.scheduled { policies.load() } else { Ok(None) }
+        if !self.scheduled {
+            return Ok(None);
+        }
+        policies.load_configured(text(self.row, "policy_config"))
     }
 
     /// Give the training the pace of the row's own process, if that was measured. Returns what
