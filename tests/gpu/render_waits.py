@@ -15,7 +15,10 @@ def told(row):
         return "error"
     if row.get("hung"):
         return "**for good**"
-    return "**waits**" if row["waits"] else "no"
+    if not row["waits"]:
+        return "no"
+    # The calls had returned: what they launched waits. (Rows of `ab1e461107e3` and before do not tell.)
+    return "**waits** on the GPU" if row.get("issued_ms", row["ms"]) < row["ms"] / 2 else "**waits**"
 
 
 def lines(content, table, made_with):

@@ -244,9 +244,12 @@ class Renderer(unittest.TestCase):
         rows = [{**case, "state": "a_waits", "waits": False, "ms": 0.25}, {**case, "state": "a_runs", "waits": True, "ms": 1500.5}]
         rows.append({**case, "state": "a_runs_and_waits", "waits": True, "hung": True})
         rows.append({**case, "action": "launch_known", "beside": "free", "state": "a_runs", "error": "no device"})
+        for state, issued_ms in (("a_waits", 0.3), ("a_runs", 1500.2)):
+            rows.append({**case, "action": "launch_first_time", "state": state, "waits": True, "ms": 1500.4, "issued_ms": issued_ms})
         self.put("waits.json", {"rows": rows})
         self.assertIn("| free | no | **waits** | **for good** |", self.text())
         self.assertIn("| launch known, another thread: free |  | error |  |", self.text())
+        self.assertIn("| launch first time | **waits** on the GPU | **waits** |  |", self.text())
         for name in (*wait_job.STATES, *wait_job.ACTIONS):
             self.assertTrue(callable(getattr(wait_job.Job, name)), name)
 

@@ -73,6 +73,8 @@ class Job:
 
     def __init__(self, path):
         self.cuda = cuda = Driver(path)
+        # When the main thread had made its calls, and began to wait for what they launched.
+        self.issued_s = None
         cuda.cuInit(0)
         self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
         cuda.cuCtxCreate_v2(ctypes.byref(self.context), 0, 0)
@@ -131,6 +133,8 @@ class Job:
         self.cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, params, None)
 
     def sync(self, stream):
+        if threading.current_thread() is threading.main_thread():
+            self.issued_s = self.issued_s or time.monotonic()
         self.cuda.cuStreamSynchronize(stream)
 
     # What stream `a` is at.
@@ -255,7 +259,7 @@ BESIDE = (
 
 
 def measure(job, state, action, beside):
-    """Seconds until the action was done, and until the other thread's was."""
+    """Seconds until the action was done, until its calls had returned but for the last wait, and until the other thread's was done."""
     getattr(job, state)()
     time.sleep(0.05)
 
@@ -278,13 +282,15 @@ def measure(job, state, action, beside):
         thread.start()
     if beside:
         time.sleep(HEAD_START_S)
+    job.issued_s = None
     begin = time.monotonic()
     getattr(job, action)()
     took_s = time.monotonic() - begin
+    issued_s = job.issued_s - begin if job.issued_s else took_s
     for thread in threads:
         thread.join()
     job.sync(job.a)
-    return took_s, other_s[0] if other_s else None
+    return took_s, issued_s, other_s[0] if other_s else None
 
 
 def main():
@@ -295,10 +301,10 @@ def main():
     parser.add_argument("--beside", choices=BESIDE)
     parser.add_argument("--driver", default="libcuda.so.1")
     args = parser.parse_args()
-    took_s, other_s = measure(Job(args.driver), args.state, args.action, args.beside)
+    took_s, issued_s, other_s = measure(Job(args.driver), args.state, args.action, args.beside)
     head_start_s = HEAD_START_S if args.beside else 0
     row = {"state": args.state, "action": args.action, "beside": args.beside}
-    row |= {"waits": took_s > WAITED_S - head_start_s, "ms": round(took_s * 1e3, 2)}
+    row |= {"waits": took_s > WAITED_S - head_start_s, "ms": round(took_s * 1e3, 2), "issued_ms": round(issued_s * 1e3, 2)}
     if args.beside:
         row |= {"beside_waits": other_s > WAITED_S, "beside_ms": round(other_s * 1e3, 2)}
     print(json.dumps(row))
