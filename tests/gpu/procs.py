@@ -128,6 +128,20 @@ def wait_until(condition, timeout_s, what, every_s=0.05):
         time.sleep(every_s)
 
 
+def threads(wanted):
+    """What the threads of processes are at, of those `wanted(pid, session)`: name, where the kernel has them, system call."""
+    lines = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            session = int((process / "stat").read_text().rsplit(")", 1)[1].split()[3])
+            if not wanted(int(process.name), session):
+                continue
+            for thread in sorted((process / "task").iterdir()):
+                at = [(thread / what).read_text().strip() for what in ("comm", "wchan", "syscall")]
+                lines.append(f"{process.name} {thread.name} {' '.join(at)[:120]}")
+    return "\n".join(lines)
+
+
 def with_token(token):
     """Pids whose environment holds this suite's token, but for this process and its ancestors."""
     needle = f"TALLY_GPU_SUITE={token}".encode()

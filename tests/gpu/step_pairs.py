@@ -14,10 +14,12 @@ import contextlib
 import gzip
 import json
 import pathlib
+import subprocess
 import sys
 
 from clients import Client, soon, started
 from common import Failures, merge_rows, step_main, write_json
+from procs import threads
 from stats import host_drift, percentile
 from tally import Core, MpsDaemon, client, shortfalls
 
@@ -51,6 +53,8 @@ WARM_REQUESTS = 300
 TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
+# Of each client's status, if a program does not answer.
+STUCK_KEYS = ("name", "class", "busy", "standstills", "waiting", "in_flight", "in_flight_us", "standing_grant", "cut")
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
 
 
@@ -205,6 +209,25 @@ class Results:
         print("  ".join(f"{key}={line[key]}" for key in brief), flush=True)
 
 
+@contextlib.contextmanager
+def told_when_stuck(suite, mode, core, pair):
+    """If a program does not answer: what the core says of all, and what the pair's threads are at, beside the logs."""
+    try:
+        yield
+    except TimeoutError:
+        pids = {one.pid for one in pair}
+        with contextlib.suppress(OSError):
+            lines = threads(lambda pid, _: pid in pids).splitlines()
+            # Most only wait for work.
+            told = [line for line in lines if "futex" not in line or " tally-" in line or len(set(line.split()[:2])) == 1]
+            (suite.logs / f"threads-{mode}.log").write_text("\n".join(told))
+        with contextlib.suppress(RuntimeError, ValueError, OSError, subprocess.TimeoutExpired):
+            brief = [{key: one.get(key) for key in STUCK_KEYS} for one in core.status()["clients"]] if core else []
+            lines = "\n".join(map(json.dumps, brief))
+            (suite.logs / f"status-{mode}.log").write_text(lines)
+        raise
+
+
 def measure_mode(suite, mode, pairs, results, failures):
     """Start a mode's programs and measure each pair in turn."""
     label, policy, _ = MODES[mode]
@@ -213,7 +236,7 @@ def measure_mode(suite, mode, pairs, results, failures):
         clients = stack.enter_context(started(programs(suite, pairs, core, hp_env, be_env)))
         for index, pair in enumerate(pairs):
             hp, be = clients[2 * index], clients[2 * index + 1]
-            with failures.guard(f"{mode}, {pair.name}"):
+            with failures.guard(f"{mode}, {pair.name}"), told_when_stuck(suite, mode, core, (hp, be)):
                 if mode == "plain":
                     measure_solo(suite.args, pair, hp, be)
                     results.add(row(suite, pair, "solo", "none", pair.solo, None, None), pair.solo)

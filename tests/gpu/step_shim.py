@@ -14,6 +14,7 @@ import subprocess
 import time
 
 from common import SYSTEM_LIBRARIES, Failures, clean_environment, step_main
+from procs import threads
 
 BINARIES = ("cut", "graphs")
 # Why a test says nothing here, by a part of its name.
@@ -52,19 +53,6 @@ def names(listing):
     return [line.removesuffix(": test") for line in listing.splitlines() if line.endswith(": test")]
 
 
-def threads(session):
-    """What the threads of a session's processes are at: name, where the kernel has them, system call."""
-    lines = []
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) != session:
-                continue
-            for thread in sorted((process / "task").iterdir()):
-                at = [(thread / what).read_text().strip() for what in ("comm", "wchan", "syscall")]
-                lines.append(f"{process.name} {thread.name} {' '.join(at)[:120]}")
-    return "\n".join(lines)
-
-
 def run(binary, name, env, folder):
     """One test: its row, and what it and the shim said unless it passed."""
     begin = time.monotonic()
@@ -78,7 +66,7 @@ def run(binary, name, env, folder):
                 test.communicate(timeout=LOOK_AFTER_S)
             if test.poll() is None:
                 # Before the test gives up.
-                at = threads(test.pid)
+                at = threads(lambda _, session: session == test.pid)
             words = test.communicate(timeout=TEST_LIMIT_S)[0]
             state = "passed" if test.returncode == 0 else "failed"
         except subprocess.TimeoutExpired:

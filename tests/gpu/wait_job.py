@@ -105,8 +105,9 @@ class Job:
         cuda = self.cuda
         self.spare_host, self.pool, self.graph = (ctypes.c_void_p() for _ in range(3))
         cuda.cuMemHostAlloc(ctypes.byref(self.spare_host), ctypes.c_size_t(1 << 20), 0)
-        buffer = mmap.mmap(-1, 1 << 20)
-        self.registered = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+        # Kept: it must not be unmapped while it is registered.
+        self.buffer = mmap.mmap(-1, 1 << 20)
+        self.registered = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self.buffer)))
         cuda.cuMemHostRegister_v2(self.registered, ctypes.c_size_t(1 << 20), 0)
         cuda.cuDeviceGetDefaultMemPool(ctypes.byref(self.pool), 0)
         cuda.cuGraphCreate(ctypes.byref(self.graph), 0)

@@ -174,6 +174,9 @@ pub struct Engine {
     pub fallback_quiet_us: u64,
     /// A full window in which nothing ends for so long lets another launch in, ms.
     pub window_stall_ms: u64,
+    /// A high-priority client that is busy for so long without launching anything counts as idle until
+    /// it launches again, ms; 0: never.
+    pub high_stall_ms: u64,
 }
 
 impl Default for Engine {
@@ -183,6 +186,7 @@ impl Default for Engine {
             hold_ms_max: 1_000,
             fallback_quiet_us: 100,
             window_stall_ms: 500,
+            high_stall_ms: 5_000,
         }
     }
 }
@@ -487,6 +491,7 @@ impl Config {
         within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
         within("engine.fallback_quiet_us", self.engine.fallback_quiet_us, 0, 1_000_000)?;
         within("engine.window_stall_ms", self.engine.window_stall_ms, 1, 3_600_000)?;
+        within("engine.high_stall_ms", self.engine.high_stall_ms, 0, 3_600_000)?;
         within("dispatch.spin_us", self.dispatch.spin_us(), 0, 1_000_000)?;
         within("dispatch.completion_poll_us", self.dispatch.completion_poll_us, 5, 10_000)?;
         within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;

@@ -57,6 +57,7 @@ fn settings(config: &Config) -> Settings {
         pin_cpu: config.dispatch.pin_cpu,
         completion_poll_ns: config.dispatch.completion_poll_us * 1_000,
         probe_after_ns: config.dispatch.probe_after_us * 1_000,
+        high_stall_ns: config.engine.high_stall_ms * 1_000_000,
         engine: EngineConfig {
             window_ns: config.engine.window_us * 1_000,
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,

@@ -256,6 +256,8 @@ pub struct ClientStatus {
     pub gpu_ms: f64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
+    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any longer.
+    pub standstills: u64,
     /// Launches let go and not done.
     pub in_flight: u64,
     /// Their predicted GPU time, us.
@@ -510,6 +512,7 @@ impl ClientStatus {
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
             gpu_ms: gpu_ns(identity.class, n) as f64 / 1e6,
             busy: n.shim.busy && identity.class == "high",
+            standstills: n.standstills,
             in_flight: n.state.in_flight,
             in_flight_us: n.state.in_flight_ns as f64 / 1e3,
             window_us: n.state.window_ns as f64 / 1e3,

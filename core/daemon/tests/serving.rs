@@ -193,6 +193,30 @@ fn a_high_priority_client_that_forgets_to_say_idle_is_probed() {
     low.wait(ticket);
 }
 
+/// It may wait for what is held back for it, or its program was stopped: nobody would go on.
+#[test]
+fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_waited_for() {
+    let core = Core::start(&format!("{BUILT_IN}[engine]\nhigh_stall_ms = 2000\n"), &[]);
+    let high = Client::high(&core, "server");
+    let mut low = Client::best_effort(&core, "train");
+    let standstills = || core.client(high.id()).unwrap()["standstills"].as_u64().unwrap();
+    high.set_busy(true);
+    eventually("the core knows", || core.status()["high_priority_busy"] == true);
+    let (first, done) = low.submit();
+    low.wait(first);
+    low.complete(done);
+    assert_eq!(standstills(), 1);
+    assert_eq!(core.status()["high_priority_busy"], false);
+    // It gets on.
+    high.region.activity.launches.fetch_add(1, SeqCst);
+    eventually("it counts again", || core.status()["high_priority_busy"] == true);
+    let (second, _) = low.submit();
+    assert!(low.answer(second).is_none(), "held again");
+    high.set_busy(false);
+    low.wait(second);
+    assert!(standstills() >= 1);
+}
+
 #[test]
 fn launches_that_share_a_window_wait_for_completions() {
     let config = format!("{BUILT_IN}[engine]\nwindow_us = 1\nwindow_stall_ms = 3600000\n");

@@ -183,11 +183,11 @@ doors! {
     cuDevicePrimaryCtxRelease(device: c_int) false lifecycle::primary_release;
     cuDevicePrimaryCtxRelease_v2(device: c_int) false lifecycle::primary_release;
 
-    cuMemFree(address: c_uint) false quiet::around_one;
-    cuMemFree_v2(address: u64) false quiet::around_one;
-    cuMemFreeHost(address: Ptr) false quiet::around_one;
-    cuMemHostUnregister(address: Ptr) false quiet::around_one;
-    cuCtxSetLimit(limit: c_int, value: usize) false quiet::around_two;
+    cuMemFree(address: c_uint) false quiet::gives_back;
+    cuMemFree_v2(address: u64) false quiet::gives_back;
+    cuMemFreeHost(address: usize) false quiet::gives_back;
+    cuMemHostUnregister(address: usize) false quiet::gives_back;
+    cuCtxSetLimit(limit: c_int, value: usize) false quiet::set_limit;
 
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false names::module_load;
     cuModuleLoadData(module: *mut Ptr, image: *const u8) false names::module_load_data;

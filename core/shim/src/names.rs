@@ -46,9 +46,23 @@ fn unpack(value: u64) -> u32 {
     ((value & (LOADED - 1)) as u32).wrapping_sub(1)
 }
 
-/// A kernel whose function was asked for.
+/// A handle with which something was done that loads its kernel into the context, if it was not.
 const LOADED: u64 = 1 << 31;
 const _: () = assert!((KERNEL_SLOTS as u64) < LOADED);
+
+/// Quiet, if what is to be done with a handle may load its kernel.
+fn quiet_to_load(function: Ptr) -> Option<quiet::Quiet> {
+    let is_new = |value| value & LOADED == 0;
+    FUNCTIONS.get(function as usize).is_some_and(is_new).then(quiet::of_call).flatten()
+}
+
+/// It was done.
+fn loaded_now(function: Ptr) {
+    let _held = LOCK.lock();
+    if let Some(value) = FUNCTIONS.get(function as usize) {
+        FUNCTIONS.insert(function as usize, value | LOADED);
+    }
+}
 
 /// A short stand-in for an owner's handle.
 fn tag(owner: usize) -> u32 {
@@ -83,7 +97,11 @@ fn unseen(function: Ptr) -> u32 {
 fn note(client: &ClientRegion, function: usize, owner: usize, name: &[u8], image: u64) -> u32 {
     let _held = LOCK.lock();
     let index = entry(client, name, image);
-    FUNCTIONS.insert(function, pack(owner, index));
+    let value = pack(owner, index);
+    // Programs look the same one up again and again.
+    if FUNCTIONS.get(function) != Some(value | LOADED) {
+        FUNCTIONS.insert(function, value);
+    }
     index
 }
 
@@ -452,6 +470,7 @@ pub unsafe fn library_get_module(
     module: *mut Ptr,
     library: Ptr,
 ) -> CuResult {
+    let _quiet = quiet::of_call();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(module, library) };
     match MODULES.get(library as usize) {
@@ -470,19 +489,17 @@ pub unsafe fn kernel_get_function(
     function: *mut Ptr,
     kernel: Ptr,
 ) -> CuResult {
-    // It loads the kernel the first time; programs ask for it again and again.
-    let is_known = FUNCTIONS.get(kernel as usize).is_none_or(|value| value & LOADED != 0);
-    let _quiet = if is_known { None } else { quiet::of_call() };
+    let _quiet = quiet_to_load(kernel);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(function, kernel) };
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)
     {
+        loaded_now(kernel);
         let _held = LOCK.lock();
-        FUNCTIONS.insert(kernel as usize, value | LOADED);
         // SAFETY: the driver has just written it.
-        FUNCTIONS.insert(unsafe { *function } as usize, value);
+        FUNCTIONS.insert(unsafe { *function } as usize, value | LOADED);
     }
     result
 }
@@ -498,12 +515,10 @@ pub unsafe fn func_set_attribute(
     attribute: c_int,
     value: c_int,
 ) -> CuResult {
+    let quiet = quiet_to_load(function);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(function, attribute, value) };
-    if result == SUCCESS && cut::is_enabled() {
-        cut::kernels::attribute_set(function);
-    }
-    result
+    set(result, function, quiet)
 }
 
 /// `cuKernelSetAttribute`: likewise.
@@ -518,10 +533,17 @@ pub unsafe fn kernel_set_attribute(
     kernel: Ptr,
     device: c_int,
 ) -> CuResult {
+    let quiet = quiet_to_load(kernel);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(attribute, value, kernel, device) };
+    set(result, kernel, quiet)
+}
+
+/// An attribute was set: the cut form gets it, too. That asks for the function of a kernel, which loads it.
+fn set(result: CuResult, function: Ptr, _quiet: Option<quiet::Quiet>) -> CuResult {
     if result == SUCCESS && cut::is_enabled() {
-        cut::kernels::attribute_set(kernel);
+        cut::kernels::attribute_set(function);
+        loaded_now(function);
     }
     result
 }

@@ -7,6 +7,7 @@ use super::kernels::KernelCache;
 use super::measure::Meter;
 use super::probe::Probe;
 use super::recall::Recall;
+use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_engine::policy::{Class, launch_flags};
@@ -114,6 +115,7 @@ pub struct DispatchClient {
     activity_looked_ns: u64,
     turnarounds_seen: u64,
     probe: Probe,
+    standstill: Standstill,
 }
 
 impl DispatchClient {
@@ -141,6 +143,7 @@ impl DispatchClient {
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
             probe: Probe::new(now_ns, probe_after_ns),
+            standstill: Standstill::default(),
         }
     }
 
@@ -159,16 +162,25 @@ impl DispatchClient {
         self.pending != 0
     }
 
-    /// High priority: tell the engine if it became busy or idle. True if it did.
+    /// How often it was busy for too long without a launch.
+    pub fn standstills(&self) -> u64 {
+        self.standstill.count()
+    }
+
+    /// High priority: tell the engine if it became busy or idle. True if it did. `stall_ns`: see
+    /// [`Standstill`].
     pub fn poll_activity(
         &mut self,
         now_ns: u64,
+        stall_ns: u64,
         engine: &mut Engine,
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
         let busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
+        let launches = a.launches.load(Relaxed);
+        let busy = self.standstill.counts_as_busy(now_ns, busy, launches, periods, stall_ns);
         // Idle at both looks but busy between them is activity, too.
         let changed = busy != self.busy || (!busy && periods != self.busy_periods);
         if changed {
@@ -180,7 +192,7 @@ impl DispatchClient {
                 a.idle_since_ns.load(Acquire).clamp(self.activity_looked_ns, now_ns)
             };
             if busy {
-                self.probe.restart(now_ns, a.launches.load(Relaxed));
+                self.probe.restart(now_ns, launches);
             }
             engine.high_activity(now_ns, self.link.info.id, busy, since_ns, out);
             self.busy = busy;

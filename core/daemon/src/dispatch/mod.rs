@@ -29,6 +29,7 @@ pub mod probe;
 pub mod recall;
 pub mod seat;
 pub mod snapshot;
+pub mod standstill;
 
 use crate::error::CoreError;
 use crate::loader::Shared;
@@ -69,6 +70,8 @@ pub struct Settings {
     pub completion_poll_ns: u64,
     /// See [`probe::Probe`].
     pub probe_after_ns: u64,
+    /// See [`standstill::Standstill`].
+    pub high_stall_ns: u64,
     /// The engine's.
     pub engine: EngineConfig,
 }
@@ -238,7 +241,12 @@ impl Dispatch {
         let mut active = false;
         let was_in_flight = self.engine.has_in_flight();
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
-            active |= c.poll_activity(now, &mut self.engine, &mut self.actions);
+            active |= c.poll_activity(
+                now,
+                self.settings.high_stall_ns,
+                &mut self.engine,
+                &mut self.actions,
+            );
         }
         self.measuring.look(now, self.clients.iter_mut());
         for c in self.clients.iter_mut().filter(|c| c.is_pending()) {

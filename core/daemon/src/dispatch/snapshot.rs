@@ -109,6 +109,8 @@ pub struct ClientNumbers {
     pub report: ReportWords,
     /// Protocol oddities.
     pub oddities: Oddities,
+    /// High priority: how often it was busy for too long without a launch.
+    pub standstills: u64,
 }
 
 impl ClientNumbers {
@@ -130,6 +132,7 @@ impl ClientNumbers {
             shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
+            standstills: client.standstills(),
         }
     }
 }

@@ -124,8 +124,6 @@ pub fn while_destroyed(context: usize, real: impl FnOnce() -> bool) {
         real();
         return;
     }
-    // Nobody could help a launch that is stuck while these are held.
-    let _quiet = quiet::of_call();
     // All at once, in the order of the worker, which makes the gate as well: between two
     // of them it would make another in the context that goes.
     let _paused = (kernels::pause(), gate::pause(), width::pause());

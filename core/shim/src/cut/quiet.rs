@@ -5,17 +5,18 @@
 //! launch, which would wait for such a call, which waits for the stuck one: nothing would ever end.
 //! Which calls do so was measured (`tests/gpu`, `waits`).
 //!
-//! So these calls wait here, before they reach the driver, until nothing is under way that could need help, and no
-//! kernel is launched cut until they return. It costs them nothing: what they wait for is what the driver would wait for.
+//! So these calls wait here, before they reach the driver, until nothing is under way that could need help, and until they
+//! return launches go whole. Mostly they wait no longer for that, for the driver waits for the same.
 //!
-//! Known gap: where kernels are loaded one by one, the first launch after a look-up of a kernel, be it in another stream and of
-//! another one, waits on the GPU for all that runs, and so does what is launched behind it. If help is that launch, it does not
-//! come. Having such launches wait here was tried and made it worse: the longer the load is put off, the likelier
-//! is help the launch that has to do it.
+//! Known gap: where kernels are loaded one by one, the launch after a kernel was looked up loads it, even if it is of another kernel
+//! and in another stream; and on the GPU that launch, and those behind it, wait for all that runs. If help is that
+//! launch, it does not come. To have the program's launches wait here for that was tried: the longer the load is put
+//! off, the likelier is help the launch that has to do it.
 
-use super::watch;
+use super::{gate, watch};
 use crate::cu::CuResult;
 use crate::{attendant, log};
+use std::ffi::c_int;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -87,6 +88,11 @@ pub fn of_call() -> Option<Quiet> {
     Some(quiet.unwrap_or_else(Quiet::want))
 }
 
+/// Before a context is destroyed, if launches are cut in it.
+pub fn of_end(context: usize) -> Option<Quiet> {
+    if context != 0 && context == gate::context() { of_call() } else { None }
+}
+
 /// While it lives, a cut launch is being made.
 #[derive(Debug)]
 pub struct Making(());
@@ -107,33 +113,36 @@ impl Drop for Making {
     }
 }
 
-/// A call of one argument in which the driver waits so.
+/// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`.
 ///
 /// # Safety
 /// As the driver's.
-pub unsafe fn around_one<T>(
+pub unsafe fn gives_back<T: Default + PartialEq>(
     real: unsafe extern "C" fn(T) -> CuResult,
     _per_thread: bool,
-    argument: T,
+    memory: T,
 ) -> CuResult {
-    let _quiet = of_call();
+    // Programs give back nothing, too.
+    let _quiet = if memory == T::default() { None } else { of_call() };
     // SAFETY: the caller's argument.
-    unsafe { real(argument) }
+    unsafe { real(memory) }
 }
 
-/// The same of two.
+/// `cuCtxSetLimit`.
 ///
 /// # Safety
 /// As the driver's.
-pub unsafe fn around_two<T, U>(
-    real: unsafe extern "C" fn(T, U) -> CuResult,
+pub unsafe fn set_limit(
+    real: unsafe extern "C" fn(c_int, usize) -> CuResult,
     _per_thread: bool,
-    first: T,
-    second: U,
+    limit: c_int,
+    value: usize,
 ) -> CuResult {
-    let _quiet = of_call();
+    /// `CU_LIMIT_STACK_SIZE`: the stacks move.
+    const STACK: c_int = 0;
+    let _quiet = if limit == STACK { of_call() } else { None };
     // SAFETY: the caller's arguments.
-    unsafe { real(first, second) }
+    unsafe { real(limit, value) }
 }
 
 /// Only in a forked child.

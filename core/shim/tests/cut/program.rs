@@ -40,12 +40,18 @@ functions! {
     cuModuleLoadData: fn(*mut Ptr, *const u8);
     cuModuleUnload: fn(Ptr);
     cuModuleGetFunction: fn(*mut Ptr, Ptr, *const i8);
+    cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
+    cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
+    cuKernelGetFunction: fn(*mut Ptr, Ptr);
+    cuKernelSetAttribute: fn(i32, i32, Ptr, i32);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
     cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
     cuMemFreeHost: fn(Ptr);
+    cuMemHostRegister_v2: fn(Ptr, usize, u32);
+    cuMemHostUnregister: fn(Ptr);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
     cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
@@ -343,6 +349,29 @@ impl Device {
         // SAFETY: a valid out-pointer; text with a NUL.
         ok(unsafe { (self.cuda.cuModuleLoadData)(&mut module, text.as_ptr().cast()) });
         module
+    }
+
+    /// The kernels as a library, which is loaded into a context when something of it is first wanted there.
+    pub fn library(&self) -> Ptr {
+        let (text, mut library, none) = (CString::new(kernels()).unwrap(), null_mut(), null_mut());
+        // SAFETY: a valid out-pointer; text with a NUL; no options.
+        ok(unsafe {
+            let image = text.as_ptr().cast();
+            (self.cuda.cuLibraryLoadData)(&mut library, image, none, none, 0, none, none, 0)
+        });
+        library
+    }
+
+    pub fn kernel_of(&self, library: Ptr, name: &str) -> Ptr {
+        let (mut kernel, name) = (null_mut(), CString::new(name).unwrap());
+        // SAFETY: a valid out-pointer; a library of ours.
+        ok(unsafe { (self.cuda.cuLibraryGetKernel)(&mut kernel, library, name.as_ptr()) });
+        kernel
+    }
+
+    /// A kernel of a library of its own.
+    pub fn library_kernel(&self, name: &str) -> Ptr {
+        self.kernel_of(self.library(), name)
     }
 
     pub fn function_of(&self, module: Ptr, name: &str) -> Ptr {

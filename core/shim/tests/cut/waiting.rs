@@ -2,7 +2,7 @@
 
 use crate::common::PATIENCE;
 use crate::governor::Governor;
-use crate::program::{Cells, Device, ask, hear, ok, say, wait_for};
+use crate::program::{Cells, Device, Ptr, ask, hear, ok, say, wait_for};
 use crate::yielding::impatient;
 use crate::{both, welcome};
 use std::ptr::null_mut;
@@ -15,6 +15,8 @@ use tally_ipc::wire::{Cutting, Welcome};
 use tally_kernels::Refusal;
 
 const BLOCKS: u32 = 40;
+/// Tries to have a launch asked to give way before all of its blocks have begun.
+const ROUNDS_MAX: usize = 50;
 
 /// A launch of `later`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
@@ -105,7 +107,7 @@ fn helped_once(core: &mut Governor, kernel: &'static str, answer: Answer, lower:
         if is_it { answer } else { Answer::Whole }
     });
     for round in 0.. {
-        assert!(round < 50, "never stuck");
+        assert!(round < ROUNDS_MAX, "never stuck");
         core.expect("launch");
         core.say("go");
         core.expect("running");
@@ -153,14 +155,15 @@ fn it_is_helped_although_nobody_asks_any_more() {
 
 /// In these calls the driver waits for all that runs, and keeps launches waiting, the one that would help among them.
 fn called_while_stuck<T>(test: T, call: impl Fn(&Device)) {
+    with_program(test, |device| stuck_in(device, "later", call));
+}
+
+fn with_program<T>(test: T, program: impl FnOnce(&mut Device)) {
     // The call comes first, then help.
     let patient = Welcome { cutting: Cutting { rescue_ms: 300, ..welcome().cutting }, ..welcome() };
-    both(
-        test,
-        &patient,
-        |device| stuck_in(device, "later", call),
-        |core| helped_once(core, "later", Answer::Preemptible(4_000), false),
-    );
+    both(test, &patient, program, |core| {
+        helped_once(core, "later", Answer::Preemptible(4_000), false)
+    });
 }
 
 #[test]
@@ -191,15 +194,88 @@ fn it_is_helped_although_the_program_loads_a_module() {
     });
 }
 
+/// The first time that something is done with a kernel of a library, it is loaded.
+fn loaded_while_stuck<T>(test: T, load: impl Fn(&Device, Ptr)) {
+    with_program(test, |device| {
+        // A new one for each round.
+        let kernels: Vec<Ptr> = (0..ROUNDS_MAX).map(|_| device.library_kernel("nothing")).collect();
+        let kernels = std::cell::RefCell::new(kernels);
+        stuck_in(device, "later", |device| load(device, kernels.borrow_mut().pop().unwrap()));
+    });
+}
+
 #[test]
-fn it_is_helped_although_the_program_destroys_a_context() {
-    called_while_stuck(it_is_helped_although_the_program_destroys_a_context, |device| {
-        let mut other = null_mut();
-        // SAFETY: a valid out-pointer; a context that nothing uses.
+fn it_is_helped_although_the_program_asks_for_a_kernels_function() {
+    loaded_while_stuck(
+        it_is_helped_although_the_program_asks_for_a_kernels_function,
+        |device, kernel| {
+            let mut function = null_mut();
+            // SAFETY: a valid out-pointer, a kernel of ours.
+            ok(unsafe { (device.cuda.cuKernelGetFunction)(&mut function, kernel) });
+        },
+    );
+}
+
+#[test]
+fn it_is_helped_although_the_program_sets_a_kernels_attribute() {
+    loaded_while_stuck(
+        it_is_helped_although_the_program_sets_a_kernels_attribute,
+        |device, kernel| {
+            // SAFETY: a kernel of ours; the most dynamic shared memory that it may have.
+            ok(unsafe { (device.cuda.cuKernelSetAttribute)(8, 4096, kernel, 0) });
+        },
+    );
+}
+
+#[test]
+fn a_function_that_was_asked_for_before_is_had_at_once() {
+    both(
+        a_function_that_was_asked_for_before_is_had_at_once,
+        // Nobody is helped.
+        &Welcome { cutting: Cutting { rescue_ms: 10_000, ..welcome().cutting }, ..welcome() },
+        |device| {
+            device.warm_up();
+            let (cells, stream) = (device.cells(16), device.stream(1));
+            let library = device.library();
+            let kernel = device.kernel_of(library, "nothing");
+            let get = |kernel| {
+                let mut function = null_mut();
+                // SAFETY: a valid out-pointer, a kernel of ours.
+                ok(unsafe { (device.cuda.cuKernelGetFunction)(&mut function, kernel) });
+            };
+            get(kernel);
+            assert_eq!(ask("go"), "on");
+            device.step(&cells, [16, 1, 1], stream, 1, 0);
+            // Looked up again: the same handle.
+            assert_eq!(device.kernel_of(library, "nothing"), kernel);
+            get(kernel);
+            say("got");
+            device.sync(stream);
+            device.check_steps(&cells, &[1]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            core.policy(|_, _| Answer::Preemptible(0));
+            core.closed();
+            core.say("on");
+            // While the launch stands at the gate.
+            core.expect("got");
+            core.ask_to_yield(false);
+            core.ends(0);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 1);
+        },
+    );
+}
+
+#[test]
+fn it_is_helped_although_the_program_unregisters_host_memory() {
+    called_while_stuck(it_is_helped_although_the_program_unregisters_host_memory, |device| {
+        let mut memory = vec![0_u8; 8192];
+        // SAFETY: memory of ours that nothing uses.
         unsafe {
-            ok((device.cuda.cuCtxCreate_v2)(&mut other, 0, 0));
-            ok((device.cuda.cuCtxDestroy_v2)(other));
-            ok((device.cuda.cuCtxSetCurrent)(device.context));
+            ok((device.cuda.cuMemHostRegister_v2)(memory.as_mut_ptr().cast(), memory.len(), 0));
+            ok((device.cuda.cuMemHostUnregister)(memory.as_mut_ptr().cast()));
         }
     });
 }
