@@ -162,6 +162,12 @@ impl Policies {
         self.load_configured("")
     }
 
+    /// Whether it is the policy of this name: compiled natively, or a file called so.
+    pub(crate) fn is(&self, name: &str) -> bool {
+        let file = || Path::new(&self.name).file_stem().and_then(|stem| stem.to_str());
+        self.name.strip_prefix(NATIVE).or_else(file) == Some(name)
+    }
+
     /// The same, with such a configuration unless `--policy-config` says otherwise.
     pub(crate) fn load_configured(
         &self,

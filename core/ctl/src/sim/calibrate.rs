@@ -247,7 +247,8 @@ impl<'a> Measured<'a> {
     fn name(&self) -> String {
         let vendor = if is_vendor(self.row) { ", vendor kernels cut" } else { "" };
         let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
-        format!("{hp} + {be}, {mode}{vendor}")
+        let config = Some(text(self.row, "policy_config")).filter(|config| !config.is_empty());
+        format!("{hp} + {be}, {mode}{vendor}{}", config.map_or(String::new(), with))
     }
 
     fn compare(&self, policies: &Policies) -> Result<Compared, CtlError> {
@@ -301,7 +302,9 @@ impl<'a> Measured<'a> {
         if !self.scheduled {
             return Ok(None);
         }
-        policies.load_configured(text(self.row, "policy_config"))
+        // Another policy has other settings.
+        let is_rows = policies.is(text(self.row, "policy"));
+        policies.load_configured(if is_rows { text(self.row, "policy_config") } else { "" })
     }
 
     /// Give the training the pace of the row's own process, if that was measured. Returns what
@@ -496,6 +499,33 @@ mod tests {
         assert!(lines[2].contains(&simulated), "{table}");
         assert!(lines[3].contains("| 0.35 |") && !lines[3].contains("of own"), "{table}");
         assert!(lines[5].starts_with("A share of own"), "{table}");
+    }
+
+    #[test]
+    fn a_row_is_simulated_with_the_configuration_that_it_was_measured_with() {
+        let mut row = own_row("gpt2-train", "tally-mps", 7.0);
+        let of = |row: &Value, policies: &Policies| {
+            Measured::of(row, &Setup::default())
+                .unwrap()
+                .compare(policies)
+                .map_err(|e| e.to_string())
+        };
+        let plain = of(&row, &policies()).unwrap();
+        row["policy_config"] = json!("cut = false\n");
+        let whole = of(&row, &policies()).unwrap();
+        assert!(whole.p99_over_solo > 2.0 * plain.p99_over_solo, "nothing gives way");
+        assert_eq!(whole.policy_config.as_deref(), Some("cut = false\n"));
+        let mut table = Vec::new();
+        show(&mut table, &[whole]).unwrap();
+        assert!(String::from_utf8(table).unwrap().contains("| tally-mps, `cut = false` |"));
+        row["policy_config"] = json!("cat = false\n");
+        assert!(of(&row, &policies()).is_err_and(|why| why.contains("cat")));
+        // Another policy has no such settings.
+        let other = Policies::open("built-in", None, LimitsArg::Default, &[]).unwrap();
+        of(&row, &other).unwrap();
+        assert!(!other.is("tally-priority") && policies().is("tally-priority"));
+        let file = Policies::open("a/tally-priority.wasm", None, LimitsArg::Default, &[]);
+        assert!(file.is_ok_and(|file| file.is("tally-priority")));
     }
 
     #[test]

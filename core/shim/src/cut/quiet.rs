@@ -76,7 +76,8 @@ pub fn of_worker() -> Option<Quiet> {
 /// Before a call of the program's in which the driver waits and keeps launches waiting: have nothing under way that could
 /// need help. The calling thread holds none of our locks. `None`: nothing is ever cut here.
 pub fn of_call() -> Option<Quiet> {
-    if !super::is_enabled() {
+    // A core that does not cut may have followed one that did.
+    if !super::is_enabled() && !watch::is_open() {
         return None;
     }
     let quiet = Quiet::within(CALL_PATIENCE, watch::may_need_help);
