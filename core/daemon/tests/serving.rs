@@ -207,6 +207,21 @@ fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_wait
     low.complete(done);
     assert_eq!(standstills(), 1);
     assert_eq!(core.status()["high_priority_busy"], false);
+    // Nor does the core stay awake for it while somebody else is waited for, who gets on.
+    let other = Client::high(&core, "other");
+    other.set_busy(true);
+    eventually("the core knows", || core.status()["high_priority_busy"] == true);
+    let (held, done) = low.submit();
+    let parks = || core.status()["core"]["parks"].as_u64().unwrap();
+    let before = parks();
+    eventually("the core sleeps", || {
+        other.region.activity.launches.fetch_add(1, SeqCst);
+        parks() > before + 2
+    });
+    assert!(low.answer(held).is_none());
+    other.set_busy(false);
+    low.wait(held);
+    low.complete(done);
     // It gets on.
     high.region.activity.launches.fetch_add(1, SeqCst);
     eventually("it counts again", || core.status()["high_priority_busy"] == true);

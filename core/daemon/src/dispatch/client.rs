@@ -110,6 +110,8 @@ pub struct DispatchClient {
     pending: u64,
     /// Streams of which a launch was let go since the engine last heard of them.
     dirty: u64,
+    /// By its own account, and as the engine was told: see [`Standstill`].
+    says_busy: bool,
     busy: bool,
     busy_periods: u64,
     activity_looked_ns: u64,
@@ -138,6 +140,7 @@ impl DispatchClient {
             streams: Box::new([StreamWords::default(); STREAM_SLOTS]),
             pending: 0,
             dirty: 0,
+            says_busy: false,
             busy: false,
             busy_periods,
             activity_looked_ns: now_ns,
@@ -177,10 +180,11 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
-        let busy = a.busy_streams.load(SeqCst) != 0;
+        self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
         let launches = a.launches.load(Relaxed);
-        let busy = self.standstill.counts_as_busy(now_ns, busy, launches, periods, stall_ns);
+        let (says, still) = (self.says_busy, &mut self.standstill);
+        let busy = still.counts_as_busy(now_ns, says, launches, periods, stall_ns);
         // Idle at both looks but busy between them is activity, too.
         let changed = busy != self.busy || (!busy && periods != self.busy_periods);
         if changed {
@@ -206,7 +210,7 @@ impl DispatchClient {
     /// best-effort one to have the end of its launches reported (its last ones
     /// before a pause may not be otherwise).
     pub fn poll_probe(&mut self, now_ns: u64) {
-        let asked = if self.is_high() { self.busy } else { self.is_pending() };
+        let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
         if asked && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed)) {
             self.write_probe();
         }
@@ -220,7 +224,7 @@ impl DispatchClient {
 
     /// When [`DispatchClient::poll_probe`] has something to do.
     pub fn next_probe_ns(&self) -> Option<u64> {
-        let asked = if self.is_high() { self.busy } else { self.is_pending() };
+        let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
         asked.then(|| self.probe.next_ns())
     }
 
@@ -444,7 +448,7 @@ impl DispatchClient {
     /// will ring for.
     pub fn has_news(&self, notify: bool) -> bool {
         let a = &self.link.region.activity;
-        if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.busy {
+        if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.says_busy {
             return true;
         }
         self.unanswered.len() < UNANSWERED_MAX
