@@ -179,6 +179,14 @@ impl Governor {
         std::thread::sleep(Duration::from_millis(100));
     }
 
+    /// Once the program says "go": all it launches is preemptible, and stands at the gate.
+    pub fn hold_all_at_the_gate(&mut self) {
+        self.expect("go");
+        self.policy(|_, _| Answer::Preemptible(0));
+        self.closed();
+        self.say("on");
+    }
+
     /// No heartbeats and no answers, or again.
     pub fn go_silent(&self, silent: bool) {
         self.shared.alive.store(!silent, SeqCst);

@@ -255,10 +255,7 @@ fn a_function_that_was_asked_for_before_is_had_at_once() {
         },
         |core| {
             core.warm_up("step");
-            core.expect("go");
-            core.policy(|_, _| Answer::Preemptible(0));
-            core.closed();
-            core.say("on");
+            core.hold_all_at_the_gate();
             // While the launch stands at the gate.
             core.expect("got");
             core.ask_to_yield(false);

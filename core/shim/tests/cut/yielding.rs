@@ -204,10 +204,7 @@ fn no_module_is_loaded_while_a_launch_may_need_help() {
         },
         |core| {
             core.warm_up("step");
-            core.expect("go");
-            core.policy(|_, _| Answer::Preemptible(0));
-            core.closed();
-            core.say("on");
+            core.hold_all_at_the_gate();
             core.expect("asked");
             std::thread::sleep(Duration::from_millis(300));
             assert_eq!(core.state("sum").0, cut_state::PREPARING);
