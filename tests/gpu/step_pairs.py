@@ -1,13 +1,18 @@
 """Co-location: an inference and a training on one GPU, mode by mode.
 
-For every mode (one set of environment variables, so one set of processes) the
-four programs of both pairs start at once; then one pair is measured after the
-other while the other pair's programs are idle. Arrivals are open-loop Poisson
-at `--load` of the inference's own solo latency, read warmed in this run, with
-the same seed in every mode: each mode serves the very same requests.
+First each inference has the GPU to itself: solo. Arrivals are open-loop Poisson
+at `--load` of its solo latency, read warmed in this run, with the same seed in
+every mode: each mode serves the very same requests.
 
-Solo and time-slicing are phases of the same plain processes. Service times
-leave queueing out (as Tally's paper does); the `queued` ones include it.
+For every mode (one set of environment variables, so one set of processes) the
+programs of all pairs start at once; then one pair is measured after the other
+while the other pairs' programs are idle. In plain mode each inference is also
+measured beside the idle ones: a GPU's context is faster then than in a program
+that has the GPU to itself (docs/residency.md), so that this is the stricter
+figure to compare with. Time-slicing is a phase of the same plain processes.
+
+Service times leave queueing out (as Tally's paper does); the `queued` ones
+include it.
 """
 
 import contextlib
@@ -59,11 +64,12 @@ KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", 
 
 
 class Pair:
-    """One pair in one mode, and what plain mode measured of it alone."""
+    """One pair, and what was measured of it alone."""
 
     def __init__(self, name, hp, be):
         self.name, self.hp_job, self.be_job = name, hp, be
-        self.solo = None  # service_ms, queued_ms of the inference alone
+        # service_ms, queued_ms of the inference: with the GPU to itself, and beside idle programs.
+        self.solo = self.beside_idle = None
         self.rate_per_s = None
         self.be_solo_steps_per_s = None
 
@@ -117,11 +123,24 @@ def arrivals(args, pair, start_at):
     }
 
 
-def measure_solo(args, pair, hp, be):
-    """The inference alone (closed loop, then the arrivals), then the training alone."""
-    warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
-    pair.rate_per_s = args.load / percentile(warm, 0.5) * 1e3
-    pair.solo = hp.ask("requests", **arrivals(args, pair, soon()))
+def measure_solo(suite, pairs, results):
+    """The inferences with the GPU to themselves: one process, no other; closed loop, then the arrivals."""
+    args, jobs = suite.args, list(dict.fromkeys(pair.hp_job for pair in pairs))
+    with started([Client(suite, "solo", jobs)]) as (client,):
+        for job in jobs:
+            of_job = [pair for pair in pairs if pair.hp_job == job]
+            warm = client.ask("closed", job=job, n=WARM_REQUESTS)["service_ms"]
+            of_job[0].rate_per_s = args.load / percentile(warm, 0.5) * 1e3
+            solo = client.ask("requests", **arrivals(args, of_job[0], soon()))
+            for pair in of_job:
+                pair.solo, pair.rate_per_s = solo, of_job[0].rate_per_s
+            results.add(row(suite, of_job[0], "solo", "none", solo, None, None), solo)
+
+
+def measure_idle(args, pair, hp, be):
+    """The inference beside idle programs (closed loop, then the arrivals), then the training likewise."""
+    hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)
+    pair.beside_idle = hp.ask("requests", **arrivals(args, pair, soon()))
     pair.be_solo_steps_per_s = be.ask("train", job=pair.be_job, start_at=soon(), seconds=args.seconds)["steps_per_s"]
 
 
@@ -151,7 +170,10 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_pe
     def p(values, q):
         return round(percentile(values, q), 4)
 
-    service, queued, solo = served["service_ms"], served["queued_ms"], pair.solo
+    def over(alone, times):
+        return round(percentile(served[times], 0.99) / percentile(alone[times], 0.99), 4) if alone else None
+
+    service, queued, solo, idle = served["service_ms"], served["queued_ms"], pair.solo, pair.beside_idle
     share = trained["steps_per_s"] / pair.be_solo_steps_per_s if trained else None
     return {
         "hp": pair.hp_job,
@@ -161,17 +183,21 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_pe
         "policy_config": config,
         "vendor_rewrite": vendor,
         "load": suite.args.load,
+        "rate_per_s": round(pair.rate_per_s, 3),
         "solo_p50_ms": p(solo["service_ms"], 0.5),
         "solo_p99_ms": p(solo["service_ms"], 0.99),
+        "beside_idle_p50_ms": p(idle["service_ms"], 0.5) if idle else None,
+        "beside_idle_p99_ms": p(idle["service_ms"], 0.99) if idle else None,
         "own_solo_p50_ms": round(own_solo_ms, 4) if own_solo_ms else None,
         "p50_ms": p(service, 0.5),
         "p99_ms": p(service, 0.99),
-        "p99_over_solo": round(percentile(service, 0.99) / percentile(solo["service_ms"], 0.99), 4),
+        "p99_over_solo": over(solo, "service_ms"),
+        "p99_over_beside_idle": over(idle, "service_ms"),
         "p50_queued_ms": p(queued, 0.5),
         "p99_queued_ms": p(queued, 0.99),
-        "p99_over_solo_queued": round(percentile(queued, 0.99) / percentile(solo["queued_ms"], 0.99), 4),
+        "p99_over_solo_queued": over(solo, "queued_ms"),
         "be_steps_per_s": round(trained["steps_per_s"], 4) if trained else None,
-        "be_solo_steps_per_s": round(pair.be_solo_steps_per_s, 4),
+        "be_solo_steps_per_s": round(pair.be_solo_steps_per_s, 4) if trained else None,
         "be_share": round(share, 4) if trained else None,
         "own_be_solo_steps_per_s": round(own_be_steps_per_s, 4) if own_be_steps_per_s else None,
         "be_share_of_own": round(trained["steps_per_s"] / own_be_steps_per_s, 4) if own_be_steps_per_s else None,
@@ -184,10 +210,10 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_pe
     }
 
 
-def drift(own_ms, solo_ms, residency):
-    """A note if the inference alone is not what it was."""
-    slower = host_drift(own_ms, solo_ms, residency.startswith("mps"))
-    return [f"alone it took {slower:.2f} of what it took for the solo figures: its host was slower by then"] if slower else []
+def drift(own_ms, idle_ms, residency):
+    """A note if the inference beside idle programs is not what it was."""
+    slower = host_drift(own_ms, idle_ms, residency.startswith("mps"))
+    return [f"alone it took {slower:.2f} of what it had taken before: its host was slower by then"] if slower else []
 
 
 class Results:
@@ -237,13 +263,16 @@ def measure_mode(suite, mode, pairs, results, failures):
         for index, pair in enumerate(pairs):
             hp, be = clients[2 * index], clients[2 * index + 1]
             with failures.guard(f"{mode}, {pair.name}"), told_when_stuck(suite, mode, core, (hp, be)):
-                if mode == "plain":
-                    measure_solo(suite.args, pair, hp, be)
-                    results.add(row(suite, pair, "solo", "none", pair.solo, None, None), pair.solo)
-                    if not suite.plain_shared:
-                        continue
                 if pair.solo is None:
                     failures.add(f"{mode}, {pair.name}: skipped, its solo figures are missing")
+                    continue
+                if mode == "plain":
+                    measure_idle(suite.args, pair, hp, be)
+                    results.add(row(suite, pair, "beside-idle", "none", pair.beside_idle, None, None), pair.beside_idle)
+                    if not suite.plain_shared:
+                        continue
+                if pair.beside_idle is None:
+                    failures.add(f"{mode}, {pair.name}: skipped, its figures beside idle programs are missing")
                     continue
                 served, trained, own, own_be = measure_shared(suite.args, pair, hp, be)
                 state = core.status() if core else None
@@ -253,7 +282,7 @@ def measure_mode(suite, mode, pairs, results, failures):
                 if suite.args.apart and MODES[mode][2] != "timeslice":
                     # In other rows those of all pairs are.
                     notes.append("only this pair's programs were alive")
-                notes += drift(own, percentile(pair.solo["service_ms"], 0.5), MODES[mode][2])
+                notes += drift(own, percentile(pair.beside_idle["service_ms"], 0.5), MODES[mode][2])
                 line = row(suite, pair, label, policy, served, trained, own, own_be, suite.policy_config(mode), is_vendor(mode))
                 if core:
                     line["cut"] = client(state, names(pair)[1])["cut"]
@@ -276,10 +305,13 @@ def main(suite):
     unknown = [m for m in modes if m not in MODES] + [p for p in args.pairs.split(",") if p not in PAIRS]
     if unknown:
         sys.exit(f"unknown: {unknown}; modes are {list(MODES)}, pairs {list(PAIRS)}")
-    # Solo figures come from plain mode: it always runs, and first; the pairs only share it if asked to.
+    # The inferences beside idle programs and the trainings alone come from plain mode: it always runs, and
+    # first; the pairs only share it if asked to.
     suite.plain_shared = "plain" in modes
     modes = ["plain"] + [m for m in modes if m != "plain"]
     pairs = [Pair(name, *PAIRS[name]) for name in args.pairs.split(",")]
+    with failures.guard("solo"):
+        measure_solo(suite, pairs, results)
     for mode in modes:
         for group in groups(args, mode, pairs):
             with failures.guard(mode):

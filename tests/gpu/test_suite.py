@@ -234,16 +234,25 @@ class Traces(unittest.TestCase):
 
 
 class Pairs(unittest.TestCase):
+    def served(self, ms):
+        """One request's answer."""
+        return {"service_ms": [ms], "queued_ms": [2 * ms], "unserved": 0, "overrun_s": 0.0}
+
     def line(self, own_be_steps_per_s):
         """A row of a training that made 2 steps a second, and 4 in plain mode."""
         pair = step_pairs.Pair("a+b", "a", "b")
-        served = {"service_ms": [1.0], "queued_ms": [2.0], "unserved": 0, "overrun_s": 0.0}
-        pair.solo, pair.be_solo_steps_per_s = served, 4.0
+        served = self.served(1.0)
+        pair.solo, pair.beside_idle, pair.rate_per_s, pair.be_solo_steps_per_s = self.served(2.0), self.served(0.5), 500.0, 4.0
         suite = types.SimpleNamespace(
             args=types.SimpleNamespace(load=0.5, seconds=8, be_alone_seconds=2.5),
             machine=dict.fromkeys(("device", "driver", "torch", "commit", "date"), "x"),
         )
         return step_pairs.row(suite, pair, "tally-mps", "fifo", served, {"steps_per_s": 2.0}, 1.0, own_be_steps_per_s)
+
+    def test_a_row_says_what_it_is_over_solo_and_over_the_same_beside_idle_programs(self):
+        line = self.line(None)
+        self.assertEqual([line[f"p99_over_{of}"] for of in ("solo", "solo_queued", "beside_idle")], [0.5, 0.5, 2.0])
+        self.assertEqual([line[f"{of}_p99_ms"] for of in ("solo", "beside_idle")], [2.0, 0.5])
 
     def test_a_share_of_its_own_rate_comes_with_how_long_that_was_measured(self):
         line = self.line(2.5)

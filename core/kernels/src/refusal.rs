@@ -65,11 +65,14 @@ pub enum Refusal {
     IndexRead = 28,
     /// Its machine code leaves no register free that the patch could use (sub-grid form only).
     NoSpareRegister = 29,
+    /// Its code lets its blocks wait for one another, and the driver loads kernels lazily: a launch
+    /// that loads one keeps other launches waiting on the GPU, and help with them.
+    BlocksMayWait = 30,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 29] = {
+    pub const ALL: [Refusal; 30] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -101,6 +104,7 @@ impl Refusal {
             ResultsDiffer,
             IndexRead,
             NoSpareRegister,
+            BlocksMayWait,
         ]
     };
 
@@ -146,6 +150,9 @@ impl Refusal {
                 "it reads the block's index in a way that the patch does not know"
             }
             Refusal::NoSpareRegister => "it leaves no register free for the patch",
+            Refusal::BlocksMayWait => {
+                "its blocks may wait for one another and kernels are loaded lazily (CUDA_MODULE_LOADING)"
+            }
         }
     }
 

@@ -343,6 +343,7 @@ driver_table! {
     launch_ex: [c"cuLaunchKernelEx"] fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr);
     module_load: [c"cuModuleLoadData"] fn(*mut Ptr, *const u8);
     module_function: [c"cuModuleGetFunction"] fn(*mut Ptr, Ptr, *const c_char);
+    module_loading: [c"cuModuleGetLoadingMode"] fn(*mut c_uint);
     kernel_function: [c"cuKernelGetFunction"] fn(*mut Ptr, Ptr);
     func_attribute: [c"cuFuncGetAttribute"] fn(*mut c_int, c_int, Ptr);
     func_set_attribute: [c"cuFuncSetAttribute"] fn(Ptr, c_int, c_int);

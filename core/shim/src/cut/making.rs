@@ -90,6 +90,18 @@ pub fn gate(context: usize) -> bool {
         && state::client().is_some_and(|client| super::gate::set_up(client, context))
 }
 
+/// Whether the driver may load a kernel with a launch of the program's. That launch and those behind it
+/// wait on the GPU for all that runs: for blocks that wait for help, too, and so would the help.
+fn loads_lazily() -> bool {
+    /// `CU_MODULE_EAGER_LOADING`.
+    const EAGER: u32 = 1;
+    // A driver that cannot be asked is from before there was anything else.
+    let Some(ask) = driver().module_loading else { return false };
+    let mut mode = 0;
+    // SAFETY: a valid out-pointer.
+    unsafe { ask(&mut mode) != SUCCESS || mode != EAGER }
+}
+
 /// Make a cut form, in the job's context, which lives.
 ///
 /// # Errors
@@ -107,6 +119,9 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     let (function, is_ptx, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
     if is_lost() {
         return Err(Refusal::ImageGone);
+    }
+    if kernel.may_wait && loads_lazily() {
+        return Err(Refusal::BlocksMayWait);
     }
     let original = plain_function(job.function);
     for which in FUNC_COMPARED {

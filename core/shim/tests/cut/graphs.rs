@@ -4,7 +4,7 @@ use crate::governor::Governor;
 use crate::program::{Attribute, Cells, Device, Ptr, THREADS, ask, ok, say, step, wait_for};
 use crate::waiting::{helped_or_done, is_helped};
 use crate::yielding::{Asking, impatient};
-use crate::{both, both_under, welcome};
+use crate::{both, both_eager, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -247,7 +247,7 @@ fn short_kernels_stay_in_their_part_and_what_is_ready_later_is_cut_later() {
 
 #[test]
 fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
-    both(
+    both_eager(
         a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole,
         &impatient(),
         |device| {

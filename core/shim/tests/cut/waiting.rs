@@ -4,7 +4,7 @@ use crate::common::PATIENCE;
 use crate::governor::Governor;
 use crate::program::{Cells, Device, Ptr, ask, hear, ok, say, wait_for};
 use crate::yielding::impatient;
-use crate::{both, welcome};
+use crate::{both, both_eager, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -137,14 +137,14 @@ fn helped_once(core: &mut Governor, kernel: &'static str, answer: Answer, lower:
 
 #[test]
 fn a_preemptible_launch_that_is_stuck_is_helped_once() {
-    both(a_preemptible_launch_that_is_stuck_is_helped_once, &impatient(), stuck, |core| {
+    both_eager(a_preemptible_launch_that_is_stuck_is_helped_once, &impatient(), stuck, |core| {
         helped_once(core, "later", Answer::Preemptible(4_000), false)
     });
 }
 
 #[test]
 fn it_is_helped_although_nobody_asks_any_more() {
-    both(
+    both_eager(
         it_is_helped_although_nobody_asks_any_more,
         // Longer than it is asked for.
         &Welcome { cutting: Cutting { rescue_ms: 150, ..welcome().cutting }, ..welcome() },
@@ -161,7 +161,7 @@ fn called_while_stuck<T>(test: T, call: impl Fn(&Device)) {
 fn with_program<T>(test: T, program: impl FnOnce(&mut Device)) {
     // The call comes first, then help.
     let patient = Welcome { cutting: Cutting { rescue_ms: 300, ..welcome().cutting }, ..welcome() };
-    both(test, &patient, program, |core| {
+    both_eager(test, &patient, program, |core| {
         helped_once(core, "later", Answer::Preemptible(4_000), false)
     });
 }
@@ -289,7 +289,7 @@ fn slices_whose_waits_are_unseen_are_helped_although_nobody_asks() {
 
 #[test]
 fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
-    both(
+    both_eager(
         a_kernel_whose_blocks_may_wait_is_not_sliced,
         &welcome(),
         |device| {
@@ -322,6 +322,48 @@ fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
             assert_eq!(offers, [[false, true]; 2]);
             let c = core.counters();
             assert_eq!([&c.sliced, &c.preemptible, &c.degraded].map(|n| n.load(SeqCst)), [0; 3]);
+        },
+    );
+}
+
+/// A launch that loads a kernel would keep the help from coming.
+#[test]
+fn where_kernels_are_loaded_lazily_one_whose_blocks_may_wait_stays_whole() {
+    both_under(
+        where_kernels_are_loaded_lazily_one_whose_blocks_may_wait_stays_whole,
+        &[("CUDA_MODULE_LOADING", "LAZY")],
+        &impatient(),
+        |device| {
+            let (later, unseen) = (device.function("later"), device.function("unseen"));
+            let words = device.words();
+            let cells = device.cells(BLOCKS);
+            let launch = |kernel| {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(kernel, [BLOCKS, 1, 1], 1, null_mut(), &params));
+            };
+            words[1].store(1, SeqCst);
+            device.warm_up_with(|| {
+                launch(later);
+                launch(unseen);
+            });
+            while ask("refused?") == "no" {
+                device.sync(null_mut());
+            }
+        },
+        |core| {
+            core.warm_up("unseen");
+            let start = Instant::now();
+            loop {
+                core.expect("refused?");
+                let refused = core.is_refused("later", Refusal::BlocksMayWait);
+                core.say(if refused { "yes" } else { "no" });
+                if refused {
+                    break;
+                }
+                assert!(start.elapsed() < PATIENCE, "{:?}", core.state("later"));
+            }
+            core.ends(0);
+            assert_eq!(core.state("unseen").0, cut_state::READY);
         },
     );
 }
@@ -370,7 +412,7 @@ fn a_long_last_slice_is_left_to_end() {
 
 #[test]
 fn without_being_asked_nothing_is_stuck() {
-    both(without_being_asked_nothing_is_stuck, &welcome(), stuck, |core| {
+    both_eager(without_being_asked_nothing_is_stuck, &welcome(), stuck, |core| {
         core.warm_up("later");
         core.policy(|_, name| match name {
             "later" => Answer::Preemptible(0),

@@ -144,8 +144,9 @@ exports! {
 
     fn cuModuleGetLoadingMode(mode: Out<u32>) {
         driver()?;
-        // CU_MODULE_EAGER_LOADING.
-        mode.set(1)
+        // CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING: one that loads early keeps to both.
+        let lazy = std::env::var_os("CUDA_MODULE_LOADING").is_some_and(|mode| mode == "LAZY");
+        mode.set(1 + u32::from(lazy))
     }
 
     fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {
