@@ -7,7 +7,8 @@ import time
 from common import HERE, clean_environment
 from procs import Process
 
-READY_TIMEOUT_S = 90
+# Several at once that load all their libraries' kernels take long.
+READY_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 6  # for all together
 # Between the moment a start is announced and the start: enough for every worker to read it.
 LEAD_S = 0.25

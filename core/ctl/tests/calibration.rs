@@ -66,7 +66,7 @@ fn the_page_says_what_the_simulator_gives() {
                 true => ["share_of_own", "measured_share_of_own"],
                 false => ["share", "measured_share"],
             };
-            let keys = ["p99_over_solo", "measured_p99_over_solo", shares[0], shares[1]];
+            let keys = ["p99_over_alone", "measured_p99_over_alone", shares[0], shares[1]];
             (name, keys.map(|key| row[key].as_f64().unwrap()))
         })
         .collect();

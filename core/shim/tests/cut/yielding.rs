@@ -2,7 +2,7 @@
 
 use crate::governor::Governor;
 use crate::program::{Device, ask, hear, ok, say};
-use crate::{both, welcome};
+use crate::{both, both_eager, welcome};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -179,7 +179,7 @@ fn launches_at_the_gate_that_are_asked_again_are_not_stuck() {
 #[test]
 fn no_module_is_loaded_while_a_launch_may_need_help() {
     // The driver would wait for the launch, and a rescue for the driver.
-    both(
+    both_eager(
         no_module_is_loaded_while_a_launch_may_need_help,
         &welcome(),
         |device| {
