@@ -27,8 +27,8 @@ def pair_row(**changed):
         "policy": "tally-priority",
         "policy_config": None,
     }
-    row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "p50_ms": 1.0, "p99_ms": 1.2}
-    row |= {"p99_over_solo": 1.05, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1}
+    row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "beside_idle_p50_ms": 0.9, "beside_idle_p99_ms": 1.0, "p50_ms": 1.0, "p99_ms": 1.2}
+    row |= {"p99_over_solo": 1.05, "p99_over_beside_idle": 1.15, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1}
     row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1", "commit": "c", "date": "d"}
     return {**row, **changed}
 
@@ -75,12 +75,12 @@ class Renderer(unittest.TestCase):
 
     def test_a_pair_whose_host_had_changed_is_left_out_of_the_means(self):
         rows = [
-            pair_row(hp=hp, be=be, solo_p50_ms=1.0, own_solo_p50_ms=1.6 if hp == "resnet50-eager" else 1.2, p99_over_solo=1.5)
+            pair_row(hp=hp, be=be, beside_idle_p50_ms=1.0, own_solo_p50_ms=1.6 if hp == "resnet50-eager" else 1.2, p99_over_solo=1.5)
             for hp, be in sorted(render.SUMMARY)
         ]
         rows[[r["hp"] for r in rows].index("resnet50-eager")]["p99_over_solo"] = 9.0
         self.put("pairs.json", rows)
-        self.assertIn("| tally-mps, without resnet50-eager | tally-priority | untouched | +50.0 % |", self.text())
+        self.assertIn("| tally-mps, without resnet50-eager | tally-priority | untouched | +50.0 % | +50.0 % | +15.0 % | +15.0 % | 0.50 |", self.text())
         self.assertIsNone(stats.host_drift(1.2, 1.0, under_mps=False))
         self.assertEqual(stats.host_drift(1.3, 1.0, under_mps=False), 1.3)
         self.assertIsNone(stats.host_drift(None, 1.0, under_mps=False))
