@@ -1,6 +1,7 @@
 //! What lies where in the two shared regions. All plain old data and atomics,
 //! valid when zero-filled, the same for every process of one machine.
 
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Submissions in flight at once, for one client. A power of two.
@@ -134,7 +135,9 @@ pub struct CompletionWord {
     pub host: AtomicU32,
 }
 
-/// What a client is doing, written on its launch path: two cache lines.
+/// What a client is doing, written on its launch path: one cache line. Tickets and waiters
+/// have lines of their own: with every decided launch the client writes the former and the
+/// core reads the latter, and on one line the launch would wait for it to go to and fro.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Activity {
@@ -151,11 +154,13 @@ pub struct Activity {
     pub busy_periods: AtomicU64,
     /// Sum of the finished busy periods, ns.
     pub busy_total_ns: AtomicU64,
-    /// Submissions so far: the next ticket.
+    _pad0: [u64; 2],
+    /// Submissions so far: the next ticket. The core reads it now and then only.
     pub next_ticket: AtomicU64,
-    /// Threads in a futex wait for a decision.
+    _pad1: [u64; 7],
+    /// Threads in a futex wait for a decision. The core reads it with every answer.
     pub waiters: AtomicU32,
-    _pad: u32,
+    _pad2: [u32; 15],
 }
 
 /// Counts that `tallyctl status` shows; written by the client.
@@ -357,7 +362,9 @@ pub struct Completions {
     pub words: [CompletionWord; STREAM_SLOTS],
 }
 
-/// Made and written by the core, read-only for the client.
+/// Made and written by the core, read-only for the client. `parked`, which a client reads
+/// with every launch, is not on the line that the core writes with every launch: reading it
+/// there takes the line from the core, which then waits for it when it wakes.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct CoreRegion {
@@ -373,6 +380,7 @@ pub struct CoreRegion {
     pub consumed: AtomicU64,
     /// Bumped before every wake-up; what waiting threads sleep on.
     pub wake: AtomicU32,
+    _pad0: [u32; 13],
     /// 1 while the core sleeps: ring the doorbell after a submission.
     pub parked: AtomicU32,
     /// 1 while the core sleeps and wants to hear of activity starting or ending.
@@ -383,7 +391,6 @@ pub struct CoreRegion {
     /// anybody to keep the GPU from; for a best-effort one, itself included, whether it shares the
     /// GPU with others of its class. The probe is written when it changes.
     pub neighbours: AtomicU32,
-    _pad0: u32,
     /// Bumped by the core's dispatch thread about every 100 ms while it lives:
     /// a waiting client tells a stuck core from a slow decision.
     pub heartbeat: AtomicU64,
@@ -409,6 +416,11 @@ const _: () = {
     assert!(size_of::<ClientRegion>().is_multiple_of(4096));
     assert!(size_of::<CoreRegion>().is_multiple_of(4096));
     assert!(RING_SLOTS.is_power_of_two());
+    // See `Activity`.
+    assert!(offset_of!(Activity, next_ticket) == 64);
+    assert!(offset_of!(Activity, waiters) == 128);
+    assert!(size_of::<Activity>() == 192);
+    assert!(offset_of!(CoreRegion, wake) / 64 < offset_of!(CoreRegion, parked) / 64);
 };
 
 /// FNV-1a, for names and images: stable across processes and builds.

@@ -22,6 +22,9 @@ const BATCH: usize = 64;
 const UNANSWERED_MAX: usize = RING_SLOTS;
 /// A ticket taken and not published for so long is passed over.
 const STUCK_NS: u64 = 1_000_000_000;
+/// Looked for this often. Not whenever a ring is found empty: the client that takes the next
+/// ticket would have to get the word's cache line back from the core first.
+const STUCK_LOOK_NS: u64 = 10_000_000;
 /// Tickets found abandoned one after the other; an honest client has at most a
 /// ring of them.
 const ABANDONED_MAX: u64 = 65_536;
@@ -102,6 +105,7 @@ pub struct DispatchClient {
     pub meter: Meter,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
+    stuck_look_ns: u64,
     abandoned_in_a_row: u64,
     kernels: KernelCache,
     unanswered: VecDeque<Unanswered>,
@@ -134,6 +138,7 @@ impl DispatchClient {
             oddities: Oddities::default(),
             meter,
             stuck_since_ns: None,
+            stuck_look_ns: 0,
             abandoned_in_a_row: 0,
             kernels: KernelCache::default(),
             unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
@@ -353,6 +358,10 @@ impl DispatchClient {
     /// not let it hold the client's other threads for ever. If it comes after
     /// all, it finds its answer.
     fn pass_over_stuck(&mut self, now_ns: u64) {
+        if now_ns < self.stuck_look_ns {
+            return;
+        }
+        self.stuck_look_ns = now_ns.saturating_add(STUCK_LOOK_NS);
         if self.link.region.activity.next_ticket.load(Relaxed) <= self.next_ticket {
             self.stuck_since_ns = None;
             return;
