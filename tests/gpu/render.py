@@ -105,7 +105,8 @@ def pair_section(content, notes):
             "best-effort share",
             "launches cut",
         ]
-        lines += table(header, [pair_cells(row, notes) for row in rows])
+        solo_p99_ms = next((row["p99_ms"] for row in rows if row["mode"] == "solo"), None)
+        lines += table(header, [pair_cells(row, notes, solo_p99_ms) for row in rows])
     return lines
 
 
@@ -180,13 +181,18 @@ def made_of(rows):
     return ", ".join(sorted({f"commit `{row['commit']}` of {row['date']}" for row in rows}))
 
 
-def pair_cells(row, notes):
+SOLO_OFF_MAX = 0.1
+
+
+def pair_cells(row, notes, solo_p99_ms):
     mode = f"{row['mode']}, vendor kernels cut" if row["vendor_rewrite"] else row["mode"]
     where = f"{row['hp']}, {mode}"
     marks = "".join(notes.mark(f"{where}, {row['policy']}: {n}.") for n in row.get("notes") or [])
     if row.get("unserved"):
         marks += notes.mark(f"{where}, {row['policy']}: {row['unserved']} requests were not served within twice the window.")
     is_alone = row["be"] == "-"
+    if row.get("solo_p99_ms") and solo_p99_ms and abs(row["solo_p99_ms"] / solo_p99_ms - 1) > SOLO_OFF_MAX:
+        marks += notes.mark(f"{where}, {row['policy']}: of another run, in which solo had a p99 of {row['solo_p99_ms']:.2f} ms.")
     over, over_idle, queued_over = (
         percent(row[key]) if row.get(key) and not is_alone else ""
         for key in ("p99_over_solo", "p99_over_beside_idle", "p99_over_solo_queued")
@@ -348,7 +354,7 @@ def latency_section(content, notes):
         lines += [
             (
                 "From publishing a launch to seeing its answer, a client that does nothing else against a spinning core "
-                "with that policy, each on a CPU of its own."
+                "with that policy, each on a CPU of its own. Of several runs: medians."
             ),
             "",
         ]
@@ -360,10 +366,10 @@ def latency_section(content, notes):
                     f"Decision round trip, {row['policy']}, {row['gap_us']} us between launches: p99 "
                     f"{row['p99_ns'] / 1e3:.2f} us, promised at most {limit:.0f} us."
                 )
-            rows.append(
-                [row["policy"], row["gap_us"], number(row["p50_ns"] / 1e3), p99, number(row["p999_ns"] / 1e3)]
-            )
-        lines += table(["policy", "us between launches", "p50 us", "p99 us", "p99.9 us"], rows)
+            of_runs = " to ".join(number(ns / 1e3) for ns in row.get("p99_ns_of_runs", []))
+            cells = [row["policy"], row["gap_us"], row.get("runs", 1), number(row["p50_ns"] / 1e3), p99, of_runs]
+            rows.append([*cells, number(row["p999_ns"] / 1e3)])
+        lines += table(["policy", "us between launches", "runs", "p50 us", "p99 us", "of the runs", "p99.9 us"], rows)
         lines += ["### What a decided launch costs its program", ""]
     if content.get("rows"):
         lines += made_with(content["machine"], "latency")
@@ -414,13 +420,15 @@ def shim_section(content, notes):
     passed = sum(row["state"] == "passed" for row in rows)
     out = sum(row["state"] == "left out" for row in rows)
     note = notes.mark(f"The shim's tests: {'; '.join(failed)}.") if failed else ""
+    # One that was run again by itself.
+    later = "".join(f" `{row['test']}` is of commit `{row['commit']}`." for row in rows if row.get("commit"))
     return [
         "## The shim's own tests on a GPU",
         "",
         *made_with(content["machine"], "shim"),
         (
             f"Cut launches and graphs in parts (`core/shim/tests/cut`, `core/shim/tests/graphs.rs`), every block of every launch counted: "
-            f"{passed} passed, {len(failed)} failed{note}, {out} left out, for they are of the software device only."
+            f"{passed} passed, {len(failed)} failed{note}, {out} left out, for they are of the software device only.{later}"
         ),
         "",
     ]

@@ -145,7 +145,7 @@ class Renderer(unittest.TestCase):
         memops = {"per_kernel": [{"tracking": "t", "kernel_ns": 2000, "us_per_kernel": 5, "host_us_per_kernel": 1}]}
         memops["seen_done"] = [{"by": "b", "p50_us": 1, "p99_us": 2}]
         state = {"fifo": {"decision_latency": {"p50_us": 0.4, "p99_us": 0.9}}}
-        trip = {"policy": "fifo", "gap_us": 0, "p50_ns": 900, "p99_ns": 5000, "p999_ns": 9000}
+        trip = {"policy": "fifo", "gap_us": 0, "p50_ns": 900, "p99_ns": 5000, "p999_ns": 9000, "runs": 3, "p99_ns_of_runs": [4000, 6500]}
         content = {"roundtrip": [trip], "rows": [row], "promise_p99_us": 2.0, "spin_us": 9, "states": state, "memops": memops}
         self.put("latency.json", content)
         text = self.text()
@@ -154,6 +154,7 @@ class Renderer(unittest.TestCase):
             "+2.00 %",
             "costs 200 ns more",
             "p99 5.00 us, promised at most 2 us",
+            "| 4.00 to 6.50 |",
             "0.40 / 0.90",
             "Not measured yet: pairs, exact, cut, policy, several, shim, speeds, speeds-vendor, waits.",
         ):

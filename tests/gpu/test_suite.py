@@ -22,6 +22,7 @@ import kernel_rows
 import launch_records
 import procs
 import stats
+import step_latency
 import step_pairs
 import step_traces
 import tally
@@ -259,6 +260,16 @@ class Pairs(unittest.TestCase):
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, 0.8, 2.5))
         line = self.line(None)
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, None, None))
+
+
+class Latency(unittest.TestCase):
+    def test_a_round_trip_is_the_median_of_its_runs(self):
+        runs = [
+            {"policy": "fifo", "gap_us": 5, "launches": 9, **dict.fromkeys(("p50_ns", "p90_ns", "p99_ns", "p999_ns"), ns)}
+            for ns in (900, 5000, 1000)
+        ]
+        row = step_latency.of_runs(runs)
+        self.assertEqual((row["p50_ns"], row["p99_ns"], row["p99_ns_of_runs"], row["runs"]), (1000, 1000, [900, 5000], 3))
 
 
 class Status(unittest.TestCase):

@@ -48,7 +48,7 @@ impl Default for Model {
             flag_ns: 60_000,
             slice_ns: 10_000,
             part_ns: 4_600,
-            hosts_permille: 150,
+            hosts_permille: 70,
         }
     }
 }

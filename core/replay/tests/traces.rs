@@ -140,6 +140,21 @@ fn a_timed_program_takes_what_it_takes_without_a_profiler() {
     }
 }
 
+/// Pauses could be hidden behind the program's own times, and would show once it is held up.
+#[test]
+fn a_program_that_its_own_part_limits_gets_no_pauses_of_the_gpu_for_it() {
+    for name in ["resnet50_infer_b1", "bert_base_train_b32_s128", "gpt2_large_train_b4_s512"] {
+        let trace = Trace::open(name).unwrap();
+        let paused_ns = |trace: &Trace| trace.kernels.iter().map(|k| k.gap_ns).sum::<u64>();
+        let plain = trace.alone[0].unwrap();
+        assert!(plain.is_launch_bound(), "{name}");
+        for permille in 900..950 {
+            let timed = trace.timed(plain.scaled_to(plain.ns / 1_000 * permille));
+            assert!(paused_ns(&timed) <= paused_ns(&trace), "{name}, {permille}");
+        }
+    }
+}
+
 #[test]
 fn a_wrong_figure_in_a_comment_is_refused() {
     let said = refused(&format!("# plain_ms=soon\n{HEADER}0,1,kernel,a,7,1x1x1,32x1x1,16,0\n"));
