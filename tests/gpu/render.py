@@ -340,11 +340,26 @@ def overhead_section(content, notes):
                 f"designed for {ADDED_NS_HIGH_MAX}."
             )
         spread = f"{row['added_ns']['min']:+.0f} to {row['added_ns']['max']:+.0f}"
+        # Rows without are differences between processes.
+        noise = number(row["noise_ns"], 0) if "noise_ns" in row else ""
         rows.append(
-            [row["door"], row["kind"], number(row["plain_ns"], 0), number(row["with_shim_ns"], 0), added, spread]
+            [row["door"], row["kind"], number(row["plain_ns"], 0), number(row["with_shim_ns"], 0), added, spread, noise]
         )
-    header = ["`cuLaunchKernel` by way of", "class", "plain ns", "with shim ns", "added ns", "of the runs"]
-    return lines + table(header, rows)
+    header = ["`cuLaunchKernel` by way of", "class", "plain ns", "with shim ns", "added ns", "of the runs", "noise ns"]
+    lines += table(header, rows)
+    most = [row["added_ns"]["p50"] for row in content.get("launches", []) if row["kind"] == "high"]
+    eager = [row for row in content.get("requests", []) if row["job"] == "resnet50-eager" and row["kind"] == "high"]
+    if content.get("eager_launches") and most and eager:
+        us = max(most) * content["eager_launches"] / 1e3
+        share = us / eager[0]["plain_ms"] / 10
+        lines += [
+            (
+                f"The {content['eager_launches']} launches of an eager request come to {us:.0f} us more of its CPU's time by the dearest of these ways, {share:.2f} % "
+                "of the request if none of it is hidden."
+            ),
+            "",
+        ]
+    return lines
 
 
 def latency_section(content, notes):

@@ -67,7 +67,7 @@ def main(suite):
         with failures.guard(name), Core(suite, name, policy, args.residency, config, spinning) as core:
             for _ in range(args.rounds):
                 for burst in BURSTS:
-                    arguments = ("getproc", args.launches, burst, 1)
+                    arguments = ("getproc", args.launches, burst, "single")
                     plain = run_launch(program, None, None, arguments, "")
                     decided = run_launch(program, core, "best-effort", arguments, "decided")
                     found.setdefault((name, burst), []).append((plain, decided))

@@ -130,8 +130,9 @@ class Renderer(unittest.TestCase):
         launch["added_ns"] = {"p50": 200, "min": 190, "max": 210}
         content = {
             "promise_ratio_max": 1.005,
-            "requests": [{"job": "r", "kind": "high", **ratio}],
-            "launches": [launch],
+            "eager_launches": 250,
+            "requests": [{"job": "r", "kind": "high", **ratio}, {"job": "resnet50-eager", "kind": "high", **ratio}],
+            "launches": [launch, {**launch, "door": "dlopen", "noise_ns": 12}],
         }
         self.put("overhead.json", content)
         row = {
@@ -153,6 +154,8 @@ class Renderer(unittest.TestCase):
             "kernels: 1, 2",
             "+2.00 %",
             "costs 200 ns more",
+            "| +190 to +210 | 12 |",
+            "come to 50 us more of its CPU's time by the dearest of these ways, 5.00 % ",
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",

@@ -23,6 +23,7 @@ import launch_records
 import procs
 import stats
 import step_latency
+import step_overhead
 import step_pairs
 import step_traces
 import tally
@@ -260,6 +261,14 @@ class Pairs(unittest.TestCase):
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, 0.8, 2.5))
         line = self.line(None)
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, None, None))
+
+
+class Overhead(unittest.TestCase):
+    def test_what_the_shim_adds_is_told_within_each_process(self):
+        runs = [{"p50": 2900 + 100 * i, "added_p50": added} for i, added in enumerate((40, 60, 35))]
+        row = step_overhead.launch_row("link", "high", runs, 7)
+        self.assertEqual((row["plain_ns"], row["with_shim_ns"], row["noise_ns"]), (3000, 3040, 7))
+        self.assertEqual([row["added_ns"][key] for key in ("p50", "min", "max")], [40, 35, 60])
 
 
 class Latency(unittest.TestCase):
