@@ -102,6 +102,7 @@ def pair_section(content, notes):
             "over beside idle",
             "queued p99 ms",
             "over solo's",
+            "over idle's",
             "best-effort share",
             "launches cut",
         ]
@@ -193,9 +194,9 @@ def pair_cells(row, notes, solo_p99_ms):
     is_alone = row["be"] == "-"
     if row.get("solo_p99_ms") and solo_p99_ms and abs(row["solo_p99_ms"] / solo_p99_ms - 1) > SOLO_OFF_MAX:
         marks += notes.mark(f"{where}, {row['policy']}: of another run, in which solo had a p99 of {row['solo_p99_ms']:.2f} ms.")
-    over, over_idle, queued_over = (
+    over, over_idle, queued_over, queued_over_idle = (
         percent(row[key]) if row.get(key) and not is_alone else ""
-        for key in ("p99_over_solo", "p99_over_beside_idle", "p99_over_solo_queued")
+        for key in ("p99_over_solo", "p99_over_beside_idle", "p99_over_solo_queued", "p99_over_beside_idle_queued")
     )
     # Rows from before solo was measured with the GPU to itself have the other one only.
     above = row.get("p99_over_solo") or row["p99_over_beside_idle"]
@@ -213,7 +214,7 @@ def pair_cells(row, notes, solo_p99_ms):
         share += f" ({number(row['be_share_of_own'])} of its own)"
     vendor = "–" if row["policy"] == "none" else "cut" if row["vendor_rewrite"] else "untouched"
     cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over, over_idle]
-    return [*cells, number(row["p99_queued_ms"], 2), queued_over, share, launches_cut(row.get("cut"))]
+    return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_cut(row.get("cut"))]
 
 
 def launches_cut(cut):
@@ -369,7 +370,7 @@ def latency_section(content, notes):
         lines += [
             (
                 "From publishing a launch to seeing its answer, a client that does nothing else against a spinning core "
-                "with that policy, each on a CPU of its own. Of several runs: medians."
+                "with that policy, each on a CPU of its own; medians where there are several runs."
             ),
             "",
         ]

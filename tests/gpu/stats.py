@@ -86,14 +86,14 @@ def paired_ratio(a_rounds, b_rounds):
     }
 
 
-# How much longer an inference alone may take in a mode than in solo; and under MPS so much more.
+# How much longer an inference alone may take in a mode than beside idle programs in plain mode; and under MPS so much more.
 DRIFT_MAX, MPS_ALONE = 1.25, 0.25
 
 
-def host_drift(own_ms, solo_ms, under_mps):
-    """How much slower the inference alone was than for its solo figures, if so much that ratios to these say nothing.
+def host_drift(own_ms, idle_ms, under_mps):
+    """How much slower the inference alone was than beside idle programs before, if so much that ratios to that say nothing.
 
     Under MPS a CUDA graph takes up to a quarter longer for the other clients that are connected.
     """
     most = DRIFT_MAX + (MPS_ALONE if under_mps else 0)
-    return own_ms / solo_ms if own_ms and own_ms > solo_ms * most else None
+    return own_ms / idle_ms if own_ms and own_ms > idle_ms * most else None

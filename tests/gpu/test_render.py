@@ -28,7 +28,7 @@ def pair_row(**changed):
         "policy_config": None,
     }
     row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "beside_idle_p50_ms": 0.9, "beside_idle_p99_ms": 1.0, "p50_ms": 1.0, "p99_ms": 1.2}
-    row |= {"p99_over_solo": 1.05, "p99_over_beside_idle": 1.15, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1}
+    row |= {"p99_over_solo": 1.05, "p99_over_beside_idle": 1.15, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1, "p99_over_beside_idle_queued": 1.2}
     row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1", "commit": "c", "date": "d"}
     return {**row, **changed}
 

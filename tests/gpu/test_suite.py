@@ -3,6 +3,7 @@
 python3 -m unittest discover -s tests/gpu -p 'test_*.py'
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import tarfile
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -27,7 +29,7 @@ import step_overhead
 import step_pairs
 import step_traces
 import tally
-from common import clean_environment
+from common import Failures, clean_environment
 
 
 class Statistics(unittest.TestCase):
@@ -250,6 +252,51 @@ class Pairs(unittest.TestCase):
             machine=dict.fromkeys(("device", "driver", "torch", "commit", "date"), "x"),
         )
         return step_pairs.row(suite, pair, "tally-mps", "fifo", served, {"steps_per_s": 2.0}, 1.0, own_be_steps_per_s)
+
+    def test_a_training_runs_alone_until_no_more_of_its_kernels_are_cut(self):
+        def alone(kernels):
+            """How often, if the core says that so many are cut after each time."""
+            said, asked = iter(kernels), []
+
+            def ask(do, **arguments):
+                asked.append(do)
+                return {"steps_per_s": len(asked), "service_ms": [1.0]}
+
+            worker = types.SimpleNamespace(
+                ask=ask, send=lambda *_, **__: None, receive=lambda **_: {}, process=types.SimpleNamespace(send=lambda _: None)
+            )
+            core = types.SimpleNamespace(status=lambda: {"clients": [{"name": "be-a+b", "pid": 1, "cut": {"kernels": next(said)}}]})
+            args = types.SimpleNamespace(be_alone_seconds=3, seconds=8)
+            pair = step_pairs.Pair("a+b", "a", "b")
+            own = step_pairs.measure_shared(args, pair, worker, worker, core)[3]
+            times = asked.count("train")
+            self.assertEqual(own, times, "the last is the one that counts")
+            return times
+
+        self.assertEqual(alone([4, 4]), 2)
+        self.assertEqual(alone([0, 3, 9, 9]), 4)
+        self.assertEqual(alone(range(99)), step_pairs.ALONE_TIMES_MAX)
+
+    def test_a_pair_without_solo_figures_is_left_out_and_the_others_are_not(self):
+        def ask(do, job, **_):
+            if job == "broken":
+                raise RuntimeError("no answer")
+            return self.served(2.0)
+
+        @contextlib.contextmanager
+        def started(_):
+            yield [types.SimpleNamespace(ask=ask)]
+
+        pairs = [step_pairs.Pair(name, name, "b") for name in ("a", "broken", "c")]
+        args = types.SimpleNamespace(load=0.5, seconds=8, be_alone_seconds=3)
+        suite = types.SimpleNamespace(args=args, machine=dict.fromkeys(("device", "driver", "torch", "commit", "date"), "x"))
+        failures, rows = Failures(), []
+        results = types.SimpleNamespace(add=lambda line, _: rows.append(line["hp"]))
+        with mock.patch.object(step_pairs, "started", started), mock.patch.object(step_pairs, "Client"):
+            left = step_pairs.measure_solo(suite, pairs, results, failures)
+        self.assertEqual(([pair.name for pair in left], rows), (["a", "c"], ["a", "c"]))
+        self.assertEqual(pairs[0].rate_per_s, 250.0)
+        self.assertTrue(any("broken" in message for message in failures.messages))
 
     def test_a_row_says_what_it_is_over_solo_and_over_the_same_beside_idle_programs(self):
         line = self.line(None)

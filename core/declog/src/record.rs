@@ -284,7 +284,8 @@ impl Encoder<'_> {
                 self.u8(3);
                 self.u8(u8::from(sliceable) | u8::from(preemptible) << 1);
             }
-            CutState::WholeOnly(why) => {
+            // Policies see no difference.
+            CutState::WholeOnly(why) | CutState::WholeHere(why) => {
                 self.u8(4);
                 self.text(why);
             }

@@ -55,6 +55,8 @@ pub enum CutState {
     },
     /// It cannot, and why.
     WholeOnly(&'static str),
+    /// The process that said so last cannot cut it, and why; another may.
+    WholeHere(&'static str),
 }
 
 /// What was measured of a kernel in a form other than whole.
@@ -436,8 +438,10 @@ mod tests {
     fn news_is_told_once_and_forgetting_leaves_none() {
         let (mut all, kernel) = known();
         assert!(!all.has_news() && all.take_news(kernel).is_none());
-        all.set_cut(kernel, CutState::Preparable);
-        assert!(!all.has_news(), "a state that every run finds out anew");
+        for cut in [CutState::Preparable, CutState::WholeHere("lazy")] {
+            all.set_cut(kernel, cut);
+            assert!(!all.has_news(), "a state that every run finds out anew");
+        }
         all.record(kernel, 5);
         all.record_form(kernel, Form::Sliced, 2, 6);
         all.set_cut(kernel, CutState::WholeOnly("because"));

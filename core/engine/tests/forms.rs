@@ -132,6 +132,30 @@ fn forms_are_measured_apart_and_turnarounds_kept() {
 }
 
 #[test]
+fn what_one_process_cannot_cut_is_offered_by_another() {
+    use tally_engine::profile::CutState;
+    let script = Script::default();
+    let seen = script.seen.clone();
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let kernel = e.intern(&key("k")).unwrap();
+    let flags = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+    let launch = |t| Submission { flags, ..submission(t, Some(kernel)) };
+    e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
+    e.submitted(1, LOW, launch(0), &mut out);
+    e.set_cut(kernel, CutState::Ready { sliceable: true, preemptible: true });
+    assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::Ready { .. }));
+    e.submitted(2, LOW, launch(1), &mut out);
+    e.set_cut(kernel, CutState::WholeOnly("its blocks waited"));
+    e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
+    assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::WholeOnly(_)));
+    e.submitted(3, LOW, launch(2), &mut out);
+    let offered: Vec<_> = seen.lock().unwrap().launches.iter().map(|l| l.flags & flags).collect();
+    assert_eq!(offered, [flags, flags, 0]);
+}
+
+#[test]
 fn asking_for_a_form_that_could_be_made_is_passed_on_and_runs_whole() {
     let script = Script {
         answers: [Ok(Decision::Preemptible), Ok(Decision::Preemptible)].into(),

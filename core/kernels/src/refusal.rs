@@ -68,11 +68,13 @@ pub enum Refusal {
     /// Its code lets its blocks wait for one another, and the driver loads kernels lazily: a launch
     /// that loads one keeps other launches waiting on the GPU, and help with them.
     BlocksMayWait = 30,
+    /// The GPU's memory was full when the driver was to load the cut form.
+    OutOfMemory = 31,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 30] = {
+    pub const ALL: [Refusal; 31] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -105,6 +107,7 @@ impl Refusal {
             IndexRead,
             NoSpareRegister,
             BlocksMayWait,
+            OutOfMemory,
         ]
     };
 
@@ -153,6 +156,7 @@ impl Refusal {
             Refusal::BlocksMayWait => {
                 "its blocks may wait for one another and kernels are loaded lazily (CUDA_MODULE_LOADING)"
             }
+            Refusal::OutOfMemory => "the GPU's memory was full when its cut form was to be loaded",
         }
     }
 

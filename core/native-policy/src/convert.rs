@@ -87,7 +87,7 @@ pub fn kernel_profile(profile: &Profile) -> sdk::KernelProfile {
             forms.set(sdk::CutForms::PREEMPTIBLE, preemptible);
             sdk::CutState::Ready(forms)
         }
-        CutState::WholeOnly(why) => sdk::CutState::WholeOnly(why.into()),
+        CutState::WholeOnly(why) | CutState::WholeHere(why) => sdk::CutState::WholeOnly(why.into()),
     };
     let one = |(&(kind, argument), stats): (&(engine::Form, u32), &FormStats)| sdk::FormProfile {
         form: form(kind),

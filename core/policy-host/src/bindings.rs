@@ -117,7 +117,9 @@ pub fn kernel_profile(profile: &Profile, granted: Capabilities) -> types::Kernel
             }
             types::CutState::Ready(forms)
         }
-        CutState::WholeOnly(why) => types::CutState::WholeOnly(why.into()),
+        CutState::WholeOnly(why) | CutState::WholeHere(why) => {
+            types::CutState::WholeOnly(why.into())
+        }
     };
     let one = |(&(kind, argument), stats): (&(engine::Form, u32), &FormStats)| types::FormProfile {
         form: form(kind),

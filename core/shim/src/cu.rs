@@ -17,6 +17,8 @@ pub type Ptr = *mut c_void;
 pub const SUCCESS: CuResult = 0;
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub const INVALID_VALUE: CuResult = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub const OUT_OF_MEMORY: CuResult = 2;
 /// `CUDA_ERROR_NOT_INITIALIZED`.
 pub const NOT_INITIALIZED: CuResult = 3;
 /// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`.

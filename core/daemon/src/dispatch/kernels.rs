@@ -37,9 +37,13 @@ fn cut_state_of(word: u32) -> CutState {
             sliceable: detail & cut_state::SLICEABLE != 0,
             preemptible: detail & cut_state::PREEMPTIBLE != 0,
         },
-        cut_state::WHOLE_ONLY => CutState::WholeOnly(
-            Refusal::from_code(detail).map_or("its client gives no reason", Refusal::text),
-        ),
+        cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
+            // Of the client's environment, or of the moment: another client may cut the same kernel.
+            Some(why @ (Refusal::BlocksMayWait | Refusal::OutOfMemory)) => {
+                CutState::WholeHere(why.text())
+            }
+            why => CutState::WholeOnly(why.map_or("its client gives no reason", Refusal::text)),
+        },
         _ => CutState::Unknown,
     }
 }
@@ -136,6 +140,28 @@ mod tests {
 
     fn engine() -> Engine {
         Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: 0 }))
+    }
+
+    #[test]
+    fn what_a_client_cannot_cut_for_its_environment_another_can() {
+        let mut engine = engine();
+        let mut said = |refusal: Refusal| {
+            let (_fd, region) = tally_ipc::map::create_client().unwrap();
+            let mut cache = KernelCache::default();
+            region.kernels[3].publish(refusal.text().as_bytes(), 9);
+            let word = cut_state::pack(cut_state::WHOLE_ONLY, refusal.code());
+            region.kernels[3].cut.store(word, Relaxed);
+            // Its state is taken in at its second launch.
+            let mut launch =
+                || cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default());
+            let id = launch().and(launch()).unwrap();
+            engine.world().profiles.get(id).unwrap().cut
+        };
+        for why in [Refusal::BlocksMayWait, Refusal::OutOfMemory] {
+            assert_eq!(said(why), CutState::WholeHere(why.text()));
+        }
+        let why = Refusal::BlocksWaited;
+        assert_eq!(said(why), CutState::WholeOnly(why.text()));
     }
 
     #[test]

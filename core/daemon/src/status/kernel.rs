@@ -47,7 +47,7 @@ fn cut_text(cut: CutState) -> String {
         CutState::Preparable => "preparable".into(),
         CutState::Preparing => "preparing".into(),
         CutState::Ready { .. } => "ready".into(),
-        CutState::WholeOnly(why) => format!("whole only: {why}"),
+        CutState::WholeOnly(why) | CutState::WholeHere(why) => format!("whole only: {why}"),
     }
 }
 

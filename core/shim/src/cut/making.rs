@@ -7,7 +7,7 @@ use super::images;
 use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
 use super::offset::SubGrid;
 use super::proof;
-use crate::cu::{FUNC_COMPARED, Ptr, SUCCESS, driver};
+use crate::cu::{FUNC_COMPARED, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
 use crate::{log, state};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -28,8 +28,24 @@ struct Module {
 /// By image and form.
 static MODULES: Guarded<BTreeMap<(u64, bool), Loaded>> = Guarded::new(BTreeMap::new());
 
+/// Whether the driver may load a kernel with a launch of the program's. That launch and those behind it
+/// wait on the GPU for all that runs: for blocks that wait for help, too, and so would the help.
+fn loads_lazily() -> bool {
+    /// `CU_MODULE_EAGER_LOADING`.
+    const EAGER: u32 = 1;
+    // A driver that cannot be asked is from before there was anything else.
+    let Some(ask) = driver().module_loading else { return false };
+    let mut mode = 0;
+    // SAFETY: a valid out-pointer.
+    unsafe { ask(&mut mode) != SUCCESS || mode != EAGER }
+}
+
 fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
-    let rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
+    let mut rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
+    if loads_lazily() {
+        let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
+        rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, Refusal::BlocksMayWait)));
+    }
     if rewritten.kernels.is_empty() {
         return Ok((Module::default(), Vec::new(), rewritten.refused));
     }
@@ -46,7 +62,11 @@ fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
     let result = d.relaxed(|| unsafe { module_load(&mut module, bytes.as_ptr()) });
     if result != SUCCESS {
         log!("the driver refuses a cut image: CUDA error {result}");
-        return Err(Refusal::DriverRefused);
+        // The image is none the worse for it: nothing to be kept for later runs.
+        return Err(match result {
+            OUT_OF_MEMORY => Refusal::OutOfMemory,
+            _ => Refusal::DriverRefused,
+        });
     }
     let module = Module { handle: module as usize, is_ptx: rewritten.is_ptx };
     Ok((module, rewritten.kernels, rewritten.refused))
@@ -90,18 +110,6 @@ pub fn gate(context: usize) -> bool {
         && state::client().is_some_and(|client| super::gate::set_up(client, context))
 }
 
-/// Whether the driver may load a kernel with a launch of the program's. That launch and those behind it
-/// wait on the GPU for all that runs: for blocks that wait for help, too, and so would the help.
-fn loads_lazily() -> bool {
-    /// `CU_MODULE_EAGER_LOADING`.
-    const EAGER: u32 = 1;
-    // A driver that cannot be asked is from before there was anything else.
-    let Some(ask) = driver().module_loading else { return false };
-    let mut mode = 0;
-    // SAFETY: a valid out-pointer.
-    unsafe { ask(&mut mode) != SUCCESS || mode != EAGER }
-}
-
 /// Make a cut form, in the job's context, which lives.
 ///
 /// # Errors
@@ -119,9 +127,6 @@ pub(super) fn make(job: &Job) -> Result<Cut, Refusal> {
     let (function, is_ptx, kernel) = function_of(image, target, CutForm::Prelude, &name)?;
     if is_lost() {
         return Err(Refusal::ImageGone);
-    }
-    if kernel.may_wait && loads_lazily() {
-        return Err(Refusal::BlocksMayWait);
     }
     let original = plain_function(job.function);
     for which in FUNC_COMPARED {

@@ -8,7 +8,8 @@
 //! So these calls wait here, before they reach the driver, until nothing is under way that could need help, and until they
 //! return launches go whole. Mostly they wait no longer for that, for the driver waits for the same.
 //!
-//! Known gap: where kernels are loaded one by one, the launch after a kernel was looked up loads it, even if it is of another kernel
+//! Known gap, for kernels whose waits their code does not show (others are not cut there, see
+//! [`making`](super::making)): where kernels are loaded one by one, the launch after a kernel was looked up loads it, even if it is of another kernel
 //! and in another stream; and on the GPU that launch, and those behind it, wait for all that runs. If help is that
 //! launch, it does not come. To have the program's launches wait here for that was tried: the longer the load is put
 //! off, the likelier is help the launch that has to do it.

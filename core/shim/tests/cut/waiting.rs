@@ -194,7 +194,8 @@ fn it_is_helped_although_the_program_loads_a_module() {
     });
 }
 
-/// The first time that something is done with a kernel of a library, it is loaded.
+/// The first time that something is done with a kernel of a library, the software device loads it. (A GPU's driver
+/// has loaded it by then where it cuts such kernels: left out there.)
 fn loaded_while_stuck<T>(test: T, load: impl Fn(&Device, Ptr)) {
     with_program(test, |device| {
         // A new one for each round.

@@ -10,12 +10,16 @@ use crate::image;
 use crate::module::Module;
 use crate::registry::handle_of;
 use std::ffi::{c_char, c_void};
+use std::sync::LazyLock;
 
 /// `CU_JIT_INFO_LOG_BUFFER` and its neighbours.
 const INFO_LOG: u32 = 3;
 const INFO_LOG_BYTES: u32 = 4;
 const ERROR_LOG: u32 = 5;
 const ERROR_LOG_BYTES: u32 = 6;
+/// Whether the program wants kernels loaded one by one, by the environment as it was when first asked.
+static LOADS_LAZILY: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os("CUDA_MODULE_LOADING").is_some_and(|mode| mode == "LAZY"));
 /// Options that are looked at, at most.
 const OPTIONS_MAX: u32 = 64;
 
@@ -145,8 +149,7 @@ exports! {
     fn cuModuleGetLoadingMode(mode: Out<u32>) {
         driver()?;
         // CU_MODULE_EAGER_LOADING, CU_MODULE_LAZY_LOADING: one that loads early keeps to both.
-        let lazy = std::env::var_os("CUDA_MODULE_LOADING").is_some_and(|mode| mode == "LAZY");
-        mode.set(1 + u32::from(lazy))
+        mode.set(1 + u32::from(*LOADS_LAZILY))
     }
 
     fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {

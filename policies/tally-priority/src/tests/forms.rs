@@ -115,13 +115,13 @@ fn counts_are_handed_over_in_batches_and_after_a_while() {
     let at = |now_ns| Launch { now_ns, ..beside_high(QUIET_NS) };
     policy.decide(&at(1_000_000_000));
     assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 1 }]);
-    for n in 0..63 {
+    for n in 0..255 {
         policy.decide(&at(1_000_000_000 + n));
     }
     assert_eq!(calls(), []);
-    policy.decide(&at(1_000_000_064));
-    assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 64 }]);
-    policy.decide(&at(1_100_000_064));
+    policy.decide(&at(1_000_000_256));
+    assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 256 }]);
+    policy.decide(&at(1_100_000_256));
     assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 1 }]);
 }
 
