@@ -141,16 +141,19 @@ fn what_one_process_cannot_cut_is_offered_by_another() {
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
     let kernel = e.intern(&key("k")).unwrap();
     let flags = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
-    let launch = |t| Submission { flags, ..submission(t, Some(kernel)) };
+    let mut launch = |e: &mut Engine, t: u64| {
+        e.submitted(t * 1_000, LOW, Submission { flags, ..submission(t, Some(kernel)) }, &mut out);
+        e.progress(t * 1_000 + 500, LOW, 0, t as u32 + 1, 100, &mut out);
+    };
     e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
-    e.submitted(1, LOW, launch(0), &mut out);
+    launch(&mut e, 0);
     e.set_cut(kernel, CutState::Ready { sliceable: true, preemptible: true });
     assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::Ready { .. }));
-    e.submitted(2, LOW, launch(1), &mut out);
+    launch(&mut e, 1);
     e.set_cut(kernel, CutState::WholeOnly("its blocks waited"));
     e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
     assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::WholeOnly(_)));
-    e.submitted(3, LOW, launch(2), &mut out);
+    launch(&mut e, 2);
     let offered: Vec<_> = seen.lock().unwrap().launches.iter().map(|l| l.flags & flags).collect();
     assert_eq!(offered, [flags, flags, 0]);
 }
