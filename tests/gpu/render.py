@@ -168,7 +168,8 @@ def summary(content):
             + ". The eager inference's p99 alone varies by half from run to run, so that means without it, of CUDA graphs only, stand beside. "
             "System throughput: requests served of those that arrived, plus the best-effort share. The paper's figures are of "
             "other pairs on an A100. An inference alone under MPS is itself up to a quarter slower than without (`own_solo_p50_ms` "
-            "in the rows): no policy can win that back in mode `mps`. A pair is left out of a mode where the inference alone was "
+            "in the rows): no policy can win that back in mode `mps`. In `tally-timeslice` nothing is cut under `tally-priority`, so "
+            "that vendor kernels make no difference there. A pair is left out of a mode where the inference alone was "
             "slower than that by then, for its host was."
         ),
         "",
