@@ -286,7 +286,8 @@ def exact_section(content, notes):
     lines += [
         (
             "Deterministic trainings whose launches are cut in forms chosen at random and give way at random, against the "
-            "same trainings alone: digests over all losses and parameters."
+            "same trainings alone: digests over all losses and parameters. With vendor kernels cut the trainings load their kernels "
+            "eagerly; their cut forms then come later, and fewer kernels have one."
         ),
         "",
     ]
@@ -445,7 +446,7 @@ def shim_section(content, notes):
         *made_with(content["machine"], "shim"),
         (
             f"Cut launches and graphs in parts (`core/shim/tests/cut`, `core/shim/tests/graphs.rs`), every block of every launch counted: "
-            f"{passed} passed, {len(failed)} failed{note}, {out} left out, for they are of the software device only.{later}"
+            f"{passed} passed, {len(failed)} failed{note}, {out} left out (why is in the rows: most are of the software device only).{later}"
         ),
         "",
     ]

@@ -73,7 +73,7 @@ struct Compared {
     /// What it was measured with, unless that was the policy's defaults.
     policy_config: Option<String>,
     vendor_rewrite: bool,
-    /// Over the inference alone ([`alone`]).
+    /// Over the inference alone ([`alone_ms`]).
     p99_over_alone: f64,
     measured_p99_over_alone: f64,
     p50_ms: f64,
