@@ -33,6 +33,11 @@ MUST_HOLD = (
     "whole_equal", "whole_once", "held_equal", "held_once", "held_8_equal", "held_8_once",
 )  # fmt: skip
 
+# Turnaround p99 promised of blocks shorter than so long, us, in the form that the shim gives a launch
+# that is to be preemptible: slices by offset for larger grids where there are some.
+PROMISED_US = ((20, 60), (60, 150))
+WHOLE_GRID_MAX, FLAG_MASK = 8 * 1024, 3
+
 
 def call(command, limit_s):
     """Output and exit status of a program, 124 if it was ended."""
@@ -73,8 +78,23 @@ def rewrite(suite, image, form, arch):
     return {"path": path, "cut": cut, "refused": refused, "error": errors.strip().splitlines()[0] if code else None}
 
 
+def turnaround_in_use(row, code):
+    """Turnaround p99, us, of a preemptible launch of `code` (sass, ptx); None if it was not measured."""
+    forms = {form["form"]: form for form in row["forms"]}
+    by_offset = forms.get(f"{code} sub-grid")
+    if row["blocks"] > WHOLE_GRID_MAX and by_offset:
+        return by_offset.get("held_turnaround_p99_us")
+    series = forms.get(f"{code} prelude", {}).get("preempted", [])
+    return next((s["turnaround_p99_us"] for s in series if s["flag_mask"] == FLAG_MASK), None)
+
+
 def check_row(name, row, failures):
     """Whatever must hold of a kernel's measurements."""
+    promised = next((most for block_us, most in PROMISED_US if row.get("block_us", 1e9) < block_us), None)
+    for code in ("sass", "ptx"):
+        us = turnaround_in_use(row, code)
+        if promised and us is not None and us > promised:
+            failures.add(f"{name} ({code}): turnaround p99 {us} us, promised <= {promised} us")
     for form in row["forms"]:
         where = f"{name} ({form['form']})"
         if form["load"] != "CUDA_SUCCESS":

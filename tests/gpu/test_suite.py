@@ -25,6 +25,7 @@ import kernel_rows
 import launch_records
 import procs
 import stats
+import step_cut
 import step_latency
 import step_overhead
 import step_pairs
@@ -310,6 +311,44 @@ class Pairs(unittest.TestCase):
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, 0.8, 2.5))
         line = self.line(None)
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, None, None))
+
+
+class Cut(unittest.TestCase):
+    @staticmethod
+    def row(blocks, block_us, prelude_us, offset_us):
+        prelude = [{"flag_mask": mask, "equal": True, "once": True, "complete": True, "turnaround_p99_us": us}
+                   for mask, us in ((0, 500.0), (3, prelude_us))]  # fmt: skip
+        forms = [{"form": "sass prelude", "load": "CUDA_SUCCESS", "preempted": prelude}]
+        if offset_us:
+            forms.append({"form": "sass sub-grid", "load": "CUDA_SUCCESS", "held_turnaround_p99_us": offset_us})
+        return {"blocks": blocks, "block_us": block_us, "forms": forms}
+
+    def broken(self, *row):
+        failures = Failures()
+        with contextlib.redirect_stdout(io.StringIO()):
+            step_cut.check_row("k", self.row(*row), failures)
+        return failures.messages
+
+    def test_what_counts_is_the_form_that_the_shim_uses(self):
+        self.assertEqual(self.broken(65536, 1.0, 174.0, 37.0), [], "many blocks: by offset")
+        self.assertEqual(len(self.broken(65536, 1.0, 174.0, None)), 1, "there is no such form")
+        self.assertEqual(len(self.broken(8192, 1.0, 174.0, 37.0)), 1, "few blocks: the prelude's")
+        self.assertEqual(len(self.broken(65536, 1.0, 24.0, 61.0)), 1)
+
+    def test_longer_blocks_have_longer(self):
+        self.assertEqual(len(self.broken(4096, 15.0, 61.0, None)), 1)
+        self.assertEqual(self.broken(4096, 52.0, 80.0, None), [])
+        self.assertEqual(len(self.broken(4096, 52.0, 151.0, None)), 1)
+        self.assertEqual(self.broken(4096, 155.0, 300.0, None), [], "nothing is promised of these")
+
+    def test_the_figures_in_the_repository_hold(self):
+        kernels = json.loads((HERE.parents[1] / "docs" / "results" / "cut.json").read_text())["kernels"]
+        in_use = {row["kernel"]: step_cut.turnaround_in_use(row, "sass") for row in kernels}
+        self.assertLessEqual(in_use["vecadd"], 60)
+        failures = Failures()
+        for row in kernels:
+            step_cut.check_row(row["kernel"], row, failures)
+        self.assertEqual(failures.messages, [])
 
 
 class Overhead(unittest.TestCase):

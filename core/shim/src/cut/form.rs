@@ -20,17 +20,19 @@ use tally_kernels::control::CONTROL_BYTES;
 /// A preemptible launch gets one more part for so much expected time, us: it can give
 /// way once for each but the last.
 const US_PER_PART: u32 = 800;
-/// A kernel of a graph that goes in slices gets one for so much expected time, us: about the bound that
+/// A kernel whose slices no policy chose gets one for so much expected time, us: about the bound that
 /// policies keep to by default.
 const US_PER_SLICE: u32 = 32;
 /// Parts of a preemptible launch, at least: one that gives way, one that does not.
 const PARTS_MIN: u32 = 2;
-/// Parts of a preemptible launch of unknown length.
+/// Parts of a launch of unknown length.
 const PARTS_UNKNOWN: u32 = 4;
 /// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
 /// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
 /// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
 /// by offset cannot be rescued. Nor are kernels sliced at all whose code lets their blocks wait (`may_wait`).
+/// A launch that is to be preemptible goes in slices then, too: one that gives way still issues every
+/// block that is left, about 2 ns each, and 65 536 of them take longer than the kernel itself.
 const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
@@ -69,7 +71,10 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
     let (result, counter) = match answer {
         Answer::Whole => return None,
         Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
-        Answer::Preemptible(us) => (preemptible(order, arguments, us)?, &counters.preemptible),
+        Answer::Preemptible(us) => match short_slices(order, arguments, us) {
+            Some(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
+            None => (preemptible(order, arguments, us)?, &counters.preemptible),
+        },
         Answer::Partition(sms) => {
             let kernel = order.kernel as usize;
             (
@@ -103,8 +108,25 @@ pub fn way(index: usize, cut: &Cut, grid: [u32; 3]) -> Option<(Way, u32)> {
     // Of so many blocks each would be dear.
     let original = cut.original()?;
     cut.by_offset(index, original, grid)?;
-    let parts = (us / US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32);
-    Some((Way::Slices(blocks.div_ceil(parts)), us))
+    Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))
+}
+
+/// Blocks of each slice of a launch that is to be preemptible (expected to take so long, 0: unknown) and
+/// has too many blocks for that: see [`WHOLE_GRID_MAX`]. `None`: it has not, or cannot be sliced by offset (yet).
+fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
+    let blocks = kernels::blocks(arguments.grid).filter(|n| *n > WHOLE_GRID_MAX)?;
+    let cut = kernels::cut(order.kernel as usize).filter(|cut| !cut.may_wait)?;
+    let is_one = kernels::cluster(arguments, cut)?.iter().all(|n| *n <= 1);
+    is_one.then(|| cut.by_offset(order.kernel as usize, arguments.function, arguments.grid))??;
+    Some(blocks.div_ceil(short_parts(us)))
+}
+
+/// Slices of about [`US_PER_SLICE`].
+fn short_parts(us: u32) -> u32 {
+    match us {
+        0 => PARTS_UNKNOWN,
+        us => (us / US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32),
+    }
 }
 
 /// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.

@@ -149,6 +149,50 @@ fn large_grids_are_sliced_by_offset_once_that_form_is_made() {
 }
 
 #[test]
+fn a_large_grid_that_is_to_be_preemptible_goes_in_slices_by_offset() {
+    const BLOCKS: u32 = 17 * 1024;
+    both(
+        a_large_grid_that_is_to_be_preemptible_goes_in_slices_by_offset,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let cells = device.cells(BLOCKS);
+            let mut steps = 0;
+            while crate::program::ask("next") == "on" {
+                steps += 1;
+                device.step(&cells, [BLOCKS, 1, 1], null_mut(), 5, 0);
+                device.check_steps(&cells, &vec![5; steps]);
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.answer(Answer::Preemptible(0));
+            // Claiming, until the form by offset is there.
+            let mut claiming = 0;
+            while core.counters().sliced_by_offset.load(SeqCst) == 0 {
+                core.expect("next");
+                claiming = core.counters().preemptible.load(SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                core.say("on");
+            }
+            for _ in 0..3 {
+                core.expect("next");
+                core.say("on");
+            }
+            core.expect("next");
+            core.say("end");
+            core.ends(0);
+            let counters = core.counters();
+            assert!(claiming > 0, "the form by offset is not made ahead of a launch that wants it");
+            assert_eq!(counters.preemptible.load(SeqCst), claiming, "none claims from then on");
+            let sliced = counters.sliced_by_offset.load(SeqCst);
+            assert!(sliced >= 4, "{sliced}");
+            assert_eq!(counters.sliced.load(SeqCst), sliced);
+        },
+    );
+}
+
+#[test]
 fn some_of_the_sms() {
     let welcome = Welcome {
         residency: Residency::Unmanaged,
