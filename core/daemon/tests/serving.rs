@@ -215,7 +215,7 @@ fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_wait
     let parks = || core.status()["core"]["parks"].as_u64().unwrap();
     let before = parks();
     eventually("the core sleeps", || {
-        other.region.activity.launches.fetch_add(1, SeqCst);
+        other.region.counters.launch_kernel.fetch_add(1, SeqCst);
         parks() > before + 2
     });
     assert!(low.answer(held).is_none());
@@ -223,7 +223,7 @@ fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_wait
     low.wait(held);
     low.complete(done);
     // It gets on.
-    high.region.activity.launches.fetch_add(1, SeqCst);
+    high.region.counters.launch_kernel.fetch_add(1, SeqCst);
     eventually("it counts again", || core.status()["high_priority_busy"] == true);
     let (second, _) = low.submit();
     assert!(low.answer(second).is_none(), "held again");

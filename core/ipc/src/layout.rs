@@ -2,6 +2,7 @@
 //! valid when zero-filled, the same for every process of one machine.
 
 use std::mem::offset_of;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Submissions in flight at once, for one client. A power of two.
@@ -135,17 +136,16 @@ pub struct CompletionWord {
     pub host: AtomicU32,
 }
 
-/// What a client is doing, written on its launch path: one cache line. Tickets and waiters
-/// have lines of their own: with every decided launch the client writes the former and the
-/// core reads the latter, and on one line the launch would wait for it to go to and fro.
+/// What a client is doing: one cache line, which a spinning core reads all the time, and which is
+/// written only when the client becomes busy or idle: a launch that wrote to it would wait for it to
+/// come back from the core's CPU. Tickets and waiters have lines of their own for the same reason:
+/// with every decided launch the client writes the former and the core reads the latter.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Activity {
     /// Bit `i`: stream slot `i` has work that no synchronising call has
     /// returned from yet. The client is busy while any bit is set.
     pub busy_streams: AtomicU64,
-    /// Launches so far, all doors, graphs counting one, captured ones none.
-    pub launches: AtomicU64,
     /// When `busy_streams` last became 0, monotonic ns (0: never).
     pub idle_since_ns: AtomicU64,
     /// When it last became non-zero.
@@ -154,7 +154,7 @@ pub struct Activity {
     pub busy_periods: AtomicU64,
     /// Sum of the finished busy periods, ns.
     pub busy_total_ns: AtomicU64,
-    _pad0: [u64; 2],
+    _pad0: [u64; 3],
     /// Submissions so far: the next ticket. The core reads it now and then only.
     pub next_ticket: AtomicU64,
     _pad1: [u64; 7],
@@ -163,7 +163,8 @@ pub struct Activity {
     _pad2: [u32; 15],
 }
 
-/// Counts that `tallyctl status` shows; written by the client.
+/// Counts that `tallyctl status` shows; written by the client, some with every launch: the core
+/// reads them now and then only.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Counters {
@@ -213,6 +214,15 @@ pub struct Counters {
     pub sliced_by_offset: AtomicU64,
     /// Kernels of `graph_chained` launches that were launched by themselves, in a cut form.
     pub graph_nodes_cut: AtomicU64,
+}
+
+impl Counters {
+    /// Launches so far, all doors, graphs counting one, captured ones none.
+    pub fn launches(&self) -> u64 {
+        [&self.launch_kernel, &self.launch_kernel_ex, &self.launch_cooperative, &self.graph_launch]
+            .iter()
+            .fold(0, |all, door| all.wrapping_add(door.load(Relaxed)))
+    }
 }
 
 /// Times from being asked to give way until it had, the latest ones; a ring.
@@ -433,7 +443,7 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 impl KernelEntry {
     /// Fill an entry that nobody else fills and publish it. Called by the client.
     pub fn publish(&self, name: &[u8], image: u64) {
-        use std::sync::atomic::Ordering::{Relaxed, Release};
+        use std::sync::atomic::Ordering::Release;
         let kept = &name[..name.len().min(KERNEL_NAME_BYTES)];
         self.image.store(image, Relaxed);
         self.name_hash.store(fnv1a(name), Relaxed);
@@ -449,7 +459,7 @@ impl KernelEntry {
     /// length makes no sense. A cut name carries its hash so that two long
     /// names stay apart. Called by the core.
     pub fn read(&self) -> Option<(String, u64)> {
-        use std::sync::atomic::Ordering::{Acquire, Relaxed};
+        use std::sync::atomic::Ordering::Acquire;
         let length = (self.ready.load(Acquire) as usize).checked_sub(1)?;
         if length > KERNEL_NAME_BYTES {
             return None;

@@ -187,8 +187,8 @@ mod tests {
     fn both_sides_see_one_memory() {
         let (fd, client) = create_client().unwrap();
         let core_view = open_client(fd.as_fd()).unwrap();
-        client.activity.launches.store(7, SeqCst);
-        assert_eq!(core_view.activity.launches.load(SeqCst), 7);
+        client.activity.busy_periods.store(7, SeqCst);
+        assert_eq!(core_view.activity.busy_periods.load(SeqCst), 7);
         assert_eq!(core_view.magic.load(SeqCst), CLIENT_MAGIC);
     }
 

@@ -8,8 +8,8 @@ use rustix::fd::AsFd;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use tally_ipc::map;
 use tally_ipc::ring::{self, Polled};
@@ -59,6 +59,8 @@ fn on_cpu(bench: &mut criterion::Bencher<'_>, mut work: impl FnMut()) {
 
 /// Where the core thread is: `u64::MAX` grants for good, otherwise it decides.
 static STANDING: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Whether the core thread reads the client's activity all the time.
+static LOOKING: AtomicBool = AtomicBool::new(false);
 
 fn core(listener: &UnixListener) {
     let (socket, _) = listener.accept().unwrap();
@@ -81,6 +83,10 @@ fn core(listener: &UnixListener) {
     wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd(), probe.as_fd()])
         .unwrap();
     while STANDING.load(SeqCst) == u64::MAX {
+        let a = &client.activity;
+        while LOOKING.load(SeqCst) {
+            std::hint::black_box((a.busy_streams.load(SeqCst), a.busy_periods.load(SeqCst)));
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     let mut next = hello.first_ticket;
@@ -160,6 +166,12 @@ fn benches(c: &mut Criterion) {
     c.bench_function("standing grant, default stream", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, 0), 0))
     });
+    // As a core does that spins: it reads what tells it whether this program is busy.
+    LOOKING.store(true, SeqCst);
+    c.bench_function("standing grant, while a core looks at it", |b| {
+        on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0))
+    });
+    LOOKING.store(false, SeqCst);
     c.bench_function("standing grant, two streams in turn", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, STREAM) + launch(wrapped, STREAM + 64), 0))
     });

@@ -1,7 +1,7 @@
 //! The launch path: bodies of the launch doors, and what a launch costs under a
 //! standing grant.
 //!
-//! Standing: a dozen loads and comparisons and four uncontended atomic additions. Never a lock, an allocation, a
+//! Standing: a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
 //! system call (but for a doorbell that the core asked for) or a wait. Whatever
 //! does not fit goes to `slow`. Every path calls the real function exactly once.
 
@@ -122,7 +122,6 @@ fn standing(
     if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
         attendant::report_change(Change::Started);
     }
-    client.activity.launches.fetch_add(1, Relaxed);
     counter.fetch_add(1, Relaxed);
     let result = real();
     word.end();

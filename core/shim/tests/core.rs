@@ -159,7 +159,7 @@ fn a_full_ring_makes_launches_wait_for_room() {
     p.tell("launch 0 300");
     eventually("the ring is full", || client.region.activity.next_ticket.load(SeqCst) == 257);
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(client.region.activity.launches.load(SeqCst), 256);
+    assert_eq!(client.region.counters.launches(), 256);
     let served: Vec<_> = (0..300).map(|_| client.take()).collect();
     assert_eq!(p.answer(), "0");
     assert_eq!(
@@ -208,7 +208,7 @@ fn grants_come_and_go_and_numbers_go_on() {
     // While it waits, the grant becomes standing: that is an answer too.
     client.standing();
     assert_eq!(p.answer(), "0");
-    assert_eq!(client.region.activity.launches.load(SeqCst), 9);
+    assert_eq!(client.region.counters.launches(), 9);
     assert_eq!(p.driver("fake_disorder"), 0);
     p.ends_well();
 }
@@ -228,7 +228,7 @@ fn captured_launches_neither_wait_nor_count() {
     p.tell("launch 1");
     client.serve(1);
     assert_eq!(p.answer(), "0");
-    assert_eq!(client.region.activity.launches.load(SeqCst), 2);
+    assert_eq!(client.region.counters.launches(), 2);
     p.ends_well();
 }
 
@@ -371,7 +371,7 @@ fn destroyed_streams_give_their_slots_back() {
         p.ok(&["stream 1", "launch 1 3", "sync 1", "destroy 1"]);
     }
     eventually("nothing overflowed", || client.region.counters.stream_overflow.load(SeqCst) == 0);
-    assert_eq!(client.region.activity.launches.load(SeqCst), 600);
+    assert_eq!(client.region.counters.launches(), 600);
     assert!(!client.busy());
     p.ends_well();
 }

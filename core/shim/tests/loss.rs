@@ -46,7 +46,7 @@ fn a_lost_core_can_hold_until_the_next() {
     core.stop();
     client.die();
     std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(client.region.activity.launches.load(SeqCst), 0, "held");
+    assert_eq!(client.region.counters.launches(), 0, "held");
     core.listen_again();
     let mut again = core.accept(&hold, |_, _| {});
     assert_eq!(again.hello.first_ticket, 1);
@@ -82,7 +82,7 @@ fn threads_lose_nothing_while_cores_come_and_go() {
         assert_eq!(p.driver("fake_launched"), 1200, "hold: {fail_hold}");
         assert_eq!(p.driver("fake_ran"), 1200);
         assert_eq!(p.driver("fake_disorder"), 0);
-        assert_eq!(client.region.activity.launches.load(SeqCst), 1200);
+        assert_eq!(client.region.counters.launches(), 1200);
         p.ends_well();
     }
 }
@@ -94,7 +94,7 @@ fn a_stuck_core_is_not_waited_for_for_ever_and_a_slow_one_is() {
     p.tell("launch 0");
     client.take();
     client.beat_for(Duration::from_millis(2500));
-    assert_eq!(client.region.activity.launches.load(SeqCst), 0, "slow, not stuck");
+    assert_eq!(client.region.counters.launches(), 0, "slow, not stuck");
     // No more heartbeats.
     assert_eq!(p.answer(), "0");
     assert_eq!(client.region.counters.unscheduled.load(SeqCst), 1);
@@ -194,10 +194,10 @@ fn a_forked_child_is_a_client_of_its_own() {
     let mut child = core.accept(&welcome(), |hello, _| assert_eq!(hello.first_ticket, 0));
     child.serve(1);
     assert_eq!(p.answer(), "0");
-    assert_eq!(child.region.activity.launches.load(SeqCst), 1);
-    assert_eq!(client.region.activity.launches.load(SeqCst), 3, "the parent's books are its own");
+    assert_eq!(child.region.counters.launches(), 1);
+    assert_eq!(client.region.counters.launches(), 3, "the parent's books are its own");
     p.ok(&["launch 0"]);
-    assert_eq!(client.region.activity.launches.load(SeqCst), 4);
+    assert_eq!(client.region.counters.launches(), 4);
     assert_eq!(p.driver("fake_ran"), 4);
     p.ends_well();
 }
@@ -274,7 +274,7 @@ fn behind_another_interposer_a_launch_is_one_launch() {
         p.ok(&["launch 0 5"]);
         assert_eq!(p.driver("other_saw"), 10, "it is not cut out ({look_up})");
         assert_eq!(p.driver("fake_ran"), 10);
-        assert_eq!(client.region.activity.launches.load(SeqCst), 10);
+        assert_eq!(client.region.counters.launches(), 10);
         p.ends_well();
     }
 }

@@ -5,7 +5,7 @@
 use super::control::NewClient;
 use super::kernels::KernelCache;
 use super::measure::Meter;
-use super::probe::Probe;
+use super::probe::{Launches, Probe};
 use super::recall::Recall;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
@@ -120,6 +120,7 @@ pub struct DispatchClient {
     busy_periods: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
+    launches: Launches,
     probe: Probe,
     standstill: Standstill,
 }
@@ -150,6 +151,7 @@ impl DispatchClient {
             busy_periods,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
+            launches: Launches::new(probe_after_ns),
             probe: Probe::new(now_ns, probe_after_ns),
             standstill: Standstill::default(),
         }
@@ -187,7 +189,7 @@ impl DispatchClient {
         let a = &self.link.region.activity;
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
-        let launches = a.launches.load(Relaxed);
+        let launches = self.launches.look(now_ns, &self.link.region.counters);
         let (says, still) = (self.says_busy, &mut self.standstill);
         let busy = still.counts_as_busy(now_ns, says, launches, periods, stall_ns);
         // Idle at both looks but busy between them is activity, too.
@@ -216,7 +218,11 @@ impl DispatchClient {
     /// before a pause may not be otherwise).
     pub fn poll_probe(&mut self, now_ns: u64) {
         let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
-        if asked && self.probe.is_due(now_ns, self.link.region.activity.launches.load(Relaxed)) {
+        if !asked {
+            return;
+        }
+        let launches = self.launches.look(now_ns, &self.link.region.counters);
+        if self.probe.is_due(now_ns, launches) {
             self.write_probe();
         }
     }

@@ -4,10 +4,36 @@
 //! or just goes away to read a file, leaves its busy bits set. Writing its probe
 //! eventfd makes its helper thread look at the streams and clear them.
 
+use tally_ipc::layout::Counters;
+
 /// Longest time between two probes.
 const PAUSE_NS_MAX: u64 = 100_000_000;
 
-/// Of one high-priority client.
+/// How often a client has launched, as of the last look: each takes the line from the client, whose next launch waits for it.
+#[derive(Debug)]
+pub struct Launches {
+    every_ns: u64,
+    next_ns: u64,
+    seen: u64,
+}
+
+impl Launches {
+    /// For a [`Probe`] after so long without a launch: exact to a quarter of it.
+    pub fn new(after_ns: u64) -> Self {
+        Launches { every_ns: after_ns / 4, next_ns: 0, seen: 0 }
+    }
+
+    /// Look, if it is time.
+    pub fn look(&mut self, now_ns: u64, counters: &Counters) -> u64 {
+        if now_ns >= self.next_ns {
+            self.seen = counters.launches();
+            self.next_ns = now_ns + self.every_ns;
+        }
+        self.seen
+    }
+}
+
+/// Of one client.
 #[derive(Debug)]
 pub struct Probe {
     after_ns: u64,

@@ -151,7 +151,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
     let (turnaround_p50_ns, turnaround_p99_ns) = turnarounds(&region.turnarounds);
     let word = |w: &AtomicU64| w.load(Relaxed);
     ShimCounts {
-        launches: word(&a.launches),
+        launches: c.launches(),
         launch_kernel: word(&c.launch_kernel),
         launch_kernel_ex: word(&c.launch_kernel_ex),
         launch_cooperative: word(&c.launch_cooperative),

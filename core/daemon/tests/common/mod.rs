@@ -321,7 +321,7 @@ impl Client {
         if busy {
             a.busy_since_ns.store(now_ns(), Relaxed);
             a.busy_periods.fetch_add(1, Relaxed);
-            a.launches.fetch_add(1, Relaxed);
+            self.region.counters.launch_kernel.fetch_add(1, Relaxed);
         } else {
             a.idle_since_ns.store(now_ns(), Relaxed);
         }
@@ -351,7 +351,6 @@ pub fn scribble(region: &ClientRegion, seed: u64) {
     a.busy_streams.store(next(), Relaxed);
     a.busy_periods.store(next(), Relaxed);
     a.idle_since_ns.store(next(), Relaxed);
-    a.launches.store(next(), Relaxed);
     a.busy_total_ns.store(next(), Relaxed);
     a.next_ticket.store(next(), Relaxed);
     a.waiters.store(next() as u32, Relaxed);
