@@ -18,7 +18,7 @@ limit_s() {
         count) echo 200 ;;
         pairs) echo 540 ;;
         overhead) echo 300 ;;
-        latency) echo 120 ;;
+        latency) echo 180 ;;
         memops) echo 60 ;;
         cut) echo 300 ;;
         exact) echo 400 ;;

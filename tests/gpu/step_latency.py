@@ -3,8 +3,9 @@
 `roundtrip`: the decision itself, from publishing a launch in the ring until its
 answer is seen, by the bundle's `tally-roundtrip` against a core with that
 policy; this is what is promised. Core and client are kept on CPUs of their own.
-A run's p99 depends on what else the host does in that second, so the policies
-take turns and each figure is the median of the runs.
+A run's figures depend on what else the host does in that second (all of them, the
+median included, may double for a while), so there are many short runs, the policies
+take turns, and each figure is the median of the runs.
 
 `rows`: around every single `cuLaunchKernel` of a program (so also the shim, and
 the completion writes that follow some decided launches), minus the same without
@@ -31,6 +32,7 @@ PROMISE_P99_US = 2.0
 # Back to back, and with a pause as of a program that computes between launches.
 GAPS_US = (0, 5)
 CPU_CORE, CPU_CLIENT = 2, 4
+TURN_LAUNCHES = 50_000
 QUANTILES = ("p50", "p90", "p99", "p999")
 
 
@@ -41,7 +43,7 @@ def roundtrip(suite, name, turn):
     with Core(suite, f"roundtrip-{name}-{turn}", policy, "none", config, extra) as core:
         for gap in GAPS_US:
             command = ["taskset", "-c", str(CPU_CLIENT), suite.program("tally-roundtrip")]
-            command += ["--socket", str(core.socket), "--gap-us", str(gap)]
+            command += ["--socket", str(core.socket), "--gap-us", str(gap), "--launches", str(TURN_LAUNCHES)]
             done = subprocess.run(
                 command, check=True, capture_output=True, text=True, timeout=30, env=clean_environment()
             )
@@ -81,7 +83,7 @@ def main(suite):
             row = state["decision_latency"]
             print(f"{name}: the core's own account, p50 {row['p50_us']} us, p99 {row['p99_us']} us", flush=True)
     trips = {}
-    for turn in range(args.rounds):
+    for turn in range(args.turns):
         for name in POLICIES:
             with failures.guard(f"round trip, {name}"):
                 for trip in roundtrip(suite, name, turn):
@@ -111,6 +113,7 @@ def add_arguments(parser):
     parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
     parser.add_argument("--spin-us", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=15, help="runs of the round trip")
     parser.add_argument("--launches", type=int, default=20_000, help="launches a run")
 
 
