@@ -2,6 +2,7 @@
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
 use super::recall::Recall;
+use foldhash::quality::RandomState;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_engine::Engine;
@@ -52,7 +53,9 @@ fn cut_state_of(word: u32) -> CutState {
 #[derive(Default)]
 pub struct KernelCache {
     names: Vec<Option<Box<(String, u64)>>>,
-    ids: HashMap<Shape, Known>,
+    /// The standard hasher would be a twentieth of a decision. This one is seeded, too, and what a client can
+    /// bring in is bounded.
+    ids: HashMap<Shape, Known, RandomState>,
     brought: usize,
 }
 
