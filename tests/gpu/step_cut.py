@@ -10,6 +10,7 @@ then asks the driver what the launch layer relies on.
 
 import concurrent.futures
 import json
+import math
 import shutil
 import subprocess
 
@@ -34,9 +35,10 @@ MUST_HOLD = (
 )  # fmt: skip
 
 # Turnaround p99 promised of blocks shorter than so long, us, in the form that the shim gives a launch
-# that is to be preemptible: slices by offset for larger grids where there are some.
+# that is to be preemptible: slices by offset, where there are some, of blocks that take longer to exit
+# than half of the kernel to run.
 PROMISED_US = ((20, 60), (60, 150))
-WHOLE_GRID_MAX, FLAG_MASK = 8 * 1024, 3
+WHOLE_GRID_MAX, EXIT_NS, US_PER_SLICE, FLAG_MASK = 8 * 1024, 2, 32, 3
 
 
 def call(command, limit_s):
@@ -82,8 +84,11 @@ def turnaround_in_use(row, code):
     """Turnaround p99, us, of a preemptible launch of `code` (sass, ptx); None if it was not measured."""
     forms = {form["form"]: form for form in row["forms"]}
     by_offset = forms.get(f"{code} sub-grid")
-    if row["blocks"] > WHOLE_GRID_MAX and by_offset:
-        return by_offset.get("held_turnaround_p99_us")
+    is_short = row["blocks"] > WHOLE_GRID_MAX and row["blocks"] * EXIT_NS / 1e3 > row["original_us"] / 2
+    if is_short and by_offset:
+        # Measured in as many slices, or it is not the form that is used.
+        slices = max(2, math.ceil(row["original_us"] / US_PER_SLICE))
+        return by_offset.get("held_turnaround_p99_us") if by_offset.get("slices_in_bound") == slices else None
     series = forms.get(f"{code} prelude", {}).get("preempted", [])
     return next((s["turnaround_p99_us"] for s in series if s["flag_mask"] == FLAG_MASK), None)
 

@@ -278,11 +278,13 @@ pub struct Rewrite {
     /// A launch that was asked to give way and has not after so long is helped to its
     /// end and never cut again, ms.
     pub rescue_ms: u32,
+    /// Each user's programs keep cut forms on disk for their next start, up to so many MiB. 0: none.
+    pub cache_mib: u32,
 }
 
 impl Default for Rewrite {
     fn default() -> Self {
-        Rewrite { enabled: true, vendor_libraries: false, rescue_ms: 50 }
+        Rewrite { enabled: true, vendor_libraries: false, rescue_ms: 50, cache_mib: 256 }
     }
 }
 
@@ -464,6 +466,7 @@ impl Config {
             enabled: self.rewrite.enabled,
             vendor_libraries: self.rewrite.vendor_libraries,
             rescue_ms: self.rewrite.rescue_ms,
+            cache_mib: self.rewrite.cache_mib,
             reserve_sms: self.width.reserve_sms.clone(),
         }
     }
@@ -510,6 +513,7 @@ impl Config {
         let most = mps::REFRESH_MS_MAX;
         within("residency.mps.refresh_ms", self.residency.mps.refresh_ms, 0, most)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
+        within("rewrite.cache_mib", self.rewrite.cache_mib.into(), 0, 65_536)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;
         within("profiles.measuring_ns", self.profiles.measuring_ns, 0, 1_000_000)?;

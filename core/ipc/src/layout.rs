@@ -137,7 +137,7 @@ pub struct CompletionWord {
 }
 
 /// What a client is doing: one cache line, which a spinning core reads all the time, and which is
-/// written only when the client becomes busy or idle: a launch that wrote to it would wait for it to
+/// written only when a stream of the client becomes busy or idle: a launch that wrote to it would wait for it to
 /// come back from the core's CPU. Tickets and waiters have lines of their own for the same reason:
 /// with every decided launch the client writes the former and the core reads the latter.
 #[repr(C, align(64))]
@@ -217,7 +217,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Launches so far, all doors, graphs counting one, captured ones none.
+    /// Launches so far, all doors, graphs counting one, captured ones none; those over several
+    /// devices, which are not governed, among the cooperative ones.
     pub fn launches(&self) -> u64 {
         [&self.launch_kernel, &self.launch_kernel_ex, &self.launch_cooperative, &self.graph_launch]
             .iter()

@@ -133,6 +133,8 @@ pub struct Cutting {
     /// A launch asked to give way that has not after so long, ms, is helped to its
     /// end and never cut again.
     pub rescue_ms: u32,
+    /// Keep cut forms on disk, up to so many MiB in all. 0: none.
+    pub cache_mib: u32,
     /// Keep so many SMs free: one green context each is made. Empty: none.
     pub reserve_sms: Vec<u32>,
 }
@@ -285,10 +287,12 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
-        let Cutting { enabled, vendor_libraries, rescue_ms, reserve_sms } = &self.cutting;
+        let Cutting { enabled, vendor_libraries, rescue_ms, cache_mib, reserve_sms } =
+            &self.cutting;
         w.u8((*enabled).into());
         w.u8((*vendor_libraries).into());
         w.u32(*rescue_ms);
+        w.u32(*cache_mib);
         w.u32(reserve_sms.len().min(WIDTHS_MAX) as u32);
         for sms in reserve_sms.iter().take(WIDTHS_MAX) {
             w.u32(*sms);
@@ -332,6 +336,7 @@ impl Welcome {
                 enabled: r.flag()?,
                 vendor_libraries: r.flag()?,
                 rescue_ms: r.u32()?,
+                cache_mib: r.u32()?,
                 reserve_sms: {
                     let n = r.u32()? as usize;
                     if n > WIDTHS_MAX {
@@ -485,7 +490,8 @@ mod tests {
                 client_id: id, high_priority: high, class_reason: reason,
                 residency: Residency::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
                 cutting: Cutting {
-                    enabled: high, vendor_libraries: !high, rescue_ms: id, reserve_sms: vec![8, id],
+                    enabled: high, vendor_libraries: !high, rescue_ms: id, cache_mib: id / 2,
+                    reserve_sms: vec![8, id],
                 },
             };
             prop_assert_eq!(Welcome::decode(&w.encode()).unwrap(), w);

@@ -4,7 +4,7 @@
 //! `cuModuleLoadData` takes, [`cubin`] the machine code in it, [`ptx`] the PTX.
 //! [`image::rewrite`] gives kernels of any of the three a cut form: the claim-table
 //! prelude or offset block indices, both driven by a [`ControlBlock`]. What cannot be
-//! cut is refused with a [`Refusal`].
+//! cut is refused with a [`Refusal`]. [`kept`] keeps what was made for the next time.
 //!
 //! Nothing here trusts its input, runs code or touches a device.
 
@@ -14,6 +14,7 @@ pub mod control;
 pub mod cubin;
 pub mod fatbin;
 pub mod image;
+pub mod kept;
 pub mod names;
 pub mod proof;
 pub mod ptx;

@@ -2,6 +2,7 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
 use super::measure::Meter;
@@ -127,7 +128,7 @@ pub struct DispatchClient {
 
 impl DispatchClient {
     /// Start serving.
-    pub fn new(link: NewClient, now_ns: u64, probe_after_ns: u64) -> Self {
+    pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         let mut meter = Meter::default();
@@ -151,8 +152,11 @@ impl DispatchClient {
             busy_periods,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
-            launches: Launches::new(probe_after_ns),
-            probe: Probe::new(now_ns, probe_after_ns),
+            launches: Launches::new(match settings.high_stall_ns {
+                0 => settings.probe_after_ns,
+                stall_ns => settings.probe_after_ns.min(stall_ns),
+            }),
+            probe: Probe::new(now_ns, settings.probe_after_ns),
             standstill: Standstill::default(),
         }
     }

@@ -53,8 +53,8 @@ fn cut_state_of(word: u32) -> CutState {
 #[derive(Default)]
 pub struct KernelCache {
     names: Vec<Option<Box<(String, u64)>>>,
-    /// The standard hasher would be a twentieth of a decision. This one is seeded, too, and what a client can
-    /// bring in is bounded.
+    /// The standard hasher would be a twentieth of a decision. This one's seed is not made to withstand whoever
+    /// looks for collisions; what a client can bring in is bounded.
     ids: HashMap<Shape, Known, RandomState>,
     brought: usize,
 }

@@ -435,7 +435,7 @@ impl Dispatch {
         let (info, first_ticket) = (new.info.clone(), new.first_ticket);
         new.core.consumed.store(first_ticket, Release);
         let _ = self.parker.watch(&new.doorbell);
-        self.clients.push(Box::new(DispatchClient::new(new, now, self.settings.probe_after_ns)));
+        self.clients.push(Box::new(DispatchClient::new(new, now, &self.settings)));
         // Ids rise, but registrations overtake each other between the threads.
         self.clients.sort_by_key(|c| c.id());
         let id = info.id;

@@ -18,7 +18,7 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// For a [`Probe`] after so long without a launch: exact to a quarter of it.
+    /// For whoever acts after so long without a launch: exact to a quarter of it.
     pub fn new(after_ns: u64) -> Self {
         Launches { every_ns: after_ns / 4, next_ns: 0, seen: 0 }
     }
@@ -78,6 +78,7 @@ impl Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn it_waits_backs_off_and_starts_again_when_the_client_launches() {
@@ -89,6 +90,18 @@ mod tests {
         assert!(!probe.is_due(6_999, 0));
         assert!(!probe.is_due(7_500, 1), "it launched");
         assert!(probe.is_due(8_500, 1));
+    }
+
+    #[test]
+    fn launches_are_looked_at_every_quarter() {
+        let (_memory, region) = tally_ipc::map::create_client().unwrap();
+        let counters = &region.counters;
+        let mut launches = Launches::new(1_000);
+        assert_eq!(launches.look(5_000, counters), 0);
+        counters.launch_kernel.fetch_add(2, Relaxed);
+        counters.graph_launch.fetch_add(1, Relaxed);
+        assert_eq!(launches.look(5_249, counters), 0, "the line stays where it is");
+        assert_eq!(launches.look(5_250, counters), 3);
     }
 
     #[test]

@@ -20,19 +20,19 @@ use tally_kernels::control::CONTROL_BYTES;
 /// A preemptible launch gets one more part for so much expected time, us: it can give
 /// way once for each but the last.
 const US_PER_PART: u32 = 800;
+/// What a block takes that finds it must not run, ns: a part that gives way issues every block that is left.
+const EXIT_NS: u64 = 2;
 /// A kernel whose slices no policy chose gets one for so much expected time, us: about the bound that
 /// policies keep to by default.
 const US_PER_SLICE: u32 = 32;
 /// Parts of a preemptible launch, at least: one that gives way, one that does not.
 const PARTS_MIN: u32 = 2;
-/// Parts of a launch of unknown length.
+/// Parts of a preemptible launch of unknown length.
 const PARTS_UNKNOWN: u32 = 4;
 /// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
 /// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
 /// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
 /// by offset cannot be rescued. Nor are kernels sliced at all whose code lets their blocks wait (`may_wait`).
-/// A launch that is to be preemptible goes in slices then, too: one that gives way still issues every
-/// block that is left, about 2 ns each, and 65 536 of them take longer than the kernel itself.
 const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
@@ -71,10 +71,13 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
     let (result, counter) = match answer {
         Answer::Whole => return None,
         Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
-        Answer::Preemptible(us) => match short_slices(order, arguments, us) {
-            Some(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
-            None => (preemptible(order, arguments, us)?, &counters.preemptible),
-        },
+        Answer::Preemptible(us) => {
+            let slices = short_slices(order, arguments, us);
+            match slices.and_then(|blocks| sliced(order, arguments, blocks)) {
+                Some(result) => (result, &counters.sliced),
+                None => (preemptible(order, arguments, us)?, &counters.preemptible),
+            }
+        }
         Answer::Partition(sms) => {
             let kernel = order.kernel as usize;
             (
@@ -111,22 +114,25 @@ pub fn way(index: usize, cut: &Cut, grid: [u32; 3]) -> Option<(Way, u32)> {
     Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))
 }
 
-/// Blocks of each slice of a launch that is to be preemptible (expected to take so long, 0: unknown) and
-/// has too many blocks for that: see [`WHOLE_GRID_MAX`]. `None`: it has not, or cannot be sliced by offset (yet).
+/// Blocks of each slice of a launch that is to be preemptible (expected to take so long, us) and whose blocks
+/// are too short for that. `None`: they are not, or it cannot be sliced by offset (yet).
 fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
-    let blocks = kernels::blocks(arguments.grid).filter(|n| *n > WHOLE_GRID_MAX)?;
+    let blocks = kernels::blocks(arguments.grid).filter(|n| is_mostly_exits(*n, us))?;
     let cut = kernels::cut(order.kernel as usize).filter(|cut| !cut.may_wait)?;
     let is_one = kernels::cluster(arguments, cut)?.iter().all(|n| *n <= 1);
     is_one.then(|| cut.by_offset(order.kernel as usize, arguments.function, arguments.grid))??;
     Some(blocks.div_ceil(short_parts(us)))
 }
 
-/// Slices of about [`US_PER_SLICE`].
+/// Whether the blocks of a launch that gives way take longer to exit than half of the launch does to run: it would
+/// give way sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its time.
+fn is_mostly_exits(blocks: u32, us: u32) -> bool {
+    blocks > WHOLE_GRID_MAX && us > 0 && u64::from(blocks) * EXIT_NS > u64::from(us) * 1_000 / 2
+}
+
+/// Slices of at most [`US_PER_SLICE`], if there can be so many.
 fn short_parts(us: u32) -> u32 {
-    match us {
-        0 => PARTS_UNKNOWN,
-        us => (us / US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32),
-    }
+    us.div_ceil(US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32)
 }
 
 /// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.
@@ -512,5 +518,14 @@ mod tests {
         let parts = [1, 400, 4_000, 40_000, u32::MAX].map(preemptible_parts);
         assert_eq!(parts, [2, 2, 6, 32, 32]);
         assert_eq!(preemptible_parts(0), PARTS_UNKNOWN);
+    }
+
+    #[test]
+    fn only_launches_of_many_short_blocks_go_in_short_slices() {
+        // A vector addition, a kernel of blocks of 50 us, one of long blocks, one that was not measured.
+        let kernels = [(65_536, 66), (12_672, 310), (262_144, 40_000), (65_536, 0)];
+        assert_eq!(kernels.map(|(n, us)| is_mostly_exits(n, us)), [true, false, false, false]);
+        assert!(!is_mostly_exits(WHOLE_GRID_MAX, 1), "a GPU may run all of these at once");
+        assert_eq!([0, 20, 64, 66, 400, 2_000].map(short_parts), [2, 2, 2, 3, 13, 32]);
     }
 }

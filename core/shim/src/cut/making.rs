@@ -4,6 +4,7 @@
 
 use super::guarded::Guarded;
 use super::images;
+use super::kept;
 use super::kernels::{Cut, Job, attribute, copy_attributes, is_lost, plain_function};
 use super::offset::SubGrid;
 use super::proof;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicUsize};
-use tally_kernels::{CutForm, CutKernel, Refusal, image};
+use tally_kernels::{CutForm, CutKernel, Refusal};
 
 /// A rewritten image in the driver, or why there is none.
 type Loaded = Result<(Module, Vec<CutKernel>, Vec<(String, Refusal)>), Refusal>;
@@ -41,7 +42,9 @@ fn loads_lazily() -> bool {
 }
 
 fn load(hash: u64, (device, arch): (i32, u32), form: CutForm) -> Loaded {
-    let mut rewritten = images::with(hash, |bytes| image::rewrite(bytes, arch, form, None))??;
+    let library = images::library(hash)?;
+    let mut rewritten =
+        images::with(hash, |bytes| kept::rewrite(bytes, arch, form, library.as_deref()))??;
     if loads_lazily() {
         let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
         rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, Refusal::BlocksMayWait)));

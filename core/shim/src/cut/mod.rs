@@ -29,13 +29,14 @@
 //! | [`form`], [`offset`] | the launches |
 //! | [`gate`], [`watch`], [`progress`], [`quiet`] | giving way; what takes too long; calls that would keep help away |
 //! | [`width`] | green contexts |
-//! | [`images`], [`vendor`] | the code, and whose it is |
+//! | [`images`], [`vendor`], [`kept`] | the code, whose it is, and what is kept on disk of rewritten code |
 
 pub mod form;
 pub mod gate;
 pub mod graph;
 pub mod guarded;
 pub mod images;
+pub mod kept;
 pub mod kernels;
 pub mod making;
 pub mod offset;
@@ -62,6 +63,7 @@ static RESCUE_MS: AtomicU32 = AtomicU32::new(50);
 pub fn configure(cutting: &Cutting, residency: &Residency) {
     VENDOR.store(cutting.vendor_libraries, Relaxed);
     RESCUE_MS.store(cutting.rescue_ms.max(1), Relaxed);
+    kept::configure(cutting.cache_mib);
     let widths = match residency {
         // A context of its own turn has the whole GPU: nothing to keep free.
         Residency::TimeSlice { .. } => &[][..],

@@ -50,6 +50,8 @@ impl Cut {
         }
         if self.sub_grid.state.load(Acquire) == UNTRIED {
             self.ask(index, original);
+            // Whoever asks first does without, however soon it is made.
+            return None;
         }
         self.sub_grid.function()
     }

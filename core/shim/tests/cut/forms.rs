@@ -149,10 +149,10 @@ fn large_grids_are_sliced_by_offset_once_that_form_is_made() {
 }
 
 #[test]
-fn a_large_grid_that_is_to_be_preemptible_goes_in_slices_by_offset() {
+fn a_preemptible_launch_of_many_short_blocks_goes_in_slices_by_offset() {
     const BLOCKS: u32 = 17 * 1024;
     both(
-        a_large_grid_that_is_to_be_preemptible_goes_in_slices_by_offset,
+        a_preemptible_launch_of_many_short_blocks_goes_in_slices_by_offset,
         &welcome(),
         |device| {
             device.warm_up();
@@ -166,28 +166,43 @@ fn a_large_grid_that_is_to_be_preemptible_goes_in_slices_by_offset() {
         },
         |core| {
             core.warm_up("step");
-            core.answer(Answer::Preemptible(0));
-            // Claiming, until the form by offset is there.
-            let mut claiming = 0;
-            while core.counters().sliced_by_offset.load(SeqCst) == 0 {
+            let counts = |core: &crate::governor::Governor| {
+                let c = core.counters();
+                [&c.preemptible, &c.sliced, &c.sliced_by_offset, &c.degraded]
+                    .map(|n| n.load(SeqCst))
+            };
+            // Expected to take so long, us, that its blocks exit in less, or unknown: it claims.
+            core.expect("next");
+            for us in [70, 0] {
+                core.answer(Answer::Preemptible(us));
+                core.say("on");
                 core.expect("next");
-                claiming = core.counters().preemptible.load(SeqCst);
+            }
+            assert_eq!(counts(core), [2, 0, 0, 0]);
+            // They take longer. The first launch asks for the form by offset; until it is made, they claim.
+            core.answer(Answer::Preemptible(60));
+            let mut claiming = 2;
+            let asked = std::time::Instant::now();
+            while counts(core)[2] == 0 {
+                assert!(asked.elapsed() < std::time::Duration::from_secs(60), "{:?}", counts(core));
+                claiming = counts(core)[0];
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 core.say("on");
-            }
-            for _ in 0..3 {
                 core.expect("next");
-                core.say("on");
             }
+            assert!(claiming > 2, "the form by offset is not made ahead of a launch that wants it");
+            for _ in 0..3 {
+                core.say("on");
+                core.expect("next");
+            }
+            assert_eq!(counts(core), [claiming, 4, 4, 0], "none claims from then on");
+            // What is not worth it still claims.
+            core.answer(Answer::Preemptible(70));
+            core.say("on");
             core.expect("next");
+            assert_eq!(counts(core), [claiming + 1, 4, 4, 0]);
             core.say("end");
             core.ends(0);
-            let counters = core.counters();
-            assert!(claiming > 0, "the form by offset is not made ahead of a launch that wants it");
-            assert_eq!(counters.preemptible.load(SeqCst), claiming, "none claims from then on");
-            let sliced = counters.sliced_by_offset.load(SeqCst);
-            assert!(sliced >= 4, "{sliced}");
-            assert_eq!(counters.sliced.load(SeqCst), sliced);
         },
     );
 }

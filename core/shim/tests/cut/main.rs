@@ -9,6 +9,7 @@ mod common;
 mod forms;
 mod governor;
 mod graphs;
+mod kept;
 mod lingering;
 mod losses;
 mod order;
@@ -33,6 +34,7 @@ fn welcome() -> Welcome {
             vendor_libraries: false,
             // Long: a test that is not about it must not see it on a busy machine.
             rescue_ms: 5_000,
+            cache_mib: 0,
             reserve_sms: Vec::new(),
         },
         ..common::welcome()

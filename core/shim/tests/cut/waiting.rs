@@ -290,6 +290,8 @@ fn slices_whose_waits_are_unseen_are_helped_although_nobody_asks() {
 
 #[test]
 fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
+    /// Whose blocks would take longer to exit than half of 30 us.
+    const SHORT: u32 = 17 * 1024;
     both_eager(
         a_kernel_whose_blocks_may_wait_is_not_sliced,
         &welcome(),
@@ -302,8 +304,8 @@ fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
             };
             device.warm_up_with(|| launch(&device.cells(BLOCKS)));
             assert_eq!(ask("go"), "on");
-            // By claims, and so many blocks that they would go by offset.
-            for blocks in [BLOCKS, 9_000] {
+            // By claims, and so many blocks that they would go by offset, sliced or to be preemptible.
+            for blocks in [BLOCKS, 9_000, SHORT] {
                 let cells = device.cells(blocks);
                 launch(&cells);
                 device.sync(null_mut());
@@ -314,15 +316,19 @@ fn a_kernel_whose_blocks_may_wait_is_not_sliced() {
             core.warm_up("later");
             core.expect("go");
             let before = core.requests("later").len();
-            core.policy(|_, _| Answer::Slice(8));
+            core.policy(|request, _| match request.grid[0] {
+                SHORT => Answer::Preemptible(30),
+                _ => Answer::Slice(8),
+            });
             core.say("on");
             core.ends(0);
             let offered =
                 |(r, _): &(Request, _)| [CAN_SLICE, CAN_PREEMPT].map(|can| r.flags & can != 0);
             let offers: Vec<_> = core.requests("later")[before..].iter().map(offered).collect();
-            assert_eq!(offers, [[false, true]; 2]);
+            assert_eq!(offers, [[false, true]; 3]);
             let c = core.counters();
-            assert_eq!([&c.sliced, &c.preemptible, &c.degraded].map(|n| n.load(SeqCst)), [0; 3]);
+            let done = [&c.sliced, &c.preemptible, &c.degraded].map(|n| n.load(SeqCst));
+            assert_eq!(done, [0, 1, 0]);
         },
     );
 }
