@@ -57,7 +57,7 @@ fn a_cut_form_is_kept_for_the_next_start() {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     std::fs::File::options().write(true).open(file).unwrap().set_modified(long_ago).unwrap();
     start(test, &caches, 64);
-    assert_eq!(kept(&caches), [file.clone()]);
+    assert_eq!(kept(&caches), std::slice::from_ref(file));
     let again = std::fs::metadata(file).unwrap();
     assert_eq!(again.ino(), meta.ino());
     assert!(again.modified().unwrap() > long_ago);
@@ -68,7 +68,7 @@ fn a_cut_form_is_kept_for_the_next_start() {
     broken[middle] ^= 1;
     std::fs::write(file, &broken).unwrap();
     start(test, &caches, 64);
-    assert_eq!(kept(&caches), [file.clone()]);
+    assert_eq!(kept(&caches), std::slice::from_ref(file));
     assert_eq!(std::fs::read(file).unwrap(), bytes);
 
     std::fs::remove_dir_all(&caches).unwrap();
