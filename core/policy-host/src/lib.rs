@@ -34,6 +34,7 @@
 mod bindings;
 pub mod capabilities;
 mod compiled;
+mod compiling;
 mod error;
 mod host_calls;
 mod inspect;

@@ -2,6 +2,7 @@
 
 use crate::bindings::{Policy, PolicyPre};
 use crate::compiled::{Checked, Compiled};
+use crate::compiling;
 use crate::host_calls::HostState;
 use crate::policy::WasmPolicy;
 use crate::{Capabilities, HostError, Limits, LoadError, Trust, inspect};
@@ -176,7 +177,7 @@ impl PolicyHost {
 
     fn check(&self, file: &str, bytes: &[u8], digest: String) -> Result<Arc<Checked>, LoadError> {
         inspect::preamble(file, bytes)?;
-        let component = Component::new(&self.engine, bytes)
+        let component = compiling::apart(|| Component::new(&self.engine, bytes))
             .map_err(|error| inspect::not_compiled(file, &error))?;
         let imports = inspect::imports(file, &component, &self.engine)?;
         let pre = self.linker.instantiate_pre(&component);
