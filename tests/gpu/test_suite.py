@@ -339,6 +339,7 @@ class Cut(unittest.TestCase):
         self.assertEqual(len(self.broken(16384, 19.0, 61.0, 37.0)), 1, "longer blocks: the prelude's")
         other = self.row(65536, 1.5, 174.0, 37.0)
         self.assertIsNone(step_cut.turnaround_in_use(other, "sass"), "four slices were not measured")
+        self.assertEqual(len(self.broken(65536, 1.5, 174.0, 37.0)), 1, "which does not pass for kept")
 
     def test_longer_blocks_have_longer(self):
         self.assertEqual(len(self.broken(4096, 15.0, 61.0, None)), 1)
