@@ -30,6 +30,7 @@ limit_s() {
         speeds) echo 300 ;;
         shim) echo 300 ;;
         waits) echo 200 ;;
+        kept) echo 300 ;;
     esac
 }
 

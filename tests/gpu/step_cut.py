@@ -10,7 +10,6 @@ then asks the driver what the launch layer relies on.
 
 import concurrent.futures
 import json
-import math
 import shutil
 import subprocess
 
@@ -32,13 +31,14 @@ KERNEL_LIMIT_S, FACT_LIMIT_S = 40, 25
 MUST_HOLD = (
     "flag_off_equal", "flag_off_once", "flag_off_no_notice", "slices_8_equal", "slices_8_once",
     "whole_equal", "whole_once", "held_equal", "held_once", "held_8_equal", "held_8_once",
+    "in_use_equal", "in_use_once",
 )  # fmt: skip
 
 # Turnaround p99 promised of blocks shorter than so long, us, in the form that the shim gives a launch
 # that is to be preemptible: slices by offset, where there are some, of blocks that take longer to exit
 # than half of the kernel to run.
 PROMISED_US = ((20, 60), (60, 150))
-WHOLE_GRID_MAX, EXIT_NS, US_PER_SLICE, FLAG_MASK = 8 * 1024, 2, 32, 3
+WHOLE_GRID_MAX, EXIT_NS, FLAG_MASK = 8 * 1024, 2, 3
 
 
 def call(command, limit_s):
@@ -86,9 +86,7 @@ def turnaround_in_use(row, code):
     by_offset = forms.get(f"{code} sub-grid")
     is_short = row["blocks"] > WHOLE_GRID_MAX and row["blocks"] * EXIT_NS / 1e3 > row["original_us"] / 2
     if is_short and by_offset:
-        # Measured in as many slices, or it is not the form that is used.
-        slices = max(2, math.ceil(row["original_us"] / US_PER_SLICE))
-        return by_offset.get("held_turnaround_p99_us") if by_offset.get("slices_in_bound") == slices else None
+        return by_offset.get("in_use_turnaround_p99_us")
     series = forms.get(f"{code} prelude", {}).get("preempted", [])
     return next((s["turnaround_p99_us"] for s in series if s["flag_mask"] == FLAG_MASK), None)
 
@@ -108,7 +106,7 @@ def check_row(name, row, failures):
         if form["load"] != "CUDA_SUCCESS":
             failures.add(f"{where}: {form['load']}")
             continue
-        for key in ("held_times", "held_8_times"):
+        for key in ("held_times", "held_8_times", "in_use_times"):
             if form.get(key, 1) == 0:
                 failures.add(f"{where}: {key} is 0: all was over before the gate was closed")
         for key in MUST_HOLD:

@@ -25,7 +25,7 @@ import sys
 from clients import Client, soon, started
 from common import EAGER, Failures, merge_rows, step_main, write_json
 from procs import threads
-from stats import host_drift, percentile
+from stats import host_drift, median, percentile
 from tally import Core, MpsDaemon, client, shortfalls
 
 PAIRS = {
@@ -231,18 +231,37 @@ def drift(own_ms, idle_ms, residency):
     return [f"alone it took {slower:.2f} of what it had taken before: its host was slower by then"] if slower else []
 
 
+# Told of several runs, with their extremes.
+SPREAD_OF = ("p99_over_solo", "p99_over_beside_idle", "be_share", "be_share_of_own")
+
+
+def of_runs(rows):
+    """One row of several runs of the same: each figure their median, and a note with the extremes of some."""
+    if len(rows) == 1:
+        return rows[0]
+    merged = {**rows[-1], "runs": len(rows)}
+    for key, last in rows[-1].items():
+        values = [row[key] for row in rows]
+        if isinstance(last, float) and None not in values:
+            merged[key] = round(median(values), 4)
+    notes = [note for row in rows for note in row.get("notes", [])]
+    spread = [(key, [row[key] for row in rows]) for key in SPREAD_OF]
+    told = [f"{key} {min(values)} to {max(values)}" for key, values in spread if None not in values]
+    return {**merged, "notes": [*dict.fromkeys(notes), f"medians of {len(rows)} runs: {', '.join(told)}"]}
+
+
 class Results:
     """Rows and raw latencies, written after every pair so that a killed step keeps what it has."""
 
     def __init__(self, suite):
-        self.suite, self.rows, self.raw = suite, [], []
+        self.suite, self.runs, self.raw = suite, {}, []
 
     def add(self, line, served, state=None):
-        self.rows.append(line)
+        self.runs.setdefault(tuple(str(line[key]) for key in KEY), []).append(line)
         in_us = [round(v * 1e3) for v in served["service_ms"]], [round(v * 1e3) for v in served["queued_ms"]]
         keys = {key: line[key] for key in ("hp", "be", "mode", "policy", "vendor_rewrite")}
         self.raw.append({**keys, "service_us": in_us[0], "queued_us": in_us[1], "status": state})
-        rows = merge_rows(self.suite.read("pairs.json") or [], self.rows, KEY)
+        rows = merge_rows(self.suite.read("pairs.json") or [], [of_runs(runs) for runs in self.runs.values()], KEY)
         write_json(self.suite.out / "pairs.json", rows)
         with gzip.open(self.suite.out / "pairs-raw.json.gz", "wt") as file:
             json.dump(self.raw, file, separators=(",", ":"))
@@ -321,12 +340,13 @@ def main(suite):
     # first; the pairs only share it if asked to.
     suite.plain_shared = "plain" in modes
     modes = ["plain"] + [m for m in modes if m != "plain"]
-    pairs = [Pair(name, *PAIRS[name]) for name in args.pairs.split(",")]
-    pairs = measure_solo(suite, pairs, results, failures)
-    for mode in modes:
-        for group in groups(args, mode, pairs):
-            with failures.guard(mode):
-                measure_mode(suite, mode, group, results, failures)
+    for _ in range(args.runs):
+        pairs = [Pair(name, *PAIRS[name]) for name in args.pairs.split(",")]
+        pairs = measure_solo(suite, pairs, results, failures)
+        for mode in modes:
+            for group in groups(args, mode, pairs):
+                with failures.guard(mode):
+                    measure_mode(suite, mode, group, results, failures)
     return failures.messages
 
 
@@ -343,6 +363,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--be-alone-seconds", type=float, default=3, help="how long a training runs alone in each mode before it shares, twice; 0: not at all"
     )
+    parser.add_argument("--runs", type=int, default=1, help="measure all so often, and give the medians: for programs that their own CPU part limits")
     parser.add_argument("--policy-config", help="file for tally-priority")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")
 

@@ -35,6 +35,7 @@ mod bindings;
 pub mod capabilities;
 mod compiled;
 mod compiling;
+mod entry;
 mod error;
 mod host_calls;
 mod inspect;

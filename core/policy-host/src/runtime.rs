@@ -5,7 +5,7 @@ use crate::compiled::{Checked, Compiled};
 use crate::compiling;
 use crate::host_calls::HostState;
 use crate::policy::WasmPolicy;
-use crate::{Capabilities, HostError, Limits, LoadError, Trust, inspect};
+use crate::{Capabilities, HostError, Limits, LoadError, Trust, entry, inspect};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -177,8 +177,14 @@ impl PolicyHost {
 
     fn check(&self, file: &str, bytes: &[u8], digest: String) -> Result<Arc<Checked>, LoadError> {
         inspect::preamble(file, bytes)?;
-        let component = compiling::apart(|| Component::new(&self.engine, bytes))
-            .map_err(|error| inspect::not_compiled(file, &error))?;
+        // What is said of a component that does not compile is about the file as it is.
+        let shortened = entry::shortened(bytes);
+        let compile = |bytes: &[u8]| compiling::apart(|| Component::new(&self.engine, bytes));
+        let component = shortened.and_then(|bytes| compile(&bytes).ok());
+        let component = match component {
+            Some(component) => component,
+            None => compile(bytes).map_err(|error| inspect::not_compiled(file, &error))?,
+        };
         let imports = inspect::imports(file, &component, &self.engine)?;
         let pre = self.linker.instantiate_pre(&component);
         let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;

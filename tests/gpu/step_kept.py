@@ -1,0 +1,124 @@
+"""What cut forms kept on disk save a program's next start (docs/cutting.md, "Kept for the next start").
+
+Under a core in `mps`, beside an inference that is connected and idle, the same training is started over
+and over with a cache folder of the step's own: with `cache_mib = 0` nothing is kept, with the default the first
+start fills the folder and the next ones find it full. For each start: when its kernels got cut, what that cost
+the shim's threads, and that the same kernels were cut.
+"""
+
+import contextlib
+import os
+import pathlib
+import time
+
+from clients import READY_TIMEOUT_S, Client, soon, started
+from common import Failures, step_main
+from stats import median
+from tally import Core, client, shortfalls
+
+HP_JOB = "bert-graph"
+# Name of each start: its `cache_mib`. The two kinds take turns, so that what drifts falls on both.
+NOT_KEPT, FIRST, KEPT = "not kept", "kept, first start", "kept, found"
+STARTS = ((NOT_KEPT, 0), (FIRST, 256), (NOT_KEPT, 0), (KEPT, 256), (NOT_KEPT, 0), (KEPT, 256))
+POLL_S = 0.05
+
+
+def cpu_s(pid):
+    """CPU seconds of a process's `tally-` threads, by name."""
+    found, tick = {}, os.sysconf("SC_CLK_TCK")
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            before, _, rest = (task / "stat").read_text().rpartition(")")
+            name = before.partition("(")[2]
+            if name.startswith("tally-"):
+                user, system = rest.split()[11:13]
+                found[name] = round(found.get(name, 0) + (int(user) + int(system)) / tick, 2)
+    return found
+
+
+def watch(core, name, came):
+    """Note when the client had launched, and when it had how many kernels cut."""
+    entry = client({"clients": core.status()["clients"]}, name)
+    if entry and entry["launches"]:
+        now, cut = time.monotonic(), entry["cut"]
+        came.setdefault("launched", now)
+        came.setdefault("cut", {}).setdefault(cut["kernels"], now)
+        came["refused"] = cut["kernels_refused"]
+
+
+def start(suite, core, name, cache):
+    """One start of the training: its row. Times are from the first launch that the core had been told of."""
+    args, came, ready = suite.args, {}, None
+    one = Client(suite, name, [args.be], core, "best-effort", {"XDG_CACHE_HOME": str(cache)})
+    try:
+        begin = time.monotonic()
+        while ready is None:
+            with contextlib.suppress(TimeoutError):
+                one.ready(timeout_s=POLL_S)
+                ready = time.monotonic()
+            watch(core, name, came)
+            if time.monotonic() > begin + READY_TIMEOUT_S:
+                raise TimeoutError(f"{name} not ready after {READY_TIMEOUT_S} s")
+        one.send("train", job=args.be, start_at=soon(), seconds=args.seconds)
+        while time.monotonic() < ready + args.seconds:
+            watch(core, name, came)
+            time.sleep(POLL_S)
+        trained = one.receive(timeout_s=args.seconds + 60)
+        cpu = cpu_s(one.pid)
+    finally:
+        one.process.stop(grace_s=0)
+    kernels = max(came["cut"])
+    return {
+        "kernels": kernels,
+        "kernels_refused": came["refused"],
+        "ready_s": round(ready - came["launched"], 2),
+        "cut_s": {str(n): round(at - came["launched"], 2) for n, at in came["cut"].items()},
+        "all_cut_s": round(came["cut"][kernels] - came["launched"], 2),
+        "steps_per_s": round(trained["steps_per_s"], 4),
+        "cpu_s": cpu,
+        "cpu_s_in_all": round(sum(cpu.values()), 2),
+    }
+
+
+def main(suite):
+    """The starts, in turns."""
+    args, failures, rows = suite.args, Failures(), []
+    cache = suite.work / "cache"
+    for number, (kind, mib) in enumerate(STARTS):
+        file = suite.work / f"kept-{mib}.toml"
+        file.write_text(f"[rewrite]\ncache_mib = {mib}\n")
+        with failures.guard(kind), contextlib.ExitStack() as stack:
+            core = stack.enter_context(Core(suite, f"kept-{number}", "tally-priority", "mps", None, ["--config", file]))
+            hp = Client(suite, f"hp-{number}", [HP_JOB], core, "high")
+            stack.enter_context(started([hp]))
+            row = {"start": kind, "cache_mib": mib, **start(suite, core, f"be-{number}", cache)}
+            for note in shortfalls(core.status(), "mps", [hp.name]):
+                failures.add(f"{kind}: {note}")
+            files = sorted(cache.glob("tally/cut/*.cut"))
+            row |= {"files": len(files), "files_bytes": sum(f.stat().st_size for f in files)}
+            rows.append(row)
+            print(row, flush=True)
+            suite.write("kept.json", {"hp": HP_JOB, "be": args.be, "seconds": args.seconds, "rows": rows})
+    for row in rows:
+        if not row["kernels"]:
+            failures.add(f"{row['start']}: no kernel was cut")
+    if not any(row["files"] for row in rows if row["start"] == FIRST):
+        failures.add(f"{cache}: the first start left nothing there")
+    # Which ones are depends on what the policy measured; one or two are had or not.
+    kernels = [[row["kernels"] for row in rows if (row["start"] == KEPT) is kept] for kept in (False, True)]
+    if all(kernels) and min(kernels[1]) < 0.9 * max(kernels[0]):
+        failures.add(f"fewer kernels were cut where their forms were kept: {kernels[1]}, otherwise {kernels[0]}")
+    for kind in (NOT_KEPT, KEPT):
+        cpu = [row["cpu_s_in_all"] for row in rows if row["start"] == kind]
+        if cpu:
+            print(f"{kind}: {median(cpu)} s of CPU", flush=True)
+    return failures.messages
+
+
+def add_arguments(parser):
+    parser.add_argument("--be", default="gpt2-train", help="the training")
+    parser.add_argument("--seconds", type=float, default=6, help="how long it trains after it is ready")
+
+
+if __name__ == "__main__":
+    step_main("kept", main, add_arguments)
