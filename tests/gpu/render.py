@@ -17,6 +17,7 @@ import shutil
 import sys
 
 import render_cut
+import render_kept
 import render_policy
 import render_several
 import render_speeds
@@ -29,7 +30,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
-    "waits.json",
+    "waits.json", "kept.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -466,6 +467,7 @@ SECTIONS = (
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("waits.json", lambda content, _notes: render_waits.lines(content, table, made_with)),
+    ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),
 )
 
 

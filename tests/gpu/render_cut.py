@@ -81,8 +81,9 @@ def cut_cells(row, form, made, notes):
     broken += [f"{key} when preempted" for s in series for key in ("equal", "once", "complete") if not s[key]]
     right = "yes" if not broken else "no" + notes.mark(f"{row['kernel']}, {form['form']}: not {', '.join(broken)}.")
     shown = [s for s in series if s["flag_mask"] == FLAG_MASK and s["raised_by"] == "writes"] or series
-    # Of slices: from the gate's closing on.
-    times = {q: shown[0][f"turnaround_{q}_us"] if shown else form.get(f"held_turnaround_{q}_us") for q in ("p50", "p99")}
+    # Of slices: from the gate's closing on; in as many as the shim makes, where that was measured.
+    held = "in_use" if "slices_in_use" in form else "held"
+    times = {q: shown[0][f"turnaround_{q}_us"] if shown else form.get(f"{held}_turnaround_{q}_us") for q in ("p50", "p99")}
     p50, p99 = (number(times[q], 0) for q in ("p50", "p99"))
     if shown and shown[0]["flag_mask"] != FLAG_MASK:
         p99 += notes.mark(f"{row['kernel']}: its flag had {shown[0]['flag_mask'] + 1} word(s) for the turnaround.")

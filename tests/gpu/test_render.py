@@ -55,7 +55,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, shim, speeds, speeds-vendor, waits.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, shim, speeds, speeds-vendor, waits, kept.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -159,7 +159,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, policy, several, shim, speeds, speeds-vendor, waits.",
+            "Not measured yet: pairs, exact, cut, policy, several, shim, speeds, speeds-vendor, waits, kept.",
         ):
             self.assertIn(expected, text)
 
@@ -215,6 +215,12 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_starts_with_forms_on_disk_are_shown(self):
+        row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
+        row |= {"cpu_s": {"tally-rewrite": 0.5, "tally-flag": 3}, "files": 27, "files_bytes": 131 << 20}
+        self.put("kept.json", {"hp": "bert-graph", "be": "gpt2-train", "seconds": 6, "rows": [row]})
+        self.assertIn("| kept, found | 256 | 27 (131 MiB) | 30 | 1.7 | 0.5 | 1.2 |", self.text())
 
     def test_the_shims_tests_are_counted_and_failed_ones_named(self):
         self.assertEqual(step_shim.names("a::b: test\nc: benchmark\nd: test\n"), ["a::b", "d"])
@@ -280,16 +286,18 @@ class Renderer(unittest.TestCase):
         out.mkdir()
         bounds = {"slices_in_bound": 3, "slice_us": 25.0, "slices_in_bound_percent": 11.84}
         bounds |= {"held_turnaround_p50_us": 14.25, "held_turnaround_p99_us": 33.5, "held_once": True}
-        new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5})]
+        used = {"slices_in_use": 2, "in_use_turnaround_p50_us": 15.0, "in_use_turnaround_p99_us": 35.0}
+        new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5}), kernel("d", **bounds, **used)]
         content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
         (out / "cut.json").write_text(json.dumps(content))
         self.assertEqual(render.take_over(out, self.docs / "results"), ["cut.json"])
         kept = json.loads((self.docs / "results" / "cut.json").read_text())
-        self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer")])
+        self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer"), ("d", "newer")])
         self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
         text = self.text()
         self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % | 14 | 34 | yes |", text)
         self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none | 14 | 34 | yes |", text)
+        self.assertIn("| d | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % | 15 | 35 | yes |", text, "as the shim does it")
 
     def test_the_mean_cost_is_that_of_long_kernels(self):
         def kernel(name, us, percent):

@@ -95,7 +95,7 @@ impl Arrivals {
                 let mean_ns = solo_ns as f64 / load;
                 let (mut at, mut all) = (0.0, Vec::new());
                 loop {
-                    at += -mean_ns * (1.0 - random.unit()).ln();
+                    at += mean_ns * random.exponential();
                     if at.is_nan() || at >= end_ns as f64 || all.len() >= ARRIVALS_MAX {
                         return all;
                     }
@@ -114,10 +114,9 @@ impl Random {
         Random(seed)
     }
 
-    /// Normally distributed, of mean 0 and deviation 1 (Box, Muller 1958).
-    pub fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.unit()).cos()
+    /// Exponentially distributed, of mean 1.
+    pub fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
     }
 
     fn next(&mut self) -> u64 {

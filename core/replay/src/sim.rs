@@ -345,7 +345,8 @@ impl<'a> Sim<'a> {
     fn begin(&mut self, now_ns: u64) {
         self.serving_since = Some(now_ns);
         self.begun += 1;
-        let stretch = (self.spread * self.random.normal()).exp() * self.hosts(HIGH);
+        let delay = self.spread * (self.random.exponential() - std::f64::consts::LN_2);
+        let stretch = (1.0 + delay) * self.hosts(HIGH);
         if let Some(host) = &mut self.hosts[HIGH] {
             host.stretch = stretch;
             host.begin(now_ns);

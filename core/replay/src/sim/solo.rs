@@ -11,12 +11,13 @@ pub(super) struct Solo {
     pub ns: u64,
     /// One in a hundred takes so long.
     pub p99_ns: u64,
-    /// Of the logarithm of how long the program's own part takes, request by request.
+    /// Mean of what delays the program's own part, request by request, over its median: there is
+    /// something that it takes at least, and delays on top of that, exponentially distributed.
     pub spread: f64,
 }
 
-/// Standard deviations to the 99th percentile.
-const SIGMAS_P99: f64 = 2.326;
+/// From the median of an exponential distribution to its 99th percentile, over its mean: ln 50.
+const P99_BEYOND_MEDIAN: f64 = 3.912;
 
 impl Solo {
     pub fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
@@ -27,6 +28,6 @@ impl Solo {
         let ns = sim.service_ns.first().copied().unwrap_or(0);
         let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());
         let ratio = alone.map_or(1.0, |a| a.p99_ns as f64 / a.ns as f64);
-        Solo { ns, p99_ns: (ns as f64 * ratio) as u64, spread: ratio.ln() / SIGMAS_P99 }
+        Solo { ns, p99_ns: (ns as f64 * ratio) as u64, spread: (ratio - 1.0) / P99_BEYOND_MEDIAN }
     }
 }
