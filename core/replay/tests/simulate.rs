@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use tally_engine::BuiltIn;
 use tally_engine::policy::*;
-use tally_replay::trace::{Kernel, LAUNCH_LATENCY_NS, Pace};
+use tally_replay::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_replay::{
     Arrivals, Cut, Model, Report, Residency, Setup, Trace, builtin_traces, gpu, simulate,
 };
@@ -134,6 +134,23 @@ fn alone_a_program_takes_what_was_recorded() {
             let share = report.best_effort.unwrap().share;
             assert!((0.97..=1.001).contains(&share), "{}: {share}", trace.name);
         }
+    }
+}
+
+#[test]
+fn an_own_part_has_the_median_and_the_99th_percentile_that_it_has_alone() {
+    let (mut eager, _) = pair();
+    let alone = eager.alone[0].unwrap();
+    for p99_over_median in [1.4, 8.0] {
+        let p99_ns = (alone.ns as f64 * p99_over_median) as u64;
+        eager.alone[0] = Some(Alone { p99_ns, ..alone });
+        let setup = Setup { seconds: 40.0, graph: false, ..setup(Residency::Timeslice) };
+        let r = simulate(&setup, &eager, None, &Arrivals::Poisson { load: 0.1 }, None);
+        let high = &r.high_priority;
+        assert!(high.served > 500 && high.unserved == 0, "{high:?}");
+        assert!((high.service_p50_over_solo - 1.0).abs() < 0.05, "{high:?}");
+        assert!((high.solo_p99_ms / high.solo_ms / p99_over_median - 1.0).abs() < 0.01, "{high:?}");
+        assert!((high.service_p99_over_solo - 1.0).abs() < 0.2, "{high:?}");
     }
 }
 
