@@ -5,6 +5,7 @@ def lines(content, table, made_with):
     """The section's lines."""
     text = ["## Cut forms kept on disk", ""]
     text += made_with(content["machine"], "kept")
+    text += [content["note"], ""] if content.get("note") else []
     text += [
         (
             f"`{content['be']}` started again and again under a core in `mps`, beside an idle `{content['hp']}`, with one cache folder. Seconds from its first "

@@ -240,14 +240,15 @@ def of_runs(rows):
     if len(rows) == 1:
         return rows[0]
     merged = {**rows[-1], "runs": len(rows)}
-    for key, last in rows[-1].items():
-        values = [row[key] for row in rows]
-        if isinstance(last, float) and None not in values:
-            merged[key] = round(median(values), 4)
+    for key in merged:
+        values = [row.get(key) for row in rows]
+        if any(isinstance(value, float) for value in values):
+            # What one of them does not have nobody's median is of.
+            merged[key] = None if None in values else round(median(values), 4)
     notes = [note for row in rows for note in row.get("notes", [])]
     spread = [(key, [row[key] for row in rows]) for key in SPREAD_OF]
-    told = [f"{key} {min(values)} to {max(values)}" for key, values in spread if None not in values]
-    return {**merged, "notes": [*dict.fromkeys(notes), f"medians of {len(rows)} runs: {', '.join(told)}"]}
+    told = [f"{key} {min(values)} to {max(values)}" for key, values in spread if None not in values and len(set(values)) > 1]
+    return {**merged, "notes": [*dict.fromkeys(notes), ": ".join([f"medians of {len(rows)} runs", *filter(None, [", ".join(told)])])]}
 
 
 class Results:

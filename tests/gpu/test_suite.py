@@ -313,7 +313,6 @@ class Pairs(unittest.TestCase):
         line = self.line(None)
         self.assertEqual((line["be_share"], line["be_share_of_own"], line["be_alone_seconds"]), (0.5, None, None))
 
-
     def test_several_runs_are_told_as_medians_with_their_extremes(self):
         rows = [{**self.line(2.5), "notes": [], "be_share": share, "n_requests": 7} for share in (0.5, 0.3, 0.4)]
         merged = step_pairs.of_runs(rows)
@@ -321,9 +320,9 @@ class Pairs(unittest.TestCase):
         self.assertEqual(len(merged["notes"]), 1)
         self.assertIn("medians of 3 runs", merged["notes"][0])
         self.assertIn("be_share 0.3 to 0.5", merged["notes"][0])
-        # What one of them does not have is nobody's median.
         rows[0]["own_solo_p50_ms"] = None
-        self.assertEqual(step_pairs.of_runs(rows)["own_solo_p50_ms"], rows[-1]["own_solo_p50_ms"])
+        self.assertIsNone(step_pairs.of_runs(rows)["own_solo_p50_ms"], "of two runs it is not the median of three")
+        self.assertEqual(step_pairs.of_runs([{**rows[1], "notes": []}] * 2)["notes"], ["medians of 2 runs"], "no extremes")
         self.assertEqual(step_pairs.of_runs(rows[:1]), rows[0], "one is itself")
 
 

@@ -1,7 +1,7 @@
 //! A shorter way into the two functions that are called all the time.
 //!
 //! At each call wasmtime looks the lifted core function up. Of a function that a module defines
-//! it makes a reference anew, which takes two searches for code, a fifth of a whole call; of one
+//! it makes a reference anew, which takes two searches for code, a quarter of a whole call; of one
 //! that a module imports it has the reference. So before a component is compiled its `decide` and
 //! `on-event` are led through a module that imports the function and exports it again: no code is
 //! added or changed, no call is made more, and fuel is the same.
@@ -15,8 +15,9 @@
 //! ```
 //!
 //! What stands behind counts its core modules, instances and functions from then on, so
-//! those numbers are changed. A component in which anything else could refer to them, or that is not valid,
-//! is left as it is.
+//! those numbers are changed. A component in which anything else could refer to them is left as it is, as are
+//! those that are not valid (but for their code, which the compiler looks at), and those whose functions are lifted in
+//! a component within, as some tools for interpreted languages have it.
 
 use wasm_encoder as enc;
 use wasmparser::{
@@ -28,31 +29,30 @@ use wasmparser::{
 
 /// What the core functions behind them are called, as the component tools have it.
 const LED: [&str; 2] = ["#decide", "#on-event"];
-/// Components with more core instances of their own are left as they are: there is a limit to them.
-const INSTANCES_MAX: usize = 48;
+/// Of two versions of the contract at once. Each is another module, so nobody may have any number of them.
+const LED_MAX: u32 = 4;
+/// Components that instantiate more core modules are left as they are: there is a limit to that.
+const INSTANTIATED_MAX: u32 = 48;
 
 /// The same component with the shorter way; `None` if there is none, or it cannot be told.
 pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut rewriter = Rewriter::default();
     // Not the code: that is the compiler's to do.
-    let mut validator = Validator::new_with_features(WasmFeatures::all());
+    let mut validator = Validator::new_with_features(WasmFeatures::default());
     let mut depth = 0_u32;
     for payload in Parser::new(0).parse_all(bytes) {
         let payload = payload.ok()?;
+        // First, so that nothing is rewritten that is not valid.
+        validator.payload(&payload).ok()?;
         match &payload {
             _ if depth == 0 => rewriter.section(bytes, &payload, &validator)?,
             // A module of ours by its number, from within a component of its own.
-            Payload::ComponentAliasSection(aliases) => {
-                for alias in aliases.clone() {
-                    let outer = alias.ok()?;
-                    if let ComponentAlias::Outer {
-                        kind: ComponentOuterAliasKind::CoreModule, ..
-                    } = outer
-                    {
-                        return None;
-                    }
-                }
-            }
+            Payload::ComponentAliasSection(aliases) => none_of(aliases.clone(), |alias| {
+                matches!(
+                    alias,
+                    ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, .. }
+                )
+            })?,
             _ => {}
         }
         match &payload {
@@ -60,9 +60,9 @@ pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
             Payload::End(_) => depth = depth.saturating_sub(1),
             _ => {}
         }
-        validator.payload(&payload).ok()?;
     }
-    (rewriter.led > 0 && rewriter.instances.len() <= INSTANCES_MAX).then(|| rewriter.out.finish())
+    let fits = rewriter.instantiated <= INSTANTIATED_MAX;
+    (rewriter.led > 0 && fits).then(|| rewriter.out.finish())
 }
 
 /// Where core items of one kind have gone: by their old numbers, their new ones.
@@ -86,10 +86,6 @@ impl Moved {
         self.count - 1
     }
 
-    fn len(&self) -> usize {
-        self.to.len()
-    }
-
     fn get(&self, old: u32) -> Option<u32> {
         self.to.get(old as usize).copied()
     }
@@ -104,6 +100,8 @@ struct Rewriter {
     /// By its old number: whether the function is one to be led.
     wanted: Vec<bool>,
     led: u32,
+    /// Core modules that it instantiates itself.
+    instantiated: u32,
 }
 
 impl Rewriter {
@@ -165,6 +163,7 @@ impl Rewriter {
                     let args = args.iter().map(|arg| Some((arg.name, with(arg)?)));
                     let args = args.collect::<Option<Vec<_>>>()?;
                     out.instantiate(self.modules.get(module_index)?, args);
+                    self.instantiated += 1;
                 }
                 Instance::FromExports(exports) => {
                     let index = |export: &wasmparser::Export<'_>| match export.kind {
@@ -243,10 +242,6 @@ impl Rewriter {
                             out = enc::CanonicalFunctionSection::new();
                         }
                         let types = validator.types(0)?;
-                        // One that this very section defines is not among them yet.
-                        if core_func_index >= types.function_count() {
-                            return None;
-                        }
                         let ty = types.get(types.core_function_at(core_func_index))?;
                         let CompositeInnerType::Func(ty) = &ty.composite_type.inner else {
                             return None;
@@ -276,6 +271,9 @@ impl Rewriter {
     /// Lead a function (its new number) through a module of its own: the number that it has then.
     fn lead(&mut self, func: u32, ty: &wasmparser::FuncType) -> Option<u32> {
         const NAME: &str = "f";
+        if self.led == LED_MAX {
+            return None;
+        }
         let values = |all: &[ValType]| all.iter().map(|v| val_type(*v)).collect::<Option<Vec<_>>>();
         let mut types = enc::TypeSection::new();
         types.ty().function(values(ty.params())?, values(ty.results())?);
@@ -435,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn components_that_others_built_are_led() {
+    fn old_components_are_led() {
         let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/policies/corpus");
         let mut seen = 0;
         for version in ["0.1.0", "0.1.1", "0.1.2"] {
@@ -447,6 +445,146 @@ mod tests {
             }
         }
         assert!(seen >= 9, "{seen} components");
+    }
+
+    /// Everything that counts what is moved, behind what moves it: options of lifts, an instance of
+    /// exports, an argument, an alias of an instance, and one section with a lift that is led and one that is not.
+    #[test]
+    fn what_stands_behind_is_counted_anew() {
+        let whole = wat::parse_str(
+            r#"(component
+                (core module $code
+                    (memory (export "memory") 1)
+                    (global $posts (mut i32) (i32.const 0))
+                    (func (export "x#decide") (param i32) (result i32)
+                        (i32.add (local.get 0) (global.get $posts)))
+                    (func (export "inner") (param i32) (result i32) (i32.add (local.get 0) (i32.const 1000)))
+                    (func (export "other") (param i32) (result i32) (i32.const 7))
+                    (func (export "realloc-0") (param i32 i32 i32 i32) (result i32) (i32.const 256))
+                    (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 128))
+                    (func (export "post-0") (param i32) (global.set $posts (i32.const -1)))
+                    (func (export "post") (param i32)
+                        (global.set $posts (i32.add (global.get $posts) (i32.const 10))))
+                    (func (export "echo") (param i32 i32) (result i32)
+                        (i32.store (i32.const 0) (local.get 0))
+                        (i32.store (i32.const 4) (local.get 1))
+                        (i32.store8 (local.get 0) (i32.add (i32.const 65) (i32.div_u (local.get 0) (i32.const 100))))
+                        (i32.const 0)))
+                (core instance $main (instantiate $code))
+                (func $lifted-decide (param "a" u32) (result u32) (canon lift (core func $main "x#decide")))
+                (core module $second
+                    (import "e" "k" (func $k (param i32) (result i32)))
+                    (func (export "x#on-event") (param i32) (result i32)
+                        (i32.add (i32.const 5) (call $k (local.get 0)))))
+                (alias core export $main "other" (core func $other))
+                (alias core export $main "inner" (core func $inner))
+                (core instance $env (export "k" (func $inner)))
+                (core instance $not-env (export "k" (func $other)))
+                (core instance $behind (instantiate $second (with "e" (instance $env))))
+                (alias core export $main "memory" (core memory $memory))
+                (alias core export $main "realloc-0" (core func $realloc-0))
+                (alias core export $main "realloc" (core func $realloc))
+                (alias core export $main "post-0" (core func $post-0))
+                (alias core export $main "post" (core func $post))
+                (alias core export $main "echo" (core func $echo))
+                (alias core export $behind "x#on-event" (core func $event))
+                (type $text (func (param "a" string) (result string)))
+                (type $number (func (param "a" u32) (result u32)))
+                (func $lifted-echo (type $text)
+                    (canon lift (core func $echo) (memory $memory) (realloc $realloc) (post-return $post)))
+                (func $lifted-event (type $number) (canon lift (core func $event)))
+                (export "decide" (func $lifted-decide))
+                (export "echo" (func $lifted-echo))
+                (export "event" (func $lifted-event)))"#,
+        )
+        .unwrap();
+        let answers = |bytes: &[u8]| {
+            let engine = Engine::default();
+            let component = Component::new(&engine, bytes).unwrap();
+            let mut store = Store::new(&engine, ());
+            let instance = Linker::new(&engine).instantiate(&mut store, &component).unwrap();
+            let echo = instance.get_typed_func::<(&str,), (String,)>(&mut store, "echo").unwrap();
+            let said = echo.call(&mut store, ("abc",)).unwrap().0;
+            let numbers = ["decide", "event"].map(|name| {
+                let f = instance.get_typed_func::<(u32,), (u32,)>(&mut store, name).unwrap();
+                f.call(&mut store, (1,)).unwrap().0
+            });
+            (said, numbers)
+        };
+        assert_eq!(answers(&whole), ("Bbc".into(), [11, 1006]));
+        assert_eq!(answers(&shortened(&whole).unwrap()), ("Bbc".into(), [11, 1006]));
+    }
+
+    #[test]
+    fn nobody_gets_any_number_of_modules() {
+        let lift = |i: u32| {
+            format!(
+                r#"(func $f{i} (param "a" u32) (param "b" u64) (result string)
+                    (canon lift (core func $decide) (memory $memory) (realloc $realloc)))"#
+            )
+        };
+        // `component` has two of its own.
+        let lifts = |n: u32| component(&(0..n).map(lift).collect::<String>());
+        assert!(shortened(&lifts(LED_MAX - 2)).is_some());
+        assert_eq!(shortened(&lifts(LED_MAX - 1)), None);
+        let instances = |n: u32| {
+            component(&format!(
+                "(core module $e) {}",
+                "(core instance (instantiate $e))".repeat(n as usize)
+            ))
+        };
+        assert!(shortened(&instances(INSTANTIATED_MAX - 1)).is_some());
+        assert_eq!(shortened(&instances(INSTANTIATED_MAX)), None);
+    }
+
+    /// One that has as many instances as there may be, most of them in a component within: the two that the shorter way adds are too many.
+    #[test]
+    fn what_does_not_fit_with_the_shorter_way_is_loaded_without() {
+        let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/policies/corpus");
+        let fifo = std::fs::read(corpus.join("0.1.2/fifo.wasm")).unwrap();
+        let own = Parser::new(0).parse_all(&fifo).filter_map(Result::ok);
+        let own = own.map(|payload| match payload {
+            Payload::InstanceSection(all) => {
+                all.into_iter().filter(|i| matches!(i, Ok(Instance::Instantiate { .. }))).count()
+            }
+            _ => 0,
+        });
+        let own: usize = own.sum();
+        let with = |within: usize| {
+            let inner = wat::parse_str(format!(
+                "(component (core module $e) {})",
+                "(core instance (instantiate $e))".repeat(within)
+            ));
+            let mut bytes = fifo.clone();
+            let mut append = |id: u8, data: &[u8]| {
+                let section = enc::RawSection { id, data };
+                bytes.push(id);
+                enc::Encode::encode(&section, &mut bytes);
+            };
+            append(4, &inner.unwrap());
+            // One instance, of the component that was put behind the others.
+            let components = Parser::new(0).parse_all(&fifo);
+            let (mut depth, mut index) = (0_u32, 0_u8);
+            for payload in components.map(Result::unwrap) {
+                match payload {
+                    Payload::ComponentSection { .. } => {
+                        index += u8::from(depth == 0);
+                        depth += 1;
+                    }
+                    Payload::ModuleSection { .. } => depth += 1,
+                    Payload::End(_) => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+            }
+            append(5, &[1, 0, index, 0]);
+            bytes
+        };
+        let host = crate::PolicyHost::new(crate::Limits::default()).unwrap();
+        let most = 64 - own;
+        assert!(shortened(&with(most)).is_some(), "it is tried");
+        host.load_bytes("full", &with(most), "").unwrap();
+        let refused = host.load_bytes("fuller", &with(most + 1), "").map(drop).unwrap_err();
+        assert!(matches!(refused, crate::LoadError::TooDemanding { .. }), "{refused}");
     }
 
     #[test]

@@ -200,6 +200,23 @@ pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
 }
 
 /// Tell a component that is damaged from one that only wants too much.
+/// Types in types in types: wasmtime's parser goes down without a limit, and a small file would overflow the stack, which
+/// ends the core. This later one has a limit. What it cannot read at all is refused, too: nothing may come behind it.
+pub fn nesting(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
+    use wasmparser_bounded::{BinaryReaderError, Parser, Payload};
+    let read = || -> Result<(), BinaryReaderError> {
+        for payload in Parser::new(0).parse_all(bytes) {
+            if let Payload::ComponentTypeSection(types) = payload? {
+                for ty in types {
+                    ty?;
+                }
+            }
+        }
+        Ok(())
+    };
+    read().map_err(|error| LoadError::Invalid { file: file.into(), why: error.to_string() })
+}
+
 pub fn not_compiled(file: &str, error: &wasmtime::Error) -> LoadError {
     let (file, why) = (file.into(), format!("{error:#}"));
     if why.contains(POOL_LIMIT) {

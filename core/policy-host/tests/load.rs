@@ -186,3 +186,28 @@ fn limits_that_make_no_sense_are_refused() {
     let error = PolicyHost::new(Limits { memory_bytes: 1, ..Limits::default() }).err().unwrap();
     says(&error.to_string(), &["memory_bytes", "from 65536"]);
 }
+
+#[test]
+fn types_in_types_in_types_end_somewhere() {
+    // An instance type of one declaration, a type: so many in each other.
+    let nested = |levels: usize| {
+        let mut types = vec![1];
+        types.extend([0x42, 1, 1].repeat(levels));
+        types.push(0x7f);
+        let mut size = types.len();
+        let mut bytes = b"\0asm\x0d\0\x01\0\x07".to_vec();
+        while size > 0x7f {
+            bytes.push(size as u8 | 0x80);
+            size >>= 7;
+        }
+        bytes.push(size as u8);
+        bytes.extend(types);
+        bytes
+    };
+    for levels in [1_000, 1_000_000] {
+        let said = refused(&nested(levels));
+        assert!(said.contains("nesting") || said.contains("depth"), "{said}");
+    }
+    // What is no policy for another reason is told so.
+    assert!(refused(&nested(3)).contains("scheduler"));
+}

@@ -551,8 +551,9 @@ impl Dispatch {
 fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {
     match decision {
         Decision::Slice(blocks) => Answer::Slice(blocks),
+        // Up: 0 is a kernel that was not measured.
         Decision::Preemptible => {
-            Answer::Preemptible((predicted_ns / 1_000).min(u32::MAX.into()) as u32)
+            Answer::Preemptible(predicted_ns.div_ceil(1_000).min(u32::MAX.into()) as u32)
         }
         Decision::Partition(sms) => Answer::Partition(sms),
         Decision::Run(_) | Decision::Hold(_) => Answer::Whole,
