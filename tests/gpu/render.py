@@ -17,6 +17,7 @@ import shutil
 import sys
 
 import render_cut
+import render_decide
 import render_kept
 import render_policy
 import render_several
@@ -30,7 +31,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
-    "waits.json", "kept.json",
+    "waits.json", "kept.json", "decide.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -461,6 +462,7 @@ SECTIONS = (
     ("cut.json", render_cut.section),
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
+    ("decide.json", lambda content, _notes: render_decide.lines(content, table)),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
     ("shim.json", shim_section),

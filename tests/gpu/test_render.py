@@ -55,7 +55,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, policy, several, shim, speeds, speeds-vendor, waits, kept.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, decide, policy, several, shim, speeds, speeds-vendor, waits, kept.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -159,7 +159,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, policy, several, shim, speeds, speeds-vendor, waits, kept.",
+            "Not measured yet: pairs, exact, cut, decide, policy, several, shim, speeds, speeds-vendor, waits, kept.",
         ):
             self.assertIn(expected, text)
 
@@ -215,6 +215,12 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_calls_of_a_policy_are_shown_with_their_extremes(self):
+        runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]
+        rows = [{"commit": "c", "run": i, "policies": {"fifo": run}} for i, run in enumerate(runs, 1)]
+        self.put("decide.json", {"machine": {**MACHINE, "cpus": 16}, "promise_p50_ns": 200, "rows": rows})
+        self.assertIn("| `c` | fifo | 3 | 181 (180 to 200) | 161 (160 to 180) |", self.text())
 
     def test_starts_with_forms_on_disk_are_shown(self):
         row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
