@@ -199,7 +199,6 @@ pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
     }
 }
 
-/// Tell a component that is damaged from one that only wants too much.
 /// Types in types in types: wasmtime's parser goes down without a limit, and a small file would overflow the stack, which
 /// ends the core. This later one has a limit. What it cannot read at all is refused, too: nothing may come behind it.
 pub fn nesting(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
@@ -217,6 +216,7 @@ pub fn nesting(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
     read().map_err(|error| LoadError::Invalid { file: file.into(), why: error.to_string() })
 }
 
+/// Tell a component that is damaged from one that only wants too much.
 pub fn not_compiled(file: &str, error: &wasmtime::Error) -> LoadError {
     let (file, why) = (file.into(), format!("{error:#}"));
     if why.contains(POOL_LIMIT) {
