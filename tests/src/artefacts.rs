@@ -66,3 +66,28 @@ impl Artefacts {
         self.file(&format!("test-policies/{name}.wasm"))
     }
 }
+
+/// The newest version of glibc that a library's symbols need, told by the versions' names in it; `None` if
+/// it needs none.
+pub fn newest_glibc(library: &[u8]) -> Option<(u32, u32)> {
+    const NAME: &[u8] = b"\0GLIBC_";
+    let starts = library.windows(NAME.len()).enumerate().filter(|(_, bytes)| *bytes == NAME);
+    let versions = starts.filter_map(|(at, _)| {
+        let version = library[at + NAME.len()..].split(|byte| *byte == 0).next()?;
+        let mut numbers = std::str::from_utf8(version).ok()?.split('.').map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    versions.max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_is_found() {
+        let library = b"x\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.17\0";
+        assert_eq!(newest_glibc(library), Some((2, 34)));
+        assert_eq!(newest_glibc(b"\0GLIBCXX_3.4\0"), None);
+    }
+}

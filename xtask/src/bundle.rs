@@ -3,7 +3,7 @@
 //!
 //! | in it | what |
 //! | --- | --- |
-//! | `bin/` | the core, `tallyctl`, the shim, the programs of the demo, and `bin/demo`, which runs it |
+//! | `bin/` | the core, `tallyctl`, the preloaded library and the shim, the programs of the demo, and `bin/demo`, which runs it |
 //! | `bin/policies/` | the policies, where the core looks for them |
 //! | `bin/tests/` | tests of the shim that can have a GPU in place of the software device |
 //! | `gpu/` | the GPU suite, `tests/gpu` |
@@ -21,14 +21,16 @@ use std::process::Command;
 /// What may be carried at once.
 const BYTES_MAX: u64 = 64 << 20;
 /// What is taken from the build, stripped.
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 12] = [
     "tally-core",
     "tallyctl",
     "tally-refresh",
+    "libtally_preload.so",
     "libtally_shim.so",
     "tally-demo-inference",
     "tally-demo-training",
     "tally-cut",
+    "tally-litmus",
     "tally-roundtrip",
     "tally-test-probe",
     "xtask",
@@ -66,6 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
         copy(&release.join(name), &to)?;
         strip(&to)?;
     }
+    portable(&out.join("bin"))?;
     fs::create_dir_all(out.join("bin/tests"))?;
     for (name, program) in tests()? {
         let to = out.join("bin/tests").join(name);
@@ -90,6 +93,20 @@ pub fn run(args: &Args) -> Result<()> {
         BYTES_MAX >> 20
     );
     println!("{} ({:.1} MiB)", out.display(), bytes as f64 / f64::from(1 << 20));
+    Ok(())
+}
+
+/// The shim for an old glibc in place of this machine's, if zig is there to link it.
+fn portable(bin: &Path) -> Result<()> {
+    let Some(zig) = crate::shim::zig() else {
+        eprintln!("no zig: the bundle's shim needs glibc 2.34 (`cargo xtask shim` says more)");
+        return Ok(());
+    };
+    for file in crate::shim::build_with(&zig)? {
+        let to = bin.join(file.file_name().context("a library has a name")?);
+        copy(&file, &to)?;
+        strip(&to)?;
+    }
     Ok(())
 }
 

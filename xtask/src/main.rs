@@ -16,8 +16,11 @@ mod demo_ab;
 mod demo_report;
 mod guest;
 mod languages;
+mod litmus;
 mod policies;
+mod preload;
 mod reload;
+mod shim;
 mod test;
 mod test_count;
 mod walkthrough;
@@ -47,6 +50,10 @@ enum Task {
     Languages(languages::Args),
     /// Generate what the SDK for C needs of the contract.
     Bindings(bindings::Args),
+    /// Run small programs made from seeds bare and under Tally, and compare.
+    Litmus(litmus::Args),
+    /// Build the shim for machines with an old glibc, linked by zig.
+    Shim(shim::Args),
     /// Collect what a machine with a GPU and no compiler needs into one folder.
     GpuBundle(bundle::Args),
 }
@@ -60,6 +67,8 @@ fn main() -> anyhow::Result<()> {
         Task::Bench(args) => bench::run(&args),
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
+        Task::Litmus(args) => litmus::run(&args),
+        Task::Shim(args) => shim::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
     }
 }

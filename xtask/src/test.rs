@@ -25,7 +25,7 @@ const E2E_PACKAGE: &str = "tally-tests";
 const PTXAS: &str = "TALLY_PTXAS";
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 9] = [
+const USUAL: [Group; 10] = [
     Group::Fmt,
     Group::Clippy,
     Group::Unit,
@@ -35,6 +35,7 @@ const USUAL: [Group; 9] = [
     Group::Ptxas,
     Group::Languages,
     Group::E2e,
+    Group::Litmus,
 ];
 
 /// Kinds of checks, in the order in which they run.
@@ -58,6 +59,8 @@ pub enum Group {
     Languages,
     /// Across processes, on the software device.
     E2e,
+    /// Small programs made from seeds, bare and under Tally: same values, no hangs.
+    Litmus,
     /// Cut kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
     /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
@@ -117,9 +120,10 @@ pub fn run(args: &Args) -> Result<()> {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
-    let builds = groups
-        .iter()
-        .any(|g| matches!(g, Group::Unit | Group::Languages | Group::E2e | Group::Reload));
+    let builds = groups.iter().any(|g| {
+        use Group::{E2e, Languages, Litmus, Reload, Unit};
+        matches!(g, Unit | Languages | E2e | Litmus | Reload)
+    });
     if builds && !args.no_build {
         build::everything()?;
     }
@@ -159,6 +163,7 @@ fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
             vec![format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)")]
         }
         Group::Languages => crate::languages::left_out(),
+        Group::E2e => crate::preload::left_out(),
         _ => Vec::new(),
     }
 }
@@ -226,7 +231,16 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             languages.current_dir(&root).env("CARGO_TARGET_DIR", target_dir());
             commands.push(with(languages, &["languages"]));
         }
-        Group::E2e => commands.push(runner(true, filter)?),
+        Group::E2e => {
+            commands.push(runner(true, filter)?);
+            commands.extend(crate::preload::commands(filter)?);
+        }
+        Group::Litmus => {
+            let mut campaign = with(crate::litmus::campaign(), &crate::litmus::TEST);
+            // Only setups with that in their names.
+            campaign.args(filter.iter().flat_map(|name| ["--setup", name]));
+            commands.push(campaign);
+        }
         Group::Differential => {
             let mut test = kernels_tests(&["differential"], filter);
             let schedules = args.schedules.map(|n| n.to_string());

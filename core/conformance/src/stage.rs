@@ -460,7 +460,7 @@ fn offered(launch: &Launch, decision: Decision) -> bool {
 fn known_kernel(context: &mut Context, n: u32) {
     let key = KernelKey {
         name: format!("kernel_{n}"),
-        image: u64::from(n % 5),
+        image: u128::from(n % 5),
         grid: [1 + n * 37, 1, 1],
         block: [32 << (n % 6), 1, 1],
     };

@@ -1,11 +1,12 @@
 //! The core's admin protocol, client side: a JSON line out, a JSON line in.
 
 use crate::error::CtlError;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Loading a policy of an interpreted language takes 15 s.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,6 +30,40 @@ impl Core {
             })
             .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
         Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
+    }
+
+    /// Connect if that takes no longer than `limit`, and wait no longer than that for an answer.
+    pub fn connect_within(socket: &Path, limit: Duration) -> Result<Self, CtlError> {
+        let end = Instant::now() + limit;
+        let connect = || -> std::io::Result<UnixStream> {
+            let address = SocketAddrUnix::new(socket)?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            loop {
+                match net::connect(&fd, &address) {
+                    Ok(()) => break,
+                    // Its backlog is full.
+                    Err(rustix::io::Errno::AGAIN) if Instant::now() < end => {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let stream = UnixStream::from(fd);
+            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(left))?;
+            stream.set_write_timeout(Some(left))?;
+            Ok(stream)
+        };
+        let stream = connect()
+            .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
+        Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
+    }
+
+    /// The connection itself.
+    pub fn stream(&self) -> &UnixStream {
+        self.stream.get_ref()
     }
 
     /// Ask and wait for the answer's `ok`.

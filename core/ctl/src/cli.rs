@@ -13,7 +13,7 @@ Exit codes:
   0    done
   1    failed
   2    wrong command line
-  69   no core answers (EX_UNAVAILABLE)
+  69   no core answers (EX_UNAVAILABLE); `run` starts the program all the same
   126  run: the program cannot be executed
   127  run: the program was not found
 `run` becomes the program, so any other exit code or signal is the program's own.";
@@ -123,11 +123,11 @@ pub struct RunArgs {
     /// the core's configuration says otherwise.
     #[arg(long, value_enum)]
     pub fail: Option<Fail>,
-    /// The preloaded library. Default: libtally_shim.so next to this program,
-    /// else in ../lib/tally.
+    /// The library to preload, with libtally_shim.so in its folder. Default:
+    /// libtally_preload.so next to this program, else in ../lib/tally.
     #[arg(long, value_name = "PATH")]
-    pub shim: Option<PathBuf>,
-    /// Do not check that a core answers first.
+    pub preload: Option<PathBuf>,
+    /// Do not ask first whether a core answers, which takes at most 1 s.
     #[arg(long)]
     pub no_check: bool,
     /// The program and its arguments, after `--`.

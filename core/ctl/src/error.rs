@@ -19,7 +19,7 @@ pub const EXIT_NOT_FOUND: u8 = 127;
 pub enum CtlError {
     /// Nobody serves the socket.
     #[error(
-        "no core answers at {socket}: {why}\nStart one with `tally-core`, name another socket with --socket or TALLY_SOCKET, or run unscheduled with --no-check"
+        "no core answers at {socket}: {why}\nStart one with `tally-core` or name another socket with --socket or TALLY_SOCKET"
     )]
     NoCore {
         /// Where.
@@ -41,12 +41,12 @@ pub enum CtlError {
     /// A value on the command line.
     #[error("{0}")]
     Usage(String),
-    /// The shim was not found.
+    /// The preloaded library was not found.
     #[error(
-        "the shim was not found at {}: build it with `cargo build --release -p tally-shim`, or name it with --shim PATH",
+        "the library to preload was not found at {}: build it with `cargo build --release -p tally-preload -p tally-shim`, or name it with --preload PATH",
         .0.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
-    NoShim(Vec<PathBuf>),
+    NoLibrary(Vec<PathBuf>),
     /// The program cannot be run.
     #[error("{program}: {source}")]
     Exec {
@@ -76,7 +76,7 @@ impl CtlError {
             CtlError::Refused { .. }
             | CtlError::Answer(_)
             | CtlError::Failed(_)
-            | CtlError::NoShim(_)
+            | CtlError::NoLibrary(_)
             | CtlError::Output(_) => EXIT_FAILURE,
         })
     }

@@ -1,51 +1,79 @@
-//! `tallyctl run`: set the shim up in the environment and become the program.
+//! `tallyctl run`: set the preloaded library up in the environment and become the program.
+//!
+//! Whatever is wrong with Tally, the program starts; what keeps it from being governed is said on standard
+//! error.
 
 use crate::admin::Core;
 use crate::cli::{Fail, RunArgs};
 use crate::error::CtlError;
+use crate::inspect;
 use serde_json::json;
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tally_ipc::wire;
+use std::time::Duration;
+use tally_ipc::wire::{self, Notice};
 
+const LIBRARY: &str = "libtally_preload.so";
+/// What it loads, from its own folder.
 const SHIM: &str = "libtally_shim.so";
 const PRELOAD: &str = "LD_PRELOAD";
+const ASAN: &str = "ASAN_OPTIONS";
+/// AddressSanitizer's runtime refuses to start behind a preloaded library unless told so.
+const ASAN_ORDER: &str = "verify_asan_link_order";
 /// Between labels in the environment.
 const LABEL_SEPARATOR: &str = "\x1f";
+/// Longest wait for the core's answer, before the program starts.
+const ANSWER_MAX: Duration = Duration::from_millis(900);
 
-/// Where the shim is, if it is not named.
-fn find_shim(named: Option<&Path>) -> Result<PathBuf, CtlError> {
+/// Where the preloaded library is, if it is not named.
+fn find_library(named: Option<&Path>) -> Result<PathBuf, CtlError> {
     let places: Vec<PathBuf> = match named {
         Some(path) => vec![path.into()],
         None => {
             let program = std::env::current_exe().unwrap_or_default();
             let folder = program.parent().unwrap_or(Path::new("."));
-            vec![folder.join(SHIM), folder.join("../lib/tally").join(SHIM)]
+            vec![folder.join(LIBRARY), folder.join("../lib/tally").join(LIBRARY)]
         }
     };
     let found = places.iter().find_map(|p| std::fs::canonicalize(p).ok());
-    found.ok_or(CtlError::NoShim(places))
+    found.ok_or(CtlError::NoLibrary(places))
 }
 
-/// The shim before what is preloaded already, once.
-fn preload(shim: &Path, before: Option<&OsStr>) -> Result<OsString, CtlError> {
+/// The library before what is preloaded already, once.
+fn preload(library: &Path, before: Option<&OsStr>) -> Result<OsString, CtlError> {
     // The dynamic loader splits at colons and blanks and knows no quoting.
-    if shim.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b':' | b' ' | b'\t')) {
+    if library.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b':' | b' ' | b'\t')) {
         return Err(CtlError::Usage(format!(
-            "the shim's path {} has a colon or a blank, which LD_PRELOAD cannot express: copy it \
-             elsewhere and use --shim",
-            shim.display()
+            "the path {} has a colon or a blank, which LD_PRELOAD cannot express: copy the library and \
+             {SHIM} elsewhere and use --preload",
+            library.display()
         )));
     }
-    let mut all = shim.as_os_str().to_owned();
-    if let Some(before) = before.filter(|b| !b.is_empty() && *b != shim.as_os_str()) {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(before) = before.filter(|b| !b.is_empty() && *b != library.as_os_str()) {
         all.push(":");
         all.push(before);
     }
     Ok(all)
+}
+
+/// What AddressSanitizer is to be told; `None` if it has been.
+fn asan_options(before: Option<&OsStr>) -> Option<OsString> {
+    let before = before.unwrap_or_default();
+    if before.to_string_lossy().contains(ASAN_ORDER) {
+        return None;
+    }
+    let mut all = before.to_owned();
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push(ASAN_ORDER);
+    all.push("=0");
+    Some(all)
 }
 
 fn check_label(label: &str) -> Result<(), CtlError> {
@@ -67,8 +95,8 @@ fn check_label(label: &str) -> Result<(), CtlError> {
 fn environment(
     socket: &Path,
     args: &RunArgs,
-    shim: &Path,
-    preloaded: Option<&OsStr>,
+    preload: Option<OsString>,
+    asan: Option<&OsStr>,
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
     if args.labels.len() > wire::LABELS_MAX {
         return Err(CtlError::Usage(format!(
@@ -89,8 +117,9 @@ fn environment(
         (wire::ENV_PRIORITY, args.priority.as_str().into()),
         (wire::ENV_NAME, name),
         (wire::ENV_LABELS, args.labels.join(LABEL_SEPARATOR).into()),
-        (PRELOAD, preload(shim, preloaded)?),
     ];
+    all.extend(preload.map(|value| (PRELOAD, value)));
+    all.extend(asan_options(asan).map(|value| (ASAN, value)));
     if let Some(fail) = args.fail {
         let value = match fail {
             Fail::Open => "open",
@@ -103,14 +132,58 @@ fn environment(
 
 /// Become the program. Returns only if that fails.
 pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
-    let shim = find_shim(args.shim.as_deref())?;
-    let preloaded = std::env::var_os(PRELOAD);
-    let environment = environment(socket, args, &shim, preloaded.as_deref())?;
-    if !args.no_check {
-        Core::connect(socket)?.ask(&json!({"cmd": "status", "kernels": 0}))?;
+    let library = find_library(args.preload.as_deref())?;
+    let program = &args.command[0];
+    let name = program.to_string_lossy().into_owned();
+    let mut reason = inspect::obstacle(program);
+    if reason.is_none() && !library.with_file_name(SHIM).is_file() {
+        let why = format!("{SHIM} is not in the folder of {}", library.display());
+        reason = Some(inspect::Obstacle { reason: why, leave_out_preload: false });
     }
-    let source = Command::new(&args.command[0]).args(&args.command[1..]).envs(environment).exec();
-    Err(CtlError::Exec { program: args.command[0].to_string_lossy().into_owned(), source })
+    let preload = match &reason {
+        Some(obstacle) if obstacle.leave_out_preload => None,
+        _ => Some(preload(&library, std::env::var_os(PRELOAD).as_deref())?),
+    };
+    let environment = environment(socket, args, preload, std::env::var_os(ASAN).as_deref())?;
+    if let Some(obstacle) = &reason {
+        eprintln!("tallyctl: {name} will not be governed: {}", obstacle.reason);
+    }
+    if !args.no_check {
+        let answered = Core::connect_within(socket, ANSWER_MAX).and_then(|mut core| {
+            core.ask(&json!({"cmd": "status", "kernels": 0}))?;
+            if let Some(obstacle) = &reason {
+                let name = args.name.clone().unwrap_or_else(|| base_name(program));
+                tell(socket, name, obstacle.reason.clone());
+            }
+            Ok(())
+        });
+        if let Err(error) = answered
+            && reason.is_none()
+        {
+            let why = match error {
+                CtlError::NoCore { socket, why } => {
+                    format!("no core answers at {} ({why})", socket.display())
+                }
+                other => other.to_string(),
+            };
+            eprintln!("tallyctl: {why}: {name} starts now, and is governed once a core answers");
+        }
+    }
+    let source = Command::new(program).args(&args.command[1..]).envs(environment).exec();
+    Err(CtlError::Exec { program: name, source })
+}
+
+fn base_name(program: &OsStr) -> String {
+    let file = Path::new(program).file_name().unwrap_or(program);
+    file.to_string_lossy().into_owned()
+}
+
+/// Tell the core of a program that is not governed: this process, which becomes it. If the core does not
+/// take it, standard error has said it.
+fn tell(socket: &Path, name: String, reason: String) {
+    if let Ok(core) = Core::connect_within(socket, ANSWER_MAX) {
+        let _ = wire::send(core.stream().as_fd(), &Notice { name, reason }.encode(), &[]);
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +197,7 @@ mod tests {
             name: None,
             labels: vec!["team=a".into(), "slo=10".into()],
             fail: Some(Fail::Hold),
-            shim: None,
+            preload: None,
             no_check: true,
             command: vec!["/usr/bin/python3".into(), "x.py".into()],
         }
@@ -132,15 +205,20 @@ mod tests {
 
     #[test]
     fn the_environment_says_all_the_shim_needs() {
-        let got =
-            environment(Path::new("/s"), &args(), Path::new("/l/shim.so"), Some("/a.so".as_ref()))
-                .unwrap();
+        let got = environment(
+            Path::new("/s"),
+            &args(),
+            Some("/l/p.so".into()),
+            Some("abort_on_error=1".as_ref()),
+        )
+        .unwrap();
         let expected = [
             ("TALLY_SOCKET", "/s"),
             ("TALLY_PRIORITY", "high"),
             ("TALLY_NAME", "python3"),
             ("TALLY_LABELS", "team=a\x1fslo=10"),
-            ("LD_PRELOAD", "/l/shim.so:/a.so"),
+            ("LD_PRELOAD", "/l/p.so"),
+            ("ASAN_OPTIONS", "abort_on_error=1:verify_asan_link_order=0"),
             ("TALLY_FAIL", "hold"),
         ];
         assert_eq!(got, expected.map(|(k, v)| (k, v.into())));
@@ -154,7 +232,16 @@ mod tests {
         }
         let mut many = args();
         many.labels = vec!["a=b".into(); 17];
-        assert!(environment(Path::new("/s"), &many, Path::new("/l"), None).is_err());
-        assert!(preload(Path::new("/a b/shim.so"), None).is_err());
+        assert!(environment(Path::new("/s"), &many, None, None).is_err());
+    }
+
+    #[test]
+    fn what_is_set_already_is_kept() {
+        let library = Path::new("/l/p.so");
+        assert_eq!(preload(library, Some("/a.so".as_ref())).unwrap(), "/l/p.so:/a.so");
+        assert_eq!(preload(library, Some("/l/p.so".as_ref())).unwrap(), "/l/p.so");
+        assert!(preload(Path::new("/a b/p.so"), None).is_err());
+        assert_eq!(asan_options(None).unwrap(), "verify_asan_link_order=0");
+        assert_eq!(asan_options(Some("verify_asan_link_order=1".as_ref())), None);
     }
 }

@@ -5,6 +5,7 @@ mod ab;
 mod admin;
 mod cli;
 mod error;
+mod inspect;
 mod launch;
 mod log;
 mod metrics;

@@ -152,6 +152,7 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
     crate::log::status_lines(out, s, paint)?;
     clients(out, s, paint)?;
+    ungoverned(out, s, paint)?;
     departed(out, s, paint)?;
     kernels(out, s, paint)
 }
@@ -323,6 +324,24 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
     Ok(())
 }
 
+/// Programs that run and are not governed; of those that ended, the last five.
+fn ungoverned(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    let all = list(s, "/ungoverned");
+    let runs = |p: &&Value| p["running"].as_bool() == Some(true);
+    let ended = all.iter().filter(|p| !runs(p)).take(5);
+    let shown: Vec<&Value> = all.iter().filter(runs).chain(ended).collect();
+    if shown.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{}", paint.bad("not governed"))?;
+    for p in shown {
+        let end = if runs(&p) { "" } else { " (ended)" };
+        let (pid, name) = (count(p, "/pid"), short(text(p, "/name")));
+        writeln!(out, "  process {pid}, {name}{end}: {}", text(p, "/reason"))?;
+    }
+    Ok(())
+}
+
 fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     let all = list(s, "/departed");
@@ -401,6 +420,20 @@ mod tests {
         whole(&mut out, &json!({}), Paint(false)).unwrap();
         let shown = String::from_utf8(out).unwrap();
         assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
+    }
+
+    #[test]
+    fn programs_that_are_not_governed_are_shown() {
+        let status = json!({"ungoverned": [
+            {"pid": 9, "name": "train", "reason": "because", "running": true},
+            {"pid": 8, "name": "old", "reason": "likewise", "running": false},
+        ]});
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(false)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for line in ["process 9, train: because", "process 8, old (ended): likewise"] {
+            assert!(shown.contains(line), "{line:?} not in {shown}");
+        }
     }
 
     #[test]

@@ -25,10 +25,7 @@ fn said(output: &Output) -> String {
 fn without_a_core_it_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("none.sock");
-    let shim = dir.path().join("shim.so");
-    std::fs::write(&shim, "").unwrap();
-    let run = ["run", "--shim", shim.to_str().unwrap(), "--", "true"];
-    for args in [&["status"][..], &["policy", "show"], &["profiles", "clear"], &["stop"], &run] {
+    for args in [&["status"][..], &["policy", "show"], &["profiles", "clear"], &["stop"]] {
         let output = tallyctl(&socket, args);
         assert_eq!(output.status.code(), Some(69), "{args:?}: {}", said(&output));
         assert!(said(&output).contains("none.sock") && said(&output).contains("tally-core"));
@@ -39,11 +36,11 @@ fn without_a_core_it_says_what_to_do() {
 #[test]
 fn run_becomes_the_program() {
     let dir = tempfile::tempdir().unwrap();
-    let (socket, shim) = (dir.path().join("s"), dir.path().join("shim.so"));
-    std::fs::write(&shim, "").unwrap();
+    let (socket, library) = (dir.path().join("s"), dir.path().join("preload.so"));
+    std::fs::write(&library, "").unwrap();
     let run = |more: &[&str], command: &[&str]| {
-        let shim = shim.to_str().unwrap();
-        let mut args = vec!["run", "--no-check", "--shim", shim];
+        let library = library.to_str().unwrap();
+        let mut args = vec!["run", "--no-check", "--preload", library];
         args.extend(more);
         args.push("--");
         args.extend(command);
@@ -53,7 +50,7 @@ fn run_becomes_the_program() {
     let output = run(&["--name", "n", "--priority", "high"], &["sh", "-c", script]);
     assert_eq!(output.status.code(), Some(7));
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(shown.trim(), format!("n high {} {}", socket.display(), shim.display()));
+    assert_eq!(shown.trim(), format!("n high {} {}", socket.display(), library.display()));
     let output = run(&[], &["sh", "-c", "kill -9 $$"]);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(9));
     let output = run(&[], &["/nonexistent/program"]);
@@ -65,14 +62,37 @@ fn run_becomes_the_program() {
     assert!(said(&output).contains("KEY=VALUE"));
 }
 
+/// A core that takes connections and never answers, and none at all.
 #[test]
-fn a_missing_shim_and_a_wrong_command_line_are_named() {
+fn without_a_core_the_program_starts_within_a_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let silent = dir.path().join("silent");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    let library = dir.path().join("preload.so");
+    std::fs::write(&library, "").unwrap();
+    std::fs::write(dir.path().join("libtally_shim.so"), "").unwrap();
+    for socket in [silent, dir.path().join("none")] {
+        let began = std::time::Instant::now();
+        let output = tallyctl(
+            &socket,
+            &["run", "--preload", library.to_str().unwrap(), "--", "sh", "-c", "echo out; exit 5"],
+        );
+        let took = began.elapsed();
+        assert_eq!(output.status.code(), Some(5));
+        assert_eq!(output.stdout, b"out\n");
+        assert!(said(&output).contains("no core answers at"), "{}", said(&output));
+        assert!(took.as_millis() < 1_000, "{took:?}");
+    }
+}
+
+#[test]
+fn a_missing_library_and_a_wrong_command_line_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let output =
-        tallyctl(&socket, &["run", "--no-check", "--shim", "/nonexistent.so", "--", "true"]);
+        tallyctl(&socket, &["run", "--no-check", "--preload", "/nonexistent.so", "--", "true"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("/nonexistent.so") && said(&output).contains("tally-shim"));
+    assert!(said(&output).contains("/nonexistent.so") && said(&output).contains("tally-preload"));
     assert_eq!(tallyctl(&socket, &["dance"]).status.code(), Some(2));
     assert_eq!(tallyctl(&socket, &["--help"]).status.code(), Some(0));
 }

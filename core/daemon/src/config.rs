@@ -172,7 +172,7 @@ pub struct Engine {
     pub hold_ms_max: u64,
     /// Silence after high-priority work that the built-in rule waits for, us.
     pub fallback_quiet_us: u64,
-    /// A full window in which nothing ends for so long lets another launch in, ms.
+    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256, ms.
     pub window_stall_ms: u64,
     /// A high-priority client that is busy for so long without launching anything counts as idle until
     /// it launches again, ms; 0: never.
@@ -316,20 +316,11 @@ pub struct Profiles {
     /// Kernels (name, image, grid, block) kept; those with the least measured GPU time
     /// go first.
     pub kernels_max: usize,
-    /// What measuring a kernel adds to its time, ns; taken off what is learnt.
-    pub measuring_ns: u64,
 }
 
 impl Default for Profiles {
     fn default() -> Self {
-        Profiles {
-            enabled: true,
-            directory: None,
-            save_every_s: 60,
-            kernels_max: 50_000,
-            // The least that 130 kernels of two trainings were measured too long on an H200.
-            measuring_ns: 3_500,
-        }
+        Profiles { enabled: true, directory: None, save_every_s: 60, kernels_max: 50_000 }
     }
 }
 
@@ -516,7 +507,6 @@ impl Config {
         within("rewrite.cache_mib", self.rewrite.cache_mib.into(), 0, 65_536)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
         let most = tally_engine::profile::KERNELS_MAX as u64;
-        within("profiles.measuring_ns", self.profiles.measuring_ns, 0, 1_000_000)?;
         within("profiles.kernels_max", self.profiles.kernels_max as u64, 1, most)?;
         within("log.ring_kib", self.log.ring_kib, 4, 1 << 20)?;
         within("log.bytes_max", self.log.bytes_max, crate::record::file::BYTES_MIN, u64::MAX)?;

@@ -31,3 +31,4 @@ pub mod run;
 pub mod signals;
 pub mod socket;
 pub mod status;
+pub mod ungoverned;

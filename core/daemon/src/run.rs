@@ -64,7 +64,6 @@ fn settings(config: &Config) -> Settings {
             fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
-            measuring_ns: config.profiles.measuring_ns,
             ..EngineConfig::default()
         },
     }
@@ -102,6 +101,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         config,
         control,
         registry: RefCell::new(Registry::default()),
+        ungoverned: RefCell::default(),
         policy: slot,
         lab,
         source_changed: Notify::new(),

@@ -17,10 +17,11 @@ use crate::profile_store::ProfilesStatus;
 use crate::record::file::LogStatus;
 use crate::record::shadow::ShadowBrief;
 use crate::residency::ResidencyStatus;
+use crate::ungoverned::UngovernedStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tally_engine::policy::FaultKind;
-use tally_ipc::layout::report_state;
+use tally_ipc::layout::{report_state, whole_because};
 
 /// Version of this schema.
 pub const SCHEMA: u32 = 1;
@@ -46,6 +47,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// The last clients that left, newest first; at most 64.
     pub departed: Vec<Departed>,
+    /// Programs that were to be governed and are not, newest first.
+    pub ungoverned: Vec<UngovernedStatus>,
     /// Kernels by measured GPU time, most first.
     pub kernels: Vec<KernelStatus>,
     /// Kernels (name, image, grid, block) known in all.
@@ -396,11 +399,8 @@ pub struct Report {
     pub linger: &'static str,
     /// CUDA result of a failure to; 0 if none.
     pub linger_error: u32,
-    /// Completion tracking: `pending`, `active`, `failed`, `fallback` (launches
-    /// are waited for one by one).
-    pub completion: &'static str,
-    /// CUDA result of a failure to set it up; 0 if none.
-    pub completion_error: u32,
+    /// Why all its launches go whole; empty if nothing rules other forms out.
+    pub whole_because: &'static str,
     /// `as asked`, `not an MPS client` (it set its GPU up before it registered,
     /// or the daemon is gone), `an MPS client though not asked`, `unknown`.
     pub mps: &'static str,
@@ -412,13 +412,22 @@ pub struct Report {
     pub device_uuid: String,
 }
 
+fn whole_because(word: u32) -> &'static str {
+    match word {
+        whole_because::NOTHING => "",
+        whole_because::LAUNCH_BLOCKING => "CUDA_LAUNCH_BLOCKING is set",
+        whole_because::INJECTION => "a tool is injected into the driver (CUDA_INJECTION64_PATH)",
+        whole_because::DEBUGGER => "a debugger is attached",
+        _ => "its shim reports an unknown reason",
+    }
+}
+
 fn state_name(word: u32) -> &'static str {
     match word {
         report_state::PENDING => "pending",
         report_state::ACTIVE => "active",
         report_state::FAILED => "failed",
         report_state::UNUSED => "unused",
-        report_state::FALLBACK => "fallback",
         _ => "invalid",
     }
 }
@@ -432,8 +441,7 @@ impl Report {
             time_slice_error: r.time_slice_error,
             linger: state_name(r.linger),
             linger_error: r.linger_error,
-            completion: state_name(r.completion),
-            completion_error: r.completion_error,
+            whole_because: whole_because(r.whole_because),
             mps: match (r.mps_client, mps_asked) {
                 (1, true) | (2, false) => "as asked",
                 (2, true) => "not an MPS client",
@@ -468,10 +476,9 @@ fn governed(r: &ReportWords) -> (bool, String) {
         report_state::PENDING => "it has not launched anything yet",
         report_state::FAILED => "its shim could not take over the driver's launch functions",
         report_state::UNUSED => "its shim was told not to",
-        report_state::FALLBACK => "its shim waits for each launch: completions cannot be tracked",
         _ => "its shim reports an unknown state",
     };
-    (r.governed == report_state::FALLBACK, why.into())
+    (false, why.into())
 }
 
 fn gpu_ns(class: &str, n: &ClientNumbers) -> u64 {
@@ -590,7 +597,7 @@ mod tests {
         for word in 0..=9 {
             let (yes, why) = governed(&ReportWords { governed: word, ..ReportWords::default() });
             assert_eq!(why.is_empty(), word == report_state::ACTIVE);
-            assert!(!yes || word == report_state::ACTIVE || word == report_state::FALLBACK);
+            assert_eq!(yes, word == report_state::ACTIVE);
         }
     }
 }

@@ -286,7 +286,8 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             _ => b.sharing()?,
         }),
         kind::KERNEL => {
-            let (id, image) = (b.u32()?, b.u64()?);
+            let id = b.u32()?;
+            let image = u128::from(b.u64()?) | u128::from(b.u64()?) << 64;
             let (grid, block, name) = (b.three()?, b.three()?, b.text()?.to_owned());
             Record::Kernel { id, key: KernelKey { name, image, grid, block } }
         }

@@ -265,7 +265,8 @@ impl Encoder<'_> {
     pub fn kernel(&mut self, id: KernelId, key: &KernelKey) {
         self.u8(kind::KERNEL);
         self.u32(id);
-        self.u64(key.image);
+        self.u64(key.image as u64);
+        self.u64((key.image >> 64) as u64);
         key.grid.iter().chain(&key.block).for_each(|n| self.u32(*n));
         self.text(&key.name);
     }

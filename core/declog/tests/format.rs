@@ -166,7 +166,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn record() -> impl Strategy<Value = Record> {
     let how = prop_oneof![Just(Begin::PolicyStart), Just(Begin::MidRun), Just(Begin::AfterGap)];
-    let key = (".{0,30}", any::<u64>(), any::<[u32; 3]>(), any::<[u32; 3]>())
+    let key = (".{0,30}", any::<u128>(), any::<[u32; 3]>(), any::<[u32; 3]>())
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),

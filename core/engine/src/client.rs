@@ -7,6 +7,9 @@ use std::collections::VecDeque;
 /// beyond it (a client that never lets its completion words move).
 pub const IN_FLIGHT_MAX: u64 = 65_536;
 
+/// Launches that one stall lets in, at most.
+const STALL_BURST_MAX: u32 = 256;
+
 /// A launch as it arrives from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submission {
@@ -29,8 +32,15 @@ pub struct Submission {
     pub completion: u32,
     /// It started under a lease already; there is nothing to decide.
     pub started: bool,
-    /// Its end is reported by itself and at once, so that its time can be learnt.
-    pub exact: bool,
+}
+
+/// How long a launch took, by its client's account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Its [`Submission::completion`].
+    pub completion: u32,
+    /// From the end of what was before it in its stream, or from its launch if that was later, ns.
+    pub ns: u64,
 }
 
 /// A launch waiting for its decision.
@@ -54,7 +64,6 @@ pub(crate) struct InFlight {
     pub let_go_ns: u64,
     pub form: Form,
     pub argument: u32,
-    pub exact: bool,
     /// High-priority work ran during part of its time, so that its measurement
     /// is not its own.
     pub disturbed: bool,
@@ -175,6 +184,10 @@ pub(crate) struct Client {
     pub window_until_ns: u64,
     /// It is offered although there is no room: nothing in flight ends.
     pub window_stalled: bool,
+    /// Launches that the last stall let in although there was no room, and how many of them are left.
+    /// Doubles with each stall in which nothing ends: what is in flight may wait for the last of many.
+    pub stall_burst: u32,
+    pub stall_left: u32,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
@@ -205,6 +218,8 @@ impl Client {
             moved_ns: 0,
             window_until_ns: 0,
             window_stalled: false,
+            stall_burst: 0,
+            stall_left: 0,
             busy: false,
             served_ns,
             stats: ClientStats::default(),
@@ -223,6 +238,24 @@ impl Client {
         let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
         self.in_flight == 0
             || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))
+    }
+
+    /// Whether a launch may go although there is no room: nothing has ended for `stall_ns`.
+    pub fn is_stalled(&mut self, now_ns: u64, stall_ns: u64) -> bool {
+        if self.stall_left == 0 && now_ns >= self.moved_ns.saturating_add(stall_ns) {
+            self.stall_burst = (2 * self.stall_burst).clamp(1, STALL_BURST_MAX);
+            self.stall_left = self.stall_burst;
+        }
+        self.stall_left > 0
+    }
+
+    /// Something in flight has ended.
+    pub fn moved(&mut self, now_ns: u64) {
+        self.window_noted = false;
+        self.window_until_ns = 0;
+        self.window_stalled = false;
+        (self.stall_burst, self.stall_left) = (0, 0);
+        self.moved_ns = now_ns;
     }
 
     /// Mean measured time of its launches so far; 0 if none was.
@@ -253,7 +286,6 @@ impl Client {
             let_go_ns: now,
             form,
             argument,
-            exact: s.exact,
             disturbed: busy,
         });
         self.moved_ns = now;

@@ -70,7 +70,7 @@ pub struct EngineConfig {
     pub hold_ns_max: u64,
     /// Silence that the built-in rule waits for after high-priority work.
     pub fallback_quiet_ns: u64,
-    /// A full window in which nothing ends for so long lets another launch in:
+    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
     /// what is in flight may be waiting for it (kernels that meet across streams
     /// or GPUs).
     pub window_stall_ns: u64,
@@ -81,9 +81,6 @@ pub struct EngineConfig {
     pub sm_count: u32,
     /// How clients share it.
     pub sharing: Sharing,
-    /// What measuring adds to a launch that is measured: the completion writes around it, and the way
-    /// of its launch to the GPU. Taken off what is learnt of kernels, but for a quarter of it.
-    pub measuring_ns: u64,
 }
 
 impl Default for EngineConfig {
@@ -96,7 +93,6 @@ impl Default for EngineConfig {
             policy_stall_ns: 1_000_000_000,
             sm_count: 0,
             sharing: Sharing::Concurrent,
-            measuring_ns: 0,
         }
     }
 }

@@ -14,5 +14,5 @@ pub mod engine;
 pub mod policy;
 pub mod profile;
 
-pub use client::{ClientStats, Submission};
+pub use client::{ClientStats, Measured, Submission};
 pub use engine::{Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats, WorkDone};

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, HashMap};
 pub struct KernelKey {
     /// Symbol name.
     pub name: String,
-    /// Identifies the code image; 0 if unknown.
-    pub image: u64,
+    /// Digest of its code image and its whole name; 0 if the image is unknown.
+    pub image: u128,
     /// Grid dimensions in blocks.
     pub grid: [u32; 3],
     /// Block dimensions in threads.
@@ -438,7 +438,7 @@ mod tests {
     fn news_is_told_once_and_forgetting_leaves_none() {
         let (mut all, kernel) = known();
         assert!(!all.has_news() && all.take_news(kernel).is_none());
-        for cut in [CutState::Preparable, CutState::WholeHere("lazy")] {
+        for cut in [CutState::Preparable, CutState::WholeHere("its context is another one")] {
             all.set_cut(kernel, cut);
             assert!(!all.has_news(), "a state that every run finds out anew");
         }

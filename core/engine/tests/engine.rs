@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{HIGH, LOW, QUIET, Script, Seen, built_in, granted, info, key, submission};
+use common::{HIGH, LOW, QUIET, Script, Seen, built_in, granted, info, key, submission, took};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
@@ -61,7 +61,7 @@ fn the_window_is_measured_in_gpu_time() {
     let k = e.intern(&key("gemm"));
     // Learn 400 us.
     e.submitted(0, LOW, submission(0, k), &mut out);
-    e.progress(400_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(400_000, LOW, 0, 1, took(1, 400_000), &mut out);
     assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 400_000);
     // 1 ms of window: two fit, the third does not.
     out.clear();
@@ -71,7 +71,7 @@ fn the_window_is_measured_in_gpu_time() {
     assert_eq!(granted(&out, LOW), Some(3));
     assert_eq!(e.client_state(LOW).unwrap().in_flight_ns, 800_000);
     assert_eq!(e.client_stats(LOW).unwrap().window_full, 1);
-    e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
+    e.progress(900_000, LOW, 0, 2, None, &mut out);
     assert_eq!(granted(&out, LOW), Some(4));
 }
 
@@ -82,12 +82,12 @@ fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only()
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
     e.submitted(0, LOW, submission(0, k), &mut out);
-    e.progress(400_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(400_000, LOW, 0, 1, took(1, 400_000), &mut out);
     e.submitted(500_000, LOW, submission(1, k), &mut out);
-    e.progress(1_300_000, LOW, 0, 2, 1_000, &mut out);
+    e.progress(1_300_000, LOW, 0, 2, took(2, 800_000), &mut out);
     assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
     e.submitted(2_000_000, HIGH, submission(0, k), &mut out);
-    e.progress(2_400_000, HIGH, 0, 1, 1_000, &mut out);
+    e.progress(2_400_000, HIGH, 0, 1, None, &mut out);
     e.client_left(3_000_000, LOW, &mut out);
     assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
 }
@@ -101,7 +101,7 @@ fn of_launches_of_unknown_length_one_at_a_time_is_let_go() {
         e.submitted(1_000, LOW, submission(t, k), &mut out);
     }
     assert_eq!(granted(&out, LOW), Some(1));
-    e.progress(101_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(101_000, LOW, 0, 1, took(1, 100_000), &mut out);
     assert_eq!(granted(&out, LOW), Some(10), "100 us each: nine fit a window of 1 ms");
 }
 
@@ -128,13 +128,12 @@ fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
     e.submitted(0, LOW, submission(0, k), &mut out);
-    e.progress(20_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(20_000, LOW, 0, 1, took(1, 20_000), &mut out);
     // Five launches, then a second of computing before their end is reported.
     for t in 1..6 {
-        let late = Submission { exact: false, ..submission(t, k) };
-        e.submitted(30_000, LOW, late, &mut out);
+        e.submitted(30_000, LOW, submission(t, k), &mut out);
     }
-    e.progress(1_000_000_000, LOW, 0, 6, 1_000, &mut out);
+    e.progress(1_000_000_000, LOW, 0, 6, took(1, 5), &mut out);
     assert_eq!(e.world().profiles.predicted_ns(k.unwrap()), 20_000);
     assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 6 * 20_000);
 }
@@ -158,7 +157,7 @@ fn one_launch_longer_than_the_window_still_runs() {
     let mut out = Vec::new();
     let k = e.intern(&key("huge"));
     e.submitted(0, LOW, submission(0, k), &mut out);
-    e.progress(20_000_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(20_000_000, LOW, 0, 1, took(1, 20_000_000), &mut out);
     e.submitted(20_000_001, LOW, submission(1, k), &mut out);
     assert_eq!(granted(&out, LOW), Some(2));
 }
@@ -169,24 +168,51 @@ fn measurements_disturbed_by_high_priority_work_are_not_learnt() {
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
     e.submitted(0, LOW, submission(0, k), &mut out);
-    e.progress(100_000, LOW, 0, 1, 1_000, &mut out);
+    e.progress(100_000, LOW, 0, 1, took(1, 100_000), &mut out);
     e.submitted(200_000, LOW, submission(1, k), &mut out);
     e.high_activity(210_000, HIGH, true, 210_000, &mut out);
-    e.progress(900_000, LOW, 0, 2, 1_000, &mut out);
+    e.progress(900_000, LOW, 0, 2, took(2, 700_000), &mut out);
     assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 100_000);
     assert_eq!(e.client_stats(LOW).unwrap().completed, 2);
 }
 
 #[test]
-fn a_late_look_at_a_completion_is_not_learnt() {
+fn only_what_a_client_measured_is_learnt_and_no_more_than_can_be_true() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
-    for (t, at, gap) in [(0, 0, 1_000), (1, 1_000_000, 900_000)] {
+    let mut run = |t: u64, measured| {
+        let at = t * 1_000_000;
         e.submitted(at, LOW, submission(t, k), &mut out);
-        e.progress(at + 100_000 * (1 + 9 * t), LOW, 0, t as u32 + 1, gap, &mut out);
+        e.progress(at + 100_000, LOW, 0, t as u32 + 1, measured, &mut out);
+        e.world().profiles.get(k.unwrap()).map(|p| (p.count, p.mean_ns)).unwrap()
+    };
+    assert_eq!(run(0, None), (0, 0));
+    assert_eq!(run(1, took(1, 50_000)), (0, 0), "of a launch before");
+    assert_eq!(run(2, took(3, 50_000)), (1, 50_000));
+    assert_eq!(run(3, took(4, u64::MAX)), (2, 75_000), "no longer than since it was let go");
+}
+
+#[test]
+fn a_stall_lets_twice_as_many_launches_in_as_the_one_before() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    // What is in flight waits for the last of 100 launches: on a word, say.
+    for t in 0..101 {
+        e.submitted(0, LOW, submission(t, None), &mut out);
     }
-    assert_eq!(e.world().profiles.mean_ns(k.unwrap()), 100_000);
+    let mut let_go = vec![granted(&out, LOW).unwrap()];
+    while *let_go.last().unwrap() < 101 {
+        let due = e.next_deadline_ns().expect("it is looked at again");
+        e.tick(due, &mut out);
+        let_go.push(granted(&out, LOW).unwrap());
+    }
+    assert_eq!(let_go, [1, 2, 4, 8, 16, 32, 64, 101]);
+    e.progress(e.next_deadline_ns().unwrap_or(1 << 40), LOW, 0, 101, None, &mut out);
+    for t in 101..104 {
+        e.submitted(1 << 41, LOW, submission(t, None), &mut out);
+    }
+    assert_eq!(granted(&out, LOW), Some(102), "something ended: one at a time again");
 }
 
 #[test]
@@ -206,7 +232,7 @@ fn among_best_effort_clients_the_least_served_goes_first() {
             submission(0, None),
             &mut out,
         );
-        e.progress(done, id, 0, 1, 1_000, &mut out);
+        e.progress(done, id, 0, 1, None, &mut out);
     }
     // Both are held, then released by one event.
     let script = Script {
@@ -261,7 +287,7 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
     for t in 0..3 {
         e.submitted(1, LOW, submission(t, None), &mut out);
-        e.progress(2, LOW, 0, t as u32 + 1, 1, &mut out);
+        e.progress(2, LOW, 0, t as u32 + 1, None, &mut out);
     }
     assert_eq!(granted(&out, LOW), Some(3), "the client goes on");
     let stats = e.policy_stats();
@@ -326,7 +352,7 @@ fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     e.submitted(1, HIGH, submission(40, None), &mut out);
     assert_eq!(granted(&out, HIGH), Some(41));
     assert!(e.high_busy());
-    e.progress(9, HIGH, 0, 41, 1, &mut out);
+    e.progress(9, HIGH, 0, 41, None, &mut out);
     assert!(!e.high_busy());
 }
 
@@ -451,7 +477,7 @@ proptest! {
         let finish = |e: &mut Engine, m: &mut Model, id: u32, now: u64, out: &mut Vec<Action>| {
             if m.done < m.started {
                 m.done += 1;
-                e.progress(now, id, 0, m.done as u32, 100, out);
+                e.progress(now, id, 0, m.done as u32, None, out);
             }
         };
         for o in ops {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{HIGH, LOW, Script, granted, info, key, submission};
+use common::{HIGH, LOW, Script, granted, info, key, submission, took};
 use tally_engine::policy::*;
 use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
 
@@ -17,7 +17,7 @@ fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
     for t in 0..2 {
         e.submitted(1, LOW, submission(t, None), &mut out);
-        e.progress(2, LOW, 0, t as u32 + 1, 1, &mut out);
+        e.progress(2, LOW, 0, t as u32 + 1, None, &mut out);
     }
     assert_eq!(granted(&out, LOW), Some(2));
     assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
@@ -76,7 +76,7 @@ fn a_cut_launch_gives_way_to_high_priority_work_and_goes_on_after_the_silence() 
     assert_eq!(yields(&out), [true, false]);
     assert_eq!(e.client_stats(LOW).unwrap().yields, 1);
     // Let go while high priority is busy: it starts by giving way.
-    e.progress(5_100, LOW, 0, 1, 10, &mut out);
+    e.progress(5_100, LOW, 0, 1, None, &mut out);
     out.clear();
     e.high_activity(6_000, HIGH, true, 6_000, &mut out);
     e.submitted(6_001, LOW, can(1), &mut out);
@@ -115,7 +115,8 @@ fn forms_are_measured_apart_and_turnarounds_kept() {
             Submission { flags, ..submission(t, Some(kernel)) },
             &mut out,
         );
-        e.progress(t * 1_000_000 + 100_000 * (2 - t), LOW, 0, t as u32 + 1, 100, &mut out);
+        let (ns, number) = (100_000 * (2 - t), t as u32 + 1);
+        e.progress(t * 1_000_000 + ns, LOW, 0, number, took(number, ns), &mut out);
     }
     let profile = |e: &Engine| e.world().profiles.get(kernel).unwrap().clone();
     assert_eq!((profile(&e).count, profile(&e).mean_ns), (1, 100_000));
@@ -143,15 +144,15 @@ fn what_one_process_cannot_cut_is_offered_by_another() {
     let flags = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
     let mut launch = |e: &mut Engine, t: u64| {
         e.submitted(t * 1_000, LOW, Submission { flags, ..submission(t, Some(kernel)) }, &mut out);
-        e.progress(t * 1_000 + 500, LOW, 0, t as u32 + 1, 100, &mut out);
+        e.progress(t * 1_000 + 500, LOW, 0, t as u32 + 1, None, &mut out);
     };
-    e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
+    e.set_cut(kernel, CutState::WholeHere("its context is another one"));
     launch(&mut e, 0);
     e.set_cut(kernel, CutState::Ready { sliceable: true, preemptible: true });
     assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::Ready { .. }));
     launch(&mut e, 1);
     e.set_cut(kernel, CutState::WholeOnly("its blocks waited"));
-    e.set_cut(kernel, CutState::WholeHere("it loads lazily"));
+    e.set_cut(kernel, CutState::WholeHere("its context is another one"));
     assert!(matches!(e.world().profiles.get(kernel).unwrap().cut, CutState::WholeOnly(_)));
     launch(&mut e, 2);
     let offered: Vec<_> = seen.lock().unwrap().launches.iter().map(|l| l.flags & flags).collect();
@@ -204,37 +205,9 @@ fn a_kernel_that_an_earlier_run_found_not_to_be_cut_is_not_offered_for_it() {
         e.submitted(1, LOW, Submission { flags, ..submission(t, Some(kernel)) }, &mut out);
     }
     for launch in &seen.lock().unwrap().launches {
-        assert_eq!(launch.flags, launch_flags::CAN_PARTITION, "narrowing is no cutting");
+        assert_eq!(launch.flags, 0);
         assert_eq!(launch.predicted_ns, 5_000);
     }
     assert_eq!(granted(&out, LOW), Some(2));
     assert_eq!(e.client_stats(LOW).unwrap().degraded, 2);
-}
-
-#[test]
-fn what_measuring_adds_is_taken_off_what_is_learnt() {
-    let script = Script {
-        answers: [Decision::Slice(2), Decision::Run(0), Decision::Run(0)].map(Ok).into(),
-        ..Default::default()
-    };
-    let config = EngineConfig { measuring_ns: 3_500, ..EngineConfig::default() };
-    let mut e = Engine::new(config, Box::new(script));
-    let mut out = Vec::new();
-    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
-    let kernel = e.intern(&key("k")).unwrap();
-    // Sliced, whole, and shorter than what measuring adds: a quarter is the kernel's at least.
-    let mut now = 0;
-    for (ticket, took) in [10_000, 30_000, 2_000].into_iter().enumerate() {
-        let can = Submission {
-            flags: launch_flags::CAN_SLICE,
-            ..submission(ticket as u64, Some(kernel))
-        };
-        e.submitted(now, LOW, can, &mut out);
-        now += took;
-        e.progress(now, LOW, 0, ticket as u32 + 1, 1, &mut out);
-    }
-    let profile = e.world().profiles.get(kernel).unwrap();
-    assert_eq!(profile.forms[&(Form::Sliced, 2)].mean_ns, 6_500);
-    assert_eq!((profile.count, profile.mean_ns), (2, (26_500 + 500) / 2));
-    assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 42_000, "the GPU was taken for all of it");
 }

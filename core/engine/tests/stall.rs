@@ -73,7 +73,7 @@ impl Stage {
     }
 
     fn done(&mut self, now_ns: u64, ticket: u64) {
-        self.engine.progress(now_ns, LOW, 0, ticket as u32 + 1, 1, &mut self.out);
+        self.engine.progress(now_ns, LOW, 0, ticket as u32 + 1, None, &mut self.out);
     }
 }
 

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// Submissions in flight at once, for one client. A power of two.
 pub const RING_SLOTS: usize = 256;
 /// Streams of one client tracked at once (bits of [`Activity::busy_streams`]).
-/// The last slot is shared by all further streams, on which decided launches run
-/// one at a time (the shim waits for each).
+/// The last slot is shared by all further streams: its launches count as done in the order in
+/// which they were made.
 pub const STREAM_SLOTS: usize = 64;
 /// Distinct kernels of one client that can be told apart.
 pub const KERNEL_SLOTS: usize = 4096;
 /// Longest kernel name kept; longer ones are cut and told apart by their hash.
-pub const KERNEL_NAME_BYTES: usize = 232;
+pub const KERNEL_NAME_BYTES: usize = 224;
 /// In [`Submission::kernel`]: not in the table (it is full, or a graph).
 pub const KERNEL_UNKNOWN: u32 = u32::MAX;
 
@@ -31,24 +31,18 @@ pub mod submission_flags {
     pub const COOPERATIVE: u32 = 1 << 1;
     /// Launched with clusters.
     pub const CLUSTERED: u32 = 1 << 2;
-    /// Nothing will report its completion through its completion word in time
-    /// (stream memory operations unavailable): the shim waits for it instead.
-    pub const SYNCHRONOUS: u32 = 1 << 3;
     /// The shim started it under a lease, without waiting for a decision.
-    pub const LEASED: u32 = 1 << 4;
-    /// Its end may be reported late, and together with others': nothing is to be
-    /// learnt of its own time.
-    pub const COALESCED: u32 = 1 << 5;
+    pub const LEASED: u32 = 1 << 3;
     /// The shim can run it as slices.
-    pub const CAN_SLICE: u32 = 1 << 6;
+    pub const CAN_SLICE: u32 = 1 << 4;
     /// The shim can run it so that it gives way at block boundaries.
-    pub const CAN_PREEMPT: u32 = 1 << 7;
+    pub const CAN_PREEMPT: u32 = 1 << 5;
     /// The shim can run it on some of the SMs.
-    pub const CAN_PARTITION: u32 = 1 << 8;
+    pub const CAN_PARTITION: u32 = 1 << 6;
     /// A cut form may come about if it is asked for.
-    pub const CAN_PREPARE: u32 = 1 << 9;
+    pub const CAN_PREPARE: u32 = 1 << 7;
     /// All of them.
-    pub const ALL: u32 = (1 << 10) - 1;
+    pub const ALL: u32 = (1 << 8) - 1;
 }
 
 /// Values of [`KernelEntry::cut`]: a state in the low byte, what it needs in the next.
@@ -97,7 +91,7 @@ pub struct Submission {
     pub shared_bytes: AtomicU32,
     /// Stream slot, below [`STREAM_SLOTS`].
     pub stream: AtomicU32,
-    /// The value its completion word reaches (wrapping compare) when it is done.
+    /// What its slot's [`Completion::done`] reaches (wrapping compare) when it is done.
     pub completion: AtomicU32,
 }
 
@@ -125,14 +119,38 @@ pub mod decision_kind {
     pub const PARTITION: u8 = 4;
 }
 
-/// A completion word alone on its cache line: written by the GPU.
+/// How far a stream slot is; alone on its cache line, written by the client.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct CompletionWord {
-    /// Written by the GPU (or the shim's fallback) after a launch.
+pub struct Completion {
+    /// Launches of the slot up to this number (wrapping) are done.
+    pub done: AtomicU32,
+    _pad: u32,
+    /// The last launch of which the client knows how long it took: its number in the high half, the
+    /// time in ns, at least 1 and saturating, in the low half; 0: none. Written before `done`.
+    pub measured: AtomicU64,
+}
+
+impl Completion {
+    /// The value of `measured` for a launch.
+    pub fn pack_measured(number: u32, ns: u64) -> u64 {
+        u64::from(number) << 32 | ns.clamp(1, u32::MAX.into())
+    }
+
+    /// Number and time of the last measured launch.
+    pub fn measured(&self) -> Option<(u32, u64)> {
+        let word = self.measured.load(Relaxed);
+        (word != 0).then_some(((word >> 32) as u32, word & u64::from(u32::MAX)))
+    }
+}
+
+/// Two words on a cache line of their own, one for each side of the bus.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SharedWord {
+    /// Written by the GPU.
     pub gpu: AtomicU32,
-    /// Written by the shim for a launch that failed or that it waited for.
-    /// The core takes whichever is further.
+    /// Written by the client's CPU.
     pub host: AtomicU32,
 }
 
@@ -255,11 +273,11 @@ pub struct Turnarounds {
 #[derive(Debug)]
 pub struct Gates {
     /// 0: streams pass; else cut launches wait here between their parts.
-    pub gate: CompletionWord,
+    pub gate: SharedWord,
     /// The state of the yield flag that the GPU has taken in last.
-    pub flag_seen: CompletionWord,
+    pub flag_seen: SharedWord,
     /// One a stream slot, but the last two: which launch last skipped blocks.
-    pub notices: [CompletionWord; STREAM_SLOTS - 2],
+    pub notices: [SharedWord; STREAM_SLOTS - 2],
 }
 
 /// Asks a client to give way; on a line of its own, written by the core.
@@ -291,10 +309,8 @@ pub struct Report {
     pub linger: AtomicU32,
     /// CUDA result of a failure to linger.
     pub linger_error: AtomicU32,
-    /// Completion tracking: [`report_state`].
-    pub completion: AtomicU32,
-    /// CUDA result of a failure to set completion tracking up.
-    pub completion_error: AtomicU32,
+    /// Why all launches go whole: [`whole_because`].
+    pub whole_because: AtomicU32,
     /// SMs of the device of the first launch; 0 before.
     pub sm_count: AtomicU32,
     /// `cuDriverGetVersion`; 0 before `cuInit`.
@@ -315,8 +331,18 @@ pub mod report_state {
     pub const FAILED: u32 = 2;
     /// Not wanted in this mode or class.
     pub const UNUSED: u32 = 3;
-    /// A slower fallback is in force (launches are waited for one by one).
-    pub const FALLBACK: u32 = 4;
+}
+
+/// Values of [`Report::whole_because`]: what in the program's surroundings rules out launches in other forms.
+pub mod whole_because {
+    /// Nothing.
+    pub const NOTHING: u32 = 0;
+    /// `CUDA_LAUNCH_BLOCKING` is set.
+    pub const LAUNCH_BLOCKING: u32 = 1;
+    /// A tool is injected into the driver: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set.
+    pub const INJECTION: u32 = 2;
+    /// A debugger is attached to the process or to the driver.
+    pub const DEBUGGER: u32 = 3;
 }
 
 /// One kernel of the client: appended once, never changed after `ready`.
@@ -327,9 +353,9 @@ pub struct KernelEntry {
     pub ready: AtomicU32,
     /// Whether it can be cut: [`cut_state`]. May change at any time.
     pub cut: AtomicU32,
-    /// Hash of the code image; 0 if unknown.
-    pub image: AtomicU64,
-    /// Hash of the whole name.
+    /// Digest of the code image and the whole name, two little-endian words; 0 if the image is unknown.
+    pub identity: [AtomicU64; 2],
+    /// Hash of the whole name, to tell names apart that are longer than what is kept.
     pub name_hash: AtomicU64,
     /// The name, cut to fit, as bytes packed little-endian into words (so that
     /// the core can read it while a hostile client scribbles on it).
@@ -353,8 +379,8 @@ pub struct ClientRegion {
     pub report: Report,
     /// Kernels in the table.
     pub kernel_count: AtomicU32,
-    /// Completion words on a page of their own, which the GPU may write.
-    pub completions: Completions,
+    /// How far each stream slot is.
+    pub completions: [Completion; STREAM_SLOTS],
     /// Words of cut launches on a page of their own.
     pub gates: Gates,
     /// Launches that gave way.
@@ -363,14 +389,6 @@ pub struct ClientRegion {
     pub submissions: [Submission; RING_SLOTS],
     /// The kernel table.
     pub kernels: [KernelEntry; KERNEL_SLOTS],
-}
-
-/// The page (exactly 4096 bytes) that is registered with CUDA.
-#[repr(C, align(4096))]
-#[derive(Debug)]
-pub struct Completions {
-    /// One word a stream slot.
-    pub words: [CompletionWord; STREAM_SLOTS],
 }
 
 /// Made and written by the core, read-only for the client. `parked`, which a client reads
@@ -420,10 +438,9 @@ pub struct GrantLine {
 }
 
 const _: () = {
-    assert!(size_of::<Completions>() == 4096);
     assert!(size_of::<Gates>() == 4096);
     assert!(size_of::<Submission>() == 64);
-    assert!(size_of::<CompletionWord>() == 64);
+    assert!(size_of::<Completion>() == 64 && size_of::<SharedWord>() == 64);
     assert!(size_of::<ClientRegion>().is_multiple_of(4096));
     assert!(size_of::<CoreRegion>().is_multiple_of(4096));
     assert!(RING_SLOTS.is_power_of_two());
@@ -443,10 +460,11 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 
 impl KernelEntry {
     /// Fill an entry that nobody else fills and publish it. Called by the client.
-    pub fn publish(&self, name: &[u8], image: u64) {
+    pub fn publish(&self, name: &[u8], identity: u128) {
         use std::sync::atomic::Ordering::Release;
         let kept = &name[..name.len().min(KERNEL_NAME_BYTES)];
-        self.image.store(image, Relaxed);
+        self.identity[0].store(identity as u64, Relaxed);
+        self.identity[1].store((identity >> 64) as u64, Relaxed);
         self.name_hash.store(fnv1a(name), Relaxed);
         for (word, chunk) in self.name.iter().zip(kept.chunks(8)) {
             let mut bytes = [0; 8];
@@ -456,10 +474,10 @@ impl KernelEntry {
         self.ready.store(kept.len() as u32 + 1, Release);
     }
 
-    /// Read an entry: `(name, image)`, or `None` if it is not published or its
+    /// Read an entry: `(name, identity)`, or `None` if it is not published or its
     /// length makes no sense. A cut name carries its hash so that two long
     /// names stay apart. Called by the core.
-    pub fn read(&self) -> Option<(String, u64)> {
+    pub fn read(&self) -> Option<(String, u128)> {
         use std::sync::atomic::Ordering::Acquire;
         let length = (self.ready.load(Acquire) as usize).checked_sub(1)?;
         if length > KERNEL_NAME_BYTES {
@@ -473,6 +491,12 @@ impl KernelEntry {
         if length == KERNEL_NAME_BYTES {
             name.push_str(&format!("#{:016x}", self.name_hash.load(Relaxed)));
         }
-        Some((name, self.image.load(Relaxed)))
+        Some((name, self.identity()))
+    }
+
+    /// Its digest; 0 if unknown.
+    pub fn identity(&self) -> u128 {
+        let [low, high] = self.identity.each_ref().map(|word| u128::from(word.load(Relaxed)));
+        high << 64 | low
     }
 }

@@ -28,6 +28,8 @@ pub const FRAME_BYTES_MAX: usize = 16 * 1024;
 pub const DESCRIPTORS_MAX: usize = 4;
 /// Longest name, label key or label value, bytes.
 pub const TEXT_BYTES_MAX: usize = 256;
+/// Longest text of a [`Notice`], bytes.
+pub const NOTICE_BYTES_MAX: usize = 512;
 /// Most labels of a client.
 pub const LABELS_MAX: usize = 16;
 /// Where the core listens when nothing else is said, below the runtime directory.
@@ -145,6 +147,19 @@ pub const WIDTHS_MAX: usize = 16;
 /// The longest [`Residency::TimeSlice::linger_us`].
 pub const LINGER_US_MAX: u32 = 1_000;
 
+/// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
+pub const NOTICE: u8 = 2;
+
+/// Sent in place of a [`Hello`], without descriptors and without an answer: the core does not govern this
+/// process, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The program's name.
+    pub name: String,
+    /// Why, to be shown to people.
+    pub reason: String,
+}
+
 /// How a client shares the GPU with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Residency {
@@ -182,7 +197,10 @@ impl Writer {
         self.0.extend(v.to_le_bytes());
     }
     fn text(&mut self, s: &str) {
-        let mut end = s.len().min(TEXT_BYTES_MAX);
+        self.text_within(s, TEXT_BYTES_MAX);
+    }
+    fn text_within(&mut self, s: &str, most: usize) {
+        let mut end = s.len().min(most);
         while !s.is_char_boundary(end) {
             end -= 1;
         }
@@ -261,6 +279,35 @@ impl Hello {
             return Err(WireError::Malformed("the first ticket is out of range"));
         }
         Ok(Hello { high_priority, name, labels, first_ticket, initialised: r.flag()? })
+    }
+}
+
+impl Notice {
+    /// As a payload. Over-long texts are cut.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(vec![NOTICE]);
+        w.text_within(&self.name, NOTICE_BYTES_MAX);
+        w.text_within(&self.reason, NOTICE_BYTES_MAX);
+        w.0
+    }
+
+    /// From a payload. What is not UTF-8 is replaced: paths need not be.
+    ///
+    /// # Errors
+    /// Which rule it breaks.
+    pub fn decode(payload: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader(payload);
+        if r.u8()? != NOTICE {
+            return Err(WireError::Malformed("it is not a notice"));
+        }
+        let mut text = || {
+            let n = r.u32()? as usize;
+            if n > NOTICE_BYTES_MAX {
+                return Err(WireError::Malformed("a text is too long"));
+            }
+            Ok(String::from_utf8_lossy(r.take(n)?).into_owned())
+        };
+        Ok(Notice { name: text()?, reason: text()? })
     }
 }
 
@@ -483,6 +530,15 @@ mod tests {
         assert!(matches!(receive(b.as_fd()), Err(WireError::Closed)));
     }
 
+    #[test]
+    fn notices_round_trip_and_long_ones_are_cut() {
+        let notice = Notice { name: "train".into(), reason: "no libgcc_s".into() };
+        assert_eq!(Notice::decode(&notice.encode()).unwrap(), notice);
+        let long = Notice { name: "n".into(), reason: "x".repeat(2 * NOTICE_BYTES_MAX) };
+        assert_eq!(Notice::decode(&long.encode()).unwrap().reason.len(), NOTICE_BYTES_MAX);
+        assert!(Notice::decode(&hello().encode()).is_err());
+    }
+
     proptest! {
         #[test]
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
@@ -501,6 +557,7 @@ mod tests {
         fn any_payload_is_decoded_or_refused(bytes: Vec<u8>) {
             let _ = Hello::decode(&bytes);
             let _ = Welcome::decode(&bytes);
+            let _ = Notice::decode(&bytes);
         }
     }
 }

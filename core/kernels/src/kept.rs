@@ -59,6 +59,7 @@ pub fn to_bytes(key: &Key, rewritten: &Rewritten) -> Vec<u8> {
         out.push(kernel.cluster.is_some().into());
         kernel.cluster.unwrap_or_default().into_iter().for_each(|n| number(&mut out, n));
         out.push(kernel.may_wait.into());
+        out.push(kernel.reads_sm.into());
     }
     number(&mut out, rewritten.refused.len() as u32);
     for (refused, why) in &rewritten.refused {
@@ -89,8 +90,8 @@ pub fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Rewritten> {
         let fixed = from.flag()?;
         let cluster = [from.number()?, from.number()?, from.number()?];
         let cluster = fixed.then_some(cluster);
-        let may_wait = from.flag()?;
-        Some(CutKernel { name, parameter_count, control_offset, cluster, may_wait })
+        let (may_wait, reads_sm) = (from.flag()?, from.flag()?);
+        Some(CutKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm })
     })?;
     let refused = from.list(|from| Some((from.name()?, Refusal::from_code(from.take(1)?[0])?)))?;
     let length = u64::from_le_bytes(from.take(8)?.try_into().ok()?);
@@ -145,9 +146,9 @@ mod tests {
     }
 
     fn any_kernel() -> impl Strategy<Value = CutKernel> {
-        (".{0,40}", any::<(u32, u32, Option<[u32; 3]>, bool)>()).prop_map(|(name, rest)| {
-            let (parameter_count, control_offset, cluster, may_wait) = rest;
-            CutKernel { name, parameter_count, control_offset, cluster, may_wait }
+        (".{0,40}", any::<(u32, u32, Option<[u32; 3]>, (bool, bool))>()).prop_map(|(name, rest)| {
+            let (parameter_count, control_offset, cluster, (may_wait, reads_sm)) = rest;
+            CutKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm }
         })
     }
 

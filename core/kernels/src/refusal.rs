@@ -65,16 +65,17 @@ pub enum Refusal {
     IndexRead = 28,
     /// Its machine code leaves no register free that the patch could use (sub-grid form only).
     NoSpareRegister = 29,
-    /// Its code lets its blocks wait for one another, and the driver loads kernels lazily: a launch
-    /// that loads one keeps other launches waiting on the GPU, and help with them.
+    /// Its code lets its blocks wait for one another: held back in part they might do so for ever.
     BlocksMayWait = 30,
     /// The GPU's memory was full when the driver was to load the cut form.
     OutOfMemory = 31,
+    /// On some of the SMs it did not end.
+    StuckLimited = 32,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 31] = {
+    pub const ALL: [Refusal; 32] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -108,6 +109,7 @@ impl Refusal {
             NoSpareRegister,
             BlocksMayWait,
             OutOfMemory,
+            StuckLimited,
         ]
     };
 
@@ -153,10 +155,9 @@ impl Refusal {
                 "it reads the block's index in a way that the patch does not know"
             }
             Refusal::NoSpareRegister => "it leaves no register free for the patch",
-            Refusal::BlocksMayWait => {
-                "its blocks may wait for one another and kernels are loaded lazily (CUDA_MODULE_LOADING)"
-            }
+            Refusal::BlocksMayWait => "its code lets its blocks wait for one another",
             Refusal::OutOfMemory => "the GPU's memory was full when its cut form was to be loaded",
+            Refusal::StuckLimited => "it did not end when it was limited to some of the SMs",
         }
     }
 
@@ -168,7 +169,8 @@ impl Refusal {
     /// Whether only running the kernel could show it: worth keeping, because finding
     /// out again costs a launch that does not end, or a load in vain.
     pub fn is_learnt(self) -> bool {
-        matches!(self, Refusal::BlocksWaited | Refusal::DriverRefused | Refusal::AttributesDiffer)
+        use Refusal::{AttributesDiffer, BlocksWaited, DriverRefused, StuckLimited};
+        matches!(self, BlocksWaited | DriverRefused | AttributesDiffer | StuckLimited)
     }
 
     /// The refusal that [`Refusal::text`] says so of.

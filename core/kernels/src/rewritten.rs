@@ -27,6 +27,8 @@ pub struct CutKernel {
     /// uses, a fence wider than a block), or calls what only a register says: its blocks may wait for one another.
     /// Others' are taken not to: without a fence compilers may load once for a plain load in a loop.
     pub may_wait: bool,
+    /// It reads which SM it runs on, or how many there are: on some of the SMs it may do other work.
+    pub reads_sm: bool,
 }
 
 /// A rewritten image.

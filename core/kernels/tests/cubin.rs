@@ -55,7 +55,9 @@ fn ordinary_kernels_are_patched_and_say_where_the_control_block_goes() {
             // It calls functions through a table: what these do, its own code does not tell.
             let (name, may_wait) = (name.to_owned(), name == "switcher");
             let cluster = None;
-            let kernel = CutKernel { name, parameter_count, control_offset, cluster, may_wait };
+            let reads_sm = may_wait;
+            let kernel =
+                CutKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm };
             assert_eq!(rewritten.kernel(&kernel.name), Ok(&kernel), "sm_{arch}");
         }
     }

@@ -30,6 +30,16 @@ fn body(statements: &str) -> [Result<(), Refusal>; 2] {
 }
 
 #[test]
+fn kernels_that_read_their_sm_say_so() {
+    for (statements, reads_sm) in common::READS_SM {
+        for form in FORMS {
+            let text = format!("{HEAD}{}", common::waits(statements));
+            assert_eq!(cut(&text, form).kernel("k").unwrap().reads_sm, reads_sm, "{statements}");
+        }
+    }
+}
+
+#[test]
 fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
     for (statements, may_wait) in common::WAITS {
         for form in FORMS {

@@ -102,10 +102,10 @@ fn the_proof_of_a_machine_can_be_given_both_forms_of_machine_code() {
     std::fs::remove_file(&output).unwrap();
 }
 
-/// Machine code tells what PTX does, or slices would be offered for one that are not for the other.
+/// Machine code tells what PTX does, or forms would be offered for one that are not for the other.
 #[test]
 #[ignore = "needs TALLY_PTXAS"]
-fn machine_code_may_wait_where_its_ptx_does() {
+fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
     let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
     let name = format!("tally-waits-{}.cubin", std::process::id());
     let output = std::env::temp_dir().join(name);
@@ -121,6 +121,17 @@ fn machine_code_may_wait_where_its_ptx_does() {
             let rewritten = cubin::rewrite(&image, CutForm::Prelude, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.may_wait, may_wait, "{target}: {statements}");
+        }
+        for (statements, reads_sm) in common::READS_SM {
+            let text = format!(
+                ".version 8.0\n.target {target}\n.address_size 64\n{}",
+                common::waits(statements)
+            );
+            assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
+            let image = std::fs::read(&output).unwrap();
+            let rewritten = cubin::rewrite(&image, CutForm::Prelude, None).unwrap();
+            let kernel = rewritten.kernel("k").unwrap();
+            assert_eq!(kernel.reads_sm, reads_sm, "{target}: {statements}");
         }
     }
     std::fs::remove_file(&output).unwrap();

@@ -98,7 +98,7 @@ pub fn kernel_profile(profile: &Profile) -> sdk::KernelProfile {
     };
     sdk::KernelProfile {
         name: profile.key.name.clone(),
-        image: profile.key.image,
+        image: profile.key.image as u64,
         grid: profile.key.grid.into(),
         block: profile.key.block.into(),
         count: profile.count,

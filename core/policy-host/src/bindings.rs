@@ -130,7 +130,7 @@ pub fn kernel_profile(profile: &Profile, granted: Capabilities) -> types::Kernel
     };
     types::KernelProfile {
         name: if named { profile.key.name.clone() } else { String::new() },
-        image: if named { profile.key.image } else { 0 },
+        image: if named { profile.key.image as u64 } else { 0 },
         grid: profile.key.grid.into(),
         block: profile.key.block.into(),
         count: profile.count,

@@ -26,7 +26,7 @@
 //! | [`model`] | figures that may be other elsewhere |
 //! | [`device`] | who runs when: time slices, or blocks side by side |
 //! | [`host`] | a program: when it launches, what it waits for |
-//! | [`marks`] | when the core learns that a launch is done |
+//! | [`completions`] | when the core learns that a launch is done |
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
@@ -35,10 +35,10 @@
 
 pub mod arrivals;
 mod builtin;
+pub mod completions;
 pub mod device;
 pub mod gpu;
 pub mod host;
-pub mod marks;
 pub mod model;
 pub mod report;
 pub mod sim;

@@ -4,10 +4,10 @@
 mod solo;
 
 use crate::arrivals::{Arrivals, Random};
+use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
 use crate::host::Host;
-use crate::marks::{Marks, PATIENCE_NS, WRITE_NS};
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
@@ -88,9 +88,8 @@ struct Sim<'a> {
     traces: [&'a Trace; 2],
     hosts: [Option<Host>; 2],
     known: [Vec<Known>; 2],
-    /// The training's completion writes.
-    marks: Marks,
-    held_since_ns: Option<u64>,
+    /// What the core hears of the training's launches.
+    completions: Completions,
     /// The launch that is being decided is to be measured.
     measured: bool,
     /// When it asked.
@@ -168,13 +167,7 @@ impl<'a> Sim<'a> {
                     Residency::Timeslice => Sharing::TimeSliced,
                     Residency::Mps => Sharing::Concurrent,
                 };
-                let measuring_ns = WRITE_NS + LOOK_NS;
-                let config = EngineConfig {
-                    sm_count: SMS,
-                    sharing,
-                    measuring_ns,
-                    ..EngineConfig::default()
-                };
+                let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
             traces,
@@ -183,8 +176,7 @@ impl<'a> Sim<'a> {
                 shared.then(|| Host::new(traces[LOW], true)),
             ],
             known: [Vec::new(), Vec::new()],
-            marks: Marks::default(),
-            held_since_ns: None,
+            completions: Completions::default(),
             measured: false,
             submitted_ns: 0,
             spread: 0.0,
@@ -289,9 +281,8 @@ impl<'a> Sim<'a> {
         let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
-        let waits = self.held_since_ns.map(|ns| ns + PATIENCE_NS);
-        let marks = [self.marks.next_ns(), waits].into_iter().flatten().min();
-        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine, marks]
+        let reports = self.completions.next_ns();
+        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine, reports]
             .into_iter()
             .flatten()
             .min()
@@ -317,11 +308,12 @@ impl<'a> Sim<'a> {
             }
         }
         self.happened = happened;
-        if self.held_since_ns.take_if(|since| *since + PATIENCE_NS <= now_ns).is_some() {
-            self.marks.waits(now_ns);
-        }
-        if let Some(launch) = self.marks.take_late(now_ns) {
-            self.reported(now_ns, launch);
+        while let Some(report) = self.completions.take(now_ns) {
+            let Completed { word, measured } = report;
+            if let Some(engine) = &mut self.engine {
+                engine.progress(now_ns, LOW as u32, 0, word, measured, &mut self.actions);
+            }
+            self.obey(now_ns);
         }
         if let Some(engine) = &mut self.engine
             && engine.next_deadline_ns().is_some_and(|ns| ns <= now_ns)
@@ -371,7 +363,7 @@ impl<'a> Sim<'a> {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
         let known = self.known[lane][host.next];
-        let exact = known.kernel.is_some_and(|k| self.marks.is_sample(k as usize));
+        self.measured = known.kernel.is_some_and(|k| self.completions.is_sample(k as usize));
         let ticket = tickets.next;
         tickets.next += 1;
         let submission = Submission {
@@ -384,15 +376,12 @@ impl<'a> Sim<'a> {
             stream: 0,
             completion: (ticket as u32).wrapping_add(1),
             started: ticket < tickets.granted_until,
-            exact,
         };
-        self.measured = exact;
         if submission.started {
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
             self.release(now_ns, lane, ticket, Decision::Run(0), 0);
         } else {
             host.held = true;
-            self.held_since_ns = Some(now_ns);
             self.submitted_ns = now_ns;
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
@@ -403,17 +392,15 @@ impl<'a> Sim<'a> {
     fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
         let Some(host) = &mut self.hosts[lane] else { return };
         let kernels = host.program[host.next].kernels.clone();
-        let (first, last) = (kernels.start, kernels.end - 1);
-        let (mut writes_ns, mut host_ns) = (0, now_ns + cost_ns);
+        let (last, mut host_ns) = (kernels.end - 1, now_ns + cost_ns);
         if lane == LOW && launch != UNSUBMITTED {
-            // A cut launch is always measured.
-            let measured = self.measured || !matches!(form, Decision::Run(_));
-            writes_ns = self.marks.launched(now_ns, launch, measured);
-            self.held_since_ns = None;
+            // A launch in another form is always measured.
+            let is_measured = self.measured || !matches!(form, Decision::Run(_));
+            let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
+            self.completions.launched(launch, ready_ns, is_measured);
         }
         for index in kernels {
             let mut shape = work(&self.traces[lane].kernels[index], form, &self.setup.model);
-            shape.gap_ns += if index == first { writes_ns } else { 0 };
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;
             // A part cannot run before it was launched.
@@ -431,27 +418,17 @@ impl<'a> Sim<'a> {
         let Some(host) = &mut self.hosts[lane] else { return };
         host.ended(now_ns);
         let idle = host.idle();
-        let mut reported = (launch != UNSUBMITTED).then_some(launch);
-        if lane == LOW {
-            reported = reported.and_then(|launch| self.marks.ended(launch));
-        }
-        if let Some(launch) = reported {
-            let word = (launch as u32).wrapping_add(1);
-            if let Some(engine) = &mut self.engine {
-                engine.progress(now_ns, lane as u32, 0, word, LOOK_NS, &mut self.actions);
+        if launch != UNSUBMITTED {
+            let is_waited_for = self.held(lane);
+            if lane == LOW {
+                self.completions.ended(now_ns, launch, is_waited_for);
+            } else if let Some(engine) = &mut self.engine {
+                let word = (launch as u32).wrapping_add(1);
+                engine.progress(now_ns, lane as u32, 0, word, None, &mut self.actions);
             }
         }
         if lane == HIGH && idle {
             self.served(now_ns);
-        }
-        self.obey(now_ns);
-    }
-
-    /// The core learns that the training's launches up to this one are done.
-    fn reported(&mut self, now_ns: u64, launch: u64) {
-        let word = (launch as u32).wrapping_add(1);
-        if let Some(engine) = &mut self.engine {
-            engine.progress(now_ns, LOW as u32, 0, word, LOOK_NS, &mut self.actions);
         }
         self.obey(now_ns);
     }

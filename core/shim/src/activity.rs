@@ -46,6 +46,11 @@ impl Snapshot {
         (self.0 >> 32) as u32
     }
 
+    /// Launches that were counted and are being issued.
+    pub fn inside(self) -> u32 {
+        self.0 as u32
+    }
+
     /// No launch was counted without having been issued: waiting for the stream
     /// from here on covers all of them.
     pub fn is_settled(self) -> bool {

@@ -7,11 +7,15 @@
 
 use crate::attendant::{self, Attendant};
 use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
-use crate::lock::Lock;
+use crate::lock::{Lock, Locked};
 use crate::state::{self, Epoch};
-use crate::{capture, completion, events, graphs, lifecycle, log, names, slots, timeslice};
+use crate::{
+    capture, completion, contexts, events, graphs, images, lifecycle, log, names, poller, quiesce,
+    slots, streams, threads, timeslice,
+};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -144,7 +148,7 @@ fn connect(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
                 if start.elapsed() < CONNECT_MAX =>
             {
-                std::thread::sleep(Duration::from_millis(10));
+                threads::nap(Duration::from_millis(10));
             }
             Err(error) => return Err(error),
         }
@@ -207,11 +211,40 @@ impl Connection {
     }
 }
 
-fn set_environment(name: &std::ffi::CStr, value: &str, overwrite: bool) {
-    if let Ok(value) = std::ffi::CString::new(value) {
-        // SAFETY: NUL-terminated. Not safe against other threads that read the
-        // environment now, but it must be set and `cuInit` reads it next.
-        unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), i32::from(overwrite)) };
+/// What variables were before [`set_environment`].
+static BEFORE: Locked<Vec<(&'static CStr, Option<CString>)>> = Locked::new(Vec::new());
+
+/// Set a variable until `cuInit` has returned: the driver reads it there (seen on an H200), and programs
+/// that this one starts without the preloaded library must not find it.
+fn set_environment(name: &'static CStr, value: &str, overwrite: bool) {
+    let Ok(value) = CString::new(value) else { return };
+    // SAFETY: NUL-terminated. Not safe against other threads that read the
+    // environment now, but it must be set and `cuInit` reads it next.
+    unsafe {
+        let before = libc::getenv(name.as_ptr());
+        let before = (!before.is_null()).then(|| CStr::from_ptr(before).to_owned());
+        if before.is_some() && !overwrite {
+            return;
+        }
+        BEFORE.with(|all| {
+            if all.iter().all(|(known, _)| *known != name) {
+                all.push((name, before));
+            }
+        });
+        libc::setenv(name.as_ptr(), value.as_ptr(), 1);
+    }
+}
+
+/// In the wrapper of `cuInit`, behind the real one.
+pub fn restore_environment() {
+    for (name, before) in BEFORE.with(std::mem::take) {
+        // SAFETY: as in `set_environment`.
+        unsafe {
+            match before {
+                Some(value) => libc::setenv(name.as_ptr(), value.as_ptr(), 1),
+                None => libc::unsetenv(name.as_ptr()),
+            };
+        }
     }
 }
 
@@ -273,9 +306,20 @@ fn start() {
         Ok(()) => state::set_mode(state::MODE_ON),
         Err(error) => {
             log!("not governed: {error}");
+            tell_core(&error);
             state::leave();
+            state::forget_client();
             state::set_mode(state::MODE_OFF);
         }
+    }
+}
+
+/// Have the core's status say why this process is not governed, if there is a core.
+fn tell_core(reason: &str) {
+    let Some(settings) = Settings::from_environment() else { return };
+    if let Ok(socket) = connect(&settings.socket) {
+        let notice = wire::Notice { name: settings.hello.name, reason: reason.into() };
+        let _ = wire::send(socket.as_fd(), &notice.encode(), &[]);
     }
 }
 
@@ -300,9 +344,10 @@ fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> 
             None
         }
     };
-    Attendant::spawn(settings, region, client, entered)?;
+    // Its threads look for it.
     state::set_client(client);
-    Ok(())
+    crate::cut::tools::look();
+    Attendant::spawn(settings, region, client, entered)
 }
 
 /// Report the device of the first launch; `device` below 0 if unknown.
@@ -353,17 +398,23 @@ extern "C" fn at_exit() {
 /// its own `cuInit`. Only async-signal-safe calls: the parent had threads.
 unsafe extern "C" fn in_forked_child() {
     ONCE.reset();
+    BEFORE.reset(Vec::new());
     attendant::reset();
     state::reset();
     capture::reset();
     completion::reset();
+    contexts::reset();
     crate::cut::reset();
     events::reset();
     graphs::reset();
     lifecycle::reset();
+    images::reset();
     crate::linger::reset();
     names::reset();
+    poller::reset();
+    quiesce::reset();
     slots::reset();
+    streams::reset();
     timeslice::reset();
     INITIALISED.store(false, SeqCst);
     REPORTED.store(false, SeqCst);

@@ -1,22 +1,12 @@
-//! The helper thread: watches the connection, answers the core's probe, sets
-//! time slices, and lets go of destroyed streams' slots.
+//! The helper thread: watches the connection, passes the core's probe on to the
+//! [`poller`](crate::poller), and sets time slices.
 //!
-//! It blocks all signals and sleeps unless one of its descriptors says something.
-//! It calls the driver only under the capture guard, never while any stream is
-//! capturing, and never once the program has begun to exit.
-//!
-//! The probe: a program that never waits for its streams stays busy in our books
-//! for ever. When the core suspects that, the attendant puts a completion write
-//! behind each busy stream's work, watches for it, and clears the bit by the same
-//! rule as a call that waits. Streams whose handle means nothing in this thread
-//! (per-thread ones) are reached through the legacy stream, which waits for them;
-//! those that have no handle any more, through their context.
+//! It blocks all signals and sleeps unless one of its descriptors says something. It
+//! does not call the driver.
 
-use crate::activity::{self, Change};
+use crate::activity::Change;
 use crate::attach::{self, Connection, Settings};
-use crate::cu::{Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
-use crate::slots::{self, DRAINING, MANY_CONTEXTS, OVERFLOW, Slot};
-use crate::{capture, completion, linger, log, state, threads, timeslice};
+use crate::{linger, log, poller, state, threads, timeslice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::Timespec;
@@ -29,9 +19,6 @@ use tally_ipc::wire::Residency;
 
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// Between two looks at a completion write on its way: first, and at most.
-const LOOK_FIRST: Duration = Duration::from_micros(50);
-const LOOK_MAX: Duration = Duration::from_millis(1);
 /// How often the descriptors are checked: a sleeping poll keeps closed files open
 /// and does not notice.
 const CHECK: Duration = Duration::from_secs(1);
@@ -39,8 +26,6 @@ const CHECK: Duration = Duration::from_secs(1);
 const SHORTEN_AFTER: Duration = Duration::from_secs(1);
 /// Between two attempts to set a time slice.
 const SLICE_RETRY: Duration = Duration::from_millis(10);
-/// An exiting program waits for the attendant's driver calls at most this long.
-const EXIT_WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// The attendant's own eventfd.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
@@ -51,8 +36,6 @@ const FD_PROBE: usize = 1;
 const FD_WAKE: usize = 2;
 const FD_REGION: usize = 3;
 const FD_DOORBELL: usize = 4;
-/// See [`mark_soon`].
-static MARK: AtomicBool = AtomicBool::new(false);
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 /// Tell the core that the client became busy or idle, if it asked to hear.
@@ -81,12 +64,6 @@ pub fn is_exiting() -> bool {
     EXITING.load(SeqCst)
 }
 
-/// Have completion writes put behind all unmarked work: a launch waits for it.
-pub fn mark_soon() {
-    MARK.store(true, SeqCst);
-    nudge();
-}
-
 /// A forked child must close this doorbell.
 pub fn inherit_nothing(doorbell: i32) {
     FDS[FD_DOORBELL].store(doorbell, Release);
@@ -96,10 +73,7 @@ pub fn inherit_nothing(doorbell: i32) {
 pub fn program_exits() {
     EXITING.store(true, SeqCst);
     crate::cut::program_exits();
-    let start = Instant::now();
-    while capture::GUARD.try_lock().is_none() && start.elapsed() < EXIT_WAIT_MAX {
-        std::thread::yield_now();
-    }
+    poller::wait_out();
 }
 
 /// Only in a forked child: the thread is not there, its descriptors are. Were the
@@ -135,8 +109,6 @@ pub struct Attendant {
     slice_at: Option<Instant>,
     /// Next of [`timeslice::REPEATS`].
     slice_repeat: usize,
-    look_at: Option<Instant>,
-    look_after: Duration,
 }
 
 impl Attendant {
@@ -171,14 +143,13 @@ impl Attendant {
             retry_at: Some(Instant::now() + RETRY),
             slice_at: None,
             slice_repeat: 0,
-            look_at: None,
-            look_after: LOOK_FIRST,
         };
         if let Some((socket, probe, residency)) = entered {
             attendant.entered(socket, probe, &residency);
         }
         WAKE.store(number, Release);
-        let spawned = threads::spawn("tally-shim", move || attendant.run());
+        let spawned =
+            poller::spawn().and_then(|()| threads::spawn("tally-shim", move || attendant.run()));
         match spawned {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -242,15 +213,11 @@ impl Attendant {
             let now = Instant::now();
             if nudged {
                 drain(&self.wake);
-                if MARK.swap(false, SeqCst) {
-                    self.mark_all();
-                }
-                // A new channel group, or a destroyed stream.
+                // A new channel group.
                 if self.slice_us != 0 && timeslice::has_new() {
                     self.slice_at = Some(now + timeslice::DELAY);
                     self.slice_repeat = 0;
                 }
-                self.look_soon(now);
             }
             if ended {
                 self.core_lost();
@@ -259,10 +226,8 @@ impl Attendant {
                 if let Some(probe) = &self.probe {
                     drain(probe);
                 }
-                // First: `mark_all` may wait for work that gets nowhere with the wrong one.
                 self.choose_slice();
-                self.mark_all();
-                self.look_soon(now);
+                poller::probe();
             }
             if self.retry_at.is_some_and(|t| t <= now) {
                 self.find_core();
@@ -272,11 +237,6 @@ impl Attendant {
             }
             if self.slice_at.is_some_and(|t| t <= now) {
                 self.set_slices();
-            }
-            if self.look_at.is_some_and(|t| t <= now) {
-                let more = look(self.client);
-                self.look_at = more.then(|| Instant::now() + self.look_after);
-                self.look_after = (self.look_after * 2).min(LOOK_MAX);
             }
         }
     }
@@ -299,14 +259,9 @@ impl Attendant {
         self.slice_at = Some(Instant::now() + wait);
     }
 
-    fn look_soon(&mut self, now: Instant) {
-        self.look_after = LOOK_FIRST;
-        self.look_at = Some(now);
-    }
-
     /// Wait for something to do: `[connection ended, probe, nudge]`.
     fn sleep(&mut self) -> [bool; 3] {
-        let times = [self.retry_at, self.slice_at, self.shorten_at, self.look_at];
+        let times = [self.retry_at, self.slice_at, self.shorten_at];
         let next = times.into_iter().flatten().min();
         let left = next.map_or(CHECK, |t| t.saturating_duration_since(Instant::now()).min(CHECK));
         let timeout =
@@ -352,7 +307,7 @@ impl Attendant {
                 std::mem::forget(std::mem::replace(&mut self.wake, fresh));
             }
             // No descriptors left: try again later, without spinning.
-            Err(_) => std::thread::sleep(RETRY),
+            Err(_) => threads::nap(RETRY),
         }
     }
 
@@ -417,78 +372,6 @@ impl Attendant {
         let (socket, probe, residency) = connection.enter(self.client);
         self.entered(socket, probe, &residency);
     }
-
-    /// Put a completion write behind the work of every busy stream.
-    fn mark_all(&self) {
-        let _guard = capture::GUARD.lock();
-        if capture::is_active() || EXITING.load(SeqCst) {
-            return;
-        }
-        let busy = self.client.activity.busy_streams.load(SeqCst);
-        for (i, slot) in slots::in_use().filter(|(i, _)| busy & slots::bit(*i) != 0) {
-            mark(self.client, i, slot);
-        }
-    }
-}
-
-fn mark(client: &'static ClientRegion, index: usize, slot: &Slot) {
-    // Taken: a launch is under way, and says itself when it is done.
-    let Some(_held) = slot.lock.try_lock() else { return };
-    let seen = slot.word.snapshot();
-    let context = slot.context.load(Relaxed);
-    let draining = slot.phase.load(Acquire) == DRAINING;
-    if !seen.is_settled()
-        || context == 0
-        || context == MANY_CONTEXTS
-        || (slot.marked.load(Acquire) == seen.sequence() && index != OVERFLOW)
-    {
-        return;
-    }
-    let d = driver();
-    // SAFETY: under the guard the context cannot be destroyed.
-    if d.ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
-        return;
-    }
-    let tracked = completion::ensure(client);
-    if index == OVERFLOW || draining || !tracked {
-        // SAFETY: no arguments; the slot's context is current.
-        let waited = d.relaxed(|| d.ctx_synchronize.is_some_and(|f| unsafe { f() } == SUCCESS));
-        if waited {
-            if index != OVERFLOW && seen.is_settled() {
-                completion::seen_done(client, index, seen.sequence());
-            }
-            let word = &slot.word;
-            report_change(activity::covered(&client.activity, word, slots::bit(index), seen));
-        }
-        return;
-    }
-    let stream = match slot.stream.load(Relaxed) {
-        STREAM_PER_THREAD => STREAM_LEGACY,
-        stream => stream,
-    };
-    let _ = d.relaxed(|| completion::write(index, slot, stream, seen.sequence()));
-}
-
-/// Look at completion writes on their way. Returns whether any still is.
-fn look(client: &ClientRegion) -> bool {
-    let mut more = false;
-    for (i, slot) in slots::in_use() {
-        let bit = slots::bit(i);
-        let seen = slot.word.snapshot();
-        let busy = client.activity.busy_streams.load(SeqCst) & bit != 0;
-        if busy && slot.marked.load(Acquire) == seen.sequence() && i != OVERFLOW {
-            if completion::has_reached(client, i, seen.sequence()) {
-                report_change(activity::covered(&client.activity, &slot.word, bit, seen));
-            } else {
-                more = true;
-            }
-        }
-        let idle = client.activity.busy_streams.load(SeqCst) & bit == 0;
-        if slot.phase.load(Acquire) == DRAINING && idle && i != OVERFLOW {
-            slots::release(i);
-        }
-    }
-    more
 }
 
 fn drain(readable: &OwnedFd) {

@@ -1,14 +1,13 @@
 //! Which streams the program is capturing.
 //!
 //! A launch into a capturing stream is recorded, not run: nothing of ours may be
-//! done to that stream, and no launch into it may wait. The guard also keeps the
-//! attendant's driver calls apart from captures and from the destruction of what
-//! it uses: it is held while a capture begins or ends, while a stream or context
-//! is destroyed, and while the attendant calls the driver.
+//! done to that stream, and no launch into it may wait. The guard also keeps apart
+//! from captures what the shim puts into streams beside the program's own launches
+//! ([`linger`](crate::linger)); it is held over no call of the driver that waits for the GPU.
 
 use crate::cu::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::lock::Lock;
-use crate::state;
+use crate::{poller, state};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
@@ -19,6 +18,8 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Another interposer stands between us and the driver: launches take the slow
 /// path, which tells a launch within a launch.
 const NESTING: u32 = 1 << 31;
+/// The shim loads code, or a thread makes a launch in parts: launches take the slow path, which stands aside meanwhile.
+const CLOSED: [u32; 2] = [1 << 30, 1 << 29];
 /// Captures remembered by stream; more than these are never believed to end.
 const CAPTURES_MAX: usize = 64;
 /// Streams under capture; written under the guard.
@@ -26,7 +27,7 @@ static STREAMS: [AtomicUsize; CAPTURES_MAX] = [const { AtomicUsize::new(0) }; CA
 
 /// Whether any stream of the process is capturing.
 pub fn is_active() -> bool {
-    COUNT.load(SeqCst) & !NESTING != 0
+    COUNT.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1]) != 0
 }
 
 /// Whether launches may take the fast path.
@@ -38,6 +39,16 @@ pub fn allows_fast_path() -> bool {
 /// Another interposer stands before the driver: no fast path from now on.
 pub fn set_nesting() {
     COUNT.fetch_or(NESTING, SeqCst);
+}
+
+/// Close the fast path for one of two reasons, or open it again.
+pub fn close_fast_path(reason: usize, is_closed: bool) {
+    let bit = CLOSED[reason & 1];
+    if is_closed {
+        COUNT.fetch_or(bit, SeqCst);
+    } else {
+        COUNT.fetch_and(!bit, SeqCst);
+    }
 }
 
 /// Whether this stream (an explicit handle) is.
@@ -62,12 +73,16 @@ pub fn identity(stream: usize) -> usize {
 /// Begin a capture of `stream` by calling the driver.
 pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     let _guard = GUARD.lock();
+    // First: from now on no thread of the shim's asks for a stream.
+    COUNT.fetch_add(1, SeqCst);
+    poller::wait_out();
     let result = real();
     if result == SUCCESS {
         if let Some(free) = STREAMS.iter().find(|s| s.load(Relaxed) == 0) {
             free.store(identity(stream), Relaxed);
         }
-        COUNT.fetch_add(1, SeqCst);
+    } else {
+        COUNT.fetch_sub(1, SeqCst);
     }
     result
 }
@@ -82,8 +97,16 @@ pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
+/// A stream was destroyed: it is not capturing any more, if it was.
+pub fn forget_destroyed(stream: usize) {
+    if is_active() {
+        let _guard = GUARD.lock();
+        forget(stream);
+    }
+}
+
 /// A stream is not capturing any more, if it was. The caller holds the guard.
-pub fn forget(stream: usize) {
+fn forget(stream: usize) {
     let identity = identity(stream);
     if let Some(mine) = STREAMS.iter().find(|s| s.load(Relaxed) == identity) {
         mine.store(0, Relaxed);

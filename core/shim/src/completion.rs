@@ -1,118 +1,122 @@
-//! How the core learns that a decided launch is done: the GPU itself writes the
-//! launch's number into the shared region, behind it in its stream.
+//! How the core learns that a gated launch is done, and how long it took.
 //!
-//! The write waits for the launches before it and carries a memory barrier: about
-//! 2 us of GPU time (measured; drivers refuse the flag that would leave the
-//! barrier out). So it does not follow every launch, but stands for a few at once
-//! ([`is_due`]), and for one alone where its time is to be learnt ([`is_sample`]).
-//! All writes to a slot's word are enqueued under the slot's lock, in order of
-//! their numbers, so the word only rises. Must never be done to a capturing stream.
+//! The launching thread records an event behind a gated launch, within the launch's own call.
+//! Whether it has happened is asked by the shim's [`poller`](crate::poller) and by a thread that
+//! waits for its turn.
+//!
+//! An event without timing, as these are, takes no GPU time and no entry of a hardware queue, holds up
+//! no other stream of its queue, and asking for it never waits, whatever other threads do (measured:
+//! `tests/gpu`, `streams`). Recorded within the call of the launch it orders nothing that was not
+//! ordered: work that another thread puts into the legacy stream or a blocking one at the same moment
+//! could as well have come before the launch.
+//!
+//! Must never wait for the GPU. Only [`launched`] and [`mark`] put anything into a stream, and only by
+//! a thread that the program uses that stream with.
 
-use crate::capture;
-use crate::cu::{NOT_SUPPORTED, Ptr, SUCCESS, WRITE_VALUE_DEFAULT, driver};
-use crate::lock::Lock;
-use crate::slots::Slot;
+use crate::activity::{self, Snapshot};
+use crate::cu::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
+use crate::cut::guarded::Guarded;
+use crate::cut::width;
+use crate::slots::{self, OVERFLOW, SLOTS, Slot};
+use crate::{attendant, poller};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{CompletionWord, KERNEL_SLOTS, report_state, submission_flags};
+use tally_ipc::layout::{Completion, KERNEL_SLOTS, STREAM_SLOTS, submission_flags};
+use tally_ipc::ring;
 use tally_ipc::wait::now_ns;
 
-static SETUP: Lock = Lock::new();
-static STATE: AtomicU32 = AtomicU32::new(report_state::PENDING);
-/// Address of the completion words for the GPU.
-static DEVICE_ADDRESS: AtomicU64 = AtomicU64::new(0);
-
-/// Make the completion page writable for the GPU, once. Returns whether it is.
-/// The calling thread has a context.
-pub fn ensure(client: &'static ClientRegion) -> bool {
-    match STATE.load(Acquire) {
-        report_state::ACTIVE => return true,
-        report_state::FALLBACK => return false,
-        _ => {}
-    }
-    if driver().current_context() == 0 {
-        // The launch is about to fail; that says nothing about the device.
-        return false;
-    }
-    let _held = SETUP.lock();
-    match STATE.load(Acquire) {
-        report_state::ACTIVE => return true,
-        report_state::FALLBACK => return false,
-        _ => {}
-    }
-    let d = driver();
-    let shared = match d.stream_write {
-        Some(_) => d.relaxed(|| d.share_page(&client.completions)),
-        None => Err(NOT_SUPPORTED),
-    };
-    match shared {
-        Ok(address) => {
-            DEVICE_ADDRESS.store(address, Relaxed);
-            STATE.store(report_state::ACTIVE, Release);
-            client.report.completion.store(report_state::ACTIVE, Relaxed);
-            true
-        }
-        Err(error) => {
-            fall_back(client, error);
-            false
-        }
-    }
-}
-
-/// Wait for every launch instead, from now on.
-pub fn fall_back(client: &ClientRegion, error: i32) {
-    STATE.store(report_state::FALLBACK, Release);
-    client.report.completion_error.store(error as u32, Relaxed);
-    client.report.completion.store(report_state::FALLBACK, Relaxed);
-    crate::log!("completion tracking unavailable (CUDA error {error}): launches run one at a time");
-}
-
-/// Whether the page is mapped now.
-pub fn is_active() -> bool {
-    STATE.load(Acquire) == report_state::ACTIVE
-}
-
-/// A context was destroyed, and maybe the registration with it: do it again.
-pub fn renew() {
-    let _ = STATE.compare_exchange(report_state::ACTIVE, report_state::PENDING, Release, Relaxed);
-}
-
-/// Enqueue the write that says that everything of `slot` up to `sequence` is
-/// done, in `stream`: the slot's own, or one that waits for it. The caller holds
-/// the slot's lock.
-///
-/// # Errors
-/// The driver's.
-pub fn write(index: usize, slot: &Slot, stream: usize, sequence: u32) -> Result<(), i32> {
-    let address = DEVICE_ADDRESS.load(Relaxed) + (index * size_of::<CompletionWord>()) as u64;
-    let Some(stream_write) = driver().stream_write else { return Err(NOT_SUPPORTED) };
-    // SAFETY: the stream lives: its launch is under way, or the guard is held;
-    // the address is the slot's own word.
-    match unsafe { stream_write(stream as Ptr, address, sequence, WRITE_VALUE_DEFAULT) } {
-        SUCCESS => {
-            slot.marked.store(sequence, Release);
-            Ok(())
-        }
-        error => Err(error),
-    }
-}
-
-/// Launches of a slot that one write stands for, at most.
-const LAUNCHES_MAX: u32 = 8;
-/// A write follows the first launch that comes so long after an unmarked one.
-const UNMARKED_NS_MAX: u64 = 100_000;
+/// Events on their way in a slot, up to which each launch gets one.
+const DENSE: usize = 8;
+/// The same of the slot that streams share: one stream's event says nothing of another's launches.
+const DENSE_SHARED: usize = 4_096;
 /// A kernel's first launches are measured one by one, later one in so many.
 const FIRST_SAMPLES: u8 = 8;
 const SAMPLE_EVERY: u8 = 32;
+/// From a launch on an idle stream until it runs, and from its end until that is seen, ns: taken off its time,
+/// but for a quarter. Of an H200.
+const LAUNCH_LATENCY_NS: u64 = 4_500;
+/// A time is known well enough if it is off by no more than a quarter, or so much, ns.
+const UNCERTAIN_NS: u64 = 5_000;
 
+/// An event behind launch `number`.
+#[derive(Debug)]
+struct Marker {
+    id: u64,
+    event: usize,
+    context: usize,
+    number: u32,
+    /// When the launch call had returned, ns.
+    issued_ns: u64,
+    /// Its time is to be reported.
+    is_sample: bool,
+}
+
+/// The events on their way in one slot.
+#[derive(Debug)]
+struct Track {
+    markers: VecDeque<Marker>,
+    /// Launches behind the newest of them.
+    unmarked: u32,
+    /// The last launch that was seen done, when, and how much earlier it may have been, ns.
+    last: Option<(u32, u64, u64)>,
+    /// When the oldest event was last found not to have happened, ns.
+    looked_ns: u64,
+}
+
+impl Track {
+    const NEW: Track = Track { markers: VecDeque::new(), unmarked: 0, last: None, looked_ns: 0 };
+
+    /// What a launch that is now seen done took, if that is known well enough.
+    fn took(&self, marker: &Marker, seen_ns: u64) -> Option<u64> {
+        if !marker.is_sample {
+            return None;
+        }
+        let off_ns = seen_ns.saturating_sub(self.looked_ns.max(marker.issued_ns));
+        let before = self.last.filter(|last| last.0 == marker.number.wrapping_sub(1));
+        let (took_ns, off_ns) = match before {
+            Some((_, at_ns, before_off_ns)) if at_ns > marker.issued_ns => {
+                (seen_ns - at_ns, off_ns.max(before_off_ns))
+            }
+            // The stream was idle.
+            Some(_) => {
+                let took_ns = seen_ns.saturating_sub(marker.issued_ns);
+                (took_ns.saturating_sub(LAUNCH_LATENCY_NS).max(took_ns / 4), off_ns)
+            }
+            None => return None,
+        };
+        (off_ns <= (took_ns / 4).max(UNCERTAIN_NS)).then_some(took_ns.max(1))
+    }
+}
+
+static TRACKS: [Guarded<Track>; STREAM_SLOTS] = [const { Guarded::new(Track::NEW) }; STREAM_SLOTS];
+/// Events that are free, by context.
+static EVENTS: Guarded<BTreeMap<usize, Vec<usize>>> = Guarded::new(BTreeMap::new());
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// Slots with events on their way, or launches behind the last of them: bits.
+static TRACKED: AtomicU64 = AtomicU64::new(0);
 /// Launches of each kernel of the table since the core was met, wrapping.
 static LAUNCHED: [AtomicU8; KERNEL_SLOTS] = [const { AtomicU8::new(0) }; KERNEL_SLOTS];
-/// Threads whose launch waits for something in flight to end.
-static WAITING: AtomicU32 = AtomicU32::new(0);
+/// Between two looks at an event whose time is not wanted, at least, ns.
+const NAP_NS: u64 = 15_000;
 
-/// Count a launch, and say whether its time is to be learnt: then a write stands
-/// before it and one behind it.
+/// What asking for a slot's events found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing is on its way.
+    Nothing,
+    /// Something is. It is looked at again after so long, ns.
+    Later(u64),
+}
+
+/// Slots in which something is on its way.
+pub fn tracked() -> u64 {
+    TRACKED.load(SeqCst)
+}
+
+/// Count a launch, and say whether its time is to be reported.
 pub fn is_sample(kernel: u32, flags: u32) -> bool {
     if flags & submission_flags::GRAPH != 0 {
         return true;
@@ -129,70 +133,281 @@ pub fn forget_samples() {
     }
 }
 
-/// Launches of the slot up to `sequence` that no write stands for and that no
-/// waiting call has shown to be done.
-pub fn unmarked(client: &ClientRegion, index: usize, slot: &Slot, sequence: u32) -> u32 {
-    let seen = client.completions.words[index & 63].host.load(Relaxed);
-    sequence.wrapping_sub(slot.marked.load(Relaxed)).min(sequence.wrapping_sub(seen))
+/// Whether a launch behind `unmarked` others gets an event, with so many on their way. Where nothing
+/// ends, ever fewer do: thousands of launches may stand behind a wait.
+fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
+    if index == OVERFLOW {
+        return pending < DENSE_SHARED;
+    }
+    let more = pending.saturating_sub(DENSE - 1).min(16);
+    pending < DENSE || unmarked >= 1 << more
 }
 
-/// Whether launch `sequence`, just issued, is to be followed by a write. The
-/// caller holds the slot's lock.
-pub fn is_due(client: &ClientRegion, index: usize, slot: &Slot, sequence: u32) -> bool {
-    let n = unmarked(client, index, slot, sequence);
-    // While anything captures, nobody else could enqueue the write later.
-    if n >= LAUNCHES_MAX || WAITING.load(SeqCst) != 0 || capture::is_active() {
-        return true;
-    }
-    let now = now_ns();
-    if n <= 1 {
-        slot.unmarked_since_ns.store(now, Relaxed);
-        return false;
-    }
-    now.saturating_sub(slot.unmarked_since_ns.load(Relaxed)) >= UNMARKED_NS_MAX
+/// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
+/// holds the slot's lock. A launch that the driver refused counts, too.
+pub fn launched(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
+    let issued_ns = now_ns();
+    let track = &TRACKS[index & 63];
+    let due = track.with(|track| is_due(index, track.markers.len(), track.unmarked));
+    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
+    track.with(|track| match marker {
+        Some(marker) => {
+            if track.markers.is_empty() {
+                track.looked_ns = issued_ns;
+            }
+            track.markers.push_back(marker);
+            track.unmarked = 0;
+        }
+        None => track.unmarked = track.unmarked.saturating_add(1),
+    });
+    follow(index);
 }
 
-/// While it lives, launches of other slots are followed by writes at once: this
-/// thread waits for the end of something in flight.
-#[derive(Debug)]
-pub struct Waiting(());
+/// Put an event behind what the calling thread has launched in its own stream so far.
+pub fn mark(index: usize, slot: &Slot, stream: usize) {
+    let seen = slot.word.snapshot();
+    if !seen.is_settled() {
+        return;
+    }
+    let number = seen.sequence();
+    let is_newest = TRACKS[index & 63].with(|track| match track.markers.back() {
+        Some(newest) => newest.number == number,
+        None => track.last.is_some_and(|last| last.0 == number) && track.unmarked == 0,
+    });
+    if !is_newest && let Some(marker) = marker(index, slot, stream, number, now_ns(), false) {
+        TRACKS[index & 63].with(|track| {
+            track.markers.push_back(marker);
+            track.unmarked = 0;
+        });
+    }
+    follow(index);
+}
 
-impl Waiting {
-    /// From now on.
-    pub fn begin() -> Self {
-        WAITING.fetch_add(1, SeqCst);
-        Waiting(())
+fn follow(index: usize) {
+    let bit = slots::bit(index);
+    if TRACKED.load(Relaxed) & bit == 0 {
+        TRACKED.fetch_or(bit, SeqCst);
+        poller::wake();
     }
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, SeqCst);
+fn marker(
+    index: usize,
+    slot: &Slot,
+    stream: usize,
+    number: u32,
+    issued_ns: u64,
+    is_sample: bool,
+) -> Option<Marker> {
+    let context = match slot.context.load(Relaxed) {
+        _ if index == OVERFLOW => slots::context_of(stream),
+        context => context,
+    };
+    let event = event(context)?;
+    let record = driver().event_record?;
+    // SAFETY: an event of ours and the stream of the program's, both of this context.
+    if unsafe { record(event as Ptr, stream as Ptr) } != SUCCESS {
+        give_back(context, event);
+        return None;
     }
+    let id = NEXT_ID.fetch_add(1, Relaxed);
+    Some(Marker { id, event, context, number, issued_ns, is_sample })
 }
 
-/// A call that waits has shown that everything up to `sequence` is done.
-pub fn seen_done(client: &ClientRegion, index: usize, sequence: u32) {
-    let word = &client.completions.words[index & 63].host;
-    let mut now = word.load(Relaxed);
-    while sequence.wrapping_sub(now) as i32 > 0 {
-        match word.compare_exchange_weak(now, sequence, SeqCst, Relaxed) {
-            Ok(_) => return,
-            Err(other) => now = other,
+fn event(context: usize) -> Option<usize> {
+    if let Some(free) = EVENTS.with(|all| all.get_mut(&context)?.pop()) {
+        return Some(free);
+    }
+    let create = driver().event_create?;
+    let mut made: Ptr = std::ptr::null_mut();
+    // SAFETY: a valid out-pointer; the context lives, for a launch is being made in it.
+    let result = driver().within(context, || unsafe { create(&mut made, EVENT_DISABLE_TIMING) });
+    (result == Some(SUCCESS)).then_some(made as usize)
+}
+
+fn give_back(context: usize, event: usize) {
+    EVENTS.with(|all| all.entry(context).or_default().push(event));
+}
+
+/// Ask for a slot's events, oldest first, and tell the core of what is done. By the poller, or by the
+/// thread that launches in the slot's stream.
+pub fn poll_events(client: &ClientRegion, index: usize) -> Found {
+    let (slot, track) = (&SLOTS[index & 63], &TRACKS[index & 63]);
+    let Some(query) = driver().event_query else { return Found::Nothing };
+    loop {
+        let oldest = track.with(|track| track.markers.front().map(|m| (m.id, m.event)));
+        let Some((id, event)) = oldest else { return Found::Nothing };
+        // SAFETY: an event of ours, in a context that lives: see `poller::wait_out`. In a context
+        // in error nothing runs any more.
+        let is_done = unsafe { query(event as Ptr) } != NOT_READY;
+        let now = now_ns();
+        if !is_done {
+            let (found, stuck) = track.with(|track| match track.markers.front() {
+                Some(oldest) if oldest.id == id => {
+                    track.looked_ns = now;
+                    let since_ns = track.last.map_or(0, |last| last.1).max(oldest.issued_ns);
+                    let since_ns = now.saturating_sub(since_ns);
+                    // Exact to a sixteenth where the time is wanted.
+                    let later_ns =
+                        if oldest.is_sample { since_ns / 16 } else { (since_ns / 4).max(NAP_NS) };
+                    let stuck = (since_ns > width::STUCK_NS).then_some(oldest.number);
+                    (Found::Later(later_ns), stuck)
+                }
+                _ => (Found::Later(0), None),
+            });
+            if let Some(number) = stuck {
+                width::stuck(index, number);
+            }
+            return found;
+        }
+        let number = track.with(|track| {
+            track.markers.front().filter(|oldest| oldest.id == id)?;
+            let marker = track.markers.pop_front()?;
+            let off_ns = now.saturating_sub(track.looked_ns.max(marker.issued_ns));
+            let took_ns = track.took(&marker, now);
+            track.last = Some((marker.number, now, off_ns));
+            track.looked_ns = now;
+            report(client, index, marker.number, took_ns);
+            give_back(marker.context, marker.event);
+            Some(marker.number)
+        });
+        if let Some(number) = number {
+            covered(client, index, slot, number);
         }
     }
 }
 
-/// Whether the last write enqueued for the slot, `sequence`, has been done. By
-/// equality: a word that stood still for 2^31 launches would compare as done.
-pub fn has_reached(client: &ClientRegion, index: usize, sequence: u32) -> bool {
-    let word = &client.completions.words[index & 63];
-    word.gpu.load(Acquire) == sequence || word.host.load(Acquire) == sequence
+/// Launches behind the last event: only that the whole stream is idle says that they are done. By the
+/// poller only.
+pub fn tail(client: &ClientRegion, index: usize) -> Found {
+    let (slot, track) = (&SLOTS[index & 63], &TRACKS[index & 63]);
+    if track.with(|track| track.unmarked) == 0 {
+        TRACKED.fetch_and(!slots::bit(index), SeqCst);
+        // One of the two sees the other.
+        if track.with(|track| !track.markers.is_empty() || track.unmarked > 0) {
+            TRACKED.fetch_or(slots::bit(index), SeqCst);
+        }
+        return Found::Nothing;
+    }
+    let seen = slot.word.snapshot();
+    let is_idle = match poller::is_stream_idle(index, slot) {
+        Some(is_idle) => is_idle,
+        // It cannot be asked. All up to the last event is done, and nothing depends on the rest but when
+        // this client's next launch is let go.
+        None => seen.is_settled(),
+    };
+    if !is_idle || !seen.is_settled() {
+        return Found::Later(LOOK_TAIL_NS);
+    }
+    let is_over = track.with(|track| {
+        if !track.markers.is_empty() {
+            return false;
+        }
+        track.unmarked = 0;
+        track.last = Some((seen.sequence(), now_ns(), u64::MAX));
+        report(client, index, seen.sequence(), None);
+        true
+    });
+    if is_over {
+        covered(client, index, slot, seen.sequence());
+    }
+    Found::Later(NAP_NS)
+}
+
+/// Between two looks at a stream without an event on its way, ns.
+const LOOK_TAIL_NS: u64 = 200_000;
+
+/// A launch is done, and all before it. The caller holds the track's lock.
+fn report(client: &ClientRegion, index: usize, number: u32, took_ns: Option<u64>) {
+    let word = &client.completions[index & 63];
+    if let Some(took_ns) = took_ns {
+        word.measured.store(Completion::pack_measured(number, took_ns), Relaxed);
+    }
+    let now = word.done.load(Relaxed);
+    if !ring::is_done(now, number) {
+        word.done.store(number, Release);
+    }
+}
+
+/// The busy bit, if no launch came since.
+fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
+    width::ended(index, number);
+    // A slot of many streams is not idle because one of them is.
+    if index != OVERFLOW || !slots::overflow_ran_ahead() {
+        let seen = Snapshot::settled_at(number);
+        let bit = slots::bit(index);
+        attendant::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+    }
+}
+
+/// A call that waits has shown that everything up to `number` is done.
+pub fn seen_done(client: &ClientRegion, index: usize, number: u32) {
+    width::ended(index, number);
+    TRACKS[index & 63].with(|track| {
+        report(client, index, number, None);
+        let Track { markers, last, unmarked, .. } = track;
+        while markers.front().is_some_and(|m| ring::is_done(number, m.number)) {
+            if let Some(marker) = markers.pop_front() {
+                give_back(marker.context, marker.event);
+            }
+        }
+        *last = Some((number, now_ns(), u64::MAX));
+        if markers.is_empty() && SLOTS[index & 63].word.snapshot() == Snapshot::settled_at(number) {
+            *unmarked = 0;
+        }
+    });
+}
+
+/// Launches of a slot that may be unfinished, as far as its events tell; at most so many are told apart.
+pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
+    slot.word.snapshot().sequence().wrapping_sub(client.completions[index & 63].done.load(Acquire))
+}
+
+/// Bring the word within reach of the next number: the comparison wraps at 2^31. The caller holds the
+/// slot's lock.
+pub fn refresh(client: &ClientRegion, index: usize, slot: &Slot) {
+    /// Launches under a standing grant move no word.
+    const STALE_MAX: u32 = 1 << 30;
+    let now = slot.word.snapshot().sequence();
+    TRACKS[index & 63].with(|track| {
+        let word = &client.completions[index & 63].done;
+        if now.wrapping_sub(word.load(Relaxed)) > STALE_MAX {
+            let oldest = track.markers.front().map_or(now, |m| m.number.wrapping_sub(1));
+            word.store(oldest, SeqCst);
+        }
+    });
+}
+
+/// A slot begins anew, all its launches done.
+pub fn begin(client: &ClientRegion, index: usize, number: u32) {
+    TRACKS[index & 63].with(|track| {
+        debug_assert!(track.markers.is_empty());
+        (track.unmarked, track.last) = (0, Some((number, now_ns(), u64::MAX)));
+        client.completions[index & 63].done.store(number, SeqCst);
+    });
+}
+
+/// A context was destroyed, and its events; what was launched in it is over.
+pub fn forget_context(client: &ClientRegion, context: usize) {
+    EVENTS.with(|all| all.remove(&context));
+    for (index, track) in TRACKS.iter().enumerate() {
+        track.with(|track| {
+            let before = track.markers.len();
+            track.markers.retain(|marker| marker.context != context);
+            if track.markers.len() != before && track.markers.is_empty() {
+                track.unmarked = 0;
+                report(client, index, SLOTS[index].word.snapshot().sequence(), None);
+            }
+            track.last = None;
+        });
+    }
 }
 
 /// Only in a forked child.
 pub fn reset() {
-    SETUP.reset();
-    STATE.store(report_state::PENDING, Release);
-    WAITING.store(0, SeqCst);
+    for track in &TRACKS {
+        track.reset(Track::NEW);
+    }
+    EVENTS.reset(BTreeMap::new());
+    TRACKED.store(0, SeqCst);
 }

@@ -1,5 +1,5 @@
-//! The table of functions replaced. Each has an export under its own name, for
-//! programs linked to the driver, and a few wrappers that look-ups return, one
+//! The table of functions replaced; `core/preload` exports a function of each name. Each has a function
+//! for programs linked to the driver, and a few wrappers that look-ups return, one
 //! for each distinct real function found (see [`crate::resolve`]).
 //!
 //! A body takes the real function, whether the default stream is the thread's
@@ -10,8 +10,7 @@
 #![allow(non_snake_case)]
 
 use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
-use crate::cut::quiet;
-use crate::{graphs, launch, lifecycle, names, resolve, syncs};
+use crate::{contexts, graphs, launch, lifecycle, names, quiesce, resolve, streams, syncs};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -24,7 +23,7 @@ pub const REALS: usize = 4;
 pub struct Door {
     /// Its exact name.
     pub name: &'static str,
-    /// Our export.
+    /// What a program linked to the driver calls.
     pub direct: *const (),
     /// Real functions, in the order they were found; 0 is free.
     pub reals: &'static [AtomicUsize; REALS],
@@ -35,6 +34,13 @@ pub struct Door {
 // SAFETY: function pointers and atomics.
 unsafe impl Sync for Door {}
 
+/// See [`DIRECT`].
+#[derive(Debug)]
+pub struct Directs(pub &'static [*const ()]);
+
+// SAFETY: function pointers.
+unsafe impl Sync for Directs {}
+
 macro_rules! doors {
     ($( $name:ident($($arg:ident: $ty:ty),*) $per_thread:literal $($body:ident)::+ ;)*) => {
         $(
@@ -42,7 +48,6 @@ macro_rules! doors {
             ///
             /// # Safety
             /// As the driver's.
-            #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> CuResult {
                 static REAL: AtomicUsize = AtomicUsize::new(0);
                 const NAME: &CStr =
@@ -85,6 +90,9 @@ macro_rules! doors {
             )*
         }
 
+        /// What programs linked to the driver call, in the table's order.
+        pub static DIRECT: Directs = Directs(&[ $( $name as *const () ),* ]);
+
         /// All of them.
         pub static DOORS: &[Door] = &[ $( Door {
             name: stringify!($name),
@@ -117,10 +125,124 @@ doors! {
     cuLaunchGridAsync(f: Ptr, width: c_int, height: c_int, stream: Ptr) false launch::legacy_grid_async;
     cuGraphLaunch(exec: Ptr, stream: Ptr) false launch::graph;
     cuGraphLaunch_ptsz(exec: Ptr, stream: Ptr) true launch::graph;
-    cuLaunchHostFunc(stream: Ptr, f: Ptr, data: Ptr) false launch::host_func;
-    cuLaunchHostFunc_ptsz(stream: Ptr, f: Ptr, data: Ptr) true launch::host_func;
-    cuLaunchHostFunc_v2(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) false launch::host_func_v2;
-    cuLaunchHostFunc_v2_ptsz(stream: Ptr, f: Ptr, data: Ptr, mode: c_uint) true launch::host_func_v2;
+    cuLaunchHostFunc(a: usize, b: usize, c: usize, d: usize) false quiesce::host_func;
+    cuLaunchHostFunc_ptsz(a: usize, b: usize, c: usize, d: usize) true quiesce::host_func;
+    cuLaunchHostFunc_v2(a: usize, b: usize, c: usize, d: usize) false quiesce::host_func;
+    cuLaunchHostFunc_v2_ptsz(a: usize, b: usize, c: usize, d: usize) true quiesce::host_func;
+    cuStreamAddCallback(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamAddCallback_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitEvent_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue32(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue32_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue32_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue64(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue64_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue64_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue64_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamBatchMemOp(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamBatchMemOp_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamBatchMemOp_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamBatchMemOp_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuWaitExternalSemaphoresAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuWaitExternalSemaphoresAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2DUnaligned_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2DUnaligned_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD16_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D16_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoAAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoAAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoHAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoHAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD8Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD8Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD16Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD16Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD32Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD32Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D8Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D8Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D16Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D16Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D32Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D32Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue32(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue32_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue32_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue64(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue64_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue64_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue64_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuSignalExternalSemaphoresAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuSignalExternalSemaphoresAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemAllocAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemAllocAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemAllocFromPoolAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemAllocFromPoolAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemFreeAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemFreeAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemPrefetchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemPrefetchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemPrefetchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemPrefetchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemMapArrayAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemMapArrayAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphUpload(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphUpload_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphicsMapResources(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphicsMapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphicsUnmapResources(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphicsUnmapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
+    cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
 
     cuStreamSynchronize(stream: Ptr) false syncs::stream_wait;
     cuStreamSynchronize_ptsz(stream: Ptr) true syncs::stream_wait;
@@ -145,6 +267,15 @@ doors! {
 
     cuEventDestroy(event: Ptr) false syncs::event_destroy;
     cuEventDestroy_v2(event: Ptr) false syncs::event_destroy;
+    cuStreamCreate(stream: *mut Ptr, flags: c_uint) false streams::create;
+    cuStreamCreateWithPriority(stream: *mut Ptr, flags: c_uint, priority: c_int) false streams::create_with_priority;
+    cuGreenCtxStreamCreate(stream: *mut Ptr, green: Ptr, flags: c_uint, priority: c_int) false streams::create_in_green;
+    cuStreamSetAttribute(stream: Ptr, a: usize, b: usize) false streams::set_attribute;
+    cuStreamSetAttribute_ptsz(stream: Ptr, a: usize, b: usize) true streams::set_attribute;
+    cuStreamCopyAttributes(stream: Ptr, a: usize) false streams::copy_attributes;
+    cuStreamCopyAttributes_ptsz(stream: Ptr, a: usize) true streams::copy_attributes;
+    cuStreamAttachMemAsync(stream: Ptr, a: usize, b: usize, c: usize) false streams::attach_memory;
+    cuStreamAttachMemAsync_ptsz(stream: Ptr, a: usize, b: usize, c: usize) true streams::attach_memory;
     cuStreamDestroy(stream: Ptr) false lifecycle::stream_destroy;
     cuStreamDestroy_v2(stream: Ptr) false lifecycle::stream_destroy;
     cuStreamBeginCapture(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
@@ -176,27 +307,24 @@ doors! {
     cuGraphExecExternalSemaphoresWaitNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
     cuGraphExecBatchMemOpNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
     cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuCtxDestroy(ctx: Ptr) false lifecycle::context_destroy;
-    cuCtxDestroy_v2(ctx: Ptr) false lifecycle::context_destroy;
-    cuDevicePrimaryCtxReset(device: c_int) false lifecycle::primary_reset;
-    cuDevicePrimaryCtxReset_v2(device: c_int) false lifecycle::primary_reset;
-    cuDevicePrimaryCtxRelease(device: c_int) false lifecycle::primary_release;
-    cuDevicePrimaryCtxRelease_v2(device: c_int) false lifecycle::primary_release;
-
-    cuMemFree(address: c_uint) false quiet::gives_back;
-    cuMemFree_v2(address: u64) false quiet::gives_back;
-    cuMemFreeHost(address: usize) false quiet::gives_back;
-    cuMemHostUnregister(address: usize) false quiet::gives_back;
-    cuCtxSetLimit(limit: c_int, value: usize) false quiet::set_limit;
+    cuCtxDestroy(ctx: Ptr) false contexts::destroy;
+    cuCtxDestroy_v2(ctx: Ptr) false contexts::destroy;
+    cuDevicePrimaryCtxRetain(ctx: *mut Ptr, device: c_int) false contexts::primary_retain;
+    cuDevicePrimaryCtxReset(device: c_int) false contexts::primary_reset;
+    cuDevicePrimaryCtxReset_v2(device: c_int) false contexts::primary_reset;
+    cuDevicePrimaryCtxRelease(device: c_int) false contexts::primary_release;
+    cuDevicePrimaryCtxRelease_v2(device: c_int) false contexts::primary_release;
 
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false names::module_load;
     cuModuleLoadData(module: *mut Ptr, image: *const u8) false names::module_load_data;
-    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: Ptr, values: Ptr) false names::module_load_data_ex;
+    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: *mut c_int, values: *mut Ptr) false names::module_load_data_ex;
     cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false names::module_load_data;
     cuModuleUnload(module: Ptr) false names::unload;
+    cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate;
+    cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate;
     cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
-    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: Ptr, b: Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_data;
-    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: Ptr, b: Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_file;
+    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_data;
+    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_file;
     cuLibraryUnload(library: Ptr) false names::unload;
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
@@ -236,11 +364,11 @@ pub fn requested(name: &[u8], per_thread: bool) -> Option<&'static Door> {
     if per_thread { per_thread_form().or_else(plain) } else { plain() }
 }
 
-/// Whether an address is one of our own functions.
+/// Whether an address is one of our own functions, or an export of the preloaded library.
 pub fn is_ours(address: usize) -> bool {
     DOORS.iter().any(|door| {
         door.direct as usize == address || door.wrappers.iter().any(|w| *w as usize == address)
-    })
+    }) || crate::host::exports().iter().any(|export| *export as usize == address)
 }
 
 /// Some real function found so far.

@@ -23,7 +23,7 @@ pub mod partition;
 
 use crate::cu::{CuResult, Ptr};
 use crate::cut::kernels;
-use crate::lock::Locked;
+use crate::lock::{Lock, Locked};
 use crate::state;
 use build::{Event, Kept, Parts};
 use order::Last;
@@ -76,6 +76,10 @@ pub enum Reason {
     DeviceUpdatable,
     /// It may be launched by kernels.
     DeviceLaunch,
+    /// It has kernels of several contexts.
+    SeveralContexts,
+    /// A kernel of it waits for others, or for other GPUs, by its name.
+    Waits,
     /// It was changed after its instantiation.
     Changed,
     /// The driver does not copy it.
@@ -125,6 +129,8 @@ impl fmt::Display for Reason {
             Reason::ProgrammaticEdges => "it uses programmatic dependent launch",
             Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
             Reason::DeviceLaunch => "it may be launched from the device",
+            Reason::SeveralContexts => "it has kernels of several contexts",
+            Reason::Waits => "a kernel of it waits for others by its name",
             Reason::Changed => "it was changed after its instantiation",
             Reason::CloneRefused(error) => {
                 return write!(f, "the driver does not copy it (error {error})");
@@ -219,6 +225,8 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
+    /// Held while it is being launched.
+    launching: Arc<Lock>,
     /// Where it was launched last.
     last: Last,
     /// Behind the last launch in parts. Outlives `kept`: a later launch may have to wait for it.
@@ -250,6 +258,7 @@ impl Table {
             chain: None,
             refused: None,
             being_made: false,
+            launching: Arc::new(Lock::new()),
             last: Last::Never,
             event: None,
         };

@@ -10,7 +10,7 @@ use crate::cu::{
     CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
     LaunchConfig, Ptr, SUCCESS,
 };
-use crate::{attach, attendant, capture, decided, graphs, lifecycle, names, slots, state};
+use crate::{attach, attendant, capture, decided, graphs, lifecycle, names, quiesce, slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -104,12 +104,18 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         && let Some(slot) = slots::find_fast(stream, per_thread)
         && let Some(client) = state::client()
     {
-        return standing(client, slot, L::counter(&client.counters), || launch.real());
+        let word = &slots::SLOTS[slot & 63].word;
+        word.begin();
+        // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
+        if capture::allows_fast_path() {
+            return standing(client, slot, L::counter(&client.counters), || launch.real());
+        }
+        word.end();
     }
     slow(stream, per_thread, launch)
 }
 
-/// Launch without asking.
+/// Launch without asking. The launch was counted in its slot's word.
 #[inline(always)]
 fn standing(
     client: &ClientRegion,
@@ -118,7 +124,6 @@ fn standing(
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
-    word.begin();
     if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
         attendant::report_change(Change::Started);
     }
@@ -139,6 +144,7 @@ fn failed(client: &ClientRegion) {
 /// Launch without asking, from the slow path and from [`decided`].
 pub fn unasked(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
+    slots::SLOTS[slot & 63].word.begin();
     state::inside(|| standing(client, slot, counter, call.real))
 }
 
@@ -181,7 +187,9 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_standing() {
         slots::ran_ahead(slot);
-        unasked(client, slot, call)
+        let result = quiesce::entered(|| unasked(client, slot, call));
+        slots::mark_if_wanted(slot);
+        result
     } else {
         decided::launch(client, slot, call)
     }
@@ -256,13 +264,17 @@ launch! { KernelExLaunch {
 }, target |k| {
     // SAFETY: as above.
     let config = unsafe { &*k.config };
+    if config.attributes.is_null() && config.attribute_count != 0 {
+        // An error, for the driver to tell.
+        return Target::Other;
+    }
     Target::Kernel(KernelArguments {
         function: k.f,
         grid: config.grid,
         block: config.block,
         shared_bytes: config.shared_bytes,
         attributes: config.attributes,
-        attribute_count: if config.attributes.is_null() { 0 } else { config.attribute_count },
+        attribute_count: config.attribute_count,
         params: k.params,
         extra: k.extra,
     })
@@ -526,47 +538,12 @@ impl Launch for KeptGraphLaunch {
     fn real(&self) -> CuResult {
         let stream = slots::explicit(self.stream, self.per_thread);
         let capturing = capture::is_active() && capture::is_capturing(stream);
-        if !capturing {
-            graphs::order::before(self.exec, stream, false);
-        }
+        let launching = (!capturing).then(|| graphs::order::begin(self.exec, stream, false));
         // SAFETY: the arguments of the program's own call, made as it made it.
         let result = unsafe { (self.real)(self.exec, self.stream) };
-        if !capturing {
-            graphs::order::after(self.exec, stream, false);
+        if let Some(launching) = launching {
+            launching.end(false);
         }
         result
     }
-}
-
-/// `cuLaunchHostFunc`: no GPU work of its own.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn host_func(
-    real: unsafe extern "C" fn(Ptr, Ptr, Ptr) -> CuResult,
-    _per_thread: bool,
-    stream: Ptr,
-    f: Ptr,
-    data: Ptr,
-) -> CuResult {
-    state::count(|c| &c.host_func);
-    // SAFETY: the caller's arguments.
-    unsafe { real(stream, f, data) }
-}
-
-/// `cuLaunchHostFunc_v2`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn host_func_v2(
-    real: unsafe extern "C" fn(Ptr, Ptr, Ptr, c_uint) -> CuResult,
-    _per_thread: bool,
-    stream: Ptr,
-    f: Ptr,
-    data: Ptr,
-    mode: c_uint,
-) -> CuResult {
-    state::count(|c| &c.host_func);
-    // SAFETY: the caller's arguments.
-    unsafe { real(stream, f, data, mode) }
 }

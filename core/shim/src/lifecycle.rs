@@ -1,16 +1,16 @@
-//! Bodies of the doors around initialisation, streams, contexts and graphs.
+//! Bodies of the entry points around initialisation, streams and graphs; for contexts see
+//! [`contexts`](crate::contexts).
 //!
-//! A stream's or context's slots are taken away before the driver destroys it:
-//! right after, another thread may be given the same handle. Under the capture
-//! guard, so that the attendant never uses what is being destroyed.
+//! A stream's slot is taken away before the driver destroys it: right after, another thread may be
+//! given the same handle.
 
 use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
 use crate::slots::{self, SLOTS};
-use crate::{attach, attendant, capture, completion, cut, graphs, linger, resolve, state};
+use crate::{attach, capture, completion, graphs, poller, resolve, state, streams};
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Graphs whose kernels are remembered.
 const GRAPHS_MAX: usize = 4096;
@@ -33,6 +33,7 @@ pub unsafe fn init(
     attach::before_init();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(flags) };
+    attach::restore_environment();
     if result == SUCCESS {
         attach::after_init();
     }
@@ -95,37 +96,39 @@ pub unsafe fn stream_destroy(
         // SAFETY: the caller's arguments.
         return unsafe { real(stream) };
     };
-    let _guard = capture::GUARD.lock();
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
         let slot = &SLOTS[i];
-        let seen = slot.word.snapshot();
         let busy = client.activity.busy_streams.load(SeqCst) & slots::bit(i) != 0;
+        // The last chance to learn when its work is done.
         if busy
-            && completion::is_active()
-            && slot.marked.load(Relaxed) != seen.sequence()
-            && !capture::is_capturing(stream as usize)
-            && let Some(_held) = slot.lock.try_lock()
+            && !(capture::is_active() && capture::is_capturing(stream as usize))
+            && let Some(_held) = slot.turn.try_enter()
         {
-            // The last chance to learn when its work is done.
-            let _ = completion::write(i, slot, stream as usize, seen.sequence());
+            completion::mark(i, slot, stream as usize);
         }
         slots::detach(i);
     }
+    streams::destroyed(stream as usize);
+    poller::wait_out();
     graphs::order::stream_destroyed();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
     match slot {
         Some(i) if result != SUCCESS => slots::reattach(i),
         // Nothing to wait for: the slot is free at once.
-        Some(i) if client.activity.busy_streams.load(SeqCst) & slots::bit(i) == 0 => {
+        Some(i)
+            if (client.activity.busy_streams.load(SeqCst) | completion::tracked())
+                & slots::bit(i)
+                == 0 =>
+        {
             slots::release(i);
         }
-        Some(_) => attendant::nudge(),
+        Some(_) => poller::probe(),
         None => {}
     }
     if result == SUCCESS {
-        capture::forget(stream as usize);
+        capture::forget_destroyed(stream as usize);
     }
     result
 }
@@ -275,123 +278,6 @@ pub unsafe fn graph_exec_destroy(
     graphs::destroyed(exec);
     // SAFETY: the caller's arguments.
     unsafe { real(exec) }
-}
-
-/// `cuCtxDestroy`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn context_destroy(
-    real: unsafe extern "C" fn(Ptr) -> CuResult,
-    _per_thread: bool,
-    ctx: Ptr,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let real = || unsafe { real(ctx) };
-    if state::client().is_none() {
-        return real();
-    }
-    // Help would have to come through a context that goes.
-    let _quiet = cut::quiet::of_end(ctx as usize);
-    let _guard = capture::GUARD.lock();
-    // Before: afterwards nobody may touch what is in it.
-    cut::forget_context(ctx as usize);
-    let result = real();
-    if result == SUCCESS {
-        slots::drop_where(|slot| slot.context.load(Relaxed) == ctx as usize);
-        graphs::forget_context(ctx as usize);
-        linger::forget_context(ctx as usize);
-        completion::renew();
-    }
-    result
-}
-
-/// The device's primary context, 0 if it is not active.
-fn primary_context(device: c_int) -> usize {
-    let d = driver();
-    let (Some(state_of), Some(retain), Some(release)) =
-        (d.primary_state, d.primary_retain, d.primary_release)
-    else {
-        return 0;
-    };
-    let (mut flags, mut active, mut ctx) = (0, 0, std::ptr::null_mut());
-    // SAFETY: valid out-pointers; retained and released in turn.
-    unsafe {
-        if state_of(device, &mut flags, &mut active) != SUCCESS || active == 0 {
-            return 0;
-        }
-        if retain(&mut ctx, device) != SUCCESS {
-            return 0;
-        }
-        release(device);
-    }
-    ctx as usize
-}
-
-/// `cuDevicePrimaryCtxReset`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn primary_reset(
-    real: unsafe extern "C" fn(c_int) -> CuResult,
-    _per_thread: bool,
-    device: c_int,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let real = || unsafe { real(device) };
-    if state::client().is_none() {
-        return real();
-    }
-    let _quiet = cut::quiet::of_end(primary_context(device));
-    let _guard = capture::GUARD.lock();
-    let context = primary_context(device);
-    cut::forget_context(context);
-    let result = real();
-    if result == SUCCESS && context != 0 {
-        slots::drop_where(|slot| slot.context.load(Relaxed) == context);
-        graphs::forget_context(context);
-        linger::forget_context(context);
-        completion::renew();
-    }
-    result
-}
-
-/// `cuDevicePrimaryCtxRelease`: the last one destroys it.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn primary_release(
-    real: unsafe extern "C" fn(c_int) -> CuResult,
-    _per_thread: bool,
-    device: c_int,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let real = || unsafe { real(device) };
-    if state::client().is_none() {
-        return real();
-    }
-    let _guard = capture::GUARD.lock();
-    let context = primary_context(device);
-    let (mut result, mut gone) = (SUCCESS, false);
-    cut::while_destroyed(context, || {
-        result = real();
-        let (mut flags, mut active) = (0, 1);
-        gone = result == SUCCESS
-            && context != 0
-            && driver().primary_state.is_some_and(|f| {
-                // SAFETY: valid out-pointers.
-                unsafe { f(device, &mut flags, &mut active) == SUCCESS }
-            })
-            && active == 0;
-        gone
-    });
-    if gone {
-        slots::drop_where(|slot| slot.context.load(Relaxed) == context);
-        graphs::forget_context(context);
-        linger::forget_context(context);
-        completion::renew();
-    }
-    result
 }
 
 /// Only in a forked child.

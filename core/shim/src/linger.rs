@@ -14,20 +14,21 @@
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
 //! - nothing of the program is ordered that was not: not behind the legacy stream where there are
-//!   other blocking ones, nor where streams share few hardware queues;
+//!   other blocking ones, nor where there are more streams than hardware queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
 //! - there are never more than [`PENDING_MAX`] of them: a further one is left out; and all but the
 //!   newest end at once, so that many waits in a row do not add up;
 //! - a capture never sees them, and they never outlive their context: all under the capture guard.
 //!
-//! In the program's own threads, and only in the first context that waits.
+//! In the program's own threads, and only in the first context that waits. Its kernels are loaded behind the first
+//! such wait after which nothing runs.
 
 use crate::cu::{
     EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
     STREAM_NON_BLOCKING, SUCCESS, driver,
 };
-use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{attendant, capture, log, state};
+use crate::slots::{OVERFLOW, SLOTS};
+use crate::{attendant, capture, log, quiesce, state, streams};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
@@ -72,8 +73,6 @@ done:
     ret;
 }
 ";
-/// Hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, by default 8) below which nothing lingers.
-const QUEUES_MIN: u32 = 4;
 /// How long a wait of the program's may begin later for the guard.
 const GUARD_WAIT_MAX: Duration = Duration::from_micros(50);
 /// Looks in a microsecond, for the bound.
@@ -91,6 +90,8 @@ static STATE: AtomicU32 = AtomicU32::new(UNMADE);
 const UNMADE: u32 = 0;
 const READY: u32 = 1;
 const FAILED: u32 = 2;
+/// The context in which they are to be made; 0: none.
+static WANTED: AtomicUsize = AtomicUsize::new(0);
 /// Whose the objects are.
 static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 static STREAM: AtomicUsize = AtomicUsize::new(0);
@@ -127,9 +128,8 @@ pub enum Awaited {
 
 /// A core took this client on, or (with `Unmanaged`) let it go.
 pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residency) {
-    let wanted = high_priority && has_queues();
     let length_us = match residency {
-        Residency::TimeSlice { linger_us, .. } if wanted => (*linger_us).min(LINGER_US_MAX),
+        Residency::TimeSlice { linger_us, .. } if high_priority => (*linger_us).min(LINGER_US_MAX),
         _ => 0,
     };
     LENGTH_US.store(length_us, Relaxed);
@@ -140,12 +140,6 @@ pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residen
         _ => report_state::PENDING,
     };
     client.report.linger.store(word, Relaxed);
-}
-
-/// Whether our stream does not have to share a hardware queue with the program's.
-fn has_queues() -> bool {
-    let told = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
-    told.and_then(|n| n.trim().parse::<u32>().ok()).is_none_or(|n| n >= QUEUES_MIN)
 }
 
 /// Whether waits are of interest here.
@@ -170,8 +164,8 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     if alone || LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
         return;
     }
-    // Taken for long: something is destroyed. For moments: a capture begins, the attendant puts in
-    // completion writes, another thread is here. The GPU has the launch to do meanwhile.
+    // Taken for long: something is destroyed. For moments: a capture begins, another thread is here. The GPU
+    // has the launch to do meanwhile.
     let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
     let context = SLOTS[slot].context.load(Relaxed);
     let d = driver();
@@ -185,16 +179,20 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
         return;
     }
     // A record there would be a barrier between the program's blocking streams.
-    if matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && slots::has_blocking(context) {
+    if matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && streams::may_have_blocking(context) {
+        return;
+    }
+    // Our stream waits in a queue: one of its own.
+    if !streams::has_queues_for(1) {
         return;
     }
     let Some(client) = state::client() else { return };
     let issued = d.relaxed(|| match STATE.load(Acquire) {
         READY if CONTEXT.load(Relaxed) == context => issue(awaited),
-        UNMADE => make(context).and_then(|()| {
-            client.report.linger.store(report_state::ACTIVE, Relaxed);
-            issue(awaited)
-        }),
+        UNMADE => {
+            WANTED.store(context, Relaxed);
+            Ok(false)
+        }
         _ => Ok(false),
     });
     match issued {
@@ -203,14 +201,45 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
             client.counters.lingered.fetch_add(1, Relaxed);
         }
         Ok(false) => {}
-        Err(error) => {
-            // What was put in ends by itself.
-            STATE.store(FAILED, Release);
-            client.report.linger.store(report_state::FAILED, Relaxed);
-            client.report.linger_error.store(error as u32, Relaxed);
-            log!("this program does not linger on the GPU any more: CUDA error {error}");
-        }
+        Err(error) => failed(client, error),
     }
+}
+
+/// A wait for launches of a context has ended.
+#[inline]
+pub fn after_wait(context: usize) {
+    if WANTED.load(Relaxed) == context && context != 0 {
+        make_now(context);
+    }
+}
+
+/// Make what lingering needs, unless something runs: the driver would wait for it.
+#[cold]
+fn make_now(context: usize) {
+    let d = driver();
+    let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
+    if STATE.load(Acquire) != UNMADE
+        || attendant::is_exiting()
+        || capture::is_active()
+        || d.current_context() != context
+    {
+        return;
+    }
+    let Some(client) = state::client() else { return };
+    match d.relaxed(|| quiesce::load(context, Duration::ZERO, || make(context))) {
+        None => return,
+        Some(Ok(())) => client.report.linger.store(report_state::ACTIVE, Relaxed),
+        Some(Err(error)) => failed(client, error),
+    }
+    WANTED.store(0, Relaxed);
+}
+
+fn failed(client: &ClientRegion, error: i32) {
+    // What was put in ends by itself.
+    STATE.store(FAILED, Release);
+    client.report.linger.store(report_state::FAILED, Relaxed);
+    client.report.linger_error.store(error as u32, Relaxed);
+    log!("this program does not linger on the GPU any more: CUDA error {error}");
 }
 
 fn check(result: i32) -> Result<(), i32> {
@@ -309,8 +338,10 @@ unsafe fn launch(function: usize, stream: Ptr, params: *mut Ptr) -> Result<(), i
     check(unsafe { f(&config, function as Ptr, params, std::ptr::null_mut()) })
 }
 
-/// A context was destroyed, and what was in it. The caller holds the capture guard.
+/// A context was destroyed, and what was in it.
 pub fn forget_context(gone: usize) {
+    let _guard = capture::GUARD.lock();
+    LAST.store(0, Relaxed);
     if CONTEXT.load(Relaxed) == gone {
         CONTEXT.store(0, Relaxed);
         STATE.store(UNMADE, Release);
@@ -320,6 +351,7 @@ pub fn forget_context(gone: usize) {
 /// Only in a forked child.
 pub fn reset() {
     LENGTH_US.store(0, Relaxed);
+    WANTED.store(0, Relaxed);
     CONTEXT.store(0, Relaxed);
     STATE.store(UNMADE, Release);
 }

@@ -6,6 +6,7 @@
 
 use rustix::thread::futex;
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
@@ -78,6 +79,24 @@ impl Drop for Held<'_> {
         if self.0.0.swap(FREE, Release) == CONTENDED {
             let _ = futex::wake(&self.0.0, futex::Flags::PRIVATE, 1);
         }
+    }
+}
+
+/// Releases a shared lock when dropped.
+#[derive(Debug)]
+pub struct ArcHeld(Arc<Lock>);
+
+impl Lock {
+    /// Wait for it and take it, and keep it alive.
+    pub fn lock_arc(self: Arc<Self>) -> ArcHeld {
+        std::mem::forget(self.lock());
+        ArcHeld(self)
+    }
+}
+
+impl Drop for ArcHeld {
+    fn drop(&mut self) {
+        drop(Held(&self.0));
     }
 }
 

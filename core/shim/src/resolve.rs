@@ -1,160 +1,46 @@
-//! How look-ups lead to the shim, and how the shim finds the real functions.
+//! How the shim finds the real functions, and which wrapper stands for one. Look-ups by `dlsym` reach it
+//! through `core/preload`, those by `cuGetProcAddress` through its own wrapper.
 //!
-//! Three ways in: direct linking (the exports of [`doors`]), `dlsym`, and
-//! `cuGetProcAddress`. Rules that interposers before this one broke:
-//! - only exact names that begin with `cu` and a capital are looked at (`cudnn*`
-//!   and `cublas*` begin with `cu` too);
-//! - any other look-up *jumps* to the real `dlsym` with the caller's return
-//!   address in place, because `RTLD_NEXT` and `RTLD_DEFAULT` mean different
-//!   things to different callers. So does `RTLD_NEXT` for our own names: only
-//!   another interposer asks for it, and it must get its own successor;
-//! - a name that the asked library does not have stays not found;
+//! - Only exact names that begin with `cu` and a capital are looked at (`cudnn*` and `cublas*` begin with
+//!   `cu` too);
 //! - every distinct real function gets a wrapper of its own, so that two drivers,
 //!   or a driver and another interposer, are never mixed up.
 //!
-//! Must never call `dlsym` by name (it is ours) and never recurse.
+//! Must never call `dlsym` by name: the preloaded library has one, which leads here.
 
 use crate::doors::{self, Door};
+use crate::host;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
-/// Versions that glibc has given `dlsym`, by platform and age.
-const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.17", c"GLIBC_2.2.5"];
 /// What every CUDA program loads.
 const DRIVER_NAME: &CStr = c"libcuda.so.1";
-/// `RTLD_NEXT`.
-const RTLD_NEXT: usize = usize::MAX;
-/// `RTLD_DEFAULT`.
-const RTLD_DEFAULT: usize = 0;
 
-/// The real `dlsym`; the trampoline jumps through it.
-static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 /// Handle of the driver in use.
 static DRIVER_HANDLE: AtomicUsize = AtomicUsize::new(0);
 
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+/// `dlsym`.
+pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// What the trampoline does next, returned in two registers.
-#[repr(C)]
-pub struct Route {
-    value: usize,
-    /// 0: jump to the real `dlsym`; 1: return `value`.
-    decided: usize,
+fn lookup(handle: usize, name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a NUL-terminated name; a handle that dlopen gave.
+    NonNull::new(unsafe { host::dlsym()(handle as *mut c_void, name.as_ptr()) })
 }
 
-#[cold]
-fn find_real_dlsym() -> usize {
-    for version in DLSYM_VERSIONS {
-        // SAFETY: NUL-terminated names; dlvsym is not ours.
-        let p = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        if !p.is_null() {
-            REAL_DLSYM.store(p as usize, Release);
-            return p as usize;
-        }
-    }
-    0
-}
-
-fn real_dlsym() -> Option<Dlsym> {
-    let mut at = REAL_DLSYM.load(Acquire);
-    if at == 0 {
-        at = find_real_dlsym();
-    }
-    if at == 0 {
-        return None;
-    }
-    // SAFETY: the address of glibc's dlsym.
-    Some(unsafe { std::mem::transmute::<usize, Dlsym>(at) })
-}
-
-#[inline(never)]
-fn lookup(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>> {
-    let dlsym = real_dlsym()?;
-    // SAFETY: a NUL-terminated name; the handle is the caller's or ours.
-    let found = unsafe { dlsym(handle, name.as_ptr()) };
-    // Keeps the call from becoming a tail jump: RTLD_NEXT must see this library.
-    NonNull::new(std::hint::black_box(found))
-}
-
-/// Decide a `dlsym` call: called by the trampoline for every look-up of the process.
-unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
-    let jump = Route { value: 0, decided: 0 };
-    if REAL_DLSYM.load(Acquire) == 0 && find_real_dlsym() == 0 {
-        return Route { value: 0, decided: 1 };
-    }
-    if name.is_null() || handle as usize == RTLD_NEXT {
-        return jump;
-    }
-    // SAFETY: NUL-terminated, so each byte is read only if the one before is not NUL.
-    let ours = unsafe {
-        *name.cast::<u8>() == b'c'
-            && *name.add(1).cast::<u8>() == b'u'
-            && (*name.add(2).cast::<u8>()).is_ascii_uppercase()
-    };
-    if !ours {
-        return jump;
-    }
+/// What a look-up in a library leads to: the wrapper of a driver function that is replaced, or what is
+/// there. For tests and benches, which are not preloaded.
+///
+/// # Safety
+/// As `dlsym`, with a handle that dlopen gave.
+pub unsafe fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's NUL-terminated name.
     let name = unsafe { CStr::from_ptr(name) };
-    let Some(door) = doors::exact(name.to_bytes()) else { return jump };
-    let found = if handle as usize == RTLD_DEFAULT {
-        // It would find our export even where no driver is loaded, and the
-        // program would think that one is.
-        in_loaded_driver(name).is_some().then_some(door.direct as usize)
-    } else {
-        // A handle of the program itself covers our export too: see above.
-        lookup(handle, name)
-            .map(|real| door.wrap(real.as_ptr() as usize))
-            .filter(|found| *found != door.direct as usize || in_loaded_driver(name).is_some())
-    };
-    Route { value: found.unwrap_or(0), decided: 1 }
-}
-
-/// Replaces `dlsym` for the whole process.
-///
-/// # Safety
-/// As the real one.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    core::arch::naked_asm!(
-        "endbr64",
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {route}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "test rdx, rdx",
-        "jne 2f",
-        "mov rax, qword ptr [rip + {real}]",
-        "jmp rax",
-        "2:",
-        "ret",
-        route = sym route,
-        real = sym REAL_DLSYM,
-    )
-}
-
-/// Replaces `dlsym` for the whole process. On this machine type it calls the
-/// real one instead of jumping to it, so `RTLD_NEXT` and `RTLD_DEFAULT` look-ups
-/// of other libraries see the shim as their caller: not for production.
-///
-/// # Safety
-/// As the real one.
-#[cfg(not(target_arch = "x86_64"))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: the caller's arguments.
-    let r = unsafe { route(handle, name) };
-    match real_dlsym() {
-        // SAFETY: as above.
-        Some(real) if r.decided == 0 => unsafe { real(handle, name) },
-        _ => r.value as *mut c_void,
+    let Some(real) = lookup(handle as usize, name) else { return std::ptr::null_mut() };
+    match doors::exact(name.to_bytes()) {
+        Some(door) => door.wrap(real.as_ptr() as usize) as *mut c_void,
+        None => real.as_ptr(),
     }
 }
 
@@ -177,9 +63,9 @@ fn loaded_driver() -> usize {
 }
 
 fn in_loaded_driver(name: &CStr) -> Option<NonNull<c_void>> {
-    lookup(RTLD_NEXT as *mut c_void, name).or_else(|| match loaded_driver() {
+    host::next(name).or_else(|| match loaded_driver() {
         0 => None,
-        handle => lookup(handle as *mut c_void, name),
+        handle => lookup(handle, name),
     })
 }
 
@@ -197,10 +83,10 @@ pub fn in_driver(name: &CStr) -> Option<NonNull<c_void>> {
     if handle == 0 {
         return None;
     }
-    let found = lookup(handle as *mut c_void, name)?;
-    // The shim stands before the driver where a handle covers both.
+    let found = lookup(handle, name)?;
+    // The preloaded library stands before the driver where a handle covers both.
     if doors::is_ours(found.as_ptr() as usize) {
-        return lookup(RTLD_NEXT as *mut c_void, name);
+        return host::next(name);
     }
     Some(found)
 }
@@ -228,7 +114,7 @@ pub fn direct(cache: &AtomicUsize, name: &CStr) -> usize {
             0 => None,
             handle => {
                 DRIVER_HANDLE.store(handle, Release);
-                lookup(handle as *mut c_void, name)
+                lookup(handle, name)
             }
         })
         .map_or(0, |p| p.as_ptr() as usize);

@@ -10,9 +10,14 @@
 
 use crate::activity::SlotWord;
 use crate::attendant;
-use crate::cu::{Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver};
+use crate::cu::{
+    LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
+    LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
+    SUCCESS, driver,
+};
 use crate::lock::Lock;
-use crate::state;
+use crate::turn::Turn;
+use crate::{completion, poller, state};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -26,9 +31,11 @@ pub const MANY_CONTEXTS: usize = usize::MAX;
 /// Not in use.
 const FREE: u32 = 0;
 /// A stream's.
-const LIVE: u32 = 1;
+pub const LIVE: u32 = 1;
 /// Its stream is destroyed, its work may not be done.
 pub const DRAINING: u32 = 2;
+/// Its context is being destroyed: the driver is not asked about it any more.
+pub const GONE: u32 = 3;
 
 /// One stream's slot.
 #[derive(Debug)]
@@ -36,9 +43,9 @@ pub const DRAINING: u32 = 2;
 pub struct Slot {
     /// See [`crate::activity`].
     pub word: SlotWord,
-    /// Held over a decided launch: from its ticket to its completion write.
-    pub lock: Lock,
-    /// `FREE`, `LIVE` or [`DRAINING`].
+    /// Held over a gated launch: from its ticket to its event.
+    pub turn: Turn,
+    /// `FREE`, [`LIVE`], [`DRAINING`] or [`GONE`].
     pub phase: AtomicU32,
     /// The stream, for driver calls: its handle, or one of the two special ones.
     pub stream: AtomicUsize,
@@ -50,25 +57,25 @@ pub struct Slot {
     pub thread: AtomicU64,
     /// It does not synchronise with the legacy stream.
     pub non_blocking: AtomicU32,
-    /// The launch that the last completion write on its way stands for.
-    pub marked: AtomicU32,
-    /// When the first launch was issued that no completion write stands for.
-    pub unmarked_since_ns: AtomicU64,
+    /// Its thread is to put an event behind what it has launched.
+    pub mark_wanted: AtomicBool,
+    /// Its stream has attributes that another stream would have to have, too.
+    pub has_attributes: AtomicBool,
 }
 
 impl Slot {
     const fn new() -> Self {
         Slot {
             word: SlotWord::new(),
-            lock: Lock::new(),
+            turn: Turn::new(),
             phase: AtomicU32::new(FREE),
             stream: AtomicUsize::new(0),
             context: AtomicUsize::new(0),
             device: AtomicI32::new(-1),
             thread: AtomicU64::new(0),
             non_blocking: AtomicU32::new(0),
-            marked: AtomicU32::new(0),
-            unmarked_since_ns: AtomicU64::new(0),
+            mark_wanted: AtomicBool::new(false),
+            has_attributes: AtomicBool::new(false),
         }
     }
 }
@@ -209,11 +216,11 @@ fn give(key: Key) -> usize {
     slot.thread.store(key.thread, Relaxed);
     slot.non_blocking.store(non_blocking, Relaxed);
     // A free slot's work is done: say so, as a write does that has arrived.
-    let done = slot.word.snapshot().sequence();
-    slot.marked.store(done, Relaxed);
     if let Some(client) = state::client() {
-        crate::completion::seen_done(client, free, done);
+        completion::begin(client, free, slot.word.snapshot().sequence());
     }
+    slot.mark_wanted.store(false, Relaxed);
+    slot.has_attributes.store(has_attributes(key.stream), Relaxed);
     if key.thread != 0 {
         // While a thread ends, its locals may be gone: the slot then stays.
         let _ = THREAD_END.try_with(|end| end.0.set(key.thread));
@@ -223,18 +230,42 @@ fn give(key: Key) -> usize {
     free
 }
 
+/// Whether a stream has attributes that a launch in another stream would lose: a window of the second-level
+/// cache, a memory synchronisation domain, or a green context of the program's.
+fn has_attributes(stream: usize) -> bool {
+    let d = driver();
+    let mut green: Ptr = std::ptr::null_mut();
+    // SAFETY: the stream that the program launches into now; a valid out-pointer.
+    let in_green = d
+        .stream_green
+        .is_some_and(|f| unsafe { f(stream as Ptr, &mut green) == SUCCESS && !green.is_null() });
+    let is_set = |which, is_default: fn(&[u64; 8]) -> bool| {
+        let mut value = [0_u64; 8];
+        // SAFETY: as above.
+        d.stream_attribute.is_some_and(|f| unsafe {
+            f(stream as Ptr, which, &mut value) == SUCCESS && !is_default(&value)
+        })
+    };
+    in_green
+        // An address and a size.
+        || is_set(LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] == 0)
+        || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 == 0)
+        // A byte for either domain; the first is domain 0.
+        || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 == 0)
+}
+
+/// A stream was given attributes.
+pub fn attributes_set(stream: Ptr, per_thread: bool) {
+    if let Some(slot) = find(key(stream, per_thread)) {
+        SLOTS[slot & 63].has_attributes.store(true, Relaxed);
+    }
+}
+
 fn inspect(key: Key) -> (usize, i32, u32) {
     let driver = driver();
     let (mut context, mut device, mut flags) = (key.context, -1, 0);
     if context == 0 {
-        let mut of_stream: Ptr = std::ptr::null_mut();
-        context = match driver.stream_ctx {
-            // SAFETY: the stream that the program launches into now.
-            Some(f) if unsafe { f(key.stream as Ptr, &mut of_stream) } == SUCCESS => {
-                of_stream as usize
-            }
-            _ => driver.current_context(),
-        };
+        context = context_of(key.stream);
         if let Some(f) = driver.stream_flags {
             // SAFETY: as above.
             let _ = unsafe { f(key.stream as Ptr, &mut flags) };
@@ -288,18 +319,54 @@ pub fn in_use() -> impl Iterator<Item = (usize, &'static Slot)> {
         .filter(|(_, slot)| slot.phase.load(Acquire) != FREE)
 }
 
-/// Drop what `of` names: their contexts are destroyed and all their work is over.
-pub fn drop_where(of: impl Fn(&Slot) -> bool) {
+/// Streams with slots; those that share one count as one.
+pub fn used() -> u32 {
+    in_use().count() as u32
+}
+
+/// A context is about to be destroyed: the driver is not asked about its streams any more. Returns what
+/// to put back if it is not destroyed after all.
+pub fn close_context(context: usize) -> u64 {
+    let _held = TABLE.lock();
+    let mut closed = 0;
+    for (i, slot) in in_use() {
+        if slot.context.load(Relaxed) == context && slot.phase.load(Acquire) == LIVE {
+            slot.phase.store(GONE, SeqCst);
+            closed |= bit(i);
+        }
+    }
+    closed
+}
+
+/// It was not destroyed.
+pub fn reopen(closed: u64) {
+    let _held = TABLE.lock();
+    for slot in SLOTS.iter().enumerate().filter(|(i, _)| closed & bit(*i) != 0).map(|(_, s)| s) {
+        let _ = slot.phase.compare_exchange(GONE, LIVE, SeqCst, Relaxed);
+    }
+}
+
+/// A context is destroyed, and all work in it over.
+pub fn drop_context(context: usize) {
     let Some(client) = state::client() else { return };
     for (i, slot) in in_use() {
-        if of(slot) {
-            let word = &client.completions.words[i];
-            word.host.store(slot.word.snapshot().sequence(), SeqCst);
+        if slot.context.load(Relaxed) == context {
+            completion::seen_done(client, i, slot.word.snapshot().sequence());
             attendant::report_change(crate::activity::clear(&client.activity, bit(i)));
             detach(i);
             release(i);
         }
     }
+}
+
+/// The context of a stream (an explicit handle) that the calling thread uses.
+pub fn context_of(stream: usize) -> usize {
+    let mut context: Ptr = std::ptr::null_mut();
+    let is_told = driver().stream_ctx.is_some_and(|f| {
+        // SAFETY: a stream that the program uses now; a valid out-pointer.
+        stream > STREAM_PER_THREAD && unsafe { f(stream as Ptr, &mut context) } == SUCCESS
+    });
+    if is_told { context as usize } else { driver().current_context() }
 }
 
 struct ThreadEnd(Cell<u64>);
@@ -319,9 +386,22 @@ thread_local! {
 fn thread_ended(token: u64) {
     for (i, slot) in in_use() {
         if slot.thread.load(Relaxed) == token && slot.phase.load(Acquire) == LIVE {
+            // The last chance to learn when its work is done.
+            if driver().current_context() == slot.context.load(Relaxed) {
+                completion::mark(i, slot, STREAM_PER_THREAD);
+            }
             detach(i);
-            attendant::nudge();
+            poller::probe();
         }
+    }
+}
+
+/// The calling thread uses its own default stream: put an event there if one is wanted.
+#[inline]
+pub fn mark_if_wanted(index: usize) {
+    let slot = &SLOTS[index & 63];
+    if slot.mark_wanted.load(Relaxed) && slot.mark_wanted.swap(false, SeqCst) {
+        completion::mark(index, slot, STREAM_PER_THREAD);
     }
 }
 
@@ -329,10 +409,9 @@ fn thread_ended(token: u64) {
 pub fn reset() {
     TABLE.reset();
     for slot in &SLOTS {
-        slot.lock.reset();
+        slot.turn.reset();
         slot.phase.store(FREE, SeqCst);
         slot.word.reset();
-        slot.marked.store(0, SeqCst);
     }
     USED.store(0, SeqCst);
     OVERFLOW_AHEAD.store(false, SeqCst);

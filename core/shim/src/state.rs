@@ -90,6 +90,11 @@ pub fn set_client(client: &'static ClientRegion) {
     CLIENT.store(std::ptr::from_ref(client).cast_mut(), Release);
 }
 
+/// The shim is not to be on after all. The region stays: a thread may be looking at it.
+pub fn forget_client() {
+    CLIENT.store(std::ptr::null_mut(), Release);
+}
+
 /// The core in charge, if any.
 pub fn epoch() -> Option<&'static Epoch> {
     // SAFETY: null, or leaked by `enter`.

@@ -16,7 +16,7 @@ use crate::activity::{self, Snapshot};
 use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
 use crate::linger::{self, Awaited};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{attendant, capture, completion, events, state};
+use crate::{attendant, capture, completion, events, quiesce, state};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -75,6 +75,7 @@ fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
     let change =
         activity::covered(&client.activity, &SLOTS[slot & 63].word, slots::bit(slot), seen);
     attendant::report_change(change);
+    linger::after_wait(SLOTS[slot & 63].context.load(Relaxed));
 }
 
 /// The stream's slot and its snapshot, if it is busy.
@@ -85,6 +86,7 @@ fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, us
         return None;
     }
     let slot = slots::find(slots::key(stream, per_thread))?;
+    slots::mark_if_wanted(slot);
     (busy & slots::bit(slot) != 0).then(|| (client, slot, SLOTS[slot].word.snapshot()))
 }
 
@@ -121,6 +123,7 @@ pub unsafe fn stream(
     per_thread: bool,
     stream: Ptr,
 ) -> CuResult {
+    quiesce::stand_aside();
     let covered = of_stream(stream, per_thread);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
@@ -202,7 +205,7 @@ pub unsafe fn event_record(
     stream: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    recorded(event, stream, per_thread, || unsafe { real(event, stream) })
+    recorded(event, stream, per_thread, || quiesce::entered(|| unsafe { real(event, stream) }))
 }
 
 /// `cuEventDestroy`: its handle may be a new event's right after, which was never
@@ -232,7 +235,8 @@ pub unsafe fn event_record_flags(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    recorded(event, stream, per_thread, || unsafe { real(event, stream, flags) })
+    let real = || unsafe { real(event, stream, flags) };
+    recorded(event, stream, per_thread, || quiesce::entered(real))
 }
 
 fn around(covered: Option<Covered>, real: impl FnOnce() -> CuResult) -> CuResult {
@@ -258,6 +262,7 @@ fn current_context() -> usize {
 /// # Safety
 /// As the driver's.
 pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
+    quiesce::stand_aside();
     // SAFETY: no arguments.
     around(Covered::of_context(current_context(), false), || unsafe { real() })
 }
@@ -271,6 +276,7 @@ pub unsafe fn context_given(
     _per_thread: bool,
     ctx: Ptr,
 ) -> CuResult {
+    quiesce::stand_aside();
     let context = if ctx.is_null() { current_context() } else { ctx as usize };
     // SAFETY: the caller's arguments.
     around(Covered::of_context(context, false), || unsafe { real(ctx) })
@@ -300,7 +306,7 @@ pub unsafe fn copy_to_host(
         before_stream(std::ptr::null_mut(), per_thread);
     }
     // SAFETY: the caller's arguments.
-    around(covered, || unsafe { real(dst, src, bytes) })
+    around(covered, || quiesce::entered(|| unsafe { real(dst, src, bytes) }))
 }
 
 /// `cuMemcpyDtoHAsync_v2`: it waits for the stream if the memory is pageable, so programs that
@@ -321,7 +327,7 @@ pub unsafe fn copy_to_host_async(
         before_stream(stream, per_thread);
     }
     // SAFETY: the caller's arguments.
-    unsafe { real(dst, src, bytes, stream) }
+    quiesce::entered(|| unsafe { real(dst, src, bytes, stream) })
 }
 
 /// `cuMemcpyAtoH_v2`.
@@ -338,7 +344,7 @@ pub unsafe fn array_to_host(
 ) -> CuResult {
     let covered = if bytes == 0 { None } else { of_copy(per_thread) };
     // SAFETY: the caller's arguments.
-    around(covered, || unsafe { real(dst, src, offset, bytes) })
+    around(covered, || quiesce::entered(|| unsafe { real(dst, src, offset, bytes) }))
 }
 
 /// `cuMemcpy`.
@@ -356,7 +362,7 @@ pub unsafe fn copy_any(
     // Asked only if it matters.
     let covered = covered.filter(|_| is_host(dst) && !is_host(src));
     // SAFETY: the caller's arguments.
-    around(covered, || unsafe { real(dst, src, bytes) })
+    around(covered, || quiesce::entered(|| unsafe { real(dst, src, bytes) }))
 }
 
 /// Host memory that the driver does not know.

@@ -1,6 +1,7 @@
 //! Threads of the shim's own: small, and deaf to the program's signals.
 
 use std::io;
+use std::time::Duration;
 
 /// The driver runs on these stacks now and then.
 pub const STACK_BYTES: usize = 512 * 1024;
@@ -39,4 +40,20 @@ pub fn spawn_with(
         }
         spawned.map(drop)
     }
+}
+
+/// Sleep for about so long. Not as the standard library does: that is a point at which the calling thread,
+/// which may be the program's, can be cancelled.
+pub fn nap(time: Duration) {
+    let time = rustix::thread::Timespec {
+        tv_sec: time.as_secs().min(3_600) as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// Have the calling thread, one of the shim's own, wake when it is to: by default the system may take 50 us more.
+pub fn wake_on_time() {
+    // SAFETY: concerns the calling thread's timers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize) };
 }

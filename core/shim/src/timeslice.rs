@@ -111,15 +111,22 @@ static GROUPS: [Group; GROUPS_MAX] = [const {
     }
 }; GROUPS_MAX];
 
+/// `ioctl`.
+pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
+
 /// Replaces `ioctl` for the whole process.
 ///
 /// # Safety
 /// As the real one. Variadic there; a third argument, where there is none, is a
 /// register that the kernel ignores.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the caller's arguments. Sets errno as the real function does.
-    let result = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) } as c_int;
+    let result = unsafe {
+        match crate::host::ioctl() {
+            Some(real) => real(fd, request, argument),
+            None => libc::ioctl(fd, request, argument),
+        }
+    };
     let number = request & 0xff;
     if result == 0
         && (request >> 8) & 0xff == IOCTL_TYPE

@@ -27,8 +27,7 @@ fn a_launch_waits_for_its_grant_and_reports_its_end() {
     assert!(!client.done(&request) && !client.busy(), "it is held");
     client.grant();
     assert_eq!(p.answer(), "0");
-    assert!(client.done(&request), "the fake GPU runs at once");
-    assert_eq!(client.region.report.completion.load(SeqCst), report_state::ACTIVE);
+    client.ends(&request);
     assert_eq!(client.region.report.governed.load(SeqCst), report_state::ACTIVE);
     assert_eq!(p.driver("fake_ran"), 1);
     assert!(client.region.counters.waited_ns.load(SeqCst) > 0);
@@ -70,41 +69,40 @@ fn granted_ahead_it_does_not_wait() {
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
     ring::grant(&client.core, 10);
     p.ok(&["launch 0 10"]);
-    let mut last = None;
-    for i in 0..10 {
-        let request = client.take();
-        // A kernel's first launches are measured one by one.
-        let late = if i < 8 { 0 } else { submission_flags::COALESCED };
-        assert_eq!(request.flags, submission_flags::LEASED | late);
-        assert_eq!(request.completion, i + 1);
-        last = Some(request);
+    let leased: Vec<_> = (0..10).map(|_| client.take()).collect();
+    for (i, request) in (1..).zip(&leased) {
+        assert_eq!((request.flags, request.completion), (submission_flags::LEASED, i));
     }
     p.ok(&["sync 0"]);
-    assert!(last.is_some_and(|r| client.done(&r)), "a call that waits shows it at the latest");
+    assert!(leased.iter().all(|r| client.done(r)), "a call that waits shows it at the latest");
     p.tell("launch 0");
-    assert_eq!(client.take().flags, submission_flags::COALESCED, "the eleventh asks");
+    assert_eq!(client.take().flags, 0, "the eleventh asks");
     client.grant();
     assert_eq!(p.answer(), "0");
     p.ends_well();
 }
 
 #[test]
-fn one_write_stands_for_several_launches_unless_someone_waits() {
+fn many_launches_on_their_way_share_events() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    p.driver("fake_hold 1");
     ring::grant(&client.core, 200);
     p.ok(&["launch 0 200"]);
     let leased: Vec<_> = (0..200).map(|_| client.take()).collect();
-    let writes = p.driver("fake_writes");
-    assert!((10..150).contains(&writes), "{writes} writes for 200 launches");
+    let events = p.driver("fake_events");
+    assert!((8..40).contains(&events), "{events} events for 200 launches");
     // The next launch waits for a decision: what was launched before it is
     // reported done without any call of the program's.
     p.tell("launch 0");
     let waiting = client.take();
-    eventually("all leased launches are done", || leased.iter().all(|r| client.done(r)));
-    assert!(!client.done(&waiting));
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!leased.iter().any(|r| client.done(r)));
     client.grant();
     assert_eq!(p.answer(), "0");
+    p.driver("fake_hold 0");
+    leased.iter().chain([&waiting]).for_each(|r| client.ends(r));
+    eventually("idle", || !client.busy());
     p.ends_well();
 }
 
@@ -134,7 +132,7 @@ fn threads_and_streams_keep_their_order_and_lose_nothing() {
     p.tell("threads 4 500");
     let served = client.serve(2000);
     assert_eq!(p.answer(), "0");
-    assert!(served.iter().all(|r| client.done(r)));
+    served.iter().for_each(|r| client.ends(r));
     let mut next = [0; 64];
     for r in &served {
         next[r.stream as usize] += 1;
@@ -146,7 +144,7 @@ fn threads_and_streams_keep_their_order_and_lose_nothing() {
     assert_eq!(p.driver("fake_launched"), 2000);
     assert_eq!(p.driver("fake_ran"), 2000);
     assert_eq!(p.driver("fake_disorder"), 0);
-    assert!(!client.busy());
+    eventually("idle", || !client.busy());
     p.ends_well();
 }
 
@@ -246,58 +244,51 @@ fn refused_launches_are_reported_done_behind_what_still_runs() {
     assert_eq!(p.answer(), "700", "the program learns of it");
     assert!(!client.done(&running) && !client.done(&refused));
     p.driver("fake_hold 0");
-    assert!(client.done(&running) && client.done(&refused));
+    client.ends(&running);
+    client.ends(&refused);
     assert_eq!(client.region.counters.failed.load(SeqCst), 1);
-    // Launch and write both refused: waited for, then stored by hand.
-    p.driver("fake_fail 1");
-    p.driver("fake_fail_writes 1");
-    p.tell("launch 0");
-    let lost = client.serve(1)[0];
-    assert_eq!(p.answer(), "700");
-    assert!(client.done(&lost));
-    assert_eq!(client.region.report.completion.load(SeqCst), report_state::ACTIVE);
     p.ends_well();
 }
 
 #[test]
-fn without_stream_writes_launches_are_waited_for() {
+fn without_events_the_end_of_a_stream_says_that_its_launches_are_done() {
     let core = Core::new();
-    for trouble in ["fake_fail_register 1", "fake_fail_writes 1000"] {
-        let (mut p, mut client) = attached(&core, &welcome(), &[]);
-        p.driver(trouble);
-        p.driver("fake_hold 1");
-        p.tell("launch 0 2");
-        let requests = client.serve(2);
-        assert_eq!(p.answer(), "0");
-        assert!(requests.iter().all(|r| client.done(r)), "{trouble}");
-        assert_ne!(requests[1].flags & submission_flags::SYNCHRONOUS, 0);
-        assert_eq!(p.driver("fake_ran"), 2, "waited for, although held");
-        assert!(!client.busy());
-        let report = &client.region.report;
-        assert_eq!(report.completion.load(SeqCst), report_state::FALLBACK);
-        assert_eq!(report.completion_error.load(SeqCst), 801);
-        p.ends_well();
-    }
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    p.driver("fake_fail_events 1000");
+    p.driver("fake_hold 1");
+    p.tell("launch 0 2");
+    let requests = client.serve(2);
+    assert_eq!(p.answer(), "0");
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(client.busy() && !requests.iter().any(|r| client.done(r)));
+    assert_eq!(p.driver("fake_ran"), 0, "nobody waits for them");
+    p.driver("fake_hold 0");
+    requests.iter().for_each(|r| client.ends(r));
+    eventually("idle", || !client.busy());
+    p.ends_well();
 }
 
 #[test]
-fn more_streams_than_slots_run_one_at_a_time() {
+fn more_streams_than_slots_share_the_last() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
     p.driver("fake_hold 1");
+    let mut requests = Vec::new();
     for i in 1..=70 {
         p.ok(&[&format!("stream {i}")]);
         p.tell(&format!("launch {i}"));
         let request = client.serve(1)[0];
-        assert_eq!(p.answer(), "0");
-        let overflow = i > 63;
-        assert_eq!(request.stream == 63, overflow, "stream {i}");
-        assert_eq!(client.done(&request), overflow, "stream {i}");
+        assert_eq!(p.answer(), "0", "nobody waits for another stream");
+        assert_eq!(request.stream == 63, i > 63, "stream {i}");
+        requests.push(request);
     }
     assert_eq!(client.region.counters.stream_overflow.load(SeqCst), 7);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!requests.iter().any(|r| client.done(r)));
     p.driver("fake_hold 0");
+    requests.iter().for_each(|r| client.ends(r));
     p.ok(&["ctxsync"]);
-    assert!(!client.busy());
+    eventually("idle", || !client.busy());
     assert_eq!(p.driver("fake_ran"), 70);
     p.ends_well();
 }
@@ -344,18 +335,16 @@ fn the_probe_finds_out_what_still_runs() {
     p.driver("fake_hold 1");
     p.ok(&["launch 1", "launch 0"]);
     client.probe();
-    eventually("a write behind each stream", || client.region.report.completion.load(SeqCst) == 1);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(client.region.activity.busy_streams.load(SeqCst).count_ones(), 2, "it still runs");
     p.driver("fake_hold 0");
     eventually("idle without any waiting call", || !client.busy());
-    assert_eq!(p.driver("fake_writes"), 2);
-    // Under a capture nothing is done to any stream.
+    assert_eq!(p.driver("fake_events"), 0, "nothing of ours in the streams");
+    // Under a capture no stream is asked.
     p.ok(&["launch 0", "capture 1"]);
     client.probe();
     std::thread::sleep(Duration::from_millis(30));
     assert!(client.busy());
-    assert_eq!(p.driver("fake_writes"), 2);
     p.ok(&["endcapture 1"]);
     client.probe();
     eventually("idle", || !client.busy());

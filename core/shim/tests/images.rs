@@ -1,9 +1,10 @@
-//! Code images of libraries that come and go: used while they are there, and not after.
+//! Code images of libraries that come and go, in files and in buffers: read as they were loaded, or not at all.
 
 use std::ffi::CString;
+use std::path::Path;
 use std::process::Command;
 use tally_kernels::Refusal;
-use tally_shim::cut::images;
+use tally_shim::images::{self, Options};
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n";
 
@@ -30,14 +31,19 @@ impl Library {
     }
 }
 
+fn load(image: *const u8) -> u128 {
+    // SAFETY: text that ends with a NUL.
+    unsafe { images::loaded(image, Options::NONE) }
+}
+
 fn is_there(path: &CString) -> bool {
     // SAFETY: only asks.
     !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null()
 }
 
-fn build(dir: &std::path::Path, name: &str) -> CString {
+fn build(dir: &Path, name: &str, ptx: &[u8]) -> CString {
     let source = dir.join("image.c");
-    let text = std::str::from_utf8(PTX).unwrap().replace('\n', "\\n");
+    let text = std::str::from_utf8(ptx).unwrap().replace('\n', "\\n");
     std::fs::write(&source, format!("const char image[] = \"{text}\";\n")).unwrap();
     let path = dir.join(name);
     let built =
@@ -47,46 +53,63 @@ fn build(dir: &std::path::Path, name: &str) -> CString {
 }
 
 #[test]
-fn images_in_libraries_are_used_only_while_they_are_there() {
+fn an_image_in_a_library_is_read_only_while_it_is_there() {
     let dir = tempfile::tempdir().unwrap();
-    let read = |hash| images::with(hash, <[u8]>::to_vec);
-
-    let gone = build(dir.path(), "libgone.so");
-    let library = Library::open(&gone);
-    // SAFETY: text that ends with a NUL.
-    unsafe { images::loaded(1, library.image) };
-    assert_eq!(images::library(1).unwrap().as_deref(), Some("libgone.so"));
+    let path = build(dir.path(), "libcode.so", PTX);
+    let library = Library::open(&path);
+    let digest = load(library.image);
+    assert_eq!(images::library(digest).unwrap().as_deref(), Some("libcode.so"));
+    assert_eq!(images::bytes(digest).unwrap()[..], *PTX);
+    assert_eq!(images::copied_bytes(), 0, "only its place is kept");
     library.close();
-    assert!(!is_there(&gone), "noting an image does not keep its library");
-    assert_eq!(read(1), Err(Refusal::ImageGone));
+    assert!(!is_there(&path), "noting an image does not keep its library");
+    assert_eq!(images::bytes(digest), Err(Refusal::ImageGone));
 
-    let kept = build(dir.path(), "libkept.so");
-    let library = Library::open(&kept);
-    // SAFETY: as above.
-    unsafe { images::loaded(2, library.image) };
-    assert_eq!(read(2).unwrap(), PTX);
+    // Another library, most likely at the same place.
+    let other = PTX.to_ascii_uppercase();
+    let library = Library::open(&build(dir.path(), "libother.so", &other));
+    assert_eq!(images::bytes(digest), Err(Refusal::ImageGone));
+    let second = load(library.image);
+    assert_ne!(second, digest);
+    assert_eq!(images::bytes(second).unwrap()[..], other);
     library.close();
-    assert!(is_there(&kept), "using one does");
-    assert_eq!(read(2).unwrap(), PTX);
+
+    let library = Library::open(&path);
+    assert_eq!(load(library.image), digest, "the same image again");
+    library.close();
 }
 
 #[test]
-fn images_in_memory_are_copied_and_files_are_read() {
-    let mut text = PTX.to_vec();
-    text.push(0);
-    // SAFETY: text that ends with a NUL.
-    unsafe { images::loaded(3, text.as_ptr()) };
-    text.fill(b'x');
-    drop(text);
-    assert_eq!(images::with(3, <[u8]>::to_vec).unwrap(), PTX);
+fn a_buffer_that_is_used_again_and_a_file_that_is_replaced_change_nothing() {
+    let with_nul = |text: &str| [text.as_bytes(), &[0]].concat();
+    let mut buffer = with_nul(".version 7.1\n.target sm_70\n// first ");
+    let first = load(buffer.as_ptr());
+    let loaded = buffer.clone();
+    buffer.copy_from_slice(&with_nul(".version 7.1\n.target sm_70\n// second"));
+    let second = load(buffer.as_ptr());
+    assert_ne!(first, second);
+    for (digest, bytes) in [(first, &loaded), (second, &buffer)] {
+        assert_eq!(images::bytes(digest).unwrap()[..], bytes[..bytes.len() - 1]);
+    }
 
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("module.ptx");
-    std::fs::write(&path, PTX).unwrap();
-    images::loaded_file(4, &CString::new(path.to_str().unwrap()).unwrap());
-    assert_eq!(images::with(4, <[u8]>::to_vec).unwrap(), PTX);
-    assert_eq!(images::library(4).unwrap().as_deref(), Some("module.ptx"));
-    std::fs::remove_file(path).unwrap();
-    assert_eq!(images::with(4, <[u8]>::to_vec), Err(Refusal::ImageGone));
-    assert_eq!(images::with(5, <[u8]>::to_vec), Err(Refusal::ImageGone), "never seen");
+    let file = images::loaded_file(b"a module\n", Some("module.ptx".into()), Options::NONE);
+    let replaced = images::loaded_file(b"another \n", Some("module.ptx".into()), Options::NONE);
+    assert_ne!(file, replaced);
+    assert_eq!(images::bytes(file).unwrap()[..], *b"a module\n");
+    assert_eq!(images::library(file).unwrap().as_deref(), Some("module.ptx"));
+    assert_eq!(images::bytes(file ^ 1), Err(Refusal::ImageGone), "never loaded");
+}
+
+#[test]
+fn copies_have_a_bound() {
+    let big = |fill: u8| vec![fill; images::COPIED_BYTES_MAX / 2 - (1 << 20)];
+    let digests =
+        [b'a', b'b', b'c'].map(|fill| images::loaded_file(&big(fill), None, Options::NONE));
+    assert!(images::copied_bytes() <= images::COPIED_BYTES_MAX);
+    let kept = digests.map(|digest| images::bytes(digest).is_ok());
+    assert_eq!(kept, [true, true, false]);
+    assert!(images::unloaded(digests[0]));
+    assert_eq!(images::loaded_file(&big(b'c'), None, Options::NONE), digests[2]);
+    assert!(images::bytes(digests[2]).is_ok(), "loaded again, with room");
+    assert!(images::unloaded(digests[1]) && !images::unloaded(digests[2]));
 }

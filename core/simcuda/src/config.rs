@@ -47,6 +47,33 @@ pub const PRIORITY_RANGE: (i32, i32) = (0, -5);
 /// First and longest sleep of a stream that polls a value, in microseconds.
 pub const VALUE_POLL_US: (u64, u64) = (5, 100);
 
+/// Hardware queues of a context and priority, unless the program says otherwise, and at most.
+pub const CONNECTIONS: (u64, u64) = (8, 32);
+/// Entries that a hardware queue holds.
+pub const QUEUE_DEPTH: u64 = 1020;
+
+/// Hardware queues: `CUDA_DEVICE_MAX_CONNECTIONS`, as it was when first asked.
+pub fn connections() -> usize {
+    static CONNECTIONS_ASKED: OnceLock<usize> = OnceLock::new();
+    *CONNECTIONS_ASKED.get_or_init(|| {
+        let asked = number("CUDA_DEVICE_MAX_CONNECTIONS").unwrap_or(CONNECTIONS.0);
+        asked.clamp(1, CONNECTIONS.1) as usize
+    })
+}
+
+/// Whether launches of kernels return when these have ended: `CUDA_LAUNCH_BLOCKING`, as it was when
+/// first asked.
+pub fn launches_block() -> bool {
+    static BLOCK: OnceLock<bool> = OnceLock::new();
+    *BLOCK.get_or_init(|| number("CUDA_LAUNCH_BLOCKING").is_some_and(|n| n != 0))
+}
+
+/// Entries of a hardware queue: `TALLY_SIMCUDA_QUEUE_DEPTH`, as it was when first asked.
+pub fn queue_depth() -> u64 {
+    static DEPTH: OnceLock<u64> = OnceLock::new();
+    *DEPTH.get_or_init(|| number("TALLY_SIMCUDA_QUEUE_DEPTH").unwrap_or(QUEUE_DEPTH).max(1))
+}
+
 /// SMs: `TALLY_SIMCUDA_SMS`, `None` if unset or unusable.
 pub fn sms() -> Option<u32> {
     number("TALLY_SIMCUDA_SMS").map(|n| n.clamp(1, crate::sm::SMS_MAX as u64) as u32)

@@ -4,6 +4,7 @@
 use crate::driver::{Driver, driver};
 use crate::error::{CuError, CuResult};
 use crate::green::Green;
+use crate::hardware::HardwareQueues;
 use crate::registry::handle_of;
 use crate::stream::{Stream, StreamKind};
 use crate::sync::lock;
@@ -33,6 +34,7 @@ pub(crate) struct Context {
     /// Held while work gets its place among the blocking streams.
     pub(crate) order: Mutex<()>,
     pub(crate) streams: Mutex<Vec<Arc<Stream>>>,
+    pub(crate) hardware: HardwareQueues,
     limits: [AtomicU64; LIMITS],
     pub(crate) cache_config: AtomicU32,
     pub(crate) shared_config: AtomicU32,
@@ -54,6 +56,7 @@ impl Context {
             launching: RwLock::new(()),
             order: Mutex::new(()),
             streams: Mutex::default(),
+            hardware: HardwareQueues::default(),
             limits,
             cache_config: AtomicU32::new(0),
             shared_config: AtomicU32::new(1),
@@ -115,6 +118,19 @@ impl Context {
         Ok(stream)
     }
 
+    /// Takes a stream in; forgets those that ended and have nothing left to do.
+    pub(crate) fn add_stream(&self, stream: Arc<Stream>) {
+        let mut streams = lock(&self.streams);
+        streams.retain(|s| !(s.is_closed() && s.is_idle()));
+        streams.push(stream);
+    }
+
+    /// Ends a stream. What is queued still runs, and is waited for where all streams are.
+    pub(crate) fn end_stream(&self, stream: &Arc<Stream>) {
+        stream.close();
+        lock(&self.streams).retain(|s| !(s.is_closed() && s.is_idle()));
+    }
+
     /// Waits for everything that was submitted before.
     pub(crate) fn synchronize(&self) -> CuResult {
         let streams = lock(&self.streams).clone();
@@ -124,15 +140,26 @@ impl Context {
         self.check()
     }
 
-    /// The same, and launches wait until the answer is dropped: what the GPU's driver does in calls that give memory back or
-    /// load code.
+    /// [`Self::synchronize`] of the context with that number; nothing if it was destroyed.
+    ///
+    /// # Errors
+    /// Those of the context.
+    pub(crate) fn synchronize_by_id(driver: &Driver, id: u64) -> CuResult {
+        let found = driver.contexts.find_map(|c| (c.id == id && c.is_alive()).then(|| c.clone()));
+        found.map_or(Ok(()), |context| context.synchronize())
+    }
+
+    /// The same as [`Self::synchronize`], and calls of other threads that take [`Self::launching`] wait until the answer is dropped: what the GPU's
+    /// driver does in calls that give memory back or load code.
     pub(crate) fn synchronize_alone(&self) -> CuResult<RwLockWriteGuard<'_, ()>> {
         let alone = self.launching.write().unwrap_or_else(PoisonError::into_inner);
         self.synchronize()?;
         Ok(alone)
     }
 
-    /// Held during a launch.
+    /// Held during calls that the driver keeps waiting while another thread gives memory back or loads code: launches,
+    /// event records, the making and ending of events and streams, begins of captures, questions of occupancy. (Not:
+    /// queries and synchronising calls.) No call may take it twice.
     pub(crate) fn launching(&self) -> RwLockReadGuard<'_, ()> {
         self.launching.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,8 +242,7 @@ struct OwnStreams(HashMap<(u64, u64), Arc<Stream>>);
 impl Drop for OwnStreams {
     fn drop(&mut self) {
         for stream in self.0.values() {
-            stream.close();
-            lock(&stream.context.streams).retain(|s| !Arc::ptr_eq(s, stream));
+            stream.context.end_stream(stream);
         }
     }
 }
@@ -273,7 +299,7 @@ pub(crate) fn per_thread_stream(current: &Current) -> CuResult<Arc<Stream>> {
                 Some(green) => green.stream(kind, 0, 0)?,
                 None => {
                     let stream = Stream::new(context, kind, 0, 0, None)?;
-                    lock(&context.streams).push(stream.clone());
+                    context.add_stream(stream.clone());
                     stream
                 }
             };

@@ -17,9 +17,15 @@ const FLAGS: u32 = 7;
 pub(crate) struct Record {
     done: Progress,
     time_ns: AtomicU64,
+    /// Takes an entry of a hardware queue: the GPU writes the time.
+    pub(crate) is_timed: bool,
 }
 
 impl Record {
+    pub(crate) fn new(is_timed: bool) -> Self {
+        Self { is_timed, ..Self::default() }
+    }
+
     /// The stream got here.
     pub(crate) fn complete(&self) {
         self.time_ns.store(now_ns(), SeqCst);
@@ -62,6 +68,10 @@ impl Event {
         Ok(Self { context, flags, last: Mutex::default() })
     }
 
+    pub(crate) fn is_timed(&self) -> bool {
+        self.flags & DISABLE_TIMING == 0
+    }
+
     /// The last record outside a capture, if any.
     ///
     /// # Errors
@@ -76,7 +86,7 @@ impl Event {
 
     /// Milliseconds from `start` to `self`.
     pub(crate) fn elapsed_ms(&self, start: &Self) -> CuResult<f32> {
-        if (self.flags | start.flags) & DISABLE_TIMING != 0 {
+        if !self.is_timed() || !start.is_timed() {
             return Err(CuError::INVALID_HANDLE);
         }
         let (Some(end), Some(start)) = (self.record()?, start.record()?) else {

@@ -6,6 +6,7 @@ use crate::engine::in_background;
 use crate::error::{CuError, CuResult};
 use crate::op::{Op, Worker};
 use crate::registry::handle_of;
+use crate::stream::Place;
 use crate::sync::{Progress, lock};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -259,6 +260,8 @@ impl Plan {
 pub(crate) struct Exec {
     pub(crate) plan: Mutex<Arc<Plan>>,
     pub(crate) flags: u64,
+    /// Its last launch: the next one, on whatever stream, starts when that one has ended.
+    pub(crate) last: Arc<Mutex<Option<Place>>>,
     /// Graphs whose memory it uses.
     _graph: Arc<Graph>,
 }
@@ -274,13 +277,14 @@ struct Launched {
 impl Exec {
     pub(crate) fn new(graph: &Arc<Graph>, flags: u64) -> CuResult<Self> {
         let plan = Mutex::new(Arc::new(graph.instantiate()?));
-        Ok(Self { plan, flags, _graph: graph.clone() })
+        Ok(Self { plan, flags, last: Arc::default(), _graph: graph.clone() })
     }
 
     /// A launch of it as it is now: later updates do not change it.
     pub(crate) fn snapshot(self: &Arc<Self>) -> Arc<Self> {
         let plan = Mutex::new(lock(&self.plan).clone());
-        Arc::new(Self { plan, flags: self.flags, _graph: self._graph.clone() })
+        let (last, _graph) = (self.last.clone(), self._graph.clone());
+        Arc::new(Self { plan, flags: self.flags, last, _graph })
     }
 
     /// Runs all steps: the first lane here, each further one on a thread of

@@ -90,7 +90,7 @@ impl Green {
         streams.retain(|s| s.strong_count() != 0);
         streams.push(Arc::downgrade(&stream));
         drop(streams);
-        lock(&self.context.streams).push(stream.clone());
+        self.context.add_stream(stream.clone());
         let mut waits = lock(&self.waits);
         waits.retain(|record| !record.is_complete());
         for record in waits.iter() {
@@ -134,8 +134,7 @@ impl Green {
     pub(crate) fn close(&self) {
         self.alive.store(false, SeqCst);
         if let Some(stream) = lock(&self.default).take() {
-            lock(&self.context.streams).retain(|s| !Arc::ptr_eq(s, &stream));
-            stream.close();
+            self.context.end_stream(&stream);
         }
     }
 }
@@ -147,7 +146,8 @@ impl Green {
 pub(crate) fn wait_for(streams: &[Arc<Stream>], record: Option<&Arc<Record>>) -> CuResult {
     streams.iter().try_for_each(|stream| crate::capture::forbid_on(stream))?;
     let Some(record) = record else { return Ok(()) };
-    streams.iter().try_for_each(|stream| stream.submit(Op::Wait(record.clone())))
+    let mut open = streams.iter().filter(|stream| !stream.is_closed());
+    open.try_for_each(|stream| stream.submit(Op::Wait(record.clone())))
 }
 
 /// Records `event` where all of `streams`, which are of `context`, are now.
@@ -163,12 +163,9 @@ pub(crate) fn record(context: &Arc<Context>, streams: &[Arc<Stream>], event: &Ev
     // A stream for this alone waits for the others; it ends when it is done.
     let recorder = Stream::new(context, StreamKind::Created, NON_BLOCKING, 0, None)?;
     let record = Arc::new(Record::default());
-    recorder.submit_after(Op::Record(record.clone()), streams)?;
+    recorder.submit_after(&Op::Record(record.clone()), streams)?;
     recorder.close();
-    let mut all = lock(&context.streams);
-    all.retain(|stream| !(stream.is_closed() && stream.is_idle()));
-    all.push(recorder);
-    drop(all);
+    context.add_stream(recorder);
     *lock(&event.last) = Last::Recorded(record);
     Ok(())
 }

@@ -11,13 +11,16 @@
 //! | `TALLY_SIMCUDA_SMS` | SMs | CPUs of the machine |
 //! | `TALLY_SIMCUDA_MEMORY_MIB` | device memory, all processes together | 1024 |
 //! | `TALLY_SIMCUDA_ARENA_MIB` | address space reserved for it, per process | 16384 |
+//! | `TALLY_SIMCUDA_QUEUE_DEPTH` | entries that a hardware queue holds | 1020 |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS` | hardware queues of a context and priority, 1 to 32 | 8 |
+//! | `CUDA_LAUNCH_BLOCKING` | `1`: launches of kernels return when these have ended | off |
 //! | `TALLY_SIMCUDA_LOG` | `1`: say on stderr why a module, launch or start failed | silent |
 //!
 //! SMs and memory are the device's: the first process on it decides, and the
 //! others find what it chose.
 //!
 //! Where to read on: [`sm`] for sharing between processes, `engine` for how a
-//! kernel runs, `stream` for order, `exports` for the API itself. It never
+//! kernel runs, `stream` and `hardware` for order, `exports` for the API itself. It never
 //! prints (unless `TALLY_SIMCUDA_LOG=1`), never unwinds into its caller, and
 //! never spins.
 
@@ -36,6 +39,7 @@ mod exports;
 mod ffi;
 mod graph;
 mod green;
+mod hardware;
 mod image;
 mod launch;
 mod memory;

@@ -259,6 +259,11 @@ impl Library {
         Ok(module)
     }
 
+    /// Where it is loaded.
+    pub(crate) fn contexts(&self) -> Vec<u64> {
+        lock(&self.modules).keys().copied().collect()
+    }
+
     /// Withdraws everything that was made from it.
     pub(crate) fn unload(&self, driver: &Driver) {
         for kernel in std::mem::take(&mut *lock(&self.kernels)) {

@@ -58,6 +58,37 @@ pub(crate) enum Op {
     Child(Arc<Graph>),
 }
 
+impl Op {
+    /// Whether it takes an entry of a hardware queue.
+    pub(crate) fn takes_entry(&self) -> bool {
+        match self {
+            Op::Record(record) => record.is_timed,
+            // The driver looks first whether there is something to wait for.
+            Op::Wait(record) => !record.is_complete(),
+            Op::Nop | Op::Free(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether its entry is gone when it starts, not when it ends: what others do.
+    pub(crate) fn leaves_at_start(&self) -> bool {
+        matches!(
+            self,
+            Op::Kernel(_)
+                | Op::Graph(_)
+                | Op::Copy(_)
+                | Op::Fill(_)
+                | Op::Host { .. }
+                | Op::Callback { .. }
+        )
+    }
+
+    /// Whether submitting it waits for a call that loads code or gives memory back.
+    pub(crate) fn waits_for_loads(&self) -> bool {
+        matches!(self, Op::Kernel(_) | Op::Graph(_) | Op::Record(_))
+    }
+}
+
 /// A pointer that means something only to the program.
 #[derive(Clone, Copy)]
 pub(crate) struct UserData(pub(crate) *mut c_void);

@@ -6,10 +6,11 @@ use crate::context::{Context, current_entry, per_thread_stream};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::green::Green;
+use crate::hardware::{Entry, HardwareQueue};
 use crate::op::{Op, Worker};
 use crate::sync::{Progress, lock, spawn_quiet};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
@@ -51,19 +52,45 @@ pub(crate) struct Stream {
     pub(crate) capture: Mutex<Option<Fork>>,
 }
 
-#[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
+    /// Where its work is fetched from now, and whether some of that has not ended.
+    hardware: Arc<HardwareQueue>,
+    uses_hardware: bool,
+    /// The number of the last piece of work that took an entry.
+    last_entry: u64,
     submitted: u64,
     closed: bool,
     started: bool,
     idle: bool,
 }
 
-/// A piece of work, and what of other streams must end first.
+impl Queue {
+    /// Says so if all work that took an entry has ended.
+    fn leave_hardware(&mut self, completed: u64) {
+        if self.uses_hardware && completed >= self.last_entry {
+            self.uses_hardware = false;
+            self.hardware.count_user(false);
+        }
+    }
+}
+
+/// A piece of work, what of other streams must end first, and its place in a hardware
+/// queue, if it takes one.
 struct Task {
     op: Op,
     after: Vec<(Arc<Stream>, u64)>,
+    entry: Option<Entry>,
+}
+
+/// The number of a piece of work in its stream, which does not keep the stream.
+pub(crate) struct Place(Weak<Stream>, u64);
+
+impl Place {
+    fn pending(&self) -> Option<(Arc<Stream>, u64)> {
+        let stream = self.0.upgrade()?;
+        (stream.completed.get() < self.1).then_some((stream, self.1))
+    }
 }
 
 impl Stream {
@@ -74,6 +101,16 @@ impl Stream {
         priority: i32,
         green: Option<Arc<Green>>,
     ) -> CuResult<Arc<Self>> {
+        let queue = Queue {
+            tasks: VecDeque::new(),
+            hardware: context.hardware.assign(priority),
+            uses_hardware: false,
+            last_entry: 0,
+            submitted: 0,
+            closed: false,
+            started: false,
+            idle: false,
+        };
         Ok(Arc::new(Self {
             id: driver()?.new_id(),
             context: context.clone(),
@@ -81,7 +118,7 @@ impl Stream {
             flags,
             priority,
             green,
-            queue: Mutex::default(),
+            queue: Mutex::new(queue),
             work: Condvar::new(),
             completed: Progress::default(),
             capture: Mutex::new(None),
@@ -110,31 +147,47 @@ impl Stream {
         self.enqueue(op)
     }
 
+    /// Waits while the hardware queue is full, or another thread loads code; holds no lock
+    /// for as long as it waits for room.
     fn enqueue(self: &Arc<Self>, op: Op) -> CuResult {
-        if self.kind != StreamKind::Legacy && !self.is_blocking() {
-            return self.push(Task { op, after: Vec::new() });
+        loop {
+            let launching = op.waits_for_loads().then(|| self.context.launching());
+            let Err(full) = self.try_enqueue(&op)? else { return Ok(()) };
+            drop(launching);
+            full.wait_for_room();
         }
-        let legacy = match self.kind {
-            StreamKind::Legacy => None,
-            _ => Some(self.context.legacy_stream()?),
-        };
-        let _order = lock(&self.context.order);
-        let after = match legacy {
-            Some(legacy) => legacy.pending().into_iter().collect(),
-            None => lock(&self.context.streams)
-                .iter()
-                .filter(|s| s.is_blocking())
-                .filter_map(Stream::pending)
-                .collect(),
-        };
-        self.push(Task { op, after })
     }
 
-    /// Puts `op` at the end of the queue, to be done when all that was submitted
-    /// to `others` is.
-    pub(crate) fn submit_after(self: &Arc<Self>, op: Op, others: &[Arc<Self>]) -> CuResult {
+    /// The queue that is full, if one is.
+    fn try_enqueue(self: &Arc<Self>, op: &Op) -> CuResult<Result<(), Arc<HardwareQueue>>> {
+        let is_blocking = self.is_blocking();
+        let order = (self.kind == StreamKind::Legacy || is_blocking).then_some(&self.context);
+        let legacy = if is_blocking { Some(self.context.legacy_stream()?) } else { None };
+        let _order = order.map(|context| lock(&context.order));
+        let mut after: Vec<_> = match (self.kind, &legacy) {
+            (StreamKind::Legacy, _) => self.waited_for().iter().filter_map(Self::pending).collect(),
+            (_, Some(legacy)) => legacy.pending().into_iter().collect(),
+            _ => Vec::new(),
+        };
+        // The driver serialises launches of one exec, whatever their streams.
+        let exec = match op {
+            Op::Graph(exec) => Some(exec),
+            _ => None,
+        };
+        let mut last = exec.map(|exec| lock(&exec.last));
+        after.extend(last.as_ref().and_then(|last| last.as_ref()?.pending()));
+        Ok(self.push(op, after)?.map(|number| {
+            if let Some(last) = &mut last {
+                **last = Some(Place(Arc::downgrade(self), number));
+            }
+        }))
+    }
+
+    /// Puts `op`, which takes no entry, at the end of the queue, to be done when all that
+    /// was submitted to `others` is.
+    pub(crate) fn submit_after(self: &Arc<Self>, op: &Op, others: &[Arc<Self>]) -> CuResult {
         self.context.check()?;
-        self.push(Task { op, after: others.iter().filter_map(Self::pending).collect() })
+        self.push(op, others.iter().filter_map(Self::pending).collect()).map(drop)
     }
 
     /// The stream and the number of its last piece of work, if not done yet.
@@ -143,7 +196,12 @@ impl Stream {
         (self.completed.get() < submitted).then(|| (self.clone(), submitted))
     }
 
-    fn push(self: &Arc<Self>, task: Task) -> CuResult {
+    /// The number of the new piece of work, or the hardware queue that has no room.
+    fn push(
+        self: &Arc<Self>,
+        op: &Op,
+        after: Vec<(Arc<Self>, u64)>,
+    ) -> CuResult<Result<u64, Arc<HardwareQueue>>> {
         let mut queue = lock(&self.queue);
         if queue.closed {
             return Err(CuError::INVALID_HANDLE);
@@ -153,14 +211,31 @@ impl Stream {
             spawn_quiet("sim-stream", move || stream.run()).map_err(|_| CuError::OUT_OF_MEMORY)?;
             queue.started = true;
         }
-        queue.tasks.push_back(task);
+        let mut entry = None;
+        if op.takes_entry() {
+            queue.leave_hardware(self.completed.get());
+            if !queue.uses_hardware {
+                let chosen = self.context.hardware.choose(self.priority, &queue.hardware);
+                queue.hardware = chosen;
+            }
+            entry = queue.hardware.enter();
+            if entry.is_none() {
+                return Ok(Err(queue.hardware.clone()));
+            }
+            if !std::mem::replace(&mut queue.uses_hardware, true) {
+                queue.hardware.count_user(true);
+            }
+            queue.last_entry = queue.submitted + 1;
+        }
+        queue.tasks.push_back(Task { op: op.clone(), after, entry });
         queue.submitted += 1;
+        let number = queue.submitted;
         let wake = queue.idle;
         drop(queue);
         if wake {
             self.work.notify_one();
         }
-        Ok(())
+        Ok(Ok(number))
     }
 
     /// The stream's thread.
@@ -169,6 +244,7 @@ impl Stream {
         let mut number = 0;
         loop {
             let mut queue = lock(&self.queue);
+            queue.leave_hardware(number);
             let task = loop {
                 if let Some(task) = queue.tasks.pop_front() {
                     break task;
@@ -181,12 +257,24 @@ impl Stream {
                 queue.idle = false;
             };
             drop(queue);
-            for (stream, until) in &task.after {
+            let Task { op, after, mut entry } = task;
+            for (stream, until) in &after {
                 stream.completed.wait_for(*until);
             }
-            worker.run(&task.op, &self.context, self.priority);
+            if let Some(entry) = &entry {
+                entry.wait_for_turn();
+            }
+            if op.leaves_at_start()
+                && let Some(entry) = entry.take()
+            {
+                entry.leave();
+            }
+            worker.run(&op, &self.context, self.priority);
+            if let Some(entry) = entry {
+                entry.leave();
+            }
             // What the work holds on to is released before anyone sees it done.
-            drop(task);
+            drop((op, after));
             number += 1;
             self.completed.advance(number);
         }
@@ -203,6 +291,26 @@ impl Stream {
         self.completed.wait_for(submitted);
     }
 
+    /// What a query says. The legacy stream is not ready while a blocking stream is busy.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_idle() && self.waited_for().iter().all(|s| s.is_idle())
+    }
+
+    /// Waits until [`Self::is_ready`] for what was submitted so far.
+    pub(crate) fn synchronize(&self) {
+        self.waited_for().iter().for_each(|s| s.wait_all());
+        self.wait_all();
+    }
+
+    /// The other streams whose work comes before this one's: for the legacy stream all
+    /// blocking ones.
+    fn waited_for(&self) -> Vec<Arc<Self>> {
+        if self.kind != StreamKind::Legacy {
+            return Vec::new();
+        }
+        lock(&self.context.streams).iter().filter(|s| s.is_blocking()).cloned().collect()
+    }
+
     /// Whether work could start at once: nothing of this stream, or that it
     /// would have to wait for, is pending.
     pub(crate) fn could_start(self: &Arc<Self>) -> CuResult<bool> {
@@ -210,9 +318,7 @@ impl Stream {
             return Ok(false);
         }
         Ok(match self.kind {
-            StreamKind::Legacy => {
-                lock(&self.context.streams).iter().all(|s| !s.is_blocking() || s.is_idle())
-            }
+            StreamKind::Legacy => self.is_ready(),
             _ if self.is_blocking() => self.context.legacy_stream()?.is_idle(),
             _ => true,
         })

@@ -160,7 +160,7 @@ typedef struct tally_policy_types_cut_state_t {
 // Its cut form is being made.
 #define TALLY_POLICY_TYPES_CUT_STATE_PREPARING 2
 #define TALLY_POLICY_TYPES_CUT_STATE_READY 3
-// It is only run whole (or on some of the SMs), and why.
+// It is only run whole (a kernel of a closed library also on some of the SMs), and why.
 #define TALLY_POLICY_TYPES_CUT_STATE_WHOLE_ONLY 4
 
 // What was measured of a kernel in one form.
@@ -211,7 +211,7 @@ typedef struct tally_policy_types_kernel_profile_t {
   // The kernel's symbol name. Empty, and the image 0, unless the operator granted
   // `kernel-identity`.
   tally_string_t   name;
-  // Identifies the code image that holds it; 0 if unknown.
+  // Half of the digest of the code image that holds it and its name; 0 if unknown.
   uint64_t   image;
   tally_tuple3_u32_u32_u32_t   grid;
   tally_tuple3_u32_u32_u32_t   block;

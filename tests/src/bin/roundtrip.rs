@@ -100,7 +100,7 @@ impl Client {
             }
         }
         let took = started.elapsed().as_nanos() as u64;
-        self.region.completions.words[0].host.store(completion, Release);
+        self.region.completions[0].done.store(completion, Release);
         Ok(took)
     }
 }

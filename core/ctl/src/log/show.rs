@@ -191,7 +191,7 @@ fn value(record: &Record, context: &Context) -> Value {
         }}),
         Record::Base(sharing) => json!({"base": {"time_sliced": *sharing == Sharing::TimeSliced}}),
         Record::Kernel { id, key } => json!({"kernel": {
-            "id": id, "name": key.name, "image": key.image, "grid": key.grid, "block": key.block,
+            "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
         }}),
         Record::Profile { id, view } => json!({"profile": {
             "id": id, "name": name(context, *id), "count": view.count, "mean_ns": view.mean_ns,

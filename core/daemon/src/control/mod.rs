@@ -14,6 +14,7 @@ use crate::profile_store::ProfileStore;
 use crate::record::Recordings;
 use crate::residency::Residency;
 use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
+use crate::ungoverned::{self, Ungoverned, UngovernedStatus};
 use registry::Registry;
 use rustix::fd::AsFd;
 use rustix::net::RecvFlags;
@@ -41,6 +42,8 @@ pub struct Plane {
     pub control: ControlSender,
     /// Clients.
     pub registry: RefCell<Registry>,
+    /// Programs that are none.
+    pub ungoverned: RefCell<Ungoverned>,
     /// The policy.
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
@@ -76,6 +79,7 @@ impl Plane {
         let _turn = self.status_turn.lock().await;
         let kernels = kernels.unwrap_or(KERNELS_DEFAULT).min(KERNELS_MAX);
         let s = self.control.ask(|done| Control::Status { kernels, done }).await?;
+        let ungoverned = self.ungoverned().await;
         let residency = self.residency.borrow();
         let Some(residency) = residency.as_ref() else { return Err(AskError::Gone) };
         let registry = self.registry.borrow();
@@ -100,6 +104,7 @@ impl Plane {
             high_priority_busy: s.high_busy,
             clients: registry.clients(&s.clients, residency.is_mps()),
             departed: registry.departed(),
+            ungoverned,
             kernels: s.kernels.into_iter().map(Into::into).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
@@ -107,6 +112,14 @@ impl Plane {
             log: self.recordings.status(),
             shadow: self.recordings.shadow_status().map(Into::into),
         })
+    }
+
+    /// Reports, and what is found among the processes now.
+    async fn ungoverned(&self) -> Vec<UngovernedStatus> {
+        let clients = self.registry.borrow().processes();
+        let socket = self.config.socket.path();
+        let found = tokio::task::spawn_blocking(move || ungoverned::look(&socket, &clients)).await;
+        self.ungoverned.borrow().status(found.unwrap_or_default())
     }
 
     fn policy_report(&self, s: &crate::dispatch::snapshot::Snapshot) -> PolicyReport {

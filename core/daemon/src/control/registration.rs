@@ -3,6 +3,7 @@
 //! ```text
 //! hello + memfd -> checked -> class decided -> dispatch thread serves it
 //!     -> welcome + core region, doorbell, probe -> silence until one side ends
+//! notice (a program that is not governed, and why) -> kept for the status
 //! ```
 //!
 //! Whatever is wrong with a client costs it this connection and nothing else.
@@ -12,6 +13,7 @@ use super::{Plane, Stranger};
 use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::park;
+use crate::ungoverned;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::net::Shutdown;
@@ -21,7 +23,7 @@ use std::time::Duration;
 use tally_engine::policy::ClientInfo;
 use tally_ipc::layout::CLIENT_MAGIC;
 use tally_ipc::map::{self, Mapped};
-use tally_ipc::wire::{self, Hello, Welcome, WireError};
+use tally_ipc::wire::{self, Hello, Notice, Welcome, WireError};
 use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
@@ -56,6 +58,16 @@ pub(super) async fn serve(plane: Rc<Plane>, stranger: Stranger, stream: UnixStre
     let Some(stream) = blocking(stream, patience) else { return };
     let Ok(line) = stream.try_clone() else { return };
     let Some(hello) = receive(stream, patience).await else { return };
+    if let Ok((payload, _)) = &hello
+        && payload.first() == Some(&wire::NOTICE)
+    {
+        if let (Ok(notice), Some(pid)) = (Notice::decode(payload), peer.pid()) {
+            let (name, reason) = (printable(notice.name), printable(notice.reason));
+            tracing::warn!(pid, uid = peer.uid(), name, reason, "a program is not governed");
+            plane.ungoverned.borrow_mut().report(pid as u32, peer.uid(), name, reason);
+        }
+        return;
+    }
     let admitted = async {
         let (hello, region) = check(hello?)?;
         admit(&plane, hello, region, &peer).await
@@ -66,12 +78,18 @@ pub(super) async fn serve(plane: Rc<Plane>, stranger: Stranger, stream: UnixStre
         Err(Refusal::Wire(WireError::Closed)) => return,
         Err(refusal) => {
             tracing::warn!(pid = peer.pid(), uid = peer.uid(), "client refused: {refusal}");
+            if let Some(pid) = peer.pid() {
+                let (pid, why) = (pid as u32, format!("refused by the core: {refusal}"));
+                let name = ungoverned::program(pid);
+                plane.ungoverned.borrow_mut().report(pid, peer.uid(), printable(name), why);
+            }
             let text = Welcome::encode_refusal(&refusal.to_string());
             let _ = wire::send(line.as_fd(), &text, &[]);
             return;
         }
     };
     drop(stranger);
+    plane.ungoverned.borrow_mut().is_client(peer.pid().unwrap_or(0) as u32);
     let id = info.id;
     let fds = [fds[0].as_fd(), fds[1].as_fd(), fds[2].as_fd()];
     let reason = match wire::send(line.as_fd(), &welcome.encode(), &fds) {

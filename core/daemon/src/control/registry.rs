@@ -2,7 +2,7 @@
 
 use crate::dispatch::snapshot::ClientNumbers;
 use crate::status::{ClientStatus, Departed, Identity};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 use tally_engine::policy::{Class, ClientInfo};
@@ -122,6 +122,11 @@ impl Registry {
             Some(ClientStatus::new(record.identity.clone(), connected_s, n, mps_asked))
         };
         numbers.iter().filter_map(with).collect()
+    }
+
+    /// Processes of connected clients.
+    pub fn processes(&self) -> BTreeSet<u32> {
+        self.clients.values().map(|client| client.identity.pid).collect()
     }
 
     /// Those that left, newest first.

@@ -12,7 +12,7 @@ use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_engine::policy::{Class, launch_flags};
-use tally_engine::{Action, Engine, Submission};
+use tally_engine::{Action, Engine, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
@@ -39,41 +39,11 @@ struct Unanswered {
 }
 
 /// Completion tracking of one stream slot.
-///
-/// A launch is reported done through one of two words, and the other may be
-/// stale by more than the 2^31 that sequence arithmetic can tell apart. So a
-/// word counts when it moves, and the one nearest to the launch counts when a
-/// stream starts to be watched.
 #[derive(Clone, Copy, Debug, Default)]
-struct StreamWords {
+struct StreamProgress {
     last_submitted: u32,
-    gpu: u32,
-    host: u32,
     /// How far the stream is.
-    word: u32,
-    looked_ns: u64,
-}
-
-impl StreamWords {
-    fn start(&mut self, gpu: u32, host: u32, completion: u32) {
-        let distance = |word: u32| (word.wrapping_sub(completion) as i32).unsigned_abs();
-        self.word = if distance(host) < distance(gpu) { host } else { gpu };
-        (self.gpu, self.host) = (gpu, host);
-    }
-
-    /// Take the words in. True if the stream got further.
-    fn look(&mut self, gpu: u32, host: u32) -> bool {
-        let before = self.word;
-        for (new, old) in [(gpu, &mut self.gpu), (host, &mut self.host)] {
-            if new != *old {
-                *old = new;
-                if ring::is_done(new, self.word) {
-                    self.word = new;
-                }
-            }
-        }
-        self.word != before
-    }
+    done: u32,
 }
 
 /// What polling a client's ring found.
@@ -110,7 +80,7 @@ pub struct DispatchClient {
     abandoned_in_a_row: u64,
     kernels: KernelCache,
     unanswered: VecDeque<Unanswered>,
-    streams: Box<[StreamWords; STREAM_SLOTS]>,
+    streams: Box<[StreamProgress; STREAM_SLOTS]>,
     /// Streams with a launch not seen done.
     pending: u64,
     /// Streams of which a launch was let go since the engine last heard of them.
@@ -144,7 +114,7 @@ impl DispatchClient {
             abandoned_in_a_row: 0,
             kernels: KernelCache::default(),
             unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
-            streams: Box::new([StreamWords::default(); STREAM_SLOTS]),
+            streams: Box::new([StreamProgress::default(); STREAM_SLOTS]),
             pending: 0,
             dirty: 0,
             says_busy: false,
@@ -260,15 +230,19 @@ impl DispatchClient {
             let index = mask.trailing_zeros();
             mask &= mask - 1;
             let s = &mut self.streams[index as usize];
-            let w = &self.link.region.completions.words[index as usize];
-            let advanced = s.look(w.gpu.load(Acquire), w.host.load(Acquire));
+            let completion = &self.link.region.completions[index as usize];
+            let done = completion.done.load(Acquire);
+            let advanced = done != s.done && ring::is_done(done, s.done);
+            if advanced {
+                s.done = done;
+            }
             moved |= advanced;
             if advanced || self.dirty & (1 << index) != 0 {
-                let gap_ns = now_ns.saturating_sub(s.looked_ns);
-                engine.progress(now_ns, self.link.info.id, index, s.word, gap_ns, out);
+                let measured = completion.measured();
+                let measured = measured.map(|(completion, ns)| Measured { completion, ns });
+                engine.progress(now_ns, self.link.info.id, index, s.done, measured, out);
             }
-            s.looked_ns = now_ns;
-            if ring::is_done(s.word, s.last_submitted) {
+            if ring::is_done(s.done, s.last_submitted) {
                 self.pending &= !(1 << index);
             }
         }
@@ -327,9 +301,7 @@ impl DispatchClient {
         let index = request.stream as usize % STREAM_SLOTS;
         let s = &mut self.streams[index];
         if self.pending & (1 << index) == 0 {
-            let w = &self.link.region.completions.words[index];
-            s.start(w.gpu.load(Acquire), w.host.load(Acquire), request.completion);
-            s.looked_ns = now_ns;
+            s.done = self.link.region.completions[index].done.load(Acquire);
         }
         s.last_submitted = request.completion;
         self.pending |= 1 << index;
@@ -359,7 +331,6 @@ impl DispatchClient {
             stream: index as u32,
             completion: request.completion,
             started,
-            exact: request.flags & submission_flags::COALESCED == 0,
         };
         engine.submitted(now_ns, self.link.info.id, submission, out);
     }
@@ -502,39 +473,9 @@ fn engine_flags(flags: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn watched(gpu: u32, host: u32, completion: u32) -> StreamWords {
-        let mut words = StreamWords::default();
-        words.start(gpu, host, completion);
-        words
-    }
-
-    #[test]
-    fn the_word_that_moved_counts() {
-        let mut words = watched(5, 3, 7);
-        assert_eq!(words.word, 5);
-        assert!(words.look(5, 6) && words.word == 6);
-        assert!(!words.look(5, 6));
-        // The GPU reports an earlier launch after the shim reported a later one.
-        assert!(!words.look(6, 6) && words.word == 6);
-        assert!(words.look(9, 6) && words.word == 9);
-    }
-
-    #[test]
-    fn a_stale_word_never_counts_and_the_sequence_wraps() {
-        // The shim never wrote its word; the stream is beyond 2^31 launches.
-        let mut words = watched(0x8000_0001, 0, 0x8000_0005);
-        assert_eq!(words.word, 0x8000_0001);
-        assert!(words.look(0x8000_0004, 0) && words.word == 0x8000_0004);
-        let mut words = watched(u32::MAX, 0, u32::MAX.wrapping_add(2));
-        assert!(words.look(1, 0) && words.word == 1);
-        // Completion tracking fell back: the GPU's word never moves.
-        let mut words = watched(0, 0xC000_0000, 0xC000_0001);
-        assert!(words.look(0, 0xC000_0001) && words.word == 0xC000_0001);
-    }
-
     #[test]
     fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
         assert_eq!(engine_flags(u32::MAX), 0b1_1111_1100);
-        assert_eq!(engine_flags(submission_flags::SYNCHRONOUS), 0);
+        assert_eq!(engine_flags(submission_flags::LEASED), 0);
     }
 }

@@ -118,7 +118,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_engine::profile::KernelKey;
-    use tally_engine::{BuiltIn, EngineConfig, Submission};
+    use tally_engine::{BuiltIn, EngineConfig, Measured, Submission};
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
@@ -146,11 +146,11 @@ mod tests {
                 stream: 0,
                 completion: x + 1,
                 started: false,
-                exact: true,
             };
             let now = u64::from(x) * 10_000;
             engine.submitted(now, 1, submission, &mut out);
-            engine.progress(now + 1_000, 1, 0, x + 1, 10, &mut out);
+            let measured = Measured { completion: x + 1, ns: 1_000 };
+            engine.progress(now + 1_000, 1, 0, x + 1, Some(measured), &mut out);
         }
         engine
     }

@@ -39,8 +39,8 @@ fn cut_state_of(word: u32) -> CutState {
             preemptible: detail & cut_state::PREEMPTIBLE != 0,
         },
         cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
-            // Of the client's environment, or of the moment: another client may cut the same kernel.
-            Some(why @ (Refusal::BlocksMayWait | Refusal::OutOfMemory)) => {
+            // Of the client's surroundings, or of the moment: another client may transform the same kernel.
+            Some(why @ (Refusal::VendorLibrary | Refusal::ImageGone | Refusal::OutOfMemory)) => {
                 CutState::WholeHere(why.text())
             }
             why => CutState::WholeOnly(why.map_or("its client gives no reason", Refusal::text)),
@@ -52,7 +52,7 @@ fn cut_state_of(word: u32) -> CutState {
 /// Of one client.
 #[derive(Default)]
 pub struct KernelCache {
-    names: Vec<Option<Box<(String, u64)>>>,
+    names: Vec<Option<Box<(String, u128)>>>,
     /// The standard hasher would be a twentieth of a decision. This one's seed is not made to withstand whoever
     /// looks for collisions; what a client can bring in is bounded.
     ids: HashMap<Shape, Known, RandomState>,
@@ -101,7 +101,7 @@ impl KernelCache {
     }
 
     /// Name and image, and whether they can be remembered.
-    fn name(&mut self, region: &ClientRegion, request: &Request) -> (String, u64, bool) {
+    fn name(&mut self, region: &ClientRegion, request: &Request) -> (String, u128, bool) {
         let index = request.kernel as usize;
         if index < KERNEL_SLOTS {
             if self.names.len() <= index {
@@ -160,7 +160,7 @@ mod tests {
             let id = launch().and(launch()).unwrap();
             engine.world().profiles.get(id).unwrap().cut
         };
-        for why in [Refusal::BlocksMayWait, Refusal::OutOfMemory] {
+        for why in [Refusal::VendorLibrary, Refusal::OutOfMemory] {
             assert_eq!(said(why), CutState::WholeHere(why.text()));
         }
         let why = Refusal::BlocksWaited;

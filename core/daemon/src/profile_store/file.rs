@@ -1,9 +1,9 @@
 //! The file of one GPU: JSON lines, replaced whole.
 //!
 //! ```text
-//! {"tally_profiles":1,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
-//! {"name":"all_reduce","image":"00000000000000ab","whole_only":18}
-//! {"name":"gemm","image":"00000000000000ab","grid":[8,1,1],"block":[32,1,1],"count":64,
+//! {"tally_profiles":2,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
+//! {"name":"all_reduce","image":"000000000000000000000000000000ab","whole_only":18}
+//! {"name":"gemm","image":"000000000000000000000000000000ab","grid":[8,1,1],"block":[32,1,1],"count":64,
 //!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"forms":[{"form":"sliced","argument":2,...}]}
 //! ```
 //!
@@ -20,7 +20,7 @@ use tally_ipc::layout::KERNEL_NAME_BYTES;
 use tally_kernels::Refusal;
 
 /// Version of the format.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Largest file read or written: all that `kernels_max` allows, with names of usual
 /// length.
 pub const FILE_BYTES_MAX: usize = 64 << 20;
@@ -66,7 +66,7 @@ struct Header {
 struct VerdictLine {
     name: String,
     #[serde(with = "hex")]
-    image: u64,
+    image: u128,
     whole_only: u8,
 }
 
@@ -75,7 +75,7 @@ struct VerdictLine {
 struct KernelLine {
     name: String,
     #[serde(with = "hex")]
-    image: u64,
+    image: u128,
     grid: [u32; 3],
     block: [u32; 3],
     count: u64,
@@ -104,17 +104,17 @@ enum FormName {
     Partitioned,
 }
 
-/// Larger numbers than programs in JavaScript and jq can tell apart.
+/// Numbers that JSON readers would round.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub fn serialize<S: Serializer>(value: &u64, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&format!("{value:016x}"))
+    pub fn serialize<S: Serializer>(value: &u128, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&format!("{value:032x}"))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<u128, D::Error> {
         let text = String::deserialize(d)?;
-        u64::from_str_radix(&text, 16).map_err(serde::de::Error::custom)
+        u128::from_str_radix(&text, 16).map_err(serde::de::Error::custom)
     }
 }
 
@@ -366,9 +366,9 @@ mod tests {
             turnaround_ns: 9,
         };
         let forms = vec![form(Form::Sliced, 2), form(Form::Preemptible, 0)];
-        learnt.set_figures(key("gemm", u64::MAX, 4), Figures { forms, ..figures(60, 70) });
+        learnt.set_figures(key("gemm", u128::MAX, 4), Figures { forms, ..figures(60, 70) });
         learnt.set_figures(key("quote\"\\\n\u{1F600}", 2, 4), figures(1, 3));
-        learnt.set_verdict(u64::MAX, "all_reduce".into(), Refusal::BlocksWaited);
+        learnt.set_verdict(u128::MAX, "all_reduce".into(), Refusal::BlocksWaited);
         learnt
     }
 
@@ -436,8 +436,8 @@ mod tests {
         assert!(why(good.replace("\"kernels\":2", "\"kernels\":3").as_bytes()).contains("header"));
         assert!(why(good.replace("GPU-", "TPU-").as_bytes()).contains("UUID"));
         assert!(why(&[0xFF, 0xFE, 0]).contains("line 1"));
-        let foreign = "{\"tally_profiles\":2,\"all\":\"new\"}\n";
-        assert!(why(foreign.as_bytes()).contains("version 2"));
+        let foreign = "{\"tally_profiles\":99,\"all\":\"new\"}\n";
+        assert!(why(foreign.as_bytes()).contains("version 99"));
         let long = good.replace("all_reduce", &"x".repeat(NAME_BYTES_MAX + 1));
         assert!(why(long.as_bytes()).contains("too long"));
         File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();

@@ -144,7 +144,7 @@ impl From<&Profile> for News {
 pub struct Learnt {
     kernels: HashMap<KernelKey, Figures>,
     /// By image, then by name.
-    verdicts: HashMap<u64, BTreeMap<String, Refusal>>,
+    verdicts: HashMap<u128, BTreeMap<String, Refusal>>,
 }
 
 /// All files that were found at start.
@@ -163,7 +163,7 @@ impl Learnt {
     }
 
     /// Why a kernel must not be cut.
-    pub fn verdict(&self, image: u64, name: &str) -> Option<Refusal> {
+    pub fn verdict(&self, image: u128, name: &str) -> Option<Refusal> {
         self.verdicts.get(&image)?.get(name).copied()
     }
 
@@ -173,7 +173,7 @@ impl Learnt {
     }
 
     /// Verdicts: image, name, why.
-    pub fn verdicts(&self) -> impl Iterator<Item = (u64, &str, Refusal)> {
+    pub fn verdicts(&self) -> impl Iterator<Item = (u128, &str, Refusal)> {
         self.verdicts.iter().flat_map(|(&image, names)| {
             names.iter().map(move |(name, &why)| (image, name.as_str(), why))
         })
@@ -187,7 +187,7 @@ impl Learnt {
     }
 
     /// Take a verdict in, if it is one that is worth keeping.
-    pub fn set_verdict(&mut self, image: u64, name: String, why: Refusal) -> bool {
+    pub fn set_verdict(&mut self, image: u128, name: String, why: Refusal) -> bool {
         let kept = image != 0 && why.is_learnt();
         kept && self.verdicts.entry(image).or_default().insert(name, why) != Some(why)
     }
@@ -210,13 +210,13 @@ impl Learnt {
             self.kernels.retain(|_, figures| stays(figures.total_ns()));
         }
         if self.verdicts().count() > most {
-            let mut times: HashMap<(u64, &str), u64> = HashMap::new();
+            let mut times: HashMap<(u128, &str), u64> = HashMap::new();
             for (key, figures) in &self.kernels {
                 let all = times.entry((key.image, &key.name)).or_default();
                 *all = all.saturating_add(figures.total_ns());
             }
             let time =
-                |image: u64, name: &str| times.get(&(image, name)).copied().unwrap_or_default();
+                |image: u128, name: &str| times.get(&(image, name)).copied().unwrap_or_default();
             let mut stays = the_most(self.verdicts().map(|(i, n, _)| time(i, n)).collect(), most);
             self.verdicts.retain(|&image, names| {
                 names.retain(|name, _| stays(time(image, name)));
@@ -246,7 +246,7 @@ fn the_most(mut sorted: Vec<u64>, most: usize) -> impl FnMut(u64) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    pub fn key(name: &str, image: u64, x: u32) -> KernelKey {
+    pub fn key(name: &str, image: u128, x: u32) -> KernelKey {
         KernelKey { name: name.into(), image, grid: [x, 1, 1], block: [32, 1, 1] }
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
-use tally_ipc::layout::{RING_SLOTS, submission_flags};
+use tally_ipc::layout::{Completion, RING_SLOTS, submission_flags};
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, now_ns};
@@ -185,6 +185,7 @@ pub struct Client {
     pub probe: OwnedFd,
     pub welcome: Welcome,
     completion: u32,
+    submitted_ns: u64,
     /// The last submission started under a lease.
     pub leased: bool,
 }
@@ -219,6 +220,7 @@ impl Client {
             probe,
             welcome,
             completion: 0,
+            submitted_ns: 0,
             leased: false,
         })
     }
@@ -260,6 +262,7 @@ impl Client {
             completion: self.completion,
         };
         let start = Instant::now();
+        self.submitted_ns = now_ns();
         while !ring::has_room(&self.core, ticket) {
             assert!(start.elapsed() < PATIENCE, "no room in the ring for {ticket}");
             std::thread::sleep(Duration::from_micros(50));
@@ -303,7 +306,10 @@ impl Client {
 
     /// The GPU finished everything up to this completion value.
     pub fn complete(&self, completion: u32) {
-        self.region.completions.words[0].gpu.store(completion, SeqCst);
+        let slot = &self.region.completions[0];
+        let took_ns = now_ns() - self.submitted_ns;
+        slot.measured.store(Completion::pack_measured(completion, took_ns), Relaxed);
+        slot.done.store(completion, SeqCst);
     }
 
     /// Submit, wait, complete.
@@ -358,13 +364,14 @@ pub fn scribble(region: &ClientRegion, seed: u64) {
     region.report.governed.store(next() as u32, Relaxed);
     region.report.sm_count.store(next() as u32, Relaxed);
     region.kernel_count.store(next() as u32, Relaxed);
-    for w in &region.completions.words {
-        w.gpu.store(next() as u32, Relaxed);
-        w.host.store(next() as u32, Relaxed);
+    for c in &region.completions {
+        c.done.store(next() as u32, Relaxed);
+        c.measured.store(next(), Relaxed);
     }
     for k in region.kernels.iter().take(64) {
         k.ready.store(next() as u32, Relaxed);
-        k.image.store(next(), Relaxed);
+        k.identity[0].store(next(), Relaxed);
+        k.identity[1].store(next(), Relaxed);
     }
     for (i, s) in region.submissions.iter().enumerate() {
         s.kernel.store(next() as u32, Relaxed);

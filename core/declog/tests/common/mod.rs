@@ -11,7 +11,7 @@ use tally_engine::policy::{
     Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, launch_flags,
 };
 use tally_engine::profile::{CutState, KernelKey};
-use tally_engine::{Engine, EngineConfig, Submission};
+use tally_engine::{Engine, EngineConfig, Measured, Submission};
 use tally_policy_host::{Limits, PolicyHost};
 
 /// A guest built by `cargo xtask policies`. Never skips.
@@ -161,7 +161,6 @@ impl Driver {
                     stream: 0,
                     completion: (*ticket + 1) as u32,
                     started: false,
-                    exact: true,
                 };
                 *ticket += 1;
                 e.submitted(now, id, submission, out);
@@ -169,7 +168,8 @@ impl Driver {
             Input::End(id, count) => {
                 let ended = &mut self.ended[id as usize];
                 *ended = (*ended + u64::from(count)).min(self.tickets[id as usize]);
-                e.progress(now, id, 0, *ended as u32, 100, out);
+                let measured = Some(Measured { completion: *ended as u32, ns: 80_000 });
+                e.progress(now, id, 0, *ended as u32, measured, out);
             }
             Input::GaveWay(id, ns) => {
                 e.gave_way(id, self.ended[id as usize], u64::from(ns) * 10 + 1);

@@ -7,7 +7,10 @@ use crate::profile::{CutState, Profiles};
 
 /// How long a launch that gives way is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
-const CUTS: u32 = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT | launch_flags::CAN_PREPARE;
+const FORMS: u32 = launch_flags::CAN_SLICE
+    | launch_flags::CAN_PREEMPT
+    | launch_flags::CAN_PREPARE
+    | launch_flags::CAN_PARTITION;
 
 /// Who decides.
 #[derive(Clone, Copy)]
@@ -97,9 +100,8 @@ impl Engine {
                 c.stats.window_full += 1;
             }
             c.hold_until_ns = 0;
-            let until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
-            if now_ns < until_ns {
-                c.window_until_ns = until_ns;
+            if !c.is_stalled(now_ns, self.config.window_stall_ns) {
+                c.window_until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
                 return false;
             }
             c.window_stalled = true;
@@ -184,7 +186,10 @@ impl Engine {
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
-        c.stats.window_stalls += u64::from(std::mem::take(&mut c.window_stalled));
+        if std::mem::take(&mut c.window_stalled) {
+            c.stats.window_stalls += 1;
+            c.stall_left = c.stall_left.saturating_sub(1);
+        }
         c.window_until_ns = 0;
         c.window_noted = false;
         c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
@@ -241,7 +246,7 @@ impl Engine {
 fn offered_flags(profiles: &Profiles, s: &Submission) -> u32 {
     let profile = s.kernel.and_then(|k| profiles.get(k));
     match profile.map(|p| p.cut) {
-        Some(CutState::WholeOnly(_)) => s.flags & !CUTS,
+        Some(CutState::WholeOnly(_)) => s.flags & !FORMS,
         _ => s.flags,
     }
 }

@@ -1,18 +1,19 @@
 //! Completions: what ended, what is learnt of it, and what it is charged for.
 
 use super::{Action, Engine};
+use crate::client::Measured;
 use crate::policy::{Class, ClientId, Completion, Event, Form, subscription};
 
 impl Engine {
-    /// A stream's completion word reads `word`. `observed_gap_ns` is the time
-    /// since it was last looked at: how far off the measurement can be.
+    /// A stream's completion word reads `word`. `measured`: the last of its launches of which its client
+    /// knows how long it took; learnt from if it is among those that ended now.
     pub fn progress(
         &mut self,
         now_ns: u64,
         client: ClientId,
         stream: u32,
         word: u32,
-        observed_gap_ns: u64,
+        measured: Option<Measured>,
         out: &mut Vec<Action>,
     ) {
         let Some(c) = self.clients.get_mut(&client) else { return };
@@ -24,26 +25,25 @@ impl Engine {
         }
         let started = s.in_flight[0].let_go_ns.max(s.last_done_ns);
         s.last_done_ns = now_ns;
-        let together_ns = now_ns.saturating_sub(started);
         // Several seen done at once cannot be told apart: they share the time.
-        // Learnt from is only one that is reported by itself, at once, and was
-        // looked at soon enough.
-        let share_ns = together_ns / done as u64;
-        let learnt_ns = share_ns.saturating_sub(self.config.measuring_ns).max(share_ns / 4).max(1);
-        let soon = done == 1 && observed_gap_ns <= (together_ns / 4).max(5_000);
+        let share_ns = now_ns.saturating_sub(started) / done as u64;
         let mut told = Vec::new();
         for _ in 0..done {
             let Some(f) = c.streams[stream as usize].in_flight.pop_front() else { break };
             c.ended(&f);
+            // A client's word, bounded by what can be true.
+            let took_ns = measured
+                .filter(|m| m.completion == f.completion)
+                .map(|m| m.ns.min(now_ns.saturating_sub(f.let_go_ns)).max(1));
             // A late report includes time in which it was done already.
-            let charged_ns = match f.predicted_ns {
-                0 => share_ns,
+            let charged_ns = match (took_ns, f.predicted_ns) {
+                (took_ns, 0) => took_ns.unwrap_or(share_ns),
                 // Time in which it stood aside for others is not its own.
-                predicted if crate::client::gives_way(f.form) && f.disturbed => {
+                (_, predicted) if crate::client::gives_way(f.form) && f.disturbed => {
                     share_ns.min(predicted.saturating_mul(2))
                 }
-                predicted if f.exact => share_ns.min(predicted.saturating_mul(64)),
-                predicted => share_ns.min(predicted),
+                (Some(took_ns), predicted) => took_ns.min(predicted.saturating_mul(64)),
+                (None, predicted) => share_ns.min(predicted),
             };
             c.stats.completed += 1;
             c.stats.gpu_ns += charged_ns;
@@ -56,10 +56,10 @@ impl Engine {
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;
                 let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;
-                if f.exact && done == 1 && (unmeasured || (soon && !f.disturbed)) {
+                if let Some(took_ns) = took_ns.filter(|_| unmeasured || !f.disturbed) {
                     match f.form {
-                        Form::Whole => profiles.record(kernel, learnt_ns),
-                        form => profiles.record_form(kernel, form, f.argument, learnt_ns),
+                        Form::Whole => profiles.record(kernel, took_ns),
+                        form => profiles.record_form(kernel, form, f.argument, took_ns),
                     }
                 }
                 if self.subscribed & subscription::COMPLETIONS != 0 {
@@ -74,10 +74,7 @@ impl Engine {
                 }
             }
         }
-        c.window_noted = false;
-        c.window_until_ns = 0;
-        c.window_stalled = false;
-        c.moved_ns = now_ns;
+        c.moved(now_ns);
         let high = c.info.class == Class::High;
         for event in told {
             self.tell(now_ns, &event, out);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
 use tally_engine::profile::KernelKey;
-use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Measured, Submission};
 
 /// Answers from a list, then `Run(0)`; remembers what it was told.
 #[derive(Default)]
@@ -55,8 +55,12 @@ pub fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
         stream: 0,
         completion: ticket as u32 + 1,
         started: false,
-        exact: true,
     }
+}
+
+/// What a client says of launch `completion`.
+pub fn took(completion: u32, ns: u64) -> Option<Measured> {
+    Some(Measured { completion, ns })
 }
 
 /// Tickets of `client` that `out` lets go: the highest grant.

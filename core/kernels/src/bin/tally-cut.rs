@@ -127,7 +127,8 @@ fn cut(file: &Path, output: &Path, form: CutForm, arch: u32, only: Option<&[&str
         let [x, y, z] = kernel.cluster.unwrap_or([0; 3]);
         let (count, offset) = (kernel.parameter_count, kernel.control_offset);
         let waits = if kernel.may_wait { " may-wait" } else { "" };
-        println!("cut {} {count} {offset} {x},{y},{z}{waits}", kernel.name);
+        let reads_sm = if kernel.reads_sm { " reads-sm" } else { "" };
+        println!("cut {} {count} {offset} {x},{y},{z}{waits}{reads_sm}", kernel.name);
     }
     for (name, why) in &rewritten.refused {
         println!("refused {name}: {why}");

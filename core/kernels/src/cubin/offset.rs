@@ -79,7 +79,7 @@ pub(super) fn sub_grid(
         return Err(Refusal::ClusterShape);
     }
     let reached = references.check_reach(kernel.text)?;
-    kernel.look_for_waits(reached.iter().map(|section| &*cubin.sections[*section].data));
+    kernel.look_through(reached.iter().map(|section| &*cubin.sections[*section].data));
     let called = called(cubin, template, references, kernel.text)?;
     let mut found = Vec::new();
     for (index, instruction) in sass::instructions(kernel.code).enumerate() {

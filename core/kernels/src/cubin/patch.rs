@@ -61,6 +61,7 @@ pub(super) struct Kernel<'c> {
     pub attributes: Vec<Attribute>,
     pub cluster: Option<[u32; 3]>,
     may_wait: bool,
+    reads_sm: bool,
     parameter_count: u32,
     /// Where the control block lies in the parameter buffer, bytes.
     pub control_offset: u32,
@@ -109,6 +110,7 @@ pub(super) fn open<'c>(
         attributes,
         cluster,
         may_wait: true,
+        reads_sm: true,
         parameter_count: parameters.count,
         control_offset,
         bank: (bank, constants),
@@ -116,10 +118,15 @@ pub(super) fn open<'c>(
 }
 
 impl Kernel<'_> {
-    /// See whether blocks may wait for one another, from all code that is reached.
-    pub fn look_for_waits<'s>(&mut self, mut reached: impl Iterator<Item = &'s [u8]>) {
-        let may = |i| sass::sees_others(i) || sass::is_indirect_call(i);
-        self.may_wait = reached.any(|code| sass::instructions(code).any(may));
+    /// See whether blocks may wait for one another, and whether they know their SM, from all code that
+    /// is reached.
+    pub fn look_through<'s>(&mut self, reached: impl Iterator<Item = &'s [u8]>) {
+        (self.may_wait, self.reads_sm) = (false, false);
+        for instruction in reached.flat_map(sass::instructions) {
+            let calls = sass::is_indirect_call(instruction);
+            self.may_wait |= calls || sass::sees_others(instruction);
+            self.reads_sm |= calls || sass::reads_sm(instruction);
+        }
     }
 
     /// The patch with this code.
@@ -130,6 +137,7 @@ impl Kernel<'_> {
             control_offset: self.control_offset,
             cluster: self.cluster,
             may_wait: self.may_wait,
+            reads_sm: self.reads_sm,
         };
         let info = info::write(&self.attributes).ok_or(Refusal::Metadata)?;
         Ok(Patch {
@@ -152,7 +160,7 @@ pub(super) fn prelude(
 ) -> Result<Patch, Refusal> {
     let mut kernel = open(cubin, template, references, symbol)?;
     let reached = references.check_reach(kernel.text)?;
-    kernel.look_for_waits(reached.iter().map(|section| &*cubin.sections[*section].data));
+    kernel.look_through(reached.iter().map(|section| &*cubin.sections[*section].data));
     let base = kernel.code.len();
     add_offsets(&mut kernel.attributes, template, base as u32)?;
     let mut code = kernel.code.to_vec();

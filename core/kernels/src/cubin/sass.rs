@@ -228,6 +228,21 @@ pub(super) fn special_read(instruction: u128) -> Option<SpecialRead> {
     })
 }
 
+/// Whether it reads which SM it runs on (`%smid`, or what `%warpid` is taken from), or how many there are
+/// (`%nsmid`, a word of bank 0 on all architectures that have templates).
+pub(super) fn reads_sm(instruction: u128) -> bool {
+    const SM_REGISTERS: [u32; 2] = [0x43, 3];
+    const SM_COUNT_WORD: u32 = 0x10c;
+    if let Some(read) = special_read(instruction) {
+        return SM_REGISTERS.contains(&read.number);
+    }
+    let constant = constant(instruction);
+    let bytes = if constant.wide { 16 } else { 8 };
+    has_constant(instruction)
+        && constant.bank == 0
+        && (constant.offset & !3..(constant.offset & !3) + bytes).contains(&SM_COUNT_WORD)
+}
+
 /// Longest stall: more cycles than any instruction of fixed length takes.
 const STALL_MAX: u128 = 15;
 

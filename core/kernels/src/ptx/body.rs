@@ -30,6 +30,8 @@ pub(super) mod fact {
     pub const DEVICE_RUNTIME: u16 = 512;
     /// Reads global memory so that it sees what other blocks write meanwhile.
     pub const SEES_OTHERS: u16 = 1024;
+    /// Reads which SM it runs on, or how many there are.
+    pub const SM: u16 = 2048;
 }
 
 /// A piece of a body.
@@ -301,6 +303,7 @@ impl Facts {
                 });
             }
             "%gridid" => self.bits |= fact::GRID_ID,
+            "%smid" | "%nsmid" => self.bits |= fact::SM,
             "%clusterid" | "%nclusterid" | "%is_explicit_cluster" => self.bits |= fact::CLUSTER,
             _ if word.starts_with("%cluster_") => self.bits |= fact::CLUSTER,
             _ if word.starts_with("%envreg") => self.bits |= fact::GRID_SYNC,

@@ -198,6 +198,7 @@ impl Planner<'_, '_> {
             control_offset: layout.next_aligned(),
             cluster: entry.cluster,
             may_wait: all & (fact::SEES_OTHERS | fact::INDIRECT) != 0,
+            reads_sm: all & (fact::SM | fact::INDIRECT) != 0,
         }
     }
 

@@ -429,3 +429,11 @@ pub fn waits(statements: &str) -> String {
          st.global.u32 [%rd1+16], %r1; ret; }}"
     )
 }
+
+/// Statements of [`waits`]'s kernel, and whether they tell it its SM.
+pub const READS_SM: [(&str, bool); 4] = [
+    ("mov.u32 %r1, %smid; st.global.u32 [%rd1], %r1;", true),
+    ("mov.u32 %r1, %nsmid; st.global.u32 [%rd1], %r1;", true),
+    ("mov.u32 %r1, %ctaid.x; st.global.u32 [%rd1], %r1;", false),
+    ("mov.u32 %r1, %tid.x; st.global.u32 [%rd1], %r1;", false),
+];

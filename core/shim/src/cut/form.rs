@@ -2,7 +2,6 @@
 
 use super::kernels::{self, Cut};
 use super::progress::Progress;
-use super::quiet::Making;
 use super::watch::{self, Again, Open, PARTS_MAX};
 use super::{gate, graph, width};
 use crate::cu::{
@@ -10,6 +9,8 @@ use crate::cu::{
     PARAM_BUFFER_SIZE, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Target};
+use crate::{log, quiesce};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
 use tally_ipc::ring::Answer;
@@ -32,7 +33,7 @@ const PARTS_UNKNOWN: u32 = 4;
 /// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
 /// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
 /// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
-/// by offset cannot be rescued. Nor are kernels sliced at all whose code lets their blocks wait (`may_wait`).
+/// by offset cannot be rescued.
 const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
@@ -68,7 +69,20 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
         }
         Target::Other => return None,
     };
-    let (result, counter) = match answer {
+    let issue = || issue_as(order, arguments, answer);
+    let (result, counter) = quiesce::alone(issue)?;
+    counter.fetch_add(1, Relaxed);
+    Some(result)
+}
+
+/// Issue a kernel's launch as decided. `None`: nothing was issued.
+fn issue_as<'a>(
+    order: &Order<'a>,
+    arguments: &KernelArguments,
+    answer: Answer,
+) -> Option<(CuResult, &'a AtomicU64)> {
+    let counters = &order.client.counters;
+    Some(match answer {
         Answer::Whole => return None,
         Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
         Answer::Preemptible(us) => {
@@ -81,13 +95,11 @@ pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
         Answer::Partition(sms) => {
             let kernel = order.kernel as usize;
             (
-                width::launch(order.stream, order.slot, kernel, arguments, sms)?,
+                width::launch(order.stream, (order.slot, order.number), kernel, arguments, sms)?,
                 &counters.partitioned,
             )
         }
-    };
-    counter.fetch_add(1, Relaxed);
-    Some(result)
+    })
 }
 
 /// How a kernel of a graph is launched by itself.
@@ -99,18 +111,21 @@ pub enum Way {
     Slices(u32),
 }
 
-/// How a launch in this grid would be made, and how long it is expected to take, us; `None`: as it
+/// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
 /// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
-pub fn way(index: usize, cut: &Cut, grid: [u32; 3]) -> Option<(Way, u32)> {
-    let blocks = kernels::blocks(grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
+pub fn way(index: usize, cut: &Cut, launch: &KernelArguments) -> Option<(Way, u32)> {
+    let blocks = kernels::blocks(launch.grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
+    if !cut.keeps_residency(launch, blocks) {
+        return None;
+    }
     let us = u64::from(cut.wanted_us) * u64::from(blocks) / u64::from(cut.wanted_blocks.max(1));
     let us = u32::try_from(us).unwrap_or(u32::MAX);
     if blocks <= WHOLE_GRID_MAX {
         return Some((Way::Preemptible(us), us));
     }
     // Of so many blocks each would be dear.
-    let original = cut.original()?;
-    cut.by_offset(index, original, grid)?;
+    cut.original()?;
+    cut.by_offset(index, launch)?;
     Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))
 }
 
@@ -118,9 +133,9 @@ pub fn way(index: usize, cut: &Cut, grid: [u32; 3]) -> Option<(Way, u32)> {
 /// are too short for that. `None`: they are not, or it cannot be sliced by offset (yet).
 fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
     let blocks = kernels::blocks(arguments.grid).filter(|n| is_mostly_exits(*n, us))?;
-    let cut = kernels::cut(order.kernel as usize).filter(|cut| !cut.may_wait)?;
+    let cut = kernels::cut(order.kernel as usize)?;
     let is_one = kernels::cluster(arguments, cut)?.iter().all(|n| *n <= 1);
-    is_one.then(|| cut.by_offset(order.kernel as usize, arguments.function, arguments.grid))??;
+    is_one.then(|| cut.by_offset(order.kernel as usize, arguments))??;
     Some(blocks.div_ceil(short_parts(us)))
 }
 
@@ -206,7 +221,9 @@ fn parameters(arguments: &KernelArguments, cut: &Cut) -> Option<Vec<u8>> {
             at = at.add(2);
         }
     }
-    if bytes > cut.control_offset || (from.is_null() && bytes > 0) {
+    // Of another size than the original's the driver refuses it.
+    let needed = cut.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0);
+    if !(needed..=cut.control_offset).contains(&bytes) || (from.is_null() && bytes > 0) {
         return None;
     }
     // SAFETY: a buffer of the program's of this size.
@@ -354,7 +371,6 @@ fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
-    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     kernels::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
@@ -377,7 +393,14 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
         let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
         let result = all.part(cut.function, arguments.grid, &control);
         if result != SUCCESS {
-            return failed(all, epoch2, result);
+            return failed(
+                all,
+                epoch2,
+                result,
+                cut.function,
+                arguments.grid,
+                &block(parts, never, 0),
+            );
         }
         if last {
             break;
@@ -387,13 +410,29 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     Some(SUCCESS)
 }
 
-/// The driver refuses a part: the first one's refusal leaves the launch to be made
-/// whole; a later one's is the program's to hear, as any failure of its launch.
-fn failed(all: Parts<'_>, epoch2: u32, result: CuResult) -> Option<CuResult> {
+/// The driver refuses a part. The first one's refusal leaves the launch to be made whole. After that some
+/// blocks may have run, and the program must not be told that none has: `rest`, what is left in one launch of `grid`,
+/// is made at once. If that is refused, too, with what the first part had, the context is lost, and the
+/// program hears it as of any launch.
+fn failed(
+    mut all: Parts<'_>,
+    epoch2: u32,
+    result: CuResult,
+    function: usize,
+    grid: [u32; 3],
+    rest: &ControlBlock,
+) -> Option<CuResult> {
     if all.issued == 0 {
         watch::give_back(all.events);
         return None;
     }
+    // There is room for one event more only if this was not the last part.
+    let result = if all.issued < PARTS_MAX {
+        log!("a part of a launch was refused (CUDA error {result}): the rest goes in one piece");
+        all.part(function, grid, rest)
+    } else {
+        result
+    };
     // Nothing can be done about it: only watched for its end.
     all.opened(true, 0, epoch2, None);
     Some(result)
@@ -432,19 +471,16 @@ fn preemptible_parts(us: u32) -> u32 {
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
-    let _making = Making::begin()?;
     let cut = kernels::cut(order.kernel as usize)?;
     let cluster = kernels::cluster(arguments, cut)?;
     let blocks = kernels::blocks(arguments.grid)?;
-    if order.slot >= gate::NOTICES || cut.may_wait {
+    if order.slot >= gate::NOTICES {
         return None;
     }
     let unit = cluster.iter().product::<u32>().max(1);
     let Slices { size, parts } = Slices::of(blocks, size, unit);
     let is_large = unit == 1 && blocks > WHOLE_GRID_MAX;
-    let by_offset = is_large
-        .then(|| cut.by_offset(order.kernel as usize, arguments.function, arguments.grid))
-        .flatten();
+    let by_offset = is_large.then(|| cut.by_offset(order.kernel as usize, arguments)).flatten();
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
@@ -471,7 +507,17 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
         };
         if result != SUCCESS {
-            return failed(all, epoch2, result);
+            let left = [blocks - lo, 1, 1];
+            return match by_offset {
+                Some(function) => {
+                    let rest = ControlBlock::sub_grid(lo, arguments.grid);
+                    failed(all, epoch2, result, function, left, &rest)
+                }
+                None => {
+                    let rest = claimed(parts, 0, u32::MAX);
+                    failed(all, epoch2, result, cut.function, arguments.grid, &rest)
+                }
+            };
         }
     }
     if by_offset.is_some() {

@@ -13,13 +13,13 @@
 use super::watch;
 use crate::cu::{BatchOp, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
 use crate::decided::STUCK_NS;
-use crate::lock::{Held, Lock};
+use crate::lock::Lock;
 use crate::{attendant, log, state, threads};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{CompletionWord, Gates, STREAM_SLOTS};
+use tally_ipc::layout::{Gates, STREAM_SLOTS, SharedWord};
 use tally_ipc::wait::{self, now_ns};
 use tally_kernels::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 
@@ -67,6 +67,9 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// The flag's thread sleeps on the core's word.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
+/// Longer than the flag's thread is in the driver, unless that waits for the program.
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
 /// Start a thread of the shim.
 pub fn spawn(name: &str, run: fn()) -> bool {
     spawn_with(name, threads::STACK_BYTES, run)
@@ -89,7 +92,7 @@ pub fn may_serve(context: usize) -> bool {
     context != 0 && (mine == 0 || mine == context)
 }
 
-/// Make what giving way needs in the calling thread's context. By the worker only.
+/// Make what giving way needs in the calling thread's context, which is idle. By the worker only.
 pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
     let _held = SETUP.lock();
     match CONTEXT.load(Acquire) {
@@ -158,12 +161,12 @@ pub fn flags() -> (u64, u64) {
 fn gate_address() -> u64 {
     // The half of the line that the CPU writes.
     PAGE.load(Relaxed)
-        + (std::mem::offset_of!(Gates, gate) + std::mem::offset_of!(CompletionWord, host)) as u64
+        + (std::mem::offset_of!(Gates, gate) + std::mem::offset_of!(SharedWord, host)) as u64
 }
 
 /// The notice word of a stream slot: device address.
 pub fn notice_address(slot: usize) -> u64 {
-    let at = std::mem::offset_of!(Gates, notices) + slot * size_of::<CompletionWord>();
+    let at = std::mem::offset_of!(Gates, notices) + slot * size_of::<SharedWord>();
     PAGE.load(Relaxed) + at as u64
 }
 
@@ -317,7 +320,7 @@ fn gate() {
                 continue;
             }
             drop(held);
-            std::thread::sleep(NAP_OPEN);
+            threads::nap(NAP_OPEN);
             continue;
         }
         sleep(seen, NAP_IDLE);
@@ -351,7 +354,8 @@ fn flag() {
                 let context = context();
                 // SAFETY: the context lives while the lock is held.
                 let set = |f: unsafe extern "C" fn(Ptr) -> i32| unsafe { f(context as Ptr) };
-                if context != 0 && driver().ctx_set.map(set) == Some(SUCCESS) {
+                let is_usable = context != 0 && !super::is_closing(context);
+                if is_usable && driver().ctx_set.map(set) == Some(SUCCESS) {
                     watch::look(now, asked_ns.filter(|_| raised));
                 }
             }
@@ -378,7 +382,7 @@ fn flag() {
 fn apply(raise: bool, before: bool) -> bool {
     let _alive = ALIVE.lock();
     let (context, d) = (context(), driver());
-    if context == 0 || attendant::is_exiting() {
+    if context == 0 || attendant::is_exiting() || super::is_closing(context) {
         return false;
     }
     // SAFETY: the context lives while the lock is held.
@@ -427,12 +431,12 @@ pub fn open_for_good() {
     }
 }
 
-/// While it is held no thread of the shim gives way, or makes what that takes.
-pub fn pause() -> [Held<'static>; 2] {
-    [SETUP.lock(), ALIVE.lock()]
+/// Wait until the flag's thread is out of the context that it uses.
+pub fn leave_context() {
+    drop(ALIVE.lock_within(LEAVE_MAX));
 }
 
-/// A context is destroyed. Everything is paused.
+/// A context is destroyed. Nothing uses it any more.
 pub fn forget_context(gone: usize) {
     if CONTEXT.load(Acquire) == gone {
         CONTEXT.store(0, Release);

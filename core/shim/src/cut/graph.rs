@@ -7,6 +7,7 @@ use super::watch::{self, Open, PARTS_MAX};
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::own::Own;
 use crate::graphs::{self, CutState, Step};
+use crate::quiesce;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::wait::now_ns;
 
@@ -25,30 +26,35 @@ pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
-    if !graphs::order::before(exec, order.stream, true) {
+    let launching = graphs::order::begin(exec, order.stream, true);
+    if !launching.may_be_in_parts {
         return None;
     }
+    let result = quiesce::alone(|| issue(order, steps));
+    launching.end(result.is_some());
+    // What failed behind something is the program's to hear, as any failure of its launch.
+    result
+}
+
+/// All steps of a chain. `None`: nothing was issued.
+fn issue(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+    let is_own = |step: &Step| matches!(step, Step::Kernel(_));
     let mut result = None;
     // Parts that follow one another are watched as one.
     let together = steps.chunk_by(|a, b| !is_own(a) && !is_own(b));
     for group in together.flat_map(|group| group.chunks(PARTS_MAX)) {
         let order = Order { follows: result.is_some(), ..*order };
-        if order.follows {
-            // Not in the driver, which would hold its locks: see `watch`.
-            watch::wait_for_room();
-        }
         let done = match group {
             [Step::Kernel(own)] => kernel(&order, own),
             graphs => parts(&order, graphs),
         };
-        // Whatever was issued, even of a group that failed, is not launched again.
+        // Whatever was issued, even of a group that failed, is not launched again. A context in which a part is
+        // refused behind others is in error: the program hears that.
         result = done.or(result);
         if done != Some(SUCCESS) {
             break;
         }
     }
-    graphs::order::after(exec, order.stream, result.is_some());
-    // What failed behind something is the program's to hear, as any failure of its launch.
     result
 }
 
@@ -102,7 +108,9 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
 /// A kernel by itself: cut, or, should that not be possible any more, as it is. `None`: nothing was issued.
 fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
     let order = Order { kernel: own.kernel, ..*order };
-    if let Some(result) = own.with(|arguments| form::own(&order, arguments, own.way)) {
+    // A queue's room is the whole program's: see `watch::has_room`.
+    let in_parts = || own.with(|arguments| form::own(&order, arguments, own.way));
+    if let Some(result) = watch::has_room().then(in_parts).flatten() {
         order.client.counters.graph_nodes_cut.fetch_add(1, Relaxed);
         return Some(result);
     }

@@ -1,25 +1,23 @@
-//! Which kernels can be cut, and what is known of their cut forms.
+//! Which kernels can be transformed, and what is known of their transformed forms.
 //!
-//! A kernel is looked at when it is launched first: what speaks against cutting it is
-//! found from its name and image. Its cut form is made when a policy asks for it, by a
-//! thread of its own ([`making`]). Until then, and if that fails, launches run whole.
+//! A kernel is looked at when it is launched first: what speaks against transforming it is
+//! found from its name and image. Its form is made when a policy asks for it, by a
+//! thread of its own ([`worker`](super::worker)). Until then, and if that fails, launches run whole.
 //!
-//! Cut forms are made in one context, the first that needs one.
+//! Forms are made in one context, the first that needs one.
 
-use super::guarded::Guarded;
 use super::offset::SubGrid;
-use super::{gate, images, making, quiet, takes_vendor, vendor};
+use super::worker::{self, Job, Task};
+use super::{Place, gate, making, takes_vendor, vendor, watch};
 use crate::cu::{
     FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
     LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
-use crate::lock::{Held, Lock};
-use crate::{log, names, state, threads};
-use std::collections::{HashMap, VecDeque};
+use crate::{images, names, state, streams};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
-use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
 use tally_kernels::{Refusal, names as kernel_names};
@@ -43,9 +41,10 @@ pub struct Cut {
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
-    /// Its blocks may wait for one another: never sliced, for a slice that waits for a later one can
-    /// only be helped in time, and one by offset not at all.
-    pub may_wait: bool,
+    /// Digest of the image that it was made from.
+    pub image: u128,
+    /// It reads its SM's number, or how many there are: never limited to some of them.
+    pub reads_sm: bool,
     /// Those that the program requires by function attributes; 0: none.
     pub(super) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
@@ -62,8 +61,10 @@ struct Kernel {
     /// As in the shared table: what the core reads is only a copy of this.
     state: AtomicU32,
     cut: AtomicPtr<Cut>,
-    /// The driver refused it on fewer SMs.
+    /// The driver refused it on fewer SMs, or it did not end there.
     wide_only: AtomicBool,
+    /// It is a closed library's, by its name or image.
+    is_vendor: AtomicBool,
 }
 
 static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
@@ -71,6 +72,7 @@ static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
         state: AtomicU32::new(cut_state::UNKNOWN as u32),
         cut: AtomicPtr::new(std::ptr::null_mut()),
         wide_only: AtomicBool::new(false),
+        is_vendor: AtomicBool::new(false),
     }
 }; KERNEL_SLOTS];
 
@@ -143,9 +145,25 @@ pub fn refuse_narrow(index: usize) {
     }
 }
 
-/// Whether it may be.
-pub fn may_narrow(index: usize) -> bool {
-    KERNELS.get(index).is_some_and(|kernel| !kernel.wide_only.load(Relaxed))
+/// Whether a kernel may be limited to some of the SMs: its blocks do not wait for one another, and do not
+/// ask where they run, as far as its code tells; of closed libraries' kernels, whose code is not
+/// looked at, their names.
+pub fn may_be_limited(index: usize, function: Ptr) -> bool {
+    let Some(kernel) = KERNELS.get(index) else { return false };
+    let (state, detail) = cut_state::unpack(kernel.state.load(Acquire));
+    if kernel.wide_only.load(Relaxed) {
+        return false;
+    }
+    match state {
+        cut_state::UNKNOWN => {
+            look_at(index, function);
+            false
+        }
+        cut_state::READY => cut(index).is_some_and(|cut| !cut.reads_sm),
+        cut_state::WHOLE_ONLY => detail == Refusal::VendorLibrary.code(),
+        // Its code is not looked at until it is to be transformed.
+        _ => kernel.is_vendor.load(Relaxed),
+    }
 }
 
 /// A kernel's cut form, if it is ready.
@@ -190,9 +208,14 @@ pub fn blocks(grid: [u32; 3]) -> Option<u32> {
     grid.iter().try_fold(1_u32, |all, n| all.checked_mul(*n)).filter(|n| *n > 1 && *n < 1 << 31)
 }
 
+/// Launches of a stream that may be unfinished, up to which it is cut: a hardware queue takes 1 020
+/// entries, a part takes two, and what is behind them in the stream is to have room as without us.
+pub const BACKLOG_MAX: u32 = 64;
+
 /// What can be done to a launch of a kernel.
-pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32 {
+pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 {
     let index = shape.kernel as usize;
+    let context = place.context;
     if !ALLOWED.load(Acquire) || index >= KERNEL_SLOTS || !gate::may_serve(context) {
         return 0;
     }
@@ -206,11 +229,14 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
         cut_state::PREPARABLE => CAN_PREPARE,
         cut_state::READY => {
             let Some(cut) = cut(index).filter(|c| c.context == context) else { return 0 };
-            let Some(cluster) = cluster(arguments, cut) else { return 0 };
+            // Parts wait for one another in a hardware queue.
+            let has_room = place.backlog <= BACKLOG_MAX
+                && watch::makes_room()
+                && streams::has_queues_for(1)
+                && cut.keeps_residency(arguments, blocks);
+            let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
             let claimed = blocks <= gate::TABLE_WORDS;
-            let by_offset = || {
-                cluster == [1; 3] && cut.by_offset(index, arguments.function, shape.grid).is_some()
-            };
+            let by_offset = || cluster == [1; 3] && cut.by_offset(index, arguments).is_some();
             let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset());
             let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
             (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
@@ -223,8 +249,10 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, context: usize) -> u32
 #[cold]
 fn look_at(index: usize, function: Ptr) {
     let Some(client) = state::client() else { return };
-    let image = client.kernels[index].image.load(Relaxed);
-    let verdict = verdict(image, function);
+    if client.kernels.len() <= index {
+        return;
+    }
+    let verdict = verdict(index, function);
     // Another thread may have looked as well, and things have gone on since.
     let (from, to) = (cut_state::UNKNOWN, cut_state::PREPARABLE);
     let (from, to) = (cut_state::pack(from, 0), cut_state::pack(to, 0));
@@ -237,52 +265,25 @@ fn look_at(index: usize, function: Ptr) {
     }
 }
 
-fn verdict(image: u64, function: Ptr) -> Result<(), Refusal> {
-    let library = images::library(image)?;
+fn verdict(index: usize, function: Ptr) -> Result<(), Refusal> {
+    let library = images::library(names::image(index));
     let name = driver().name_of(function as usize).ok_or(Refusal::NoSuchKernel)?;
     let name = name.to_str().map_err(|_| Refusal::NoSuchKernel)?;
     if let Some(why) = kernel_names::waits_by_name(name) {
         return Err(why);
     }
-    if !takes_vendor() && vendor::is_vendor(name, library.as_deref()) {
-        return Err(Refusal::VendorLibrary);
+    if vendor::is_vendor(name, library.as_ref().ok().and_then(Option::as_deref)) {
+        KERNELS[index].is_vendor.store(true, Relaxed);
+        if !takes_vendor() {
+            return Err(Refusal::VendorLibrary);
+        }
     }
-    Ok(())
+    library.map(drop)
 }
 
-/// A cut form, or only the gate, to be made.
-#[derive(Debug)]
-pub(super) struct Job {
-    /// Its kernel, or [`GATE_ONLY`].
-    pub(super) index: usize,
-    pub(super) function: usize,
-    pub(super) context: usize,
-    pub(super) device: i32,
-    /// The form with offset block indices of one that is cut.
-    offset: bool,
-    /// Blocks of the launch that wants it.
-    pub(super) blocks: u32,
-    /// How long the kernel is expected to take; 0: unknown. Of several jobs the one of the longest
-    /// comes first: that is the one that others wait for, and each job takes a while.
-    pub(super) us: u32,
-}
-
-/// Where a job goes among the others: behind those of kernels that are as long.
-fn place(jobs: &VecDeque<Job>, us: u32) -> usize {
-    jobs.iter().position(|other| other.us < us).unwrap_or(jobs.len())
-}
-
-/// Between two attempts to find nothing under way.
-const NAP: Duration = Duration::from_millis(10);
-/// Only the gate is wanted.
-const GATE_ONLY: usize = usize::MAX;
-
-static JOBS: Guarded<VecDeque<Job>> = Guarded::new(VecDeque::new());
-static JOBS_WORD: AtomicU32 = AtomicU32::new(0);
-static WORKING: AtomicBool = AtomicBool::new(false);
 static GATE_ASKED: AtomicBool = AtomicBool::new(false);
 
-/// Have a kernel's cut form made.
+/// Have a kernel's transformed form made.
 #[cold]
 pub fn prepare(index: usize, launch: &KernelArguments, context: usize, device: i32, us: u32) {
     let Some(kernel) = KERNELS.get(index) else { return };
@@ -292,138 +293,45 @@ pub fn prepare(index: usize, launch: &KernelArguments, context: usize, device: i
         return;
     }
     publish(index, cut_state::PREPARING, 0);
-    let (function, blocks) = (launch.function as usize, blocks(launch.grid).unwrap_or(0));
-    hire(Job { index, function, context, device, offset: false, blocks, us });
+    let job = Job::of_launch(Task::Form, index, launch, (context, device), us);
+    if !job.is_some_and(worker::hire) {
+        preparable(index);
+    }
 }
 
-/// Have the gate made, for launches that need no cut form.
+/// Have the gate made, for launches that need no transformed form.
 #[cold]
 pub fn prepare_gate(context: usize) {
     if !GATE_ASKED.swap(true, SeqCst) {
-        hire(Job {
-            index: GATE_ONLY,
-            function: 0,
-            context,
-            device: -1,
-            offset: false,
-            blocks: 0,
-            us: u32::MAX,
-        });
+        worker::hire(Job::of_context(Task::Gate, context));
     }
 }
 
 /// Have the form with offset block indices made.
 #[cold]
-pub(super) fn prepare_offset(index: usize, function: Ptr, cut: &Cut) {
-    let (context, device) = (cut.context, cut.device);
-    // It can be cut already.
-    let function = function as usize;
-    hire(Job { index, function, context, device, offset: true, blocks: 0, us: 0 });
-}
-
-fn hire(job: Job) {
-    JOBS.with(|jobs| jobs.insert(place(jobs, job.us), job));
-    JOBS_WORD.fetch_add(1, SeqCst);
-    let _ = rustix::thread::futex::wake(&JOBS_WORD, rustix::thread::futex::Flags::PRIVATE, 1);
-    let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);
-    if !WORKING.swap(true, SeqCst) && !spawn() {
-        WORKING.store(false, SeqCst);
+pub(super) fn prepare_offset(index: usize, launch: &KernelArguments, cut: &Cut) {
+    // It can be transformed already: the others come first.
+    let job = Job::of_launch(Task::Offset, index, launch, (cut.context, cut.device), 0);
+    if !job.is_some_and(worker::hire) {
+        cut.sub_grid.forgo();
     }
 }
 
-fn work() {
-    driver().relax_thread();
-    loop {
-        let seen = JOBS_WORD.load(SeqCst);
-        if JOBS.with(|jobs| jobs.is_empty()) {
-            let flags = rustix::thread::futex::Flags::PRIVATE;
-            let _ = rustix::thread::futex::wait(&JOBS_WORD, flags, seen, None);
-            continue;
-        }
-        if crate::attendant::is_exiting() {
-            return;
-        }
-        let Some(quiet) = quiet::of_worker() else {
-            std::thread::sleep(NAP);
-            continue;
-        };
-        // The context and the function live while the lock is held, if the job is still
-        // there: see `forget_context` and `forget_functions`.
-        let _alive = ALIVE.lock();
-        if crate::attendant::is_exiting() || is_lost() {
-            return;
-        }
-        let Some(job) = JOBS.with(VecDeque::pop_front) else { continue };
-        if job.index == GATE_ONLY {
-            making::gate(job.context);
-            continue;
-        }
-        if job.offset {
-            if let Some(cut) = cut(job.index).filter(|cut| cut.context == job.context) {
-                let made = making::offset(&job, cut);
-                if is_lost() {
-                    return;
-                }
-                cut.settle_offset(made);
-            }
-            continue;
-        }
-        if !gate::may_serve(job.context) {
-            // Another context was first. That says nothing about the kernel.
-            publish(job.index, cut_state::PREPARABLE, 0);
-            continue;
-        }
-        let made = making::make(&job);
-        if is_lost() {
-            return;
-        }
-        // Before it is said that it can be cut: a launch that hears of it is.
-        drop(quiet);
-        match made {
-            Ok(cut) => prepared(job.index, cut),
-            Err(why) => {
-                log!("kernel {} is run whole: {why}", job.index);
-                refuse(job.index, why);
-            }
-        }
+/// A kernel's form could not be made for a reason that says nothing of it: it may be asked for again.
+pub(super) fn preparable(index: usize) {
+    if KERNELS.get(index).is_some() {
+        publish(index, cut_state::PREPARABLE, 0);
     }
-}
-
-/// Held while the worker uses the context.
-static ALIVE: Lock = Lock::new();
-/// The worker did not come back from the driver in [`LOST_AFTER`]: nobody waits for it any
-/// more, and it stops as soon as it does.
-static LOST: AtomicBool = AtomicBool::new(false);
-/// Longer than the driver takes to compile anything. Only a program that exits while the
-/// driver's compiler is in use for the first time gets there: see
-/// [`crate::attach::exit_before_others`].
-const LOST_AFTER: Duration = Duration::from_secs(10);
-
-/// Wait for the worker's driver calls, if it can be waited for.
-fn alive() -> Option<Held<'static>> {
-    if LOST.load(SeqCst) {
-        return None;
-    }
-    let held = ALIVE.lock_within(LOST_AFTER);
-    if held.is_none() {
-        log!("the driver does not return from making a cut form: not waited for any more");
-        LOST.store(true, SeqCst);
-    }
-    held
-}
-
-/// Whether the worker may go on with what it was doing.
-pub(super) fn is_lost() -> bool {
-    LOST.load(SeqCst)
 }
 
 /// The program exits: the worker, which begins nothing more, leaves the driver.
 pub fn finish() {
-    drop(alive());
+    drop(worker::leave_context());
 }
 
-fn prepared(index: usize, cut: Cut) {
-    let detail = if cut.may_wait { 0 } else { cut_state::SLICEABLE } | cut_state::PREEMPTIBLE;
+/// Its form is there.
+pub(super) fn prepared(index: usize, cut: Cut) {
+    let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
     // Kept on purpose: a launch may be reading it.
     KERNELS[index].cut.store(Box::leak(Box::new(cut)), Release);
     publish(index, cut_state::READY, detail);
@@ -443,7 +351,7 @@ pub(super) fn attribute(function: usize, which: i32) -> Option<i32> {
 pub(super) fn copy_attributes(original: usize, to: usize) {
     let Some(set) = driver().func_set_attribute else { return };
     for which in FUNC_SETTABLE {
-        if let Some(value) = attribute(original, which).filter(|v| *v > 0)
+        if let Some(value) = attribute(original, which)
             && attribute(to, which) != Some(value)
         {
             // SAFETY: a function of ours. Refused: the launch that needs it fails,
@@ -463,7 +371,45 @@ pub(super) fn plain_function(handle: usize) -> usize {
     }
 }
 
+/// Blocks of a function that an SM holds at once. `None`: the driver does not tell.
+fn resident(function: Ptr, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
+    let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n))?;
+    let mut count = 0;
+    // SAFETY: a function of the program's that is being launched, or one of ours; a valid out-pointer.
+    let result = unsafe {
+        driver().occupancy?(
+            &mut count,
+            function,
+            i32::try_from(threads).ok()?,
+            shared_bytes as usize,
+        )
+    };
+    (result == SUCCESS).then_some(count.max(0) as u64)
+}
+
+/// Blocks of a launch that the whole GPU holds at once. `None`: the driver does not tell.
+pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
+    let sms = state::client()?.report.sm_count.load(Acquire);
+    Some(resident(launch.function, launch.block, launch.shared_bytes)? * u64::from(sms))
+}
+
 impl Cut {
+    /// Whether blocks that the original runs at once run at once in this form, too, or there are too many
+    /// for a program to rely on it.
+    pub(super) fn keeps_residency(&self, launch: &KernelArguments, blocks: u32) -> bool {
+        let of = |function| resident(function, launch.block, launch.shared_bytes);
+        let sms = state::client().map_or(0, |client| client.report.sm_count.load(Acquire));
+        if sms == 0 {
+            return false;
+        }
+        match (of(launch.function), of(self.function as Ptr)) {
+            (Some(before), Some(now)) => {
+                now >= before || u64::from(blocks) > before * u64::from(sms)
+            }
+            _ => false,
+        }
+    }
+
     /// The function or kernel that it was made from, unless that was unloaded.
     pub fn original(&self) -> Option<Ptr> {
         Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
@@ -516,70 +462,67 @@ pub fn attribute_set(function: Ptr) {
 
 /// Functions are about to be unloaded: nothing asks the driver about them any more.
 pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
-    let _alive = alive();
-    drop_jobs(|job| are_gone(job.function));
     for cut in all_cut() {
         if are_gone(cut.originals[0].load(Relaxed)) {
             cut.originals.iter().for_each(|o| o.store(0, Relaxed));
             changed();
         }
     }
+    worker::forget_functions(are_gone);
 }
 
-/// Give up jobs; their kernels may be asked for again.
-fn drop_jobs(drops: impl Fn(&Job) -> bool) {
-    JOBS.with(|jobs| {
-        for job in jobs.iter().filter(|job| drops(job) && job.index != GATE_ONLY) {
-            if job.offset {
-                cut(job.index).into_iter().for_each(|cut| cut.sub_grid.forgo());
-            } else {
-                publish(job.index, cut_state::PREPARABLE, 0);
-            }
+/// The program has unloaded an image: its forms go, too.
+pub fn image_unloaded(image: u128) {
+    let mut context = None;
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        // SAFETY: null, or leaked by `prepared`.
+        let there = unsafe { kernel.cut.load(Acquire).as_ref() };
+        if let Some(cut) = there.filter(|cut| cut.image == image) {
+            context = Some(cut.context);
+            forget(index, kernel);
         }
-        jobs.retain(|job| !drops(job));
-    });
+    }
+    making::forget_image(image);
+    if let Some(context) = context.or_else(|| making::context_of(image)) {
+        worker::hire(Job { image, us: 0, ..Job::of_context(Task::Unload(image), context) });
+    }
 }
 
-/// While it is held no cut form is made.
-pub fn pause() -> Option<Held<'static>> {
-    alive()
+/// A kernel has no transformed form any more.
+fn forget(index: usize, kernel: &Kernel) {
+    kernel.cut.store(std::ptr::null_mut(), Release);
+    watch::forget_kernel(index);
+    let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
+    // What was learnt of a kernel stays.
+    if state == cut_state::READY {
+        publish(index, cut_state::UNKNOWN, 0);
+    }
 }
 
-/// A context is destroyed, and the cut forms in it. Everything is paused.
+/// A context is destroyed, and the forms in it. Nothing uses it any more.
 pub fn forget_context(context: usize) {
-    drop_jobs(|job| job.context == context);
+    worker::drop_jobs(|job| job.context == context);
     GATE_ASKED.store(false, SeqCst);
-    let mut any = false;
     for (index, kernel) in KERNELS.iter().enumerate() {
         // SAFETY: null, or leaked by `prepared`.
         let there = unsafe { kernel.cut.load(Acquire).as_ref() };
         if there.is_some_and(|c| c.context == context) {
-            kernel.cut.store(std::ptr::null_mut(), Release);
-            let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
-            // What was learnt of a kernel stays.
-            if state == cut_state::READY {
-                publish(index, cut_state::UNKNOWN, 0);
-            }
-            any = true;
+            forget(index, kernel);
         }
     }
-    if any {
-        making::forget();
-    }
+    making::forget_context(context);
 }
 
 /// Only in a forked child.
 pub fn reset() {
     ALLOWED.store(false, SeqCst);
-    WORKING.store(false, SeqCst);
     GATE_ASKED.store(false, SeqCst);
-    LOST.store(false, SeqCst);
-    JOBS.reset(VecDeque::new());
+    worker::reset();
     making::reset();
-    ALIVE.reset();
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);
         kernel.wide_only.store(false, SeqCst);
+        kernel.is_vendor.store(false, SeqCst);
         kernel.cut.store(std::ptr::null_mut(), SeqCst);
     }
 }

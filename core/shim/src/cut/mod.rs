@@ -20,39 +20,45 @@
 //!   nothing was issued when the whole launch is made after all;
 //! - the gate opens without any help of the driver: another thread of the program may
 //!   hold the driver's locks while it waits for the very stream that waits here;
+//! - a kernel whose blocks may wait for one another is never launched in parts, and nothing that is launched in
+//!   parts waits for anything but the gate, which opens by itself;
+//! - where there is no room, or it cannot be known whether a form is safe, a launch goes whole, at once;
 //! - nothing here runs for high-priority clients, or before the core allows it.
 //!
 //! | read | for |
 //! | --- | --- |
-//! | [`kernels`], [`making`] | which kernels can be cut; making their cut forms off the launch path |
+//! | [`kernels`] | which kernels can be transformed |
+//! | [`worker`], [`making`] | making their forms off the launch path |
 //! | [`proof`] | the proof that they compute the same on this machine |
 //! | [`form`], [`offset`] | the launches |
-//! | [`gate`], [`watch`], [`progress`], [`quiet`] | giving way; what takes too long; calls that would keep help away |
+//! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
-//! | [`images`], [`vendor`], [`kept`] | the code, whose it is, and what is kept on disk of rewritten code |
+//! | [`vendor`], [`kept`], [`tools`] | whose code it is; what is kept on disk of rewritten code; debuggers and profilers |
 
 pub mod form;
 pub mod gate;
 pub mod graph;
 pub mod guarded;
-pub mod images;
 pub mod kept;
 pub mod kernels;
 pub mod making;
 pub mod offset;
 pub mod progress;
 pub mod proof;
-pub mod quiet;
+pub mod tools;
 pub mod vendor;
 pub mod watch;
 pub mod width;
+pub mod worker;
 
 use crate::graphs::{self, CutState};
 use crate::launch::{Shape, Target};
 use crate::slots::OVERFLOW;
+use crate::streams;
+use guarded::Guarded;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE, GRAPH};
+use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::wire::{Cutting, Residency};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -72,6 +78,18 @@ pub fn configure(cutting: &Cutting, residency: &Residency) {
     width::configure(widths);
     ENABLED.store(cutting.enabled || !widths.is_empty(), Release);
     kernels::allow(cutting.enabled);
+    tools::look();
+}
+
+/// Where a launch goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its slot.
+    pub slot: usize,
+    /// The context of its stream.
+    pub context: usize,
+    /// Launches of its stream that may be unfinished.
+    pub backlog: u32,
 }
 
 /// Whether anything here is wanted. Stays so without a core.
@@ -91,24 +109,26 @@ pub fn rescue_ns() -> u64 {
 }
 
 /// What can be done to a launch: bits of `submission_flags`.
-pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u32 {
-    if !is_enabled() || slot == OVERFLOW {
+pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
+    if !is_enabled() || place.slot == OVERFLOW || tools::whole_because() != 0 {
+        return 0;
+    }
+    if is_closing(place.context) {
         return 0;
     }
     match target {
+        // All blocks of a cooperative launch run at once.
+        Target::Kernel(_) if shape.flags & COOPERATIVE != 0 => 0,
         Target::Kernel(arguments) => {
-            let cut = match shape.flags & (COOPERATIVE | GRAPH) {
-                0 => kernels::offers(shape, arguments, context),
-                _ => 0,
-            };
-            // All blocks of a cooperative launch must fit at once: never narrowed.
-            let may = shape.flags & COOPERATIVE == 0 && kernels::may_narrow(shape.kernel as usize);
-            let narrow = if may { width::offers(context) } else { 0 };
-            cut | narrow
+            kernels::offers(shape, arguments, place)
+                | width::offers(shape.kernel as usize, arguments, place)
         }
         Target::Graph(exec) => match graphs::state(*exec) {
             CutState::Cuttable { kernel_nodes: 2.. }
-                if kernels::is_allowed() && gate::may_serve(context) =>
+                if kernels::is_allowed()
+                    && gate::may_serve(place.context)
+                    && watch::makes_room()
+                    && streams::has_queues_for(1) =>
             {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
@@ -119,26 +139,38 @@ pub fn offers(shape: &Shape, target: &Target, slot: usize, context: usize) -> u3
     }
 }
 
-/// `real` may destroy a context, and says whether it did: what was made in it is gone.
-/// Nothing of ours uses it meanwhile. The caller holds the capture guard.
-pub fn while_destroyed(context: usize, real: impl FnOnce() -> bool) {
+/// Contexts that are being destroyed.
+static CLOSING: Guarded<Vec<usize>> = Guarded::new(Vec::new());
+
+/// Whether a context is being destroyed: nothing of the shim's uses it any more.
+pub fn is_closing(context: usize) -> bool {
+    is_enabled() && CLOSING.with(|all| all.contains(&context))
+}
+
+/// A context is about to be destroyed: wait until no thread of the shim's uses it. Returns whether there is
+/// anything to forget.
+pub fn close_context(context: usize) -> bool {
     if !is_enabled() {
-        real();
+        return false;
+    }
+    CLOSING.with(|all| all.push(context));
+    drop(worker::leave_context());
+    gate::leave_context();
+    width::leave_context();
+    true
+}
+
+/// It was destroyed, or not.
+pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
+    if !was_closed {
         return;
     }
-    // All at once, in the order of the worker, which makes the gate as well: between two
-    // of them it would make another in the context that goes.
-    let _paused = (kernels::pause(), gate::pause(), width::pause());
-    if real() {
+    if is_gone {
         gate::forget_context(context);
         kernels::forget_context(context);
         width::forget_context(context);
     }
-}
-
-/// A context is about to be destroyed.
-pub fn forget_context(context: usize) {
-    while_destroyed(context, || true);
+    CLOSING.with(|all| all.retain(|of| *of != context));
 }
 
 /// The program is exiting: nobody gives way any more.
@@ -150,11 +182,11 @@ pub fn program_exits() {
 /// Only in a forked child.
 pub fn reset() {
     ENABLED.store(false, SeqCst);
+    CLOSING.reset(Vec::new());
+    tools::reset();
     gate::reset();
-    images::reset();
     kernels::reset();
     proof::reset();
-    quiet::reset();
     watch::reset();
     width::reset();
 }

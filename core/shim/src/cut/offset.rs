@@ -4,7 +4,7 @@
 //! the image, and few kernels have grids so large. Until it is there launches do without.
 
 use super::kernels::{self, Cut, copy_attributes};
-use crate::cu::Ptr;
+use crate::launch::KernelArguments;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
@@ -43,13 +43,13 @@ impl SubGrid {
 impl Cut {
     /// The function that can stand for a launch of this grid in slices by offset. The first time
     /// that one could, it is asked for.
-    pub fn by_offset(&self, index: usize, original: Ptr, grid: [u32; 3]) -> Option<usize> {
+    pub fn by_offset(&self, index: usize, launch: &KernelArguments) -> Option<usize> {
         // In machine code only the index in x has an offset.
-        if self.may_wait || !self.is_ptx && grid[1..] != [1; 2] {
+        if !self.is_ptx && launch.grid[1..] != [1; 2] {
             return None;
         }
         if self.sub_grid.state.load(Acquire) == UNTRIED {
-            self.ask(index, original);
+            self.ask(index, launch);
             // Whoever asks first does without, however soon it is made.
             return None;
         }
@@ -57,9 +57,9 @@ impl Cut {
     }
 
     #[cold]
-    fn ask(&self, index: usize, original: Ptr) {
+    fn ask(&self, index: usize, launch: &KernelArguments) {
         if self.sub_grid.state.compare_exchange(UNTRIED, ASKED, SeqCst, SeqCst).is_ok() {
-            kernels::prepare_offset(index, original, self);
+            kernels::prepare_offset(index, launch, self);
         }
     }
 

@@ -13,15 +13,16 @@
 //! (three words a block) is kept: to free some would wait for the program's kernels.
 
 use super::guarded::Guarded;
+use super::making::Failed;
 use crate::cu::{
     LINK_INPUT_PTX, LaunchConfig, PARAM_BUFFER_POINTER, PARAM_BUFFER_SIZE, Ptr,
     STREAM_NON_BLOCKING, SUCCESS, WRITE_VALUE_DEFAULT, driver,
 };
-use crate::log;
+use crate::{log, quiesce, threads};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 use tally_kernels::control::{CONTROL_BYTES, FLAG_RAISED, FLAG_STRIDE_BYTES};
-use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal, image, proof};
+use tally_kernels::{ControlBlock, CutForm, Refusal, image, proof};
 
 /// Blocks for each SM: of 128 threads at most 16 run at once, so some are left when the
 /// flag goes up.
@@ -57,13 +58,23 @@ static FOUND: Guarded<Vec<(Kind, Result<Proven, Refusal>)>> = Guarded::new(Vec::
 ///
 /// # Errors
 /// [`Refusal::ResultsDiffer`], or why it could not be found out.
-pub fn passed(device: i32, arch: u32, is_ptx: bool) -> Result<Proven, Refusal> {
+pub(super) fn passed(
+    device: i32,
+    arch: u32,
+    is_ptx: bool,
+    context: usize,
+) -> Result<Proven, Failed> {
     let known = FOUND.with(|all| all.iter().find(|(key, _)| *key == (device, is_ptx)).copied());
     if let Some((_, found)) = known {
-        return found;
+        return Ok(found?);
     }
     let start = Instant::now();
-    let found = driver().relaxed(|| prove(device, arch, is_ptx));
+    let found = match driver().relaxed(|| prove(device, arch, is_ptx, context)) {
+        Err(Failed::Busy) => return Err(Failed::Busy),
+        Err(Failed::Unloaded) => return Err(Failed::Unloaded),
+        Err(Failed::For(why)) => Err(why),
+        Ok(runs) => Ok(runs),
+    };
     // The driver's compiler is loaded now.
     crate::attach::exit_before_others();
     let kind = if is_ptx { "PTX" } else { "machine code" };
@@ -80,7 +91,7 @@ pub fn passed(device: i32, arch: u32, is_ptx: bool) -> Result<Proven, Refusal> {
     }
     let found = found.map(|runs| Proven { offsets: runs.offsets > 0 });
     FOUND.with(|all| all.push(((device, is_ptx), found)));
-    found
+    Ok(found?)
 }
 
 /// What was done.
@@ -118,12 +129,28 @@ struct Bench {
     expected: Vec<u32>,
 }
 
-fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
+fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
     let original = if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled()? };
     let rewritten = image::rewrite(&original, arch, CutForm::Prelude, None)?;
-    let cut = rewritten.kernel(proof::NAME)?.clone();
-    let plain = function(original.clone(), None)?;
-    let cut = function(rewritten.image, Some(&cut))?;
+    let cut = rewritten.kernel(proof::NAME)?.control_offset as usize;
+    let mut images = vec![(original.clone(), None), (rewritten.image, Some(cut))];
+    // The form with offset block indices. None if this driver's code of the kernel does not read them as
+    // the patch knows.
+    let sub_grid = image::rewrite(&original, arch, CutForm::SubGrid, None)?;
+    match sub_grid.kernel(proof::NAME) {
+        Ok(kernel) => {
+            let at = kernel.control_offset as usize;
+            images.push((sub_grid.image, Some(at)));
+        }
+        Err(why) => log!("nothing is sliced by offset: {why}"),
+    }
+    let loaded = quiesce::load(context, quiesce::PATIENCE, || {
+        images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
+    });
+    let mut forms = loaded.ok_or(Failed::Busy)??.into_iter();
+    let (Some(plain), Some(cut), sub_grid) = (forms.next(), forms.next(), forms.next()) else {
+        return Err(Failed::For(Refusal::DriverRefused));
+    };
     let mut bench = Bench::new(device)?;
 
     // How long it takes, and that it is right when nothing is done to it. Not the first time:
@@ -162,7 +189,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         }
         bench.issue(&cut, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
         if permille > 0 {
-            std::thread::sleep(took * permille / 1_000);
+            threads::nap(took * permille / 1_000);
             bench.raise(bench.other, true)?;
             // Not to come behind the next write, should the run be over already.
             bench.settle(bench.other)?;
@@ -173,7 +200,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         runs.partly += u32::from(ran > 0 && ran < blocks as usize);
         if permille == 0 && ran != 0 {
             log!("{ran} blocks of {blocks} ran although they were asked not to");
-            return Err(Refusal::ResultsDiffer);
+            return Err(Failed::For(Refusal::ResultsDiffer));
         }
         bench.raise(bench.stream, false)?;
         let mut resumes = 0;
@@ -184,29 +211,21 @@ fn prove(device: i32, arch: u32, is_ptx: bool) -> Result<Runs, Refusal> {
         }
         bench.check("stopped and resumed")?;
     }
-    runs.offsets = offsets(&original, arch, is_ptx, &bench)?;
+    if let Some(form) = sub_grid {
+        runs.offsets = offsets(&form, is_ptx, &bench)?;
+    }
     Ok(runs)
 }
 
-/// The form with offset block indices; how many slices. None if this driver's code of the
-/// kernel does not read them as the patch knows.
-fn offsets(original: &[u8], arch: u32, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
-    let rewritten = image::rewrite(original, arch, CutForm::SubGrid, None)?;
-    let cut = match rewritten.kernel(proof::NAME) {
-        Ok(cut) => cut.clone(),
-        Err(why) => {
-            log!("nothing is sliced by offset: {why}");
-            return Ok(0);
-        }
-    };
-    let cut = function(rewritten.image, Some(&cut))?;
+/// The form with offset block indices; how many slices.
+fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
     let blocks = bench.blocks();
     // The kernel counts its blocks as a grid of one dimension has them, too.
     let grid = if is_ptx { bench.grid } else { [blocks, 1, 1] };
     let slices = [0..1, 1..blocks / 2, blocks / 2..blocks];
     for range in &slices {
         let part = ControlBlock::sub_grid(range.start, grid);
-        bench.run(&cut, [range.end - range.start, 1, 1], Some(part))?;
+        bench.run(form, [range.end - range.start, 1, 1], Some(part))?;
     }
     bench.check("in slices by offset")?;
     Ok(slices.len() as u32)
@@ -237,8 +256,8 @@ fn compiled() -> Result<Vec<u8>, Refusal> {
     }
 }
 
-/// Load an image and find the kernel in it. The module stays.
-fn function(mut image: Vec<u8>, cut: Option<&CutKernel>) -> Result<Form, Refusal> {
+/// Load an image and find the kernel in it. The module stays. The context is idle.
+fn function(mut image: Vec<u8>, control_offset: Option<usize>) -> Result<Form, Refusal> {
     image.push(0);
     let d = driver();
     let (load, get) = (d.module_load, d.module_function);
@@ -249,8 +268,12 @@ fn function(mut image: Vec<u8>, cut: Option<&CutKernel>) -> Result<Form, Refusal
     unsafe {
         check(load(&mut module, image.as_ptr()))?;
         check(get(&mut function, module, name.as_ptr()))?;
+        // Now, and not with its first launch, which would wait for all that runs.
+        if let Some(load) = d.func_load {
+            load(function);
+        }
     }
-    Ok(Form { function, control_offset: cut.map(|c| c.control_offset as usize) })
+    Ok(Form { function, control_offset })
 }
 
 impl Bench {

@@ -6,22 +6,19 @@
 //! kernel is launched once more beside it, over the same claim table, without the flag.
 //! Then every block has run once, the part ends, and the kernel is never cut again.
 //!
-//! Who launches into a full queue holds the driver's locks until something in it ends, and a
-//! rescue could not be launched: while a cut launch is under way, launches wait for room
-//! before they reach the driver (`decided`).
-//!
-//! The same goes for threads of the program in `cuMemFree` and the like: see [`quiet`](super::quiet).
-//! (A rescue enqueued ahead of time, behind a wait for a word, would need no launch: but it can share a
-//! hardware queue with the very launch that it is to rescue, or another, and then hold that one back for good.)
+//! Kernels whose code lets their blocks wait are never launched in parts, so this is for those whose code does
+//! not show it. Help is a launch: it comes late where a thread of the program is in a call that keeps
+//! launches waiting, `cuMemFree` for one. (Enqueued ahead of time, behind a wait for a word, it would need no
+//! launch: but it can share a hardware queue with the very launch that it is to help, and hold that back for good.)
 
 use super::guarded::Guarded;
 use super::progress::Progress;
 use super::{gate, kernels, rescue_ns};
 use crate::cu::{EVENT_DISABLE_TIMING, LaunchAttribute, NOT_READY, Ptr, SUCCESS, driver};
-use crate::{attendant, log, state};
-use std::sync::atomic::AtomicUsize;
+use crate::{attendant, log, state, threads};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
@@ -29,13 +26,18 @@ use tally_kernels::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
 pub const PARTS_MAX: usize = 32;
-/// Parts of cut launches under way, beyond which launches wait. A hardware queue takes 1024 entries; a
-/// part takes four.
-const PARTS_OPEN_MAX: usize = 128;
-/// Between two looks for room.
-const ROOM_NAP: Duration = Duration::from_micros(50);
+/// Parts under way, beyond which launches go whole: a part takes two entries of a hardware queue of 1 020, of which
+/// at least 900 are left to the program's launches.
+const PARTS_OPEN_MAX: usize = 24;
 /// Cut launches under way, at most; further ones run whole.
 const OPEN_MAX: usize = 64;
+/// How long a launch waits for room before it goes whole.
+const ROOM_WAIT_MAX: Duration = Duration::from_millis(5);
+/// Between two looks for room.
+const ROOM_NAP: Duration = Duration::from_micros(50);
+
+/// In place of the event behind a launch that helps: it is being made.
+const LAUNCHING: usize = usize::MAX;
 
 /// Events of one launch: two a part, one where it begins, behind its gate, and one where
 /// it ends.
@@ -95,43 +97,44 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Those of them that can be helped.
-static HELPABLE: AtomicUsize = AtomicUsize::new(0);
 /// Their parts.
 static PARTS: AtomicUsize = AtomicUsize::new(0);
+/// A launch has waited for room in vain, and there was none since.
+static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Whether any cut launch is under way.
 pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
 }
 
-/// Whether one is under way that could be found stuck.
-pub fn may_need_help() -> bool {
-    HELPABLE.load(Acquire) != 0
+/// Whether there is room for another launch in parts.
+pub fn has_room() -> bool {
+    PARTS.load(Acquire) <= PARTS_OPEN_MAX && COUNT.load(Acquire) < OPEN_MAX
 }
 
-/// Whether more parts are under way than there is room for beside a rescue.
-fn is_full() -> bool {
-    PARTS.load(Acquire) > PARTS_OPEN_MAX
-}
-
-/// Wait here, rather than in the driver, until there is room. `is_backed_up`: there is none for
-/// another reason.
-pub fn wait_for_room_and(is_backed_up: impl Fn() -> bool) {
-    while is_open() && (is_backed_up() || is_full()) && !attendant::is_exiting() {
-        std::thread::sleep(ROOM_NAP);
+/// The same. Waits a moment for it, unless that was in vain the last time:
+/// a program that makes launches ahead of something which it only does later is held up once.
+pub fn makes_room() -> bool {
+    let start = Instant::now();
+    loop {
+        if has_room() {
+            IS_STALLED.store(false, Relaxed);
+            return true;
+        }
+        if IS_STALLED.load(Relaxed) || attendant::is_exiting() {
+            return false;
+        }
+        if start.elapsed() >= ROOM_WAIT_MAX {
+            IS_STALLED.store(true, Relaxed);
+            return false;
+        }
+        threads::nap(ROOM_NAP);
     }
-}
-
-/// The same, for more of a launch under way.
-pub fn wait_for_room() {
-    wait_for_room_and(|| false);
 }
 
 /// The table has changed.
 fn count(open: &[Open]) {
     PARTS.store(open.iter().map(|o| o.progress.parts()).sum(), Release);
-    HELPABLE.store(open.iter().filter(|o| o.again.is_some()).count(), Release);
     COUNT.store(open.len(), Release);
 }
 
@@ -171,14 +174,14 @@ pub fn opened(open: Open) {
 }
 
 fn is_over(client: &ClientRegion, open: &Open) -> bool {
-    let word = &client.completions.words[open.slot & 63];
-    [&word.gpu, &word.host].iter().any(|w| ring::is_done(w.load(Acquire), open.number))
+    ring::is_done(client.completions[open.slot & 63].done.load(Acquire), open.number)
 }
 
 /// Look at all of them. `asked_ns`: they have been asked to give way since then. The
 /// calling thread's context is theirs, and lives.
 pub fn look(now_ns: u64, asked_ns: Option<u64>) {
     let Some(client) = state::client() else { return };
+    let mut stuck = Vec::new();
     TABLE.with(|t| {
         let mut slots_seen = 0_u64;
         let mut at = 0;
@@ -188,9 +191,9 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
             let first = slots_seen & (1 << (open.slot & 63)) == 0;
             slots_seen |= 1 << (open.slot & 63);
             if first {
-                advance(client, open, now_ns, asked_ns);
+                stuck.extend(advance(client, open, now_ns, asked_ns));
             }
-            if open.helping.is_some_and(is_done) {
+            if open.helping.is_some_and(|event| event != LAUNCHING && is_done(event)) {
                 open.helping = None;
                 gate::release();
             }
@@ -206,6 +209,26 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
         }
         count(&t.open);
     });
+    // Without the lock, which launches take: the driver may keep this one waiting.
+    for help in stuck {
+        let (ticket, slot) = (help.ticket, help.slot);
+        let helping = rescue(client, help);
+        TABLE.with(|t| {
+            let found = t.open.iter_mut().find(|open| (open.ticket, open.slot) == (ticket, slot));
+            if let Some(open) = found {
+                open.helping = helping;
+            }
+        });
+    }
+}
+
+/// A launch that is to be made once more, beside what is stuck.
+struct Help {
+    ticket: u64,
+    slot: usize,
+    again: Again,
+    /// To be recorded behind it.
+    event: usize,
 }
 
 fn is_done(event: usize) -> bool {
@@ -213,7 +236,12 @@ fn is_done(event: usize) -> bool {
     driver().event_query.is_some_and(|f| unsafe { f(event as Ptr) } != NOT_READY)
 }
 
-fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option<u64>) {
+fn advance(
+    client: &ClientRegion,
+    open: &mut Open,
+    now_ns: u64,
+    asked_ns: Option<u64>,
+) -> Option<Help> {
     let (events, slot, epoch2) = (&open.events, open.slot, open.epoch2);
     // A launch without claims, slices, never says that it skipped anything.
     let notice = || client.gates.notices[slot].gpu.load(Acquire);
@@ -224,9 +252,16 @@ fn advance(client: &ClientRegion, open: &mut Open, now_ns: u64, asked_ns: Option
         let skipped = has_skipped(part);
         gave_way(client, open, part, skipped, took_ns);
     }
-    if found.stuck {
-        rescue(client, open);
+    if !found.stuck {
+        return None;
     }
+    kernels::refuse(open.kernel, Refusal::BlocksWaited);
+    client.counters.rescued.fetch_add(1, SeqCst);
+    log!("kernel {}: its blocks wait for one another; it is run whole from now on", open.kernel);
+    let again = open.again.take()?;
+    open.helping = Some(LAUNCHING);
+    // The event before the first part has done its service.
+    Some(Help { ticket: open.ticket, slot: open.slot, again, event: open.events[0] })
 }
 
 /// A part that was asked to give way has ended.
@@ -245,12 +280,9 @@ fn gave_way(client: &ClientRegion, open: &mut Open, part: usize, skipped: bool, 
     }
 }
 
-/// Launch the rest beside what is stuck.
-fn rescue(client: &ClientRegion, open: &mut Open) {
-    kernels::refuse(open.kernel, Refusal::BlocksWaited);
-    client.counters.rescued.fetch_add(1, SeqCst);
-    log!("kernel {}: its blocks wait for one another; it is run whole from now on", open.kernel);
-    let Some(again) = &mut open.again else { return };
+/// Launch the rest beside what is stuck. Returns the event behind it.
+fn rescue(client: &ClientRegion, help: Help) -> Option<usize> {
+    let Help { mut again, event, .. } = help;
     let (_, never) = gate::flags();
     let control = ControlBlock {
         // The one behind the parts' is kept for this: what follows in the stream has
@@ -269,18 +301,23 @@ fn rescue(client: &ClientRegion, open: &mut Open) {
     // What is stuck ends as soon as the blocks that it waits for have run; what follows
     // it in its stream must wait for all of them. The gate stands between.
     gate::hold(client);
-    let result = super::form::launch_again(again, stream);
-    // The event before the first part has done its service.
-    let event = open.events[0];
+    let result = super::form::launch_again(&again, stream);
     let recorded = result == SUCCESS
         // SAFETY: an event and a stream of ours.
         && driver().event_record.is_some_and(|f| unsafe { f(event as Ptr, stream) } == SUCCESS);
     if recorded {
-        open.helping = Some(event);
-    } else {
-        log!("the rescue launch failed: CUDA error {result}");
-        gate::release();
+        return Some(event);
     }
+    log!("the rescue launch failed: CUDA error {result}");
+    gate::release();
+    None
+}
+
+/// A kernel's forms are unloaded: its launches are not made again.
+pub fn forget_kernel(index: usize) {
+    TABLE.with(|t| {
+        t.open.iter_mut().filter(|open| open.kernel == index).for_each(|open| open.again = None);
+    });
 }
 
 /// The context is destroyed, and everything in it over.
@@ -296,6 +333,5 @@ pub fn forget() {
 pub fn reset() {
     TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
     PARTS.store(0, SeqCst);
-    HELPABLE.store(0, SeqCst);
     COUNT.store(0, SeqCst);
 }

@@ -5,20 +5,31 @@
 //! whatever the program enqueues next. Each of its streams has narrow ones of its own:
 //! launches of two streams do not wait for each other.
 //!
-//! Green contexts share their device's primary context: launches in another one are
-//! not narrowed.
+//! Green contexts share their device's primary context, and keep it: they are given up before the program's
+//! last reference to it goes ([`give_up`]). Launches in another context are not narrowed.
+//!
+//! A launch is narrowed only if it has more blocks than the whole GPU holds at once, so that none of them can rely
+//! on all others, and its stream has nothing that another one lacks. One that does not end is noted, and
+//! its kernel is never narrowed again, in this run and, through the profiles, in later ones.
 
 use super::guarded::Guarded;
+use super::{Place, is_closing, kernels};
 use crate::cu::{
     CuResult, DevResource, EVENT_DISABLE_TIMING, GREEN_DEFAULT_STREAM, LaunchConfig, NOT_SUPPORTED,
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::launch::KernelArguments;
-use crate::lock::{Held, Lock};
-use crate::log;
+use crate::lock::Lock;
+use crate::slots::SLOTS;
+use crate::{attendant, log, quiesce, slots, streams, threads};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
+use tally_ipc::layout::submission_flags::CAN_PARTITION;
+use tally_ipc::ring;
+use tally_kernels::Refusal;
 
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
@@ -28,9 +39,18 @@ const EVENTS: usize = 256;
 struct Width {
     sms: u32,
     green: usize,
-    /// By slot; 0: not made yet. Changed by whoever holds the slot's lock.
-    streams: Box<[usize; STREAM_SLOTS]>,
+    /// By slot: priority and handle. Changed by whoever holds the slot's turn.
+    streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
 }
+
+/// A narrowed launch: its slot, its number there, its kernel.
+type Narrowed = (usize, u32, usize);
+/// Narrowed launches that are remembered.
+const NARROWED_MAX: usize = 256;
+/// A narrowed launch that has not ended after so long, ns, waits for blocks that do not fit.
+pub const STUCK_NS: u64 = 10_000_000_000;
+/// Between two attempts to find the context idle: first, and at most.
+const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 struct Pool {
     reserves: Vec<u32>,
@@ -46,6 +66,7 @@ static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 static WANTED: AtomicBool = AtomicBool::new(false);
 static TRIED: AtomicBool = AtomicBool::new(false);
 static ALIVE: Lock = Lock::new();
+static NARROWED: Guarded<VecDeque<Narrowed>> = Guarded::new(VecDeque::new());
 
 /// SMs to keep free, one width each.
 pub fn configure(reserves: &[u32]) {
@@ -53,32 +74,91 @@ pub fn configure(reserves: &[u32]) {
     WANTED.store(!reserves.is_empty(), Release);
 }
 
-/// Whether launches in this context can be narrowed.
-pub fn offers(context: usize) -> u32 {
-    if !WANTED.load(Acquire) || context == 0 {
+/// Whether a launch can be narrowed: [`CAN_PARTITION`] or 0.
+pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
+    let context = place.context;
+    if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
         return 0;
     }
-    if CONTEXT.load(Acquire) == context {
-        return tally_ipc::layout::submission_flags::CAN_PARTITION;
+    if CONTEXT.load(Acquire) != context {
+        if !TRIED.swap(true, SeqCst) {
+            MAKE_IN.store(context, SeqCst);
+            super::gate::spawn("tally-width", make);
+        }
+        return 0;
     }
-    if !TRIED.swap(true, SeqCst) {
-        MAKE_IN.store(context, SeqCst);
-        super::gate::spawn("tally-width", make);
+    let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
+    let fits = !SLOTS[place.slot & 63].has_attributes.load(Relaxed)
+        && !streams::is_memory_attached()
+        // One takes two entries of a queue.
+        && place.backlog <= kernels::BACKLOG_MAX
+        // Each stream and its narrow one wait in a queue.
+        && streams::has_queues_for(slots::used() + 1)
+        && kernels::may_be_limited(kernel, launch.function)
+        && kernels::resident_on_all(launch).is_some_and(|resident| blocks > resident);
+    if fits { CAN_PARTITION } else { 0 }
+}
+
+/// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were narrowed never are
+/// again.
+pub fn stuck(slot: usize, number: u32) {
+    let mut found = Vec::new();
+    NARROWED.with(|all| {
+        all.retain(|(of, n, kernel)| {
+            let is_stuck = *of == slot && ring::is_done(number, *n);
+            if is_stuck {
+                found.push(*kernel);
+            }
+            !is_stuck
+        });
+    });
+    for kernel in found {
+        log!("kernel {kernel} did not end on some of the SMs: it is launched whole from now on");
+        kernels::refuse_narrow(kernel);
+        kernels::refuse(kernel, Refusal::StuckLimited);
     }
-    0
+}
+
+/// A slot's launches up to `number` have ended.
+pub fn ended(slot: usize, number: u32) {
+    if CONTEXT.load(Relaxed) != 0 {
+        NARROWED.with(|all| all.retain(|(of, n, _)| *of != slot || !ring::is_done(number, *n)));
+    }
 }
 
 static MAKE_IN: AtomicUsize = AtomicUsize::new(0);
 
 fn make() {
+    driver().relax_thread();
     let context = MAKE_IN.load(SeqCst);
-    let _alive = ALIVE.lock();
-    if crate::attendant::is_exiting() || MAKE_IN.load(SeqCst) != context {
-        return;
+    let mut retry = RETRY[0];
+    loop {
+        {
+            let _alive = ALIVE.lock();
+            if attendant::is_exiting()
+                || MAKE_IN.load(SeqCst) != context
+                || is_closing(context)
+                || make_now(context)
+            {
+                return;
+            }
+        }
+        threads::nap(retry);
+        retry = (2 * retry).min(RETRY[1]);
     }
+}
+
+/// False: the context was not idle.
+fn make_now(context: usize) -> bool {
     let reserves = POOL.with(|pool| pool.reserves.clone());
-    match driver().relaxed(|| make_pool(context, &reserves)) {
-        Ok((widths, events)) => {
+    // SAFETY: the context lives while `ALIVE` is held.
+    if driver().ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
+        return true;
+    }
+    let made = quiesce::load(context, quiesce::PATIENCE, || make_pool(context, &reserves));
+    match made {
+        None => return false,
+        Some(Ok((widths, events))) => {
             let all: Vec<u32> = widths.iter().map(|w| w.sms).collect();
             log!("widths: {all:?} SMs");
             let any = !widths.is_empty();
@@ -87,8 +167,9 @@ fn make() {
                 CONTEXT.store(context, Release);
             }
         }
-        Err(error) => log!("launches cannot be narrowed: CUDA error {error}"),
+        Some(Err(error)) => log!("launches cannot be narrowed: CUDA error {error}"),
     }
+    true
 }
 
 fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>), CuResult> {
@@ -98,7 +179,6 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
     let mut events = Vec::new();
     let mut device = 0;
     // SAFETY: valid out-pointers throughout; the context lives while `ALIVE` is held.
-    // Green contexts are kept for the process's life.
     unsafe {
         check(d.ctx_set.ok_or(NOT_SUPPORTED)?(context as Ptr))?;
         check(d.ctx_device.ok_or(NOT_SUPPORTED)?(&mut device))?;
@@ -121,7 +201,7 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
             let create = d.green_create.ok_or(NOT_SUPPORTED)?;
             check(create(&mut green, description, device, GREEN_DEFAULT_STREAM))?;
             d.green_stream.ok_or(NOT_SUPPORTED)?;
-            let streams = Box::new([0; STREAM_SLOTS]);
+            let streams = Box::new([const { Vec::new() }; STREAM_SLOTS]);
             widths.push(Width { sms: part.sm_count, green: green as usize, streams });
         }
         let create = d.event_create.ok_or(NOT_SUPPORTED)?;
@@ -135,41 +215,52 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
     Ok((widths, events))
 }
 
-/// Launch, from the stream of a slot, on at most `sms` SMs (or on the narrowest width there is). `None`: nothing
-/// was issued.
+/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the narrowest width there is). `None`:
+/// nothing was issued.
 pub fn launch(
     stream: usize,
-    slot: usize,
+    (slot, number): (usize, u32),
     kernel: usize,
     arguments: &KernelArguments,
     sms: u32,
 ) -> Option<CuResult> {
-    let (at, green, mut narrow, before, behind) = POOL.with(|pool| {
+    let d = driver();
+    let mut priority = 0;
+    // SAFETY: the program's stream; a valid out-pointer.
+    if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
+        return None;
+    }
+    let (at, green, narrow, before, behind) = POOL.with(|pool| {
         let at = pool.widths.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
         let width = pool.widths.get(at)?;
-        let (green, narrow) = (width.green, *width.streams.get(slot)?);
+        let narrow = width.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
+        let (green, narrow) = (width.green, narrow.map(|(_, narrow)| *narrow));
         let mut event = || {
             pool.next = (pool.next + 1) % pool.events.len().max(1);
             pool.events.get(pool.next).copied()
         };
         Some((at, green, narrow, event()?, event()?))
     })?;
-    let d = driver();
-    if narrow == 0 {
-        let mut made = std::ptr::null_mut();
-        let create = d.green_stream?;
-        // SAFETY: a green context of ours; a valid out-pointer.
-        let r = d.relaxed(|| unsafe { create(&mut made, green as Ptr, STREAM_NON_BLOCKING, 0) });
-        if r != SUCCESS {
-            return None;
-        }
-        narrow = made as usize;
-        POOL.with(|pool| {
-            if let Some(width) = pool.widths.get_mut(at) {
-                width.streams[slot] = narrow;
+    let narrow = match narrow {
+        Some(narrow) => narrow,
+        None => {
+            let mut made = std::ptr::null_mut();
+            let create = d.green_stream?;
+            // SAFETY: a green context of ours; a valid out-pointer.
+            let result = d.relaxed(|| unsafe {
+                create(&mut made, green as Ptr, STREAM_NON_BLOCKING, priority)
+            });
+            if result != SUCCESS {
+                return None;
             }
-        });
-    }
+            POOL.with(|pool| {
+                if let Some(width) = pool.widths.get_mut(at) {
+                    width.streams[slot].push((priority, made as usize));
+                }
+            });
+            made as usize
+        }
+    };
     let (record, wait, launch) = (d.event_record?, d.stream_wait_event?, d.launch_ex?);
     let (stream, narrow) = (stream as Ptr, narrow as Ptr);
     let config = LaunchConfig {
@@ -190,26 +281,58 @@ pub fn launch(
             // Nothing runs; what was recorded and waited for does not matter. Kernels
             // whose clusters do not fit, for one, are refused on fewer SMs.
             log!("kernel {kernel} is not narrowed: CUDA error {result}");
-            super::kernels::refuse_narrow(kernel);
+            kernels::refuse_narrow(kernel);
             return None;
         }
         let mut result = record(behind as Ptr, narrow);
         if result == SUCCESS {
             result = wait(stream, behind as Ptr, 0);
         }
-        if result != SUCCESS && d.stream_synchronize.is_none_or(|f| f(narrow) != SUCCESS) {
+        if result != SUCCESS {
+            // The context is lost: what was launched is, too.
             return Some(result);
         }
-        Some(SUCCESS)
     }
+    NARROWED.with(|all| {
+        if all.len() >= NARROWED_MAX {
+            all.pop_front();
+        }
+        all.push_back((slot, number, kernel));
+    });
+    Some(SUCCESS)
 }
 
-/// While it is held no width is made.
-pub fn pause() -> Held<'static> {
-    ALIVE.lock()
+/// Wait until no width is being made.
+pub fn leave_context() {
+    drop(ALIVE.lock());
 }
 
-/// A context is destroyed. Everything is paused.
+/// The program may give up its last reference to a primary context: give up those of its green contexts.
+/// Should it not be the last, widths are made anew.
+pub fn give_up(context: usize) {
+    let _alive = ALIVE.lock();
+    if CONTEXT.load(Acquire) != context {
+        return;
+    }
+    CONTEXT.store(0, Release);
+    let widths = POOL.with(|pool| std::mem::take(&mut pool.widths));
+    let d = driver();
+    for width in widths {
+        for (_, stream) in width.streams.iter().flatten() {
+            if let Some(destroy) = d.stream_destroy {
+                // SAFETY: a stream of ours; what is in it goes on.
+                d.relaxed(|| unsafe { destroy(*stream as Ptr) });
+            }
+        }
+        if let Some(destroy) = d.green_destroy {
+            // SAFETY: a green context of ours, in which nothing is launched any more.
+            d.relaxed(|| unsafe { destroy(width.green as Ptr) });
+        }
+    }
+    TRIED.store(false, SeqCst);
+}
+
+/// A context is destroyed. Nothing uses it any more.
 pub fn forget_context(gone: usize) {
     if MAKE_IN.load(SeqCst) == gone {
         MAKE_IN.store(0, SeqCst);
@@ -231,5 +354,6 @@ pub fn reset() {
         word.store(false, SeqCst);
     }
     ALIVE.reset();
+    NARROWED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), widths: Vec::new(), events: Vec::new(), next: 0 });
 }

@@ -14,7 +14,7 @@ use crate::cu::{
     NODE_SEMAPHORE_SIGNAL, NODE_SEMAPHORE_WAIT, NODE_WAIT_EVENT, Ptr, SUCCESS, driver,
 };
 use crate::cut::kernels::{self, Ready};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -124,10 +124,11 @@ struct Survey {
 }
 
 impl Survey {
-    fn of(graph: Ptr) -> Result<Self, Reason> {
+    /// Of a graph that is launched in `context`.
+    fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
         let nodes = nodes_of(graph)?;
         let kernels =
-            nodes.iter().map(|n| kernels_of(*n, 0)).collect::<Result<Vec<_>, Reason>>()?;
+            nodes.iter().map(|n| kernels_of(*n, 0, context)).collect::<Result<Vec<_>, Reason>>()?;
         if kernels.iter().filter(|k| **k > 0).count() < 2 {
             return Err(Reason::OneKernel);
         }
@@ -192,7 +193,7 @@ fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr)>, Reason> {
 }
 
 /// A node's kernels, or why a graph with it is never cut.
-fn kernels_of(node: Ptr, depth: usize) -> Result<u32, Reason> {
+fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
     let d = driver();
     let f = d.node_type.ok_or(Reason::Missing("cuGraphNodeGetType"))?;
     let mut kind = -1;
@@ -201,7 +202,7 @@ fn kernels_of(node: Ptr, depth: usize) -> Result<u32, Reason> {
     match kind {
         NODE_KERNEL => match attribute(node, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE) {
             Some(value) if value[0] as u32 != 0 => Err(Reason::DeviceUpdatable),
-            _ => Ok(1),
+            _ => own::speaks_against(node, context).map_or(Ok(1), Err),
         },
         NODE_COPY | NODE_FILL | NODE_HOST | NODE_EMPTY => Ok(0),
         NODE_GRAPH => {
@@ -211,7 +212,8 @@ fn kernels_of(node: Ptr, depth: usize) -> Result<u32, Reason> {
             if depth >= DEPTH_MAX || unsafe { f(node, &mut child) } != SUCCESS {
                 return Err(Reason::ChildGraph);
             }
-            let kernels = nodes_of(child)?.into_iter().map(|n| kernels_of(n, depth + 1));
+            let kernels = nodes_of(child)?;
+            let kernels = kernels.into_iter().map(|n| kernels_of(n, depth + 1, context));
             kernels.sum()
         }
         NODE_WAIT_EVENT | NODE_RECORD_EVENT => Err(Reason::Events),
@@ -288,7 +290,7 @@ impl Kept {
         if flags & INSTANTIATE_DEVICE_LAUNCH != 0 {
             return Err(Reason::DeviceLaunch);
         }
-        let survey = Survey::of(graph)?;
+        let survey = Survey::of(graph, home.context())?;
         let copy = Graph::copy(graph)?;
         let copies = copy.find(&survey.nodes)?;
         check_attributes(&survey.nodes, &copies, &survey.kernels)?;
@@ -331,15 +333,19 @@ impl Kept {
     }
 
     fn split(&self, kernels_per_part: u32, ready: &Ready, own: &[usize]) -> Result<Parts, Reason> {
-        let Survey { nodes, kernels, edges } = Survey::of(self.graph.0)?;
+        let Survey { nodes, kernels, edges } = Survey::of(self.graph.0, self.home.context())?;
         let own = self.own.iter().filter(|node| own.contains(&node.handle));
         let own = own.filter_map(|node| Some((node.handle, Own::of(node, ready)?)));
         let mut own: HashMap<usize, Own> = own.collect();
         let alone = |node: usize| own.contains_key(&(nodes[node] as usize));
         let cut = partition::cut(&kernels, alone, &edges, kernels_per_part)
             .map_err(|partition::NotAnOrder| Reason::NoOrder)?;
-        allowed(cut.pieces.len(), own.len())?;
         let order: Vec<Ptr> = cut.order.iter().map(|n| nodes[*n]).collect();
+        // Beside others in a piece, a kernel cannot be launched by itself.
+        let single = cut.pieces.iter().filter(|piece| piece.len() == 1);
+        let single: HashSet<usize> = single.map(|piece| order[piece.start] as usize).collect();
+        own.retain(|node, _| single.contains(node));
+        allowed(cut.pieces.len(), own.len())?;
         let kernels: Vec<u32> = cut.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;
         let mine = work.find(&order)?;
@@ -365,7 +371,7 @@ struct Source<'a> {
     order: &'a [Ptr],
     kernels: &'a [u32],
     flags: u64,
-    /// By node.
+    /// By node, each of which is a piece.
     own: &'a mut HashMap<usize, Own>,
 }
 
@@ -407,7 +413,6 @@ impl Source<'_> {
         parts: &mut Parts,
     ) -> Result<(), Reason> {
         if let Some(own) = self.own.remove(&(self.order[piece.start] as usize)) {
-            debug_assert_eq!(piece.len(), 1);
             parts.steps.push(Step::Kernel(own));
             return Ok(());
         }

@@ -10,12 +10,13 @@
 //! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
 //!   driver orders those.
 //!
-//! Every launch of a kept exec must come through here ([`before`], then [`after`]), whole ones
-//! and those under a standing grant too.
+//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`]), whole ones
+//! and those under a standing grant too, and from one to the other no other thread launches it.
 
 use super::{Reason, TABLE};
 use crate::capture;
-use crate::cu::{Ptr, SUCCESS, driver};
+use crate::cu::{Ptr, STREAM_PER_THREAD, driver};
+use crate::lock::ArcHeld;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -29,13 +30,22 @@ pub enum Last {
     Never,
     /// On this stream.
     On {
-        /// Its identity, see [`capture::identity`].
-        stream: usize,
+        /// Which one.
+        stream: Identity,
         /// Streams destroyed until then: a handle may be another stream's now.
         destroyed: u64,
         /// In parts: the event is behind it.
         in_parts: bool,
     },
+}
+
+/// What tells a stream from all others: its identity in its context (see [`capture::identity`]), and that context
+/// where the handle does not say which.
+type Identity = (usize, usize);
+
+fn identity(stream: usize) -> Identity {
+    let context = if stream > STREAM_PER_THREAD { 0 } else { driver().current_context() };
+    (capture::identity(stream), context)
 }
 
 /// What to do about the launch before.
@@ -47,7 +57,7 @@ enum Behind {
 }
 
 impl Last {
-    fn behind(self, stream: usize, destroyed: u64, in_parts: bool) -> Behind {
+    fn behind(self, stream: Identity, destroyed: u64, in_parts: bool) -> Behind {
         match self {
             Last::Never => Behind::Nothing,
             Last::On { stream: s, destroyed: d, .. } if s == stream && d == destroyed => {
@@ -67,58 +77,62 @@ pub fn stream_destroyed() {
     }
 }
 
-/// Before a launch of `exec` on `stream` (an explicit handle, not capturing), whole or
-/// `in_parts`. Returns whether it may be launched in parts; if it says no, launch it whole.
-pub fn before(exec: Ptr, stream: usize, in_parts: bool) -> bool {
+/// A launch of an exec that is being made.
+pub struct Launching {
+    exec: usize,
+    stream: usize,
+    /// It may be made in parts.
+    pub may_be_in_parts: bool,
+    /// `None`: the exec is not kept.
+    held: Option<ArcHeld>,
+}
+
+/// Before a launch of `exec` on `stream` (an explicit handle, not capturing), whole or `in_parts`.
+pub fn begin(exec: Ptr, stream: usize, in_parts: bool) -> Launching {
+    let exec = exec as usize;
+    let mut launching = Launching { exec, stream, may_be_in_parts: false, held: None };
     if !super::is_any_kept() {
-        return false;
+        return launching;
     }
-    let identity = capture::identity(stream);
+    let lock = TABLE.with(|table| Some(table.records.get(&exec)?.launching.clone()));
+    let Some(lock) = lock else { return launching };
+    launching.held = Some(lock.lock_arc());
+    let identity = identity(stream);
     let found = TABLE.with(|table| {
-        let record = table.records.get(&(exec as usize))?;
+        let record = table.records.get(&exec)?;
         let behind = record.last.behind(identity, DESTROYED.load(SeqCst), in_parts);
         Some((behind, record.event.clone()))
     });
-    match found {
+    let ordered = match found {
         None | Some((Behind::LaunchWhole, _)) => false,
-        Some((Behind::Nothing, _)) => in_parts,
-        Some((Behind::WaitForEvent, event)) => {
-            if !event.is_some_and(|e| e.hold(stream)) {
-                // As a last resort; the context is lost, most likely.
-                let _ = driver().ctx_synchronize.map(|f| {
-                    // SAFETY: no arguments.
-                    unsafe { f() }
-                });
-            }
-            in_parts
-        }
-    }
+        Some((Behind::Nothing, _)) => true,
+        // Refused only in a context in error, in which nothing runs.
+        Some((Behind::WaitForEvent, event)) => event.is_some_and(|e| e.hold(stream)),
+    };
+    launching.may_be_in_parts = in_parts && ordered;
+    launching
 }
 
-/// After it, however it ended.
-pub fn after(exec: Ptr, stream: usize, in_parts: bool) {
-    if !super::is_any_kept() {
-        return;
-    }
-    let identity = capture::identity(stream);
-    let event = TABLE.with(|table| {
-        let record = table.records.get_mut(&(exec as usize))?;
-        record.last = Last::On { stream: identity, destroyed: DESTROYED.load(SeqCst), in_parts };
-        record.event.clone()
-    });
-    if !in_parts || event.is_some_and(|e| e.record(stream)) {
-        return;
-    }
-    // Nothing would show when it ends: wait for it, and do without parts from now on.
-    // SAFETY: the launch's stream.
-    let ended = driver().stream_synchronize.map(|f| unsafe { f(stream as Ptr) });
-    crate::log!("graph {exec:?}: no event behind it, waited for: {}", ended == Some(SUCCESS));
-    let _old = TABLE.with(|table| {
-        if let Some(record) = table.records.get_mut(&(exec as usize)) {
-            record.last = Last::Never;
+impl Launching {
+    /// The launch was made, however it ended.
+    pub fn end(self, in_parts: bool) {
+        let Launching { exec, stream, held, .. } = self;
+        if held.is_none() {
+            return;
         }
-        table.spoil(exec as usize, Reason::Driver("cuEventRecord", 0))
-    });
+        let identity = identity(stream);
+        let event = TABLE.with(|table| {
+            let record = table.records.get_mut(&exec)?;
+            record.last =
+                Last::On { stream: identity, destroyed: DESTROYED.load(SeqCst), in_parts };
+            record.event.clone()
+        });
+        if !in_parts || event.is_some_and(|e| e.record(stream)) {
+            return;
+        }
+        // The context is in error, most likely.
+        let _old = TABLE.with(|table| table.spoil(exec, Reason::Driver("cuEventRecord", 0)));
+    }
 }
 
 #[cfg(test)]
@@ -127,16 +141,17 @@ mod tests {
 
     #[test]
     fn only_another_stream_needs_more_than_the_stream_s_own_order() {
-        let on = |in_parts| Last::On { stream: 16, destroyed: 3, in_parts };
+        let on = |in_parts| Last::On { stream: (16, 0), destroyed: 3, in_parts };
         for in_parts in [false, true] {
-            assert_eq!(Last::Never.behind(16, 3, in_parts), Behind::Nothing);
-            assert_eq!(on(false).behind(16, 3, in_parts), Behind::Nothing);
-            assert_eq!(on(true).behind(16, 3, in_parts), Behind::Nothing);
-            assert_eq!(on(true).behind(32, 3, in_parts), Behind::WaitForEvent);
-            assert_eq!(on(true).behind(16, 4, in_parts), Behind::WaitForEvent);
+            assert_eq!(Last::Never.behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(false).behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(true).behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(true).behind((32, 0), 3, in_parts), Behind::WaitForEvent);
+            assert_eq!(on(true).behind((16, 0), 4, in_parts), Behind::WaitForEvent);
         }
-        assert_eq!(on(false).behind(32, 3, true), Behind::LaunchWhole);
-        assert_eq!(on(false).behind(16, 4, true), Behind::LaunchWhole, "another's handle now");
-        assert_eq!(on(false).behind(32, 3, false), Behind::Nothing);
+        assert_eq!(on(false).behind((32, 0), 3, true), Behind::LaunchWhole);
+        assert_eq!(on(false).behind((16, 7), 3, true), Behind::LaunchWhole, "in another context");
+        assert_eq!(on(false).behind((16, 0), 4, true), Behind::LaunchWhole, "another's handle now");
+        assert_eq!(on(false).behind((32, 0), 3, false), Behind::Nothing);
     }
 }

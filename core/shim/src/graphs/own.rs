@@ -9,6 +9,7 @@
 //! A node's attributes are its own: those that its kernel can be launched with by itself go with it ([`hints`]), and a
 //! node with others stays in its part ([`stays`]). What a node does not say, its launch has from the stream.
 
+use super::Reason;
 use super::build::attribute;
 use crate::cu::{
     KernelNodeParams, LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_CARVEOUT,
@@ -21,6 +22,7 @@ use crate::cut::form::{self, Way};
 use crate::cut::kernels::{self, Ready};
 use crate::launch::KernelArguments;
 use std::cmp::Reverse;
+use tally_kernels::names as kernel_names;
 
 /// Kernels of one chain that are launched by themselves, at most: the longest.
 pub const OWN_MAX: usize = 16;
@@ -32,6 +34,8 @@ pub struct Node {
     pub handle: usize,
     function: usize,
     grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
 }
 
 /// A kernel to be launched by itself.
@@ -57,6 +61,19 @@ fn read(node: Ptr) -> Option<KernelNodeParams> {
     // SAFETY: a kernel node of a graph of ours; a valid out-pointer.
     let result = driver().kernel_params.map(|f| unsafe { f(node, &mut params) });
     (result == Some(SUCCESS)).then_some(params)
+}
+
+/// What speaks against launching a graph with this kernel node in parts: it may wait for other kernels, or for
+/// other GPUs, or belongs to another context than the graph is launched in.
+pub(super) fn speaks_against(node: Ptr, context: usize) -> Option<Reason> {
+    let Some(params) = read(node) else {
+        return Some(Reason::Missing("cuGraphKernelNodeGetParams"));
+    };
+    if !params.context.is_null() && params.context as usize != context {
+        return Some(Reason::SeveralContexts);
+    }
+    let name = driver().name_of(launched(&params) as usize)?;
+    kernel_names::waits_by_name(name.to_str().ok()?).map(|_| Reason::Waits)
 }
 
 /// What is launched, a function or a kernel that belongs to no context.
@@ -131,12 +148,24 @@ impl Node {
             handle: handle as usize,
             function: launched(&params) as usize,
             grid: params.grid,
+            block: params.block,
+            shared_bytes: params.shared_bytes,
         })
     }
 
     fn way(&self, ready: &Ready) -> Option<(u32, Way, u32)> {
         let (kernel, cut) = *ready.get(&self.function)?;
-        let (way, us) = form::way(kernel, cut, self.grid)?;
+        let launch = KernelArguments {
+            function: self.function as Ptr,
+            grid: self.grid,
+            block: self.block,
+            shared_bytes: self.shared_bytes,
+            attributes: std::ptr::null(),
+            attribute_count: 0,
+            params: std::ptr::null_mut(),
+            extra: std::ptr::null_mut(),
+        };
+        let (way, us) = form::way(kernel, cut, &launch)?;
         Some((kernel as u32, way, us))
     }
 }
@@ -285,10 +314,10 @@ mod tests {
             attributes: hints(node(&[(LAUNCH_ATTRIBUTE_CARVEOUT, value(50, 0))])),
             parameters: Vec::new(),
         };
-        let of = |a: &KernelArguments| kernels::attributes(a).iter().map(|a| a.id).collect();
-        let ids: Vec<_> = own.with(of);
-        assert_eq!(ids, [LAUNCH_ATTRIBUTE_CARVEOUT]);
-        let ids: Vec<_> = own.without_hints(of);
-        assert_eq!(ids, []);
+        let of = |a: &KernelArguments| -> Vec<i32> {
+            kernels::attributes(a).iter().map(|a| a.id).collect()
+        };
+        assert_eq!(own.with(of), [LAUNCH_ATTRIBUTE_CARVEOUT]);
+        assert!(own.without_hints(of).is_empty());
     }
 }

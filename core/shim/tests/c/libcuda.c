@@ -11,26 +11,25 @@
 #include <unistd.h>
 
 typedef int R;
-typedef struct { int write; uint32_t value; uint32_t *at; int arg; } Op;
-typedef struct { Op *ops; int n, cap; int last; int capturing; int alive; } Stream;
-typedef struct { Stream *s; int upto; } Event;
+typedef struct { int arg; } Op;
+typedef struct { Op *ops; int n, cap; int last; int capturing; int alive; long pushed, done; } Stream;
+typedef struct { Stream *s; long upto; } Event;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static Stream legacy, streams[128];
 static __thread Stream mine;
-static atomic_int held, fail_next, fail_writes, launched, ran, disorder, inits, writes, registered, registers_fail, captured;
+static atomic_int held, fail_next, fail_events, launched, ran, disorder, inits, events, captured;
 static __thread void *current = (void *)0x1000;
 
 static Stream *of(void *h) { return (uintptr_t)h <= 1 ? &legacy : (uintptr_t)h == 2 ? &mine : (Stream *)h; }
 static void run(Op *o, Stream *s) {
-  if (o->write) { *(volatile uint32_t *)o->at = o->value; return; }
   if (o->arg) { if (o->arg <= s->last) disorder++; s->last = o->arg; }
   ran++;
 }
-static void drain_locked(Stream *s) { for (int i = 0; i < s->n; i++) run(&s->ops[i], s); s->n = 0; }
+static void drain_locked(Stream *s) { for (int i = 0; i < s->n; i++) run(&s->ops[i], s); s->done += s->n; s->n = 0; }
 static void push(Stream *s, Op o) {
   pthread_mutex_lock(&mu);
   if (s->n == s->cap) { s->cap = s->cap ? 2 * s->cap : 64; s->ops = realloc(s->ops, s->cap * sizeof(Op)); }
-  s->ops[s->n++] = o;
+  s->ops[s->n++] = o; s->pushed++;
   if (!held) drain_locked(s);
   pthread_mutex_unlock(&mu);
 }
@@ -42,16 +41,23 @@ static int take_one(atomic_int *n) { int v = *n; while (v > 0) if (atomic_compar
 // Control, for the tests.
 void fake_hold(int on) { held = on; if (!on) finish_all(); }
 void fake_fail(int n) { fail_next = n; }
-void fake_fail_writes(int n) { fail_writes = n; }
-void fake_fail_register(int n) { registers_fail = n; }
+void fake_fail_events(int n) { fail_events = n; }
 int fake_launched(void) { return launched; }
 int fake_ran(void) { return ran; }
 int fake_disorder(void) { return disorder; }
 int fake_inits(void) { return inits; }
-int fake_writes(void) { return writes; }
+int fake_events(void) { return events; }
 int fake_captured(void) { return captured; }
 
-R cuInit(unsigned f) { inits++; return f ? 1 : 0; }
+// What the environment said of MPS at cuInit, where a driver reads it.
+static int mps_pipe, mps_priority = -1;
+int fake_mps_pipe(int a) { (void)a; return mps_pipe; }
+int fake_mps_priority(int a) { (void)a; return mps_priority; }
+R cuInit(unsigned f) {
+  const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY"), *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
+  mps_pipe = pipe && !strcmp(pipe, "/run/tally/mps"); mps_priority = priority ? atoi(priority) : -1;
+  inits++; return f ? 1 : 0;
+}
 R cuDriverGetVersion(int *v) { *v = 13000; return 0; }
 R cuCtxGetCurrent(void **c) { *c = current; return 0; }
 R cuCtxSetCurrent(void *c) { current = c; return 0; }
@@ -72,6 +78,7 @@ R cuGraphGetNodes(void *g, void **n, size_t *c) { // 3 nodes, the third a child 
   size_t have = g == (void *)0x7000 ? 3 : 2; if (n) for (size_t i = 0; i < have; i++) n[i] = (char *)g + 1 + i; *c = have; return 0; }
 R cuGraphNodeGetType(void *n, int *t) { *t = n == (void *)0x7003 ? 4 : 0; return 0; }
 R cuGraphChildGraphNodeGetGraph(void *n, void **g) { (void)n; *g = (void *)0x8000; return 0; }
+R cuGraphKernelNodeGetParams_v2(void *n, void *p) { (void)n; memset(p, 0, 72); return 0; }
 R cuGraphInstantiateWithFlags(void **e, void *g, unsigned long long f) { (void)g; (void)f; *e = (void *)0x9000; return 0; }
 R cuGraphExecDestroy(void *e) { (void)e; return 0; }
 static atomic_int clones;
@@ -101,20 +108,19 @@ R cuStreamSynchronize_ptsz(void *s) { finish(of(s ? s : (void *)2)); return 0; }
 R cuStreamQuery(void *s) { return pending(of(s)) ? 600 : 0; }
 R cuCtxSynchronize(void) { finish_all(); return 0; }
 R cuEventCreate(void **e, unsigned f) { (void)f; *e = calloc(1, sizeof(Event)); return 0; }
-R cuEventRecord(void *e, void *s) { ((Event *)e)->s = of(s); return 0; }
-R cuEventSynchronize(void *e) { finish(((Event *)e)->s); return 0; }
-R cuEventQuery(void *e) { return pending(((Event *)e)->s) ? 600 : 0; }
+R cuEventDestroy_v2(void *e) { free(e); return 0; }
+R cuEventRecord(void *e, void *s) {
+  Stream *st = of(s); if (st->capturing) return 1;
+  if (take_one(&fail_events)) return 801;
+  events++; pthread_mutex_lock(&mu); *(Event *)e = (Event){st, st->pushed}; pthread_mutex_unlock(&mu); return 0; }
+R cuEventSynchronize(void *e) { if (((Event *)e)->s) finish(((Event *)e)->s); return 0; }
+R cuEventQuery(void *e) {
+  Event *v = e; pthread_mutex_lock(&mu); int busy = v->s && v->s->done < v->upto; pthread_mutex_unlock(&mu); return busy ? 600 : 0; }
 R cuMemcpyDtoH_v2(void *d, unsigned long long s, size_t n) { (void)d; (void)s; (void)n; finish_all(); return 0; }
 
 R cuModuleLoadData(void **m, const void *i) { (void)i; *m = (void *)0x2000; return 0; }
 R cuModuleGetFunction(void **f, void *m, const char *n) { *f = (char *)m + 16 + strlen(n); return 0; }
 R cuFuncGetName(const char **n, void *f) { *n = f == (void *)0x3333 ? "named_by_the_driver" : 0; return *n ? 0 : 400; }
-R cuMemHostRegister_v2(void *p, size_t n, unsigned f) { (void)p; if (take_one(&registers_fail)) return 801; registered += n == 4096 && f == 3; return 0; }
-R cuMemHostGetDevicePointer_v2(unsigned long long *d, void *p, unsigned f) { (void)f; *d = (unsigned long long)(uintptr_t)p; return 0; }
-R cuStreamWriteValue32_v2(void *s, unsigned long long a, uint32_t v, unsigned f) {
-  if (f != 0 || of(s)->capturing) return 1;
-  if (take_one(&fail_writes)) return 801;
-  writes++; push(of(s), (Op){.write = 1, .value = v, .at = (uint32_t *)(uintptr_t)a}); return 0; }
 
 R cuGetProcAddress_v2(const char *n, void **p, int v, unsigned long long f, int *st);
 R cuGetProcAddress(const char *n, void **p, int v, unsigned long long f) { return cuGetProcAddress_v2(n, p, v, f, 0); }

@@ -71,16 +71,25 @@ impl Built {
     }
 }
 
-/// The shim's shared library, built along with this test.
+/// What `LD_PRELOAD` names, in a folder with the shim that was built along with this test.
 pub fn shim() -> PathBuf {
-    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let candidates = [deps.join("libtally_shim.so"), deps.join("../libtally_shim.so")];
-    let newest = candidates
-        .iter()
-        .filter_map(|p| Some((p.metadata().ok()?.modified().ok()?, p)))
-        .max()
-        .expect("cargo built libtally_shim.so");
-    newest.1.canonicalize().unwrap()
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        for name in ["libtally_preload.so", "libtally_shim.so"] {
+            let candidates = [deps.join(name), deps.join("..").join(name)];
+            let newest = candidates
+                .iter()
+                .filter_map(|p| Some((p.metadata().ok()?.modified().ok()?, p)))
+                .max()
+                .expect("cargo built both libraries");
+            let file = newest.1.canonicalize().unwrap();
+            std::os::unix::fs::symlink(file, folder.path().join(name)).unwrap();
+        }
+        folder
+    });
+    folder.path().join("libtally_preload.so")
 }
 
 /// A running program under the shim.
@@ -327,9 +336,13 @@ impl Client {
     }
 
     pub fn done(&self, request: &Request) -> bool {
-        let word = &self.region.completions.words[request.stream as usize];
-        ring::is_done(word.gpu.load(SeqCst), request.completion)
-            || ring::is_done(word.host.load(SeqCst), request.completion)
+        let word = &self.region.completions[request.stream as usize];
+        ring::is_done(word.done.load(SeqCst), request.completion)
+    }
+
+    /// Wait until the shim says so.
+    pub fn ends(&self, request: &Request) {
+        eventually("the launch is done", || self.done(request));
     }
 
     /// The connection ends, the region stays mapped here.

@@ -52,16 +52,6 @@ fn both<T>(
     both_under(test, &[], welcome, program, core);
 }
 
-/// The same where the driver loads kernels with their modules: a GPU's cuts those whose blocks may wait only then.
-fn both_eager<T>(
-    test: T,
-    welcome: &Welcome,
-    program: impl FnOnce(&mut Device),
-    core: impl FnOnce(&mut Governor),
-) {
-    both_under(test, &[("CUDA_MODULE_LOADING", "EAGER")], welcome, program, core);
-}
-
 /// The same, with more in the program's environment.
 fn both_under<T>(
     _test: T,

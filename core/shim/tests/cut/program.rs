@@ -43,15 +43,10 @@ functions! {
     cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
     cuKernelGetFunction: fn(*mut Ptr, Ptr);
-    cuKernelSetAttribute: fn(i32, i32, Ptr, i32);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
-    cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
-    cuMemFreeHost: fn(Ptr);
-    cuMemHostRegister_v2: fn(Ptr, usize, u32);
-    cuMemHostUnregister: fn(Ptr);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
     cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
@@ -224,7 +219,7 @@ done:
     ld.param.u32 %r1, [p_count];
     mov.u32 %r2, 0;
 next:
-    ld.volatile.global.u32 %r3, [%rd2];
+    ld.global.u32 %r3, [%rd2];
     add.u32 %r2, %r2, %r3;
     add.s64 %rd2, %rd2, 4;
     sub.u32 %r1, %r1, 1;
@@ -369,11 +364,6 @@ impl Device {
         // SAFETY: a valid out-pointer; a library of ours.
         ok(unsafe { (self.cuda.cuLibraryGetKernel)(&mut kernel, library, name.as_ptr()) });
         kernel
-    }
-
-    /// A kernel of a library of its own.
-    pub fn library_kernel(&self, name: &str) -> Ptr {
-        self.kernel_of(self.library(), name)
     }
 
     pub fn function_of(&self, module: Ptr, name: &str) -> Ptr {

@@ -2,7 +2,7 @@
 
 use crate::governor::Governor;
 use crate::program::{Device, ask, hear, ok, say};
-use crate::{both, both_eager, welcome};
+use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tally_ipc::layout::cut_state;
+use tally_ipc::layout::submission_flags::CAN_PREEMPT;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{Cutting, Welcome};
 
@@ -179,7 +180,7 @@ fn launches_at_the_gate_that_are_asked_again_are_not_stuck() {
 #[test]
 fn no_module_is_loaded_while_a_launch_may_need_help() {
     // The driver would wait for the launch, and a rescue for the driver.
-    both_eager(
+    both(
         no_module_is_loaded_while_a_launch_may_need_help,
         &welcome(),
         |device| {
@@ -218,8 +219,10 @@ fn no_module_is_loaded_while_a_launch_may_need_help() {
 
 #[test]
 fn many_threads_and_streams_give_way_at_once() {
-    both(
+    both_under(
         many_threads_and_streams_give_way_at_once,
+        // A queue for each stream.
+        &[("CUDA_DEVICE_MAX_CONNECTIONS", "32")],
         &welcome(),
         |device| {
             device.warm_up();
@@ -254,7 +257,7 @@ fn many_threads_and_streams_give_way_at_once() {
             core.policy(move |request, name| {
                 n += 1;
                 match n % 3 {
-                    _ if name != "step" || request.flags & 128 == 0 => Answer::Whole,
+                    _ if name != "step" || request.flags & CAN_PREEMPT == 0 => Answer::Whole,
                     0 => Answer::Slice(5),
                     1 => Answer::Preemptible(0),
                     _ => Answer::Preemptible(9_000),

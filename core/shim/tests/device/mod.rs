@@ -183,22 +183,34 @@ fn start() -> (&'static Cuda, Ptr) {
     (cuda, context)
 }
 
+/// The kernel, in the current context.
+fn load(cuda: &Cuda) -> Ptr {
+    let (mut module, mut mix) = (null_mut(), null_mut());
+    // SAFETY: valid out-pointers and text.
+    unsafe {
+        ok((cuda.cuModuleLoadData)(&mut module, PTX.as_ptr().cast()));
+        ok((cuda.cuModuleGetFunction)(&mut mix, module, c"mix".as_ptr()));
+    }
+    mix
+}
+
 impl Device {
+    /// The kernel, loaded once more, in the current context.
+    pub fn load(&self) -> Ptr {
+        load(self.cuda)
+    }
+
     pub fn get() -> Device {
         static ALONE: Mutex<()> = Mutex::new(());
         static STARTED: OnceLock<(usize, usize, usize, [u64; BUFFERS])> = OnceLock::new();
         let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (cuda, context, mix, buffers) = *STARTED.get_or_init(|| {
             let (cuda, context) = start();
-            let (mut module, mut mix) = (null_mut(), null_mut());
+            let mix = load(cuda);
             let mut buffers = [0; BUFFERS];
-            // SAFETY: valid out-pointers and text.
-            unsafe {
-                ok((cuda.cuModuleLoadData)(&mut module, PTX.as_ptr().cast()));
-                ok((cuda.cuModuleGetFunction)(&mut mix, module, c"mix".as_ptr()));
-                for b in &mut buffers {
-                    ok((cuda.cuMemAlloc_v2)(b, N * 4));
-                }
+            for b in &mut buffers {
+                // SAFETY: a valid out-pointer.
+                ok(unsafe { (cuda.cuMemAlloc_v2)(b, N * 4) });
             }
             (std::ptr::from_ref(cuda) as usize, context as usize, mix as usize, buffers)
         });

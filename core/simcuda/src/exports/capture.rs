@@ -93,6 +93,7 @@ fn begin_to_graph(
     let stream = resolve(stream, null)?;
     let graph = driver()?.graphs.get(graph)?;
     let after = nodes(&graph, after, count)?;
+    let _launching = stream.context.launching();
     capture::begin(&stream, mode, graph, after)
 }
 
@@ -104,7 +105,9 @@ exports! {
 
 exports_per_thread! {
     fn cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz |null| (stream: usize, mode: u32) {
-        capture::begin(&resolve(stream, null)?, mode, Arc::default(), Vec::new())
+        let stream = resolve(stream, null)?;
+        let _launching = stream.context.launching();
+        capture::begin(&stream, mode, Arc::default(), Vec::new())
     }
 
     fn cuStreamBeginCaptureToGraph / cuStreamBeginCaptureToGraph_ptsz |null| (

@@ -12,6 +12,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// `CU_LIMIT_STACK_SIZE`.
+const STACK_SIZE: u32 = 0;
+
 fn create(out: &Out<usize>, flags: u32, device: i32) -> CuResult {
     let driver = driver()?;
     check(device)?;
@@ -142,7 +145,10 @@ exports! {
     }
 
     fn cuCtxSetLimit(limit: u32, value: usize) {
-        current()?.set_limit(limit, value as u64)
+        let context = current()?;
+        // A larger stack is made when nothing runs.
+        let _alone = if limit == STACK_SIZE { Some(context.synchronize_alone()?) } else { None };
+        context.set_limit(limit, value as u64)
     }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: u32) {

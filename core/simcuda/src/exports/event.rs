@@ -30,7 +30,7 @@ fn record(event: usize, stream: usize, flags: u32, null: NullStream) -> CuResult
         *lock(&event.last) = Last::Captured(fork);
         return Ok(());
     }
-    let record = Arc::new(Record::default());
+    let record = Arc::new(Record::new(event.is_timed()));
     stream.submit(Op::Record(record.clone()))?;
     *lock(&event.last) = Last::Recorded(record);
     Ok(())
@@ -46,6 +46,7 @@ exports! {
     fn cuEventCreate(event: Out<usize>, flags: u32) {
         let context = current()?;
         event.check()?;
+        let _launching = context.launching();
         let made = Arc::new(Event::new(context.id, flags)?);
         event.set(driver()?.events.insert(&made))
     }

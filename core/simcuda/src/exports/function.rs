@@ -1,6 +1,7 @@
 //! `cuFunc*` and `cuOccupancy*`: what a kernel needs, and what fits an SM.
 
 use crate::config::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, SHARED_BYTES_OPTIN, WARP_THREADS};
+use crate::context::current;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::{Out, exports};
@@ -73,6 +74,8 @@ fn best_block(
     limit: i32,
 ) -> CuResult {
     let function = resolve_function(function)?;
+    let context = current()?;
+    let _launching = context.launching();
     let own_limit = function.kernel()?.max_threads.min(BLOCK_THREADS_MAX) as i32;
     let limit = if limit > 0 { limit.min(own_limit) } else { own_limit };
     let warps = (1..=limit / WARP_THREADS).rev().map(|w| w * WARP_THREADS);
@@ -90,7 +93,10 @@ fn active_blocks(blocks: &Out<i32>, function: usize, threads: i32, shared: usize
     if threads == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    blocks.set(resolve_function(function)?.blocks_per_sm(threads, shared as u64)? as i32)
+    let function = resolve_function(function)?;
+    let context = current()?;
+    let _launching = context.launching();
+    blocks.set(function.blocks_per_sm(threads, shared as u64)? as i32)
 }
 
 exports! {

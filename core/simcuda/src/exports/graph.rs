@@ -333,7 +333,6 @@ exports_per_thread! {
         if crate::config::is_faulty_graph_launch() {
             return Err(CuError::LAUNCH_FAILED);
         }
-        let _launching = stream.context.launching();
         stream.submit(Op::Graph(exec(handle)?.snapshot()))
     }
 

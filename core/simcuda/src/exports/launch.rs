@@ -1,5 +1,6 @@
 //! `cuLaunch*`.
 
+use crate::capture;
 use crate::config::{self, PRIORITY_RANGE};
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, exports_per_thread};
@@ -101,8 +102,12 @@ fn launch(
     if wanted.cooperative {
         launch.make_cooperative()?;
     }
-    let _launching = stream.context.launching();
-    stream.submit(Op::Kernel(Arc::new(launch)))
+    stream.submit(Op::Kernel(Arc::new(launch)))?;
+    if config::launches_block() && !capture::is_capturing(&stream) {
+        stream.wait_all();
+        return stream.context.check();
+    }
+    Ok(())
 }
 
 exports_per_thread! {

@@ -1,7 +1,7 @@
 //! `cuLibrary*` and `cuKernel*`: code that belongs to no context.
 
 use super::module::{JitOptions, read_file};
-use crate::context::current;
+use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::exec::LoadError;
@@ -66,8 +66,8 @@ exports! {
     fn cuLibraryUnload(library: usize) {
         let driver = driver()?;
         let found = driver.libraries.get(library)?;
-        if let Ok(context) = current() {
-            context.synchronize()?;
+        for context in found.contexts() {
+            Context::synchronize_by_id(driver, context)?;
         }
         driver.libraries.remove(library)?;
         found.unload(driver);

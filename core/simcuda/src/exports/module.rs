@@ -1,7 +1,7 @@
 //! `cuModule*`.
 
 use crate::config::IMAGE_BYTES_MAX;
-use crate::context::current;
+use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::exec::LoadError;
@@ -138,9 +138,9 @@ exports! {
     fn cuModuleUnload(module: usize) {
         let driver = driver()?;
         let found = driver.modules.get(module)?;
-        // Its kernels may still run, and its variables be in use.
-        let context = current()?;
-        context.synchronize()?;
+        current()?;
+        // Its kernels may still run, and its variables be in use; other threads may launch meanwhile.
+        Context::synchronize_by_id(driver, found.context)?;
         driver.modules.remove(module)?;
         found.withdraw(driver);
         Ok(())

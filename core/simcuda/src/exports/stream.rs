@@ -12,7 +12,6 @@ use crate::registry::handle_of;
 use crate::stream::{NON_BLOCKING, NullStream, Stream, StreamKind, resolve, resolve_any};
 use crate::sync::lock;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// A priority brought into the range that there is.
 pub(super) fn clamped(priority: i32) -> i32 {
@@ -26,11 +25,12 @@ fn create(out: &Out<usize>, flags: u32, priority: i32) -> CuResult {
         return Err(CuError::INVALID_VALUE);
     }
     let (kind, priority) = (StreamKind::Created, clamped(priority));
+    let _launching = context.launching();
     let stream = match current_green() {
         Some(green) => green.stream(kind, flags, priority)?,
         None => {
             let stream = Stream::new(&context, kind, flags, priority, None)?;
-            lock(&context.streams).push(stream.clone());
+            context.add_stream(stream.clone());
             stream
         }
     };
@@ -63,10 +63,10 @@ exports! {
         if stream <= 2 {
             return Err(CuError::INVALID_HANDLE);
         }
-        let found = driver.streams.remove(stream)?;
-        lock(&found.context.streams).retain(|s| !Arc::ptr_eq(s, &found));
-        // What is queued still runs; the thread ends after it.
-        found.close();
+        let found = driver.streams.get(stream)?;
+        let _launching = found.context.launching();
+        driver.streams.remove(stream)?;
+        found.context.end_stream(&found);
         Ok(())
     }
 }
@@ -75,14 +75,14 @@ exports_per_thread! {
     fn cuStreamSynchronize / cuStreamSynchronize_ptsz |null| (stream: usize) {
         let stream = resolve(stream, null)?;
         capture::forbid_on(&stream)?;
-        stream.wait_all();
+        stream.synchronize();
         stream.context.check()
     }
 
     fn cuStreamQuery / cuStreamQuery_ptsz |null| (stream: usize) {
         let stream = resolve(stream, null)?;
         capture::forbid_on(&stream)?;
-        if !stream.is_idle() {
+        if !stream.is_ready() {
             return Err(CuError::NOT_READY);
         }
         stream.context.check()

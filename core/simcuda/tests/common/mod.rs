@@ -84,13 +84,19 @@ const INSIDE: &str = "SIMCUDA_TEST_INSIDE";
 /// Runs the test `name` in a child process on a device of `sms` SMs, or its
 /// body if this is the child.
 pub fn on_device(name: &str, sms: u32, body: impl FnOnce()) {
+    on_device_with(name, sms, &[], body);
+}
+
+/// The same with more in the environment.
+pub fn on_device_with(name: &str, sms: u32, env: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
     let device = Device::new(sms);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-    let run = output(device.on(&command).env(INSIDE, "1"), name);
+    let env = env.iter().copied().chain([(INSIDE, "1")]);
+    let run = output(device.on(&command).envs(env), name);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(
         run.status.success() && text(&run.stdout).contains("1 passed"),

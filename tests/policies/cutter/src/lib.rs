@@ -3,7 +3,8 @@
 //! For tests of the mechanisms: every best-effort launch runs in the configured form
 //! where that is on offer, and has it made where it could be. Clients are asked to give
 //! way, and to go on, after random times (from a seed: the same every run). Nothing is
-//! held back, so that as many cut launches as possible are under way.
+//! held back, so that as many cut launches as possible are under way; but with `form = 5`
+//! launches are held at random, and each gets one of the forms on offer, of a random size.
 
 use std::fmt::Write as _;
 use tally_sdk::config::Config;
@@ -24,6 +25,8 @@ enum Forms {
     /// One of the three for each launch, at random.
     Mixed,
     Whole,
+    /// Any that is on offer, whole included, of a random size, perhaps after holding it.
+    Random,
 }
 
 struct Cutter {
@@ -33,6 +36,9 @@ struct Cutter {
     sms: u32,
     /// Longest time between two changes of mind; 0: nobody is ever asked.
     toggle_ns: u64,
+    /// [`Forms::Random`]: longest hold; 0: none.
+    hold_ns: u64,
+    window_ns: u64,
     random: u64,
     clients: Vec<ClientId>,
     yielded: bool,
@@ -47,7 +53,32 @@ impl Cutter {
         self.random
     }
 
+    /// A form on offer, or one that could be made, of a random size.
+    fn any(&mut self, launch: &Launch) -> Decision {
+        if self.hold_ns > 0 && self.next().is_multiple_of(4) {
+            return Decision::Hold(self.next() % self.hold_ns + 1);
+        }
+        let prepares = launch.can_prepare();
+        match self.next() % 5 {
+            0 if launch.can_preempt() || prepares => Decision::Preemptible,
+            1 | 2 if launch.can_slice() || prepares => {
+                let most = launch.grid_blocks.clamp(1, u64::from(u32::MAX));
+                // Small ones as often as large ones.
+                let bits = self.next() % (64 - u64::from(most.leading_zeros())) + 1;
+                let size = self.next() % (1 << bits) + 1;
+                Decision::Slice(size.min(most) as u32)
+            }
+            3 if launch.can_partition() => {
+                Decision::Partition((self.next() % u64::from(self.sms)) as u32 + 1)
+            }
+            _ => Decision::Run(0),
+        }
+    }
+
     fn form(&mut self, launch: &Launch) -> Decision {
+        if self.forms == Forms::Random {
+            return self.any(launch);
+        }
         let slice = (launch.grid_blocks / self.slices).clamp(1, u64::from(u32::MAX)) as u32;
         let forms = match self.forms {
             Forms::Mixed => match self.next() % 3 {
@@ -64,6 +95,8 @@ impl Cutter {
             }
             Forms::Sliced if launch.can_slice() || launch.can_prepare() => Decision::Slice(slice),
             Forms::Partitioned if launch.can_partition() => Decision::Partition(self.sms),
+            // What can be limited to some of the SMs must have been looked at.
+            Forms::Partitioned if launch.can_prepare() => Decision::Preemptible,
             _ => Decision::Run(0),
         }
     }
@@ -81,16 +114,22 @@ impl Cutter {
 impl Policy for Cutter {
     fn init(config: &str) -> Result<Self, String> {
         let mut config = Config::parse(config)?;
-        let forms = match config.integer("form", 3, 0..=4)? {
+        let forms = match config.integer("form", 3, 0..=5)? {
             0 => Forms::Preemptible,
             1 => Forms::Sliced,
             2 => Forms::Partitioned,
             3 => Forms::Mixed,
-            _ => Forms::Whole,
+            4 => Forms::Whole,
+            _ => Forms::Random,
         };
         let slices = config.integer("slices", 4, 1..=1_000)?;
         let sms = config.integer("sms", 1, 1..=1_000)? as u32;
         let toggle_ns = config.integer("toggle_us", 0, 0..=1_000_000)? * 1_000;
+        let hold_ns = config.integer("hold_us", 0, 0..=1_000_000)? * 1_000;
+        let window_ns = match config.integer("window_us", 0, 0..=10_000_000)? {
+            0 => WINDOW_NS_NONE,
+            us => us * 1_000,
+        };
         let random = config.integer("seed", 1, 1..=u64::MAX)?;
         config.finish()?;
         let mut text = String::new();
@@ -98,7 +137,18 @@ impl Policy for Cutter {
         host::log(Level::Info, &text);
         let toggles = Counter::new("toggles");
         let clients = Vec::new();
-        Ok(Cutter { forms, slices, sms, toggle_ns, random, clients, yielded: false, toggles })
+        Ok(Cutter {
+            forms,
+            slices,
+            sms,
+            toggle_ns,
+            hold_ns,
+            window_ns,
+            random,
+            clients,
+            yielded: false,
+            toggles,
+        })
     }
 
     fn decide(&mut self, launch: &Launch) -> Decision {
@@ -108,7 +158,7 @@ impl Policy for Cutter {
     fn on_event(&mut self, _now_ns: u64, event: &Event) {
         match event {
             Event::ClientJoined(client) if client.class == PriorityClass::BestEffort => {
-                host::set_window(client.id, WINDOW_NS_NONE);
+                host::set_window(client.id, self.window_ns);
                 self.clients.push(client.id);
                 if self.clients.len() == 1 {
                     self.schedule();

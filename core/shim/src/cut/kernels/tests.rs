@@ -12,24 +12,14 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
         parameters: Vec::new(),
         control_offset: 0,
         cluster,
-        may_wait: false,
+        image: 3,
+        reads_sm: false,
         originals: Default::default(),
         shared_max: AtomicI32::new(0),
         required_cluster: required.map(AtomicI32::new),
         wanted_blocks: 0,
         wanted_us: 0,
     }
-}
-
-#[test]
-fn the_longest_kernel_has_its_form_made_first() {
-    let mut jobs = VecDeque::new();
-    for (index, us) in [(0, 40), (1, 900), (2, 0), (3, 900), (4, 10_900), (5, u32::MAX), (6, 40)] {
-        let job = Job { index, function: 0, context: 0, device: 0, offset: false, blocks: 0, us };
-        jobs.insert(place(&jobs, us), job);
-    }
-    let order: Vec<_> = jobs.iter().map(|job| job.index).collect();
-    assert_eq!(order, [5, 4, 1, 3, 0, 6, 2]);
 }
 
 #[test]
@@ -43,8 +33,21 @@ fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
     ] {
         let cut = Cut { is_ptx, ..cut(None, [0; 3]) };
         cut.sub_grid.settle(Some(7));
-        let found = cut.by_offset(0, std::ptr::null_mut(), grid);
+        let found = cut.by_offset(0, &launch(grid, &[]));
         assert_eq!(found, serves.then_some(7), "{is_ptx} {grid:?}");
+    }
+}
+
+fn launch(grid: [u32; 3], attributes: &[LaunchAttribute]) -> KernelArguments {
+    KernelArguments {
+        function: std::ptr::null_mut(),
+        grid,
+        block: [32, 1, 1],
+        shared_bytes: 0,
+        attributes: attributes.as_ptr(),
+        attribute_count: attributes.len() as u32,
+        params: std::ptr::null_mut(),
+        extra: std::ptr::null_mut(),
     }
 }
 
@@ -57,19 +60,7 @@ fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Cut) -> Option<[u32; 3]> {
             LaunchAttribute::new(*id, value)
         })
         .collect();
-    cluster(
-        &KernelArguments {
-            function: std::ptr::null_mut(),
-            grid: [8, 1, 1],
-            block: [32, 1, 1],
-            shared_bytes: 0,
-            attributes: attributes.as_ptr(),
-            attribute_count: attributes.len() as u32,
-            params: std::ptr::null_mut(),
-            extra: std::ptr::null_mut(),
-        },
-        cut,
-    )
+    cluster(&launch([8, 1, 1], &attributes), cut)
 }
 
 #[test]

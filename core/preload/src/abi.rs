@@ -1,0 +1,53 @@
+//! What the preloaded library and the shim give each other. Both compile this file; a hash of the
+//! entry points' names tells builds apart that do not belong together.
+
+use core::ffi::{CStr, c_char, c_void};
+
+/// Rises with each change to this file; the start of the hash.
+pub const VERSION: u64 = 1;
+/// The shim's only export, a [`Start`].
+pub const START: &CStr = c"tally_shim_start";
+
+/// Returns null if `abi` differs. May be called more than once.
+pub type Start = unsafe extern "C" fn(&'static Host) -> *const Entries;
+
+/// From the preloaded library.
+#[repr(C)]
+pub struct Host {
+    /// [`hash`] of all names, in order.
+    pub abi: u64,
+    /// The real `dlsym`.
+    pub dlsym: *const (),
+    /// The real `ioctl`.
+    pub ioctl: *const (),
+    /// Exports of the preloaded library, one for each entry point.
+    pub exports: *const *const (),
+    /// Looks a name up behind the preloaded library (`RTLD_NEXT`).
+    pub next: unsafe extern "C" fn(*const c_char) -> *mut c_void,
+}
+
+/// From the shim.
+#[repr(C)]
+pub struct Entries {
+    /// What programs linked to the driver call, one for each entry point.
+    pub direct: *const *const (),
+    /// The wrapper of the entry point of this index for a real function.
+    pub wrap: unsafe extern "C" fn(usize, usize) -> usize,
+    /// Takes the place of `ioctl`.
+    pub ioctl: *const (),
+}
+
+// SAFETY: function pointers and pointers to constants.
+unsafe impl Sync for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Entries {}
+
+/// FNV-1a, one name further.
+pub const fn hash(mut hash: u64, name: &[u8]) -> u64 {
+    let mut i = 0;
+    while i < name.len() {
+        hash = (hash ^ name[i] as u64).wrapping_mul(0x100_0000_01b3);
+        i += 1;
+    }
+    (hash ^ 0xff).wrapping_mul(0x100_0000_01b3)
+}

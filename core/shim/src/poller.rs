@@ -1,0 +1,251 @@
+//! The thread that asks the driver what has ended: events behind gated launches
+//! ([`completion`](crate::completion)), and, when the core wants to know what a client still runs,
+//! its streams.
+//!
+//! Asking waits for nothing and puts nothing into any stream. The thread holds none of the shim's locks
+//! while it is in the driver. What it asks for must live: who destroys a stream or a context, or begins a
+//! capture, first takes away what the thread goes by and then waits until it is out of the driver
+//! ([`wait_out`]), which takes it about a microsecond.
+//!
+//! A stream without a handle of its own (a thread's default stream) means something else in this thread:
+//! the thread that it belongs to is asked to put an event into it the next time that it calls the driver.
+
+use crate::activity::{self, Snapshot};
+use crate::completion::{self, Found};
+use crate::cu::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
+use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
+use crate::{attendant, capture, state, threads};
+use rustix::thread::futex;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::STREAM_SLOTS;
+use tally_ipc::wait::now_ns;
+
+/// Between two looks at most, ns.
+const NAP_NS_MAX: u64 = 500_000;
+/// Between two looks where nobody spins, at least, ns.
+const NAP_NS_MIN: u64 = 50_000;
+/// Looks closer together than this are not worth a sleep, ns.
+const SPIN_NS: u64 = 4_000;
+/// The thread looks around for so long after the last launch before it must be woken, ns.
+const AWAKE_NS: u64 = 10_000_000;
+const AWAKE_NAP_NS: u64 = 100_000;
+/// Between two looks at a busy stream that the core asked about: first, and at most, ns.
+const LOOK_NS: [u64; 2] = [50_000, 1_000_000];
+/// Longer than the driver takes to answer a question.
+const OUT_MAX: Duration = Duration::from_secs(1);
+
+static WORK: AtomicU32 = AtomicU32::new(0);
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// Threads of the shim's that are in the driver with a question, or about to be.
+static ASKING: AtomicU32 = AtomicU32::new(0);
+/// The core wants to know what is still running.
+static PROBED: AtomicBool = AtomicBool::new(false);
+
+/// Start it.
+///
+/// # Errors
+/// The system's.
+pub fn spawn() -> std::io::Result<()> {
+    threads::spawn("tally-poll", run)
+}
+
+/// There is something to look at.
+#[inline]
+pub fn wake() {
+    if ASLEEP.load(SeqCst) {
+        wake_now();
+    }
+}
+
+#[cold]
+fn wake_now() {
+    WORK.fetch_add(1, SeqCst);
+    let _ = futex::wake(&WORK, futex::Flags::PRIVATE, 1);
+}
+
+/// The core asks what is still running.
+pub fn probe() {
+    PROBED.store(true, SeqCst);
+    wake_now();
+}
+
+/// Let whoever asks leave the driver, after what they went by was taken away. Bounded: there they wait for
+/// nothing.
+pub fn wait_out() {
+    let start = Instant::now();
+    while ASKING.load(SeqCst) != 0 && start.elapsed() < OUT_MAX {
+        std::thread::yield_now();
+    }
+}
+
+/// Ask the driver something that it answers at once, by a thread of the shim's, if what is asked about is
+/// still there.
+pub fn ask<T>(is_there: impl Fn() -> bool, question: impl FnOnce() -> T) -> Option<T> {
+    ASKING.fetch_add(1, SeqCst);
+    let answer = (!attendant::is_exiting() && is_there()).then(question);
+    ASKING.fetch_sub(1, SeqCst);
+    answer
+}
+
+/// Whether a slot's stream has nothing to do. `None`: it cannot be asked. By this thread only.
+pub fn is_stream_idle(index: usize, slot: &Slot) -> Option<bool> {
+    let (stream, context) = (slot.stream.load(Relaxed), slot.context.load(Relaxed));
+    let can_be_asked = index != OVERFLOW
+        && stream != STREAM_PER_THREAD
+        && context != MANY_CONTEXTS
+        && slot.phase.load(Acquire) == LIVE;
+    let query = driver().stream_query.filter(|_| can_be_asked)?;
+    // A stream that is captured must not be asked, nor one that might be.
+    let is_there = || slot.phase.load(SeqCst) == LIVE && !capture::is_active();
+    let is_idle = ask(is_there, || {
+        // SAFETY: stream and context live, see the module's documentation.
+        unsafe {
+            driver().ctx_set.is_some_and(|set| set(context as Ptr) == SUCCESS)
+                && query(stream as Ptr) != NOT_READY
+        }
+    });
+    Some(is_idle.unwrap_or(false))
+}
+
+/// When to look at the streams that the core asked about.
+#[derive(Default)]
+struct Probe {
+    due_ns: Option<u64>,
+    pause_ns: u64,
+    /// Launches of each slot when it asked.
+    seen: Option<Box<[u32; STREAM_SLOTS]>>,
+}
+
+fn run() {
+    driver().relax_thread();
+    threads::wake_on_time();
+    let mut probe = Probe::default();
+    let mut active_ns = now_ns();
+    loop {
+        let Some(client) = state::client() else { return };
+        if attendant::is_exiting() {
+            return;
+        }
+        let word = WORK.load(SeqCst);
+        let now = now_ns();
+        let mut nap_ns = u64::MAX;
+        let mut left = completion::tracked();
+        if left != 0 {
+            active_ns = now;
+        }
+        while left != 0 {
+            let index = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let slot = &SLOTS[index];
+            let is_there = || slot.phase.load(SeqCst) != GONE;
+            let context = slot.context.load(Relaxed);
+            let events = || {
+                if index != OVERFLOW
+                    && let Some(set) = driver().ctx_set
+                {
+                    // SAFETY: the context lives, see the module's documentation.
+                    let _ = unsafe { set(context as Ptr) };
+                }
+                completion::poll_events(client, index)
+            };
+            let found = match ask(is_there, events) {
+                Some(Found::Nothing) => completion::tail(client, index),
+                Some(later) => later,
+                None => Found::Later(NAP_NS_MAX),
+            };
+            if let Found::Later(ns) = found {
+                nap_ns = nap_ns.min(ns);
+            }
+        }
+        release_drained(client);
+        if PROBED.swap(false, SeqCst) {
+            probe = Probe { due_ns: Some(now), pause_ns: LOOK_NS[0], seen: Some(sequences()) };
+        }
+        if probe.due_ns.is_some_and(|due| due <= now) {
+            probe.look(client, now);
+        }
+        if let Some(due) = probe.due_ns {
+            nap_ns = nap_ns.min(due.saturating_sub(now));
+        }
+        nap(word, nap_ns, now.saturating_sub(active_ns) < AWAKE_NS);
+    }
+}
+
+fn nap(word: u32, nap_ns: u64, is_active: bool) {
+    let spins = state::epoch().is_some_and(|epoch| !epoch.spin.is_zero());
+    if nap_ns != u64::MAX || is_active {
+        let nap_ns = nap_ns.min(if nap_ns == u64::MAX { AWAKE_NAP_NS } else { NAP_NS_MAX });
+        match nap_ns {
+            ns if spins && ns < SPIN_NS => (0..32).for_each(|_| std::hint::spin_loop()),
+            ns if spins => threads::nap(Duration::from_nanos(ns)),
+            ns => threads::nap(Duration::from_nanos(ns.max(NAP_NS_MIN))),
+        }
+        return;
+    }
+    ASLEEP.store(true, SeqCst);
+    if completion::tracked() == 0 && !PROBED.load(SeqCst) {
+        let _ = futex::wait(&WORK, futex::Flags::PRIVATE, word, None);
+    }
+    ASLEEP.store(false, SeqCst);
+}
+
+fn sequences() -> Box<[u32; STREAM_SLOTS]> {
+    Box::new(std::array::from_fn(|i| SLOTS[i].word.snapshot().sequence()))
+}
+
+impl Probe {
+    /// Look at all busy streams in which nothing was launched since the core asked.
+    fn look(&mut self, client: &ClientRegion, now: u64) {
+        let busy = client.activity.busy_streams.load(SeqCst);
+        let mut is_any_left = false;
+        for (index, slot) in slots::in_use().filter(|(i, _)| busy & slots::bit(*i) != 0) {
+            let seen = slot.word.snapshot();
+            let asked_at = self.seen.as_ref().map(|seen| seen[index]);
+            if !seen.is_settled() || asked_at != Some(seen.sequence()) {
+                continue;
+            }
+            match is_stream_idle(index, slot) {
+                Some(true) => over(client, index, slot, seen),
+                Some(false) => is_any_left = true,
+                // Its thread can put an event into a stream of its own.
+                None if slot.stream.load(Relaxed) == STREAM_PER_THREAD => {
+                    slot.mark_wanted.store(true, Relaxed);
+                }
+                None => {}
+            }
+        }
+        self.due_ns = is_any_left.then_some(now + self.pause_ns);
+        self.pause_ns = (2 * self.pause_ns).min(LOOK_NS[1]);
+    }
+}
+
+/// What was launched in a slot until `seen` is over.
+fn over(client: &ClientRegion, index: usize, slot: &Slot, seen: Snapshot) {
+    completion::seen_done(client, index, seen.sequence());
+    let bit = slots::bit(index);
+    attendant::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+}
+
+/// Free the slots of destroyed streams whose work is over.
+fn release_drained(client: &ClientRegion) {
+    for (index, slot) in slots::in_use().filter(|(i, _)| *i != OVERFLOW) {
+        if slot.phase.load(Acquire) != DRAINING {
+            continue;
+        }
+        if completion::tracked() & slots::bit(index) == 0 {
+            // No event could be put behind its work, or that has happened.
+            over(client, index, slot, slot.word.snapshot());
+            slots::release(index);
+        }
+    }
+}
+
+/// Only in a forked child: the thread is not there.
+pub fn reset() {
+    ASLEEP.store(false, SeqCst);
+    ASKING.store(0, SeqCst);
+    PROBED.store(false, SeqCst);
+}

@@ -1,0 +1,307 @@
+//! When nothing but the shim puts work into streams: to load code, and to make a launch of several pieces.
+//!
+//! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes before it or
+//! behind it, and so does what they put into streams that wait for it, as the legacy stream does for blocking ones. So
+//! while a thread makes one ([`alone`]) all calls that put work into streams stand aside ([`entered`]), for as long
+//! as a few launches take. Where another thread is in such a call for long, the launch goes whole.
+//!
+//! **Loading code.**
+//! The driver loads code only once everything in the context has ended, streams that wait for a word
+//! included, and keeps every launch waiting until then (measured: `tests/gpu`, `waits`). What runs may
+//! wait for one of these launches; so loaded at any moment, code of the shim's could stop a program for
+//! good.
+//!
+//! So the shim loads only while the context is idle and nothing can come into it: new launches, and
+//! what can make a stream wait, stand aside ([`entered`]); if the context is not idle soon, they go
+//! on and the load is put off. Allocations, streams, events and graphs are made at any time: the driver
+//! waits for nothing then.
+
+use crate::cu::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
+use crate::lock::Lock;
+use crate::slots::{self, LIVE};
+use crate::{attendant, capture, poller, state, streams, threads};
+use rustix::thread::futex;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
+
+/// How long launches stand aside at most while the context becomes idle.
+pub const PATIENCE: Duration = Duration::from_millis(20);
+/// Longer than the driver takes to load code into an idle context.
+const LOAD_MAX: Duration = Duration::from_secs(5);
+/// Between two looks.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Why calls stand aside: bits.
+static CLOSED: AtomicU32 = AtomicU32::new(0);
+/// The shim is loading code, or about to: bit 0.
+const LOADS: usize = 0;
+/// A thread makes a launch in parts, or is about to: bit 1.
+const ISSUES: usize = 1;
+/// Calls under way that put work into streams.
+static ENTERED: AtomicU32 = AtomicU32::new(0);
+/// Those of them that wait for [`ISSUER`], and are not in the driver.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// Threads that stand aside.
+static ASIDE: AtomicU32 = AtomicU32::new(0);
+/// Held by who loads.
+static LOADER: Lock = Lock::new();
+/// Held by who makes a launch in parts.
+static ISSUER: Lock = Lock::new();
+/// Calls stood aside for [`LOAD_MAX`]: a thread was lost in the driver, or that is slow. Nothing closes any more.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+/// How long a launch in parts waits for other threads to leave the driver before it goes whole.
+const ALONE_WAIT_MAX: Duration = Duration::from_millis(2);
+
+#[cold]
+fn stand_aside_now() {
+    // What the shim itself calls passes, and so does what comes out of a signal handler.
+    if state::is_inside() {
+        return;
+    }
+    ASIDE.fetch_add(1, SeqCst);
+    let start = Instant::now();
+    loop {
+        let closed = CLOSED.load(SeqCst);
+        if closed == 0 || start.elapsed() >= LOAD_MAX {
+            break;
+        }
+        let nap = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let _ = futex::wait(&CLOSED, futex::Flags::PRIVATE, closed, Some(&nap));
+    }
+    ASIDE.fetch_sub(1, SeqCst);
+}
+
+/// Before a call that waits for streams: what another thread is making in parts is all in its stream then.
+#[inline]
+pub fn stand_aside() {
+    if CLOSED.load(SeqCst) & (1 << ISSUES) != 0 {
+        stand_aside_now();
+    }
+}
+
+fn close(reason: usize) {
+    capture::close_fast_path(reason, true);
+    CLOSED.fetch_or(1 << reason, SeqCst);
+}
+
+/// Whoever closed does not come back: nobody stands aside any more.
+#[cold]
+fn give_up() {
+    if !IS_LOST.swap(true, SeqCst) {
+        crate::log!("calls stood aside for {LOAD_MAX:?}: launches go whole from now on");
+        open(LOADS);
+        open(ISSUES);
+    }
+}
+
+fn open(reason: usize) {
+    capture::close_fast_path(reason, false);
+    CLOSED.fetch_and(!(1 << reason), SeqCst);
+    if ASIDE.load(SeqCst) != 0 {
+        let _ = futex::wake(&CLOSED, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+}
+
+/// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
+/// within [`entered`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
+pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
+    WAITING.fetch_add(1, SeqCst);
+    let held = ISSUER.lock_within(LOAD_MAX);
+    WAITING.fetch_sub(1, SeqCst);
+    let _held = held.filter(|_| !IS_LOST.load(SeqCst))?;
+    close(ISSUES);
+    let start = Instant::now();
+    let result = loop {
+        if is_alone() {
+            break issue();
+        }
+        if start.elapsed() >= ALONE_WAIT_MAX {
+            break None;
+        }
+        std::hint::spin_loop();
+    };
+    open(ISSUES);
+    result
+}
+
+/// Only the calling thread is in the driver to put something into a stream. Nobody comes in any more, and who waits
+/// for [`ISSUER`] goes on waiting.
+fn is_alone() -> bool {
+    let mine = WAITING.load(SeqCst) + 1;
+    let inside = |slot: &slots::Slot| slot.word.snapshot().inside();
+    ENTERED.load(SeqCst) == mine && slots::SLOTS.iter().map(inside).sum::<u32>() == mine
+}
+
+/// Run a launch, or another call that puts work into a stream.
+pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
+    if state::client().is_none() {
+        return call();
+    }
+    let mut since = None;
+    loop {
+        ENTERED.fetch_add(1, SeqCst);
+        // One of the two sees the other.
+        if CLOSED.load(SeqCst) == 0 || state::is_inside() {
+            break;
+        }
+        ENTERED.fetch_sub(1, SeqCst);
+        let start = *since.get_or_insert_with(Instant::now);
+        stand_aside_now();
+        if start.elapsed() >= LOAD_MAX {
+            give_up();
+        }
+    }
+    let result = call();
+    ENTERED.fetch_sub(1, SeqCst);
+    result
+}
+
+/// Load code in a context, which lives: run `load` while nothing runs there. `None`: within
+/// `patience` it did not become idle, and nothing was done.
+pub fn load<T>(context: usize, patience: Duration, load: impl FnOnce() -> T) -> Option<T> {
+    let _held = LOADER.lock();
+    if IS_LOST.load(SeqCst) {
+        return None;
+    }
+    close(LOADS);
+    let start = Instant::now();
+    let result = loop {
+        if attendant::is_exiting() {
+            break None;
+        }
+        if is_empty(context) && is_idle(context) {
+            break Some(load());
+        }
+        if start.elapsed() >= patience {
+            break None;
+        }
+        threads::nap(NAP);
+    };
+    open(LOADS);
+    result
+}
+
+/// Nothing is being put into the context at the moment.
+fn is_empty(context: usize) -> bool {
+    let is_there = |slot: &slots::Slot| slot.context.load(Relaxed) == context;
+    ENTERED.load(SeqCst) == 0
+        && !capture::is_active()
+        && slots::in_use().all(|(_, slot)| !is_there(slot) || slot.word.snapshot().is_settled())
+}
+
+/// All of the context's streams have nothing to do. Asked for the legacy stream, the driver answers for all
+/// blocking ones, of whichever thread.
+fn is_idle(context: usize) -> bool {
+    let (Some(query), Some(non_blocking)) = (driver().stream_query, streams::non_blocking(context))
+    else {
+        return false;
+    };
+    let ask = |stream: usize, is_there: &dyn Fn() -> bool| {
+        // A capture is lost if somebody asks for the stream, or for the legacy one.
+        poller::ask(
+            || !capture::is_active() && is_there(),
+            || {
+                // SAFETY: the stream lives while `is_there`; the context is the calling thread's.
+                unsafe { query(stream as Ptr) == SUCCESS }
+            },
+        )
+    };
+    if ask(STREAM_LEGACY, &|| true) != Some(true) {
+        return false;
+    }
+    let created = non_blocking.into_iter().all(|stream| {
+        // One that is gone had its work waited for, or it shows in its slot.
+        ask(stream, &|| streams::exists(stream)).unwrap_or(true)
+    });
+    // Streams that were not seen to be made.
+    created
+        && slots::in_use().all(|(index, slot)| {
+            let stream = slot.stream.load(Relaxed);
+            let is_mine = slot.context.load(Relaxed) == context;
+            if !is_mine || stream <= STREAM_PER_THREAD {
+                return !is_mine || index != slots::OVERFLOW;
+            }
+            let is_there = || slot.phase.load(Acquire) == LIVE;
+            ask(stream, &is_there).unwrap_or_else(|| slot.phase.load(Acquire) != LIVE)
+        })
+}
+
+/// Copies, fills, waits and whatever else puts work into a stream: calls of at most six arguments, which are
+/// passed on unread.
+///
+/// # Safety
+/// As the driver's.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn puts(
+    real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    entered(|| unsafe { real(a, b, c, d, e, f) })
+}
+
+/// The same, of at most nine arguments.
+///
+/// # Safety
+/// As the driver's.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn puts_batch(
+    real: unsafe extern "C" fn(
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+    ) -> CuResult,
+    _per_thread: bool,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+    g: usize,
+    h: usize,
+    i: usize,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    entered(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
+}
+
+/// `cuLaunchHostFunc`: the function may wait for anything.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn host_func(
+    real: unsafe extern "C" fn(usize, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+) -> CuResult {
+    state::count(|counters| &counters.host_func);
+    // SAFETY: the caller's arguments.
+    entered(|| unsafe { real(a, b, c, d) })
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    LOADER.reset();
+    ISSUER.reset();
+    for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE] {
+        word.store(0, SeqCst);
+    }
+    IS_LOST.store(false, SeqCst);
+}

@@ -1,0 +1,216 @@
+//! The streams that a program creates, and how many hardware queues it has for them.
+//!
+//! Streams beyond the number of queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default) share one, and what
+//! waits in a queue holds up all behind it. A stream takes the place of one queue at most, and the
+//! driver gives new work a queue that is free, so while there are no more streams with work than
+//! queues nobody is held up (measured with 1, 2, 8 and 32 queues: `tests/gpu`, `streams`).
+
+use crate::cu::{CuResult, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
+use crate::cut::guarded::Guarded;
+use crate::{slots, state};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+/// Hardware queues of a process that does not say how many it wants.
+const QUEUES_DEFAULT: u32 = 8;
+/// What the driver takes.
+const QUEUES_MAX: u32 = 32;
+/// Created streams that are remembered; more are only counted.
+const CREATED_MAX: usize = 4_096;
+
+/// Hardware queues; 0: not looked at yet.
+static QUEUES: AtomicU32 = AtomicU32::new(0);
+
+/// See [`is_memory_attached`].
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+struct Created {
+    /// Streams that do not wait for the legacy stream, and their contexts.
+    non_blocking: Vec<(usize, usize)>,
+    /// Contexts in which blocking streams were created.
+    blocking: Vec<usize>,
+    /// More streams were created than are remembered.
+    is_more: bool,
+}
+
+static CREATED: Guarded<Created> =
+    Guarded::new(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
+
+/// Hardware queues that this process has.
+pub fn queues() -> u32 {
+    let known = QUEUES.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let told = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    let told = told.and_then(|n| n.trim().parse::<u32>().ok()).filter(|n| *n > 0);
+    let queues = told.unwrap_or(QUEUES_DEFAULT).min(QUEUES_MAX);
+    QUEUES.store(queues, Relaxed);
+    queues
+}
+
+/// Whether so many more streams with work may wait in a queue without holding anybody up.
+pub fn has_queues_for(more: u32) -> bool {
+    slots::used().saturating_add(more) <= queues()
+}
+
+/// Whether a context may have a blocking stream other than the legacy one: what comes into the legacy
+/// stream would order that.
+pub fn may_have_blocking(context: usize) -> bool {
+    slots::has_blocking(context)
+        || CREATED.with(|all| all.is_more || all.blocking.contains(&context))
+}
+
+/// Streams of a context that do not wait for the legacy stream: each must be asked whether it is idle.
+/// `None`: not all are known.
+pub fn non_blocking(context: usize) -> Option<Vec<usize>> {
+    CREATED.with(|all| {
+        let mine = all.non_blocking.iter().filter(|(_, of)| *of == context);
+        (!all.is_more).then(|| mine.map(|(stream, _)| *stream).collect())
+    })
+}
+
+fn created(result: CuResult, stream: *mut Ptr, flags: c_uint) -> CuResult {
+    if result != SUCCESS || stream.is_null() || state::client().is_none() {
+        return result;
+    }
+    // SAFETY: the driver has just written it.
+    let stream = unsafe { *stream } as usize;
+    let context = driver().current_context();
+    CREATED.with(|all| {
+        if flags & STREAM_NON_BLOCKING == 0 {
+            if !all.blocking.contains(&context) {
+                all.blocking.push(context);
+            }
+        } else if all.non_blocking.len() < CREATED_MAX {
+            all.non_blocking.push((stream, context));
+        } else {
+            all.is_more = true;
+        }
+    });
+    result
+}
+
+/// Whether a stream that does not wait for the legacy stream is still there.
+pub fn exists(stream: usize) -> bool {
+    CREATED.with(|all| all.non_blocking.iter().any(|(s, _)| *s == stream))
+}
+
+/// A stream is about to be destroyed.
+pub fn destroyed(stream: usize) {
+    CREATED.with(|all| all.non_blocking.retain(|(s, _)| *s != stream));
+}
+
+/// A context was destroyed, and its streams.
+pub fn forget_context(context: usize) {
+    CREATED.with(|all| {
+        all.non_blocking.retain(|(_, of)| *of != context);
+        all.blocking.retain(|of| *of != context);
+    });
+}
+
+/// `cuStreamCreate`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn create(
+    real: unsafe extern "C" fn(*mut Ptr, c_uint) -> CuResult,
+    _per_thread: bool,
+    stream: *mut Ptr,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    created(unsafe { real(stream, flags) }, stream, flags)
+}
+
+/// `cuStreamCreateWithPriority`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn create_with_priority(
+    real: unsafe extern "C" fn(*mut Ptr, c_uint, c_int) -> CuResult,
+    _per_thread: bool,
+    stream: *mut Ptr,
+    flags: c_uint,
+    priority: c_int,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    created(unsafe { real(stream, flags, priority) }, stream, flags)
+}
+
+/// `cuGreenCtxStreamCreate`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn create_in_green(
+    real: unsafe extern "C" fn(*mut Ptr, Ptr, c_uint, c_int) -> CuResult,
+    _per_thread: bool,
+    stream: *mut Ptr,
+    green: Ptr,
+    flags: c_uint,
+    priority: c_int,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    created(unsafe { real(stream, green, flags, priority) }, stream, flags)
+}
+
+/// `cuStreamSetAttribute`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn set_attribute(
+    real: unsafe extern "C" fn(Ptr, usize, usize) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+    a: usize,
+    b: usize,
+) -> CuResult {
+    slots::attributes_set(stream, per_thread);
+    // SAFETY: the caller's arguments.
+    unsafe { real(stream, a, b) }
+}
+
+/// `cuStreamCopyAttributes`: its first argument is the stream that gets them.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn copy_attributes(
+    real: unsafe extern "C" fn(Ptr, usize) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+    a: usize,
+) -> CuResult {
+    slots::attributes_set(stream, per_thread);
+    // SAFETY: the caller's arguments.
+    unsafe { real(stream, a) }
+}
+
+/// `cuStreamAttachMemAsync`: memory that only this stream may use.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn attach_memory(
+    real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    stream: Ptr,
+    a: usize,
+    b: usize,
+    c: usize,
+) -> CuResult {
+    ATTACHED.store(true, Relaxed);
+    // SAFETY: the caller's arguments.
+    unsafe { real(stream, a, b, c) }
+}
+
+/// Whether there may be memory that only one stream may use.
+pub fn is_memory_attached() -> bool {
+    ATTACHED.load(Relaxed)
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    CREATED.reset(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
+    QUEUES.store(0, SeqCst);
+    ATTACHED.store(false, SeqCst);
+}
