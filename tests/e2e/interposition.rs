@@ -71,7 +71,7 @@ fn two_environment_variables_are_enough() -> Result<()> {
     let scene = scene()?;
     let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
     let mut program = scene.program("tally-test-probe")?;
-    program.env("LD_PRELOAD", scene.artefacts().file("libtally_shim.so")?);
+    program.env("LD_PRELOAD", scene.artefacts().file("libtally_preload.so")?);
     let mut probe = Probe::from(scene.start("probe", program)?)?;
     probe.ask("launch 9")?;
     probe.check()?;

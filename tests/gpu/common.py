@@ -105,11 +105,6 @@ def first_line(command):
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
 
 
-# For a program whose closed libraries' kernels are cut: many of them may wait for one another as far as their code
-# tells, and such kernels are cut only where the driver loads kernels eagerly (docs/cutting.md).
-EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
-
-
 def clean_environment(**extra):
     """This process's environment without what makes a program a client or an MPS client."""
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith(("TALLY_", "CUDA_MPS_"))}

@@ -22,6 +22,7 @@ import render_kept
 import render_policy
 import render_several
 import render_speeds
+import render_streams
 import render_waits
 from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
@@ -31,7 +32,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
-    "waits.json", "kept.json", "decide.json",
+    "waits.json", "streams.json", "kept.json", "decide.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -469,6 +470,7 @@ SECTIONS = (
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("waits.json", lambda content, _notes: render_waits.lines(content, table, made_with)),
+    ("streams.json", lambda content, _notes: render_streams.lines(content, table, made_with)),
     ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),
 )
 
@@ -484,6 +486,11 @@ def render(folder):
         (
             "Each section names its machine, commit and command. One machine's figures: compare ratios, and measure again "
             "before relying on one. How each figure is taken: `tests/gpu/README.md`."
+        ),
+        "",
+        (
+            "**To be measured again:** figures of transformed kernels, round trips and pairs are of builds before launches were "
+            "reported by events and kernels identified by digests. No GPU was available for the present build."
         ),
         "",
     ]

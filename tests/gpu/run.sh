@@ -30,7 +30,9 @@ limit_s() {
         speeds) echo 300 ;;
         shim) echo 300 ;;
         waits) echo 200 ;;
+        streams) echo 300 ;;
         kept) echo 300 ;;
+        litmus) echo 600 ;;
     esac
 }
 

@@ -13,7 +13,7 @@ must be the reference's.
 import collections
 
 from clients import Client, started
-from common import EAGER, Failures, step_main
+from common import Failures, step_main
 from tally import Core, client
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -61,7 +61,7 @@ def run_mode(suite, residency, vendor, expected, failures):
     config = f"form = {args.form}\nslices = 4\nsms = 116\ntoggle_us = {args.toggle_us}\nseed = 5\n"
     row = {"machine": suite.machine, "residency": residency, "vendor_libraries": vendor, "runs": []}
     with Core(suite, label, POLICY, residency, config, ["--config", file]) as core:
-        worker = Client(suite, label, ["exact"], core, "best-effort", {**DETERMINISTIC, **(EAGER if vendor else {})})
+        worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
         with started([worker]):
             for _ in range(RUNS_MAX):
                 digests, seconds = train(worker, args)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 
 from clients import Client, soon, started
-from common import EAGER, Failures, merge_rows, step_main, write_json
+from common import Failures, merge_rows, step_main, write_json
 from procs import threads
 from stats import host_drift, median, percentile
 from tally import Core, MpsDaemon, client, shortfalls
@@ -47,7 +47,7 @@ MODES = {
     "fifo-mps": ("tally-mps", "fifo", "mps"),
     "priority-timeslice": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps": ("tally-mps", "tally-priority", "mps"),
-    # Kernels of NVIDIA's closed libraries cut, too; the trainings load theirs eagerly.
+    # Kernels of NVIDIA's closed libraries cut, too.
     "priority-timeslice-vendor": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps-vendor": ("tally-mps", "tally-priority", "mps"),
 }
@@ -94,7 +94,7 @@ def environment(suite, mode):
         file.write_text(f"[rewrite]\nvendor_libraries = {str(is_vendor(mode)).lower()}\n")
         extra = ["--config", file, *suite.args.core_args]
         with Core(suite, mode, MODES[mode][1], kind, suite.policy_config(mode), extra) as core:
-            yield core, {}, EAGER if is_vendor(mode) else {}
+            yield core, {}, {}
     elif kind == "plain":
         yield None, {}, {}
     else:

@@ -23,9 +23,10 @@ LEFT_OUT = {
     "keeps_its_hints": "the software device is made to refuse launches without",
     "goes_wrong": "the software device is made to go wrong",
     "unseen": "a compiler for a GPU loads once where a plain load is to wait",
+    "is_helped": "the same",
+    "nothing_is_stuck": "the same",
     "long_last_slice": "the same",
-    "asks_for_a_kernels_function": "where kernels may wait they are loaded eagerly, and nothing is left to load",
-    "sets_a_kernels_attribute": "the same",
+    "whose_blocks_may_wait": "the same",
     "lingering": "of time slices: `pairs` and `correct` are",
 }
 TEST_LIMIT_S = 60

@@ -10,7 +10,7 @@ import contextlib
 import sys
 
 from clients import Client, soon, started
-from common import EAGER, Failures, step_main
+from common import Failures, step_main
 from stats import percentile, summary
 from tally import Core, MpsDaemon, client, shortfalls
 
@@ -68,7 +68,7 @@ def beside(suite, name, alone_ms, rate_per_s, failures):
     with contextlib.ExitStack() as stack:
         core = stack.enter_context(Core(suite, f"speeds-{number}", "tally-priority", "mps", policy_config, ["--config", file]))
         hp = Client(suite, f"hp-{number}", [HP_JOB, SMALL_JOB], core, "high")
-        be = Client(suite, f"be-{number}", [BE_JOB], core, "best-effort", EAGER if args.vendor else None)
+        be = Client(suite, f"be-{number}", [BE_JOB], core, "best-effort")
         stack.enter_context(started([hp, be]))
         for note in shortfalls(core.status(), "mps", [hp.name, be.name]):
             failures.add(f"{name}: {note}")

@@ -30,6 +30,7 @@ import step_cut
 import step_latency
 import step_overhead
 import step_pairs
+import step_streams
 import step_traces
 import tally
 from common import Failures, clean_environment
@@ -456,6 +457,23 @@ class FrontDoor(unittest.TestCase):
             log = (out / "suite.log").read_text()
             self.assertIn("the bundle has no bin/tallyctl", log)
             self.assertIn("it runs", log)
+
+
+class Streams(unittest.TestCase):
+    """What the shim relies on of streams."""
+
+    NOTHING = {"us": 2.0, "holds_up_one": False, "holds_up_many": False, "launches_before_one_is_held_up": 1019}
+
+    def row(self, **event):
+        return {"operations": {"nothing": self.NOTHING, "untimed_event": {**self.NOTHING, **event}}}
+
+    def test_an_event_that_costs_nothing_is_right(self):
+        self.assertEqual(step_streams.judge(self.row(us=2.4)), [])
+
+    def test_an_event_that_costs_or_holds_up_is_told(self):
+        for wrong in ({"us": 4.0}, {"holds_up_one": True}, {"holds_up_many": True}, {"launches_before_one_is_held_up": 509}):
+            self.assertEqual(len(step_streams.judge(self.row(**wrong))), 1, wrong)
+        self.assertEqual(step_streams.judge({"error": "no device"}), ["no device"])
 
 
 if __name__ == "__main__":

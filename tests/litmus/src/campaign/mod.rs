@@ -1,0 +1,247 @@
+//! Runs programs bare, then as clients of a core beside another client, and compares.
+
+pub mod drive;
+mod extra;
+mod report;
+pub mod setups;
+
+use crate::model::{self, Values};
+use crate::program::{Device, Environment, Program};
+use anyhow::{Result, ensure};
+use drive::{Driver, difference};
+pub use report::{Finding, Report, Row};
+use setups::Setup;
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use tally_tests::{Artefacts, Class, Process, Scene};
+
+/// Programs that one process runs, at most.
+const BATCH: usize = 100;
+/// The core's own settings: a window in which nothing ends lets another launch in sooner, for
+/// programs here wait for one another all the time.
+const CORE: &str = "[engine]\nwindow_stall_ms = 25\n[rewrite]\nenabled = true\n";
+
+/// What to run.
+pub struct Plan {
+    pub programs: Vec<Program>,
+    /// Also the scenarios, under all setups.
+    pub scenarios: bool,
+    /// Pairs of images, in all.
+    pub pairs: u64,
+    pub setups: Vec<Setup>,
+    /// Every program under all setups, else each under one of them.
+    pub all_setups: bool,
+    /// How often each runs bare first.
+    pub bare_runs: u32,
+    pub device: tally_tests::Device,
+    /// Seconds that a program may take.
+    pub limit_s: f64,
+    pub until: Instant,
+    /// Ends a setup early after so many hangs.
+    pub hangs_max: usize,
+    /// Setups at one time.
+    pub workers: usize,
+    pub seed: u64,
+    /// Percent of the loops that kernels are to spin.
+    pub work_percent: u32,
+    /// Also cut kernels of closed libraries, and load kernels eagerly whatever programs say.
+    pub vendor: bool,
+}
+
+/// Bare, and then under each setup.
+///
+/// # Errors
+/// If processes cannot be started at all.
+pub fn run(artefacts: &Artefacts, plan: &Plan) -> Result<Report> {
+    let began = Instant::now();
+    let bare = run_bare(artefacts, plan)?;
+    eprintln!("{}", bare.row.summary());
+    let next = AtomicUsize::new(0);
+    let rows: Mutex<BTreeMap<usize, Row>> = Mutex::default();
+    let failure: Mutex<Option<anyhow::Error>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..plan.workers {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, SeqCst);
+                    let Some(setup) = plan.setups.get(at) else { return };
+                    match run_setup(artefacts, plan, at, setup, &bare) {
+                        Ok(row) => {
+                            eprintln!("{}", row.summary());
+                            crate::run::lock(&rows).insert(at, row);
+                        }
+                        Err(why) => {
+                            *crate::run::lock(&failure) = Some(why.context(setup.name));
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(why) = failure.into_inner().unwrap_or_default() {
+        return Err(why);
+    }
+    let rows = rows.into_inner().unwrap_or_default().into_values().collect();
+    Ok(Report { bare: bare.row, rows, seconds: began.elapsed().as_secs_f64() })
+}
+
+/// How programs ended bare.
+struct Bare {
+    row: Row,
+    /// Which programs ended as they must.
+    ends_well: Vec<bool>,
+}
+
+/// Programs by environment, in batches; indices into the list.
+fn batches(programs: &[Program], wanted: impl Fn(usize) -> bool) -> Vec<Vec<usize>> {
+    let mut by_environment: BTreeMap<Environment, Vec<usize>> = BTreeMap::new();
+    for (i, program) in programs.iter().enumerate().filter(|(i, _)| wanted(*i)) {
+        by_environment.entry(program.environment).or_default().push(i);
+    }
+    by_environment.values().flat_map(|all| all.chunks(BATCH).map(<[usize]>::to_vec)).collect()
+}
+
+fn sms_of(device: tally_tests::Device, sms: u32) -> tally_tests::Device {
+    match device {
+        tally_tests::Device::Software { .. } => tally_tests::Device::Software { sms },
+        other => other,
+    }
+}
+
+fn run_bare(artefacts: &Artefacts, plan: &Plan) -> Result<Bare> {
+    let scene = Scene::new(artefacts, plan.device)?;
+    let driver = plan.driver(&scene);
+    let mut row = Row::new("bare", "no policy");
+    let mut ends_well = vec![true; plan.programs.len()];
+    let plain = |command: Command| Ok(command);
+    for _ in 0..plan.bare_runs {
+        for batch in batches(&plan.programs, |i| ends_well[i]) {
+            let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
+            let (outcomes, device) = driver.run(&programs, &plain, &mut |_| {})?;
+            for (&i, outcome) in batch.iter().zip(outcomes) {
+                let expected = device.and_then(|device| expected(&plan.programs[i], device));
+                ends_well[i] = row.judge(&plan.programs[i], expected.as_ref(), outcome);
+            }
+        }
+    }
+    if plan.scenarios {
+        extra::scenarios(plan, &scene, &plain, &mut row)?;
+    }
+    Ok(Bare { row, ends_well })
+}
+
+/// What a program must end with.
+fn expected(program: &Program, device: Device) -> Option<Values> {
+    model::check(program, device).ok()
+}
+
+impl Plan {
+    fn driver<'a>(&self, scene: &'a Scene) -> Driver<'a> {
+        Driver {
+            scene,
+            limit_s: self.limit_s,
+            work_percent: self.work_percent,
+            until: self.until,
+            hangs_left: self.hangs_max.into(),
+        }
+    }
+
+    fn core_config(&self, setup: &Setup) -> String {
+        let gpu = usize::from(self.device == tally_tests::Device::Cuda);
+        let widths = setup.reserve_sms[gpu];
+        let vendor = if self.vendor { "vendor_libraries = true\n" } else { "" };
+        format!("{CORE}{vendor}[width]\nreserve_sms = {widths:?}\n")
+    }
+}
+
+fn run_setup(
+    artefacts: &Artefacts,
+    plan: &Plan,
+    at: usize,
+    setup: &Setup,
+    bare: &Bare,
+) -> Result<Row> {
+    let scene = Scene::new(artefacts, sms_of(plan.device, setup.sms))?;
+    let mut core = start_core(artefacts, plan, setup, &scene)?;
+    let other_class = match setup.class {
+        Class::High => Class::BestEffort,
+        Class::BestEffort => Class::High,
+    };
+    let mut load = scene.program("tally-litmus")?;
+    load.args(["load", if other_class == Class::High { "--high" } else { "--best-effort" }]);
+    load.arg(format!("--work-percent={}", plan.work_percent));
+    let mut load = scene.start("load", scene.governed(other_class, "load", &load)?)?;
+    ensure!(load.hear(Duration::from_secs(60))?["load"] == true, "the other client does not start");
+    let is_wanted =
+        |i: usize| bare.ends_well[i] && (plan.all_setups || i % plan.setups.len() == at);
+    let govern = |command: Command| scene.governed(setup.class, "litmus", &command);
+    let driver = plan.driver(&scene);
+    let mut row = Row::new(setup.name, setup.policy);
+    row.mode = setup.mode(plan.device).into();
+    row.class = setup.class_name().into();
+    for batch in batches(&plan.programs, is_wanted) {
+        let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
+        let mut pids = Vec::new();
+        let (outcomes, device) = driver.run(&programs, &govern, &mut |ended| {
+            pids.extend_from_slice(ended);
+            // Only the last 64 clients are kept.
+            if pids.len() > 40 {
+                row.count_mechanisms(&scene, &std::mem::take(&mut pids));
+            }
+        })?;
+        row.count_mechanisms(&scene, &pids);
+        for (&i, outcome) in batch.iter().zip(outcomes) {
+            // The device of a setup may be another than the bare one, and its values too.
+            let expected = device.and_then(|device| expected(&plan.programs[i], device));
+            row.judge(&plan.programs[i], expected.as_ref(), outcome);
+        }
+        if core.poll()?.is_some() {
+            row.findings.push(Finding::of_core(format!("the core ended\n{}", core.quote())));
+            core = start_core(artefacts, plan, setup, &scene)?;
+        }
+    }
+    if plan.scenarios {
+        extra::scenarios(plan, &scene, &govern, &mut row)?;
+    }
+    extra::pairs(plan, at, &scene, &govern, &mut row)?;
+    if load.poll()?.is_some() {
+        row.findings.push(Finding::of_core(format!("the other client ended\n{}", load.quote())));
+    }
+    row.count_policy_faults(&scene);
+    load.kill()?;
+    scene.stop(&mut core, Duration::from_secs(30))?;
+    Ok(row)
+}
+
+fn start_core(artefacts: &Artefacts, plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {
+    let policy = match setup.is_test_policy {
+        true => artefacts.test_policy(setup.policy)?,
+        false => artefacts.policy(setup.policy)?,
+    };
+    let write = |name: &str, text: String| -> Result<String> {
+        let path = scene.dir().join(name);
+        std::fs::write(&path, text)?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+    let seed = plan.seed.max(1).to_string();
+    let policy_config = write("policy.toml", setup.policy_config.replace("SEED", &seed))?;
+    let config = write("core.toml", plan.core_config(setup))?;
+    let mode = setup.mode(plan.device);
+    let arguments = ["--residency", mode, "--config", &config, "--policy-config", &policy_config];
+    let core = scene.core(&policy, &arguments)?;
+    let in_force = scene.status()?.0["residency"]["in_force"].clone();
+    ensure!(in_force == mode, "the sharing mode is {in_force}, not {mode}");
+    Ok(core)
+}
+
+/// Where two runs of a program differ.
+fn differs(expected: Option<&Values>, got: &Values) -> Option<String> {
+    match expected {
+        Some(expected) => difference(expected, got),
+        None => Some("nobody knows what it must end with here".into()),
+    }
+}

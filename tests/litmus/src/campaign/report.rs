@@ -1,0 +1,253 @@
+//! What came of it.
+
+use super::differs;
+use super::drive::Outcome;
+use crate::model::Values;
+use crate::program::Program;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tally_tests::Scene;
+
+/// Something that must not be.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The program, if it is one's.
+    pub program: String,
+    /// `hang`, `values`, `failure` or `core`.
+    pub kind: &'static str,
+    pub what: String,
+    /// The program as text.
+    pub text: String,
+}
+
+impl Finding {
+    pub fn of_pairs(what: String) -> Self {
+        Self { program: "pairs".into(), kind: "values", what, text: String::new() }
+    }
+
+    pub fn of_core(what: String) -> Self {
+        Self { program: String::new(), kind: "core", what, text: String::new() }
+    }
+}
+
+/// How programs ended bare, or under one setup.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub setup: String,
+    pub policy: String,
+    pub mode: String,
+    pub class: String,
+    pub ended: u64,
+    pub hangs: u64,
+    pub different: u64,
+    pub failed: u64,
+    pub not_run: u64,
+    /// Pairs of images, and those of which one computed another's values.
+    pub pairs: u64,
+    pub pairs_wrong: u64,
+    /// What the core says it did to the programs' launches.
+    pub mechanisms: BTreeMap<String, u64>,
+    pub findings: Vec<Finding>,
+}
+
+/// Counts of `clients[].cut` and of `clients[].decisions` that say what was done.
+const CUT: [&str; 8] = [
+    "sliced",
+    "sliced_by_offset",
+    "preemptible",
+    "partitioned",
+    "graph_chained",
+    "yields",
+    "gave_way",
+    "rescued",
+];
+const DECISIONS: [&str; 3] = ["launches_held", "window_stalls", "degraded"];
+
+impl Row {
+    pub fn new(setup: &str, policy: &str) -> Self {
+        Self {
+            setup: setup.into(),
+            policy: policy.into(),
+            mode: String::new(),
+            class: String::new(),
+            ended: 0,
+            hangs: 0,
+            different: 0,
+            failed: 0,
+            not_run: 0,
+            pairs: 0,
+            pairs_wrong: 0,
+            mechanisms: BTreeMap::new(),
+            findings: Vec::new(),
+        }
+    }
+
+    /// Counts an outcome; whether it is as it must be.
+    pub fn judge(
+        &mut self,
+        program: &Program,
+        expected: Option<&Values>,
+        outcome: Outcome,
+    ) -> bool {
+        let (kind, what) = match outcome {
+            Outcome::NotRun => {
+                self.not_run += 1;
+                return false;
+            }
+            Outcome::Ended(got) => match differs(expected, &got) {
+                None => {
+                    self.ended += 1;
+                    return true;
+                }
+                Some(what) => {
+                    self.different += 1;
+                    ("values", what)
+                }
+            },
+            Outcome::Hung(at) => {
+                self.hangs += 1;
+                ("hang", at.join("; "))
+            }
+            Outcome::Failed(why) => {
+                self.failed += 1;
+                ("failure", why)
+            }
+        };
+        let (name, text) = (program.name.clone(), program.to_string());
+        self.findings.push(Finding { program: name, kind, what, text });
+        false
+    }
+
+    /// Adds what the status says of these processes.
+    pub fn count_mechanisms(&mut self, scene: &Scene, pids: &[u32]) {
+        let Ok(status) = scene.status() else { return };
+        let lists = ["clients", "departed"].map(|list| status.0[list].as_array().cloned());
+        for client in lists.into_iter().flatten().flatten() {
+            if !client["pid"].as_u64().is_some_and(|pid| pids.iter().any(|p| u64::from(*p) == pid))
+            {
+                continue;
+            }
+            let mut add = |name: &str, value: &Value| {
+                *self.mechanisms.entry(name.into()).or_default() += value.as_u64().unwrap_or(0);
+            };
+            add("launches", &client["launches"]);
+            CUT.iter().for_each(|name| add(name, &client["cut"][name]));
+            DECISIONS.iter().for_each(|name| add(name, &client["decisions"][name]));
+        }
+    }
+
+    /// A policy that lost its turn was not what served.
+    pub fn count_policy_faults(&mut self, scene: &Scene) {
+        let Ok(status) = scene.status() else { return };
+        if status.policy_faults() > 0 {
+            let what = format!(
+                "the policy failed {} times: {}",
+                status.policy_faults(),
+                status.last_fault()
+            );
+            self.findings.push(Finding::of_core(what));
+        }
+    }
+
+    pub fn bad(&self) -> u64 {
+        self.findings.len() as u64
+    }
+
+    pub fn summary(&self) -> String {
+        let Self { setup, ended, hangs, different, failed, not_run, .. } = self;
+        let counts: Vec<String> = self
+            .mechanisms
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        let pairs = match self.pairs {
+            0 => String::new(),
+            n => format!(", {n} pairs, {} wrong", self.pairs_wrong),
+        };
+        format!(
+            "{setup}: {ended} ended, {hangs} hung, {different} with other values, {failed} failed, \
+             {not_run} not run{pairs}; {}",
+            counts.join(", ")
+        )
+    }
+
+    fn json(&self) -> Value {
+        let findings: Vec<Value> = self
+            .findings
+            .iter()
+            .map(|f| json!({"program": f.program, "kind": f.kind, "what": f.what, "text": f.text}))
+            .collect();
+        json!({
+            "setup": self.setup, "policy": self.policy, "mode": self.mode, "class": self.class, "ended": self.ended, "hangs": self.hangs,
+            "pairs": self.pairs, "pairs_wrong": self.pairs_wrong,
+            "different": self.different, "failed": self.failed, "not_run": self.not_run,
+            "mechanisms": self.mechanisms, "findings": findings,
+        })
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub bare: Row,
+    pub rows: Vec<Row>,
+    pub seconds: f64,
+}
+
+impl Report {
+    pub fn is_good(&self) -> bool {
+        self.bare.bad() == 0 && self.rows.iter().all(|row| row.bad() == 0 && row.not_run == 0)
+    }
+
+    pub fn json(&self) -> Value {
+        let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
+        json!({"bare": self.bare.json(), "rows": rows, "seconds": self.seconds})
+    }
+
+    /// The figures, then each program that misbehaved once, with how to run it again.
+    pub fn text(&self, shown_max: usize) -> String {
+        let mut text = String::new();
+        let rows: Vec<&Row> = std::iter::once(&self.bare).chain(&self.rows).collect();
+        for row in &rows {
+            text += &format!("{}\n", row.summary());
+        }
+        let mut shown = std::collections::BTreeSet::new();
+        for row in &rows {
+            for finding in &row.findings {
+                text += &format!(
+                    "{} {} {}: {}\n",
+                    row.setup, finding.kind, finding.program, finding.what
+                );
+                if shown.len() < shown_max && shown.insert(finding.program.clone()) {
+                    text += &finding.text;
+                    text += &again(&finding.program, &row.setup);
+                }
+            }
+        }
+        let sum = |of: fn(&Row) -> u64| self.rows.iter().map(of).sum::<u64>();
+        text += &format!(
+            "{} programs bare; under Tally {} runs, {} hangs, {} with other values, {} failed, {} not run, \
+             {} pairs, {} wrong; {:.0} s\n",
+            self.bare.ended,
+            sum(|r| r.ended + r.hangs + r.different + r.failed),
+            sum(|r| r.hangs),
+            sum(|r| r.different),
+            sum(|r| r.failed),
+            sum(|r| r.not_run),
+            sum(|r| r.pairs),
+            sum(|r| r.pairs_wrong),
+            self.seconds
+        );
+        text
+    }
+}
+
+fn again(program: &str, setup: &str) -> String {
+    let which = match program.strip_prefix("seed-") {
+        Some(seed) => format!("--seed {seed} --programs 1"),
+        None => format!("--named --only {program} --programs 0"),
+    };
+    let setup = if setup == "bare" { String::new() } else { format!(" --setup {setup}") };
+    format!("again: cargo xtask litmus {which}{setup}\n\n")
+}
