@@ -20,6 +20,7 @@ import render_cut
 import render_decide
 import render_kept
 import render_policy
+import render_programs
 import render_several
 import render_speeds
 import render_streams
@@ -32,7 +33,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
     "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
-    "waits.json", "streams.json", "kept.json", "decide.json",
+    "waits.json", "streams.json", "kept.json", "decide.json", "litmus.json", "jit.json", "start.json",
 )  # fmt: skip
 # As step_pairs.KEY; repeated so that rendering imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -472,6 +473,9 @@ SECTIONS = (
     ("waits.json", lambda content, _notes: render_waits.lines(content, table, made_with)),
     ("streams.json", lambda content, _notes: render_streams.lines(content, table, made_with)),
     ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),
+    ("litmus.json", lambda content, _notes: render_programs.litmus(content, table, made_with)),
+    ("jit.json", lambda content, _notes: render_programs.jit(content, table, made_with)),
+    ("start.json", lambda content, _notes: render_programs.start(content, table, made_with)),
 )
 
 

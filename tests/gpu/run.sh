@@ -33,6 +33,8 @@ limit_s() {
         streams) echo 300 ;;
         kept) echo 300 ;;
         litmus) echo 600 ;;
+        jit) echo 500 ;;
+        start) echo 200 ;;
     esac
 }
 

@@ -1,0 +1,45 @@
+"""The sections of `docs/results.md` on programs that must not notice the shim: litmus programs, compilers at run time, starts."""
+
+
+def litmus(content, table, made_with):
+    """Counts of each setup."""
+    text = ["## Litmus programs", "", *made_with(content["machine"], "litmus")]
+    text += [
+        "Small programs made from seeds and those of the audit of CUDA's semantics, each first bare, and then as a client of a core "
+        "beside another client (`tests/litmus`). *Mechanisms*: what was done to their launches, as the core counts it.",
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        done = ", ".join(f"{name} {count}" for name, count in sorted(row["mechanisms"].items()) if count)
+        counts = [row[key] for key in ("ended", "hangs", "different", "failed", "not_run")]
+        rows.append([row["campaign"], row["part"], row["setup"], *counts, done])
+    return text + table(["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "not run", "mechanisms"], rows)
+
+
+def jit(content, table, made_with):
+    """One row a compiler."""
+    text = ["## Programs that compile kernels of the same names", "", *made_with(content["machine"], "jit")]
+    text += [
+        "Kernels that differ in one constant, compiled, launched while eight of them are loaded, and unloaded, by several processes at once under "
+        "the policy `cutter`, which asks them to give way at random times. Every launch's values are compared.",
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        cut = row["cut"]
+        counts = [row[key] for key in ("processes", "kernels", "launches", "wrong")]
+        rows.append([row["residency"], row["backend"], *counts, cut.get("kernels", 0), cut.get("gave_way", 0), row["seconds"]])
+    return text + table(["sharing", "compiler", "processes", "kernels", "launches", "wrong values", "transformed", "gave way", "s"], rows)
+
+
+def start(content, table, made_with):
+    """Ratios of starts."""
+    text = ["## How much longer a PyTorch program takes to start", "", *made_with(content["machine"], "start")]
+    text += [
+        "From the start of a process that imports PyTorch, makes a small network and trains it for one step, to its end; medians of "
+        f"{len(content['times_s']['plain'])} rounds. Promised: at most {content['promise_ratio_max']}.",
+        "",
+    ]
+    rows = [[row["kind"], row["plain_s"], row["with_shim_s"], f"{row['ratio']:.3f}", f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"] for row in content["rows"]]
+    return text + table(["client", "plain, s", "as a client, s", "ratio", "rounds"], rows)
