@@ -41,5 +41,8 @@ def start(content, table, made_with):
         f"{len(content['times_s']['plain'])} rounds. Promised: at most {content['promise_ratio_max']}.",
         "",
     ]
-    rows = [[row["kind"], row["plain_s"], row["with_shim_s"], f"{row['ratio']:.3f}", f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"] for row in content["rows"]]
-    return text + table(["client", "plain, s", "as a client, s", "ratio", "rounds"], rows)
+    rows = []
+    for row in content["rows"]:
+        spread = f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"
+        rows.append([row["kind"], row["plain_s"], row["with_shim_s"], f"{row['ratio']:.3f}", spread, f"{row['noise']:.3f}"])
+    return text + table(["client", "plain, s", "as a client, s", "ratio", "rounds", "noise"], rows)

@@ -21,4 +21,9 @@ def lines(content, table, made_with):
             found = row["operations"][key]
             held = ["yes" if found[f"holds_up_{which}"] else "no" for which in ("one", "many")]
             rows.append([row["connections"], name, f"{found['us']:.2f}", f"{found['issued_us']:.2f}", *held, found["launches_before_one_is_held_up"] or "more"])
-    return text + table(["queues", "behind each kernel", "us a kernel", "us of calls", "one held up", "any of 16 held up", "launches"], rows)
+    text += table(["queues", "behind each kernel", "us a kernel", "us of calls", "one held up", "any of 16 held up", "launches"], rows)
+    captured = next((row["captures"] for row in content["rows"] if "captures" in row), {})
+    if not captured:
+        return text
+    text += ["Calls of another thread, in its mode, while a thread captures in global mode: their results, and the capture's.", ""]
+    return text + table(["call, mode", "result", "capture's end"], [[name, found["call"], found["end"]] for name, found in captured.items()])

@@ -22,7 +22,7 @@ def campaign(suite, name, minutes, options):
     """One run of `tally-litmus campaign`: its report, or None with what it said."""
     report = suite.work / f"litmus-{name}.json"
     command = [
-        suite.program("tally-litmus"), "campaign", "--cuda", "--workers=1", "--show=0",
+        suite.program("tally-litmus"), "campaign", "--cuda", f"--workers={suite.args.workers}", "--show=0",
         f"--bare-runs={suite.args.bare_runs}", f"--limit={suite.args.limit}", f"--minutes={minutes}",
         f"--seed={suite.args.seed}", f"--work-percent={suite.args.work_percent}", f"--json={report}", *options,
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def main(suite):
         (
             "vendor",
             args.vendor_minutes,
-            [f"--programs={args.programs // 2}", "--mode=mps", "--class=best-effort", "--vendor", *chosen],
+            [f"--programs={args.programs // 4}", "--mode=mps", "--class=best-effort", "--vendor", *chosen],
         ),
     ]
     for name, minutes, options in plans:
@@ -89,11 +89,12 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--programs", type=int, default=400, help="programs made from seeds, each under one setup")
+    parser.add_argument("--programs", type=int, default=2000, help="programs made from seeds, each under one setup")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of images that differ in one byte")
-    parser.add_argument("--bare-runs", type=int, default=2, help="how often each runs bare first")
-    parser.add_argument("--limit", type=float, default=10, help="seconds after which a program counts as hung")
+    parser.add_argument("--bare-runs", type=int, default=1, help="how often each runs bare first")
+    parser.add_argument("--workers", type=int, default=4, help="setups at one time")
+    parser.add_argument("--limit", type=float, default=20, help="seconds after which a program counts as hung")
     parser.add_argument("--minutes", type=float, default=6, help="of all setups")
     parser.add_argument("--vendor-minutes", type=float, default=1.5, help="of those with the vendor switch; 0: none")
     parser.add_argument("--setups", default="", help="setups with one of these in their names, comma-separated")

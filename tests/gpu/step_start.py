@@ -1,6 +1,7 @@
 """How much longer a PyTorch program takes to start as a client: to its first results, process start included.
 
-Plain, high-priority and best-effort processes one after another in turns; ratios of the same round, medians over rounds.
+Plain, high-priority and best-effort processes one after another in turns; ratios to the mean of the round's two plain ones,
+medians over rounds. `noise`: what the medians of the plain ones differ by.
 """
 
 import subprocess
@@ -20,7 +21,8 @@ loss = model(torch.randn(8, 3, 64, 64, device="cuda")).logsumexp(1).mean()
 loss.backward()
 print(loss.item())
 """
-KINDS = {"plain": None, "high": "high", "best-effort": "best-effort"}
+# The second plain one tells what differs by chance.
+KINDS = {"plain": None, "high": "high", "best-effort": "best-effort", "plain again": None}
 PROMISE_RATIO_MAX = 1.03
 LIMIT_S = 60
 
@@ -48,14 +50,16 @@ def main(suite):
             order = list(KINDS) if turn % 2 == 0 else list(KINDS)[::-1]
             for kind in order:
                 times[kind].append(start_s(core if KINDS[kind] else None, kind))
+    noise = round(abs(median(times["plain again"]) / median(times["plain"]) - 1), 4)
+    plain = [sum(both) / 2 for both in zip(times["plain"], times["plain again"], strict=True)]
     rows = []
     for kind in ("high", "best-effort"):
-        ratios = [mine / plain for mine, plain in zip(times[kind], times["plain"], strict=True)]
-        row = {"kind": kind, "plain_s": round(median(times["plain"]), 3), "with_shim_s": round(median(times[kind]), 3)}
-        row |= {"ratio": round(median(times[kind]) / median(times["plain"]), 4), "ratios": [round(r, 4) for r in ratios]}
+        ratios = [mine / other for mine, other in zip(times[kind], plain, strict=True)]
+        row = {"kind": kind, "plain_s": round(median(plain), 3), "with_shim_s": round(median(times[kind]), 3)}
+        row |= {"ratio": round(median(ratios), 4), "ratios": [round(r, 4) for r in ratios], "noise": noise}
         rows.append(row)
         print(row, flush=True)
-        if row["ratio"] > PROMISE_RATIO_MAX:
+        if row["ratio"] > PROMISE_RATIO_MAX + noise:
             failures.add(f"{kind}: {row['ratio']:.3f} of plain, promised <= {PROMISE_RATIO_MAX}")
     suite.write("start.json", {"residency": suite.args.residency, "promise_ratio_max": PROMISE_RATIO_MAX, "times_s": times, "rows": rows})
     return failures.messages

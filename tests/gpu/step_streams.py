@@ -1,7 +1,8 @@
 """What the shim relies on of streams: an untimed event behind a kernel costs nothing and holds nobody up.
 
 For each number of hardware queues, what events and writes behind a kernel add to it, whether they hold up other
-streams, how many launches a queue takes, and what it costs to ask for an event or a stream. Needs no core.
+streams, how many launches a queue takes, what it costs to ask for an event or a stream, and which calls of another thread
+spoil a capture. Needs no core.
 """
 
 import json
@@ -38,6 +39,9 @@ def judge(row):
             wrong.append(f"{key}: {event[key]} with an untimed event, {nothing[key]} without")
     if event["us"] > nothing["us"] * 1.25 + 0.5:
         wrong.append(f"a kernel takes {event['us']:.2f} us with an untimed event, {nothing['us']:.2f} without")
+    for call, found in row["captures"].items():
+        if call.endswith("relaxed") and found["end"]:
+            wrong.append(f"{call}: a capture of another thread ended with CUDA error {found['end']}")
     return wrong
 
 

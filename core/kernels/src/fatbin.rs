@@ -37,6 +37,10 @@ const FLAG_SPECIFIC: u64 = 0x10_0000;
 const FLAG_FAMILY: u64 = 0x20_0000;
 /// 64 bits, Linux.
 const FLAGS_USUAL: u64 = 0x11;
+const FIXED_HEADER_BYTES: u32 = *ENTRY_HEADER_BYTES.start() as u32;
+/// Options of an entry of PTX, behind the fixed header: where their text lies, and an empty one. A driver (580)
+/// crashes on entries of PTX without.
+const OPTIONS_NONE: [u8; 16] = [FIXED_HEADER_BYTES as u8 + 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Why a container cannot be read. Offsets count from its first byte.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -225,16 +229,23 @@ pub fn pack(entries: &[(Kind, u32, &[u8])]) -> Vec<u8> {
             Kind::Other(kind) => *kind,
         };
         let padded = content.len().next_multiple_of(8);
+        let options = if kind == KIND_PTX { OPTIONS_NONE.as_slice() } else { &[] };
+        let options_offset = if kind == KIND_PTX { FIXED_HEADER_BYTES } else { 0 };
         body.extend(kind.to_le_bytes());
         body.extend(ENTRY_VERSION.to_le_bytes());
-        body.extend((*ENTRY_HEADER_BYTES.start() as u32).to_le_bytes());
+        body.extend((FIXED_HEADER_BYTES + options.len() as u32).to_le_bytes());
         body.extend((padded as u64).to_le_bytes());
-        // Packed size, options, version.
-        body.extend([0; 12]);
+        // Packed size.
+        body.extend([0; 4]);
+        body.extend(options_offset.to_le_bytes());
+        let [major, minor] = if kind == KIND_PTX { ptx_version(content) } else { [0; 2] };
+        body.extend(minor.to_le_bytes());
+        body.extend(major.to_le_bytes());
         body.extend(arch.to_le_bytes());
         body.extend([0; 8]);
         body.extend(FLAGS_USUAL.to_le_bytes());
         body.extend([0; 16]);
+        body.extend(options);
         body.extend(*content);
         body.resize(body.len() + padded - content.len(), 0);
     }
@@ -244,6 +255,15 @@ pub fn pack(entries: &[(Kind, u32, &[u8])]) -> Vec<u8> {
     out.extend((body.len() as u64).to_le_bytes());
     out.extend(body);
     out
+}
+
+/// Of PTX, as its text has it; 0.0 if it has none.
+fn ptx_version(text: &[u8]) -> [u16; 2] {
+    let text = String::from_utf8_lossy(text);
+    let version = text.lines().find_map(|line| line.trim().strip_prefix(".version"));
+    let numbers = version.and_then(|version| version.trim().split_once('.'));
+    let parse = |number: &str| number.parse().unwrap_or(0);
+    numbers.map_or([0; 2], |(major, minor)| [parse(major), parse(minor)])
 }
 
 fn read_entry<'a>(at: &Cursor<'a>, offset: usize) -> Result<(Entry<'a>, usize), FatbinError> {

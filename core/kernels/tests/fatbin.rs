@@ -169,12 +169,35 @@ fn flagged(mut container: Vec<u8>, index: usize, flags: u64) -> Vec<u8> {
     let (mut at, mut left) = (16, index);
     while left > 0 {
         let padded = u64::from_le_bytes(container[at + 8..at + 16].try_into().unwrap());
-        at += 64 + padded as usize;
+        let header = u32::from_le_bytes(container[at + 4..at + 8].try_into().unwrap());
+        at += header as usize + padded as usize;
         left -= 1;
     }
     let old = u64::from_le_bytes(container[at + 40..at + 48].try_into().unwrap());
     container[at + 40..at + 48].copy_from_slice(&(old | flags).to_le_bytes());
     container
+}
+
+/// As `fatbinary --create=k.fatbin --64 --compress=false --image3=kind=ptx,sm=70,file=k.ptx` of CUDA 13.0.88 does.
+#[test]
+fn ptx_is_packed_as_nvidias_tool_packs_it() {
+    let ptx = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n\0";
+    let header = [
+        // The container: magic, version and header size, size of what follows.
+        0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 0xa0, 0, 0, 0, 0, 0, 0, 0,
+        // The entry: kind, version, header size, size; packed size, options, version, architecture.
+        1, 0, 1, 1, 0x50, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 7, 0, 70, 0, 0, 0,
+        // Name, flags, unpacked size.
+        0, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        // Options.
+        0x48, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    let packed = pack(&[(Kind::Ptx, 70, ptx)]);
+    assert_eq!(packed[..header.len()], header);
+    assert_eq!(packed[header.len()..][..ptx.len()], *ptx);
+    assert_eq!(packed.len(), header.len() + 80);
 }
 
 #[test]

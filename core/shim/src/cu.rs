@@ -448,11 +448,12 @@ impl Driver {
         result
     }
 
-    /// Have no call of this thread, one of the shim's own, disturb a capture, from now on.
-    pub fn relax_thread(&self) {
+    /// Have no call of this thread, one of the shim's own, disturb a capture, from now on. Whether it worked: before
+    /// `cuInit` has returned, it does not. A driver too old for it knows no captures.
+    pub fn relax_thread(&self) -> bool {
         let mut mode = CAPTURE_MODE_RELAXED;
         // SAFETY: exchanges this thread's mode with `mode`.
-        let _ = self.capture_mode.map(|f| unsafe { f(&mut mode) });
+        self.capture_mode.is_none_or(|f| unsafe { f(&mut mode) } == SUCCESS)
     }
 
     /// Run driver calls with `context` current and in relaxed capture mode, and put back what was

@@ -60,6 +60,7 @@ pub(crate) fn exchange_mode(mode: u32) -> CuResult<u32> {
     if mode > RELAXED {
         return Err(CuError::INVALID_VALUE);
     }
+    driver()?;
     Ok(THREAD_MODE.replace(mode))
 }
 

@@ -74,6 +74,11 @@ pub fn queue_depth() -> u64 {
     *DEPTH.get_or_init(|| number("TALLY_SIMCUDA_QUEUE_DEPTH").unwrap_or(QUEUE_DEPTH).max(1))
 }
 
+/// How long `cuInit` takes beyond what it must: `TALLY_SIMCUDA_INIT_MS`. A GPU's takes 100 ms and more.
+pub fn init_time() -> std::time::Duration {
+    std::time::Duration::from_millis(number("TALLY_SIMCUDA_INIT_MS").unwrap_or(0).min(60_000))
+}
+
 /// SMs: `TALLY_SIMCUDA_SMS`, `None` if unset or unusable.
 pub fn sms() -> Option<u32> {
     number("TALLY_SIMCUDA_SMS").map(|n| n.clamp(1, crate::sm::SMS_MAX as u64) as u32)

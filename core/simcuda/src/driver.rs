@@ -75,6 +75,7 @@ pub(crate) fn init(flags: u32) -> CuResult {
     if STATE.load(SeqCst) == READY {
         return Ok(());
     }
+    std::thread::sleep(config::init_time());
     let driver = start()?;
     if DRIVER.set(driver).is_ok() {
         // SAFETY: both handlers are plain functions that stay loaded (the

@@ -151,6 +151,7 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
     if args.bare {
         setups.clear();
     }
+    let until = Instant::now() + Duration::from_secs_f64(60.0 * args.minutes);
     let plan = |programs: Vec<Program>, all_setups: bool, pairs: u64, scenarios: bool| Plan {
         programs,
         scenarios,
@@ -160,7 +161,7 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
         bare_runs: args.bare_runs,
         device,
         limit_s: args.limit,
-        until: Instant::now() + Duration::from_secs_f64(60.0 * args.minutes),
+        until,
         hangs_max: args.hangs,
         workers: args.workers,
         seed: args.seed,

@@ -2,7 +2,7 @@
 //!
 //! Whatever fails, everything made so far is destroyed and the reason is returned; nothing here
 //! touches the program's own graph or exec, and nothing is called once its context is gone (see
-//! [`Home`]). Callers hold no lock: an instantiation may wait for the device.
+//! [`Home`]). Callers hold no lock: an instantiation may take milliseconds.
 
 use super::own::{self, Own};
 use super::{EXECS_MAX, NODES_MAX, PARTS_MAX, Reason, Step, partition};

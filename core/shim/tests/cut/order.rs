@@ -3,7 +3,7 @@
 use crate::governor::Governor;
 use crate::program::{Device, Ptr, ask, hear, ok, say};
 use crate::yielding::Asking;
-use crate::{both, welcome};
+use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -207,8 +207,10 @@ fn other_streams_wait_for_all_of_it() {
 
 #[test]
 fn captures_are_neither_cut_nor_spoilt() {
-    both(
+    // The shim's threads are there before the driver is.
+    both_under(
         captures_are_neither_cut_nor_spoilt,
+        &[("TALLY_SIMCUDA_INIT_MS", "200")],
         &welcome(),
         |device| {
             device.warm_up();

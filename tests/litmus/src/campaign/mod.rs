@@ -8,7 +8,7 @@ pub mod setups;
 use crate::model::{self, Values};
 use crate::program::{Device, Environment, Program};
 use anyhow::{Result, ensure};
-use drive::{Driver, difference};
+use drive::{Driver, Outcome, difference};
 pub use report::{Finding, Report, Row};
 use setups::Setup;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ pub struct Plan {
     pub until: Instant,
     /// Ends a setup early after so many hangs.
     pub hangs_max: usize,
-    /// Setups at one time.
+    /// Setups at one time; bare, batches of programs.
     pub workers: usize,
     pub seed: u64,
     /// Percent of the loops that kernels are to spin.
@@ -113,22 +113,39 @@ fn sms_of(device: tally_tests::Device, sms: u32) -> tally_tests::Device {
 }
 
 fn run_bare(artefacts: &Artefacts, plan: &Plan) -> Result<Bare> {
-    let scene = Scene::new(artefacts, plan.device)?;
-    let driver = plan.driver(&scene);
     let mut row = Row::new("bare", "no policy");
     let mut ends_well = vec![true; plan.programs.len()];
     let plain = |command: Command| Ok(command);
     for _ in 0..plan.bare_runs {
-        for batch in batches(&plan.programs, |i| ends_well[i]) {
-            let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
-            let (outcomes, device) = driver.run(&programs, &plain, &mut |_| {})?;
-            for (&i, outcome) in batch.iter().zip(outcomes) {
-                let expected = device.and_then(|device| expected(&plan.programs[i], device));
-                ends_well[i] = row.judge(&plan.programs[i], expected.as_ref(), outcome);
+        let batches = Mutex::new(batches(&plan.programs, |i| ends_well[i]));
+        let take = || crate::run::lock(&batches).pop();
+        let work = || -> Result<Vec<(usize, Outcome, Option<Device>)>> {
+            let scene = Scene::new(artefacts, plan.device)?;
+            let driver = plan.driver(&scene);
+            let mut found = Vec::new();
+            while let Some(batch) = take() {
+                let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
+                let (outcomes, device) = driver.run(&programs, &plain, &mut |_| {})?;
+                found.extend(batch.into_iter().zip(outcomes).map(|(i, o)| (i, o, device)));
             }
+            Ok(found)
+        };
+        let found: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..plan.workers.max(1)).map(|_| scope.spawn(work)).collect();
+            let join = |t: std::thread::ScopedJoinHandle<'_, _>| {
+                t.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread panicked")))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let mut all: Vec<_> = found.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        all.sort_by_key(|(i, ..)| *i);
+        for (i, outcome, device) in all {
+            let expected = device.and_then(|device| expected(&plan.programs[i], device));
+            ends_well[i] = row.judge(&plan.programs[i], expected.as_ref(), outcome);
         }
     }
     if plan.scenarios {
+        let scene = Scene::new(artefacts, plan.device)?;
         extra::scenarios(plan, &scene, &plain, &mut row)?;
     }
     Ok(Bare { row, ends_well })
