@@ -111,6 +111,7 @@ class Job:
         cuda.cuMemHostRegister_v2(self.registered, ctypes.c_size_t(1 << 20), 0)
         cuda.cuDeviceGetDefaultMemPool(ctypes.byref(self.pool), 0)
         cuda.cuGraphCreate(ctypes.byref(self.graph), 0)
+        self.make_execs()
         self.spare_module, self.spare_stream = ctypes.c_void_p(), self.stream(0)
         cuda.cuModuleLoadData(ctypes.byref(self.spare_module), ctypes.c_char_p(MORE_PTX.encode()))
         self.function(b"known2", self.spare_module)
@@ -118,6 +119,22 @@ class Job:
         cuda.cuMemAllocAsync(ctypes.byref(memory), ctypes.c_size_t(1 << 22), self.b)
         cuda.cuMemFreeAsync(memory, self.b)
         self.sync(self.b)
+
+    def make_execs(self):
+        """A graph of one kernel, an exec of it that was launched, and one that was not; an event, and a context."""
+        cuda = self.cuda
+        self.kernel_graph, self.launched, self.idle = (ctypes.c_void_p() for _ in range(3))
+        cuda.cuGraphCreate(ctypes.byref(self.kernel_graph), 0)
+        node = KernelNode(self.known, 1, 1, 1, 1, 1, 1, 0, None, None, None, None)
+        cuda.cuGraphAddKernelNode_v2(ctypes.byref(ctypes.c_void_p()), self.kernel_graph, None, ctypes.c_size_t(0), ctypes.byref(node))
+        for made in (self.launched, self.idle):
+            cuda.cuGraphInstantiateWithFlags(ctypes.byref(made), self.kernel_graph, u64())
+        cuda.cuGraphLaunch(self.launched, self.b)
+        self.sync(self.b)
+        self.spare_event, self.spare_context = ctypes.c_void_p(), ctypes.c_void_p()
+        cuda.cuEventCreate(ctypes.byref(self.spare_event), 2)
+        cuda.cuCtxCreate_v2(ctypes.byref(self.spare_context), 0, 0)
+        cuda.cuCtxSetCurrent(self.context)
 
     def stream(self, priority):
         made = ctypes.c_void_p()
@@ -217,6 +234,28 @@ class Job:
         self.cuda.cuGraphLaunch(made, self.b)
         self.sync(self.b)
 
+    def destroy_exec(self):
+        self.cuda.cuGraphExecDestroy(self.idle)
+
+    def destroy_launched_exec(self):
+        self.cuda.cuGraphExecDestroy(self.launched)
+
+    def update_exec(self):
+        self.cuda.cuGraphExecUpdate_v2(self.launched, self.kernel_graph, (ctypes.c_uint64 * 8)())
+
+    def launch_exec(self):
+        self.cuda.cuGraphLaunch(self.launched, self.b)
+        self.sync(self.b)
+
+    def destroy_graph(self):
+        self.cuda.cuGraphDestroy(self.kernel_graph)
+
+    def destroy_event(self):
+        self.cuda.cuEventDestroy_v2(self.spare_event)
+
+    def destroy_other_context(self):
+        self.cuda.cuCtxDestroy_v2(self.spare_context)
+
     def load_function(self):
         self.cuda.cuFuncLoad(self.function(b"late"))
 
@@ -249,13 +288,14 @@ ACTIONS = (
     "launch_known", "launch_known_high", "launch_first_time", "get_function", "get_function_and_launch", "get_function_and_launch_in_same_stream",
     "load_module",
     "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
-    "destroy_stream", "load_function", "instantiate_graph", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
+    "destroy_stream", "destroy_exec", "destroy_launched_exec", "update_exec", "launch_exec", "destroy_graph", "destroy_event",
+    "destroy_other_context", "load_function", "instantiate_graph", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",
 )  # fmt: skip
 # Of another thread, while this one launches: what a rescue would have to get past.
 BESIDE = (
     "get_function_and_launch", "load_module", "free", "free_host", "unregister", "trim_pool",
-    "set_stack_limit", "unload_module", "load_function", "instantiate_graph", "synchronize_context",
+    "set_stack_limit", "unload_module", "destroy_exec", "load_function", "instantiate_graph", "synchronize_context",
 )  # fmt: skip
 
 

@@ -113,6 +113,9 @@ struct CampaignArgs {
     /// Seconds after which a program counts as hung.
     #[arg(long, default_value_t = 20.0)]
     limit: f64,
+    /// Seconds that a program may take bare, where that is less.
+    #[arg(long)]
+    bare_limit: Option<f64>,
     /// Minutes after which no more programs are begun.
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
@@ -161,6 +164,7 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
         bare_runs: args.bare_runs,
         device,
         limit_s: args.limit,
+        bare_limit_s: args.bare_limit.unwrap_or(args.limit).min(args.limit),
         until,
         hangs_max: args.hangs,
         workers: args.workers,

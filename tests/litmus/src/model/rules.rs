@@ -312,14 +312,18 @@ fn waited_for<'a>(all: &'a Moments<'_>, call: usize, lawful: bool) -> Vec<&'a It
             };
             items.filter(|i| i.key.is_some_and(|key| key == of || blocking(key))).collect()
         }
+        Op::CreateContext { .. } | Op::DestroyContext { .. } if !lawful => items.collect(),
         Op::Sync { target: Target::Context(context), .. } | Op::DestroyContext { context } => {
             items.filter(context_is(*context)).collect()
+        }
+        Op::DestroyExec { exec } if !lawful => {
+            let graph = all.program.execs[*exec];
+            items.filter(context_is(all.program.graphs[graph].context)).collect()
         }
         Op::Free { context } if !lawful => items.filter(context_is(*context)).collect(),
         Op::Load { module } | Op::Unload { module } if !lawful => {
             items.filter(context_is(all.program.modules[*module].context)).collect()
         }
-        Op::CreateContext { .. } if !lawful => items.collect(),
         _ => Vec::new(),
     }
 }
@@ -341,6 +345,7 @@ fn holds_others(op: &Op) -> bool {
         Op::Free { .. }
             | Op::Load { .. }
             | Op::Unload { .. }
+            | Op::DestroyExec { .. }
             | Op::CreateContext { .. }
             | Op::DestroyContext { .. }
     )
@@ -401,7 +406,8 @@ fn waits(all: &Moments<'_>) -> Vec<Vec<u32>> {
         if environment.blocking || pageable {
             c.items.iter().for_each(|&i| wait(back(call), all.items[i].end));
         }
-        if !holds_others(c.op) {
+        let is_launch = matches!(c.op, Op::Submit { .. } | Op::Launch { .. });
+        if !holds_others(c.op) && !(environment.blocking && is_launch) {
             continue;
         }
         for (other, o) in all.calls.iter().enumerate() {
