@@ -229,14 +229,19 @@ fn give_back(context: usize, event: usize) {
     EVENTS.with(|all| all.entry(context).or_default().push(event));
 }
 
-/// Ask for a slot's events, oldest first, and tell the core of what is done. By the poller, or by the
-/// thread that launches in the slot's stream.
-pub fn poll_events(client: &ClientRegion, index: usize) -> Found {
+/// Ask for a slot's events, oldest first, and tell the core of what is done. By the poller, which goes into
+/// their contexts, or by the thread that launches in the slot's stream.
+pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Found {
     let (slot, track) = (&SLOTS[index & 63], &TRACKS[index & 63]);
     let Some(query) = driver().event_query else { return Found::Nothing };
     loop {
-        let oldest = track.with(|track| track.markers.front().map(|m| (m.id, m.event)));
-        let Some((id, event)) = oldest else { return Found::Nothing };
+        let oldest = track.with(|track| track.markers.front().map(|m| (m.id, m.event, m.context)));
+        let Some((id, event, context)) = oldest else { return Found::Nothing };
+        // SAFETY: the context lives, see below.
+        let set = |f: unsafe extern "C" fn(Ptr) -> i32| unsafe { f(context as Ptr) };
+        if goes_there && driver().ctx_set.map(set) != Some(SUCCESS) {
+            return Found::Later(LOOK_TAIL_NS);
+        }
         // SAFETY: an event of ours, in a context that lives: see `poller::wait_out`. In a context
         // in error nothing runs any more.
         let is_done = unsafe { query(event as Ptr) } != NOT_READY;
@@ -387,19 +392,48 @@ pub fn begin(client: &ClientRegion, index: usize, number: u32) {
     });
 }
 
-/// A context was destroyed, and its events; what was launched in it is over.
-pub fn forget_context(client: &ClientRegion, context: usize) {
-    EVENTS.with(|all| all.remove(&context));
-    for (index, track) in TRACKS.iter().enumerate() {
-        track.with(|track| {
-            let before = track.markers.len();
-            track.markers.retain(|marker| marker.context != context);
-            if track.markers.len() != before && track.markers.is_empty() {
-                track.unmarked = 0;
-                report(client, index, SLOTS[index].word.snapshot().sequence(), None);
-            }
-            track.last = None;
+/// The events of a context, on their way in slots.
+pub struct Taken(Vec<(usize, Vec<Marker>)>);
+
+/// A context is about to be destroyed: nobody asks for its events any more, whichever slots they are in.
+pub fn take_context(context: usize) -> Taken {
+    let take = |(index, track): (usize, &Guarded<Track>)| {
+        let taken = track.with(|track| {
+            let all = std::mem::take(&mut track.markers).into_iter();
+            let (taken, left): (Vec<_>, Vec<_>) = all.partition(|m| m.context == context);
+            track.markers = left.into();
+            taken
         });
+        (!taken.is_empty()).then_some((index, taken))
+    };
+    Taken(TRACKS.iter().enumerate().filter_map(take).collect())
+}
+
+/// It was not destroyed.
+pub fn put_back(taken: Taken) {
+    for (index, taken) in taken.0 {
+        TRACKS[index & 63].with(|track| {
+            let mut all: Vec<_> = taken.into_iter().chain(track.markers.drain(..)).collect();
+            all.sort_unstable_by_key(|marker| marker.id);
+            track.markers = all.into();
+        });
+        follow(index);
+    }
+}
+
+/// A context was destroyed, and its events; what was launched in it is over.
+pub fn forget_context(client: &ClientRegion, context: usize, taken: &Taken) {
+    EVENTS.with(|all| all.remove(&context));
+    for (index, _) in &taken.0 {
+        TRACKS[index & 63].with(|track| {
+            if track.markers.is_empty() {
+                track.unmarked = 0;
+                report(client, *index, SLOTS[index & 63].word.snapshot().sequence(), None);
+            }
+        });
+    }
+    for track in &TRACKS {
+        track.with(|track| track.last = None);
     }
 }
 

@@ -19,22 +19,26 @@ static RETAINED: Guarded<BTreeMap<c_int, u64>> = Guarded::new(BTreeMap::new());
 /// Destroy a context by calling the driver; `destroy` says whether it did.
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     let closed = slots::close_context(context);
+    let events = completion::take_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
     let was_cut = cut::close_context(context);
     poller::wait_out();
     let is_gone = destroy();
+    if is_gone {
+        graphs::forget_context(context);
+    }
     cut::closed(context, was_cut, is_gone);
     if !is_gone {
-        slots::reopen(closed);
+        completion::put_back(events);
+        slots::reopen(&closed);
         return;
     }
     if let Some(client) = state::client() {
-        completion::forget_context(client, context);
+        completion::forget_context(client, context, &events);
     }
     slots::drop_context(context);
     streams::forget_context(context);
     names::forget_context(context);
-    graphs::forget_context(context);
     linger::forget_context(context);
 }
 

@@ -208,7 +208,7 @@ impl Decided<'_> {
                     && looks.get().is_multiple_of(LOOKS_PER_POLL)
                 {
                     // A capture of another thread forbids this one to ask, by default.
-                    driver().relaxed(|| completion::poll_events(client, index));
+                    driver().relaxed(|| completion::poll_events(client, index, false));
                 }
                 answer
             });

@@ -329,7 +329,10 @@ pub fn destroyed(exec: Ptr) {
     if !is_any_kept() {
         return;
     }
-    let _old = TABLE.with(|table| table.remove(exec as usize));
+    let old = TABLE.with(|table| table.remove(exec as usize));
+    // Nothing that the program's own call may not wait for.
+    let parts = old.and_then(|old| old.chain).and_then(|made| Arc::into_inner(made.parts));
+    parts.into_iter().for_each(Parts::destroy);
 }
 
 /// A context is gone, and with it what was made in it: the driver hears nothing of that any more.

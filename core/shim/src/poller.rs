@@ -142,21 +142,13 @@ fn run() {
             let index = left.trailing_zeros() as usize;
             left &= left - 1;
             let slot = &SLOTS[index];
-            let is_there = || slot.phase.load(SeqCst) != GONE;
-            let context = slot.context.load(Relaxed);
-            let events = || {
-                if index != OVERFLOW
-                    && let Some(set) = driver().ctx_set
-                {
-                    // SAFETY: the context lives, see the module's documentation.
-                    let _ = unsafe { set(context as Ptr) };
-                }
-                completion::poll_events(client, index)
-            };
-            let found = match ask(is_there, events) {
+            let is_there = || matches!(slot.phase.load(SeqCst), LIVE | DRAINING);
+            let found = match ask(is_there, || completion::poll_events(client, index, true)) {
                 Some(Found::Nothing) => completion::tail(client, index),
                 Some(later) => later,
-                None => Found::Later(NAP_NS_MAX),
+                // Its context is being destroyed.
+                None if slot.phase.load(SeqCst) == GONE => Found::Later(NAP_NS_MAX),
+                None => completion::tail(client, index),
             };
             if let Found::Later(ns) = found {
                 nap_ns = nap_ns.min(ns);

@@ -324,25 +324,32 @@ pub fn used() -> u32 {
     in_use().count() as u32
 }
 
-/// A context is about to be destroyed: the driver is not asked about its streams any more. Returns what
+/// Slots that [`close_context`] took away: bits of those that were [`LIVE`], and of those [`DRAINING`].
+pub struct Closed([u64; 2]);
+
+/// A context is about to be destroyed: the driver is not asked about its streams and events any more. Returns what
 /// to put back if it is not destroyed after all.
-pub fn close_context(context: usize) -> u64 {
+pub fn close_context(context: usize) -> Closed {
     let _held = TABLE.lock();
-    let mut closed = 0;
-    for (i, slot) in in_use() {
-        if slot.context.load(Relaxed) == context && slot.phase.load(Acquire) == LIVE {
-            slot.phase.store(GONE, SeqCst);
-            closed |= bit(i);
+    let mut closed = Closed([0; 2]);
+    for (i, slot) in in_use().filter(|(_, slot)| slot.context.load(Relaxed) == context) {
+        for (phase, bits) in [LIVE, DRAINING].into_iter().zip(&mut closed.0) {
+            if slot.phase.compare_exchange(phase, GONE, SeqCst, Relaxed).is_ok() {
+                *bits |= bit(i);
+                break;
+            }
         }
     }
     closed
 }
 
 /// It was not destroyed.
-pub fn reopen(closed: u64) {
+pub fn reopen(closed: &Closed) {
     let _held = TABLE.lock();
-    for slot in SLOTS.iter().enumerate().filter(|(i, _)| closed & bit(*i) != 0).map(|(_, s)| s) {
-        let _ = slot.phase.compare_exchange(GONE, LIVE, SeqCst, Relaxed);
+    for (phase, bits) in [LIVE, DRAINING].into_iter().zip(closed.0) {
+        for (_, slot) in SLOTS.iter().enumerate().filter(|(i, _)| bits & bit(*i) != 0) {
+            let _ = slot.phase.compare_exchange(GONE, phase, SeqCst, Relaxed);
+        }
     }
 }
 

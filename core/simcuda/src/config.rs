@@ -140,6 +140,12 @@ pub(crate) fn are_faultless(kernel: &str, hints: &BTreeMap<u32, [u32; 16]>) -> b
     named.as_deref() != Some(kernel) || FIRST.get_or_init(|| hints.clone()) == hints
 }
 
+/// Whether a handle that is gone ends the process, as it may on a GPU: `TALLY_SIMCUDA_STRICT=1`.
+pub(crate) fn is_strict() -> bool {
+    static ON: OnceLock<bool> = OnceLock::new();
+    *ON.get_or_init(|| std::env::var_os("TALLY_SIMCUDA_STRICT").is_some_and(|v| v == "1"))
+}
+
 /// Writes to stderr if `TALLY_SIMCUDA_LOG=1`; otherwise the device is silent.
 pub(crate) fn log(message: std::fmt::Arguments<'_>) {
     static ON: OnceLock<bool> = OnceLock::new();

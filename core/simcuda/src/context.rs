@@ -5,7 +5,7 @@ use crate::driver::{Driver, driver};
 use crate::error::{CuError, CuResult};
 use crate::green::Green;
 use crate::hardware::HardwareQueues;
-use crate::registry::handle_of;
+use crate::registry::{gone, handle_of};
 use crate::stream::{Stream, StreamKind};
 use crate::sync::lock;
 use std::cell::RefCell;
@@ -224,7 +224,8 @@ impl Current {
         if let Some(context) = driver.contexts.find(handle) {
             return Ok(Self { context, green: None });
         }
-        let green = Green::find(driver, handle).ok_or(CuError::INVALID_CONTEXT)?;
+        let green = Green::find(driver, handle)
+            .ok_or_else(|| gone::<Context>(handle, CuError::INVALID_CONTEXT))?;
         Ok(Self { context: green.context.clone(), green: Some(green) })
     }
 }

@@ -11,6 +11,7 @@
 //! | `TALLY_SIMCUDA_SMS` | SMs | CPUs of the machine |
 //! | `TALLY_SIMCUDA_MEMORY_MIB` | device memory, all processes together | 1024 |
 //! | `TALLY_SIMCUDA_ARENA_MIB` | address space reserved for it, per process | 16384 |
+//! | `TALLY_SIMCUDA_STRICT` | `1`: a handle that is gone ends the process | off |
 //! | `TALLY_SIMCUDA_INIT_MS` | how much longer `cuInit` takes, ms | 0 |
 //! | `TALLY_SIMCUDA_QUEUE_DEPTH` | entries that a hardware queue holds | 1020 |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | hardware queues of a context and priority, 1 to 32 | 8 |

@@ -2,6 +2,7 @@
 //! opaque; it is only ever looked up, never dereferenced, so that a stale or
 //! invented handle gives an error.
 
+use crate::config;
 use crate::error::{CuError, CuResult};
 use crate::sync::{read, write};
 use std::collections::HashMap;
@@ -30,7 +31,7 @@ impl<T> Registry<T> {
     /// # Errors
     /// `INVALID_HANDLE` if there is none.
     pub(crate) fn get(&self, handle: usize) -> CuResult<Arc<T>> {
-        self.find(handle).ok_or(CuError::INVALID_HANDLE)
+        self.find(handle).ok_or_else(|| gone::<T>(handle, CuError::INVALID_HANDLE))
     }
 
     /// The object behind `handle`, if there is one.
@@ -48,7 +49,8 @@ impl<T> Registry<T> {
     /// # Errors
     /// `INVALID_HANDLE` if there is none.
     pub(crate) fn remove(&self, handle: usize) -> CuResult<Arc<T>> {
-        write(&self.0).remove(&handle).ok_or(CuError::INVALID_HANDLE)
+        let removed = write(&self.0).remove(&handle);
+        removed.ok_or_else(|| gone::<T>(handle, CuError::INVALID_HANDLE))
     }
 
     /// Drops all objects that `keep` does not want.
@@ -64,6 +66,21 @@ impl<T> Registry<T> {
         // Their destructors run here, outside the lock.
         drop(dropped);
     }
+}
+
+/// There is no object of that handle: the error, or with `TALLY_SIMCUDA_STRICT=1` the process's end, for a GPU's
+/// driver follows such a handle wherever it leads.
+pub(crate) fn gone<T>(handle: usize, error: CuError) -> CuError {
+    let kind = std::any::type_name::<T>();
+    // A handle of code may be of one kind or another: callers try both.
+    let is_code = kind.ends_with("::Function") || kind.ends_with("::KernelHandle");
+    if config::is_strict() && !is_code {
+        use std::io::Write;
+        let trace = std::backtrace::Backtrace::force_capture();
+        let _ = writeln!(std::io::stderr(), "simcuda: {kind} {handle:#x} is gone\n{trace}");
+        std::process::abort();
+    }
+    error
 }
 
 /// The handle of an object that is in a registry.

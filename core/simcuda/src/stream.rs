@@ -8,6 +8,7 @@ use crate::error::{CuError, CuResult};
 use crate::green::Green;
 use crate::hardware::{Entry, HardwareQueue};
 use crate::op::{Op, Worker};
+use crate::registry::gone;
 use crate::sync::{Progress, lock, spawn_quiet};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -350,7 +351,7 @@ pub(crate) fn resolve_any(handle: usize, null: NullStream) -> CuResult<Arc<Strea
     };
     let current = current_entry()?;
     if !current.is_alive() {
-        return Err(CuError::CONTEXT_IS_DESTROYED);
+        return Err(gone::<Stream>(handle, CuError::CONTEXT_IS_DESTROYED));
     }
     match &current.green {
         _ if own => per_thread_stream(&current),

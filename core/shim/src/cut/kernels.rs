@@ -501,7 +501,7 @@ fn forget(index: usize, kernel: &Kernel) {
 
 /// A context is destroyed, and the forms in it. Nothing uses it any more.
 pub fn forget_context(context: usize) {
-    worker::drop_jobs(|job| job.context == context);
+    worker::forget_context(context);
     GATE_ASKED.store(false, SeqCst);
     for (index, kernel) in KERNELS.iter().enumerate() {
         // SAFETY: null, or leaked by `prepared`.

@@ -18,6 +18,7 @@ use crate::{images, log, quiesce, state};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::time::Duration;
 use tally_kernels::control::CONTROL_BYTES;
 use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal, Rewritten};
 
@@ -354,6 +355,15 @@ pub(super) fn unload(context: usize, image: u128) -> bool {
         }
     });
     done.is_some()
+}
+
+/// Destroy parts of graphs that are not launched any more. False: something runs.
+pub(super) fn sweep(context: usize) -> bool {
+    use crate::graphs::build;
+    if !build::is_any_retired(context) || enter(context).is_err() {
+        return true;
+    }
+    quiesce::load(context, Duration::ZERO, || build::sweep(context)).is_some()
 }
 
 fn device_arch(device: i32) -> u32 {

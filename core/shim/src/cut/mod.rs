@@ -160,6 +160,13 @@ pub fn close_context(context: usize) -> bool {
     true
 }
 
+/// Parts of graphs in a context are to be destroyed once nothing runs there.
+pub fn sweep(context: usize) {
+    // Behind all other jobs.
+    let job = worker::Job { us: 0, ..worker::Job::of_context(worker::Task::Sweep, context) };
+    worker::hire_once(job);
+}
+
 /// It was destroyed, or not.
 pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
     if !was_closed {

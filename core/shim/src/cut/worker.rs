@@ -31,6 +31,8 @@ pub(super) enum Task {
     Gate,
     /// Unload the forms of an image that the program has unloaded.
     Unload(u128),
+    /// Destroy parts of graphs that are not launched any more.
+    Sweep,
 }
 
 /// A job.
@@ -105,6 +107,8 @@ const JOBS_MAX: usize = 8_192;
 const RETRY_MS: [u64; 2] = [20, 2_000];
 
 static JOBS: Guarded<VecDeque<Job>> = Guarded::new(VecDeque::new());
+/// The job that the worker has taken, and whether it was given up since. Changed while [`JOBS`] is held.
+static IN_HAND: Guarded<Option<(Job, bool)>> = Guarded::new(None);
 static WORD: AtomicU32 = AtomicU32::new(0);
 static WORKING: AtomicBool = AtomicBool::new(false);
 /// Held while the worker uses a context.
@@ -142,6 +146,14 @@ pub(super) fn hire(job: Job) -> bool {
     is_taken
 }
 
+/// Have a job done, unless one like it waits.
+pub(super) fn hire_once(job: Job) {
+    let is_like = |other: &Job| (other.task, other.context) == (job.task, job.context);
+    if !JOBS.with(|jobs| jobs.iter().any(is_like)) {
+        hire(job);
+    }
+}
+
 /// Sleep until there may be another job, or for so long.
 fn sleep(seen: u32, time: Option<Duration>) {
     let time = time.map(|time| futex::Timespec {
@@ -156,7 +168,12 @@ fn work() {
     let mut retry_ms = RETRY_MS[0];
     loop {
         let seen = WORD.load(SeqCst);
-        let Some(job) = JOBS.with(VecDeque::pop_front) else {
+        let take = |jobs: &mut VecDeque<Job>| {
+            let job = jobs.pop_front();
+            IN_HAND.with(|in_hand| *in_hand = job.clone().map(|job| (job, false)));
+            job
+        };
+        let Some(job) = JOBS.with(take) else {
             sleep(seen, None);
             continue;
         };
@@ -172,7 +189,11 @@ fn work() {
             retry_ms = RETRY_MS[0];
             continue;
         }
-        JOBS.with(|jobs| jobs.insert(place(jobs, job.us), job));
+        JOBS.with(|jobs| {
+            if !is_given_up() {
+                jobs.insert(place(jobs, job.us), job);
+            }
+        });
         // Launches stood aside for a moment: not too often.
         let nap = Duration::from_millis(retry_ms).saturating_sub(start.elapsed());
         sleep(WORD.load(SeqCst), Some(nap));
@@ -187,12 +208,13 @@ fn carry_out(job: &Job) -> bool {
         making::rewrite_ahead(job);
     }
     let _context = CONTEXT_IN_USE.lock();
-    if attendant::is_exiting() || is_lost() || is_closing(job.context) {
+    if attendant::is_exiting() || is_lost() || is_closing(job.context) || is_given_up() {
         return false;
     }
     match job.task {
         Task::Gate => making::gate(job.context) == Err(Failed::Busy),
         Task::Unload(image) => !making::unload(job.context, image),
+        Task::Sweep => !making::sweep(job.context),
         Task::Offset => {
             let Some(cut) = kernels::cut(job.index).filter(|cut| cut.context == job.context) else {
                 return false;
@@ -239,6 +261,11 @@ pub(super) fn forget_functions(are_gone: impl Fn(usize) -> bool) {
     drop(FUNCTION_IN_USE.lock());
 }
 
+/// The job that the worker has taken was given up.
+fn is_given_up() -> bool {
+    IN_HAND.with(|in_hand| in_hand.as_ref().is_some_and(|(_, given_up)| *given_up))
+}
+
 /// Give up jobs; their kernels may be asked for again.
 pub(super) fn drop_jobs(drops: impl Fn(&Job) -> bool) {
     let dropped: Vec<Job> = JOBS.with(|jobs| {
@@ -246,14 +273,28 @@ pub(super) fn drop_jobs(drops: impl Fn(&Job) -> bool) {
         jobs.retain(|job| !drops(job));
         dropped
     });
-    for job in dropped {
-        match job.task {
-            Task::Form => kernels::preparable(job.index),
-            Task::Offset => {
-                kernels::cut(job.index).into_iter().for_each(|cut: &Cut| cut.sub_grid.forgo());
-            }
-            Task::Gate | Task::Unload(_) => {}
+    dropped.iter().for_each(give_up);
+}
+
+/// A context is gone: what was to be done in it is given up, also what the worker has just taken.
+pub(super) fn forget_context(context: usize) {
+    drop_jobs(|job| job.context == context);
+    let taken = JOBS.with(|_| {
+        IN_HAND.with(|in_hand| {
+            let (job, given_up) = in_hand.as_mut().filter(|(job, _)| job.context == context)?;
+            (!std::mem::replace(given_up, true)).then(|| job.clone())
+        })
+    });
+    taken.iter().for_each(give_up);
+}
+
+fn give_up(job: &Job) {
+    match job.task {
+        Task::Form => kernels::preparable(job.index),
+        Task::Offset => {
+            kernels::cut(job.index).into_iter().for_each(|cut: &Cut| cut.sub_grid.forgo());
         }
+        Task::Gate | Task::Unload(_) | Task::Sweep => {}
     }
 }
 
@@ -278,6 +319,7 @@ pub(super) fn is_lost() -> bool {
 /// Only in a forked child.
 pub(super) fn reset() {
     JOBS.reset(VecDeque::new());
+    IN_HAND.reset(None);
     WORKING.store(false, SeqCst);
     LOST.store(false, SeqCst);
     CONTEXT_IN_USE.reset();

@@ -13,6 +13,8 @@ use crate::cu::{
     NODE_FREE, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEMORY_OPERATION, NODE_RECORD_EVENT,
     NODE_SEMAPHORE_SIGNAL, NODE_SEMAPHORE_WAIT, NODE_WAIT_EVENT, Ptr, SUCCESS, driver,
 };
+use crate::cut;
+use crate::cut::guarded::Guarded;
 use crate::cut::kernels::{self, Ready};
 use std::collections::{HashMap, HashSet};
 use std::mem::ManuallyDrop;
@@ -34,6 +36,7 @@ static EXECS: AtomicUsize = AtomicUsize::new(0);
 /// Only in a forked child.
 pub fn reset() {
     EXECS.store(0, SeqCst);
+    RETIRED.reset(Vec::new());
 }
 
 /// The context that driver objects live in, for as long as it does.
@@ -434,7 +437,8 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
     nodes.iter().try_for_each(|node| check("cuGraphDestroyNode", unsafe { f(*node) }))
 }
 
-/// Execs of ours. Dropping it destroys them; what still runs ends first, says the driver.
+/// Execs of ours. When it is dropped they are destroyed, but not before nothing runs: destroying one may wait for all
+/// that does (seen on an H200), and the thread that drops it need not be one that could wait.
 #[derive(Debug)]
 pub struct Parts {
     home: Arc<Home>,
@@ -442,17 +446,52 @@ pub struct Parts {
     pub steps: Vec<Step>,
 }
 
+impl Parts {
+    /// Destroy them now: within a call that destroys what they were made of.
+    pub fn destroy(mut self) {
+        destroy(&self.home, &std::mem::take(&mut self.steps));
+    }
+}
+
 impl Drop for Parts {
     fn drop(&mut self) {
-        let execs = || self.steps.iter().filter_map(Step::exec);
-        EXECS.fetch_sub(execs().count(), Relaxed);
-        self.home.within(|| {
-            let Some(f) = driver().exec_destroy else { return };
-            for exec in execs() {
-                // SAFETY: ours, and not used again.
-                unsafe { f(exec as Ptr) };
-            }
-        });
+        let steps = std::mem::take(&mut self.steps);
+        if self.home.gone.load(SeqCst) || steps.is_empty() {
+            destroy(&self.home, &steps);
+        } else {
+            RETIRED.with(|all| all.push((self.home.clone(), steps)));
+            cut::sweep(self.home.context);
+        }
+    }
+}
+
+/// What is not launched any more, and is to be destroyed.
+static RETIRED: Guarded<Vec<(Arc<Home>, Vec<Step>)>> = Guarded::new(Vec::new());
+
+fn destroy(home: &Home, steps: &[Step]) {
+    let execs = || steps.iter().filter_map(Step::exec);
+    EXECS.fetch_sub(execs().count(), Relaxed);
+    home.within(|| {
+        let Some(f) = driver().exec_destroy else { return };
+        for exec in execs() {
+            // SAFETY: ours, and not used again.
+            unsafe { f(exec as Ptr) };
+        }
+    });
+}
+
+/// Whether there is anything for [`sweep`], and the context lives.
+pub fn is_any_retired(context: usize) -> bool {
+    let is_here = |home: &Home| home.context == context && !home.gone.load(SeqCst);
+    RETIRED.with(|all| all.iter().any(|(home, _)| is_here(home)))
+}
+
+/// Destroy what is not launched any more. By a thread that may wait for all that runs in the context.
+pub fn sweep(context: usize) {
+    let is_here = |home: &Home| home.context == context || home.gone.load(SeqCst);
+    let here = RETIRED.with(|all| all.extract_if(.., |(home, _)| is_here(home)).collect::<Vec<_>>());
+    for (home, steps) in here {
+        destroy(&home, &steps);
     }
 }
 

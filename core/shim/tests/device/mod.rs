@@ -286,6 +286,20 @@ impl Device {
         ok(unsafe { (self.cuda.cuGraphExecDestroy)(exec) });
     }
 
+    /// Wait until the driver has none of these execs any more. Believed of a GPU's driver.
+    pub fn await_end(&self, execs: &[usize]) {
+        let is_software = library().to_string_lossy().contains("simcuda");
+        let start = std::time::Instant::now();
+        for exec in execs.iter().filter(|_| is_software) {
+            let mut flags = 0;
+            // SAFETY: as below.
+            while unsafe { (self.cuda.cuGraphExecGetFlags)(*exec as Ptr, &mut flags) } == 0 {
+                assert!(start.elapsed() < std::time::Duration::from_secs(20), "parts are kept");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+
     /// The driver still has these execs, or none of them. Believed of a GPU's driver, which may
     /// not be asked about a handle that is gone.
     pub fn assert_exist(&self, execs: &[usize], expected: bool) {

@@ -7,7 +7,7 @@ use crate::device::check;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::ffi::{Out, exports};
-use crate::registry::handle_of;
+use crate::registry::{gone, handle_of};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -70,7 +70,10 @@ exports! {
 
     fn cuCtxDestroy_v2(context: usize) {
         let driver = driver()?;
-        let found = driver.contexts.find(context).ok_or(CuError::INVALID_CONTEXT)?;
+        let found = driver
+            .contexts
+            .find(context)
+            .ok_or_else(|| gone::<Context>(context, CuError::INVALID_CONTEXT))?;
         if found.primary {
             return Err(CuError::INVALID_CONTEXT);
         }

@@ -301,7 +301,13 @@ exports! {
     }
 
     fn cuGraphExecDestroy(handle: usize) {
-        driver()?.execs.remove(handle).map(drop)
+        let exec = driver()?.execs.remove(handle)?;
+        // A GPU's driver waits for all that runs, at times.
+        if let Ok(context) = current() {
+            let _alone = context.synchronize_alone();
+        }
+        drop(exec);
+        Ok(())
     }
 
     fn cuGraphExecGetFlags(handle: usize, flags: Out<u64>) {

@@ -75,6 +75,7 @@ exports_per_thread! {
     fn cuStreamSynchronize / cuStreamSynchronize_ptsz |null| (stream: usize) {
         let stream = resolve(stream, null)?;
         capture::forbid_on(&stream)?;
+        capture::forbid()?;
         stream.synchronize();
         stream.context.check()
     }
@@ -82,6 +83,7 @@ exports_per_thread! {
     fn cuStreamQuery / cuStreamQuery_ptsz |null| (stream: usize) {
         let stream = resolve(stream, null)?;
         capture::forbid_on(&stream)?;
+        capture::forbid()?;
         if !stream.is_ready() {
             return Err(CuError::NOT_READY);
         }

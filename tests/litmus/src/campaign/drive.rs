@@ -105,6 +105,8 @@ impl Driver<'_> {
                 command.arg(format!("--process={process}")).arg("--shared").arg(&shared);
             }
             command.envs(like.environment.variables());
+            // Of the software device: a handle that is gone ends the program, as it may on a GPU.
+            command.env("TALLY_SIMCUDA_STRICT", "1");
             processes.push(self.scene.start("litmus", govern(command)?)?);
         }
         // Both have mapped the file when they have the device.
