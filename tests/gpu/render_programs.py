@@ -6,15 +6,15 @@ def litmus(content, table, made_with):
     text = ["## Litmus programs", "", *made_with(content["machine"], "litmus")]
     text += [
         "Small programs made from seeds and those of the audit of CUDA's semantics, each first bare, and then as a client of a core "
-        "beside another client (`tests/litmus`). *Mechanisms*: what was done to their launches, as the core counts it.",
+        "beside another client (`tests/litmus`). *Bare, too*: misbehaved, and then bare as well when run more often. *Mechanisms*: what was done to their launches, as the core counts it.",
         "",
     ]
     rows = []
     for row in content["rows"]:
         done = ", ".join(f"{name} {count}" for name, count in sorted(row["mechanisms"].items()) if count)
-        counts = [row[key] for key in ("ended", "hangs", "different", "failed", "not_run")]
+        counts = [row[key] for key in ("ended", "hangs", "different", "failed", "bare_too", "not_run")]
         rows.append([row["campaign"], row["part"], row["setup"], *counts, done])
-    return text + table(["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "not run", "mechanisms"], rows)
+    return text + table(["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "bare, too", "not run", "mechanisms"], rows)
 
 
 def jit(content, table, made_with):

@@ -2,7 +2,7 @@
 
 The programs are run by the bundle's `tally-litmus`, which starts cores and clients itself (tests/litmus/README.md says
 how it decides what must come out). First every program runs bare, more than once: one that does not end, or ends with other
-values than it must, is reported and not run under Tally. Then policies, sharing modes and classes, beside a client of
+values than it must, is reported and not run under Tally, and what misbehaves there runs bare again, many times. Then policies, sharing modes and classes, beside a client of
 the other class; and once more under MPS with kernels of closed libraries cut.
 """
 
@@ -23,7 +23,7 @@ def campaign(suite, name, minutes, options):
     report = suite.work / f"litmus-{name}.json"
     command = [
         suite.program("tally-litmus"), "campaign", "--cuda", f"--workers={suite.args.workers}", "--show=0",
-        f"--bare-runs={suite.args.bare_runs}", f"--limit={suite.args.limit}", f"--bare-limit={suite.args.bare_limit}", f"--minutes={minutes}",
+        f"--bare-runs={suite.args.bare_runs}", "--confirm-runs=40", f"--limit={suite.args.limit}", f"--bare-limit={suite.args.bare_limit}", f"--minutes={minutes}",
         f"--seed={suite.args.seed}", f"--work-percent={suite.args.work_percent}", f"--json={report}", *options,
     ]  # fmt: skip
     log = suite.logs / f"{name}.log"

@@ -40,7 +40,8 @@ const FLAGS_USUAL: u64 = 0x11;
 const FIXED_HEADER_BYTES: u32 = *ENTRY_HEADER_BYTES.start() as u32;
 /// Options of an entry of PTX, behind the fixed header: where their text lies, and an empty one. A driver (580)
 /// crashes on entries of PTX without.
-const OPTIONS_NONE: [u8; 16] = [FIXED_HEADER_BYTES as u8 + 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const OPTIONS_NONE: [u8; 16] =
+    [FIXED_HEADER_BYTES as u8 + 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Why a container cannot be read. Offsets count from its first byte.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -186,12 +186,10 @@ fn ptx_is_packed_as_nvidias_tool_packs_it() {
         // The container: magic, version and header size, size of what follows.
         0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 0xa0, 0, 0, 0, 0, 0, 0, 0,
         // The entry: kind, version, header size, size; packed size, options, version, architecture.
-        1, 0, 1, 1, 0x50, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 7, 0, 70, 0, 0, 0,
-        // Name, flags, unpacked size.
-        0, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        // Options.
+        1, 0, 1, 1, 0x50, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 7, 0,
+        70, 0, 0, 0, // Name, flags, unpacked size.
+        0, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, // Options.
         0x48, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
     let packed = pack(&[(Kind::Ptx, 70, ptx)]);

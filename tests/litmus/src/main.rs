@@ -104,6 +104,9 @@ struct CampaignArgs {
     /// So many times bare; a program must end well each time to be run under Tally.
     #[arg(long, default_value_t = 1)]
     bare_runs: u32,
+    /// What misbehaves under Tally runs bare again, so often.
+    #[arg(long, default_value_t = 0)]
+    confirm_runs: u32,
     /// Every program under all setups, instead of one each. Named ones always are.
     #[arg(long)]
     all_setups: bool,
@@ -162,6 +165,7 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
         setups: setups.clone(),
         all_setups,
         bare_runs: args.bare_runs,
+        confirm_runs: args.confirm_runs,
         device,
         limit_s: args.limit,
         bare_limit_s: args.bare_limit.unwrap_or(args.limit).min(args.limit),

@@ -19,7 +19,14 @@ fn scene() -> Result<Scene> {
 
 fn driver(scene: &Scene, limit_s: f64) -> Driver<'_> {
     let until = Instant::now() + Duration::from_secs(3_600);
-    Driver { scene, limit_s, work_percent: 100, until, hangs_left: usize::MAX.into() }
+    Driver {
+        scene,
+        limit_s,
+        work_percent: 100,
+        until,
+        stops_at_hang: false,
+        hangs_left: usize::MAX.into(),
+    }
 }
 
 /// How they end, by environment.

@@ -489,7 +489,8 @@ pub fn is_any_retired(context: usize) -> bool {
 /// Destroy what is not launched any more. By a thread that may wait for all that runs in the context.
 pub fn sweep(context: usize) {
     let is_here = |home: &Home| home.context == context || home.gone.load(SeqCst);
-    let here = RETIRED.with(|all| all.extract_if(.., |(home, _)| is_here(home)).collect::<Vec<_>>());
+    let here =
+        RETIRED.with(|all| all.extract_if(.., |(home, _)| is_here(home)).collect::<Vec<_>>());
     for (home, steps) in here {
         destroy(&home, &steps);
     }

@@ -36,6 +36,8 @@ pub struct Driver<'a> {
     pub work_percent: u32,
     /// When to stop beginning programs.
     pub until: Instant,
+    /// The list ends at a hang: what ends a process may harm others that share the GPU with it.
+    pub stops_at_hang: bool,
     /// Hangs after which the rest is not run, over all lists.
     pub hangs_left: Cell<usize>,
 }
@@ -46,7 +48,7 @@ struct Group {
 }
 
 impl Driver<'_> {
-    /// Runs programs of one environment in order. `govern` makes a client of each command;
+    /// Runs programs of one environment in order, all or the first ones. `govern` makes a client of each command;
     /// `ended` is told of processes that have ended, by their ids.
     ///
     /// # Errors
@@ -74,6 +76,9 @@ impl Driver<'_> {
             let pids: Vec<u32> = group.processes.iter().map(Process::pid).collect();
             drop(group);
             ended(&pids);
+            if hung > 0 && self.stops_at_hang {
+                break;
+            }
         }
         Ok((outcomes, device))
     }

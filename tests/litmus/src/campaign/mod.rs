@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use drive::{Driver, Outcome, difference};
 pub use report::{Finding, Report, Row};
 use setups::Setup;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -36,6 +36,8 @@ pub struct Plan {
     pub all_setups: bool,
     /// How often each runs bare first.
     pub bare_runs: u32,
+    /// How often what misbehaved under Tally runs bare again.
+    pub confirm_runs: u32,
     pub device: tally_tests::Device,
     /// Seconds that a program may take.
     pub limit_s: f64,
@@ -87,7 +89,10 @@ pub fn run(artefacts: &Artefacts, plan: &Plan) -> Result<Report> {
     if let Some(why) = failure.into_inner().unwrap_or_default() {
         return Err(why);
     }
-    let rows = rows.into_inner().unwrap_or_default().into_values().collect();
+    let mut rows: Vec<Row> = rows.into_inner().unwrap_or_default().into_values().collect();
+    if plan.confirm_runs > 0 {
+        confirm(artefacts, plan, &mut rows)?;
+    }
     Ok(Report { bare: bare.row, rows, seconds: began.elapsed().as_secs_f64() })
 }
 
@@ -125,7 +130,8 @@ fn run_bare(artefacts: &Artefacts, plan: &Plan) -> Result<Bare> {
             let scene = Scene::new(artefacts, plan.device)?;
             let driver = plan.driver(&scene);
             // Those that hang bare are no fault of anybody's: all others are to be tried.
-            let driver = Driver { limit_s: plan.bare_limit_s, hangs_left: usize::MAX.into(), ..driver };
+            let driver =
+                Driver { limit_s: plan.bare_limit_s, hangs_left: usize::MAX.into(), ..driver };
             let mut found = Vec::new();
             while let Some(batch) = take() {
                 let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
@@ -167,6 +173,7 @@ impl Plan {
             limit_s: self.limit_s,
             work_percent: self.work_percent,
             until: self.until,
+            stops_at_hang: false,
             hangs_left: self.hangs_max.into(),
         }
     }
@@ -188,23 +195,17 @@ fn run_setup(
 ) -> Result<Row> {
     let scene = Scene::new(artefacts, sms_of(plan.device, setup.sms))?;
     let mut core = start_core(artefacts, plan, setup, &scene)?;
-    let other_class = match setup.class {
-        Class::High => Class::BestEffort,
-        Class::BestEffort => Class::High,
-    };
-    let mut load = scene.program("tally-litmus")?;
-    load.args(["load", if other_class == Class::High { "--high" } else { "--best-effort" }]);
-    load.arg(format!("--work-percent={}", plan.work_percent));
-    let mut load = scene.start("load", scene.governed(other_class, "load", &load)?)?;
-    ensure!(load.hear(Duration::from_secs(60))?["load"] == true, "the other client does not start");
+    let mut load = start_load(plan, setup, &scene)?;
     let is_wanted =
         |i: usize| bare.ends_well[i] && (plan.all_setups || i % plan.setups.len() == at);
     let govern = |command: Command| scene.governed(setup.class, "litmus", &command);
-    let driver = plan.driver(&scene);
+    let is_gpu = plan.device == tally_tests::Device::Cuda;
+    let driver = Driver { stops_at_hang: is_gpu, ..plan.driver(&scene) };
     let mut row = Row::new(setup.name, setup.policy);
     row.mode = setup.mode(plan.device).into();
     row.class = setup.class_name().into();
-    for batch in batches(&plan.programs, is_wanted) {
+    let mut left: VecDeque<Vec<usize>> = batches(&plan.programs, is_wanted).into();
+    while let Some(mut batch) = left.pop_front() {
         let programs: Vec<&Program> = batch.iter().map(|&i| &plan.programs[i]).collect();
         let mut pids = Vec::new();
         let (outcomes, device) = driver.run(&programs, &govern, &mut |ended| {
@@ -215,6 +216,7 @@ fn run_setup(
             }
         })?;
         row.count_mechanisms(&scene, &pids);
+        let later = batch.split_off(outcomes.len());
         for (&i, outcome) in batch.iter().zip(outcomes) {
             // The device of a setup may be another than the bare one, and its values too.
             let expected = device.and_then(|device| expected(&plan.programs[i], device));
@@ -223,6 +225,14 @@ fn run_setup(
         if core.poll()?.is_some() {
             row.findings.push(Finding::of_core(format!("the core ended\n{}", core.quote())));
             core = start_core(artefacts, plan, setup, &scene)?;
+        }
+        if !later.is_empty() {
+            left.push_front(later);
+            // All that shared the GPU with what was ended begins anew.
+            load.kill()?;
+            scene.stop(&mut core, Duration::from_secs(30))?;
+            core = start_core(artefacts, plan, setup, &scene)?;
+            load = start_load(plan, setup, &scene)?;
         }
     }
     if plan.scenarios {
@@ -236,6 +246,40 @@ fn run_setup(
     load.kill()?;
     scene.stop(&mut core, Duration::from_secs(30))?;
     Ok(row)
+}
+
+/// The other client, which keeps the scheduler busy.
+fn start_load(plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {
+    let class = match setup.class {
+        Class::High => Class::BestEffort,
+        Class::BestEffort => Class::High,
+    };
+    let mut load = scene.program("tally-litmus")?;
+    load.args(["load", if class == Class::High { "--high" } else { "--best-effort" }]);
+    load.arg(format!("--work-percent={}", plan.work_percent));
+    let mut load = scene.start("load", scene.governed(class, "load", &load)?)?;
+    ensure!(load.hear(Duration::from_secs(60))?["load"] == true, "the other client does not start");
+    Ok(load)
+}
+
+/// Programs that misbehaved under Tally run bare again, so often: what does so bare as well, on a GPU whose rules the
+/// model does not all know, is told apart.
+fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
+    let scene = Scene::new(artefacts, plan.device)?;
+    let driver = plan.driver(&scene);
+    let driver = Driver { limit_s: plan.bare_limit_s, stops_at_hang: true, ..driver };
+    let names: BTreeSet<String> = rows.iter().flat_map(Row::programs).collect();
+    for program in plan.programs.iter().filter(|program| names.contains(&program.name)) {
+        let runs = vec![program; plan.confirm_runs as usize];
+        let (outcomes, device) = driver.run(&runs, &|command| Ok(command), &mut |_| {})?;
+        let expected = device.and_then(|device| expected(program, device));
+        let mut bare = Row::new("bare", "no policy");
+        let judge = |outcome| bare.judge(program, expected.as_ref(), outcome);
+        if !outcomes.into_iter().map(judge).fold(true, |all, is_good| all && is_good) {
+            rows.iter_mut().for_each(|row| row.excuse(&program.name));
+        }
+    }
+    Ok(())
 }
 
 fn start_core(artefacts: &Artefacts, plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {

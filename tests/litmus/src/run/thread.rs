@@ -143,7 +143,10 @@ impl Run {
                 // SAFETY: see above.
                 self.check(unsafe { cuda.cuMemcpyDtoH_v2((&raw mut value).cast(), from, 4) })?;
                 // SAFETY: see above.
-                self.check(unsafe { cuda.cuMemcpyHtoD_v2(to, (&raw const value).cast(), 4) })
+                self.check(unsafe { cuda.cuMemcpyHtoD_v2(to, (&raw const value).cast(), 4) })?;
+                // A small copy from pageable memory may still be under way when its call returns.
+                // SAFETY: see above.
+                self.check(unsafe { cuda.cuMemcpyDtoH_v2((&raw mut value).cast(), to, 4) })
             }
             Op::SetAttribute { module } => {
                 let context = self.program.modules[*module].context;
