@@ -6,7 +6,7 @@ use crate::program::Kernel;
 const TEXT: &str = include_str!("kernels.ptx");
 
 /// Names of all kernels.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "set",
     "poll",
     "meet",
@@ -14,6 +14,7 @@ pub const NAMES: [&str; 13] = [
     "each",
     "count",
     "alone",
+    "window",
     "barrier",
     "streamk_gemm",
     "look_back",
@@ -32,6 +33,7 @@ pub fn name(kernel: &Kernel) -> &'static str {
         Kernel::Each { .. } => "each",
         Kernel::Count { .. } => "count",
         Kernel::Alone { .. } => "alone",
+        Kernel::Window { .. } => "window",
         Kernel::Barrier { streamk: false, .. } => "barrier",
         Kernel::Barrier { streamk: true, .. } => "streamk_gemm",
         Kernel::LookBack { .. } => "look_back",

@@ -33,6 +33,9 @@ impl Display for Kernel {
             Kernel::Alone { inside, errors, loops } => {
                 write!(f, "{name} on {inside}, errors in {errors}, {loops} loops")
             }
+            Kernel::Window { errors, id, blocks, loops, .. } => {
+                write!(f, "{name} {id} of {blocks} blocks, errors in {errors}, {loops} loops")
+            }
             Kernel::Barrier { word, blocks, rounds, .. } => {
                 write!(f, "{name} of {blocks:?} blocks, {rounds} rounds, counts in {word}")
             }

@@ -55,6 +55,9 @@ pub enum Kernel {
     Count { word: Word, blocks: u32, loops: u32 },
     /// Adds to `errors` if another kernel is between its begin and end on `inside`.
     Alone { inside: Word, errors: Word, loops: u32 },
+    /// Every block draws a number; those of one launch must be next to each other, or `errors` is added to. All that
+    /// share scratch memory have as many blocks and are in one stream, in which no two have the same `id`, from 1.
+    Window { scratch: u32, errors: Word, id: u32, blocks: u32, loops: u32 },
     /// All blocks meet `rounds` times, then each adds 1 to `word`. `arrived` is a word of its
     /// own. `streamk`: under a name by which such kernels are known.
     Barrier { arrived: Word, word: Word, blocks: Blocks, rounds: u32, streamk: bool },
@@ -174,7 +177,7 @@ pub enum StreamKind {
     NonBlocking,
 }
 
-/// A stream. One thread puts work into it.
+/// A stream. Mostly one thread puts work into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     pub context: Id,
@@ -355,6 +358,7 @@ impl Kernel {
         match self {
             Kernel::Each { blocks, .. }
             | Kernel::Count { blocks, .. }
+            | Kernel::Window { blocks, .. }
             | Kernel::LookBack { blocks, .. }
             | Kernel::LastBlock { blocks, .. } => *blocks,
             Kernel::Barrier { blocks, .. } => match blocks {

@@ -1,7 +1,7 @@
 //! Idioms without graphs.
 
 use super::{Maker, Timeline};
-use crate::build::kernel;
+use crate::build::{Builder, kernel};
 use crate::program::{
     Blocks, Id, Kernel, Module, Op, Source, Stream, StreamKind, Target, Word, Work,
 };
@@ -213,6 +213,33 @@ impl Maker {
         timeline.push((0, Op::Join { thread }));
         if waits {
             timeline.push((0, Op::Store { word: go, value: 1 }));
+        }
+        timeline
+    }
+
+    /// Several threads put launches of many blocks into one stream: each is in one piece.
+    pub(super) fn shared_stream(&mut self) -> Timeline {
+        let (on, thread) = self.place();
+        let stream = self.b.program.streams[on];
+        let process = |b: &Builder, thread: Id| b.program.threads[thread].process;
+        let mine = process(&self.b, thread);
+        let mut threads = vec![thread];
+        if stream.kind != StreamKind::PerThread {
+            let others = self.threads.iter().copied().filter(|t| *t != thread);
+            threads.extend(others.filter(|t| process(&self.b, *t) == mine));
+        }
+        let (count, blocks) = (self.rng.u32(2..=10), self.rng.u32(2..=80));
+        let errors = self.b.device_in(stream.context, 1);
+        let scratch = self.b.scratch(count + 2);
+        let loops = self.rng.u32(0..200);
+        let mut timeline = Vec::new();
+        for id in 1..=count {
+            let thread = threads[self.rng.usize(0..threads.len())];
+            let window = Kernel::Window { scratch, errors, id, blocks, loops };
+            timeline.push(self.launch((on, thread), window));
+            if self.rng.u32(0..6) == 0 {
+                timeline.push((thread, Op::Ask { target: Target::Stream(on) }));
+            }
         }
         timeline
     }

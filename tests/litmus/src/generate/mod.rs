@@ -135,7 +135,7 @@ impl Maker {
 
     /// One of them, at random.
     fn idiom(&mut self) -> Timeline {
-        match self.rng.u32(0..38) {
+        match self.rng.u32(0..42) {
             0..=6 => self.chain(),
             7 => self.meet(),
             8..=10 => self.poll_first(),
@@ -152,7 +152,8 @@ impl Maker {
             33 => self.second_context(),
             34 => self.timing(),
             35 | 36 => self.turns_with_legacy(),
-            _ => self.attribute(),
+            37 => self.attribute(),
+            _ => self.shared_stream(),
         }
     }
 
@@ -272,6 +273,7 @@ mod tests {
             "LookBack",
             "LastBlock",
             "EachSm",
+            "Window",
             "Fill",
             "Copy",
             "Pageable",

@@ -31,7 +31,8 @@ pub fn fits(all: &Moments<'_>) -> Result<(), String> {
             let once = matches!(
                 node.work,
                 Work::Kernel {
-                    kernel: Kernel::LookBack { .. }
+                    kernel: Kernel::Window { .. }
+                        | Kernel::LookBack { .. }
                         | Kernel::LastBlock { .. }
                         | Kernel::EachSm { .. }
                         | Kernel::Barrier { .. },

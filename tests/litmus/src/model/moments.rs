@@ -328,6 +328,7 @@ fn kernel_effects(
         }
         Kernel::Count { word, blocks, .. } => Effect::Add { word, add: blocks, atomic: true },
         Kernel::Alone { inside, errors, .. } => Effect::Alone { inside, errors },
+        Kernel::Window { errors, .. } => Effect::Add { word: errors, add: 0, atomic: true },
         Kernel::Barrier { word, arrived, rounds, .. } => {
             let blocks = kernel.blocks(device);
             let arrive = Effect::Add { word: arrived, add: blocks * rounds, atomic: false };

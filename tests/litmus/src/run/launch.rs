@@ -39,6 +39,9 @@ impl Call {
             }
             Kernel::Count { word, loops, .. } => [at(*word)?, spin(loops), 0],
             Kernel::Alone { inside, errors, loops } => [at(*inside)?, at(*errors)?, spin(loops)],
+            Kernel::Window { scratch: s, errors, id, loops, .. } => {
+                [scratch(*s)?, at(*errors)?, spin(loops) << 32 | u64::from(*id)]
+            }
             Kernel::Barrier { arrived, word, rounds, .. } => {
                 [at(*arrived)?, at(*word)?, (*rounds).into()]
             }
