@@ -228,12 +228,26 @@ impl Maker {
             let others = self.threads.iter().copied().filter(|t| *t != thread);
             threads.extend(others.filter(|t| process(&self.b, *t) == mine));
         }
-        let (count, blocks) = (self.rng.u32(2..=10), self.rng.u32(2..=80));
+        let (count, blocks) = (self.rng.u32(4..=24), self.rng.u32(2..=80));
+        // So often first by itself that its forms can be made.
+        let alone = if self.coin() { 6 } else { 0 };
         let errors = self.b.device_in(stream.context, 1);
-        let scratch = self.b.scratch(count + 2);
+        let scratch = self.b.scratch(alone + count + 2);
         let loops = self.rng.u32(0..200);
         let mut timeline = Vec::new();
-        for id in 1..=count {
+        for id in 1..=alone {
+            let window = Kernel::Window { scratch, errors, id, blocks, loops };
+            timeline.push(self.launch((on, thread), window));
+            let target = Target::Stream(on);
+            timeline.push((thread, Op::Sync { target, asking: false }));
+            timeline.push((thread, Op::Sleep { us: 2_000 }));
+        }
+        for other in threads[1..].to_vec() {
+            let flag = self.b.flag();
+            timeline.push((thread, Op::Post { flag }));
+            timeline.push((other, Op::Pass { flag }));
+        }
+        for id in alone + 1..=alone + count {
             let thread = threads[self.rng.usize(0..threads.len())];
             let window = Kernel::Window { scratch, errors, id, blocks, loops };
             timeline.push(self.launch((on, thread), window));
