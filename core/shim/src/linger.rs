@@ -13,8 +13,8 @@
 //! What must hold:
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
-//! - nothing of the program is ordered that was not: not behind the legacy stream where there are
-//!   other blocking ones, nor where there are more streams than hardware queues;
+//! - nothing of the program is ordered that was not: behind the legacy stream only while no other blocking stream has
+//!   work, and not where there are more streams than hardware queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
 //! - there are never more than [`PENDING_MAX`] of them: a further one is left out; and all but the
 //!   newest end at once, so that many waits in a row do not add up;
@@ -28,10 +28,10 @@ use crate::cu::{
     STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::slots::{OVERFLOW, SLOTS};
-use crate::{attendant, capture, log, quiesce, state, streams};
+use crate::{attendant, capture, log, poller, quiesce, state, streams};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
@@ -178,16 +178,20 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     {
         return;
     }
-    // A record there would be a barrier between the program's blocking streams.
-    if matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && streams::may_have_blocking(context) {
-        return;
-    }
     // Our stream waits in a queue: one of its own.
     if !streams::has_queues_for(1) {
+        log_once(&LOGGED_QUEUES, "it has as many streams as hardware queues");
         return;
     }
     let Some(client) = state::client() else { return };
+    // A record there is a barrier between the program's blocking streams.
+    let is_barrier =
+        matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && streams::may_have_blocking(context);
     let issued = d.relaxed(|| match STATE.load(Acquire) {
+        READY if CONTEXT.load(Relaxed) == context && is_barrier => {
+            let issue = || are_idle(context).then(|| issue(awaited));
+            quiesce::alone_outside(GUARD_WAIT_MAX, issue).unwrap_or(Ok(false))
+        }
         READY if CONTEXT.load(Relaxed) == context => issue(awaited),
         UNMADE => {
             WANTED.store(context, Relaxed);
@@ -202,6 +206,30 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
         }
         Ok(false) => {}
         Err(error) => failed(client, error),
+    }
+}
+
+/// Whether none of a context's blocking streams but the legacy one has work: a barrier then orders nothing that the
+/// launch before it does not. Nothing comes into any stream meanwhile.
+fn are_idle(context: usize) -> bool {
+    let Some(query) = driver().stream_query else { return false };
+    let Some(others) = streams::blocking(context) else {
+        log_once(&LOGGED_BLOCKING, "it has blocking streams that nobody saw made");
+        return false;
+    };
+    // SAFETY: the stream lives while it is known to exist.
+    let is_idle = |stream: usize| unsafe { query(stream as Ptr) == SUCCESS };
+    let ask = |stream: usize| poller::ask(|| streams::exists(stream), || is_idle(stream));
+    others.into_iter().all(|stream| ask(stream) != Some(false))
+}
+
+static LOGGED_QUEUES: AtomicBool = AtomicBool::new(false);
+static LOGGED_BLOCKING: AtomicBool = AtomicBool::new(false);
+
+#[cold]
+fn log_once(logged: &AtomicBool, why: &str) {
+    if !logged.swap(true, Relaxed) {
+        log!("this program does not linger on the GPU behind some waits: {why}");
     }
 }
 

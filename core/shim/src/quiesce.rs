@@ -106,17 +106,32 @@ fn open(reason: usize) {
 /// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
 /// within [`entered`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
 pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
-    WAITING.fetch_add(1, SeqCst);
-    let held = ISSUER.lock_within(LOAD_MAX);
-    WAITING.fetch_sub(1, SeqCst);
+    alone_within(1, [LOAD_MAX, ALONE_WAIT_MAX], issue)
+}
+
+/// The same by a thread that is not within [`entered`], nor in a launch. It waits for others for no longer than this.
+pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -> Option<T> {
+    alone_within(0, [wait_max; 2], issue)
+}
+
+/// By a thread that is counted so many times among those that put work into streams; waits so long for its turn, and
+/// for others to leave.
+fn alone_within<T>(
+    counted: u32,
+    [turn_max, leave_max]: [Duration; 2],
+    issue: impl FnOnce() -> Option<T>,
+) -> Option<T> {
+    WAITING.fetch_add(counted, SeqCst);
+    let held = ISSUER.lock_within(turn_max);
+    WAITING.fetch_sub(counted, SeqCst);
     let _held = held.filter(|_| !IS_LOST.load(SeqCst))?;
     close(ISSUES);
     let start = Instant::now();
     let result = loop {
-        if is_alone() {
+        if is_alone(counted) {
             break issue();
         }
-        if start.elapsed() >= ALONE_WAIT_MAX {
+        if start.elapsed() >= leave_max {
             break None;
         }
         std::hint::spin_loop();
@@ -125,10 +140,10 @@ pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
     result
 }
 
-/// Only the calling thread is in the driver to put something into a stream. Nobody comes in any more, and who waits
-/// for [`ISSUER`] goes on waiting.
-fn is_alone() -> bool {
-    let mine = WAITING.load(SeqCst) + 1;
+/// Only the calling thread, counted so many times, is in the driver to put something into a stream. Nobody comes in any
+/// more, and who waits for [`ISSUER`] goes on waiting.
+fn is_alone(counted: u32) -> bool {
+    let mine = WAITING.load(SeqCst) + counted;
     let inside = |slot: &slots::Slot| slot.word.snapshot().inside();
     ENTERED.load(SeqCst) == mine && slots::SLOTS.iter().map(inside).sum::<u32>() == mine
 }

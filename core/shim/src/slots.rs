@@ -127,12 +127,13 @@ pub fn key(stream: Ptr, per_thread: bool) -> Key {
 }
 
 /// Whether launches were seen in a blocking stream of this context other than the legacy one.
-pub fn has_blocking(context: usize) -> bool {
+pub fn has_blocking(context: usize, but: impl Fn(usize) -> bool) -> bool {
     SLOTS.iter().any(|slot| {
         slot.phase.load(Acquire) != FREE
             && slot.context.load(Relaxed) == context
             && slot.non_blocking.load(Relaxed) == 0
             && slot.stream.load(Relaxed) != STREAM_LEGACY
+            && !but(slot.stream.load(Relaxed))
     })
 }
 

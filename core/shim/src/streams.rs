@@ -28,8 +28,8 @@ static ATTACHED: AtomicBool = AtomicBool::new(false);
 struct Created {
     /// Streams that do not wait for the legacy stream, and their contexts.
     non_blocking: Vec<(usize, usize)>,
-    /// Contexts in which blocking streams were created.
-    blocking: Vec<usize>,
+    /// Those that do.
+    blocking: Vec<(usize, usize)>,
     /// More streams were created than are remembered.
     is_more: bool,
 }
@@ -58,8 +58,17 @@ pub fn has_queues_for(more: u32) -> bool {
 /// Whether a context may have a blocking stream other than the legacy one: what comes into the legacy
 /// stream would order that.
 pub fn may_have_blocking(context: usize) -> bool {
-    slots::has_blocking(context)
-        || CREATED.with(|all| all.is_more || all.blocking.contains(&context))
+    let was_made = |all: &mut Created| all.is_more || all.blocking.iter().any(|(_, of)| *of == context);
+    slots::has_blocking(context, |_| false) || CREATED.with(was_made)
+}
+
+/// Those streams, to be asked by [`exists`] before each use. `None`: not all are known.
+pub fn blocking(context: usize) -> Option<Vec<usize>> {
+    let known = CREATED.with(|all| {
+        let mine = all.blocking.iter().filter(|(_, of)| *of == context);
+        (!all.is_more).then(|| mine.map(|(stream, _)| *stream).collect::<Vec<_>>())
+    })?;
+    (!slots::has_blocking(context, |stream| known.contains(&stream))).then_some(known)
 }
 
 /// Streams of a context that do not wait for the legacy stream: each must be asked whether it is idle.
@@ -79,12 +88,12 @@ fn created(result: CuResult, stream: *mut Ptr, flags: c_uint) -> CuResult {
     let stream = unsafe { *stream } as usize;
     let context = driver().current_context();
     CREATED.with(|all| {
-        if flags & STREAM_NON_BLOCKING == 0 {
-            if !all.blocking.contains(&context) {
-                all.blocking.push(context);
-            }
-        } else if all.non_blocking.len() < CREATED_MAX {
-            all.non_blocking.push((stream, context));
+        let of_kind = match flags & STREAM_NON_BLOCKING {
+            0 => &mut all.blocking,
+            _ => &mut all.non_blocking,
+        };
+        if of_kind.len() < CREATED_MAX {
+            of_kind.push((stream, context));
         } else {
             all.is_more = true;
         }
@@ -92,21 +101,24 @@ fn created(result: CuResult, stream: *mut Ptr, flags: c_uint) -> CuResult {
     result
 }
 
-/// Whether a stream that does not wait for the legacy stream is still there.
+/// Whether a stream that was seen to be made is still there.
 pub fn exists(stream: usize) -> bool {
-    CREATED.with(|all| all.non_blocking.iter().any(|(s, _)| *s == stream))
+    CREATED.with(|all| all.non_blocking.iter().chain(&all.blocking).any(|(s, _)| *s == stream))
 }
 
 /// A stream is about to be destroyed.
 pub fn destroyed(stream: usize) {
-    CREATED.with(|all| all.non_blocking.retain(|(s, _)| *s != stream));
+    CREATED.with(|all| {
+        all.non_blocking.retain(|(s, _)| *s != stream);
+        all.blocking.retain(|(s, _)| *s != stream);
+    });
 }
 
 /// A context was destroyed, and its streams.
 pub fn forget_context(context: usize) {
     CREATED.with(|all| {
         all.non_blocking.retain(|(_, of)| *of != context);
-        all.blocking.retain(|of| *of != context);
+        all.blocking.retain(|(_, of)| *of != context);
     });
 }
 

@@ -136,6 +136,31 @@ fn lingers_once_behind_each_launch_that_is_waited_for() {
 }
 
 #[test]
+fn behind_the_legacy_stream_only_while_no_other_blocking_one_has_work() {
+    both(
+        behind_the_legacy_stream_only_while_no_other_blocking_one_has_work,
+        &taking_turns(50),
+        |device| {
+            let blocking = device.stream(0);
+            warm_up(device, null_mut());
+            let cells = device.cells(2);
+            device.step(&cells, GRID, null_mut(), 1, WORK);
+            device.sync(null_mut());
+            assert_eq!(count(), 1, "the other one is idle");
+            settle(device);
+            device.step(&cells, GRID, null_mut(), 2, WORK);
+            device.step(&cells, GRID, blocking, 3, WORK);
+            device.sync(null_mut());
+            assert_eq!(count(), 1, "the other one has work");
+            device.sync(blocking);
+            device.check_steps(&cells, &[1, 2, 3]);
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
 fn captures_and_contexts_do_not_meet_it() {
     both(
         captures_and_contexts_do_not_meet_it,
