@@ -12,7 +12,7 @@ def litmus(content, table, made_with):
     rows = []
     for row in content["rows"]:
         done = ", ".join(f"{name} {count}" for name, count in sorted(row["mechanisms"].items()) if count)
-        counts = [row[key] for key in ("ended", "hangs", "different", "failed", "bare_too", "not_run")]
+        counts = [row.get(key, 0) for key in ("ended", "hangs", "different", "failed", "bare_too", "not_run")]
         rows.append([row["campaign"], row["part"], row["setup"], *counts, done])
     return text + table(["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "bare, too", "not run", "mechanisms"], rows)
 
@@ -33,7 +33,7 @@ def jit(content, table, made_with):
     return text + table(["sharing", "compiler", "processes", "kernels", "launches", "wrong values", "transformed", "gave way", "s"], rows)
 
 
-def start(content, table, made_with):
+def start(content, table, made_with, number):
     """Ratios of starts."""
     text = ["## How much longer a PyTorch program takes to start", "", *made_with(content["machine"], "start")]
     text += [
@@ -44,5 +44,5 @@ def start(content, table, made_with):
     rows = []
     for row in content["rows"]:
         spread = f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"
-        rows.append([row["kind"], row["plain_s"], row["with_shim_s"], f"{row['ratio']:.3f}", spread, f"{row['noise']:.3f}"])
+        rows.append([row["kind"], row["plain_s"], row["with_shim_s"], f"{row['ratio']:.3f}", spread, number(row.get("noise"), 3)])
     return text + table(["client", "plain, s", "as a client, s", "ratio", "rounds", "noise"], rows)

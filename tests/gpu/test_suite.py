@@ -465,7 +465,8 @@ class Streams(unittest.TestCase):
     NOTHING = {"us": 2.0, "holds_up_one": False, "holds_up_many": False, "launches_before_one_is_held_up": 1019}
 
     def row(self, **event):
-        return {"operations": {"nothing": self.NOTHING, "untimed_event": {**self.NOTHING, **event}}}
+        captures = {"event_query, global": {"call": 900, "end": 901}, "event_query, relaxed": {"call": 0, "end": 0}}
+        return {"operations": {"nothing": self.NOTHING, "untimed_event": {**self.NOTHING, **event}}, "captures": captures}
 
     def test_an_event_that_costs_nothing_is_right(self):
         self.assertEqual(step_streams.judge(self.row(us=2.4)), [])
@@ -474,6 +475,11 @@ class Streams(unittest.TestCase):
         for wrong in ({"us": 4.0}, {"holds_up_one": True}, {"holds_up_many": True}, {"launches_before_one_is_held_up": 509}):
             self.assertEqual(len(step_streams.judge(self.row(**wrong))), 1, wrong)
         self.assertEqual(step_streams.judge({"error": "no device"}), ["no device"])
+
+    def test_a_capture_that_is_spoilt_by_a_relaxed_thread_is_told(self):
+        row = self.row()
+        row["captures"]["launch, relaxed"] = {"call": 0, "end": 901}
+        self.assertEqual(len(step_streams.judge(row)), 1)
 
 
 if __name__ == "__main__":

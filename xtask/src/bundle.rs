@@ -213,7 +213,7 @@ fn commit() -> String {
         let done = Command::new("git").arg("-C").arg(repository()).args(arguments).output().ok()?;
         done.status.success().then(|| String::from_utf8_lossy(&done.stdout).trim().to_owned())
     };
-    let Some(head) = git(&["rev-parse", "HEAD"]) else { return "unknown".into() };
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
     let dirty = git(&["status", "--porcelain"]).is_none_or(|changes| !changes.is_empty());
     if dirty { format!("{head} (with changes)") } else { head }
 }
