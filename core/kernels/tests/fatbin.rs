@@ -188,8 +188,8 @@ fn ptx_is_packed_as_nvidias_tool_packs_it() {
         // The entry: kind, version, header size, size; packed size, options, version, architecture.
         1, 0, 1, 1, 0x50, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 7, 0,
         70, 0, 0, 0, // Name, flags, unpacked size.
-        0, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        0, 0, // Options.
+        0, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, // Options.
         0x48, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
     let packed = pack(&[(Kind::Ptx, 70, ptx)]);

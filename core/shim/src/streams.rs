@@ -58,7 +58,8 @@ pub fn has_queues_for(more: u32) -> bool {
 /// Whether a context may have a blocking stream other than the legacy one: what comes into the legacy
 /// stream would order that.
 pub fn may_have_blocking(context: usize) -> bool {
-    let was_made = |all: &mut Created| all.is_more || all.blocking.iter().any(|(_, of)| *of == context);
+    let was_made =
+        |all: &mut Created| all.is_more || all.blocking.iter().any(|(_, of)| *of == context);
     slots::has_blocking(context, |_| false) || CREATED.with(was_made)
 }
 

@@ -4,8 +4,8 @@ use crate::program::{Attribute, Device, THREADS, ok};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
+use tally_ipc::layout::{cut_state, whole_because};
 use tally_ipc::ring::Answer;
 use tally_kernels::Refusal;
 
@@ -96,6 +96,40 @@ fn launch_with(device: &Device, id: u32, value: [u32; 3], grid: u32) -> i32 {
         device.check_steps(&cells, &[1]);
     }
     result
+}
+
+#[test]
+fn under_a_tool_nothing_is_offered_and_the_report_says_why() {
+    let tools = [
+        ("CUDA_LAUNCH_BLOCKING", "1", whole_because::LAUNCH_BLOCKING),
+        ("CUDA_INJECTION64_PATH", "/nowhere/libtool.so", whole_because::INJECTION),
+    ];
+    for (variable, value, why) in tools {
+        both_under(
+            under_a_tool_nothing_is_offered_and_the_report_says_why,
+            &[(variable, value)],
+            &welcome(),
+            |device| {
+                let cells = device.cells(4);
+                let ks: Vec<u32> = (0..30).collect();
+                for k in &ks {
+                    device.step(&cells, [4, 1, 1], null_mut(), *k, 50);
+                    device.sync(null_mut());
+                }
+                device.check_steps(&cells, &ks);
+            },
+            |core| {
+                core.answer(Answer::Preemptible(0));
+                core.ends(0);
+                let offers = CAN_SLICE | CAN_PREEMPT | CAN_PREPARE;
+                let requests = core.requests("step");
+                assert_eq!(requests.len(), 30, "{variable}");
+                assert!(requests.iter().all(|(r, _)| r.flags & offers == 0), "{variable}");
+                assert_eq!(core.counters().preemptible.load(SeqCst), 0, "{variable}");
+                assert_eq!(core.region().report.whole_because.load(SeqCst), why, "{variable}");
+            },
+        );
+    }
 }
 
 #[test]
