@@ -237,10 +237,9 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
     loop {
         let oldest = track.with(|track| track.markers.front().map(|m| (m.id, m.event, m.context)));
         let Some((id, event, context)) = oldest else { return Found::Nothing };
-        // SAFETY: the context lives, see below.
-        let set = |f: unsafe extern "C" fn(Ptr) -> i32| unsafe { f(context as Ptr) };
-        if goes_there && driver().ctx_set.map(set) != Some(SUCCESS) {
-            return Found::Later(LOOK_TAIL_NS);
+        if goes_there && let Some(set) = driver().ctx_set {
+            // SAFETY: the context lives, see below.
+            let _ = unsafe { set(context as Ptr) };
         }
         // SAFETY: an event of ours, in a context that lives: see `poller::wait_out`. In a context
         // in error nothing runs any more.
@@ -392,8 +391,8 @@ pub fn begin(client: &ClientRegion, index: usize, number: u32) {
     });
 }
 
-/// The events of a context, on their way in slots.
-pub struct Taken(Vec<(usize, Vec<Marker>)>);
+/// The events of a context: on their way in slots, and free ones.
+pub struct Taken(Vec<(usize, Vec<Marker>)>, Option<(usize, Vec<usize>)>);
 
 /// A context is about to be destroyed: nobody asks for its events any more, whichever slots they are in.
 pub fn take_context(context: usize) -> Taken {
@@ -406,7 +405,8 @@ pub fn take_context(context: usize) -> Taken {
         });
         (!taken.is_empty()).then_some((index, taken))
     };
-    Taken(TRACKS.iter().enumerate().filter_map(take).collect())
+    let under_way = TRACKS.iter().enumerate().filter_map(take).collect();
+    Taken(under_way, EVENTS.with(|all| all.remove(&context)).map(|free| (context, free)))
 }
 
 /// It was not destroyed.
@@ -419,11 +419,13 @@ pub fn put_back(taken: Taken) {
         });
         follow(index);
     }
+    if let Some((context, free)) = taken.1 {
+        EVENTS.with(|all| all.entry(context).or_default().extend(free));
+    }
 }
 
 /// A context was destroyed, and its events; what was launched in it is over.
-pub fn forget_context(client: &ClientRegion, context: usize, taken: &Taken) {
-    EVENTS.with(|all| all.remove(&context));
+pub fn forget_context(client: &ClientRegion, taken: &Taken) {
     for (index, _) in &taken.0 {
         TRACKS[index & 63].with(|track| {
             if track.markers.is_empty() {

@@ -20,6 +20,7 @@ static RETAINED: Guarded<BTreeMap<c_int, u64>> = Guarded::new(BTreeMap::new());
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     let closed = slots::close_context(context);
     let events = completion::take_context(context);
+    linger::forget_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
     let was_cut = cut::close_context(context);
     poller::wait_out();
@@ -34,12 +35,11 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
         return;
     }
     if let Some(client) = state::client() {
-        completion::forget_context(client, context, &events);
+        completion::forget_context(client, &events);
     }
     slots::drop_context(context);
     streams::forget_context(context);
     names::forget_context(context);
-    linger::forget_context(context);
 }
 
 /// `cuCtxDestroy`.

@@ -329,15 +329,13 @@ pub fn destroyed(exec: Ptr) {
     if !is_any_kept() {
         return;
     }
-    let old = TABLE.with(|table| table.remove(exec as usize));
-    // Nothing that the program's own call may not wait for.
-    let parts = old.and_then(|old| old.chain).and_then(|made| Arc::into_inner(made.parts));
-    parts.into_iter().for_each(Parts::destroy);
+    let _old = TABLE.with(|table| table.remove(exec as usize));
 }
 
 /// A context is gone, and with it what was made in it: the driver hears nothing of that any more.
 /// (What the driver keeps of copied graphs outside of the context is lost.)
 pub fn forget_context(context: usize) {
+    build::forget_context(context);
     if !is_any_kept() {
         return;
     }
@@ -470,7 +468,10 @@ fn keep(
                 made.changes = changes;
                 return (Ok(Chain(made.parts.clone())), None);
             }
-            record.refused = Some((size, changes, reason));
+            // Other graphs' parts may go at any time.
+            if reason != Reason::TooManyExecs {
+                record.refused = Some((size, changes, reason));
+            }
             (Err(reason), None)
         }
         Err(reason) => {

@@ -220,7 +220,7 @@ fn are_idle(context: usize) -> bool {
     // SAFETY: the stream lives while it is known to exist.
     let is_idle = |stream: usize| unsafe { query(stream as Ptr) == SUCCESS };
     let ask = |stream: usize| poller::ask(|| streams::exists(stream), || is_idle(stream));
-    others.into_iter().all(|stream| ask(stream) != Some(false))
+    others.into_iter().all(|stream| ask(stream).unwrap_or_else(|| !streams::exists(stream)))
 }
 
 static LOGGED_QUEUES: AtomicBool = AtomicBool::new(false);

@@ -99,7 +99,13 @@ pub fn is_stream_idle(index: usize, slot: &Slot) -> Option<bool> {
         && slot.phase.load(Acquire) == LIVE;
     let query = driver().stream_query.filter(|_| can_be_asked)?;
     // A stream that is captured must not be asked, nor one that might be.
-    let is_there = || slot.phase.load(SeqCst) == LIVE && !capture::is_active();
+    // The slot may be another stream's meanwhile.
+    let is_there = || {
+        slot.phase.load(SeqCst) == LIVE
+            && slot.stream.load(SeqCst) == stream
+            && slot.context.load(SeqCst) == context
+            && !capture::is_active()
+    };
     let is_idle = ask(is_there, || {
         // SAFETY: stream and context live, see the module's documentation.
         unsafe {

@@ -21,7 +21,7 @@ use crate::lock::Lock;
 use crate::slots::{self, LIVE};
 use crate::{attendant, capture, poller, state, streams, threads};
 use rustix::thread::futex;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,11 @@ pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
 
 /// The same by a thread that is not within [`entered`], nor in a launch. It waits for others for no longer than this.
 pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -> Option<T> {
-    alone_within(0, [wait_max; 2], issue)
+    if state::is_inside() {
+        return None;
+    }
+    // A signal handler within must not wait for this frame.
+    state::inside(|| alone_within(0, [wait_max; 2], issue))
 }
 
 /// By a thread that is counted so many times among those that put work into streams; waits so long for its turn, and
@@ -237,8 +241,9 @@ fn is_idle(context: usize) -> bool {
             if !is_mine || stream <= STREAM_PER_THREAD {
                 return !is_mine || index != slots::OVERFLOW;
             }
-            let is_there = || slot.phase.load(Acquire) == LIVE;
-            ask(stream, &is_there).unwrap_or_else(|| slot.phase.load(Acquire) != LIVE)
+            // The slot may be another stream's meanwhile.
+            let is_there = || slot.phase.load(SeqCst) == LIVE && slot.stream.load(SeqCst) == stream;
+            ask(stream, &is_there).unwrap_or_else(|| !is_there())
         })
 }
 

@@ -358,7 +358,8 @@ pub fn reopen(closed: &Closed) {
 pub fn drop_context(context: usize) {
     let Some(client) = state::client() else { return };
     for (i, slot) in in_use() {
-        if slot.context.load(Relaxed) == context {
+        // Others are of a new context with its handle.
+        if slot.context.load(Relaxed) == context && slot.phase.load(SeqCst) == GONE {
             completion::seen_done(client, i, slot.word.snapshot().sequence());
             attendant::report_change(crate::activity::clear(&client.activity, bit(i)));
             detach(i);

@@ -208,8 +208,12 @@ fn carry_out(job: &Job) -> bool {
         making::rewrite_ahead(job);
     }
     let _context = CONTEXT_IN_USE.lock();
-    if attendant::is_exiting() || is_lost() || is_closing(job.context) || is_given_up() {
+    if attendant::is_exiting() || is_lost() || is_given_up() {
         return false;
+    }
+    // Whether it is destroyed shows: then what is to be done in it is given up.
+    if is_closing(job.context) {
+        return true;
     }
     match job.task {
         Task::Gate => making::gate(job.context) == Err(Failed::Busy),

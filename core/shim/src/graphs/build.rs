@@ -20,9 +20,9 @@ use std::collections::{HashMap, HashSet};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
 
 /// Child graphs within child graphs followed this deep.
 const DEPTH_MAX: usize = 16;
@@ -37,6 +37,17 @@ static EXECS: AtomicUsize = AtomicUsize::new(0);
 pub fn reset() {
     EXECS.store(0, SeqCst);
     RETIRED.reset(Vec::new());
+    HOMES.reset(Vec::new());
+}
+
+/// All of them that anything is in.
+static HOMES: Guarded<Vec<Weak<Home>>> = Guarded::new(Vec::new());
+
+/// A context is gone: what was made in it is left alone from now on, whoever has it.
+pub fn forget_context(context: usize) {
+    let homes = HOMES.with(|all| all.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
+    homes.iter().filter(|home| home.context == context).for_each(|home| home.leave());
+    sweep(context);
 }
 
 /// The context that driver objects live in, for as long as it does.
@@ -51,7 +62,17 @@ impl Home {
     fn current() -> Result<Arc<Self>, Reason> {
         match driver().current_context() {
             0 => Err(Reason::NoContext),
-            context => Ok(Arc::new(Home { context, gone: AtomicBool::new(false) })),
+            context => {
+                let home = Arc::new(Home { context, gone: AtomicBool::new(false) });
+                HOMES.with(|all| {
+                    // Those that nothing is in any more go when there are twice as many.
+                    if all.len() == all.capacity() {
+                        all.retain(|home| home.strong_count() > 0);
+                    }
+                    all.push(Arc::downgrade(&home));
+                });
+                Ok(home)
+            }
         }
     }
 
@@ -444,13 +465,6 @@ pub struct Parts {
     home: Arc<Home>,
     /// In the order to launch them.
     pub steps: Vec<Step>,
-}
-
-impl Parts {
-    /// Destroy them now: within a call that destroys what they were made of.
-    pub fn destroy(mut self) {
-        destroy(&self.home, &std::mem::take(&mut self.steps));
-    }
 }
 
 impl Drop for Parts {
