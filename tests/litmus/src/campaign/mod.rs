@@ -275,7 +275,7 @@ fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
         let expected = device.and_then(|device| expected(program, device));
         let mut bare = Row::new("bare", "no policy");
         let judge = |outcome| bare.judge(program, expected.as_ref(), outcome);
-        if !outcomes.into_iter().map(judge).fold(true, |all, is_good| all && is_good) {
+        if !outcomes.into_iter().all(judge) {
             rows.iter_mut().for_each(|row| row.excuse(&program.name));
         }
     }

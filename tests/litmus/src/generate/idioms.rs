@@ -242,7 +242,7 @@ impl Maker {
             timeline.push((thread, Op::Sync { target, asking: false }));
             timeline.push((thread, Op::Sleep { us: 2_000 }));
         }
-        for other in threads[1..].to_vec() {
+        for other in threads[1..].iter().copied() {
             let flag = self.b.flag();
             timeline.push((thread, Op::Post { flag }));
             timeline.push((other, Op::Pass { flag }));

@@ -407,7 +407,7 @@ fn waits(all: &Moments<'_>) -> Vec<Vec<u32>> {
             c.items.iter().for_each(|&i| wait(back(call), all.items[i].end));
         }
         let is_launch = matches!(c.op, Op::Submit { .. } | Op::Launch { .. });
-        if !holds_others(c.op) && !(environment.blocking && is_launch) {
+        if !(holds_others(c.op) || environment.blocking && is_launch) {
             continue;
         }
         for (other, o) in all.calls.iter().enumerate() {
