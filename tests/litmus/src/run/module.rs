@@ -7,12 +7,14 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use tally_kernels::fatbin;
 
 /// Longest text of a module.
 const TEXT_BYTES_MAX: usize = 1 << 15;
 /// Where texts of [`Source::Static`] lie, in the program's own data: one after the other.
 static TEXT: Mutex<[u8; TEXT_BYTES_MAX]> = Mutex::new([0; TEXT_BYTES_MAX]);
+static FILES: AtomicU32 = AtomicU32::new(0);
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub const SHARED_BYTES: u32 = 8;
 /// Kernels of which there can be one block on an SM.
@@ -95,7 +97,9 @@ impl Loaded {
     /// From a file that is another program's right afterwards, of the same length.
     fn load_file(&mut self, cuda: &Cuda, wanted: Module, text: &str, folder: &Path) -> Done {
         let failed = |_| Failed { call: "writing a module's file", code: 0 };
-        let path: PathBuf = folder.join(format!("module-{}.ptx", std::process::id()));
+        // Threads load at the same time.
+        let number = FILES.fetch_add(1, SeqCst);
+        let path: PathBuf = folder.join(format!("module-{}-{number}.ptx", std::process::id()));
         std::fs::write(&path, text).map_err(failed)?;
         let name = CString::new(path.to_string_lossy().as_bytes()).unwrap_or_default();
         // SAFETY: a C string and a valid out pointer.
