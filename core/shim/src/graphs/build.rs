@@ -459,7 +459,8 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
 }
 
 /// Execs of ours. When it is dropped they are destroyed, but not before nothing runs: destroying one may wait for all
-/// that does (seen on an H200), and the thread that drops it need not be one that could wait.
+/// that does (litmus programs hung there on an H200; `tests/gpu`, `waits` saw none wait), and the thread that drops it
+/// need not be one that could wait.
 #[derive(Debug)]
 pub struct Parts {
     home: Arc<Home>,
