@@ -47,7 +47,7 @@ pub const PRIORITY_RANGE: (i32, i32) = (0, -5);
 /// First and longest sleep of a stream that polls a value, in microseconds.
 pub const VALUE_POLL_US: (u64, u64) = (5, 100);
 
-/// Hardware queues of a context and priority, unless the program says otherwise, and at most.
+/// Hardware queues of a context, unless the program says otherwise, and at most.
 pub const CONNECTIONS: (u64, u64) = (8, 32);
 /// Entries that a hardware queue holds.
 pub const QUEUE_DEPTH: u64 = 1020;

@@ -9,13 +9,12 @@
 //! As measured on an H200 with driver 580: fewer than 8 connections are given out to
 //! streams in turn, when they are made; from 8 on, a stream whose work is done takes, with
 //! its next piece, a queue that no other stream uses, else one that nobody is kept waiting in, if there is one. Streams of
-//! another priority have queues of their own. A queue holds some 1020 entries; a call that
+//! all priorities share the queues. A queue holds some 1020 entries; a call that
 //! would add one more waits. What does not take an entry: event records without timing.
 
 use crate::config;
 use crate::sync::{Progress, lock};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 /// From so many connections on streams change queues.
@@ -84,40 +83,44 @@ impl Entry {
     }
 }
 
-/// The queues of one priority.
-struct Level {
+/// All queues of a context.
+pub(crate) struct HardwareQueues {
     queues: Vec<Arc<HardwareQueue>>,
-    /// Which one the next new stream gets.
-    next: usize,
+    /// Streams that were made.
+    made: AtomicUsize,
+    /// Held while a queue is chosen, so that no two streams take the same free one.
+    choosing: Mutex<()>,
 }
 
-/// All queues of a context.
-#[derive(Default)]
-pub(crate) struct HardwareQueues(Mutex<BTreeMap<i32, Level>>);
+impl Default for HardwareQueues {
+    fn default() -> Self {
+        let queues = (0..config::connections()).map(|_| Arc::default()).collect();
+        Self { queues, made: AtomicUsize::new(0), choosing: Mutex::default() }
+    }
+}
 
 impl HardwareQueues {
-    /// The queue that a new stream of that priority starts with.
-    pub(crate) fn assign(&self, priority: i32) -> Arc<HardwareQueue> {
-        let mut levels = lock(&self.0);
-        let level = levels.entry(priority).or_insert_with(|| {
-            let queues = (0..config::connections()).map(|_| Arc::default()).collect();
-            Level { queues, next: 0 }
-        });
-        let queue = level.queues[level.next].clone();
-        level.next = (level.next + 1) % level.queues.len();
-        queue
+    /// The queue that a new stream starts with.
+    pub(crate) fn assign(&self) -> Arc<HardwareQueue> {
+        let number = self.made.fetch_add(1, SeqCst);
+        self.queues[number % self.queues.len()].clone()
     }
 
-    /// Where the next work of a stream goes that used `now` and has none under way.
-    pub(crate) fn choose(&self, priority: i32, now: &Arc<HardwareQueue>) -> Arc<HardwareQueue> {
-        if config::connections() < DYNAMIC_MIN || now.is_free() {
+    /// Where the next work of a stream goes that used `now` and has none under way; it counts as a user there.
+    pub(crate) fn take(&self, now: &Arc<HardwareQueue>) -> Arc<HardwareQueue> {
+        let _held = lock(&self.choosing);
+        let chosen = self.choose(now);
+        chosen.count_user(true);
+        chosen
+    }
+
+    fn choose(&self, now: &Arc<HardwareQueue>) -> Arc<HardwareQueue> {
+        if self.queues.len() < DYNAMIC_MIN || now.is_free() {
             return now.clone();
         }
-        let levels = lock(&self.0);
-        let queues = levels.get(&priority).map_or(&[][..], |level| &level.queues);
-        let free = queues.iter().find(|queue| queue.is_free());
+        let free = self.queues.iter().find(|queue| queue.is_free());
         let open = || Some(now).filter(|queue| !queue.is_blocked());
-        let other = || queues.iter().find(|queue| !queue.is_blocked());
+        let other = || self.queues.iter().find(|queue| !queue.is_blocked());
         free.or_else(open).or_else(other).unwrap_or(now).clone()
     }
 }

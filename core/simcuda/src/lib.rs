@@ -14,7 +14,7 @@
 //! | `TALLY_SIMCUDA_STRICT` | `1`: a handle that is gone ends the process | off |
 //! | `TALLY_SIMCUDA_INIT_MS` | how much longer `cuInit` takes, ms | 0 |
 //! | `TALLY_SIMCUDA_QUEUE_DEPTH` | entries that a hardware queue holds | 1020 |
-//! | `CUDA_DEVICE_MAX_CONNECTIONS` | hardware queues of a context and priority, 1 to 32 | 8 |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS` | hardware queues of a context, 1 to 32 | 8 |
 //! | `CUDA_LAUNCH_BLOCKING` | `1`: launches of kernels return when these have ended | off |
 //! | `TALLY_SIMCUDA_LOG` | `1`: say on stderr why a module, launch or start failed | silent |
 //!

@@ -104,7 +104,7 @@ impl Stream {
     ) -> CuResult<Arc<Self>> {
         let queue = Queue {
             tasks: VecDeque::new(),
-            hardware: context.hardware.assign(priority),
+            hardware: context.hardware.assign(),
             uses_hardware: false,
             last_entry: 0,
             submitted: 0,
@@ -215,16 +215,14 @@ impl Stream {
         let mut entry = None;
         if op.takes_entry() {
             queue.leave_hardware(self.completed.get());
-            if !queue.uses_hardware {
-                let chosen = self.context.hardware.choose(self.priority, &queue.hardware);
-                queue.hardware = chosen;
+            if !std::mem::replace(&mut queue.uses_hardware, true) {
+                let taken = self.context.hardware.take(&queue.hardware);
+                queue.hardware = taken;
+                queue.last_entry = queue.submitted;
             }
             entry = queue.hardware.enter();
             if entry.is_none() {
                 return Ok(Err(queue.hardware.clone()));
-            }
-            if !std::mem::replace(&mut queue.uses_hardware, true) {
-                queue.hardware.count_user(true);
             }
             queue.last_entry = queue.submitted + 1;
         }
