@@ -1,9 +1,10 @@
 //! The streams that a program creates, and how many hardware queues it has for them.
 //!
 //! Streams beyond the number of queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default) share one, and what
-//! waits in a queue holds up all behind it. A stream takes the place of one queue at most, and the
-//! driver gives new work a queue that is free, so while there are no more streams with work than
-//! queues nobody is held up (measured with 1, 2, 8 and 32 queues: `tests/gpu`, `streams`).
+//! waits in a queue holds up all behind it. With [`DYNAMIC_MIN`] queues or more the driver gives new work a queue
+//! that is free, so while there are no more streams with work than queues nobody is held up. With fewer, streams
+//! are given queues in turn when they are made, so that any two may share one. Streams of all priorities share the
+//! queues, those of the shim's too (measured: `tests/gpu`, `streams`).
 
 use crate::cu::{CuResult, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
 use crate::cut::guarded::Guarded;
@@ -16,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 const QUEUES_DEFAULT: u32 = 8;
 /// What the driver takes.
 const QUEUES_MAX: u32 = 32;
+/// From so many on, work is given a queue that is free.
+const DYNAMIC_MIN: u32 = 8;
 /// Created streams that are remembered; more are only counted.
 const CREATED_MAX: usize = 4_096;
 
@@ -50,9 +53,9 @@ pub fn queues() -> u32 {
     queues
 }
 
-/// Whether so many more streams with work may wait in a queue without holding anybody up.
+/// Whether so many streams more than the program's may have work without holding anybody up.
 pub fn has_queues_for(more: u32) -> bool {
-    slots::used().saturating_add(more) <= queues()
+    queues() >= DYNAMIC_MIN && slots::used().saturating_add(more) <= queues()
 }
 
 /// Whether a context may have a blocking stream other than the legacy one: what comes into the legacy

@@ -14,7 +14,7 @@ use crate::cu::{
     LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::launch::{KernelArguments, Shape};
-use crate::{images, names, state, streams};
+use crate::{images, names, state};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
@@ -232,7 +232,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
             // Parts wait for one another in a hardware queue.
             let has_room = place.backlog <= BACKLOG_MAX
                 && watch::makes_room()
-                && streams::has_queues_for(1)
+                && super::has_queues()
                 && cut.keeps_residency(arguments, blocks);
             let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
             let claimed = blocks <= gate::TABLE_WORDS;

@@ -53,7 +53,7 @@ pub mod worker;
 
 use crate::graphs::{self, CutState};
 use crate::launch::{Shape, Target};
-use crate::slots::OVERFLOW;
+use crate::slots::{self, OVERFLOW};
 use crate::streams;
 use guarded::Guarded;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -128,7 +128,7 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
                 if kernels::is_allowed()
                     && gate::may_serve(place.context)
                     && watch::makes_room()
-                    && streams::has_queues_for(1) =>
+                    && has_queues() =>
             {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
@@ -137,6 +137,13 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
         },
         Target::Other => 0,
     }
+}
+
+/// Whether what the shim adds to a launch finds hardware queues of its own: the streams of the flag and of rescues,
+/// and a narrow one for each of the program's, where there are any.
+fn has_queues() -> bool {
+    let narrow = if width::is_in_use() { slots::used() } else { 0 };
+    streams::has_queues_for(2 + narrow)
 }
 
 /// Contexts that are being destroyed.

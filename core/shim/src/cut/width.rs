@@ -21,7 +21,7 @@ use crate::cu::{
 use crate::launch::KernelArguments;
 use crate::lock::Lock;
 use crate::slots::SLOTS;
-use crate::{attendant, log, quiesce, slots, streams, threads};
+use crate::{attendant, log, quiesce, streams, threads};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -92,11 +92,15 @@ pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
         && !streams::is_memory_attached()
         // One takes two entries of a queue.
         && place.backlog <= kernels::BACKLOG_MAX
-        // Each stream and its narrow one wait in a queue.
-        && streams::has_queues_for(slots::used() + 1)
+        && super::has_queues()
         && kernels::may_be_limited(kernel, launch.function)
         && kernels::resident_on_all(launch).is_some_and(|resident| blocks > resident);
     if fits { CAN_PARTITION } else { 0 }
+}
+
+/// Whether there are narrow streams, or may soon be.
+pub fn is_in_use() -> bool {
+    CONTEXT.load(Acquire) != 0
 }
 
 /// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were narrowed never are
