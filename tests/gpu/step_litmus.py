@@ -15,7 +15,7 @@ from procs import Process
 # Findings of a row that are kept with their programs; the others are counted.
 FINDINGS_MAX = 20
 # What a campaign may take beyond its minutes: it ends what runs, and a hang takes its time.
-GRACE_S = 60
+GRACE_S = 130
 
 
 def campaign(suite, name, minutes, options):
@@ -23,7 +23,7 @@ def campaign(suite, name, minutes, options):
     report = suite.work / f"litmus-{name}.json"
     command = [
         suite.program("tally-litmus"), "campaign", "--cuda", f"--workers={suite.args.workers}", "--show=0",
-        f"--bare-runs={suite.args.bare_runs}", "--confirm-runs=40", f"--limit={suite.args.limit}", f"--bare-limit={suite.args.bare_limit}", f"--minutes={minutes}",
+        f"--bare-runs={suite.args.bare_runs}", f"--confirm-runs={suite.args.confirm_runs}", f"--limit={suite.args.limit}", f"--bare-limit={suite.args.bare_limit}", f"--minutes={minutes}",
         f"--seed={suite.args.seed}", f"--work-percent={suite.args.work_percent}", f"--json={report}", *options,
     ]  # fmt: skip
     log = suite.logs / f"{name}.log"
@@ -95,7 +95,8 @@ def add_arguments(parser):
     parser.add_argument("--bare-runs", type=int, default=1, help="how often each runs bare first")
     parser.add_argument("--workers", type=int, default=4, help="setups at one time")
     parser.add_argument("--limit", type=float, default=20, help="seconds after which a program counts as hung")
-    parser.add_argument("--bare-limit", type=float, default=4, help="the same of bare ones")
+    parser.add_argument("--bare-limit", type=float, default=12, help="the same of bare ones")
+    parser.add_argument("--confirm-runs", type=int, default=4000, help="how often what misbehaves runs bare again")
     parser.add_argument("--minutes", type=float, default=6, help="of all setups")
     parser.add_argument("--vendor-minutes", type=float, default=1.5, help="of those with the vendor switch; 0: none")
     parser.add_argument("--setups", default="", help="setups with one of these in their names, comma-separated")

@@ -70,7 +70,8 @@ fn machine(work_percent: u32, folder: &std::path::Path) -> Result<Machine> {
 
 #[derive(clap::Args)]
 struct CampaignArgs {
-    /// So many programs made from seeds.
+    /// So many programs made from seeds. On a GPU without those that end threads while there is work in their
+    /// per-thread streams: that may hang bare.
     #[arg(long, default_value_t = 200)]
     programs: u64,
     /// The seed of the first.
@@ -104,7 +105,7 @@ struct CampaignArgs {
     /// So many times bare; a program must end well each time to be run under Tally.
     #[arg(long, default_value_t = 1)]
     bare_runs: u32,
-    /// What misbehaves under Tally runs bare again, so often.
+    /// What misbehaves under Tally runs bare again, so often; half of that beside another process's kernels.
     #[arg(long, default_value_t = 0)]
     confirm_runs: u32,
     /// Every program under all setups, instead of one each. Named ones always are.
@@ -176,8 +177,9 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
         work_percent: args.work_percent,
         vendor: args.vendor,
     };
-    let made = (args.seed..args.seed + args.programs).map(tally_litmus::generate::program);
-    let mut programs: Vec<Program> = made.collect();
+    let made = (args.seed..).map(tally_litmus::generate::program);
+    let is_sure = |program: &Program| !args.cuda || !program.ends_threads_with_work();
+    let mut programs: Vec<Program> = made.filter(is_sure).take(args.programs as usize).collect();
     let mut reports = Vec::new();
     if args.named {
         let mut named = tally_litmus::named::all();

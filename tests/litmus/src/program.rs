@@ -337,6 +337,29 @@ impl Program {
         self.ops().any(|(_, _, op)| is(op))
     }
 
+    /// Whether a thread that is started may end while there is work in its per-thread stream. On an H200 (driver
+    /// 580) about one in a hundred such ends never returns, without Tally.
+    pub fn ends_threads_with_work(&self) -> bool {
+        let is_own = |on: Id| self.streams[on].kind == StreamKind::PerThread;
+        let open = |open: bool, op: &Op| match *op {
+            Op::Submit { on, .. }
+            | Op::Record { on, .. }
+            | Op::WaitEvent { on, .. }
+            | Op::Launch { on, .. }
+                if is_own(on) =>
+            {
+                true
+            }
+            Op::Sync { target: Target::Stream(on), .. } if is_own(on) => false,
+            _ => open,
+        };
+        let started = self.ops().filter_map(|(_, _, op)| match op {
+            Op::Start { thread } => Some(*thread),
+            _ => None,
+        });
+        started.into_iter().any(|thread| self.threads[thread].ops.iter().fold(false, open))
+    }
+
     /// The process that a context, and what belongs to it, is in.
     pub fn process_of(&self, context: Id) -> u8 {
         self.contexts[context].process

@@ -20,6 +20,8 @@ use tally_tests::{Artefacts, Class, Process, Scene};
 
 /// Programs that one process runs, at most.
 const BATCH: usize = 100;
+/// How long programs that misbehaved may run bare again, in all.
+const CONFIRM_MAX: Duration = Duration::from_secs(60);
 /// The core's own settings: a window in which nothing ends lets another launch in sooner, for
 /// programs here wait for one another all the time.
 const CORE: &str = "[engine]\nwindow_stall_ms = 25\n[rewrite]\nenabled = true\n";
@@ -262,24 +264,41 @@ fn start_load(plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {
     Ok(load)
 }
 
-/// Programs that misbehaved under Tally run bare again, so often: what does so bare as well, on a GPU whose rules the
-/// model does not all know, is told apart.
+/// Programs that misbehaved under Tally run bare again, so often, the second half beside another process's kernels: what
+/// does so bare as well, on a GPU whose rules the model does not all know, is told apart.
 fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
     let scene = Scene::new(artefacts, plan.device)?;
     let driver = plan.driver(&scene);
-    let driver = Driver { limit_s: plan.bare_limit_s, stops_at_hang: true, ..driver };
-    let names: BTreeSet<String> = rows.iter().flat_map(Row::programs).collect();
-    for program in plan.programs.iter().filter(|program| names.contains(&program.name)) {
-        let runs = vec![program; plan.confirm_runs as usize];
-        let (outcomes, device) = driver.run(&runs, &|command| Ok(command), &mut |_| {})?;
-        let expected = device.and_then(|device| expected(program, device));
-        let mut bare = Row::new("bare", "no policy");
-        let judge = |outcome| bare.judge(program, expected.as_ref(), outcome);
-        if !outcomes.into_iter().all(judge) {
-            rows.iter_mut().for_each(|row| row.excuse(&program.name));
+    let until = Instant::now() + CONFIRM_MAX;
+    let driver = Driver { limit_s: plan.bare_limit_s, stops_at_hang: true, until, ..driver };
+    let mut names: BTreeSet<String> = rows.iter().flat_map(Row::programs).collect();
+    for beside_load in [false, true] {
+        let load =
+            (beside_load && !names.is_empty()).then(|| bare_load(plan, &scene)).transpose()?;
+        for program in plan.programs.iter().filter(|program| names.contains(&program.name)) {
+            let runs = vec![program; plan.confirm_runs.div_ceil(2) as usize];
+            let (outcomes, device) = driver.run(&runs, &|command| Ok(command), &mut |_| {})?;
+            let expected = device.and_then(|device| expected(program, device));
+            let mut bare = Row::new("bare", "no policy");
+            let ran = outcomes.into_iter().filter(|outcome| *outcome != Outcome::NotRun);
+            let judge = |outcome| bare.judge(program, expected.as_ref(), outcome);
+            if !ran.map(judge).fold(true, |all, is_good| all & is_good) {
+                rows.iter_mut().for_each(|row| row.excuse(&program.name));
+            }
         }
+        names = rows.iter().flat_map(Row::programs).collect();
+        load.map(|mut load| load.kill()).transpose()?;
     }
     Ok(())
+}
+
+/// The other client, as a program of nobody's.
+fn bare_load(plan: &Plan, scene: &Scene) -> Result<Process> {
+    let mut load = scene.program("tally-litmus")?;
+    load.args(["load", "--high"]).arg(format!("--work-percent={}", plan.work_percent));
+    let mut load = scene.start("load", load)?;
+    ensure!(load.hear(Duration::from_secs(60))?["load"] == true, "the other client does not start");
+    Ok(load)
 }
 
 fn start_core(artefacts: &Artefacts, plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {

@@ -14,10 +14,10 @@
 //!   of different threads is open, both directions of what their order decides. Besides, as measured on an H200
 //!   (driver 580), and worse where nothing is known:
 //!   - *Hardware queues*: work waits until all that was submitted earlier, to any stream of that
-//!     context and priority, has left the head of the queue: kernels, graphs, copies, fills and host functions when
+//!     context, has left the head of the queue: kernels, graphs, copies, fills and host functions when
 //!     they start, all other work when it ends. Event records without timing neither wait nor
 //!     are waited for. Left out only where queues are assigned dynamically (8 connections or more) and the
-//!     program's streams of that context and priority are at most half as many.
+//!     program's streams of that context are at most half as many.
 //!   - *Depth*: no more than [`DEPTH_MAX`] pieces of work are under way in a context.
 //!   - *Calls that wait for the device* (`cuMemFree`, loads and unloads of modules, the end of an exec or a context) wait
 //!     for all of it, and any call of another thread may wait for them. Queries and plain stores never wait.

@@ -62,7 +62,6 @@ pub struct Item {
     /// The operation that submitted it.
     pub op: usize,
     pub context: Id,
-    pub urgency: u8,
     /// Its stream; none for a graph's node.
     pub key: Option<Key>,
     pub leaves: Leaves,
@@ -166,21 +165,13 @@ impl<'p> Moments<'p> {
         }
     }
 
-    fn item(
-        &mut self,
-        call: usize,
-        context: Id,
-        urgency: u8,
-        key: Option<Key>,
-        leaves: Leaves,
-    ) -> usize {
+    fn item(&mut self, call: usize, context: Id, key: Option<Key>, leaves: Leaves) -> usize {
         self.calls[call].items.push(self.items.len());
         self.items.push(Item {
             start: 0,
             end: 0,
             op: call,
             context,
-            urgency,
             key,
             leaves,
             effects: Vec::new(),
@@ -211,7 +202,7 @@ impl<'p> Moments<'p> {
                     return Err("of the device only".into());
                 };
                 let (key, leaves) = (Key::Legacy(context), Leaves::AtStart);
-                let item = self.item(call, context, 0, Some(key), leaves);
+                let item = self.item(call, context, Some(key), leaves);
                 self.items[item].effects.push(Effect::Copy { from: *from, to: *to });
                 return Ok(());
             }
@@ -219,27 +210,27 @@ impl<'p> Moments<'p> {
         };
         let stream = self.program.streams[on];
         let key = Some(self.key(on, thread));
-        let (context, urgency) = (stream.context, stream.urgency);
+        let context = stream.context;
         match self.calls[call].op {
             Op::Submit { work, .. } => {
                 let leaves = match work {
                     Work::Write { .. } | Work::Wait { .. } => Leaves::AtEnd,
                     _ => Leaves::AtStart,
                 };
-                let item = self.item(call, context, urgency, key, leaves);
+                let item = self.item(call, context, key, leaves);
                 self.describe(item, work);
             }
             Op::Record { event, .. } => {
                 let timed = self.program.events[*event].timed;
                 let leaves = if timed { Leaves::AtEnd } else { Leaves::Never };
-                let item = self.item(call, context, urgency, key, leaves);
+                let item = self.item(call, context, key, leaves);
                 self.items[item].records = Some(*event);
             }
-            Op::WaitEvent { .. } => drop(self.item(call, context, urgency, key, Leaves::AtEnd)),
+            Op::WaitEvent { .. } => drop(self.item(call, context, key, Leaves::AtEnd)),
             Op::Launch { exec, .. } => {
                 let none = Vec::new();
                 let updates = updated.get(exec).unwrap_or(&none);
-                self.launch(call, *exec, key, context, urgency, updates)?;
+                self.launch(call, *exec, key, context, updates)?;
             }
             _ => {}
         }
@@ -252,7 +243,6 @@ impl<'p> Moments<'p> {
         exec: Id,
         key: Option<Key>,
         context: Id,
-        urgency: u8,
         updates: &[(usize, Id)],
     ) -> Result<(), String> {
         let thread = self.calls[call].thread;
@@ -261,13 +251,13 @@ impl<'p> Moments<'p> {
         }
         let latest = updates.iter().rfind(|&&(update, _)| update < call);
         let graph = latest.map_or(self.program.execs[exec], |&(_, graph)| graph);
-        let whole = self.item(call, context, urgency, key, Leaves::AtStart);
+        let whole = self.item(call, context, key, Leaves::AtStart);
         let own = (updates.is_empty()).then_some((exec, whole));
         self.items[whole].launch = Some((exec, whole));
         let first = self.items.len();
         let program = self.program;
         for node in &program.graphs[graph].nodes {
-            let item = self.item(call, context, urgency, None, Leaves::Never);
+            let item = self.item(call, context, None, Leaves::Never);
             self.describe(item, &node.work);
             self.items[item].after = node.after.iter().map(|&before| first + before).collect();
             self.items[item].launch = own;

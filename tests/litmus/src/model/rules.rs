@@ -384,8 +384,7 @@ fn waits(all: &Moments<'_>) -> Vec<Vec<u32>> {
             wait(b.start, a.end);
         }
         let in_queue = a.leaves != Leaves::Never && b.leaves != Leaves::Never;
-        let level = (a.context, a.urgency);
-        if in_queue && a.op != b.op && level == (b.context, b.urgency) && shared.contains(&level) {
+        if in_queue && a.op != b.op && a.context == b.context && shared.contains(&a.context) {
             wait(b.start, if a.leaves == Leaves::AtStart { a.start } else { a.end });
         }
     });
@@ -431,12 +430,12 @@ fn waits(all: &Moments<'_>) -> Vec<Vec<u32>> {
     waits
 }
 
-/// Contexts and urgencies whose streams may share hardware queues.
-fn shared_queues(all: &Moments<'_>) -> Vec<(Id, u8)> {
-    let mut streams: HashMap<(Id, u8), Vec<Key>> = HashMap::new();
+/// Contexts whose streams may share hardware queues.
+fn shared_queues(all: &Moments<'_>) -> Vec<Id> {
+    let mut streams: HashMap<Id, Vec<Key>> = HashMap::new();
     for item in &all.items {
         let Some(key) = item.key else { continue };
-        let keys = streams.entry((item.context, item.urgency)).or_default();
+        let keys = streams.entry(item.context).or_default();
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -444,7 +443,7 @@ fn shared_queues(all: &Moments<'_>) -> Vec<(Id, u8)> {
     let connections = all.program.environment.connections;
     let apart =
         |keys: &Vec<Key>| connections >= DYNAMIC_MIN && keys.len() <= usize::from(connections) / 2;
-    streams.iter().filter(|(_, keys)| !apart(keys)).map(|(level, _)| *level).collect()
+    streams.iter().filter(|(_, keys)| !apart(keys)).map(|(context, _)| *context).collect()
 }
 
 /// No call finds a full queue.
