@@ -207,14 +207,25 @@ impl<'a> Fatbin<'a> {
     /// architecture only (`sm_90a`) fits no other, and goes before code for `sm_90`.
     ///
     /// The first part is NVIDIA's documented rule; which of two entries for the same
-    /// device is used is not documented, nor measured here. A kernel is compared with
-    /// the one that the driver loaded before its cut form is used.
+    /// device is used is not documented, nor measured here: see [`is_certain`](Self::is_certain).
     pub fn choose(&self, arch: u32) -> Option<&Entry<'a>> {
-        let best = |kind: Kind| {
-            let fits = |e: &&Entry<'a>| e.kind == kind && e.fits(arch);
-            self.entries.iter().filter(fits).max_by_key(|e| (e.arch, e.reach()))
-        };
-        best(Kind::Elf).or_else(|| best(Kind::Ptx))
+        self.best(Kind::Elf, arch).or_else(|| self.best(Kind::Ptx, arch))
+    }
+
+    /// The same of PTX only.
+    pub fn choose_ptx(&self, arch: u32) -> Option<&Entry<'a>> {
+        self.best(Kind::Ptx, arch)
+    }
+
+    fn best(&self, kind: Kind, arch: u32) -> Option<&Entry<'a>> {
+        let fits = |e: &&Entry<'a>| e.kind == kind && e.fits(arch);
+        self.entries.iter().filter(fits).max_by_key(|e| (e.arch, e.reach()))
+    }
+
+    /// Whether no other entry is for the same device as `chosen`, so that the driver surely uses it.
+    pub fn is_certain(&self, chosen: &Entry<'a>) -> bool {
+        let rivals = self.entries.iter().filter(|e| (e.kind, e.arch) == (chosen.kind, chosen.arch));
+        rivals.count() == 1
     }
 }
 

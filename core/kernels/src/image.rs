@@ -49,6 +49,9 @@ pub fn rewrite(
         ImageKind::Fatbin => {
             let container = Fatbin::parse(image).map_err(|_| Refusal::Malformed)?;
             let entry = container.choose(arch).ok_or(Refusal::NoCodeForDevice)?;
+            if !container.is_certain(entry) {
+                return Err(Refusal::SeveralCodes);
+            }
             let payload = entry.payload().map_err(|_| Refusal::Malformed)?;
             match entry.kind {
                 fatbin::Kind::Elf => cubin::rewrite(&payload, form, only),

@@ -71,11 +71,13 @@ pub enum Refusal {
     OutOfMemory = 31,
     /// On some of the SMs it did not end.
     StuckLimited = 32,
+    /// The fatbin holds more than one code for this GPU: which of them the driver uses is not known.
+    SeveralCodes = 33,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 32] = {
+    pub const ALL: [Refusal; 33] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -110,6 +112,7 @@ impl Refusal {
             BlocksMayWait,
             OutOfMemory,
             StuckLimited,
+            SeveralCodes,
         ]
     };
 
@@ -158,6 +161,7 @@ impl Refusal {
             Refusal::BlocksMayWait => "its code lets its blocks wait for one another",
             Refusal::OutOfMemory => "the GPU's memory was full when its cut form was to be loaded",
             Refusal::StuckLimited => "it did not end when it was limited to some of the SMs",
+            Refusal::SeveralCodes => "its image holds several codes for this GPU",
         }
     }
 

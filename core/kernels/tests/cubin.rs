@@ -422,4 +422,9 @@ fn machine_code_in_a_container_is_patched_for_its_device() {
     }
     let refused = image::rewrite(&container, 75, CutForm::Prelude, None);
     assert_eq!(refused.unwrap_err(), Refusal::NoCodeForDevice);
+    // Which of two for one device the driver takes is not known; what is for other devices does not matter.
+    let two = pack(&[80, 90, 80].map(|arch| (Kind::Elf, arch, ORDINARY[0].1)));
+    let refused = image::rewrite(&two, 80, CutForm::Prelude, None);
+    assert_eq!(refused.unwrap_err(), Refusal::SeveralCodes);
+    assert!(image::rewrite(&two, 90, CutForm::Prelude, None).is_ok());
 }

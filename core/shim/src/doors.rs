@@ -10,7 +10,7 @@
 #![allow(non_snake_case)]
 
 use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
-use crate::{contexts, graphs, launch, lifecycle, names, quiesce, resolve, streams, syncs};
+use crate::{contexts, graphs, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -315,16 +315,16 @@ doors! {
     cuDevicePrimaryCtxRelease(device: c_int) false contexts::primary_release;
     cuDevicePrimaryCtxRelease_v2(device: c_int) false contexts::primary_release;
 
-    cuModuleLoad(module: *mut Ptr, path: *const c_char) false names::module_load;
-    cuModuleLoadData(module: *mut Ptr, image: *const u8) false names::module_load_data;
-    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: *mut c_int, values: *mut Ptr) false names::module_load_data_ex;
-    cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false names::module_load_data;
+    cuModuleLoad(module: *mut Ptr, path: *const c_char) false loads::module_load;
+    cuModuleLoadData(module: *mut Ptr, image: *const u8) false loads::module_load_data;
+    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: *mut c_int, values: *mut Ptr) false loads::module_load_data_ex;
+    cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false loads::module_load_data;
     cuModuleUnload(module: Ptr) false names::unload;
     cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate;
     cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate;
     cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
-    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_data;
-    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false names::library_load_file;
+    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_data;
+    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;
     cuLibraryUnload(library: Ptr) false names::unload;
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;

@@ -1,20 +1,19 @@
 //! The code images that a best-effort program loads: what identifies them, and their bytes for as long as
 //! a kernel of theirs may be transformed.
 //!
-//! An image is identified by a digest of all of its bytes, taken when it is loaded, and of the options of the
-//! load that change the code. Its bytes are copied where they may change or go away; of what lies in a
-//! library's read-only data only the place is kept, and what is found there later is taken only if it has
-//! the same digest.
+//! An image is identified by a digest of all of its bytes, and of the options of the load that change the code.
+//! Where its bytes may change or go away they are copied first, and the driver is given the copy, so that it cannot
+//! have read others. Of what lies in a library's read-only data only the place is kept, and what is found there
+//! later is taken only if it has the same digest.
 //!
 //! Must never read memory that may be gone, and never let the program wait for the loader's lock while
 //! it holds one of ours.
 
 use crate::cut::guarded::Guarded;
 use crate::cut::{takes_vendor, vendor};
+use crate::span::{self, Span};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use tally_kernels::Refusal;
 
@@ -32,7 +31,7 @@ const HARMLESS_OPTIONS: [c_int; 9] = [2, 3, 4, 5, 6, 8, 12, 13, 14];
 /// Where an image's bytes are.
 #[derive(Debug)]
 enum Place {
-    Copied(Arc<[u8]>),
+    Copied(Arc<Vec<u8>>),
     InLibrary {
         start: usize,
         bytes: usize,
@@ -113,15 +112,14 @@ pub fn identity_of(digest: u128, name: &[u8]) -> u128 {
     digest_of(name, &digest.to_le_bytes())
 }
 
-/// The program loaded an image from memory. Returns its digest, 0 if it is of no known kind.
+/// The program loaded an image that was not copied. Returns its digest, 0 if it is of no known kind.
 ///
 /// # Safety
 /// An image, and options, that the driver has just accepted.
 pub unsafe fn loaded(image: *const u8, options: Options) -> u128 {
-    // SAFETY: by this function's contract.
-    let Some(Span { start, bytes, is_plain }) = (unsafe { span(image) }) else { return 0 };
-    // SAFETY: its own tables give the length, or the NUL behind it.
-    let all = unsafe { std::slice::from_raw_parts(start, bytes) };
+    let Some(Span { start, bytes, is_plain }) = span::of(image as usize) else { return 0 };
+    // SAFETY: its own tables give the length, or the NUL behind it, and the driver has read it.
+    let all = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
     // SAFETY: by this function's contract.
     let options = unsafe { options.that_matter() };
     let digest = digest_of(all, &options);
@@ -130,30 +128,81 @@ pub unsafe fn loaded(image: *const u8, options: Options) -> u128 {
     }
     // Outside the lock: these may wait for the loader's, and whoever holds that one may run a library's
     // constructors, which load images.
-    let holder = library_of(start as usize);
-    let stays = holder.is_some() && is_read_only(start as usize, bytes);
-    let library = holder.or_else(caller);
-    let place = if !is_plain || !options.is_empty() {
-        Place::Nowhere
-    } else if stays {
-        Place::InLibrary { start: start as usize, bytes }
-    } else {
-        copy(all, library.as_deref())
-    };
-    add(digest, place, library);
+    let stays = is_plain && options.is_empty() && is_read_only(start, bytes);
+    let place = if stays { Place::InLibrary { start, bytes } } else { Place::Nowhere };
+    add(digest, place, library_of(start).or_else(caller));
     digest
 }
 
-/// The program is loading a file, of which these are the bytes. Returns the digest.
-pub fn loaded_file(bytes: &[u8], name: Option<String>, options: Options) -> u128 {
-    // SAFETY: the caller's options, which the driver has read.
+/// A copy of an image, which the driver is given in its place.
+pub struct Snapshot {
+    /// The image, with a NUL behind it.
+    bytes: Vec<u8>,
+    /// In which the driver finds it, if that is how the image came.
+    wrapper: Option<[u64; 3]>,
+}
+
+impl Snapshot {
+    /// Of an image in memory that may change while it is read. `None`: the image itself is to be used, for it stays
+    /// as it is, or is too long, or nothing that is known to be an image.
+    pub fn of(image: *const u8) -> Option<Self> {
+        let Span { start, bytes, is_plain } = span::of(image as usize)?;
+        if !is_plain || bytes > COPIED_BYTES_MAX || is_read_only(start, bytes) {
+            return None;
+        }
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes + 1).ok()?;
+        copy.resize(bytes, 0);
+        if span::read(start, &mut copy) != bytes || !span::is_whole(&copy) {
+            return None;
+        }
+        copy.push(0);
+        let magic = u64::from(u32::from_le_bytes(span::WRAPPER_MAGIC));
+        // magic and version 1, data, nothing that it was linked with.
+        let wrapper = [magic | 1 << 32, copy.as_ptr() as u64, 0];
+        Some(Self { bytes: copy, wrapper: (start != image as usize).then_some(wrapper) })
+    }
+
+    /// What the driver is given.
+    pub fn image(&self) -> *const u8 {
+        match &self.wrapper {
+            Some(wrapper) => wrapper.as_ptr().cast(),
+            None => self.bytes.as_ptr(),
+        }
+    }
+
+    /// The driver took it. Returns the digest of the image.
+    ///
+    /// # Safety
+    /// Options that the driver has just accepted.
+    pub unsafe fn loaded(self, options: Options) -> u128 {
+        // SAFETY: by this function's contract.
+        unsafe { loaded_bytes(self.bytes, caller(), options) }
+    }
+}
+
+/// The program loaded a file, of which the driver was given these bytes, a NUL behind them. Returns the digest.
+///
+/// # Safety
+/// Options that the driver has just accepted.
+pub unsafe fn loaded_bytes(mut bytes: Vec<u8>, library: Option<String>, options: Options) -> u128 {
+    bytes.pop();
+    // SAFETY: by this function's contract.
     let options = unsafe { options.that_matter() };
-    let digest = digest_of(bytes, &options);
+    let digest = digest_of(&bytes, &options);
     if !is_known(digest) {
-        let place = if options.is_empty() { copy(bytes, name.as_deref()) } else { Place::Nowhere };
-        add(digest, place, name);
+        let place = match options.is_empty() {
+            true => kept(bytes, library.as_deref()),
+            false => Place::Nowhere,
+        };
+        add(digest, place, library);
     }
     digest
+}
+
+/// Whether an image stays as it is: it lies in a library's read-only memory.
+pub fn is_in_library(image: *const u8) -> bool {
+    span::of(image as usize).is_some_and(|span| is_read_only(span.start, span.bytes))
 }
 
 /// Whether an image is noted; if so, it has one more user.
@@ -168,14 +217,14 @@ fn is_known(digest: u128) -> bool {
     })
 }
 
-fn copy(bytes: &[u8], library: Option<&str>) -> Place {
+fn kept(bytes: Vec<u8>, library: Option<&str>) -> Place {
     // Never needed: see `kernels::verdict`.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {
         return Place::Nowhere;
     }
-    Place::Copied(bytes.into())
+    Place::Copied(Arc::new(bytes))
 }
 
 fn add(digest: u128, place: Place, library: Option<String>) {
@@ -226,7 +275,7 @@ pub fn library(digest: u128) -> Result<Option<String>, Refusal> {
 ///
 /// # Errors
 /// [`Refusal::ImageGone`] if they are not at hand any more.
-pub fn bytes(digest: u128) -> Result<Arc<[u8]>, Refusal> {
+pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, Refusal> {
     let (start, length) = match IMAGES.with(|images| {
         Some(match &images.by_digest.get(&digest)?.place {
             Place::Copied(bytes) => Ok(bytes.clone()),
@@ -240,13 +289,13 @@ pub fn bytes(digest: u128) -> Result<Arc<[u8]>, Refusal> {
     };
     // The library may be gone, and another be there: a read through the system fails where memory is
     // missing, and the digest tells the rest.
-    let mut found = vec![0; length];
-    let memory = File::open("/proc/self/mem").map_err(|_| Refusal::ImageGone)?;
-    memory.read_exact_at(&mut found, start as u64).map_err(|_| Refusal::ImageGone)?;
-    if digest_of(&found, &[]) != digest {
+    let mut found = Vec::new();
+    found.try_reserve_exact(length).map_err(|_| Refusal::ImageGone)?;
+    found.resize(length, 0);
+    if span::read(start, &mut found) != length || digest_of(&found, &[]) != digest {
         return Err(Refusal::ImageGone);
     }
-    Ok(found.into())
+    Ok(Arc::new(found))
 }
 
 /// Bytes of the images that are copied.
@@ -305,102 +354,46 @@ fn is_read_only(start: usize, bytes: usize) -> bool {
     wanted.is_read_only
 }
 
-/// File name of the library whose code called us: the nearest that is neither this one
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        each: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+/// File name of the library whose code called us: the nearest that is neither ours
 /// nor the driver.
 fn caller() -> Option<String> {
-    let mut frames = [std::ptr::null_mut(); 24];
-    // SAFETY: fills at most as many as there is room for. Only where an image is loaded,
-    // a call that compiles or copies code.
-    let count = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
+    struct Search {
+        own: String,
+        found: Option<String>,
+        frames_left: u32,
+    }
+    unsafe extern "C" fn look(context: *mut c_void, search: *mut c_void) -> c_int {
+        /// Anything but `_URC_NO_REASON`: what is behind this frame is not looked at. A program may have made
+        /// its stack itself, and its first frame need not return anywhere.
+        const ENOUGH: c_int = 5;
+        // SAFETY: as passed below; the unwinder's own context.
+        let (search, at) = unsafe { (&mut *search.cast::<Search>(), _Unwind_GetIP(context)) };
+        let name = library_of(at.saturating_sub(1));
+        let is_ours = name.as_ref().is_some_and(|name| {
+            *name == search.own
+                || name.starts_with("libtally_preload")
+                || name.starts_with("libcuda.")
+        });
+        search.frames_left = search.frames_left.saturating_sub(1);
+        if is_ours && search.frames_left > 0 {
+            return 0;
+        }
+        search.found = name.filter(|_| !is_ours);
+        ENOUGH
+    }
     let own = library_of(caller as *const () as usize)?;
-    let count = usize::try_from(count).unwrap_or(0).min(frames.len());
-    let mut names = frames[..count].iter().filter_map(|f| library_of(*f as usize));
-    names.find(|name| *name != own && !name.starts_with("libcuda."))
-}
-
-/// `fatbinData`'s wrapper: what `cuModuleLoadFatBinary` and cudart pass.
-const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
-/// A fat binary.
-const FATBIN_MAGIC: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-const ELF_MAGIC: &[u8; 5] = b"\x7fELF\x02";
-
-/// Where an image lies, whatever wraps it.
-struct Span {
-    start: *const u8,
-    bytes: usize,
-    /// A load of just these bytes is the same load.
-    is_plain: bool,
-}
-
-unsafe fn starts_with(image: *const u8, bytes: &[u8]) -> bool {
-    // SAFETY: stops at the first difference, so never past a text's NUL.
-    bytes.iter().enumerate().all(|(i, b)| unsafe { *image.add(i) } == *b)
-}
-
-unsafe fn word<const N: usize>(image: *const u8, at: usize) -> u64 {
-    let mut bytes = [0; 8];
-    // SAFETY: the caller knows that the header is at least this long.
-    unsafe { image.add(at).copy_to_nonoverlapping(bytes.as_mut_ptr(), N) };
-    u64::from_le_bytes(bytes)
-}
-
-/// The end of what an ELF file's header tables and sections reach.
-unsafe fn elf_length(image: *const u8) -> u64 {
-    // SAFETY: the tables of a file that the driver accepted.
-    unsafe {
-        let table = |offset: usize, size: usize, count: usize| {
-            (word::<8>(image, offset), word::<2>(image, size), word::<2>(image, count))
-        };
-        // e_phoff, e_phentsize, e_phnum; e_shoff, e_shentsize, e_shnum.
-        let (segments, segment_bytes, segment_count) = table(32, 54, 56);
-        let (sections, section_bytes, section_count) = table(40, 58, 60);
-        let mut end = sections + section_bytes * section_count;
-        if segment_count > 0 {
-            end = end.max(segments + segment_bytes * segment_count);
-        }
-        for index in 0..if section_bytes == 64 { section_count } else { 0 } {
-            let header = image.add((sections + index * section_bytes) as usize);
-            // SHT_NOBITS has no bytes: sh_type, sh_offset, sh_size.
-            if word::<4>(header, 4) != 8 {
-                end = end.max(word::<8>(header, 24).saturating_add(word::<8>(header, 32)));
-            }
-        }
-        end
-    }
-}
-
-/// # Safety
-/// An image that the driver has just accepted.
-unsafe fn span(image: *const u8) -> Option<Span> {
-    if image.is_null() {
-        return None;
-    }
-    // SAFETY: all reads are of a header of the kind that the magic says, in an
-    // image that the driver accepted.
-    unsafe {
-        let (start, is_plain) = if starts_with(image, &WRAPPER_MAGIC) {
-            // magic, version, data, what it was linked with. A later version brings other images.
-            (word::<8>(image, 8) as *const u8, word::<4>(image, 4) == 1)
-        } else {
-            (image, true)
-        };
-        if start.is_null() {
-            return None;
-        }
-        let bytes = if starts_with(start, &FATBIN_MAGIC) {
-            // magic, version u16, header size u16, size of the rest u64.
-            word::<2>(start, 6).saturating_add(word::<8>(start, 8))
-        } else if starts_with(start, ELF_MAGIC) {
-            elf_length(start)
-        } else if starts_with(start, &WRAPPER_MAGIC) {
-            return None;
-        } else {
-            // A text ends with a NUL.
-            CStr::from_ptr(start.cast()).to_bytes().len() as u64
-        };
-        let bytes = usize::try_from(bytes).ok().filter(|n| *n <= IMAGE_BYTES_MAX)?;
-        Some(Span { start, bytes, is_plain })
-    }
+    let mut search = Search { own, found: None, frames_left: 24 };
+    // SAFETY: the function above, and what it takes. Our own frames can be unwound.
+    unsafe { _Unwind_Backtrace(look, (&raw mut search).cast()) };
+    search.found
 }
 
 /// Only in a forked child.
@@ -411,10 +404,11 @@ pub fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::span::{ELF_MAGIC, FATBIN_MAGIC, WRAPPER_MAGIC};
 
     fn elf(fill: u8) -> Vec<u8> {
         let mut image = vec![fill; 4096];
-        image[..5].copy_from_slice(ELF_MAGIC);
+        image[..5].copy_from_slice(&ELF_MAGIC);
         image[40..48].copy_from_slice(&3968_u64.to_le_bytes());
         image[58..60].copy_from_slice(&64_u16.to_le_bytes());
         image[60..62].copy_from_slice(&2_u16.to_le_bytes());
@@ -435,7 +429,12 @@ mod tests {
 
     fn load(image: &[u8]) -> u128 {
         // SAFETY: well-formed headers over buffers of the length they give, or a text with its NUL.
-        unsafe { loaded(image.as_ptr(), Options::NONE) }
+        unsafe {
+            match Snapshot::of(image.as_ptr()) {
+                Some(copy) => copy.loaded(Options::NONE),
+                None => loaded(image.as_ptr(), Options::NONE),
+            }
+        }
     }
 
     #[test]

@@ -23,7 +23,8 @@
 //! | [`attach`], [`attendant`], [`state`] | the core: meeting it, losing it, finding it again |
 //! | [`graphs`] | graphs of best-effort clients, to be launched in parts |
 //! | [`lifecycle`], [`contexts`], [`streams`], [`capture`] | graphs; contexts; streams; captures |
-//! | [`names`], [`images`] | which kernel a handle is; the code that it was loaded from |
+//! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
+//! | [`images`], [`span`] | the code that is loaded |
 //! | [`timeslice`] | the hardware time slice |
 
 pub mod activity;
@@ -44,6 +45,7 @@ pub mod images;
 pub mod launch;
 pub mod lifecycle;
 pub mod linger;
+pub mod loads;
 pub mod lock;
 pub mod log;
 pub mod names;
@@ -51,6 +53,7 @@ pub mod poller;
 pub mod quiesce;
 pub mod resolve;
 pub mod slots;
+pub mod span;
 pub mod state;
 pub mod streams;
 pub mod syncs;

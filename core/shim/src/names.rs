@@ -8,14 +8,11 @@
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::cut::guarded::Guarded;
 use crate::handles::Handles;
-use crate::images::{self, Options};
+use crate::images;
 use crate::lock::Lock;
 use crate::{cut, state};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
-use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::KERNEL_UNKNOWN;
@@ -138,13 +135,8 @@ fn remember(handle: usize, loaded: Loaded) {
     });
 }
 
-/// Whether anything is to be known of what the program loads.
-fn is_wanted(result: CuResult) -> bool {
-    result == SUCCESS && state::is_best_effort()
-}
-
-/// A module, or with `is_library` a library, was loaded.
-fn loaded(handle: *mut Ptr, is_library: bool, digest: u128) {
+/// A module, or with `is_library` a library, was loaded from an image with this digest.
+pub(crate) fn loaded(handle: *mut Ptr, is_library: bool, digest: u128) {
     if handle.is_null() {
         return;
     }
@@ -152,186 +144,6 @@ fn loaded(handle: *mut Ptr, is_library: bool, digest: u128) {
     let handle = unsafe { *handle } as usize;
     let context = if is_library { 0 } else { driver().current_context() };
     remember(handle, Loaded { digest, context, owner: handle });
-}
-
-/// `cuModuleLoad`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn module_load(
-    real: unsafe extern "C" fn(*mut Ptr, *const c_char) -> CuResult,
-    _per_thread: bool,
-    module: *mut Ptr,
-    path: *const c_char,
-) -> CuResult {
-    // The bytes that are looked at are those that are loaded, whatever becomes of the file.
-    // SAFETY: the caller's path.
-    if let (Some((bytes, name)), Some(load)) = (unsafe { read_file(path) }, driver().module_load) {
-        // SAFETY: an image with a NUL behind it, the caller's out-pointer.
-        let result = unsafe { load(module, bytes.as_ptr()) };
-        if result == SUCCESS {
-            let image = &bytes[..bytes.len() - 1];
-            loaded(module, false, images::loaded_file(image, name, Options::NONE));
-            return result;
-        }
-    }
-    // SAFETY: the caller's arguments.
-    unsafe { real(module, path) }
-}
-
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn module_load_data(
-    real: unsafe extern "C" fn(*mut Ptr, *const u8) -> CuResult,
-    _per_thread: bool,
-    module: *mut Ptr,
-    image: *const u8,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(module, image) };
-    if is_wanted(result) {
-        // SAFETY: the driver took it.
-        loaded(module, false, unsafe { images::loaded(image, Options::NONE) });
-    }
-    result
-}
-
-/// `cuModuleLoadDataEx`.
-///
-/// # Safety
-/// As the driver's.
-pub unsafe fn module_load_data_ex(
-    real: unsafe extern "C" fn(*mut Ptr, *const u8, c_uint, *mut c_int, *mut Ptr) -> CuResult,
-    _per_thread: bool,
-    module: *mut Ptr,
-    image: *const u8,
-    count: c_uint,
-    names: *mut c_int,
-    values: *mut Ptr,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(module, image, count, names, values) };
-    if is_wanted(result) {
-        // SAFETY: the driver took them.
-        loaded(module, false, unsafe { images::loaded(image, Options { count, names, values }) });
-    }
-    result
-}
-
-/// `cuLibraryLoadData`.
-///
-/// # Safety
-/// As the driver's.
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn library_load_data(
-    real: unsafe extern "C" fn(
-        *mut Ptr,
-        *const u8,
-        *mut c_int,
-        *mut Ptr,
-        c_uint,
-        Ptr,
-        Ptr,
-        c_uint,
-    ) -> CuResult,
-    _per_thread: bool,
-    library: *mut Ptr,
-    image: *const u8,
-    names: *mut c_int,
-    values: *mut Ptr,
-    count: c_uint,
-    d: Ptr,
-    e: Ptr,
-    f: c_uint,
-) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { real(library, image, names, values, count, d, e, f) };
-    if is_wanted(result) {
-        // SAFETY: the driver took them.
-        loaded(library, true, unsafe { images::loaded(image, Options { count, names, values }) });
-    }
-    result
-}
-
-/// `cuLibraryLoadFromFile`.
-///
-/// # Safety
-/// As the driver's.
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn library_load_file(
-    real: unsafe extern "C" fn(
-        *mut Ptr,
-        *const c_char,
-        *mut c_int,
-        *mut Ptr,
-        c_uint,
-        Ptr,
-        Ptr,
-        c_uint,
-    ) -> CuResult,
-    _per_thread: bool,
-    library: *mut Ptr,
-    path: *const c_char,
-    names: *mut c_int,
-    values: *mut Ptr,
-    count: c_uint,
-    d: Ptr,
-    e: Ptr,
-    f: c_uint,
-) -> CuResult {
-    // SAFETY: the caller's path.
-    if let (Some((bytes, name)), Some(load)) = (unsafe { read_file(path) }, driver().library_load) {
-        // SAFETY: an image with a NUL behind it, the caller's other arguments. Unless it is said that they
-        // stay (`CU_LIBRARY_BINARY_IS_PRESERVED`, which means nothing for a file), the driver copies the bytes.
-        let result = unsafe {
-            load(
-                library,
-                bytes.as_ptr(),
-                names,
-                values,
-                count,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                0,
-            )
-        };
-        if result == SUCCESS {
-            let image = &bytes[..bytes.len() - 1];
-            let options = Options { count, names, values };
-            loaded(library, true, images::loaded_file(image, name, options));
-            return result;
-        }
-    }
-    // SAFETY: the caller's arguments.
-    unsafe { real(library, path, names, values, count, d, e, f) }
-}
-
-/// A file's bytes with a NUL behind them, and its name. `None` if it is not to be looked at.
-///
-/// # Safety
-/// A NUL-terminated path or null.
-unsafe fn read_file(path: *const c_char) -> Option<(Vec<u8>, Option<String>)> {
-    if path.is_null() || !state::is_best_effort() {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    let path = std::path::Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
-    // Not to wait for the other end of a pipe.
-    let file =
-        std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    let meta = file.metadata().ok()?;
-    if !meta.is_file() || meta.len() > images::IMAGE_BYTES_MAX as u64 {
-        return None;
-    }
-    let mut bytes = Vec::new();
-    file.take(images::IMAGE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).ok()?;
-    if bytes.is_empty() || bytes.len() > images::IMAGE_BYTES_MAX {
-        return None;
-    }
-    bytes.push(0);
-    Some((bytes, path.file_name().map(|name| name.to_string_lossy().into_owned())))
 }
 
 /// `cuModuleUnload`, `cuLibraryUnload`.

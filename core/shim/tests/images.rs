@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::path::Path;
 use std::process::Command;
 use tally_kernels::Refusal;
-use tally_shim::images::{self, Options};
+use tally_shim::images::{self, Options, Snapshot};
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n";
 
@@ -32,8 +32,19 @@ impl Library {
 }
 
 fn load(image: *const u8) -> u128 {
-    // SAFETY: text that ends with a NUL.
-    unsafe { images::loaded(image, Options::NONE) }
+    // SAFETY: text that ends with a NUL, no options.
+    unsafe {
+        match Snapshot::of(image) {
+            Some(copy) => copy.loaded(Options::NONE),
+            None => images::loaded(image, Options::NONE),
+        }
+    }
+}
+
+fn load_file(bytes: &[u8], name: Option<&str>) -> u128 {
+    let bytes = [bytes, &[0]].concat();
+    // SAFETY: no options.
+    unsafe { images::loaded_bytes(bytes, name.map(str::to_owned), Options::NONE) }
 }
 
 fn is_there(path: &CString) -> bool {
@@ -92,8 +103,8 @@ fn a_buffer_that_is_used_again_and_a_file_that_is_replaced_change_nothing() {
         assert_eq!(images::bytes(digest).unwrap()[..], bytes[..bytes.len() - 1]);
     }
 
-    let file = images::loaded_file(b"a module\n", Some("module.ptx".into()), Options::NONE);
-    let replaced = images::loaded_file(b"another \n", Some("module.ptx".into()), Options::NONE);
+    let file = load_file(b"a module\n", Some("module.ptx"));
+    let replaced = load_file(b"another \n", Some("module.ptx"));
     assert_ne!(file, replaced);
     assert_eq!(images::bytes(file).unwrap()[..], *b"a module\n");
     assert_eq!(images::library(file).unwrap().as_deref(), Some("module.ptx"));
@@ -103,13 +114,12 @@ fn a_buffer_that_is_used_again_and_a_file_that_is_replaced_change_nothing() {
 #[test]
 fn copies_have_a_bound() {
     let big = |fill: u8| vec![fill; images::COPIED_BYTES_MAX / 2 - (1 << 20)];
-    let digests =
-        [b'a', b'b', b'c'].map(|fill| images::loaded_file(&big(fill), None, Options::NONE));
+    let digests = [b'a', b'b', b'c'].map(|fill| load_file(&big(fill), None));
     assert!(images::copied_bytes() <= images::COPIED_BYTES_MAX);
     let kept = digests.map(|digest| images::bytes(digest).is_ok());
     assert_eq!(kept, [true, true, false]);
     assert!(images::unloaded(digests[0]));
-    assert_eq!(images::loaded_file(&big(b'c'), None, Options::NONE), digests[2]);
+    assert_eq!(load_file(&big(b'c'), None), digests[2]);
     assert!(images::bytes(digests[2]).is_ok(), "loaded again, with room");
     assert!(images::unloaded(digests[1]) && !images::unloaded(digests[2]));
 }

@@ -5,7 +5,7 @@ use crate::config::{COMPUTE_CAPABILITY, IMAGE_BYTES_MAX};
 use crate::error::CuError;
 use crate::exec::LoadError;
 use crate::ffi::In;
-use tally_kernels::fatbin::{self, Fatbin, Kind};
+use tally_kernels::fatbin::{self, Fatbin};
 
 /// `__fatBinC_Wrapper_t`: magic, version, container, more.
 #[repr(C)]
@@ -90,15 +90,10 @@ fn from_fatbin(bytes: &[u8]) -> Result<String, LoadError> {
     let broken = |e: fatbin::FatbinError| refused(CuError::INVALID_IMAGE, e.to_string());
     let own = (COMPUTE_CAPABILITY.0 * 10 + COMPUTE_CAPABILITY.1) as u32;
     let fatbin = Fatbin::parse(bytes).map_err(broken)?;
-    let best = fatbin
-        .entries()
-        .iter()
-        .filter(|e| e.kind == Kind::Ptx && e.arch <= own)
-        .max_by_key(|e| e.arch)
-        .ok_or_else(|| {
-            let text = format!("the fatbin holds no PTX for sm_{own} or older");
-            refused(CuError::NO_BINARY_FOR_GPU, text)
-        })?;
+    let best = fatbin.choose_ptx(own).ok_or_else(|| {
+        let text = format!("the fatbin holds no PTX for sm_{own} or older");
+        refused(CuError::NO_BINARY_FOR_GPU, text)
+    })?;
     let payload = best.payload().map_err(broken)?;
     ptx_text(payload.split(|&b| b == 0).next().unwrap_or(&payload))
 }

@@ -11,6 +11,7 @@ mod governor;
 mod graphs;
 mod kept;
 mod lingering;
+mod loads;
 mod losses;
 mod order;
 mod program;

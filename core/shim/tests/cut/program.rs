@@ -37,10 +37,13 @@ functions! {
     cuCtxSynchronize: fn();
     cuDevicePrimaryCtxRetain: fn(*mut Ptr, i32);
     cuDevicePrimaryCtxRelease_v2: fn(i32);
+    cuModuleLoad: fn(*mut Ptr, *const i8);
     cuModuleLoadData: fn(*mut Ptr, *const u8);
+    cuModuleLoadDataEx: fn(*mut Ptr, *const u8, u32, Ptr, Ptr);
     cuModuleUnload: fn(Ptr);
     cuModuleGetFunction: fn(*mut Ptr, Ptr, *const i8);
     cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
+    cuLibraryLoadFromFile: fn(*mut Ptr, *const i8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
     cuKernelGetFunction: fn(*mut Ptr, Ptr);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
