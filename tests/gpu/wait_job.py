@@ -266,6 +266,19 @@ class Job:
     def copy_out(self):
         self.cuda.cuMemcpyDtoH_v2((ctypes.c_uint32 * 16)(), self.memory, u64(64))
 
+    def copy_to_pageable(self):
+        # Behind what `a` waits for.
+        self.cuda.cuMemcpyDtoHAsync_v2((ctypes.c_uint32 * 4096)(), self.memory, u64(16384), self.a)
+
+    def copy_from_pageable(self):
+        self.cuda.cuMemcpyHtoDAsync_v2(self.memory, (ctypes.c_uint32 * 65536)(), u64(262144), self.a)
+
+    def copy_to_pinned(self):
+        self.cuda.cuMemcpyDtoHAsync_v2(self.spare_host, self.memory, u64(16384), self.a)
+
+    def synchronize_stream(self):
+        self.cuda.cuStreamSynchronize(self.a)
+
     def create_stream(self):
         self.stream(0)
 
@@ -289,13 +302,14 @@ ACTIONS = (
     "load_module",
     "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
     "destroy_stream", "destroy_exec", "destroy_launched_exec", "update_exec", "launch_exec", "destroy_graph", "destroy_event",
-    "destroy_other_context", "load_function", "instantiate_graph", "set_memory", "copy_out", "create_stream", "create_and_record_event", "write_word",
+    "destroy_other_context", "load_function", "instantiate_graph", "set_memory", "copy_out", "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",
 )  # fmt: skip
 # Of another thread, while this one launches: what a rescue would have to get past.
 BESIDE = (
     "get_function_and_launch", "load_module", "free", "free_host", "unregister", "trim_pool",
     "set_stack_limit", "unload_module", "destroy_exec", "load_function", "instantiate_graph", "synchronize_context",
+    "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream",
 )  # fmt: skip
 
 

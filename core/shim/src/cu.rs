@@ -326,6 +326,7 @@ driver_table! {
     stream_is_capturing: [c"cuStreamIsCapturing"] fn(Ptr, *mut c_int);
     stream_write: [c"cuStreamWriteValue32_v2", c"cuStreamWriteValue32"] fn(Ptr, u64, u32, c_uint);
     capture_mode: [c"cuThreadExchangeStreamCaptureMode"] fn(*mut c_int);
+    host_alloc: [c"cuMemHostAlloc"] fn(*mut Ptr, usize, c_uint);
     host_register: [c"cuMemHostRegister_v2", c"cuMemHostRegister"] fn(Ptr, usize, c_uint);
     host_pointer: [c"cuMemHostGetDevicePointer_v2"] fn(*mut u64, Ptr, c_uint);
     pointer_attribute: [c"cuPointerGetAttribute"] fn(Ptr, c_int, u64);

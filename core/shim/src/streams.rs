@@ -53,9 +53,14 @@ pub fn queues() -> u32 {
     queues
 }
 
+/// Whether work is given a queue that is free, if there is one: else any two streams may share one.
+pub fn are_queues_chosen() -> bool {
+    queues() >= DYNAMIC_MIN
+}
+
 /// Whether so many streams more than the program's may have work without holding anybody up.
 pub fn has_queues_for(more: u32) -> bool {
-    queues() >= DYNAMIC_MIN && slots::used().saturating_add(more) <= queues()
+    are_queues_chosen() && slots::used().saturating_add(more) <= queues()
 }
 
 /// Whether a context may have a blocking stream other than the legacy one: what comes into the legacy

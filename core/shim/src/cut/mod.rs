@@ -113,7 +113,8 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
     if !is_enabled() || place.slot == OVERFLOW || tools::whole_because() != 0 {
         return 0;
     }
-    if is_closing(place.context) {
+    // What the shim does to make forms would wait behind the program's work, too.
+    if is_closing(place.context) || !streams::are_queues_chosen() {
         return 0;
     }
     match target {
