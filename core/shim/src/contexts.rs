@@ -24,6 +24,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
     let was_cut = cut::close_context(context);
     poller::wait_out();
+    let made = streams::take_context(context);
     let is_gone = destroy();
     if is_gone {
         graphs::forget_context(context);
@@ -32,13 +33,13 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     if !is_gone {
         completion::put_back(events);
         slots::reopen(&closed);
+        streams::put_back(made);
         return;
     }
     if let Some(client) = state::client() {
         completion::forget_context(client, &events);
     }
     slots::drop_context(context);
-    streams::forget_context(context);
     names::forget_context(context);
 }
 

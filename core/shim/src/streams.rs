@@ -123,11 +123,25 @@ pub fn destroyed(stream: usize) {
     });
 }
 
-/// A context was destroyed, and its streams.
-pub fn forget_context(context: usize) {
+/// Streams that [`take_context`] took: those that do not wait for the legacy stream, and those that do.
+pub struct Taken([Vec<(usize, usize)>; 2]);
+
+/// A context is about to be destroyed, and its streams. Before it is: another thread may get a context of the same
+/// handle, and make streams in it, as soon as it is gone.
+pub fn take_context(context: usize) -> Taken {
     CREATED.with(|all| {
-        all.non_blocking.retain(|(_, of)| *of != context);
-        all.blocking.retain(|(_, of)| *of != context);
+        let take = |streams: &mut Vec<(usize, usize)>| {
+            streams.extract_if(.., |(_, of)| *of == context).collect()
+        };
+        Taken([take(&mut all.non_blocking), take(&mut all.blocking)])
+    })
+}
+
+/// It was not.
+pub fn put_back(Taken([non_blocking, blocking]): Taken) {
+    CREATED.with(|all| {
+        all.non_blocking.extend(non_blocking);
+        all.blocking.extend(blocking);
     });
 }
 
