@@ -418,6 +418,9 @@ fn whole_because(word: u32) -> &'static str {
         whole_because::LAUNCH_BLOCKING => "CUDA_LAUNCH_BLOCKING is set",
         whole_because::INJECTION => "a tool is injected into the driver (CUDA_INJECTION64_PATH)",
         whole_because::DEBUGGER => "a debugger is attached",
+        whole_because::BYPASS => {
+            "a library may call the driver without the shim: it was opened with RTLD_DEEPBIND, or stands before libtally_preload.so in LD_PRELOAD"
+        }
         _ => "its shim reports an unknown reason",
     }
 }

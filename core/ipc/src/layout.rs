@@ -343,6 +343,8 @@ pub mod whole_because {
     pub const INJECTION: u32 = 2;
     /// A debugger is attached to the process or to the driver.
     pub const DEBUGGER: u32 = 3;
+    /// Some of the program's calls may reach the driver without the shim.
+    pub const BYPASS: u32 = 4;
 }
 
 /// One kernel of the client: appended once, never changed after `ready`.

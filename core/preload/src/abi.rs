@@ -2,9 +2,10 @@
 //! entry points' names tells builds apart that do not belong together.
 
 use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::AtomicU64;
 
 /// Rises with each change to this file; the start of the hash.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// The shim's only export, a [`Start`].
 pub const START: &CStr = c"tally_shim_start";
 
@@ -24,6 +25,17 @@ pub struct Host {
     pub exports: *const *const (),
     /// Looks a name up behind the preloaded library (`RTLD_NEXT`).
     pub next: unsafe extern "C" fn(*const c_char) -> *mut c_void,
+    /// Of the preloaded library, for the process's life.
+    pub deep_bind: *const DeepBind,
+}
+
+/// The first `dlopen` with `RTLD_DEEPBIND`.
+#[repr(C)]
+pub struct DeepBind {
+    /// 1 more than the objects that were loaded before it; 0: there was none yet.
+    pub objects: AtomicU64,
+    /// Objects that had been unloaded before it; `u64::MAX`: there was none yet.
+    pub unloaded: AtomicU64,
 }
 
 /// From the shim.

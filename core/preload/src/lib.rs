@@ -12,6 +12,7 @@
 //! | --- | --- |
 //! | [`entry`] | the exported functions |
 //! | [`route`] | `dlsym` |
+//! | [`open`] | `dlopen` |
 //! | [`load`] | loading the shim |
 //! | [`objects`] | finding the real functions, with glibc and with musl |
 //! | [`report`] | telling the core and the log why a program is not governed |
@@ -26,6 +27,7 @@ pub mod abi;
 pub mod entry;
 pub mod load;
 pub mod objects;
+pub mod open;
 pub mod report;
 pub mod route;
 mod sys;

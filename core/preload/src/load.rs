@@ -4,7 +4,7 @@
 
 use crate::abi::{self, Entries, Host, Start};
 use crate::sys::{self, Text, variable};
-use crate::{entry, objects, report, route};
+use crate::{entry, objects, open, report, route};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -34,6 +34,7 @@ static PREPARE: extern "C" fn() = prepare;
 #[cfg(preload)]
 extern "C" fn prepare() {
     route::real();
+    open::real();
     entry::fill_ioctl();
 }
 
@@ -157,6 +158,7 @@ fn host() -> &'static Host {
         ioctl: objects::next(c"ioctl").unwrap_or(0) as *const (),
         exports: entry::EXPORTS.0.as_ptr(),
         next: route::next,
+        deep_bind: &raw const open::DEEP_BIND,
     };
     // SAFETY: threads that come here at once write the same.
     unsafe {
@@ -166,6 +168,7 @@ fn host() -> &'static Host {
         (&raw mut (*place).ioctl).write_volatile(host.ioctl);
         (&raw mut (*place).exports).write_volatile(host.exports);
         (&raw mut (*place).next).write_volatile(host.next);
+        (&raw mut (*place).deep_bind).write_volatile(host.deep_bind);
         &*place
     }
 }

@@ -13,6 +13,9 @@ pub struct Object {
     name: *const u8,
     headers: *const Header,
     header_count: u16,
+    /// Objects that were ever loaded; this and the next only if the C library gives so many bytes.
+    _loaded: u64,
+    unloaded: u64,
 }
 
 /// `Elf64_Phdr`.
@@ -88,6 +91,29 @@ pub fn own_file() -> Option<*const u8> {
     // SAFETY: as above.
     unsafe { iterate()?(visit, (&raw mut search).cast()) };
     (!search.own.is_null()).then_some(search.own)
+}
+
+/// Objects that are loaded, and how many were unloaded since the process began; 0 where the C library does
+/// not say.
+pub fn counts() -> (u64, u64) {
+    let mut counts = (0, 0);
+    if let Some(iterate) = iterate() {
+        // SAFETY: `count` takes such a pair, which outlives the call.
+        unsafe { iterate(count, (&raw mut counts).cast()) };
+    }
+    counts
+}
+
+unsafe extern "C" fn count(object: *const Object, bytes: usize, counts: *mut c_void) -> c_int {
+    // SAFETY: `counts`' own value; the loader's description has so many bytes.
+    unsafe {
+        let counts = &mut *counts.cast::<(u64, u64)>();
+        counts.0 += 1;
+        if bytes >= size_of::<Object>() {
+            counts.1 = (*object).unloaded;
+        }
+    }
+    0
 }
 
 unsafe extern "C" fn visit(object: *const Object, _bytes: usize, search: *mut c_void) -> c_int {

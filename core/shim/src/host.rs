@@ -6,7 +6,7 @@ pub mod abi;
 
 use crate::doors::{DIRECT, DOORS};
 use crate::{resolve, timeslice};
-use abi::{Entries, Host};
+use abi::{DeepBind, Entries, Host};
 use std::ffi::{CStr, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::AtomicPtr;
@@ -72,4 +72,16 @@ pub fn next(name: &CStr) -> Option<NonNull<c_void>> {
 pub fn exports() -> &'static [*const ()] {
     // SAFETY: the preloaded library has one for each entry of the table: the hash of their names was compared.
     host().map_or(&[], |host| unsafe { std::slice::from_raw_parts(host.exports, DOORS.len()) })
+}
+
+/// An address in the preloaded library. Those of its exports may be another library's of the same name, which stands
+/// before it.
+pub fn address() -> Option<usize> {
+    Some(host()?.next as *const () as usize)
+}
+
+/// The first `dlopen` with `RTLD_DEEPBIND`.
+pub fn deep_bind() -> Option<&'static DeepBind> {
+    // SAFETY: null, or the preloaded library's.
+    unsafe { host()?.deep_bind.as_ref() }
 }

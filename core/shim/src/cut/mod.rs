@@ -33,8 +33,10 @@
 //! | [`form`], [`offset`] | the launches |
 //! | [`gate`], [`watch`], [`progress`] | giving way; what takes too long |
 //! | [`width`] | green contexts |
-//! | [`vendor`], [`kept`], [`tools`] | whose code it is; what is kept on disk of rewritten code; debuggers and profilers |
+//! | [`vendor`], [`kept`] | whose code it is; what is kept on disk of rewritten code |
+//! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
 
+pub mod bypass;
 pub mod form;
 pub mod gate;
 pub mod graph;
@@ -198,6 +200,7 @@ pub fn program_exits() {
 pub fn reset() {
     ENABLED.store(false, SeqCst);
     CLOSING.reset(Vec::new());
+    bypass::reset();
     tools::reset();
     gate::reset();
     kernels::reset();

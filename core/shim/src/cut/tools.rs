@@ -4,11 +4,12 @@
 //! part of a launch would be waited for before the next is made. And whoever looks at a program with a tool
 //! wants to see the program's own launches.
 
+use super::bypass;
 use crate::{resolve, state};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use tally_ipc::layout::whole_because::{DEBUGGER, INJECTION, LAUNCH_BLOCKING, NOTHING};
+use tally_ipc::layout::whole_because::{BYPASS, DEBUGGER, INJECTION, LAUNCH_BLOCKING, NOTHING};
 
 /// What was found when the program began to use CUDA.
 static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
@@ -17,11 +18,14 @@ static DEBUGGER_WORD: AtomicUsize = AtomicUsize::new(0);
 
 /// A core took this client on: look around.
 pub fn look() {
+    bypass::look();
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     // As the driver reads it.
     let blocking =
         std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| v.trim() != "0" && !v.is_empty());
-    let found = if blocking {
+    let found = if bypass::is_found() {
+        BYPASS
+    } else if blocking {
         LAUNCH_BLOCKING
     } else if is_set("CUDA_INJECTION64_PATH") || is_set("CUDA_INJECTION32_PATH") {
         INJECTION
@@ -43,11 +47,18 @@ fn publish(found: u32) {
 /// Why all launches go whole; [`NOTHING`] if they need not.
 pub fn whole_because() -> u32 {
     let found = FOUND.load(Acquire);
-    if found == NOTHING && is_debugger_attached() {
-        FOUND.store(DEBUGGER, Release);
-        publish(DEBUGGER);
-        return DEBUGGER;
+    if found != NOTHING {
+        return found;
     }
+    let found = if bypass::is_found() {
+        BYPASS
+    } else if is_debugger_attached() {
+        DEBUGGER
+    } else {
+        return NOTHING;
+    };
+    FOUND.store(found, Release);
+    publish(found);
     found
 }
 

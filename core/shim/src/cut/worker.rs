@@ -254,8 +254,9 @@ fn form(job: &Job) -> bool {
 /// Use the function of a job, unless it was unloaded.
 pub(super) fn with_function<T>(job: &Job, work: impl FnOnce() -> T) -> Option<T> {
     let _held = FUNCTION_IN_USE.lock();
-    // A module that was unloaded took its function's entry with it.
-    let is_there = crate::names::known(job.function).is_some_and(|i| i as usize == job.index);
+    // A module that was unloaded took its function's entry with it, if the shim saw the call.
+    let is_there = !super::bypass::is_found()
+        && crate::names::known(job.function).is_some_and(|i| i as usize == job.index);
     is_there.then(work)
 }
 
