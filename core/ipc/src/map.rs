@@ -4,6 +4,7 @@ use crate::layout::{CLIENT_MAGIC, CORE_MAGIC, ClientRegion, CoreRegion};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,6 +29,16 @@ pub enum MapError {
         found: u64,
         /// What it should be.
         expected: u64,
+    },
+    /// The process may not make a file of that size: the attempt would end it with SIGXFSZ.
+    #[error(
+        "the limit on the size of files (RLIMIT_FSIZE, `ulimit -f`) is {limit} bytes, and a shared region has {needed}"
+    )]
+    FileSizeLimit {
+        /// The limit.
+        limit: u64,
+        /// The region's size.
+        needed: u64,
     },
     /// The peer could shrink its region under our feet.
     #[error("shared region is not sealed against resizing")]
@@ -117,9 +128,13 @@ impl<T: Region> Drop for Mapped<T> {
 }
 
 fn create<T: Region>() -> Result<(OwnedFd, Mapped<T>), MapError> {
+    let needed = size_of::<T>() as u64;
+    if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < needed) {
+        return Err(MapError::FileSizeLimit { limit, needed });
+    }
     let fd = rustix::fs::memfd_create(T::NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(os("create"))?;
-    rustix::fs::ftruncate(&fd, size_of::<T>() as u64).map_err(os("size"))?;
+    rustix::fs::ftruncate(&fd, needed).map_err(os("size"))?;
     let mapped = Mapped::<T>::map(fd.as_fd(), true)?;
     mapped.stamp();
     Ok((fd, mapped))

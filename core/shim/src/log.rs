@@ -3,6 +3,7 @@
 //! Must never write to stdout or stderr (programs' outputs are parsed) and must
 //! never be called on the launch path.
 
+use rustix::process::{Resource, getrlimit};
 use std::io::Write;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::sync::atomic::AtomicI32;
@@ -31,7 +32,15 @@ pub fn line(text: std::fmt::Arguments<'_>) {
     let file = unsafe { std::fs::File::from_raw_fd(fd) };
     let mut file = std::mem::ManuallyDrop::new(file);
     let entry = format!("[{}] {text}\n", std::process::id());
-    let _ = file.write_all(entry.as_bytes());
+    if has_room(&file, entry.len()) {
+        let _ = file.write_all(entry.as_bytes());
+    }
+}
+
+/// Whether the file may grow so much: a write beyond the process's limit would end it with SIGXFSZ.
+fn has_room(file: &std::fs::File, bytes: usize) -> bool {
+    let Some(limit) = getrlimit(Resource::Fsize).current else { return true };
+    file.metadata().is_ok_and(|meta| meta.len().saturating_add(bytes as u64) <= limit)
 }
 
 /// `log!("format", …)`.
