@@ -61,6 +61,39 @@ pub fn rewrite(
     }
 }
 
+/// Bytes of memory that [`rewrite`] may take, beside the image: an estimate from above.
+pub fn working_bytes(image: &[u8], arch: u32) -> usize {
+    /// Texts, their parts and what comes out, for each byte of code.
+    const EACH_BYTE: usize = 12;
+    /// What is put in front of a kernel, and noted of it.
+    const EACH_KERNEL_BYTES: usize = 12 << 10;
+    const AT_LEAST_BYTES: usize = 16 << 20;
+    let unpacked = match ImageKind::of(image) {
+        Some(ImageKind::Fatbin) => {
+            let container = Fatbin::parse(image).ok();
+            container.and_then(|c| Some(c.choose(arch)?.unpacked_bytes())).unwrap_or(0) as usize
+        }
+        _ => image.len(),
+    };
+    // Of packed texts it is not known how many kernels they have.
+    let kernels = occurrences(image, b".entry").max((unpacked.saturating_sub(image.len())) / 2_048);
+    unpacked
+        .saturating_mul(EACH_BYTE)
+        .saturating_add(kernels.saturating_mul(EACH_KERNEL_BYTES))
+        .saturating_add(AT_LEAST_BYTES)
+}
+
+fn occurrences(bytes: &[u8], word: &[u8]) -> usize {
+    let mut count = 0;
+    let mut rest = bytes;
+    while let Some(at) = rest.iter().position(|b| *b == word[0]) {
+        rest = &rest[at..];
+        count += usize::from(rest.starts_with(word));
+        rest = &rest[1..];
+    }
+    count
+}
+
 fn rewrite_text(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
     let text = image.split(|b| *b == 0).next().unwrap_or_default();
     let text = std::str::from_utf8(text).map_err(|_| Refusal::Malformed)?;

@@ -73,11 +73,15 @@ pub enum Refusal {
     StuckLimited = 32,
     /// The fatbin holds more than one code for this GPU: which of them the driver uses is not known.
     SeveralCodes = 33,
+    /// There was not enough memory to rewrite its image.
+    HostMemory = 34,
+    /// The program installed a seccomp filter before its form was made.
+    Sandboxed = 35,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Refusal; 33] = {
+    pub const ALL: [Refusal; 35] = {
         use Refusal::*;
         [
             UnknownImage,
@@ -113,6 +117,8 @@ impl Refusal {
             OutOfMemory,
             StuckLimited,
             SeveralCodes,
+            HostMemory,
+            Sandboxed,
         ]
     };
 
@@ -162,6 +168,10 @@ impl Refusal {
             Refusal::OutOfMemory => "the GPU's memory was full when its cut form was to be loaded",
             Refusal::StuckLimited => "it did not end when it was limited to some of the SMs",
             Refusal::SeveralCodes => "its image holds several codes for this GPU",
+            Refusal::HostMemory => "the process has too little memory left to rewrite its image",
+            Refusal::Sandboxed => {
+                "the program installed a seccomp filter before its cut form was made"
+            }
         }
     }
 

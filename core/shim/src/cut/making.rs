@@ -20,7 +20,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::time::Duration;
 use tally_kernels::control::CONTROL_BYTES;
-use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal, Rewritten};
+use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal, Rewritten, image};
 
 /// Why there is no form (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,12 +92,30 @@ pub(super) fn forget_image(image: u128) {
 fn rewrite(image: u128, arch: u32, form: CutForm) -> Result<Made, Refusal> {
     let library = images::library(image)?;
     let bytes = images::bytes(image)?;
+    if !has_room_for(image::working_bytes(&bytes, arch)) {
+        return Err(Refusal::HostMemory);
+    }
     let mut rewritten = kept::rewrite(&bytes, arch, form, library.as_deref())?;
     // Blocks that wait for one another are never held back in part.
     let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
     rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, Refusal::BlocksMayWait)));
     let refused = std::mem::take(&mut rewritten.refused);
     Ok(Made { stage: Stage::Rewritten(rewritten), refused })
+}
+
+/// Whether the process may have so much memory: under a limit on its address space, or strict accounting, an
+/// allocation in the midst of a rewrite would end it.
+fn has_room_for(bytes: usize) -> bool {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    // SAFETY: a fresh mapping, which nothing uses.
+    unsafe {
+        let all = ProtFlags::READ | ProtFlags::WRITE;
+        let Ok(at) = mmap_anonymous(std::ptr::null_mut(), bytes, all, MapFlags::PRIVATE) else {
+            return false;
+        };
+        let _ = munmap(at, bytes);
+    }
+    true
 }
 
 /// A kernel's function in a module of ours.
