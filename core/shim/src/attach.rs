@@ -263,6 +263,7 @@ pub fn after_init() {
         let _ = unsafe { f(&mut version) };
     }
     client.report.driver_version.store(version.max(0) as u32, Relaxed);
+    crate::cut::initialised();
     if !EXIT_HANDLER.swap(true, SeqCst) {
         // After the driver has registered its own, so that ours runs before.
         // SAFETY: a function without state.
@@ -346,6 +347,7 @@ fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> 
     };
     // Its threads look for it.
     state::set_client(client);
+    crate::sandbox::look();
     crate::cut::tools::look();
     Attendant::spawn(settings, region, client, entered)
 }
@@ -413,6 +415,7 @@ unsafe extern "C" fn in_forked_child() {
     names::reset();
     poller::reset();
     quiesce::reset();
+    crate::sandbox::reset();
     slots::reset();
     streams::reset();
     timeslice::reset();

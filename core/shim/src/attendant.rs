@@ -6,7 +6,7 @@
 
 use crate::activity::Change;
 use crate::attach::{self, Connection, Settings};
-use crate::{linger, log, poller, state, threads, timeslice};
+use crate::{linger, log, poller, sandbox, state, threads, timeslice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::Timespec;
@@ -355,6 +355,15 @@ impl Attendant {
             // The program closed it: no core can be shown it again, and holding
             // launches would hold them for ever.
             log!("the region's descriptor was closed by the program: not governed any more");
+            state::set_fail_hold(false);
+            self.retry_at = None;
+            return;
+        }
+        if sandbox::has_changed() {
+            // A filter may forbid to connect, and end the process.
+            log!(
+                "not governed any more: the program has installed a seccomp filter, and the core is gone"
+            );
             state::set_fail_hold(false);
             self.retry_at = None;
             return;

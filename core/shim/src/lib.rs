@@ -25,6 +25,7 @@
 //! | [`lifecycle`], [`contexts`], [`streams`], [`capture`] | graphs; contexts; streams; captures |
 //! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
 //! | [`images`], [`span`] | the code that is loaded |
+//! | [`sandbox`] | seccomp filters that the program installs |
 //! | [`timeslice`] | the hardware time slice |
 
 pub mod activity;
@@ -52,6 +53,7 @@ pub mod names;
 pub mod poller;
 pub mod quiesce;
 pub mod resolve;
+pub mod sandbox;
 pub mod slots;
 pub mod span;
 pub mod state;

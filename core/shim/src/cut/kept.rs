@@ -6,7 +6,7 @@
 //! anything else, and any failure, means that the form is made again. On the worker's thread only.
 
 use super::vendor::is_vendor;
-use crate::log;
+use crate::{log, sandbox};
 use rustix::fd::OwnedFd;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use std::ffi::OsStr;
@@ -50,7 +50,8 @@ pub fn rewrite(
 ) -> Result<Rewritten, Refusal> {
     let bytes_max = BYTES_MAX.load(Relaxed);
     let is_kept = bytes_max != 0 && bytes.len() >= IMAGE_BYTES_MIN && !is_vendor("", library);
-    match is_kept.then(place).flatten().and_then(|path| open_folder(&path)) {
+    let folder = || place().and_then(|(below, path)| open_folder(&below, &path));
+    match is_kept.then(folder).flatten() {
         Some(folder) => rewrite_in(&folder, bytes_max, bytes, arch, form),
         None => image::rewrite(bytes, arch, form, None),
     }
@@ -77,7 +78,7 @@ fn rewrite_in(
     let names = names.chain(rewritten.refused.iter().map(|(name, _)| name));
     if names.into_iter().all(|name| !is_vendor(name, None)) {
         let file = kept::to_bytes(&key, &rewritten);
-        let written = if file.len() as u64 > bytes_max {
+        let written = if file.len() as u64 > bytes_max || sandbox::has_changed() {
             Ok(())
         } else {
             write(folder, &name, &file).and_then(|()| make_room(folder, bytes_max))
@@ -91,7 +92,8 @@ fn rewrite_in(
 
 /// By the environment that the program was started with: the present one may be changed by another
 /// thread while it is read.
-fn place() -> Option<PathBuf> {
+/// With it, a folder that must be there already: what is the user's to make is not made.
+fn place() -> Option<(PathBuf, PathBuf)> {
     let started_with = std::fs::read("/proc/self/environ").ok()?;
     let absolute = |name: &str| {
         let value = started_with
@@ -99,13 +101,24 @@ fn place() -> Option<PathBuf> {
             .find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
         value.map(|v| PathBuf::from(OsStr::from_bytes(v))).filter(|p| p.is_absolute())
     };
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("tally").join("cut"))
+    let (below, cache) = match absolute("XDG_CACHE_HOME") {
+        Some(cache) => (cache.parent()?.to_owned(), cache),
+        None => {
+            let home = absolute("HOME")?;
+            let cache = home.join(".cache");
+            (home, cache)
+        }
+    };
+    Some((below, cache.join("tally").join("cut")))
 }
 
-/// The folder, made if it is not there; `None`, with a line in the log, if others may write to it.
-fn open_folder(path: &Path) -> Option<OwnedFd> {
+/// The folder, made if it is not there but that it is to lie `below` is; `None`, with a line in the log, if it cannot
+/// be, or others may write to it.
+fn open_folder(below: &Path, path: &Path) -> Option<OwnedFd> {
     let open = || -> io::Result<OwnedFd> {
+        if !below.is_dir() {
+            return Err(io::Error::other(format!("{} is not there", below.display())));
+        }
         let mut builder = std::fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.recursive(true).create(path)?;
@@ -187,7 +200,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn folder_at(path: &Path) -> OwnedFd {
-        open_folder(path).expect("a folder of our own")
+        let below = path.ancestors().find(|folder| folder.is_dir()).expect("the root is there");
+        open_folder(below, path).expect("a folder of our own")
     }
 
     fn names(path: &Path) -> Vec<String> {
@@ -219,7 +233,15 @@ mod tests {
         rustix::fs::mknodat(&folder, "c.cut", FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         assert_eq!(read(&folder, "c.cut"), None, "and nobody waits for a pipe's other end");
         set(&path, 0o777);
-        assert!(open_folder(&path).is_none(), "others may write to the folder");
+        assert!(open_folder(dir.path(), &path).is_none(), "others may write to the folder");
+    }
+
+    #[test]
+    fn a_home_that_is_not_there_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("nobody");
+        assert!(open_folder(&home, &home.join(".cache/tally/cut")).is_none());
+        assert!(!home.exists());
     }
 
     #[test]

@@ -83,6 +83,14 @@ pub fn configure(cutting: &Cutting, residency: &Residency) {
     tools::look();
 }
 
+/// The program has initialised CUDA. The thread that makes forms starts now, where the first launch that wants one
+/// might be a thread's with a seccomp filter, which it would inherit.
+pub fn initialised() {
+    if kernels::is_allowed() && crate::state::is_best_effort() {
+        worker::start();
+    }
+}
+
 /// Where a launch goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {

@@ -6,6 +6,7 @@
 
 use super::bypass;
 use crate::{resolve, state};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -13,6 +14,9 @@ use tally_ipc::layout::whole_because::{BYPASS, DEBUGGER, INJECTION, LAUNCH_BLOCK
 
 /// What was found when the program began to use CUDA.
 static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
+/// Whether the process was under `cuda-gdb` when it began to use CUDA. Not asked again: a seccomp filter may since
+/// forbid to open files.
+static WAS_TRACED: OnceLock<bool> = OnceLock::new();
 /// Where the driver says that a debugger is attached to it; 0: not looked for, 1: it does not.
 static DEBUGGER_WORD: AtomicUsize = AtomicUsize::new(0);
 
@@ -29,7 +33,7 @@ pub fn look() {
         LAUNCH_BLOCKING
     } else if is_set("CUDA_INJECTION64_PATH") || is_set("CUDA_INJECTION32_PATH") {
         INJECTION
-    } else if is_traced_by_cuda_gdb() {
+    } else if *WAS_TRACED.get_or_init(is_traced_by_cuda_gdb) {
         DEBUGGER
     } else {
         NOTHING

@@ -13,12 +13,13 @@ use super::{gate, is_closing};
 use crate::cu::driver;
 use crate::launch::KernelArguments;
 use crate::lock::{Held, Lock};
-use crate::{attendant, log, threads};
+use crate::{attendant, log, sandbox, threads};
 use rustix::thread::futex;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
+use tally_kernels::Refusal;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,11 +140,19 @@ pub(super) fn hire(job: Job) -> bool {
     });
     WORD.fetch_add(1, SeqCst);
     let _ = futex::wake(&WORD, futex::Flags::PRIVATE, 1);
+    start();
+    is_taken
+}
+
+/// Start the thread, unless it runs.
+pub(super) fn start() {
+    if WORKING.load(SeqCst) || sandbox::has_changed() {
+        return;
+    }
     let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);
     if !WORKING.swap(true, SeqCst) && !spawn() {
         WORKING.store(false, SeqCst);
     }
-    is_taken
 }
 
 /// Have a job done, unless one like it waits.
@@ -203,6 +212,14 @@ fn work() {
 
 /// Do a job. Returns whether it is to be tried again later.
 fn carry_out(job: &Job) -> bool {
+    if matches!(job.task, Task::Form | Task::Offset | Task::Gate) && sandbox::has_changed() {
+        // The driver, too, may open files when it loads code.
+        match job.task {
+            Task::Form => kernels::refuse(job.index, Refusal::Sandboxed),
+            _ => give_up(job),
+        }
+        return false;
+    }
     // What takes the CPU only comes first, with no lock held.
     if matches!(job.task, Task::Form | Task::Offset) {
         making::rewrite_ahead(job);

@@ -1,7 +1,9 @@
 //! What is not offered to be cut, and why.
 
+use crate::governor::Governor;
 use crate::program::{Attribute, Device, THREADS, ok};
 use crate::{both, both_under, welcome};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
@@ -282,4 +284,98 @@ fn nothing_is_cut_on_a_device_where_the_known_kernel_goes_wrong() {
             assert_eq!(core.counters().preemptible.load(SeqCst), 0);
         },
     );
+}
+
+/// Launch a kernel of a module until it is refused; what it computes is right.
+fn launch_until_refused(device: &Device) {
+    let cells = device.cells(8);
+    let mut steps = 0;
+    while crate::program::ask("step") == "again" {
+        device.step(&cells, [8, 1, 1], null_mut(), 1, 0);
+        device.sync(null_mut());
+        steps += 1;
+    }
+    device.check_steps(&cells, &vec![1; steps]);
+}
+
+/// Ask for its form until it is refused.
+fn refuses(core: &mut Governor, kernel: &str, why: Refusal) {
+    core.policy(|_, _| Answer::Preemptible(0));
+    let mut launches = 0;
+    loop {
+        core.expect("step");
+        if core.is_refused(kernel, why) {
+            break;
+        }
+        assert!(launches < 10_000, "{:?}", core.state(kernel));
+        launches += 1;
+        core.say("again");
+    }
+    core.say("enough");
+    core.ends(0);
+    assert_eq!(core.counters().cut_kernels.load(SeqCst), 0);
+}
+
+#[test]
+fn without_memory_for_a_rewrite_a_kernel_runs_whole() {
+    both(
+        without_memory_for_a_rewrite_a_kernel_runs_whole,
+        &welcome(),
+        |device| {
+            // What the launches take was allocated by then.
+            let cells = device.cells(8);
+            device.step(&cells, [8, 1, 1], null_mut(), 1, 0);
+            device.check_steps(&cells, &[1]);
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+            let limit = pages * 4_096 + (8 << 20);
+            let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+            setrlimit(Resource::As, limit).unwrap();
+            launch_until_refused(device);
+        },
+        |core| refuses(core, "step", Refusal::HostMemory),
+    );
+}
+
+/// For a filter that ends the process where it opens a file, starts a thread or connects.
+#[test]
+fn behind_a_seccomp_filter_the_shim_makes_no_new_kind_of_call() {
+    both(
+        behind_a_seccomp_filter_the_shim_makes_no_new_kind_of_call,
+        &welcome(),
+        |device| {
+            let cells = device.cells(8);
+            device.step(&cells, [8, 1, 1], null_mut(), 1, 0);
+            device.check_steps(&cells, &[1]);
+            forbid(&[
+                libc::SYS_open,
+                libc::SYS_openat,
+                libc::SYS_clone,
+                libc::SYS_clone3,
+                libc::SYS_socket,
+                libc::SYS_connect,
+            ]);
+            launch_until_refused(device);
+        },
+        |core| refuses(core, "step", Refusal::Sandboxed),
+    );
+}
+
+/// Have all threads of this process end it by one of these calls.
+fn forbid(calls: &[i64]) {
+    const NUMBER: u32 = 0;
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NUMBER)];
+    for call in calls {
+        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, *call as u32));
+        filter.push(step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
+    }
+    filter.push(step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a filter of this length, which is copied.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &program), 0);
+    }
 }
