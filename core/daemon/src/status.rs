@@ -421,6 +421,7 @@ fn whole_because(word: u32) -> &'static str {
         whole_because::BYPASS => {
             "a library may call the driver without the shim: it was opened with RTLD_DEEPBIND, or stands before libtally_preload.so in LD_PRELOAD"
         }
+        whole_because::FEW_QUEUES => "CUDA_DEVICE_MAX_CONNECTIONS is below 8",
         _ => "its shim reports an unknown reason",
     }
 }

@@ -345,6 +345,8 @@ pub mod whole_because {
     pub const DEBUGGER: u32 = 3;
     /// Some of the program's calls may reach the driver without the shim.
     pub const BYPASS: u32 = 4;
+    /// `CUDA_DEVICE_MAX_CONNECTIONS` is so low that streams share hardware queues by turns.
+    pub const FEW_QUEUES: u32 = 5;
 }
 
 /// One kernel of the client: appended once, never changed after `ready`.

@@ -123,8 +123,7 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
     if !is_enabled() || place.slot == OVERFLOW || tools::whole_because() != 0 {
         return 0;
     }
-    // What the shim does to make forms would wait behind the program's work, too.
-    if is_closing(place.context) || !streams::are_queues_chosen() {
+    if is_closing(place.context) {
         return 0;
     }
     match target {

@@ -5,12 +5,12 @@
 //! wants to see the program's own launches.
 
 use super::bypass;
-use crate::{resolve, state};
+use crate::{resolve, state, streams};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use tally_ipc::layout::whole_because::{BYPASS, DEBUGGER, INJECTION, LAUNCH_BLOCKING, NOTHING};
+use tally_ipc::layout::whole_because::{BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING};
 
 /// What was found when the program began to use CUDA.
 static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
@@ -35,6 +35,9 @@ pub fn look() {
         INJECTION
     } else if *WAS_TRACED.get_or_init(is_traced_by_cuda_gdb) {
         DEBUGGER
+    } else if !streams::are_queues_chosen() {
+        // What the shim does to make forms, too, would wait behind the program's work.
+        FEW_QUEUES
     } else {
         NOTHING
     };

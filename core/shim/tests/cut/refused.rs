@@ -84,31 +84,6 @@ fn kernels_are_refused_for_the_right_reasons() {
     );
 }
 
-#[test]
-fn nothing_is_offered_where_streams_share_queues_by_turns() {
-    both_under(
-        nothing_is_offered_where_streams_share_queues_by_turns,
-        &[("CUDA_DEVICE_MAX_CONNECTIONS", "7")],
-        &welcome(),
-        |device| {
-            let cells = device.cells(4);
-            for k in 0..30 {
-                device.step(&cells, [4, 1, 1], null_mut(), k, 0);
-                device.sync(null_mut());
-            }
-            device.check_steps(&cells, &(0..30).collect::<Vec<_>>());
-        },
-        |core| {
-            core.policy(|_, _| Answer::Preemptible(0));
-            core.ends(0);
-            let requests = core.requests("step");
-            assert_eq!(requests.len(), 30);
-            let offered = CAN_PREPARE | CAN_PREEMPT | CAN_SLICE;
-            assert!(requests.iter().all(|(request, _)| request.flags & offered == 0));
-        },
-    );
-}
-
 const COOPERATIVE_ATTRIBUTE: u32 = 2;
 const CLUSTER: u32 = 4;
 const PROGRAMMATIC: u32 = 6;
@@ -126,14 +101,15 @@ fn launch_with(device: &Device, id: u32, value: [u32; 3], grid: u32) -> i32 {
 }
 
 #[test]
-fn under_a_tool_nothing_is_offered_and_the_report_says_why() {
-    let tools = [
+fn where_nothing_is_offered_the_report_says_why() {
+    let reasons = [
         ("CUDA_LAUNCH_BLOCKING", "1", whole_because::LAUNCH_BLOCKING),
         ("CUDA_INJECTION64_PATH", "/nowhere/libtool.so", whole_because::INJECTION),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "7", whole_because::FEW_QUEUES),
     ];
-    for (variable, value, why) in tools {
+    for (variable, value, why) in reasons {
         both_under(
-            under_a_tool_nothing_is_offered_and_the_report_says_why,
+            where_nothing_is_offered_the_report_says_why,
             &[(variable, value)],
             &welcome(),
             |device| {
