@@ -40,9 +40,13 @@ fn cut_state_of(word: u32) -> CutState {
         },
         cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
             // Of the client's surroundings, or of the moment: another client may transform the same kernel.
-            Some(why @ (Refusal::VendorLibrary | Refusal::ImageGone | Refusal::OutOfMemory)) => {
-                CutState::WholeHere(why.text())
-            }
+            Some(
+                why @ (Refusal::VendorLibrary
+                | Refusal::ImageGone
+                | Refusal::OutOfMemory
+                | Refusal::HostMemory
+                | Refusal::Sandboxed),
+            ) => CutState::WholeHere(why.text()),
             why => CutState::WholeOnly(why.map_or("its client gives no reason", Refusal::text)),
         },
         _ => CutState::Unknown,
@@ -160,7 +164,7 @@ mod tests {
             let id = launch().and(launch()).unwrap();
             engine.world().profiles.get(id).unwrap().cut
         };
-        for why in [Refusal::VendorLibrary, Refusal::OutOfMemory] {
+        for why in [Refusal::VendorLibrary, Refusal::OutOfMemory, Refusal::Sandboxed] {
             assert_eq!(said(why), CutState::WholeHere(why.text()));
         }
         let why = Refusal::BlocksWaited;
