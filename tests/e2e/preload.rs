@@ -404,6 +404,15 @@ fn what_reaches_the_driver_past_the_preloaded_library_is_named() -> Result<()> {
 }
 
 #[test]
+fn a_driver_is_found_where_it_would_be_found() -> Result<()> {
+    let scene = scene()?;
+    let _core = core(&scene)?;
+    let file = compile(&scene, "cc", "scopes", &["-ldl"])?;
+    ensure!(same(&scene, &[], Command::new(file).arg("scopes"))?.is_empty());
+    Ok(())
+}
+
+#[test]
 fn a_program_that_shed_the_preload_is_named() -> Result<()> {
     let scene = scene()?;
     let _core = core(&scene)?;

@@ -33,6 +33,7 @@ static PREPARE: extern "C" fn() = prepare;
 
 #[cfg(preload)]
 extern "C" fn prepare() {
+    objects::note_start();
     route::real();
     open::real();
     entry::fill_ioctl();

@@ -5,6 +5,8 @@
 use crate::sys::{equal, length};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Release};
 
 /// `struct dl_phdr_info`, as far as it is used.
 #[repr(C)]
@@ -93,6 +95,44 @@ pub fn own_file() -> Option<*const u8> {
     (!search.own.is_null()).then_some(search.own)
 }
 
+/// Objects that the program began with, the first in the loader's order; 0: not counted.
+static AT_START: AtomicU64 = AtomicU64::new(0);
+
+/// The process has loaded nothing yet but what it began with.
+pub fn note_start() {
+    AT_START.store(counts().0, Release);
+}
+
+/// One look-up of an address.
+struct Holder {
+    address: usize,
+    index: u64,
+    is_found: bool,
+}
+
+/// Whether an address is in an object that the program began with.
+pub fn was_there_at_start(address: usize) -> bool {
+    let mut holder = Holder { address, index: 0, is_found: false };
+    let Some(iterate) = iterate() else { return false };
+    // SAFETY: `find_holder` takes a `Holder`, which outlives the call.
+    unsafe { iterate(find_holder, (&raw mut holder).cast()) };
+    holder.is_found && holder.index < AT_START.load(Acquire)
+}
+
+unsafe extern "C" fn find_holder(
+    object: *const Object,
+    _bytes: usize,
+    holder: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader's description, valid during the call, and `was_there_at_start`'s own value.
+    let (object, holder) = unsafe { (&*object, &mut *holder.cast::<Holder>()) };
+    holder.is_found = object.holds(holder.address);
+    if !holder.is_found {
+        holder.index += 1;
+    }
+    c_int::from(holder.is_found)
+}
+
 /// Objects that are loaded, and how many were unloaded since the process began; 0 where the C library does
 /// not say.
 pub fn counts() -> (u64, u64) {
@@ -148,10 +188,13 @@ impl Object {
     }
 
     fn is_this_library(&self) -> bool {
-        let here = is_here as *const () as usize;
+        self.holds(is_here as *const () as usize)
+    }
+
+    fn holds(&self, address: usize) -> bool {
         (0..self.header_count).map(|i| self.header(i)).any(|h| {
             let start = self.base.wrapping_add(h.address as usize);
-            h.kind == PT_LOAD && here.wrapping_sub(start) < h.bytes as usize
+            h.kind == PT_LOAD && address.wrapping_sub(start) < h.bytes as usize
         })
     }
 

@@ -3,7 +3,8 @@
 //! and `RTLD_DEFAULT` mean different things to different callers. So does `RTLD_NEXT` of an entry point,
 //! where there is a driver: only another interposer asks for it, and it must get its own successor.
 //!
-//! A name that the asked library does not have stays not found, with the error that `dlerror` then tells.
+//! A name that the asked library does not have stays not found, with the error that `dlerror` then tells. So does a
+//! driver function where the caller's scope has no driver: one that was opened with `RTLD_LOCAL`.
 
 use crate::entry::{EXPORTS, NAMES};
 use crate::sys::equal;
@@ -43,6 +44,7 @@ pub struct Route {
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
         "endbr64",
+        "mov rdx, qword ptr [rsp]",
         "push rdi",
         "push rsi",
         "sub rsp, 8",
@@ -87,7 +89,7 @@ fn lookup(handle: usize, name: *const c_char) -> usize {
     core::hint::black_box(found) as usize
 }
 
-unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
+unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char, caller: usize) -> Route {
     let result = |value| Route { value, is_result: 1 };
     let real = real();
     let jump = Route { value: real, is_result: usize::from(real == 0) };
@@ -99,9 +101,9 @@ unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
     let Some(own) = EXPORTS.0.get(index).map(|export| *export as usize) else { return jump };
     if handle as usize == RTLD_NEXT {
         // The next one may be this library's, which without a driver must not be found.
-        return match loaded_driver(name) {
-            Some(_) => jump,
-            None => result(lookup(RTLD_NEXT, name)),
+        return match is_in_scope_of(caller, name) {
+            true => jump,
+            false => result(lookup(RTLD_NEXT, name)),
         };
     }
     let found = if handle as usize == RTLD_DEFAULT { own } else { lookup(handle as usize, name) };
@@ -110,7 +112,12 @@ unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
     }
     if found == own {
         // This library comes before the driver there. Without a driver nothing must be found.
-        if loaded_driver(name).is_some() {
+        let is_there = match handle as usize {
+            RTLD_DEFAULT => is_in_scope_of(caller, name),
+            // Of the program as a whole.
+            _ => lookup(RTLD_NEXT, name) != 0,
+        };
+        if is_there {
             return result(own);
         }
         return result(lookup(RTLD_NEXT, name));
@@ -120,6 +127,13 @@ unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
         Some(shim) => result(unsafe { (shim.wrap)(index, found) }),
         None => result(found),
     }
+}
+
+/// Whether a caller would find a driver function by itself: what was there when the program began finds what is in
+/// the global scope; of a library that was opened later the scope is not known, and any driver will do.
+fn is_in_scope_of(caller: usize, name: *const c_char) -> bool {
+    lookup(RTLD_NEXT, name) != 0
+        || (!objects::was_there_at_start(caller) && loaded_driver(name).is_some())
 }
 
 /// Which entry point a name is: the exact name only (`cudnn*` and `cublas*` begin with `cu`, too).

@@ -1,6 +1,7 @@
 /* What the preload matrix runs. Arguments:
  * plain            what a program without CUDA can notice of a preloaded library; exits with 3
  * cuda             initialises CUDA by dlopen and dlsym, says so, and stays until its input ends
+ * scopes           where a driver that was opened for its opener only, and then for all, is found
  * deep FILE        the same through a library opened with RTLD_DEEPBIND
  * mopen FILE       the same through a library in a linker namespace of its own */
 #define _GNU_SOURCE
@@ -46,9 +47,30 @@ static int plain(void) {
   return 3;
 }
 
+static void *of_all(int how) {
+  void *handle = how == 0 ? RTLD_DEFAULT : how == 1 ? RTLD_NEXT : dlopen(NULL, RTLD_NOW);
+  return dlsym(handle, "cuInit");
+}
+
+static int scopes(void) {
+  static const char *const names[] = {"by default", "next", "in the program"};
+  for (int flags = RTLD_LOCAL, round = 0; round < 2; flags = RTLD_GLOBAL, round++) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | flags);
+    if (!driver) return printf("no driver: %s\n", dlerror()), 4;
+    printf("in the driver: %s\n", dlsym(driver, "cuInit") ? "found" : "missing");
+    for (int how = 0; how < 3; how++) {
+      void *found = of_all(how);
+      const char *error = dlerror();
+      printf("%s: %s, %s\n", names[how], found ? "found" : "missing", error ? "an error" : "no error");
+    }
+  }
+  return 0;
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   if (!strcmp(argv[1], "plain")) return plain();
+  if (!strcmp(argv[1], "scopes")) return scopes();
   if (!strcmp(argv[1], "cuda")) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     init_t init = driver ? (init_t)dlsym(driver, "cuInit") : 0;
