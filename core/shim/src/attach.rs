@@ -15,6 +15,7 @@ use crate::{
 };
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -294,15 +295,17 @@ fn start() {
     let Some(settings) = Settings::from_environment() else {
         return state::set_mode(state::MODE_OFF);
     };
-    log::open();
+    let missing = descriptors_missing();
+    if missing.is_none() {
+        log::open();
+    }
     if !HANDLERS.swap(true, SeqCst) {
         // SAFETY: functions without state; kept for the process's life.
         unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
     }
-    let on = match map::create_client() {
-        Ok((fd, region)) => begin(settings, raise(fd), region.leak()),
-        Err(error) => Err(error.to_string()),
-    };
+    let region = missing.map_or(Ok(()), Err);
+    let region = region.and_then(|()| map::create_client().map_err(|error| error.to_string()));
+    let on = region.and_then(|(fd, region)| begin(settings, raise(fd), region.leak()));
     match on {
         Ok(()) => state::set_mode(state::MODE_ON),
         Err(error) => {
@@ -313,6 +316,33 @@ fn start() {
             state::set_mode(state::MODE_OFF);
         }
     }
+}
+
+/// Why there are too few descriptors for the shim beside the driver: those that the shim holds must not make the
+/// program's own `cuInit` fail.
+fn descriptors_missing() -> Option<String> {
+    /// Of the shim.
+    const OWN: usize = 10;
+    /// Of the driver, at first.
+    const DRIVERS: usize = 30;
+    let limit = getrlimit(Resource::Nofile).current?;
+    if limit > FD_FLOOR as u64 + (OWN + DRIVERS) as u64 {
+        return None;
+    }
+    let mut numbers: Vec<libc::pollfd> =
+        (0..limit as i32).map(|fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
+    // SAFETY: so many entries; does not wait.
+    if unsafe { libc::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
+        return None;
+    }
+    let free = numbers.iter().filter(|n| n.revents & libc::POLLNVAL != 0).count();
+    (free < OWN + DRIVERS).then(|| {
+        format!(
+            "of the limit on open files (RLIMIT_NOFILE, `ulimit -n`) of {limit} only {free} are free, and Tally and \
+             the driver need {}",
+            OWN + DRIVERS
+        )
+    })
 }
 
 /// Have the core's status say why this process is not governed, if there is a core.
