@@ -10,7 +10,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use tally_ipc::layout::whole_because::{BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING};
+use tally_ipc::layout::whole_because::{
+    BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING,
+};
 
 /// What was found when the program began to use CUDA.
 static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
