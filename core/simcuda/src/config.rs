@@ -115,12 +115,23 @@ pub fn device_path() -> PathBuf {
 /// so many bytes of parameters lose their last block. `TALLY_SIMCUDA_FAULT=KERNEL:BYTES`.
 pub(crate) fn fault() -> Option<(&'static str, usize)> {
     static FAULT: OnceLock<Option<(String, usize)>> = OnceLock::new();
-    let read = || {
-        let text = std::env::var("TALLY_SIMCUDA_FAULT").ok()?;
-        let (kernel, bytes) = text.rsplit_once(':')?;
-        Some((kernel.to_owned(), bytes.parse().ok()?))
-    };
+    let read = || kernel_and_bytes("TALLY_SIMCUDA_FAULT");
     FAULT.get_or_init(read).as_ref().map(|(kernel, bytes)| (kernel.as_str(), *bytes))
+}
+
+/// A kernel that needs more of an SM when it is given another form: whether it is of this name and has more than so many
+/// bytes of parameters, so that, asked, the device says that no block fits.
+/// `TALLY_SIMCUDA_FAULT_OCCUPANCY=KERNEL:BYTES`.
+pub(crate) fn is_crowded(kernel: &str, parameter_bytes: usize) -> bool {
+    static FAULT: OnceLock<Option<(String, usize)>> = OnceLock::new();
+    let fault = FAULT.get_or_init(|| kernel_and_bytes("TALLY_SIMCUDA_FAULT_OCCUPANCY"));
+    fault.as_ref().is_some_and(|(name, bytes)| name == kernel && parameter_bytes > *bytes)
+}
+
+fn kernel_and_bytes(variable: &str) -> Option<(String, usize)> {
+    let text = std::env::var(variable).ok()?;
+    let (kernel, bytes) = text.rsplit_once(':')?;
+    Some((kernel.to_owned(), bytes.parse().ok()?))
 }
 
 /// Another faulty device: whether this launch of a graph is the one that fails, of the process's. The number of

@@ -1,6 +1,7 @@
 //! What is not offered to be cut, and why.
 
 use crate::governor::Governor;
+use crate::governor::SMS;
 use crate::program::{Attribute, Device, THREADS, ok};
 use crate::{both, both_under, welcome};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -217,6 +218,38 @@ fn a_module_that_is_loaded_again_is_made_ready_again() {
             core.answer(Answer::Preemptible(0));
             core.say("on");
             core.ends(0);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 1);
+        },
+    );
+}
+
+/// Where an SM holds fewer blocks of the transformed kernel, a grid that the GPU would hold at once goes whole.
+#[test]
+fn what_would_run_at_once_runs_at_once_or_whole() {
+    both_under(
+        what_would_run_at_once_runs_at_once_or_whole,
+        // What `step` has, and no more.
+        &[("TALLY_SIMCUDA_FAULT_OCCUPANCY", "step:24")],
+        &welcome(),
+        |device| {
+            device.warm_up();
+            assert_eq!(crate::program::ask("go"), "on");
+            for blocks in [SMS, SMS + 1] {
+                let cells = device.cells(blocks);
+                device.step(&cells, [blocks, 1, 1], null_mut(), 3, 0);
+                device.check_steps(&cells, &[3]);
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            let before = core.requests("step").len();
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let requests = core.requests("step");
+            let offered = |i: usize| requests[before + i].0.flags & (CAN_PREEMPT | CAN_SLICE) != 0;
+            assert_eq!((offered(0), offered(1)), (false, true));
             assert_eq!(core.counters().preemptible.load(SeqCst), 1);
         },
     );

@@ -96,6 +96,10 @@ fn active_blocks(blocks: &Out<i32>, function: usize, threads: i32, shared: usize
     let function = resolve_function(function)?;
     let context = current()?;
     let _launching = context.launching();
+    let kernel = function.kernel()?;
+    if crate::config::is_crowded(&kernel.name, kernel.param_bytes as usize) {
+        return blocks.set(0);
+    }
     blocks.set(function.blocks_per_sm(threads, shared as u64)? as i32)
 }
 
