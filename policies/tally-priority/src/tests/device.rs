@@ -139,9 +139,10 @@ impl Device {
         assert!(choice.is_offered(launch.flags), "{choice:?}");
         self.ran.push((at, choice));
         let every = self.disturbed_every;
-        // Not in step with anything: Weyl's sequence.
-        let turn = (self.ran.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        self.under_way.push_back((at, choice, every > 0 && turn.is_multiple_of(every)));
+        // Not in step with anything: the fractions of multiples of the golden ratio.
+        let fraction = (self.ran.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let is_disturbed = every > 0 && fraction <= u64::MAX / every;
+        self.under_way.push_back((at, choice, is_disturbed));
         if self.under_way.len() > LAG {
             let (at, choice, disturbed) = self.under_way.pop_front().unwrap();
             self.measure(at, choice, disturbed);
