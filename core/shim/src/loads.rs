@@ -168,12 +168,14 @@ pub unsafe fn library_load_data(
     library_count: c_uint,
 ) -> CuResult {
     let options = Options { count, names, values };
-    // One of the library's options says that the image stays where it is: then it is what is loaded.
     // SAFETY: the caller's arguments.
-    let load = |image| unsafe {
-        real(library, image, names, values, count, library_options, library_values, library_count)
+    let is_copy_alike = unsafe { only_preserves(library_options, library_count) };
+    // SAFETY: the caller's arguments; without the one option, the driver keeps a copy.
+    let load = |given: *const u8| unsafe {
+        let left = if is_copy_alike && given != image { 0 } else { library_count };
+        real(library, given, names, values, count, library_options, library_values, left)
     };
-    if library_count > 0 && state::is_best_effort() && !images::is_in_library(image) {
+    if !is_copy_alike && state::is_best_effort() && !images::is_in_library(image) {
         let result = load(image);
         if result == SUCCESS {
             crate::names::loaded(library, true, 0);
@@ -182,6 +184,18 @@ pub unsafe fn library_load_data(
     }
     // SAFETY: the caller's arguments.
     unsafe { from_memory(library, true, image, options, load) }
+}
+
+/// Whether a library's options say no more than whether the program keeps the image until it unloads the library,
+/// which is a hint. cuBLAS gives it.
+///
+/// # Safety
+/// `count` options, or null.
+unsafe fn only_preserves(options: Ptr, count: c_uint) -> bool {
+    const CU_LIBRARY_BINARY_IS_PRESERVED: c_int = 1;
+    // SAFETY: the first of them, by this function's contract.
+    let first = || unsafe { *options.cast::<c_int>() };
+    count == 0 || count == 1 && !options.is_null() && first() == CU_LIBRARY_BINARY_IS_PRESERVED
 }
 
 /// `cuLibraryLoadFromFile`.

@@ -225,6 +225,73 @@ unsafe extern "C" fn on_a_stack_of_its_own(stack: *mut u8, body: extern "C" fn()
     )
 }
 
+/// `CUlibraryOption`s.
+const HOST_TABLE: i32 = 0;
+const BINARY_IS_PRESERVED: i32 = 1;
+
+#[test]
+fn libraries_from_memory_that_is_freed_or_kept_are_cut() {
+    both(
+        libraries_from_memory_that_is_freed_or_kept_are_cut,
+        &welcome(),
+        |device| {
+            for (number, option, is_kept) in [
+                (1111, BINARY_IS_PRESERVED, false),
+                (2222, BINARY_IS_PRESERVED, true),
+                (3333, HOST_TABLE, false),
+            ] {
+                let mut text = CString::new(which(number, 10)).unwrap().into_bytes_with_nul();
+                let (mut library, none) = (null_mut(), null_mut());
+                let (mut option, mut value) = (option, usize::from(is_kept));
+                let (names, values) = ((&raw mut option).cast(), (&raw mut value).cast());
+                // SAFETY: a valid out-pointer; text with a NUL; an option of the library.
+                ok(unsafe {
+                    let image = text.as_ptr();
+                    (device.cuda.cuLibraryLoadData)(
+                        &mut library,
+                        image,
+                        none,
+                        none,
+                        0,
+                        names,
+                        values,
+                        1,
+                    )
+                });
+                if !is_kept {
+                    text.fill(b'x');
+                }
+                let kernel = device.kernel_of(library, "which");
+                let mut numbers = Vec::new();
+                while ask("again?") == "yes" {
+                    numbers.extend(written(device, kernel, 4));
+                }
+                numbers.extend(written(device, kernel, 4));
+                numbers.dedup();
+                assert_eq!(numbers, [number]);
+            }
+        },
+        |core| {
+            core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
+                0 => Answer::Whole,
+                _ => Answer::Slice(5),
+            });
+            for is_hint in [true, true, false] {
+                core.expect("again?");
+                let before = core.counters().sliced.load(SeqCst);
+                let is_cut = (0..if is_hint { 5_000 } else { 50 }).any(|_| {
+                    core.say("yes");
+                    core.expect("again?");
+                    core.counters().sliced.load(SeqCst) > before
+                });
+                assert_eq!(is_cut, is_hint);
+                core.say("no");
+            }
+            core.ends(0);
+        },
+    );
+}
+
 static COROUTINE_DEVICE: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn load_in_a_coroutine() {
