@@ -160,11 +160,11 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
             false
         }
         cut_state::READY => cut(index).is_some_and(|cut| !cut.reads_sm),
-        // Not for what its code says.
-        cut_state::WHOLE_ONLY if detail == Refusal::ImageGone.code() => {
-            kernel.is_vendor.load(Relaxed)
+        // Those that are cut are limited like those that are not.
+        cut_state::WHOLE_ONLY => {
+            let of_any = [Refusal::VendorLibrary, Refusal::ImageGone, Refusal::BlocksMayWait];
+            kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
         }
-        cut_state::WHOLE_ONLY => detail == Refusal::VendorLibrary.code(),
         // Its code is not looked at until it is to be transformed.
         _ => kernel.is_vendor.load(Relaxed),
     }

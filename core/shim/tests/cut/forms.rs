@@ -9,6 +9,7 @@ use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{Cutting, Residency, Welcome};
+use tally_kernels::Refusal;
 
 const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE;
 
@@ -97,7 +98,7 @@ fn slices_and_preemptible_launches_are_whole_runs() {
                     if count(core) == before + GRIDS.len() as u64 {
                         break;
                     }
-                    assert!(tries < 100, "{answer:?}");
+                    assert!(tries < 10_000, "{answer:?}");
                 }
             }
             core.say("end");
@@ -282,6 +283,73 @@ fn some_of_the_sms() {
                 .filter(of_few)
                 .any(|(r, _)| r.flags & CAN_PARTITION != 0);
             assert!(!offered, "blocks that fit the whole GPU at once may wait for one another");
+        },
+    );
+}
+
+/// A kernel whose blocks may wait for one another, as far as its code tells.
+fn one_that_may_wait(name: &str) -> String {
+    format!(
+        ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry {name}(.param .u64 p_out) {{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p_out];
+    ld.volatile.global.u32 %r1, [%rd1];
+    ret;
+}}
+"
+    )
+}
+
+#[test]
+fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
+    const NAMES: [&str; 2] = ["gemv_of_a_library", "of_the_program"];
+    let cutting = Cutting { vendor_libraries: true, reserve_sms: vec![1], ..welcome().cutting };
+    let welcome = Welcome { residency: Residency::Unmanaged, cutting, ..welcome() };
+    both(
+        of_kernels_that_may_wait_only_closed_libraries_are_limited,
+        &welcome,
+        |device| {
+            device.primary_context();
+            let out = device.memory(1);
+            let kernels =
+                NAMES.map(|name| device.function_of(device.load(&one_that_may_wait(name)), name));
+            let launch = || {
+                for kernel in kernels {
+                    ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
+                }
+                device.sync(null_mut());
+            };
+            device.warm_up();
+            while crate::program::ask("again?") == "yes" {
+                launch();
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.policy(|request, _| match request.flags & CAN_PREPARE {
+                0 => Answer::Whole,
+                _ => Answer::Preemptible(0),
+            });
+            let mut rounds = 0;
+            while core.counters().partitioned.load(SeqCst) == 0 {
+                rounds += 1;
+                assert!(rounds < 10_000, "{:?}", NAMES.map(|name| core.state(name)));
+                core.expect("again?");
+                core.say("yes");
+                if NAMES.iter().all(|name| core.is_refused(name, Refusal::BlocksMayWait)) {
+                    core.answer(Answer::Partition(SMS - 1));
+                }
+            }
+            core.expect("again?");
+            core.say("no");
+            core.ends(0);
+            let is_limited =
+                |name| core.requests(name).iter().any(|(r, _)| r.flags & CAN_PARTITION != 0);
+            assert_eq!(NAMES.map(is_limited), [true, false]);
         },
     );
 }
