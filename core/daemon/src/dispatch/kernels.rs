@@ -39,9 +39,11 @@ fn cut_state_of(word: u32) -> CutState {
             preemptible: detail & cut_state::PREEMPTIBLE != 0,
         },
         cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
-            // Of the client's surroundings, or of the moment: another client may transform the same kernel.
+            // Of the client's surroundings, or of the moment: another client may transform the same kernel. Or it
+            // may be limited to some of the SMs all the same.
             Some(
                 why @ (Refusal::VendorLibrary
+                | Refusal::BlocksMayWait
                 | Refusal::ImageGone
                 | Refusal::OutOfMemory
                 | Refusal::HostMemory
@@ -167,8 +169,12 @@ mod tests {
         for why in [Refusal::VendorLibrary, Refusal::OutOfMemory, Refusal::Sandboxed] {
             assert_eq!(said(why), CutState::WholeHere(why.text()));
         }
-        let why = Refusal::BlocksWaited;
-        assert_eq!(said(why), CutState::WholeOnly(why.text()));
+        // May be limited to some of the SMs if the client says so.
+        let why = Refusal::BlocksMayWait;
+        assert_eq!(said(why), CutState::WholeHere(why.text()));
+        for why in [Refusal::BlocksWaited, Refusal::StuckLimited] {
+            assert_eq!(said(why), CutState::WholeOnly(why.text()));
+        }
     }
 
     #[test]
