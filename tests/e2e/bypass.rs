@@ -33,7 +33,8 @@ fn ran(
     let config = config.to_str().context("a path of this test's")?.to_owned();
     let _core = scene.core(&artefacts.test_policy("cutter")?, &["--policy-config", &config])?;
     // A position-dependent program has addresses of its own for functions of others.
-    let file = compile(&scene, "program.c", "program", &[&["-no-pie"], &LINKED[..]].concat())?;
+    let file =
+        compile(&scene, "program.c", "program", &[&["-no-pie", "-pthread"], &LINKED[..]].concat())?;
     let mut program = scene.command(&file);
     program.arg(way);
     prepare(&scene, &mut program)?;
@@ -100,5 +101,42 @@ fn behind_a_library_with_a_dlsym_of_its_own_nothing_is_transformed() -> Result<(
     })?;
     ensure!(because(&client).contains("LD_PRELOAD"), "{client:#}");
     ensure!(client["cut"]["sliced"] == 0, "{client:#}");
+    Ok(())
+}
+
+#[test]
+fn before_a_library_that_changes_code_nothing_is_transformed_and_nothing_is_copied() -> Result<()> {
+    let client = ran("patched", |scene, program| {
+        let patch = compile(scene, "patch.c", "patch.so", &LIBRARY)?;
+        let file = program.get_program().to_owned();
+        let preload = scene.artefacts().file("libtally_preload.so")?;
+        let mut inner = scene.command("env");
+        inner.arg(format!("LD_PRELOAD={}:{}", preload.display(), patch.display()));
+        inner.arg(file).args(program.get_args());
+        *program = inner;
+        Ok(())
+    })?;
+    ensure!(because(&client).contains("stands between"), "{client:#}");
+    ensure!(client["cut"]["sliced"] == 0, "{client:#}");
+    Ok(())
+}
+
+#[test]
+fn a_constructor_may_wait_for_a_thread_that_loads_and_launches() -> Result<()> {
+    let client = ran("waits", |scene, program| {
+        program.arg(compile(scene, "waiting.c", "waiting.so", &LIBRARY)?);
+        Ok(())
+    })?;
+    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    Ok(())
+}
+
+#[test]
+fn a_threads_own_descriptors_are_not_taken_for_the_programs() -> Result<()> {
+    let client = ran("files", |scene, program| {
+        program.arg(scene.dir());
+        Ok(())
+    })?;
+    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
     Ok(())
 }

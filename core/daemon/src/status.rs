@@ -419,7 +419,7 @@ fn whole_because(word: u32) -> &'static str {
         whole_because::INJECTION => "a tool is injected into the driver (CUDA_INJECTION64_PATH)",
         whole_because::DEBUGGER => "a debugger is attached",
         whole_because::BYPASS => {
-            "a library may call the driver without the shim: it was opened with RTLD_DEEPBIND, or stands before libtally_preload.so in LD_PRELOAD"
+            "another library stands between the program and the driver, or may call it without the shim: it is in LD_PRELOAD as well, or was opened with RTLD_DEEPBIND"
         }
         whole_because::FEW_QUEUES => "CUDA_DEVICE_MAX_CONNECTIONS is below 8",
         _ => "its shim reports an unknown reason",

@@ -23,6 +23,10 @@ pub const REALS: usize = 4;
 pub struct Door {
     /// Its exact name.
     pub name: &'static str,
+    /// The same, to look it up.
+    pub symbol: &'static CStr,
+    /// The real function that a program linked to the driver calls; 0: not known yet.
+    pub linked: &'static AtomicUsize,
     /// What a program linked to the driver calls.
     pub direct: *const (),
     /// Real functions, in the order they were found; 0 is free.
@@ -49,15 +53,9 @@ macro_rules! doors {
             /// # Safety
             /// As the driver's.
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> CuResult {
-                static REAL: AtomicUsize = AtomicUsize::new(0);
-                const NAME: &CStr =
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("NUL in a name"),
-                    };
-                let mut real = REAL.load(Acquire);
+                let mut real = wrapped::$name::LINKED.load(Acquire);
                 if real == 0 {
-                    real = resolve::direct(&REAL, NAME);
+                    real = resolve::direct(&wrapped::$name::LINKED, wrapped::$name::SYMBOL);
                     if real == 0 {
                         return SYMBOL_NOT_FOUND;
                     }
@@ -75,6 +73,12 @@ macro_rules! doors {
             $(
                 pub mod $name {
                     use super::*;
+                    pub static LINKED: AtomicUsize = AtomicUsize::new(0);
+                    pub const SYMBOL: &CStr =
+                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                            Ok(name) => name,
+                            Err(_) => panic!("NUL in a name"),
+                        };
                     pub static REALS_OF: [AtomicUsize; REALS] = [const { AtomicUsize::new(0) }; REALS];
 
                     pub unsafe extern "C" fn wrapper<const I: usize>($($arg: $ty),*) -> CuResult {
@@ -96,6 +100,8 @@ macro_rules! doors {
         /// All of them.
         pub static DOORS: &[Door] = &[ $( Door {
             name: stringify!($name),
+            symbol: wrapped::$name::SYMBOL,
+            linked: &wrapped::$name::LINKED,
             direct: $name as *const (),
             reals: &wrapped::$name::REALS_OF,
             wrappers: [

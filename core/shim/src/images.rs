@@ -11,9 +11,10 @@
 
 use crate::cut::guarded::Guarded;
 use crate::cut::{takes_vendor, vendor};
+use crate::objects;
 use crate::span::{self, Span};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use tally_kernels::Refusal;
 
@@ -205,15 +206,15 @@ pub fn is_in_library(image: *const u8) -> bool {
     span::of(image as usize).is_some_and(|span| is_read_only(span.start, span.bytes))
 }
 
-/// Whether an image is noted; if so, it has one more user.
+/// Whether an image is noted, and its bytes are at hand; if so, it has one more user.
 fn is_known(digest: u128) -> bool {
     IMAGES.with(|images| match images.by_digest.get_mut(&digest) {
+        // There may be room for it now.
+        None | Some(Image { place: Place::Nowhere, .. }) => false,
         Some(image) => {
             image.users = image.users.saturating_add(1);
-            // One that had no room may have it now.
-            !matches!(image.place, Place::Nowhere)
+            true
         }
-        None => false,
     })
 }
 
@@ -233,6 +234,7 @@ fn add(digest: u128, place: Place, library: Option<String>) {
         // Another thread may have been faster, here and with the room.
         let has_room = copied <= COPIED_BYTES_MAX.saturating_sub(images.copied_bytes);
         if let Some(image) = images.by_digest.get_mut(&digest) {
+            image.users = image.users.saturating_add(1);
             if matches!(image.place, Place::Nowhere) && has_room {
                 image.place = place;
                 images.copied_bytes += copied;
@@ -303,22 +305,9 @@ pub fn copied_bytes() -> usize {
     IMAGES.with(|images| images.copied_bytes)
 }
 
-fn file_name(path: &CStr) -> String {
-    let path = path.to_string_lossy();
-    path.rsplit('/').next().unwrap_or_default().to_owned()
-}
-
-/// File name of the library that an address belongs to.
+/// File name of the library that an address belongs to; empty: the program's.
 fn library_of(address: usize) -> Option<String> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: only looks the address up; the structure is filled on success.
-    unsafe {
-        if libc::dladdr(address as *const c_void, info.as_mut_ptr()) == 0 {
-            return None;
-        }
-        let info = info.assume_init();
-        (!info.dli_fname.is_null()).then(|| file_name(CStr::from_ptr(info.dli_fname)))
-    }
+    objects::of(address).map(|object| object.name())
 }
 
 /// Whether memory lies in a segment of a library, or of the program, that was mapped without write permission.

@@ -50,6 +50,7 @@ pub mod loads;
 pub mod lock;
 pub mod log;
 pub mod names;
+pub mod objects;
 pub mod poller;
 pub mod quiesce;
 pub mod resolve;

@@ -30,6 +30,7 @@ pub unsafe fn init(
     _per_thread: bool,
     flags: c_uint,
 ) -> CuResult {
+    resolve::settle();
     attach::before_init();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(flags) };

@@ -4,6 +4,7 @@
 //! copied first and loaded from the copy. If the driver does not take it, the program's own call is made as it came.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
+use crate::cut::bypass;
 use crate::images::{self, Options, Snapshot};
 use crate::{names, span, state};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
@@ -11,7 +12,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// Options of a load that is tried with a copy first, at most: their values are kept meanwhile.
 const OPTIONS_MAX: usize = 32;
@@ -29,6 +30,13 @@ unsafe fn from_memory(
 ) -> CuResult {
     if !state::is_best_effort() {
         return load(image);
+    }
+    if bypass::is_found() {
+        let result = load(image);
+        if result == SUCCESS {
+            names::loaded(handle, is_library, 0);
+        }
+        return result;
     }
     if let Some(values) = Values::of(options)
         && let Some(copy) = Snapshot::of(image)
@@ -253,7 +261,7 @@ pub unsafe fn library_load_file(
 /// # Safety
 /// A NUL-terminated path or null.
 unsafe fn read_file(path: *const c_char) -> Option<(Vec<u8>, Option<String>)> {
-    if path.is_null() || !state::is_best_effort() {
+    if path.is_null() || !state::is_best_effort() || bypass::is_found() {
         return None;
     }
     // SAFETY: by this function's contract.
@@ -264,7 +272,12 @@ unsafe fn read_file(path: *const c_char) -> Option<(Vec<u8>, Option<String>)> {
     if !meta.is_file() || meta.len() > images::IMAGE_BYTES_MAX as u64 {
         return None;
     }
-    let file = File::open(format!("/proc/self/fd/{}", seen.as_raw_fd())).ok()?;
+    // The thread may have descriptors of its own.
+    let file = File::open(format!("/proc/thread-self/fd/{}", seen.as_raw_fd())).ok()?;
+    let opened = file.metadata().ok()?;
+    if (opened.dev(), opened.ino()) != (meta.dev(), meta.ino()) {
+        return None;
+    }
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(meta.len() as usize + 1).ok()?;
     file.take(meta.len()).read_to_end(&mut bytes).ok()?;

@@ -8,8 +8,8 @@
 //!
 //! Must never call `dlsym` by name: the preloaded library has one, which leads here.
 
-use crate::doors::{self, Door};
-use crate::host;
+use crate::doors::{self, DOORS, Door};
+use crate::{host, objects};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicUsize;
@@ -20,6 +20,12 @@ const DRIVER_NAME: &CStr = c"libcuda.so.1";
 
 /// Handle of the driver in use.
 static DRIVER_HANDLE: AtomicUsize = AtomicUsize::new(0);
+
+/// See [`driver_address`].
+static DRIVER_ADDRESS: AtomicUsize = AtomicUsize::new(0);
+/// The driver's functions of these names; 0: not known.
+static CONTEXT_SYNCHRONIZE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+const CONTEXT_SYNCHRONIZE_NAMES: [&CStr; 2] = [c"cuCtxSynchronize_v2", c"cuCtxSynchronize"];
 
 /// `dlsym`.
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -127,12 +133,50 @@ pub fn direct(cache: &AtomicUsize, name: &CStr) -> usize {
 }
 
 /// Note where a real function lies: one outside the driver is another
-/// interposer's, whose own calls may come back to us as launches within a launch.
+/// interposer's, whose own calls may come back to us as launches within a launch, and which may pass on
+/// others than it was given.
 fn inspect(real: usize) {
-    let driver = loaded_driver();
-    if driver != 0 && object_handle(real) != driver {
+    let start = |address| objects::of(address).map(|object| object.start);
+    let driver = start(driver_address());
+    if driver.is_some() && start(real) != driver {
         crate::log!("another interposer stands before the driver");
         crate::capture::set_nesting();
+        crate::cut::bypass::interposed();
+    }
+}
+
+/// An address in the driver; 0 if it is not known.
+pub fn driver_address() -> usize {
+    let known = DRIVER_ADDRESS.load(Acquire);
+    if known != 0 {
+        return known;
+    }
+    let found = match loaded_driver() {
+        0 => None,
+        handle => lookup(handle, c"cuInit"),
+    };
+    let found = found.map_or(0, |found| found.as_ptr() as usize);
+    if doors::is_ours(found) {
+        return 0;
+    }
+    DRIVER_ADDRESS.store(found, Release);
+    found
+}
+
+/// Look up at once what would else be looked up by the program's first call of each entry point: that waits for the
+/// loader, which a thread may keep that waits for the calling one. `cuInit` itself loads libraries.
+pub fn settle() {
+    for door in DOORS {
+        if door.linked.load(Acquire) == 0
+            && let Some(found) = in_loaded_driver(door.symbol).map(|found| found.as_ptr() as usize)
+            && !doors::is_ours(found)
+        {
+            inspect(found);
+            door.linked.store(found, Release);
+        }
+    }
+    for (known, name) in CONTEXT_SYNCHRONIZE.iter().zip(CONTEXT_SYNCHRONIZE_NAMES) {
+        known.store(in_driver(name).map_or(0, |p| p.as_ptr() as usize), Release);
     }
 }
 
@@ -174,14 +218,13 @@ fn by_request(name: &[u8], version: c_int, per_thread: bool, real: usize) -> Opt
             return doors::exact(name);
         }
         // `_v2` takes the context. Which one this is, only the driver can say.
-        let is = |n| in_driver(n).is_some_and(|p| p.as_ptr() as usize == real);
-        return if is(c"cuCtxSynchronize_v2") {
-            doors::exact(b"cuCtxSynchronize_v2")
-        } else if is(c"cuCtxSynchronize") {
-            doors::exact(b"cuCtxSynchronize")
-        } else {
-            None
+        let known = CONTEXT_SYNCHRONIZE.each_ref().map(|known| known.load(Acquire));
+        let is = |(name, known): (&CStr, usize)| match known {
+            0 => in_driver(name).is_some_and(|p| p.as_ptr() as usize == real),
+            known => known == real,
         };
+        let found = CONTEXT_SYNCHRONIZE_NAMES.into_iter().zip(known).find(|one| is(*one));
+        return found.and_then(|(name, _)| doors::exact(name.to_bytes()));
     }
     doors::requested(name, per_thread)
 }

@@ -1,6 +1,8 @@
 //! Threads of the shim's own: small, and deaf to the program's signals.
 
+use std::ffi::{CString, c_void};
 use std::io;
+use std::ptr::null_mut;
 use std::time::Duration;
 
 /// The driver runs on these stacks now and then.
@@ -17,7 +19,21 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
     spawn_with(name, STACK_BYTES, run)
 }
 
-/// Start one with such a stack.
+/// What a thread of ours runs, and its name.
+type Start = (CString, Box<dyn FnOnce() + Send>);
+
+extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    // SAFETY: from `spawn_with`.
+    let (name, run) = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    // SAFETY: a name with a NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    // Ends this thread, and not the program.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    null_mut()
+}
+
+/// Start one with such a stack. Not as the standard library does: the calling thread, which may be the program's,
+/// would wait for the loader, and whoever runs a library's constructors may wait for that thread.
 ///
 /// # Errors
 /// The system's.
@@ -26,19 +42,32 @@ pub fn spawn_with(
     stack_bytes: usize,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
+    let check = |error| if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
+    let start: Box<Start> = Box::new((CString::new(name)?, Box::new(run)));
+    let start = Box::into_raw(start);
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sets filled before use; the new thread inherits the mask, and this
-    // thread gets its own back.
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
+    // SAFETY: everything is filled before it is used; the new thread inherits the mask, and this thread gets its own
+    // back; `start` is the new thread's, unless there is none.
     unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
         libc::sigfillset(all.as_mut_ptr());
         let masked = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) == 0;
-        let spawned =
-            std::thread::Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
+        let created = check(libc::pthread_create(
+            thread.as_mut_ptr(),
+            attributes.as_ptr(),
+            self::run,
+            start.cast(),
+        ));
         if masked {
-            libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), null_mut());
         }
-        spawned.map(drop)
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        created.inspect_err(|_| drop(Box::from_raw(start)))
     }
 }
 

@@ -5,9 +5,16 @@
  * deep FILE        every other module is loaded, and the others unloaded, by a library opened with RTLD_DEEPBIND
  * late FILE        the same, bound at the first call
  * hook             the same by functions that dlsym finds
+ * patched          all calls are this program's own, and a library behind changes the code
+ * waits FILE       a thread does it while a library is opened, whose constructor waits for it
+ * files FOLDER     a thread with descriptors of its own loads modules from files
  * Says how many launches were wrong, and stays until its input ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +27,9 @@ int cuCtxSynchronize(void);
 int cuMemAlloc_v2(address_t *, size_t);
 int cuMemsetD32_v2(address_t, unsigned, size_t);
 int cuMemcpyDtoH_v2(void *, address_t, size_t);
+int cuCtxSetCurrent(void *);
+int cuLaunchHostFunc(void *, void (*)(void *), void *);
+int cuModuleLoad(void **, const char *);
 int cuModuleLoadData(void **, const void *);
 int cuModuleGetFunction(void **, void *, const char *);
 int cuModuleUnload(void *);
@@ -66,17 +76,104 @@ static int wrong(void *function, address_t cells, unsigned value) {
   return bad;
 }
 
+static void *context;
+static address_t cells;
+static sem_t wanted, done;
+static int bad;
+
+static void nothing_at_all(void *nothing) {
+  (void)nothing;
+}
+
+static void *on_demand(void *nothing) {
+  /* Threads of the driver's that are started late need the loader, too. */
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuLaunchHostFunc(NULL, nothing_at_all, NULL));
+  CHECK(cuCtxSynchronize());
+  sem_post(&done);
+  sem_wait(&wanted);
+  for (int round = 0; round < ROUNDS; round++) {
+    void *module, *function;
+    CHECK(cuModuleLoadData(&module, ptx(1000 + round)));
+    CHECK(cuModuleGetFunction(&function, module, "k"));
+    bad += wrong(function, cells, 1000 + round);
+    CHECK(cuModuleUnload(module));
+  }
+  sem_post(&done);
+  return nothing;
+}
+
+static void wait_for_thread(void) {
+  sem_post(&wanted);
+  sem_wait(&done);
+}
+
+static char mine[300], others[300];
+
+static void *from_files(void *nothing) {
+  if (unshare(CLONE_FILES)) return nothing;
+  sem_post(&wanted);
+  sem_wait(&done);
+  CHECK(cuCtxSetCurrent(context));
+  for (int round = 0; round < ROUNDS; round++) {
+    void *module, *function;
+    CHECK(cuModuleLoad(&module, mine));
+    CHECK(cuModuleGetFunction(&function, module, "k"));
+    bad += wrong(function, cells, 1000);
+    CHECK(cuModuleUnload(module));
+  }
+  return nothing;
+}
+
+static void put(const char *path, const char *text) {
+  FILE *file = fopen(path, "w");
+  if (!file || fputs(text, file) < 0 || fclose(file)) exit(5);
+}
+
+/* Not the ways of main. */
+static int by_a_thread(char **argv) {
+  pthread_t thread;
+  sem_init(&wanted, 0, 0);
+  sem_init(&done, 0, 0);
+  if (!strcmp(argv[1], "waits")) {
+    char address[32];
+    snprintf(address, sizeof address, "%p", (void *)wait_for_thread);
+    setenv("WAIT_FOR_THREAD", address, 1);
+    pthread_create(&thread, NULL, on_demand, NULL);
+    sem_wait(&done);
+    if (!dlopen(argv[2], RTLD_NOW)) return fprintf(stderr, "%s\n", dlerror()), 4;
+  } else {
+    snprintf(mine, sizeof mine, "%s/mine.ptx", argv[2]);
+    snprintf(others, sizeof others, "%s/others.ptx", argv[2]);
+    put(mine, ptx(1000));
+    put(others, ptx(2000));
+    pthread_create(&thread, NULL, from_files, NULL);
+    sem_wait(&wanted);
+    /* Under the numbers that the thread's own will have. */
+    for (int i = 0; i < 20; i++) {
+      if (open(others, O_RDONLY) < 0) return 5;
+    }
+    sem_post(&done);
+  }
+  pthread_join(thread, NULL);
+  return 0;
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   int (*load)(void **, const void *) = cuModuleLoadData;
   int (*get)(void **, void *, const char *) = cuModuleGetFunction;
   int (*unload)(void *) = cuModuleUnload;
-  void *context, *module, *function, *library = NULL;
-  address_t cells;
+  void *module, *function, *library = NULL;
+  int is_own_thread = !strcmp(argv[1], "waits") || !strcmp(argv[1], "files");
+  int added = strcmp(argv[1], "patched") ? 0 : 1000;
   CHECK(cuInit(0));
   CHECK(cuCtxCreate_v2(&context, 0, 0));
   CHECK(cuMemAlloc_v2(&cells, BLOCKS * sizeof(unsigned)));
-  if (argc > 2) {
+  if (is_own_thread) {
+    int failed = argc < 3 ? 2 : by_a_thread(argv);
+    if (failed) return failed;
+  } else if (argc > 2) {
     library = dlopen(argv[2], RTLD_DEEPBIND | (strcmp(argv[1], "late") ? RTLD_NOW : RTLD_LAZY));
     if (!library) return fprintf(stderr, "%s\n", dlerror()), 4;
   }
@@ -90,12 +187,11 @@ int main(int argc, char **argv) {
     *(void **)&get = dlsym(library, "cuModuleGetFunction");
     *(void **)&unload = dlsym(library, "cuModuleUnload");
   }
-  int bad = 0;
-  for (int round = 0; round < ROUNDS; round++) {
+  for (int round = 0; round < ROUNDS && !is_own_thread; round++) {
     int is_own = round % 2 == 0;
     CHECK((is_own ? cuModuleLoadData : load)(&module, ptx(1000 + round)));
     CHECK((is_own ? cuModuleGetFunction : get)(&function, module, "k"));
-    bad += wrong(function, cells, 1000 + round);
+    bad += wrong(function, cells, 1000 + round + added);
     CHECK((is_own ? unload : cuModuleUnload)(module));
   }
   printf("{\"wrong\": %d}\n", bad);

@@ -3,10 +3,14 @@
 //! The driver gives the handles of code that was unloaded to code that is loaded later. If the shim does not see
 //! both, it takes a kernel for another one. So once such calls are possible, nothing is transformed any more.
 //!
+//! A library behind the preloaded one may pass on other code than the shim has seen, or hand out other handles: then,
+//! too, nothing is transformed, and what the program loads is not copied.
+//!
 //! Noticed are libraries that stand before the preloaded one and have functions of its names, and libraries that
 //! were opened with `RTLD_DEEPBIND`, or with one that was, and refer to functions of its names elsewhere.
 
 use crate::doors::{self, DOORS};
+use crate::objects::{self, Visit, headers, parts};
 use crate::{host, resolve};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -45,6 +49,11 @@ pub fn look() {
         UNLOADED.store(counts().1, Relaxed);
         IS_OPEN_UNSEEN.store(true, Release);
     }
+}
+
+/// A library stands between the program and the driver: it may pass other code on than it was given.
+pub fn interposed() {
+    FOUND.store(true, Release);
 }
 
 /// Whether such calls are possible. Must be asked while the program makes the call that would use what is known.
@@ -100,8 +109,6 @@ fn described(address: usize) -> Option<(usize, Option<u16>)> {
     }
 }
 
-type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
-
 /// Objects that were ever loaded, and that were unloaded.
 fn counts() -> (u64, u64) {
     unsafe extern "C" fn first(
@@ -118,47 +125,6 @@ fn counts() -> (u64, u64) {
     // SAFETY: `first` takes such a pair, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut counts).cast()) };
     counts
-}
-
-/// Where the object that holds an address begins and ends. Unlike [`object_of`] it may be asked before another
-/// iteration over objects without taking locks in it.
-fn range_of(address: usize) -> (usize, usize) {
-    unsafe extern "C" fn find(
-        object: *mut libc::dl_phdr_info,
-        _: usize,
-        found: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader's description and `range_of`'s own value.
-        let (object, (address, range)) =
-            unsafe { (&*object, &mut *found.cast::<(usize, (usize, usize))>()) };
-        let parts = || parts(object);
-        if !parts().any(|(start, end)| (start..end).contains(address)) {
-            return 0;
-        }
-        let [start, end] = [parts().map(|p| p.0).min(), parts().map(|p| p.1).max()];
-        *range = (start.unwrap_or(0), end.unwrap_or(0));
-        1
-    }
-    let mut found = (address, (0, 0));
-    let find: Visit = find;
-    // SAFETY: `find` takes such a pair, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut found).cast()) };
-    found.1
-}
-
-/// Where the parts of an object that are mapped begin and end.
-fn parts(object: &libc::dl_phdr_info) -> impl Iterator<Item = (usize, usize)> {
-    let base = object.dlpi_addr as usize;
-    let loaded = headers(object).iter().filter(|h| h.p_type == libc::PT_LOAD);
-    loaded.map(move |h| {
-        let start = base.wrapping_add(h.p_vaddr as usize);
-        (start, start.wrapping_add(h.p_memsz as usize))
-    })
-}
-
-fn headers(object: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
-    // SAFETY: the loader gives as many as it says.
-    unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) }
 }
 
 struct Search {
@@ -192,9 +158,9 @@ fn search() -> bool {
             passed: [
                 host::address().unwrap_or(0),
                 look as *const () as usize,
-                resolve::in_driver(c"cuInit").map_or(0, |p| p.as_ptr() as usize),
+                resolve::driver_address(),
             ],
-            own: host::address().map_or((0, 0), range_of),
+            own: host::address().and_then(objects::of).map_or((0, 0), |own| (own.start, own.end)),
             skipped: before.max(SEARCHED.load(Acquire)),
             index: 0,
             loaded,
