@@ -1,5 +1,6 @@
 //! Programs of which some calls reach the driver without the shim: code is loaded and unloaded unseen, and handles
-//! that the shim knows are given to other kernels.
+//! that the shim knows are given to other kernels. And programs that count on what the shim must leave alone: the
+//! loader, and their descriptors.
 
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
@@ -26,6 +27,14 @@ fn ran(
     way: &str,
     prepare: impl FnOnce(&Scene, &mut Command) -> Result<()>,
 ) -> Result<serde_json::Value> {
+    ran_of("program.c", way, prepare)
+}
+
+fn ran_of(
+    source: &str,
+    way: &str,
+    prepare: impl FnOnce(&Scene, &mut Command) -> Result<()>,
+) -> Result<serde_json::Value> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::Software { sms: 2 })?;
     let config = scene.dir().join("cutter.toml");
@@ -33,8 +42,8 @@ fn ran(
     let config = config.to_str().context("a path of this test's")?.to_owned();
     let _core = scene.core(&artefacts.test_policy("cutter")?, &["--policy-config", &config])?;
     // A position-dependent program has addresses of its own for functions of others.
-    let file =
-        compile(&scene, "program.c", "program", &[&["-no-pie", "-pthread"], &LINKED[..]].concat())?;
+    let linked = [&["-no-pie", "-pthread"], &LINKED[..]].concat();
+    let file = compile(&scene, source, "program", &linked)?;
     let mut program = scene.command(&file);
     program.arg(way);
     prepare(&scene, &mut program)?;
@@ -138,5 +147,17 @@ fn a_threads_own_descriptors_are_not_taken_for_the_programs() -> Result<()> {
         Ok(())
     })?;
     ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    Ok(())
+}
+
+#[test]
+fn a_program_meets_no_descriptor_of_the_shims() -> Result<()> {
+    for way in ["lowest", "closed"] {
+        let client = ran_of("descriptors.c", way, |scene, program| {
+            program.arg(scene.dir().join("own"));
+            Ok(())
+        })?;
+        ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    }
     Ok(())
 }

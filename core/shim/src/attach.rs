@@ -5,15 +5,16 @@
 //! and counts nothing. Must never delay a program by more than the two bounded
 //! waits below, and never print.
 
-use crate::attendant::{self, Attendant};
+use crate::attendant;
 use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
+use crate::link::{self, raise};
 use crate::lock::{Lock, Locked};
 use crate::state::{self, Epoch};
 use crate::{
     capture, completion, contexts, events, graphs, images, lifecycle, log, names, poller, quiesce,
     slots, streams, threads, timeslice,
 };
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString};
@@ -29,9 +30,6 @@ use tally_ipc::{ClientRegion, CoreRegion, map};
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for each half of the handshake.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Descriptors are moved above this one: programs that close or reuse the low
-/// numbers (shells, daemons) do not meet ours.
-const FD_FLOOR: i32 = 600;
 
 static ONCE: Lock = Lock::new();
 static HANDLERS: AtomicBool = AtomicBool::new(false);
@@ -50,14 +48,9 @@ pub struct Settings {
 /// What a core gave.
 #[derive(Debug)]
 pub struct Connection {
-    /// Silent; its end is the core's.
-    pub socket: OwnedFd,
-    /// The core asks what is still running.
-    pub probe: OwnedFd,
     /// What it made of us.
     pub welcome: Welcome,
     first_ticket: u64,
-    doorbell: OwnedFd,
     core: map::Mapped<CoreRegion>,
 }
 
@@ -86,11 +79,15 @@ impl Settings {
         })
     }
 
-    /// Register with the core.
+    /// Register with the core. Gives what it answered, the connection, what it asks by, and what wakes it.
     ///
     /// # Errors
     /// What went wrong, for the log.
-    pub fn connect(&self, region: &OwnedFd, client: &ClientRegion) -> Result<Connection, String> {
+    pub fn connect(
+        &self,
+        region: &OwnedFd,
+        client: &ClientRegion,
+    ) -> Result<(Connection, OwnedFd, OwnedFd, OwnedFd), String> {
         let socket =
             connect(&self.socket).map_err(|e| format!("{}: {e}", self.socket.display()))?;
         let socket = raise(socket);
@@ -126,7 +123,7 @@ impl Settings {
             return Err("not a core region".into());
         }
         let (doorbell, probe) = (raise(doorbell), raise(probe));
-        Ok(Connection { socket, probe, welcome, first_ticket, doorbell, core })
+        Ok((Connection { welcome, first_ticket, core }, socket, probe, doorbell))
     }
 }
 
@@ -156,16 +153,10 @@ fn connect(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Move a descriptor out of the program's way.
-pub fn raise(fd: OwnedFd) -> OwnedFd {
-    // Stays where it is if the process may not have so many.
-    rustix::io::fcntl_dupfd_cloexec(&fd, FD_FLOOR).unwrap_or(fd)
-}
-
 impl Connection {
-    /// Put it in force. Returns what the attendant keeps: socket and probe.
-    pub fn enter(self, client: &ClientRegion) -> (OwnedFd, OwnedFd, Residency) {
-        let Connection { socket, probe, welcome, first_ticket, doorbell, core } = self;
+    /// Put it in force.
+    pub fn enter(self, client: &ClientRegion) -> Residency {
+        let Connection { welcome, first_ticket, core } = self;
         if let Residency::Mps { pipe_directory, client_priority } = &welcome.residency
             && !INITIALISED.load(Acquire)
         {
@@ -197,18 +188,13 @@ impl Connection {
         crate::completion::forget_samples();
         crate::cut::configure(&welcome.cutting, &welcome.residency);
         crate::linger::configure(client, welcome.high_priority, &welcome.residency);
-        let number = doorbell.as_raw_fd();
-        // Kept on purpose: a launch may be about to ring it.
-        std::mem::forget(doorbell);
-        attendant::inherit_nothing(number);
         state::enter(Epoch {
             core: core.leak(),
-            doorbell: number,
             spin: Duration::from_nanos(welcome.spin_ns),
             first_ticket,
             stuck_at: AtomicU64::new(0),
         });
-        (socket, probe, welcome.residency)
+        welcome.residency
     }
 }
 
@@ -295,18 +281,12 @@ fn start() {
     let Some(settings) = Settings::from_environment() else {
         return state::set_mode(state::MODE_OFF);
     };
-    let missing = descriptors_missing();
-    if missing.is_none() {
-        log::open();
-    }
+    log::open();
     if !HANDLERS.swap(true, SeqCst) {
         // SAFETY: functions without state; kept for the process's life.
         unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
     }
-    let region = missing.map_or(Ok(()), Err);
-    let region = region.and_then(|()| map::create_client().map_err(|error| error.to_string()));
-    let on = region.and_then(|(fd, region)| begin(settings, raise(fd), region.leak()));
-    match on {
+    match begin(settings) {
         Ok(()) => state::set_mode(state::MODE_ON),
         Err(error) => {
             log!("not governed: {error}");
@@ -320,13 +300,15 @@ fn start() {
 
 /// Why there are too few descriptors for the shim beside the driver: those that the shim holds must not make the
 /// program's own `cuInit` fail.
-fn descriptors_missing() -> Option<String> {
+pub(crate) fn descriptors_missing() -> Option<String> {
     /// Of the shim.
     const OWN: usize = 10;
     /// Of the driver, at first.
     const DRIVERS: usize = 30;
+    /// Not looked at more closely.
+    const ENOUGH: u64 = 640;
     let limit = getrlimit(Resource::Nofile).current?;
-    if limit > FD_FLOOR as u64 + (OWN + DRIVERS) as u64 {
+    if limit > ENOUGH {
         return None;
     }
     let mut numbers: Vec<libc::pollfd> =
@@ -363,23 +345,20 @@ fn told_fail_hold() -> Option<bool> {
     }
 }
 
-fn begin(settings: Settings, region: OwnedFd, client: &'static ClientRegion) -> Result<(), String> {
+fn begin(settings: Settings) -> Result<(), String> {
     state::set_fail_hold(told_fail_hold().unwrap_or(false));
     state::set_high_priority(settings.hello.high_priority);
-    let connection = settings.connect(&region, client);
-    let entered = match connection {
-        Ok(connection) => Some(connection.enter(client)),
-        Err(error) => {
-            client.report.governed.store(report_state::FAILED, Relaxed);
-            log!("no core yet: {error}");
-            None
-        }
-    };
+    let (client, connection) = link::start(settings)?;
+    let residency = connection.map(|connection| connection.enter(client));
+    if residency.is_none() {
+        client.report.governed.store(report_state::FAILED, Relaxed);
+    }
     // Its threads look for it.
     state::set_client(client);
     crate::sandbox::look();
     crate::cut::tools::look();
-    Attendant::spawn(settings, region, client, entered)
+    let poller = poller::spawn().map_err(|error| format!("helper thread: {error}"));
+    poller.and_then(|()| attendant::spawn(client, residency)).inspect_err(|_| link::give_up())
 }
 
 /// Report the device of the first launch; `device` below 0 if unknown.
@@ -432,6 +411,8 @@ unsafe extern "C" fn in_forked_child() {
     ONCE.reset();
     BEFORE.reset(Vec::new());
     attendant::reset();
+    link::reset();
+    log::reset();
     state::reset();
     capture::reset();
     completion::reset();

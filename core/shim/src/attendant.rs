@@ -1,42 +1,46 @@
-//! The helper thread: watches the connection, passes the core's probe on to the
+//! The helper thread: takes the core's coming and going in, passes its probe on to the
 //! [`poller`](crate::poller), and sets time slices.
 //!
-//! It blocks all signals and sleeps unless one of its descriptors says something. It
+//! It blocks all signals and sleeps unless it is told something. It holds no descriptor and
 //! does not call the driver.
 
 use crate::activity::Change;
-use crate::attach::{self, Connection, Settings};
-use crate::{linger, log, poller, sandbox, state, threads, timeslice};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::Timespec;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32};
+use crate::attach::Connection;
+use crate::lock::Locked;
+use crate::{linger, link, log, poller, state, threads, timeslice};
+use rustix::thread::futex;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::Residency;
 
-/// Between two attempts to find the core again.
-pub const RETRY: Duration = Duration::from_millis(250);
-/// How often the descriptors are checked: a sleeping poll keeps closed files open
-/// and does not notice.
-const CHECK: Duration = Duration::from_secs(1);
 /// A shorter time slice is set after this time: programs come and go, and each change costs.
 const SHORTEN_AFTER: Duration = Duration::from_secs(1);
 /// Between two attempts to set a time slice.
 const SLICE_RETRY: Duration = Duration::from_millis(10);
+/// Between two looks whether it has heard the last news.
+const HEARD: Duration = Duration::from_millis(1);
 
-/// The attendant's own eventfd.
-static WAKE: AtomicI32 = AtomicI32::new(-1);
-/// Descriptors that a forked child must close: socket, probe, wake, region, doorbell.
-static FDS: [AtomicI32; 5] = [const { AtomicI32::new(-1) }; 5];
-const FD_SOCKET: usize = 0;
-const FD_PROBE: usize = 1;
-const FD_WAKE: usize = 2;
-const FD_REGION: usize = 3;
-const FD_DOORBELL: usize = 4;
+/// What it was told; 0: nothing.
+static TOLD: AtomicU32 = AtomicU32::new(0);
+const NEWS: u32 = 1;
+const PROBED: u32 = 2;
+const NUDGED: u32 = 4;
+/// Of the connection.
+static LATEST: Locked<Option<News>> = Locked::new(None);
+static IS_THERE: AtomicBool = AtomicBool::new(false);
 static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// What the connection's thread tells.
+#[derive(Debug)]
+pub enum News {
+    /// The core is gone, or has let this client go.
+    Ended,
+    /// There is one.
+    Connected(Box<Connection>),
+}
 
 /// Tell the core that the client became busy or idle, if it asked to hear.
 #[inline]
@@ -45,28 +49,42 @@ pub fn report_change(change: Change) {
         && let Some(epoch) = state::epoch()
         && epoch.core.notify_activity.load(SeqCst) != 0
     {
-        epoch.ring();
+        link::ring();
     }
+}
+
+fn notice(what: u32) {
+    TOLD.fetch_or(what, SeqCst);
+    let _ = futex::wake(&TOLD, futex::Flags::PRIVATE, 1);
 }
 
 /// Make the attendant look around.
 pub fn nudge() {
-    let fd = WAKE.load(Acquire);
-    if fd >= 0 {
-        // SAFETY: open for as long as the process lives.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+    notice(NUDGED);
+}
+
+/// The core asks what is still running.
+pub fn probed() {
+    notice(PROBED);
+}
+
+/// Tell it of the connection, and wait until it has heard.
+pub fn tell(news: News) {
+    LATEST.with(|latest| *latest = Some(news));
+    notice(NEWS);
+    while LATEST.with(|latest| latest.is_some()) && !link::is_given_up() {
+        threads::nap(HEARD);
     }
+}
+
+/// Whether it has been started.
+pub fn is_there() -> bool {
+    IS_THERE.load(SeqCst)
 }
 
 /// Whether the program has begun to exit: nobody will enqueue writes any more.
 pub fn is_exiting() -> bool {
     EXITING.load(SeqCst)
-}
-
-/// A forked child must close this doorbell.
-pub fn inherit_nothing(doorbell: i32) {
-    FDS[FD_DOORBELL].store(doorbell, Release);
 }
 
 /// No more driver calls: the driver is about to be torn down.
@@ -76,95 +94,52 @@ pub fn program_exits() {
     poller::wait_out();
 }
 
-/// Only in a forked child: the thread is not there, its descriptors are. Were the
-/// socket kept, the core would not learn of the parent's end.
+/// Only in a forked child: the thread is not there.
 pub fn reset() {
-    for fd in &FDS {
-        let fd = fd.swap(-1, SeqCst);
-        if fd >= 0 {
-            // SAFETY: the parent's, of which this process has a copy of its own.
-            unsafe { rustix::io::close(fd) };
-        }
+    TOLD.store(0, SeqCst);
+    LATEST.reset(None);
+    IS_THERE.store(false, SeqCst);
+}
+
+/// Start it, for a client that a core took on if there is a residency.
+///
+/// # Errors
+/// What the system refused.
+pub fn spawn(client: &'static ClientRegion, residency: Option<Residency>) -> Result<(), String> {
+    let mut attendant = Attendant {
+        client,
+        slice_us: 0,
+        slices_us: [0; 2],
+        shorten_at: None,
+        slice_at: None,
+        slice_repeat: 0,
+    };
+    if let Some(residency) = residency {
+        attendant.entered(&residency);
     }
-    WAKE.store(-1, SeqCst);
+    threads::spawn("tally-shim", move || attendant.run())
+        .map_err(|error| format!("helper thread: {error}"))?;
+    IS_THERE.store(true, SeqCst);
+    Ok(())
 }
 
 /// The thread's state.
 #[derive(Debug)]
-pub struct Attendant {
-    settings: Settings,
-    region: OwnedFd,
-    region_inode: (u64, u64),
+struct Attendant {
     client: &'static ClientRegion,
-    wake: OwnedFd,
-    socket: Option<OwnedFd>,
-    probe: Option<OwnedFd>,
     /// The time slice that is wanted, us: this client's, or that of several; 0: the driver's.
     slice_us: u64,
     /// What the core said: `[alone in its class, with others]`.
     slices_us: [u64; 2],
     /// When a shorter one is to be set, if it is wanted still.
     shorten_at: Option<Instant>,
-    retry_at: Option<Instant>,
     slice_at: Option<Instant>,
     /// Next of [`timeslice::REPEATS`].
     slice_repeat: usize,
 }
 
 impl Attendant {
-    /// Start it.
-    ///
-    /// # Errors
-    /// What the system refused.
-    pub fn spawn(
-        settings: Settings,
-        region: OwnedFd,
-        client: &'static ClientRegion,
-        entered: Option<(OwnedFd, OwnedFd, Residency)>,
-    ) -> Result<(), String> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| format!("eventfd: {e}"))?;
-        let wake = attach::raise(wake);
-        let number = wake.as_raw_fd();
-        let inode = rustix::fs::fstat(&region).map_err(|e| format!("region: {e}"))?;
-        FDS[FD_WAKE].store(number, Release);
-        FDS[FD_REGION].store(region.as_raw_fd(), Release);
-        let mut attendant = Attendant {
-            settings,
-            region,
-            region_inode: (inode.st_dev, inode.st_ino),
-            client,
-            wake,
-            socket: None,
-            probe: None,
-            slice_us: 0,
-            slices_us: [0; 2],
-            shorten_at: None,
-            retry_at: Some(Instant::now() + RETRY),
-            slice_at: None,
-            slice_repeat: 0,
-        };
-        if let Some((socket, probe, residency)) = entered {
-            attendant.entered(socket, probe, &residency);
-        }
-        WAKE.store(number, Release);
-        let spawned =
-            poller::spawn().and_then(|()| threads::spawn("tally-shim", move || attendant.run()));
-        match spawned {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                WAKE.store(-1, Release);
-                Err(format!("helper thread: {error}"))
-            }
-        }
-    }
-
-    fn entered(&mut self, socket: OwnedFd, probe: OwnedFd, residency: &Residency) {
-        FDS[FD_SOCKET].store(socket.as_raw_fd(), Release);
-        FDS[FD_PROBE].store(probe.as_raw_fd(), Release);
-        self.socket = Some(socket);
-        self.probe = Some(probe);
-        self.retry_at = None;
+    fn entered(&mut self, residency: &Residency) {
         self.slices_us = match residency {
             Residency::TimeSlice { slice_us, shared_us, .. } => [*slice_us, *shared_us],
             _ => [0; 2],
@@ -209,28 +184,19 @@ impl Attendant {
 
     fn run(mut self) {
         loop {
-            let [ended, probed, nudged] = self.sleep();
+            let told = self.sleep();
             let now = Instant::now();
-            if nudged {
-                drain(&self.wake);
-                // A new channel group.
-                if self.slice_us != 0 && timeslice::has_new() {
-                    self.slice_at = Some(now + timeslice::DELAY);
-                    self.slice_repeat = 0;
-                }
+            // A new channel group.
+            if told & NUDGED != 0 && self.slice_us != 0 && timeslice::has_new() {
+                self.slice_at = Some(now + timeslice::DELAY);
+                self.slice_repeat = 0;
             }
-            if ended {
-                self.core_lost();
+            if told & NEWS != 0 {
+                self.take_in();
             }
-            if probed {
-                if let Some(probe) = &self.probe {
-                    drain(probe);
-                }
+            if told & PROBED != 0 {
                 self.choose_slice();
                 poller::probe();
-            }
-            if self.retry_at.is_some_and(|t| t <= now) {
-                self.find_core();
             }
             if self.shorten_at.is_some_and(|t| t <= now) {
                 self.choose_slice();
@@ -238,6 +204,17 @@ impl Attendant {
             if self.slice_at.is_some_and(|t| t <= now) {
                 self.set_slices();
             }
+        }
+    }
+
+    fn take_in(&mut self) {
+        match LATEST.with(Option::take) {
+            Some(News::Connected(connection)) => {
+                let residency = connection.enter(self.client);
+                self.entered(&residency);
+            }
+            Some(News::Ended) => self.core_lost(),
+            None => {}
         }
     }
 
@@ -259,68 +236,20 @@ impl Attendant {
         self.slice_at = Some(Instant::now() + wait);
     }
 
-    /// Wait for something to do: `[connection ended, probe, nudge]`.
-    fn sleep(&mut self) -> [bool; 3] {
-        let times = [self.retry_at, self.slice_at, self.shorten_at];
-        let next = times.into_iter().flatten().min();
-        let left = next.map_or(CHECK, |t| t.saturating_duration_since(Instant::now()).min(CHECK));
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as _, tv_nsec: i64::from(left.subsec_nanos()) as _ };
-        let mut fds = Vec::with_capacity(3);
-        fds.push(PollFd::new(&self.wake, PollFlags::IN));
-        for fd in [&self.socket, &self.probe].into_iter().flatten() {
-            fds.push(PollFd::new(fd, PollFlags::IN));
+    /// Wait for something to do: what it was told.
+    fn sleep(&mut self) -> u32 {
+        let next = [self.slice_at, self.shorten_at].into_iter().flatten().min();
+        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
+        let told = TOLD.swap(0, SeqCst);
+        if told != 0 || left.is_some_and(|left| left.is_zero()) {
+            return told;
         }
-        if rustix::event::poll(&mut fds, Some(&timeout)).is_err() {
-            return [false; 3];
-        }
-        let said = |i: usize| fds.get(i).map_or(PollFlags::empty(), |f| f.revents());
-        let [nudge, socket, probe] = [said(0), said(1), said(2)];
-        drop(fds);
-        let is_open = |fd: i32| {
-            // SAFETY: only asked about; a number that is nobody's is an error.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
-            rustix::io::fcntl_getfd(fd).is_ok()
-        };
-        let closed = (socket | probe).contains(PollFlags::NVAL)
-            || state::epoch().is_some_and(|e| !is_open(e.doorbell));
-        if !is_open(self.wake.as_raw_fd()) {
-            self.renew_wake();
-        }
-        [
-            // The core closes its end of the probe when it lets go, and when it dies.
-            closed || probe.contains(PollFlags::HUP) || (!socket.is_empty() && self.has_ended()),
-            probe.contains(PollFlags::IN),
-            nudge.contains(PollFlags::IN),
-        ]
-    }
-
-    /// The program closed descriptors that are not its own (daemons close all):
-    /// the number may be anybody's now, so it is neither used nor closed.
-    fn renew_wake(&mut self) {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        match rustix::event::eventfd(0, flags) {
-            Ok(fresh) => {
-                let fresh = attach::raise(fresh);
-                WAKE.store(fresh.as_raw_fd(), Release);
-                FDS[FD_WAKE].store(fresh.as_raw_fd(), Release);
-                std::mem::forget(std::mem::replace(&mut self.wake, fresh));
-            }
-            // No descriptors left: try again later, without spinning.
-            Err(_) => threads::nap(RETRY),
-        }
-    }
-
-    /// The socket says something: its end, or bytes that mean nothing.
-    fn has_ended(&self) -> bool {
-        let Some(socket) = &self.socket else { return false };
-        let mut bytes = [0; 256];
-        let flags = rustix::net::RecvFlags::DONTWAIT;
-        match rustix::net::recv(socket, &mut bytes[..], flags) {
-            Ok((_, n)) => n == 0,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-            Err(_) => true,
-        }
+        let left = left.map(|left| futex::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let _ = futex::wait(&TOLD, futex::Flags::PRIVATE, 0, left.as_ref());
+        TOLD.swap(0, SeqCst)
     }
 
     fn core_lost(&mut self) {
@@ -328,62 +257,10 @@ impl Attendant {
         log!("core {}", if dropped { "let this client go" } else { "lost" });
         self.client.report.governed.store(report_state::FAILED, Relaxed);
         state::leave();
-        // Numbers first: a fork in between must not close a stranger's descriptor.
-        FDS[FD_SOCKET].store(-1, Release);
-        FDS[FD_PROBE].store(-1, Release);
-        // Closed by the program already? Then the numbers are not ours to close.
-        for fd in [self.socket.take(), self.probe.take()].into_iter().flatten() {
-            if rustix::io::fcntl_getfd(&fd).is_err() {
-                std::mem::forget(fd);
-            }
-        }
         if dropped {
             linger::configure(self.client, false, &Residency::Unmanaged);
         }
         // Without a core nobody says how many there are: as for several.
         self.want_slice(if dropped { 0 } else { self.slices_us[1] });
-        self.retry_at = Some(Instant::now() + RETRY);
     }
-
-    /// The region's descriptor is still the region's.
-    fn has_region(&self) -> bool {
-        rustix::fs::fstat(&self.region).is_ok_and(|s| (s.st_dev, s.st_ino) == self.region_inode)
-    }
-
-    fn find_core(&mut self) {
-        if !self.has_region() {
-            // The program closed it: no core can be shown it again, and holding
-            // launches would hold them for ever.
-            log!("the region's descriptor was closed by the program: not governed any more");
-            state::set_fail_hold(false);
-            self.retry_at = None;
-            return;
-        }
-        if sandbox::has_changed() {
-            // A filter may forbid to connect, and end the process.
-            log!(
-                "not governed any more: the program has installed a seccomp filter, and the core is gone"
-            );
-            state::set_fail_hold(false);
-            self.retry_at = None;
-            return;
-        }
-        match self.settings.connect(&self.region, self.client) {
-            Ok(connection) => self.take(connection),
-            Err(error) => {
-                log!("no core: {error}");
-                self.retry_at = Some(Instant::now() + RETRY);
-            }
-        }
-    }
-
-    fn take(&mut self, connection: Connection) {
-        let (socket, probe, residency) = connection.enter(self.client);
-        self.entered(socket, probe, &residency);
-    }
-}
-
-fn drain(readable: &OwnedFd) {
-    // It does not block; how often it was written does not matter.
-    let _ = rustix::io::read(readable, &mut [0_u8; 4096]);
 }

@@ -22,7 +22,7 @@ use crate::launch::{self, Call, Shape, Target};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{attendant, cut, quiesce};
+use crate::{attendant, cut, link, quiesce};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -253,7 +253,7 @@ fn publish(
     ring::publish(client, ticket, request);
     let e = epoch?;
     if ring::must_ring(e.core) {
-        e.ring();
+        link::ring();
     }
     (ticket >= e.first_ticket).then_some(e)
 }

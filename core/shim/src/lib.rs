@@ -46,6 +46,7 @@ pub mod images;
 pub mod launch;
 pub mod lifecycle;
 pub mod linger;
+pub mod link;
 pub mod loads;
 pub mod lock;
 pub mod log;

@@ -3,44 +3,76 @@
 //! Must never write to stdout or stderr (programs' outputs are parsed) and must
 //! never be called on the launch path.
 
+use crate::link;
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd};
 use rustix::process::{Resource, getrlimit};
-use std::io::Write;
-use std::os::fd::{FromRawFd, IntoRawFd};
-use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicI32, AtomicU64};
 
-static FD: AtomicI32 = AtomicI32::new(-1);
+/// The file in a table of descriptors.
+struct Place {
+    fd: AtomicI32,
+    /// Device and inode: the program may have closed it, and opened another under its number.
+    file: [AtomicU64; 2],
+}
 
-/// Open the log if the environment asks for one.
+impl Place {
+    const fn new() -> Self {
+        Place { fd: AtomicI32::new(-1), file: [const { AtomicU64::new(0) }; 2] }
+    }
+}
+
+/// In the program's, and in that of the threads that have left it.
+static PLACES: [Place; 2] = [const { Place::new() }; 2];
+
+fn place() -> &'static Place {
+    &PLACES[usize::from(link::is_apart())]
+}
+
+/// Open the log for the calling thread's table if the environment asks for one.
 pub fn open() {
     let Some(path) = std::env::var_os(tally_ipc::wire::ENV_SHIM_LOG) else { return };
-    if FD.load(Acquire) >= 0 {
+    let place = place();
+    if place.fd.load(Acquire) >= 0 {
         return;
     }
     if let Ok(file) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
-        FD.store(file.into_raw_fd(), Release);
+        let file = link::raise(file.into());
+        if let Ok(stat) = rustix::fs::fstat(&file) {
+            place.file[0].store(stat.st_dev, Release);
+            place.file[1].store(stat.st_ino, Release);
+            place.fd.store(file.into_raw_fd(), Release);
+        }
     }
 }
 
 /// Write one line.
 pub fn line(text: std::fmt::Arguments<'_>) {
-    let fd = FD.load(Acquire);
+    let place = place();
+    let fd = place.fd.load(Acquire);
     if fd < 0 {
         return;
     }
-    // SAFETY: ours, never closed; not closed here either (ManuallyDrop).
-    let file = unsafe { std::fs::File::from_raw_fd(fd) };
-    let mut file = std::mem::ManuallyDrop::new(file);
+    // SAFETY: ours, never closed by us; whether it is still is looked at.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let entry = format!("[{}] {text}\n", std::process::id());
-    if has_room(&file, entry.len()) {
-        let _ = file.write_all(entry.as_bytes());
+    let Ok(stat) = rustix::fs::fstat(file) else { return };
+    let is_ours =
+        [stat.st_dev, stat.st_ino] == place.file.each_ref().map(|word| word.load(Acquire));
+    if is_ours && has_room(stat.st_size, entry.len()) {
+        let _ = rustix::io::write(file.as_fd(), entry.as_bytes());
     }
 }
 
-/// Whether the file may grow so much: a write beyond the process's limit would end it with SIGXFSZ.
-fn has_room(file: &std::fs::File, bytes: usize) -> bool {
+/// Whether a file of so many bytes may grow so much: a write beyond the process's limit would end it with SIGXFSZ.
+fn has_room(size: i64, bytes: usize) -> bool {
     let Some(limit) = getrlimit(Resource::Fsize).current else { return true };
-    file.metadata().is_ok_and(|meta| meta.len().saturating_add(bytes as u64) <= limit)
+    (size.max(0) as u64).saturating_add(bytes as u64) <= limit
+}
+
+/// Only in a forked child: the threads that have left the program's table are not there.
+pub fn reset() {
+    PLACES[1].fd.store(-1, Release);
 }
 
 /// `log!("format", …)`.

@@ -4,45 +4,66 @@
 //! Asked by reading a descriptor that was opened before: filters hardly ever forbid `pread64`. Filters that were
 //! there before, such as a container's, allowed what the driver and the shim did then.
 
-use crate::attach;
-use rustix::fd::{BorrowedFd, IntoRawFd};
+use crate::link;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 
-/// `/proc/self/status`, of the process's first thread; -1: not open.
+/// `/proc/self/status`, of the process's first thread, for threads with the program's descriptors; -1: not open.
 static STATUS: AtomicI32 = AtomicI32::new(-1);
 /// Filters when it was opened; -1: unknown.
 static FILTERS: AtomicI64 = AtomicI64::new(-1);
 /// Bytes of that file that are read; it has about 1 500.
 const STATUS_BYTES_MAX: usize = 8_192;
 
+/// The same for a thread with descriptors of its own.
+#[derive(Debug)]
+pub struct Filters {
+    status: OwnedFd,
+    before: i64,
+}
+
+impl Filters {
+    /// Those that there are now. `None`: the system does not tell.
+    pub fn open() -> Option<Self> {
+        let status = open()?;
+        let before = filters(status.as_fd())?;
+        Some(Filters { status, before })
+    }
+
+    /// Whether there are others now.
+    pub fn have_changed(&self) -> bool {
+        filters(self.status.as_fd()) != Some(self.before)
+    }
+}
+
+fn open() -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open("/proc/self/status", flags, Mode::empty()).ok().map(link::raise)
+}
+
 /// The program begins to use CUDA.
 pub fn look() {
     if STATUS.load(Acquire) >= 0 {
         return;
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::open("/proc/self/status", flags, Mode::empty()) else { return };
-    STATUS.store(attach::raise(file).into_raw_fd(), Release);
-    FILTERS.store(filters().unwrap_or(-1), Release);
+    // Without room above the program's it goes without: none of the low numbers is to be ours.
+    let Some(status) = open().filter(|status| status.as_raw_fd() >= link::FD_FLOOR) else { return };
+    FILTERS.store(filters(status.as_fd()).unwrap_or(-1), Release);
+    STATUS.store(status.into_raw_fd(), Release);
 }
 
 /// Whether there is a filter that was not there. False, too, where the system did not tell when it was asked first.
 pub fn has_changed() -> bool {
-    let before = FILTERS.load(Acquire);
-    before >= 0 && filters() != Some(before)
+    let (before, status) = (FILTERS.load(Acquire), STATUS.load(Acquire));
+    // SAFETY: only read from, at a position: if the program has closed it, and opened another under its number, that
+    // one does not notice, and what is read is no such text.
+    before >= 0 && filters(unsafe { BorrowedFd::borrow_raw(status) }) != Some(before)
 }
 
-/// The program closes descriptors that are not its own: what is read then is no such text.
-fn filters() -> Option<i64> {
-    let status = STATUS.load(Acquire);
-    if status < 0 {
-        return None;
-    }
+fn filters(status: BorrowedFd<'_>) -> Option<i64> {
     let mut bytes = [0; STATUS_BYTES_MAX];
-    // SAFETY: only read from.
-    let status = unsafe { BorrowedFd::borrow_raw(status) };
     let count = rustix::io::pread(status, &mut bytes, 0).ok()?;
     in_text(bytes.get(..count)?)
 }
@@ -57,14 +78,10 @@ fn in_text(text: &[u8]) -> Option<i64> {
     field(b"Seccomp_filters:").or_else(|| field(b"Seccomp:"))
 }
 
-/// Only in a forked child: the descriptor is of the parent.
+/// Only in a forked child. The descriptor is the parent's, or by now another of the program's: it stays.
 pub fn reset() {
     FILTERS.store(-1, Relaxed);
-    let status = STATUS.swap(-1, SeqCst);
-    if status >= 0 {
-        // SAFETY: this process's copy.
-        unsafe { rustix::io::close(status) };
-    }
+    STATUS.store(-1, Relaxed);
 }
 
 #[cfg(test)]
@@ -83,9 +100,11 @@ mod tests {
     fn without_a_new_filter_nothing_has_changed() {
         assert!(!has_changed(), "not looked at yet");
         look();
-        assert!(filters().is_some() && !has_changed());
-        FILTERS.fetch_add(1, SeqCst);
-        assert!(has_changed());
+        let mut own = Filters::open().unwrap();
+        assert!(!has_changed() && !own.have_changed());
+        FILTERS.fetch_add(1, Relaxed);
+        own.before += 1;
+        assert!(has_changed() && own.have_changed());
         reset();
         assert!(!has_changed());
     }

@@ -1,13 +1,11 @@
 //! What the whole shim shares: whether it is on, this process's region, the core
 //! it is attached to now, and what a forked child forgets.
 //!
-//! Must never free what a launch may still be reading: regions, epochs and
-//! doorbells of earlier cores are kept on purpose (a few KiB for each time that
-//! the core was restarted).
+//! Must never free what a launch may still be reading: regions and epochs of earlier
+//! cores are kept on purpose (a few KiB for each time that the core was restarted).
 
 use rustix::thread::futex;
 use std::cell::Cell;
-use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::time::Duration;
@@ -40,8 +38,6 @@ static HIGH_PRIORITY: AtomicBool = AtomicBool::new(false);
 pub struct Epoch {
     /// Its region.
     pub core: &'static CoreRegion,
-    /// Wakes it.
-    pub doorbell: RawFd,
     /// How long a waiting thread spins.
     pub spin: Duration,
     /// Tickets below this are not its business.
@@ -55,15 +51,6 @@ impl Epoch {
     pub fn is_stuck(&self) -> bool {
         let at = self.stuck_at.load(Relaxed);
         at != 0 && self.core.heartbeat.load(Relaxed).wrapping_add(1) == at
-    }
-
-    /// Wake the core.
-    #[cold]
-    pub fn ring(&self) {
-        // SAFETY: never closed (see above).
-        let fd = unsafe { BorrowedFd::borrow_raw(self.doorbell) };
-        // An eventfd only refuses when it is rung 2^64 times over.
-        let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
     }
 }
 

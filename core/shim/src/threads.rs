@@ -1,8 +1,14 @@
 //! Threads of the shim's own: small, and deaf to the program's signals.
 
+use crate::link;
+use crate::lock::Locked;
+use rustix::thread::futex;
 use std::ffi::{CString, c_void};
 use std::io;
 use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// The driver runs on these stacks now and then.
@@ -17,6 +23,42 @@ pub const STACK_BYTES_COMPILING: usize = 16 << 20;
 /// The system's.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     spawn_with(name, STACK_BYTES, run)
+}
+
+/// Start one that never allocates: whatever does has an arena of its own, and with the ninth glibc opens a file, which
+/// a program may have forbidden since.
+///
+/// # Errors
+/// The system's.
+pub fn spawn_plain(run: extern "C" fn(*mut c_void) -> *mut c_void) -> io::Result<()> {
+    start(STACK_BYTES, run, null_mut())
+}
+
+fn start(
+    stack_bytes: usize,
+    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> io::Result<()> {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
+    // SAFETY: everything is filled before it is used; the new thread inherits the mask, and this thread gets its own
+    // back.
+    let error = unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
+        libc::sigfillset(all.as_mut_ptr());
+        let masked = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) == 0;
+        let error = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, argument);
+        if masked {
+            libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), null_mut());
+        }
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        error
+    };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
 /// What a thread of ours runs, and its name.
@@ -42,33 +84,32 @@ pub fn spawn_with(
     stack_bytes: usize,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    let check = |error| if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
     let start: Box<Start> = Box::new((CString::new(name)?, Box::new(run)));
     let start = Box::into_raw(start);
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
-    // SAFETY: everything is filled before it is used; the new thread inherits the mask, and this thread gets its own
-    // back; `start` is the new thread's, unless there is none.
-    unsafe {
-        libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
-        libc::sigfillset(all.as_mut_ptr());
-        let masked = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr()) == 0;
-        let created = check(libc::pthread_create(
-            thread.as_mut_ptr(),
-            attributes.as_ptr(),
-            self::run,
-            start.cast(),
-        ));
-        if masked {
-            libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), null_mut());
-        }
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        created.inspect_err(|_| drop(Box::from_raw(start)))
+    self::start(stack_bytes, self::run, start.cast()).inspect_err(|_| {
+        // SAFETY: nobody else has it.
+        drop(unsafe { Box::from_raw(start) });
+    })
+}
+
+/// Run something in a thread with descriptors of its own, so that none of the program's numbers is taken meanwhile.
+/// `None`: that cannot be.
+pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let done = Arc::new((AtomicU32::new(0), Locked::new(None)));
+    let theirs = done.clone();
+    let run = move || {
+        let result = link::leave_table().then(work);
+        theirs.1.with(|all| *all = result);
+        theirs.0.store(1, SeqCst);
+        let _ = futex::wake(&theirs.0, futex::Flags::PRIVATE, 1);
+    };
+    spawn_with("tally-files", STACK_BYTES, run).ok()?;
+    // A panic ends the thread without a word, and drops what it shares.
+    while done.0.load(SeqCst) == 0 && Arc::strong_count(&done) > 1 {
+        let most = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        let _ = futex::wait(&done.0, futex::Flags::PRIVATE, 0, Some(&most));
     }
+    done.1.with(Option::take)
 }
 
 /// Sleep for about so long. Not as the standard library does: that is a point at which the calling thread,

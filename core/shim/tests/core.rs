@@ -178,15 +178,17 @@ fn a_sleeping_core_is_rung() {
     assert_eq!(p.answer(), "0");
     client.core.parked.store(0, SeqCst);
     p.ok(&["sync 0"]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
     client.rang();
     client.core.notify_activity.store(1, SeqCst);
     client.standing();
     p.ok(&["launch 0"]);
-    assert_eq!(client.rang(), 1, "busy");
+    eventually("busy", || client.rang() == 1);
     p.ok(&["launch 0", "launch 0"]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
     assert_eq!(client.rang(), 0, "still busy");
     p.ok(&["sync 0"]);
-    assert_eq!(client.rang(), 1, "idle");
+    eventually("idle", || client.rang() == 1);
     p.ends_well();
 }
 

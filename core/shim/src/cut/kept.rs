@@ -3,10 +3,11 @@
 //!
 //! Nothing of closed libraries is ever written, whatever the switch says. What is read is taken
 //! only as it was written (a digest), by this user, in a folder that nobody else may write to;
-//! anything else, and any failure, means that the form is made again. On the worker's thread only.
+//! anything else, and any failure, means that the form is made again. Files are opened by threads with descriptors of
+//! their own. On the worker's thread only.
 
 use super::vendor::is_vendor;
-use crate::{log, sandbox};
+use crate::{log, sandbox, threads};
 use rustix::fd::OwnedFd;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use std::ffi::OsStr;
@@ -50,15 +51,26 @@ pub fn rewrite(
 ) -> Result<Rewritten, Refusal> {
     let bytes_max = BYTES_MAX.load(Relaxed);
     let is_kept = bytes_max != 0 && bytes.len() >= IMAGE_BYTES_MIN && !is_vendor("", library);
-    let folder = || place().and_then(|(below, path)| open_folder(&below, &path));
-    match is_kept.then(folder).flatten() {
-        Some(folder) => rewrite_in(&folder, bytes_max, bytes, arch, form),
-        None => image::rewrite(bytes, arch, form, None),
+    if is_kept {
+        rewrite_in(place, bytes_max, bytes, arch, form)
+    } else {
+        image::rewrite(bytes, arch, form, None)
     }
 }
 
+/// The folder, and the one below which it must be: what is the user's to make is not made.
+type Place = (PathBuf, PathBuf);
+
+/// What an earlier run has left.
+enum Left {
+    /// Files cannot be looked at, and why, if that is worth telling.
+    Unknown(Option<String>),
+    Nothing,
+    File(Vec<u8>),
+}
+
 fn rewrite_in(
-    folder: &OwnedFd,
+    place: impl FnOnce() -> Option<Place> + Send + 'static,
     bytes_max: u64,
     bytes: &[u8],
     arch: u32,
@@ -66,25 +78,38 @@ fn rewrite_in(
 ) -> Result<Rewritten, Refusal> {
     let key = Key::new(bytes, arch, form);
     let name = format!("{key}{ENDING}");
-    if let Some(found) = read(folder, &name).and_then(|file| kept::from_bytes(&key, &file)) {
-        // Used last now.
-        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        let now = Timestamps { last_access: now, last_modification: now };
-        let _ = fs::utimensat(folder, &name, &now, AtFlags::SYMLINK_NOFOLLOW);
+    let looked_for = name.clone();
+    let looked = threads::apart(move || {
+        let Some((below, path)) = place() else { return (None, Left::Unknown(None)) };
+        let left = match open_folder(&below, &path) {
+            Err(error) => Left::Unknown(Some(format!("{}: {error}", path.display()))),
+            Ok(folder) => read(&folder, &looked_for).map_or(Left::Nothing, Left::File),
+        };
+        (Some((below, path)), left)
+    });
+    let (place, left) = looked.unwrap_or((None, Left::Unknown(None)));
+    if let Left::File(file) = &left
+        && let Some(found) = kept::from_bytes(&key, file)
+    {
         return Ok(found);
+    }
+    if let Left::Unknown(Some(error)) = &left {
+        log!("cut forms are not kept in {error}");
     }
     let rewritten = image::rewrite(bytes, arch, form, None)?;
     let names = rewritten.kernels.iter().map(|k| &k.name);
     let names = names.chain(rewritten.refused.iter().map(|(name, _)| name));
-    if names.into_iter().all(|name| !is_vendor(name, None)) {
+    let is_own = names.into_iter().all(|name| !is_vendor(name, None));
+    if let (Some((below, path)), Left::Nothing | Left::File(_), true) = (place, left, is_own) {
         let file = kept::to_bytes(&key, &rewritten);
-        let written = if file.len() as u64 > bytes_max || sandbox::has_changed() {
-            Ok(())
-        } else {
-            write(folder, &name, &file).and_then(|()| make_room(folder, bytes_max))
-        };
-        if let Err(error) = written {
-            log!("a cut form is not kept for later: {error}");
+        if file.len() as u64 <= bytes_max && !sandbox::has_changed() {
+            let written = threads::apart(move || {
+                let folder = open_folder(&below, &path)?;
+                write(&folder, &name, &file).and_then(|()| make_room(&folder, bytes_max))
+            });
+            if let Some(Err(error)) = written {
+                log!("a cut form is not kept for later: {error}");
+            }
         }
     }
     Ok(rewritten)
@@ -92,8 +117,7 @@ fn rewrite_in(
 
 /// By the environment that the program was started with: the present one may be changed by another
 /// thread while it is read.
-/// With it, a folder that must be there already: what is the user's to make is not made.
-fn place() -> Option<(PathBuf, PathBuf)> {
+fn place() -> Option<Place> {
     let started_with = std::fs::read("/proc/self/environ").ok()?;
     let absolute = |name: &str| {
         let value = started_with
@@ -112,31 +136,27 @@ fn place() -> Option<(PathBuf, PathBuf)> {
     Some((below, cache.join("tally").join("cut")))
 }
 
-/// The folder, made if it is not there but that it is to lie `below` is; `None`, with a line in the log, if it cannot
-/// be, or others may write to it.
-fn open_folder(below: &Path, path: &Path) -> Option<OwnedFd> {
-    let open = || -> io::Result<OwnedFd> {
-        if !below.is_dir() {
-            return Err(io::Error::other(format!("{} is not there", below.display())));
-        }
-        let mut builder = std::fs::DirBuilder::new();
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.recursive(true).create(path)?;
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = fs::open(path, flags, Mode::empty())?;
-        let stat = fs::fstat(&folder)?;
-        if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
-            return Err(io::Error::other("it must be this user's, and nobody else's to write to"));
-        }
-        Ok(folder)
-    };
-    let folder = open();
-    if let Err(error) = &folder {
-        log!("cut forms are not kept in {}: {error}", path.display());
+/// The folder, made if it is not there but that it is to lie `below` is.
+///
+/// # Errors
+/// The system's, or others may write to it.
+fn open_folder(below: &Path, path: &Path) -> io::Result<OwnedFd> {
+    if !below.is_dir() {
+        return Err(io::Error::other(format!("{} is not there", below.display())));
     }
-    folder.ok()
+    let mut builder = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = fs::open(path, flags, Mode::empty())?;
+    let stat = fs::fstat(&folder)?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
+        return Err(io::Error::other("it must be this user's, and nobody else's to write to"));
+    }
+    Ok(folder)
 }
 
+/// Marks it as used last now.
 fn read(folder: &OwnedFd, name: &str) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = fs::openat(folder, name, flags, Mode::empty()).ok()?;
@@ -147,6 +167,9 @@ fn read(folder: &OwnedFd, name: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     (is_ours && is_plain).then_some(())?;
     File::from(file).take(length).read_to_end(&mut bytes).ok()?;
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let now = Timestamps { last_access: now, last_modification: now };
+    let _ = fs::utimensat(folder, name, &now, AtFlags::SYMLINK_NOFOLLOW);
     Some(bytes)
 }
 
@@ -233,14 +256,14 @@ mod tests {
         rustix::fs::mknodat(&folder, "c.cut", FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         assert_eq!(read(&folder, "c.cut"), None, "and nobody waits for a pipe's other end");
         set(&path, 0o777);
-        assert!(open_folder(dir.path(), &path).is_none(), "others may write to the folder");
+        assert!(open_folder(dir.path(), &path).is_err(), "others may write to the folder");
     }
 
     #[test]
     fn a_home_that_is_not_there_is_not_made() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("nobody");
-        assert!(open_folder(&home, &home.join(".cache/tally/cut")).is_none());
+        assert!(open_folder(&home, &home.join(".cache/tally/cut")).is_err());
         assert!(!home.exists());
     }
 
@@ -251,10 +274,13 @@ mod tests {
             .visible .entry mine(.param .u64 p) { .reg .b32 %r<2>; mov.u32 %r1, %ctaid.x; ret; }\n
             .visible .entry NAME(.param .u64 p) { .reg .b32 %r<2>; mov.u32 %r1, %ctaid.x; ret; }\n";
         let dir = tempfile::tempdir().unwrap();
-        let folder = folder_at(dir.path());
+        let below = dir.path().parent().unwrap().to_owned();
+        let place = (below, dir.path().to_owned());
         let cut = |name: &str| {
             let ptx = PTX.replace("NAME", name);
-            let made = rewrite_in(&folder, 1 << 20, ptx.as_bytes(), 75, CutForm::Prelude).unwrap();
+            let place = place.clone();
+            let made = rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, CutForm::Prelude);
+            let made = made.unwrap();
             assert_eq!(made.kernels.len(), 2, "{:?}", made.refused);
             made
         };
