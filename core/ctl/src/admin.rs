@@ -4,6 +4,7 @@ use crate::error::CtlError;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,6 +29,12 @@ impl Core {
                 s.set_write_timeout(Some(PATIENCE))?;
                 Ok(s)
             })
+            .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
+        Self::believe(socket, stream)
+    }
+
+    fn believe(socket: &Path, stream: UnixStream) -> Result<Self, CtlError> {
+        tally_ipc::peer::check(socket, stream.as_fd())
             .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
         Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
     }
@@ -58,7 +65,7 @@ impl Core {
         };
         let stream = connect()
             .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
-        Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
+        Self::believe(socket, stream)
     }
 
     /// The connection itself.

@@ -24,7 +24,7 @@ Exit codes:
 pub struct Cli {
     /// The core's socket. Default: $TALLY_SOCKET, else
     /// $XDG_RUNTIME_DIR/tally/core.sock, else /run/tally/core.sock for root, else
-    /// /tmp/tally-UID/core.sock.
+    /// ~/.local/state/tally/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// What to do.

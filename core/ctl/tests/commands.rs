@@ -86,6 +86,18 @@ fn without_a_core_the_program_starts_within_a_second() {
 }
 
 #[test]
+fn who_answers_in_a_folder_that_others_can_write_to_is_not_believed() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let output = tallyctl(&socket, &["status"]);
+    assert_eq!(output.status.code(), Some(69));
+    assert!(said(&output).contains("chmod go-w"), "{}", said(&output));
+}
+
+#[test]
 fn a_missing_library_and_a_wrong_command_line_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");

@@ -53,7 +53,7 @@ pub struct Cli {
     #[arg(long, value_name = "MODE")]
     pub residency: Option<ResidencyMode>,
     /// Where to listen. Default: $XDG_RUNTIME_DIR/tally/core.sock, else
-    /// /run/tally/core.sock for root, else /tmp/tally-UID/core.sock.
+    /// /run/tally/core.sock for root, else ~/.local/state/tally/core.sock.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// How log lines on standard error look. RUST_LOG chooses which are shown.

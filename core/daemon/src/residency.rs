@@ -4,6 +4,7 @@ use crate::config::{Residency as Config, ResidencyMode};
 use crate::error::CoreError;
 use crate::mps::{self, MpsStatus, PrivateDaemon};
 use crate::refresh::{self, RefreshStatus};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tally_engine::policy::{Class, Sharing};
 use tally_ipc::wire;
@@ -50,6 +51,21 @@ fn shared_pipes(config: &Config) -> PathBuf {
     })
 }
 
+/// Why whoever serves there is not to be believed: clients would send it their work.
+fn strangers(pipes: &Path) -> Option<String> {
+    let uid = std::fs::metadata(pipes).ok()?.uid();
+    of_a_stranger(pipes, uid, rustix::process::geteuid().as_raw())
+}
+
+fn of_a_stranger(pipes: &Path, uid: u32, own: u32) -> Option<String> {
+    (uid != 0 && uid != own).then(|| {
+        format!(
+            "{} belongs to user {uid}, neither root nor the core's: not used for MPS",
+            pipes.display()
+        )
+    })
+}
+
 impl Residency {
     /// Decide, and start what is needed. `folder` is the socket's. Must run
     /// inside a `LocalSet`.
@@ -58,6 +74,10 @@ impl Residency {
     /// If MPS is required and cannot be had.
     pub async fn establish(config: &Config, folder: &Path) -> Result<Self, CoreError> {
         let pipes = shared_pipes(config);
+        let strangers = strangers(&pipes);
+        if let Some(why) = &strangers {
+            tracing::warn!("{why}");
+        }
         let (in_force, reason) = match config.mode {
             ResidencyMode::None => (InForce::None, "asked for".to_owned()),
             ResidencyMode::Timeslice => (InForce::Timeslice, "asked for".to_owned()),
@@ -65,13 +85,14 @@ impl Residency {
                 (InForce::None, format!("no NVIDIA device ({DEVICE} is missing)"))
             }
             ResidencyMode::Auto | ResidencyMode::Mps
-                if mps::is_serving(&config.mps.control, &pipes).await =>
+                if strangers.is_none() && mps::is_serving(&config.mps.control, &pipes).await =>
             {
                 let reason = format!("an MPS daemon serves at {}", pipes.display());
                 (InForce::Mps { pipes, private: None }, reason)
             }
             ResidencyMode::Auto => {
-                (InForce::Timeslice, format!("no MPS daemon serves at {}", pipes.display()))
+                let none = || format!("no MPS daemon serves at {}", pipes.display());
+                (InForce::Timeslice, strangers.unwrap_or_else(none))
             }
             ResidencyMode::Mps => Self::private(config, folder, pipes).await?,
         };
@@ -190,5 +211,20 @@ fn name(in_force: &InForce) -> &'static str {
         InForce::Mps { .. } => "mps",
         InForce::Timeslice => "timeslice",
         InForce::None => "none",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_roots_and_ones_own_mps_daemon_is_used() {
+        let pipes = Path::new("/tmp/nvidia-mps");
+        assert_eq!(of_a_stranger(pipes, 0, 7), None);
+        assert_eq!(of_a_stranger(pipes, 7, 7), None);
+        let why = of_a_stranger(pipes, 1000, 7).unwrap();
+        assert!(why.contains("/tmp/nvidia-mps belongs to user 1000"), "{why}");
+        assert_eq!(strangers(Path::new("/nonexistent")), None, "nobody's");
     }
 }

@@ -17,6 +17,7 @@
 
 pub mod layout;
 pub mod map;
+pub mod peer;
 pub mod ring;
 pub mod wait;
 pub mod wire;

@@ -40,8 +40,8 @@ pub enum MapError {
         /// The region's size.
         needed: u64,
     },
-    /// The peer could shrink its region under our feet.
-    #[error("shared region is not sealed against resizing")]
+    /// The peer could shrink its region, or make holes in it, under our feet.
+    #[error("shared region is not sealed against resizing and holes")]
     Unsealed,
 }
 
@@ -140,15 +140,22 @@ fn create<T: Region>() -> Result<(OwnedFd, Mapped<T>), MapError> {
     Ok((fd, mapped))
 }
 
-/// Client: make its region, sealed against resizing.
+/// What a region has, so that neither side can make the other fault: it cannot be resized, have holes made in it, or
+/// be written but through the mapping of who made it.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
+
+fn seal<T: Region>() -> Result<(OwnedFd, Mapped<T>), MapError> {
+    let (fd, mapped) = create()?;
+    rustix::fs::fcntl_add_seals(&fd, SEALS | SealFlags::SEAL).map_err(os("seal"))?;
+    Ok((fd, mapped))
+}
+
+/// Client: make its region.
 ///
 /// # Errors
 /// The system call that failed.
 pub fn create_client() -> Result<(OwnedFd, Mapped<ClientRegion>), MapError> {
-    let (fd, mapped) = create()?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(os("seal"))?;
-    Ok((fd, mapped))
+    seal()
 }
 
 /// Core: make a client's core region. Nobody but this mapping can ever write it.
@@ -156,41 +163,36 @@ pub fn create_client() -> Result<(OwnedFd, Mapped<ClientRegion>), MapError> {
 /// # Errors
 /// The system call that failed.
 pub fn create_core() -> Result<(OwnedFd, Mapped<CoreRegion>), MapError> {
-    let (fd, mapped) = create()?;
-    rustix::fs::fcntl_add_seals(
-        &fd,
-        SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
-    )
-    .map_err(os("seal"))?;
-    Ok((fd, mapped))
+    seal()
 }
 
-fn check_size<T>(fd: BorrowedFd<'_>) -> Result<(), MapError> {
+/// Map the region that the peer sent, read-only.
+fn open<T: Region>(fd: BorrowedFd<'_>) -> Result<Mapped<T>, MapError> {
+    if !rustix::fs::fcntl_get_seals(fd).map_err(os("inspect"))?.contains(SEALS) {
+        return Err(MapError::Unsealed);
+    }
     let found = rustix::fs::fstat(fd).map_err(os("inspect"))?.st_size as u64;
     let expected = size_of::<T>() as u64;
-    if found == expected { Ok(()) } else { Err(MapError::Size { found, expected }) }
+    if found != expected {
+        return Err(MapError::Size { found, expected });
+    }
+    Mapped::map(fd, false)
 }
 
 /// Core: map the region a client sent, read-only.
 ///
 /// # Errors
-/// If it has the wrong size or the client could resize it.
+/// If it has the wrong size or is not sealed.
 pub fn open_client(fd: BorrowedFd<'_>) -> Result<Mapped<ClientRegion>, MapError> {
-    let seals = rustix::fs::fcntl_get_seals(fd).map_err(os("inspect"))?;
-    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-        return Err(MapError::Unsealed);
-    }
-    check_size::<ClientRegion>(fd)?;
-    Mapped::map(fd, false)
+    open(fd)
 }
 
 /// Client: map the region the core sent, read-only.
 ///
 /// # Errors
-/// If it has the wrong size.
+/// If it has the wrong size or is not sealed.
 pub fn open_core(fd: BorrowedFd<'_>) -> Result<Mapped<CoreRegion>, MapError> {
-    check_size::<CoreRegion>(fd)?;
-    Mapped::map(fd, false)
+    open(fd)
 }
 
 #[cfg(test)]
@@ -217,13 +219,34 @@ mod tests {
     }
 
     #[test]
+    fn neither_side_can_take_memory_from_under_the_other() {
+        let (client, _mapped) = create_client().unwrap();
+        let (core, _core) = create_core().unwrap();
+        for fd in [client, core] {
+            let hole =
+                rustix::fs::FallocateFlags::PUNCH_HOLE.union(rustix::fs::FallocateFlags::KEEP_SIZE);
+            let made = rustix::fs::fallocate(&fd, hole, 0, 4096);
+            assert_eq!(made, Err(rustix::io::Errno::PERM));
+            assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+        }
+    }
+
+    #[test]
     fn an_unsealed_or_short_region_is_refused() {
-        let fd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, size_of::<ClientRegion>() as u64).unwrap();
-        assert!(matches!(open_client(fd.as_fd()), Err(MapError::Unsealed)));
-        let fd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, 4096).unwrap();
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let region = |bytes: u64, seals: SealFlags| {
+            let fd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::ftruncate(&fd, bytes).unwrap();
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            fd
+        };
+        for missing in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::FUTURE_WRITE] {
+            let fd = region(size_of::<ClientRegion>() as u64, SEALS.difference(missing));
+            assert!(matches!(open_client(fd.as_fd()), Err(MapError::Unsealed)));
+            let fd = region(size_of::<CoreRegion>() as u64, SEALS.difference(missing));
+            assert!(matches!(open_core(fd.as_fd()), Err(MapError::Unsealed)));
+        }
+        let fd = region(4096, SEALS);
         assert!(matches!(open_client(fd.as_fd()), Err(MapError::Size { found: 4096, .. })));
+        assert!(matches!(open_core(fd.as_fd()), Err(MapError::Size { found: 4096, .. })));
     }
 }

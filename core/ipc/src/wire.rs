@@ -49,7 +49,7 @@ pub const ENV_FAIL: &str = "TALLY_FAIL";
 pub const ENV_SHIM_LOG: &str = "TALLY_SHIM_LOG";
 
 /// The default socket: `$XDG_RUNTIME_DIR/tally/core.sock`, else
-/// `/run/tally/core.sock` for root, else `/tmp/tally-<uid>/core.sock`.
+/// `/run/tally/core.sock` for root, else `$HOME/.local/state/tally/core.sock`. Nobody else can make those folders.
 pub fn default_socket() -> std::path::PathBuf {
     if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
         return std::path::Path::new(&dir).join(SOCKET_NAME);
@@ -58,7 +58,10 @@ pub fn default_socket() -> std::path::PathBuf {
     if uid.is_root() {
         return std::path::Path::new("/run").join(SOCKET_NAME);
     }
-    std::path::PathBuf::from(format!("/tmp/tally-{}/core.sock", uid.as_raw()))
+    match std::env::var_os("HOME").filter(|d| !d.is_empty()) {
+        Some(home) => std::path::Path::new(&home).join(".local/state").join(SOCKET_NAME),
+        None => std::path::PathBuf::from(format!("/run/user/{}", uid.as_raw())).join(SOCKET_NAME),
+    }
 }
 
 /// Why registration failed.

@@ -123,7 +123,10 @@ fn socket_path<const N: usize>(path: &mut Text<N>) {
         } else {
             match call(sys::GETUID, [0; 6]) as usize {
                 0 => path.str("/run/tally/core.sock"),
-                uid => path.str("/tmp/tally-").number(uid).str("/core.sock"),
+                uid => match variable(c"HOME") {
+                    Some(home) => path.c_str(home).str("/.local/state/tally/core.sock"),
+                    None => path.str("/run/user/").number(uid).str("/tally/core.sock"),
+                },
             };
         }
     }

@@ -91,18 +91,7 @@ impl Settings {
         let socket =
             connect(&self.socket).map_err(|e| format!("{}: {e}", self.socket.display()))?;
         let socket = raise(socket);
-        if std::env::var_os(wire::ENV_SOCKET).is_none() {
-            // Nobody chose this socket: a folder below /tmp may be anybody's, and
-            // who answers there gets to hold launches.
-            let peer = sockopt::socket_peercred(&socket).map_err(|e| e.to_string())?.uid;
-            if !peer.is_root() && peer != rustix::process::getuid() {
-                return Err(format!(
-                    "{}: belongs to user {}, not to this one or root; name it in TALLY_SOCKET to trust it",
-                    self.socket.display(),
-                    peer.as_raw()
-                ));
-            }
-        }
+        tally_ipc::peer::check(&self.socket, socket.as_fd()).map_err(|e| e.to_string())?;
         let first_ticket = client.activity.next_ticket.load(SeqCst);
         let initialised = INITIALISED.load(Acquire);
         let hello = Hello { first_ticket, initialised, ..self.hello.clone() };

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Core, Program, attached, attached_way, eventually, welcome};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::report_state;
@@ -234,6 +235,24 @@ fn the_log_is_written_only_where_asked_for() {
     p.ends_well();
     let text = std::fs::read_to_string(log).unwrap();
     assert!(text.contains("client 7 (best-effort)"), "{text}");
+}
+
+#[test]
+fn a_core_in_a_folder_that_others_can_write_to_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let core = Core::new();
+    let socket = core.socket();
+    let folder = std::path::Path::new(&socket).parent().unwrap().to_owned();
+    let set = |mode| std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+    set(0o777);
+    let env = [("TALLY_SOCKET", &*socket), ("TALLY_SHIM_LOG", log.to_str().unwrap())];
+    let mut p = Program::start(1, &env);
+    p.ok(&["find", "init 0", "module", "launch 0 2", "sync 0"]);
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.contains("chmod go-w"), "{text}");
+    assert_eq!(p.driver("fake_ran"), 2);
+    p.ends_well();
 }
 
 #[test]
