@@ -82,6 +82,22 @@ pub fn of(address: usize) -> Option<Object> {
     found.1
 }
 
+/// Bytes of thread-local data of all objects, which lie on the stack of each thread.
+pub fn thread_local_bytes() -> usize {
+    unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
+        // SAFETY: the loader's description and `thread_local_bytes`' own value.
+        let (object, sum) = unsafe { (&*object, &mut *sum.cast::<usize>()) };
+        let of_threads = headers(object).iter().filter(|h| h.p_type == libc::PT_TLS);
+        *sum += of_threads.map(|h| (h.p_memsz + h.p_align) as usize).sum::<usize>();
+        0
+    }
+    let mut sum = 0_usize;
+    let add: Visit = add;
+    // SAFETY: `add` takes such a number, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! Threads of the shim's own: small, and deaf to the program's signals.
 
-use crate::link;
 use crate::lock::Locked;
+use crate::{link, objects};
 use rustix::thread::futex;
 use std::ffi::{CString, c_void};
 use std::io;
@@ -42,6 +42,8 @@ fn start(
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // The C library takes what is thread-local out of the stack.
+    let stack_bytes = (stack_bytes + objects::thread_local_bytes()).next_multiple_of(4096);
     let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
     // SAFETY: everything is filled before it is used; the new thread inherits the mask, and this thread gets its own
     // back.
