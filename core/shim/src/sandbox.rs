@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicI32, AtomicI64};
 static STATUS: AtomicI32 = AtomicI32::new(-1);
 /// Filters when it was opened; -1: unknown.
 static FILTERS: AtomicI64 = AtomicI64::new(-1);
+/// They cannot be looked at.
+const UNSEEN: i64 = i64::MAX;
 /// Bytes of that file that are read; it has about 1 500.
 const STATUS_BYTES_MAX: usize = 8_192;
 
@@ -48,8 +50,11 @@ pub fn look() {
     if STATUS.load(Acquire) >= 0 {
         return;
     }
-    // Without room above the program's it goes without: none of the low numbers is to be ours.
-    let Some(status) = open().filter(|status| status.as_raw_fd() >= link::FD_FLOOR) else { return };
+    let Some(status) = open() else { return };
+    if status.as_raw_fd() < link::FD_FLOOR {
+        // None of the low numbers is to be ours: as if there were a filter.
+        return FILTERS.store(UNSEEN, Release);
+    }
     FILTERS.store(filters(status.as_fd()).unwrap_or(-1), Release);
     STATUS.store(status.into_raw_fd(), Release);
 }
@@ -59,7 +64,8 @@ pub fn has_changed() -> bool {
     let (before, status) = (FILTERS.load(Acquire), STATUS.load(Acquire));
     // SAFETY: only read from, at a position: if the program has closed it, and opened another under its number, that
     // one does not notice, and what is read is no such text.
-    before >= 0 && filters(unsafe { BorrowedFd::borrow_raw(status) }) != Some(before)
+    before == UNSEEN
+        || before >= 0 && filters(unsafe { BorrowedFd::borrow_raw(status) }) != Some(before)
 }
 
 fn filters(status: BorrowedFd<'_>) -> Option<i64> {
