@@ -9,8 +9,16 @@ use tally_engine::profile::{CutState, FormStats, Profile};
 wasmtime::component::bindgen!({
     path: "../../wit",
     world: "policy",
-    // What may be denied ends the call; see `capabilities::GUARDED`.
-    imports: { "tally:policy/host.set-standing-grant": trappable },
+    // What may be denied (`capabilities::GUARDED`), or passes data (`HostState::pass`), can end the call.
+    imports: {
+        "tally:policy/host.set-standing-grant": trappable,
+        "tally:policy/host.log": trappable,
+        "tally:policy/host.counter": trappable,
+        "tally:policy/host.gauge": trappable,
+        "tally:policy/host.clients": trappable,
+        "tally:policy/host.client": trappable,
+        "tally:policy/host.kernel-profile": trappable,
+    },
 });
 
 pub use tally::policy::{host, types};

@@ -7,11 +7,18 @@ use crate::bindings::{self, host, types};
 use crate::capabilities::{Capabilities, Capability, Denied};
 use crate::limits::Limits;
 use crate::metrics::{Metrics, cut};
+use crate::runtime::Beat;
 use std::sync::Arc;
 use tally_engine::policy::{Command, Commands, Context, Sharing, World};
 use wasmtime::ResourceLimiter;
 
 const SECOND_NS: u64 = 1_000_000_000;
+/// Host functions that take or give as much data as they may, in one call of a policy: it takes some 0.1 ms.
+const FULL_CALLS_MAX: usize = 4;
+/// What a description of a client or a kernel counts, bytes; most are about as long.
+const DESCRIPTION_BYTES: usize = 512;
+/// What a call of a function that passes data counts at least, bytes.
+const PASSING_BYTES: usize = 64;
 /// Longer log lines are cut.
 const LOG_BYTES_MAX: usize = 1024;
 
@@ -27,10 +34,19 @@ pub struct HostState {
     /// The last error line that it logged in this call: the message of a panic.
     pub last_words: String,
     pub memory: MemoryGate,
+    beat: Arc<Beat>,
+    /// Data passed in this call of the policy, bytes.
+    passed_bytes: usize,
+    passed_bytes_max: usize,
 }
 
+/// A policy passed more data to and from the core in one call than it may.
+#[derive(Debug, thiserror::Error)]
+#[error("passed more than {0} bytes to and from the core in one call")]
+pub struct PassedTooMuch(usize);
+
 impl HostState {
-    pub fn new(name: Arc<str>, limits: &Limits, granted: Capabilities) -> Self {
+    pub fn new(name: Arc<str>, limits: &Limits, granted: Capabilities, beat: Arc<Beat>) -> Self {
         HostState {
             world: Box::default(),
             commands: Box::default(),
@@ -40,6 +56,32 @@ impl HostState {
             log: LogGate::new(limits.log_lines_per_s_max),
             last_words: String::new(),
             memory: MemoryGate { bytes: 0, bytes_max: limits.memory_bytes },
+            beat,
+            passed_bytes: 0,
+            passed_bytes_max: limits.host_call_bytes_max.saturating_mul(FULL_CALLS_MAX),
+        }
+    }
+
+    /// A call of the policy begins.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.passed_bytes = 0;
+        self.beat.begin();
+    }
+
+    /// It has ended.
+    #[inline]
+    pub fn end(&self) {
+        self.beat.end();
+    }
+
+    /// Fuel does not count what a function of the core does with its arguments and its answer.
+    fn pass(&mut self, bytes: usize) -> Result<(), PassedTooMuch> {
+        self.passed_bytes = self.passed_bytes.saturating_add(PASSING_BYTES + bytes);
+        if self.passed_bytes <= self.passed_bytes_max {
+            Ok(())
+        } else {
+            Err(PassedTooMuch(self.passed_bytes_max))
         }
     }
 
@@ -70,14 +112,15 @@ impl HostState {
 impl types::Host for HostState {}
 
 impl host::Host for HostState {
-    fn log(&mut self, level: types::Level, message: String) {
+    fn log(&mut self, level: types::Level, message: String) -> wasmtime::Result<()> {
+        self.pass(message.len())?;
         let message = cut(&message, LOG_BYTES_MAX);
         if matches!(level, types::Level::Error) {
             self.last_words.clear();
             self.last_words.push_str(message);
         }
         if !self.log.admit() {
-            return;
+            return Ok(());
         }
         let policy = &*self.name;
         match level {
@@ -87,18 +130,21 @@ impl host::Host for HostState {
             types::Level::Warn => tracing::warn!(target: "policy", policy, "{message}"),
             types::Level::Error => tracing::error!(target: "policy", policy, "{message}"),
         }
+        Ok(())
     }
 
-    fn counter(&mut self, name: String) -> u32 {
-        self.metrics.counter(&name)
+    fn counter(&mut self, name: String) -> wasmtime::Result<u32> {
+        self.pass(name.len())?;
+        Ok(self.metrics.counter(&name))
     }
 
     fn counter_add(&mut self, counter: u32, delta: u64) {
         self.metrics.add(counter, delta);
     }
 
-    fn gauge(&mut self, name: String) -> u32 {
-        self.metrics.gauge(&name)
+    fn gauge(&mut self, name: String) -> wasmtime::Result<u32> {
+        self.pass(name.len())?;
+        Ok(self.metrics.gauge(&name))
     }
 
     fn gauge_set(&mut self, gauge: u32, value: i64) {
@@ -112,19 +158,21 @@ impl host::Host for HostState {
         }
     }
 
-    fn clients(&mut self) -> Vec<u32> {
-        self.world.clients.keys().copied().collect()
+    fn clients(&mut self) -> wasmtime::Result<Vec<u32>> {
+        self.pass(size_of::<u32>() * self.world.clients.len())?;
+        Ok(self.world.clients.keys().copied().collect())
     }
 
-    fn client(&mut self, id: u32) -> Option<types::ClientInfo> {
-        self.world.clients.get(&id).map(|info| bindings::client_info(info, self.granted))
+    fn client(&mut self, id: u32) -> wasmtime::Result<Option<types::ClientInfo>> {
+        self.pass(DESCRIPTION_BYTES)?;
+        let info = self.world.clients.get(&id);
+        Ok(info.map(|info| bindings::client_info(info, self.granted)))
     }
 
-    fn kernel_profile(&mut self, kernel: u32) -> Option<types::KernelProfile> {
-        self.world
-            .profiles
-            .get(kernel)
-            .map(|profile| bindings::kernel_profile(profile, self.granted))
+    fn kernel_profile(&mut self, kernel: u32) -> wasmtime::Result<Option<types::KernelProfile>> {
+        self.pass(DESCRIPTION_BYTES)?;
+        let profile = self.world.profiles.get(kernel);
+        Ok(profile.map(|profile| bindings::kernel_profile(profile, self.granted)))
     }
 
     fn kernel_mean_ns(&mut self, kernel: u32) -> u64 {

@@ -73,7 +73,12 @@ impl WasmPolicy {
         let limits = &checked.limits;
         let init_budget = checked.budget(limits.init_fuel, limits.init_time_ms_max);
         let new_instance = || {
-            let state = HostState::new(compiled.name.clone(), limits, checked.granted);
+            let state = HostState::new(
+                compiled.name.clone(),
+                limits,
+                checked.granted,
+                checked.ticker.beat(),
+            );
             Live::start(&checked, state, config, init_budget)
                 .map_err(|refused| not_started(&compiled.file, refused.why))
         };

@@ -11,9 +11,11 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use tally_trust::{SIGNATURE_BYTES_MAX, Verified, signature_file};
 use wasmtime::component::{Component, HasSelf, Linker};
@@ -280,24 +282,112 @@ fn settings(limits: &Limits) -> Config {
     config
 }
 
-/// Advances the engine's epoch, by which a call that runs too long is stopped.
+/// Advances the engine's epoch, by which a call that runs too long is stopped. Without calls it sleeps.
 pub struct Ticker {
     tick: Duration,
+    ticking: Arc<Ticking>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// Ticks without a call after which the thread sleeps.
+const IDLE_TICKS: u32 = 20;
+/// It looks about so often then: a call whose beginning it misses may run on for so long.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
+
+/// Of one policy: tells the ticker of its calls.
+#[derive(Debug)]
+pub struct Beat {
+    is_called: AtomicBool,
+    is_running: AtomicBool,
+    ticking: Arc<Ticking>,
+}
+
+/// The ticker's thread.
+#[derive(Debug, Default)]
+struct Ticking {
+    is_asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+    beats: Mutex<Vec<Weak<Beat>>>,
+}
+
+impl Ticking {
+    /// Whether there was a call since it was asked last, or is one.
+    fn is_wanted(&self) -> bool {
+        let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_wanted = false;
+        beats.retain(|beat| {
+            let Some(beat) = beat.upgrade() else { return false };
+            is_wanted |= beat.is_called.swap(false, SeqCst) | beat.is_running.load(SeqCst);
+            true
+        });
+        is_wanted
+    }
+
+    #[cold]
+    fn wake(&self) {
+        if self.is_asleep.swap(false, SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+}
+
+impl Beat {
+    /// A call begins.
+    #[inline]
+    pub fn begin(&self) {
+        self.is_called.store(true, Relaxed);
+        self.is_running.store(true, Relaxed);
+        if self.ticking.is_asleep.load(Relaxed) {
+            self.ticking.wake();
+        }
+    }
+
+    /// It has ended.
+    #[inline]
+    pub fn end(&self) {
+        self.is_running.store(false, Relaxed);
+    }
+}
+
 impl Ticker {
     fn start(engine: &Engine, tick: Duration) -> std::io::Result<Self> {
-        let (stop, stopped) = channel();
-        let engine = engine.clone();
+        let (stop, stopped) = channel::<()>();
+        let (engine, ticking) = (engine.clone(), Arc::new(Ticking::default()));
+        let own = ticking.clone();
         let run = move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(tick) {
+            let _ = own.thread.set(std::thread::current());
+            let mut idle = 0;
+            while let Err(TryRecvError::Empty) = stopped.try_recv() {
+                std::thread::sleep(tick);
                 engine.increment_epoch();
+                idle = if own.is_wanted() { 0 } else { idle + 1 };
+                if idle >= IDLE_TICKS {
+                    own.is_asleep.store(true, SeqCst);
+                    if !own.is_wanted() {
+                        std::thread::park_timeout(IDLE_LOOK);
+                    }
+                    own.is_asleep.store(false, SeqCst);
+                    idle = IDLE_TICKS - 1;
+                }
             }
         };
         let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;
-        Ok(Ticker { tick, stop: Some(stop), thread: Some(thread) })
+        Ok(Ticker { tick, ticking, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// For a policy.
+    pub fn beat(&self) -> Arc<Beat> {
+        let beat = Arc::new(Beat {
+            is_called: AtomicBool::new(false),
+            is_running: AtomicBool::new(false),
+            ticking: self.ticking.clone(),
+        });
+        let mut beats = self.ticking.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        beats.push(Arc::downgrade(&beat));
+        beat
     }
 
     /// Ticks after which at least so much time has passed.
@@ -311,7 +401,57 @@ impl Drop for Ticker {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Times that the thread of this name has slept.
+    fn sleeps() -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let texts = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")));
+        let of = |text: &str, key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim().to_owned())
+        };
+        let all =
+            texts.flatten().filter(|text| of(text, "Name:").as_deref() == Some("policy-epoch"));
+        all.map(|text| of(&text, "voluntary_ctxt_switches:").unwrap().parse::<u64>().unwrap()).sum()
+    }
+
+    #[test]
+    fn without_calls_the_ticker_sleeps_and_a_call_wakes_it() {
+        let engine = Engine::default();
+        let ticker = Ticker::start(&engine, Duration::from_millis(1)).unwrap();
+        let beat = ticker.beat();
+        let asleep = || ticker.ticking.is_asleep.load(SeqCst);
+        let until = |wanted: bool| {
+            let start = Instant::now();
+            while asleep() != wanted {
+                assert!(start.elapsed() < Duration::from_secs(20), "asleep: {}", !wanted);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until(true);
+        let before = sleeps();
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(sleeps() - before <= 20, "{} times in 2 s", sleeps() - before);
+        // A long call keeps it awake until its end.
+        until(true);
+        beat.begin();
+        until(false);
+        for _ in 0..100 {
+            std::thread::sleep(Duration::from_millis(2));
+            assert!(!asleep());
+        }
+        beat.end();
+        until(true);
+        drop(beat);
+        until(true);
     }
 }

@@ -4,7 +4,7 @@
 use crate::bindings::Policy;
 use crate::capabilities::Denied;
 use crate::compiled::Checked;
-use crate::host_calls::{HostState, MemoryRefused};
+use crate::host_calls::{HostState, MemoryRefused, PassedTooMuch};
 use crate::metrics::cut;
 use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
 use std::fmt::Write;
@@ -58,7 +58,9 @@ impl Live {
         let mut store = Store::new(checked.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(budget.data_bytes);
-        match Self::begin(checked, &mut store, config, budget) {
+        let begun = Self::begin(checked, &mut store, config, budget);
+        store.data().end();
+        match begun {
             Ok((policy, state)) => {
                 let spent = budget.fuel.saturating_sub(store.get_fuel().unwrap_or(0));
                 Ok((Live { store, policy, state }, spent))
@@ -106,6 +108,7 @@ impl Live {
         state.swap(context);
         let answer = call(&self.policy, &mut self.store);
         self.store.data_mut().swap(context);
+        self.store.data().end();
         answer
     }
 
@@ -119,6 +122,7 @@ impl Live {
         self.store.set_hostcall_fuel(budget.data_bytes);
         self.store.data_mut().last_words.clear();
         let answer = snapshot.call(&mut self.store, ());
+        self.store.data().end();
         self.store.set_hostcall_fuel(usual_bytes);
         self.store.data_mut().forget_commands();
         Some(match answer {
@@ -144,7 +148,9 @@ impl Live {
         let restore = &self.state.as_ref()?.restore;
         arm(&mut self.store, budget);
         self.store.data_mut().last_words.clear();
-        Some(match restore.call(&mut self.store, (saved.clone(),)) {
+        let answer = restore.call(&mut self.store, (saved.clone(),));
+        self.store.data().end();
+        Some(match answer {
             Ok((answer,)) => Ok(answer.map_err(|why| cut(&why, REFUSAL_BYTES_MAX).to_owned())),
             Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
         })
@@ -176,6 +182,7 @@ fn arm(store: &mut Store<HostState>, budget: Budget) {
     // Fails only without `Config::consume_fuel`, which is set.
     let _ = store.set_fuel(budget.fuel);
     store.set_epoch_deadline(budget.ticks);
+    store.data_mut().begin();
 }
 
 /// wasmtime has no type for this one.
@@ -186,9 +193,13 @@ pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault
     let refused = error.chain().find_map(|cause| cause.downcast_ref::<MemoryRefused>());
     let trap = error.chain().find_map(|cause| cause.downcast_ref::<Trap>());
     let denied = error.chain().find_map(|cause| cause.downcast_ref::<Denied>());
+    let passed = error.chain().find_map(|cause| cause.downcast_ref::<PassedTooMuch>());
     let (kind, mut message) = match (refused, trap) {
         _ if denied.is_some() => {
             (FaultKind::Denied, denied.map(ToString::to_string).unwrap_or_default())
+        }
+        _ if passed.is_some() => {
+            (FaultKind::Overrun, passed.map(ToString::to_string).unwrap_or_default())
         }
         (Some(refused), _) => (FaultKind::Memory, refused.to_string()),
         (None, Some(Trap::OutOfFuel)) => (

@@ -9,7 +9,7 @@ use tally_engine::policy::{Class, Command, Decision, Event, FaultKind, Policy};
 use tally_policy_host::{Limits, LoadError};
 
 /// Each misbehaviour, what it counts as, and what its message says.
-const FAULTS: [(u32, FaultKind, &str); 10] = [
+const FAULTS: [(u32, FaultKind, &str); 12] = [
     (kernel::UNREACHABLE, FaultKind::Trap, "unreachable"),
     (kernel::LOOP, FaultKind::Overrun, "used more than 200000 units of fuel"),
     (kernel::HOARD, FaultKind::Memory, "and may have 16777216"),
@@ -17,7 +17,9 @@ const FAULTS: [(u32, FaultKind, &str); 10] = [
     (kernel::DIVE, FaultKind::Trap, "out of bounds"),
     (kernel::UNWRAP, FaultKind::Trap, "`Option::unwrap()` on a `None`"),
     (kernel::WILD, FaultKind::Trap, "out of bounds"),
-    (kernel::LOG_FOREVER, FaultKind::Overrun, "units of fuel"),
+    (kernel::LOG_FOREVER, FaultKind::Overrun, "passed more than 262144 bytes"),
+    (kernel::LOG_LONG, FaultKind::Overrun, "passed more than 262144 bytes to and from the core"),
+    (kernel::CLIENTS_FOREVER, FaultKind::Overrun, ""),
     (kernel::SLICE_0, FaultKind::Nonsense, "slice(0)"),
     (kernel::PARTITION_0, FaultKind::Nonsense, "partition(0)"),
 ];
@@ -61,6 +63,22 @@ fn a_text_that_is_too_long_is_an_overrun() {
     let fault = bench.decide(kernel::LONG_LINE).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Overrun, "{}", fault.message);
     assert!(fault.message.contains("more than 65536 bytes"), "{}", fault.message);
+}
+
+#[test]
+fn data_is_bounded_where_fuel_is_not() {
+    // As fuel alone would allow: 5 000 lines of 16 000 bytes.
+    let limits = Limits { decide_fuel: 1 << 32, ..limits() };
+    for kernel in [kernel::LOG_LONG, kernel::LOG_FOREVER, kernel::CLIENTS_FOREVER] {
+        let mut bench = Bench::new(chaos_with(limits.clone(), "").unwrap());
+        let fault = bench.decide(kernel).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Overrun, "{}", fault.message);
+        assert!(fault.message.contains("passed more than 262144 bytes"), "{}", fault.message);
+        // A call is counted by itself.
+        for _ in 0..10_000 {
+            assert_eq!(bench.decide(kernel::LOG), Ok(Decision::Run(0)));
+        }
+    }
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub mod kernel {
     pub const TIMERS: u32 = 31;
     pub const METRICS: u32 = 32;
     pub const LOG: u32 = 33;
+    pub const LOG_LONG: u32 = 50;
+    pub const CLIENTS_FOREVER: u32 = 51;
 }
 
 /// What `chaos` asks for on `COMMANDS`, and in `init` configured with `ask`.

@@ -168,6 +168,12 @@ impl Stateful for Chaos {
 tally_sdk::export!(Chaos, stateful);
 
 /// Whatever else: nothing.
+/// Takes the core longer to look at than it takes to pass.
+const LONG: &str = match std::str::from_utf8(&[b'x'; 16_000]) {
+    Ok(text) => text,
+    Err(_) => "",
+};
+
 fn misbehave(how: u64) {
     match how {
         1 => trap(),
@@ -193,6 +199,12 @@ fn misbehave(how: u64) {
             host::log(Level::Warn, "spam");
         },
         9 => host::log(Level::Warn, &"x".repeat(1 << 20)),
+        50 => loop {
+            host::log(Level::Trace, LONG);
+        },
+        51 => loop {
+            black_box(host::clients());
+        },
         _ => {}
     }
 }
