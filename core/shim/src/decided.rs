@@ -162,7 +162,7 @@ impl Decided<'_> {
                 }
                 let start = now_ns();
                 self.held.waits();
-                state::wait_for_core();
+                state::wait_for_core(CLIENT_NAP);
                 client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
                 continue;
             };

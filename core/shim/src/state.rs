@@ -136,6 +136,7 @@ pub fn leave() {
     EPOCH.store(std::ptr::null_mut(), SeqCst);
     if let Some(over) = over {
         tally_ipc::wait::wake_own(over.core);
+        tally_ipc::wait::wake_sleepers(&over.core.yielding.word);
     }
     changed();
 }
@@ -145,13 +146,13 @@ fn changed() {
     let _ = futex::wake(&EPOCH_CHANGES, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-/// Sleep until a core comes (or goes), at most one nap.
-pub fn wait_for_core() {
+/// Sleep until a core comes (or goes), at most so long.
+pub fn wait_for_core(most: Duration) {
     let seen = EPOCH_CHANGES.load(SeqCst);
     if epoch().is_none() {
         let nap = rustix::fs::Timespec {
-            tv_sec: 0,
-            tv_nsec: i64::from(tally_ipc::wait::CLIENT_NAP.subsec_nanos()),
+            tv_sec: most.as_secs() as i64,
+            tv_nsec: i64::from(most.subsec_nanos()),
         };
         let _ = futex::wait(&EPOCH_CHANGES, futex::Flags::PRIVATE, seen, Some(&nap));
     }

@@ -35,8 +35,10 @@ const EPOCHS_MAX: u32 = 1 << 30;
 pub const NOTICES: usize = STREAM_SLOTS - 2;
 /// The gate opens at the latest so long after it was told to.
 const LOWERING_NS_MAX: u64 = 200_000;
-/// Between two looks when nothing is under way, and when something is.
-const NAP_IDLE: Duration = Duration::from_millis(20);
+/// Between two looks when nothing is under way, if all wakes were missed; when the core asks, for it may be stuck; and
+/// when a launch is under way.
+const NAP_IDLE: Duration = Duration::from_millis(250);
+const NAP_ASKED: Duration = Duration::from_millis(20);
 const NAP_OPEN: Duration = Duration::from_millis(1);
 /// How long a thread with a cut launch under way spins after the core was heard last.
 const SPIN_NS: u64 = 20_000_000;
@@ -64,8 +66,12 @@ static OPENING: Lock = Lock::new();
 static RAISES: AtomicU32 = AtomicU32::new(0);
 static FOR_GOOD: AtomicBool = AtomicBool::new(false);
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// The flag's thread sleeps on the core's word.
-static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// How the flag's thread sleeps on the core's word.
+static ASLEEP: AtomicU32 = AtomicU32::new(AWAKE);
+const AWAKE: u32 = 0;
+/// It looks again soon.
+const NAPS: u32 = 1;
+const SLEEPS: u32 = 2;
 
 /// Longer than the flag's thread is in the driver, unless that waits for the program.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
@@ -227,8 +233,13 @@ pub fn hold(client: &ClientRegion) {
 
 /// See [`hold`].
 pub fn release() {
-    let _held = OPENING.lock();
+    let held = OPENING.lock();
     HOLDS.fetch_sub(1, SeqCst);
+    drop(held);
+    // Its thread may have slept since before.
+    if let Some(epoch) = state::epoch() {
+        wait::wake_sleepers(&epoch.core.yielding.word);
+    }
 }
 
 /// Have a stream wait until nobody is asked to give way.
@@ -242,9 +253,10 @@ pub fn wait_in(stream: usize) -> bool {
 
 /// A cut launch was issued: see that the flag's thread looks.
 pub fn launched() {
-    if ASLEEP.load(SeqCst)
+    let asleep = ASLEEP.load(SeqCst);
+    if asleep != AWAKE
         && let Some(epoch) = state::epoch()
-        && !epoch.spin.is_zero()
+        && (asleep == SLEEPS || !epoch.spin.is_zero())
     {
         wait::wake_sleepers(&epoch.core.yielding.word);
     }
@@ -288,8 +300,13 @@ impl Pulse {
 fn sleep(seen: Option<u32>, nap: Duration) {
     match (state::epoch(), seen) {
         (Some(epoch), Some(seen)) => wait::sleep_on(&epoch.core.yielding.word, seen, nap),
-        _ => state::wait_for_core(),
+        _ => state::wait_for_core(nap),
     }
+}
+
+/// How long, with nothing under way, if the core's word is `seen`.
+fn nap(seen: Option<u32>) -> Duration {
+    if seen.is_some_and(|word| word & 1 != 0) { NAP_ASKED } else { NAP_IDLE }
 }
 
 fn word() -> Option<u32> {
@@ -323,7 +340,7 @@ fn gate() {
             threads::nap(NAP_OPEN);
             continue;
         }
-        sleep(seen, NAP_IDLE);
+        sleep(seen, nap(seen));
     }
 }
 
@@ -367,11 +384,16 @@ fn flag() {
                 continue;
             }
         }
-        ASLEEP.store(true, SeqCst);
+        let (how, nap) = match is_open {
+            true => (NAPS, NAP_OPEN),
+            false if raised => (SLEEPS, NAP_ASKED),
+            false => (SLEEPS, nap(seen)),
+        };
+        ASLEEP.store(how, SeqCst);
         if watch::is_open() == is_open {
-            sleep(seen, if is_open { NAP_OPEN } else { NAP_IDLE });
+            sleep(seen, nap);
         }
-        ASLEEP.store(false, SeqCst);
+        ASLEEP.store(AWAKE, SeqCst);
         if !is_open {
             heard_ns = now_ns();
         }
@@ -455,9 +477,9 @@ pub fn reset() {
         table.store(0, SeqCst);
         epoch.store(0, SeqCst);
     }
-    for word in [&RUNNING, &FOR_GOOD, &ASLEEP] {
-        word.store(false, SeqCst);
-    }
+    RUNNING.store(false, SeqCst);
+    FOR_GOOD.store(false, SeqCst);
+    ASLEEP.store(AWAKE, SeqCst);
     HOLDS.store(0, SeqCst);
     RAISES.store(0, SeqCst);
     OPENING.reset();
