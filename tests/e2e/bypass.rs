@@ -20,6 +20,8 @@ fn compile(scene: &Scene, from: &str, to: &str, arguments: &[&str]) -> Result<Pa
 }
 
 const LINKED: [&str; 2] = ["-lcuda", "-Wl,--allow-shlib-undefined"];
+/// By number, on x86-64.
+const CLOSE_RANGE: &str = "436";
 const LIBRARY: [&str; 2] = ["-shared", "-fPIC"];
 
 /// What the client's figures are after it has run in a way, and launched nothing wrong.
@@ -152,12 +154,45 @@ fn a_threads_own_descriptors_are_not_taken_for_the_programs() -> Result<()> {
 
 #[test]
 fn a_program_meets_no_descriptor_of_the_shims() -> Result<()> {
-    for way in ["lowest", "closed"] {
+    for way in ["lowest", "closed", "ends"] {
         let client = ran_of("descriptors.c", way, |scene, program| {
             program.arg(scene.dir().join("own"));
             Ok(())
         })?;
         ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    }
+    Ok(())
+}
+
+/// Have a program started for which some system calls are not there.
+fn without(calls: &str, scene: &Scene, program: &mut Command) -> Result<()> {
+    let mut inner = scene.command(compile(scene, "without.c", "without", &[])?);
+    inner.arg(calls).arg(program.get_program()).args(program.get_args());
+    *program = inner;
+    Ok(())
+}
+
+#[test]
+fn on_an_old_system_too_a_program_meets_no_descriptor_of_the_shims() -> Result<()> {
+    for way in ["lowest", "closed", "ends"] {
+        let client = ran_of("descriptors.c", way, |scene, program| {
+            program.arg(scene.dir().join("own"));
+            without(CLOSE_RANGE, scene, program)
+        })?;
+        ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_with_much_local_data_and_no_files_to_open_are_no_hindrance() -> Result<()> {
+    // The allocator opens a file for the ninth. The first thread's and the last one's are further ones.
+    for threads in 0..=6 {
+        ran_of("arenas.c", "arenas", |_, program| {
+            program.arg(threads.to_string());
+            Ok(())
+        })
+        .with_context(|| format!("{threads} threads"))?;
     }
     Ok(())
 }

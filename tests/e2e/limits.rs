@@ -23,8 +23,13 @@ fn program(scene: &Scene) -> Result<PathBuf> {
 
 /// The program, begun behind a command of the shell, once it has initialised CUDA.
 fn started(scene: &Scene, name: &str, limit: &str) -> Result<Process> {
+    started_behind(scene, name, limit, "")
+}
+
+/// The same, by another program.
+fn started_behind(scene: &Scene, name: &str, limit: &str, by: &str) -> Result<Process> {
     let mut shell = scene.command("sh");
-    shell.arg("-c").arg(format!("{limit}; exec {} cuda", program(scene)?.display()));
+    shell.arg("-c").arg(format!("{limit}; exec {by} {} cuda", program(scene)?.display()));
     shell.env("TALLY_SHIM_LOG", scene.dir().join("log"));
     let mut program = scene.start(name, scene.governed(Class::BestEffort, name, &shell)?)?;
     let said = program.hear(ANSWER_MAX).with_context(|| program.quote())?;
@@ -34,9 +39,13 @@ fn started(scene: &Scene, name: &str, limit: &str) -> Result<Process> {
 
 /// That the program runs ungoverned, and the status's reason.
 fn ungoverned(limit: &str) -> Result<String> {
+    ungoverned_behind(limit, "")
+}
+
+fn ungoverned_behind(limit: &str, by: &str) -> Result<String> {
     let scene = scene()?;
     let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
-    let mut program = started(&scene, "limited", limit)?;
+    let mut program = started_behind(&scene, "limited", limit, by)?;
     let reason = wait_until("the status to name it", ANSWER_MAX, || {
         let status = scene.status()?;
         let all = status.0["ungoverned"].as_array().context("no such list")?;
@@ -77,5 +86,18 @@ fn a_limit_on_files_that_leaves_room_does_not_matter() -> Result<()> {
     let mut program = started(&scene, "limited", "ulimit -f 65536; ulimit -n 20")?;
     ensure!(scene.status()?.client("limited")?.governed());
     ensure!(program.wait(ANSWER_MAX)?.success(), "{}", program.quote());
+    Ok(())
+}
+
+#[test]
+fn a_program_whose_threads_cannot_have_descriptors_of_their_own_runs_ungoverned() -> Result<()> {
+    let scene = scene()?;
+    let without = scene.dir().join("without");
+    let source = format!("{}/e2e/bypass/without.c", env!("CARGO_MANIFEST_DIR"));
+    let done = Command::new("cc").arg("-o").arg(&without).arg(source).output()?;
+    ensure!(done.status.success(), "cc: {}", String::from_utf8_lossy(&done.stderr));
+    // close_range and unshare.
+    let reason = ungoverned_behind("true", &format!("{} 436,272", without.display()))?;
+    ensure!(reason.contains("unshare"), "{reason}");
     Ok(())
 }

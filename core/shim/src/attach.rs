@@ -7,16 +7,15 @@
 
 use crate::attendant;
 use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
-use crate::link::{self, raise};
 use crate::lock::{Lock, Locked};
 use crate::state::{self, Epoch};
+use crate::{apart, link};
 use crate::{
     capture, completion, contexts, events, graphs, images, lifecycle, log, names, poller, quiesce,
     slots, streams, threads, timeslice,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -90,7 +89,6 @@ impl Settings {
     ) -> Result<(Connection, OwnedFd, OwnedFd, OwnedFd), String> {
         let socket =
             connect(&self.socket).map_err(|e| format!("{}: {e}", self.socket.display()))?;
-        let socket = raise(socket);
         tally_ipc::peer::check(&self.socket, socket.as_fd()).map_err(|e| e.to_string())?;
         let first_ticket = client.activity.next_ticket.load(SeqCst);
         let initialised = INITIALISED.load(Acquire);
@@ -111,8 +109,15 @@ impl Settings {
         if core.magic.load(Relaxed) != CORE_MAGIC {
             return Err("not a core region".into());
         }
-        let (doorbell, probe) = (raise(doorbell), raise(probe));
         Ok((Connection { welcome, first_ticket, core }, socket, probe, doorbell))
+    }
+
+    /// Have the core's status say why this process is not governed, if there is a core.
+    pub fn tell_core(&self, reason: &str) {
+        if let Ok(socket) = connect(&self.socket) {
+            let notice = wire::Notice { name: self.hello.name.clone(), reason: reason.into() };
+            let _ = wire::send(socket.as_fd(), &notice.encode(), &[]);
+        }
     }
 }
 
@@ -279,49 +284,10 @@ fn start() {
         Ok(()) => state::set_mode(state::MODE_ON),
         Err(error) => {
             log!("not governed: {error}");
-            tell_core(&error);
             state::leave();
             state::forget_client();
             state::set_mode(state::MODE_OFF);
         }
-    }
-}
-
-/// Why there are too few descriptors for the shim beside the driver: those that the shim holds must not make the
-/// program's own `cuInit` fail.
-pub(crate) fn descriptors_missing() -> Option<String> {
-    /// Of the shim.
-    const OWN: usize = 10;
-    /// Of the driver, at first.
-    const DRIVERS: usize = 30;
-    /// Not looked at more closely.
-    const ENOUGH: u64 = 640;
-    let limit = getrlimit(Resource::Nofile).current?;
-    if limit > ENOUGH {
-        return None;
-    }
-    let mut numbers: Vec<libc::pollfd> =
-        (0..limit as i32).map(|fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
-    // SAFETY: so many entries; does not wait.
-    if unsafe { libc::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
-        return None;
-    }
-    let free = numbers.iter().filter(|n| n.revents & libc::POLLNVAL != 0).count();
-    (free < OWN + DRIVERS).then(|| {
-        format!(
-            "of the limit on open files (RLIMIT_NOFILE, `ulimit -n`) of {limit} only {free} are free, and Tally and \
-             the driver need {}",
-            OWN + DRIVERS
-        )
-    })
-}
-
-/// Have the core's status say why this process is not governed, if there is a core.
-fn tell_core(reason: &str) {
-    let Some(settings) = Settings::from_environment() else { return };
-    if let Ok(socket) = connect(&settings.socket) {
-        let notice = wire::Notice { name: settings.hello.name, reason: reason.into() };
-        let _ = wire::send(socket.as_fd(), &notice.encode(), &[]);
     }
 }
 
@@ -337,6 +303,7 @@ fn told_fail_hold() -> Option<bool> {
 fn begin(settings: Settings) -> Result<(), String> {
     state::set_fail_hold(told_fail_hold().unwrap_or(false));
     state::set_high_priority(settings.hello.high_priority);
+    threads::count_cpus();
     let (client, connection) = link::start(settings)?;
     let residency = connection.map(|connection| connection.enter(client));
     if residency.is_none() {
@@ -344,10 +311,9 @@ fn begin(settings: Settings) -> Result<(), String> {
     }
     // Its threads look for it.
     state::set_client(client);
-    crate::sandbox::look();
     crate::cut::tools::look();
     let poller = poller::spawn().map_err(|error| format!("helper thread: {error}"));
-    poller.and_then(|()| attendant::spawn(client, residency)).inspect_err(|_| link::give_up())
+    poller.and_then(|()| attendant::spawn(client, residency)).inspect_err(link::give_up)
 }
 
 /// Report the device of the first launch; `device` below 0 if unknown.
@@ -398,6 +364,7 @@ extern "C" fn at_exit() {
 /// its own `cuInit`. Only async-signal-safe calls: the parent had threads.
 unsafe extern "C" fn in_forked_child() {
     ONCE.reset();
+    apart::reset();
     BEFORE.reset(Vec::new());
     attendant::reset();
     link::reset();
@@ -415,7 +382,6 @@ unsafe extern "C" fn in_forked_child() {
     names::reset();
     poller::reset();
     quiesce::reset();
-    crate::sandbox::reset();
     slots::reset();
     streams::reset();
     timeslice::reset();

@@ -25,10 +25,12 @@
 //! | [`lifecycle`], [`contexts`], [`streams`], [`capture`] | graphs; contexts; streams; captures |
 //! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
 //! | [`images`], [`span`] | the code that is loaded |
+//! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
 //! | [`timeslice`] | the hardware time slice |
 
 pub mod activity;
+pub mod apart;
 pub mod attach;
 pub mod attendant;
 pub mod capture;

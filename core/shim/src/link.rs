@@ -1,8 +1,4 @@
-//! The connection to the core, held by two threads whose descriptors are their own.
-//!
-//! A program closes descriptors that are not its own, opens others under their numbers, and counts on the lowest free
-//! number: nothing of the shim's is in its table. Where the system does not allow threads a table of their own (Linux
-//! before 5.9, some sandboxes) they share the program's, and what they hold is above [`FD_FLOOR`].
+//! The connection to the core, held by two threads with [descriptors of their own](crate::apart).
 //!
 //! One thread connects and watches the connection, the other wakes the core when it is asked to. Neither calls the
 //! driver, or waits for the loader: the program may wait for the first while a library's constructors run.
@@ -11,47 +7,47 @@ use crate::attach::{Connection, Settings};
 use crate::attendant::{self, News};
 use crate::lock::Locked;
 use crate::sandbox::Filters;
-use crate::{log, state, threads};
+use crate::{apart, log, state, threads};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::thread::futex;
-use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 use tally_ipc::{ClientRegion, map};
 
-/// In the program's table, descriptors are moved above this one: programs that close or reuse the low numbers
-/// (shells, daemons) do not meet ours.
-pub const FD_FLOOR: i32 = 600;
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// Between two looks whether somebody still wants the connection, until the attendant has it, and whether the program
-/// has closed descriptors that are in its table.
+/// Between two looks whether somebody still wants the connection, until the attendant has it.
 const CHECK: Duration = Duration::from_secs(1);
 /// Longest wait for the thread's first answer: more than its own waits.
 const FIRST_MAX: Duration = Duration::from_secs(5);
 /// Descriptors that the threads need at most at once.
 const OWN_DESCRIPTORS: u64 = 16;
 
+/// Longest wait for an answer about filters.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+/// So often the second thread was asked for something.
+static ASKED: AtomicU32 = AtomicU32::new(0);
 /// So often the core was to be woken.
 static RINGS: AtomicU32 = AtomicU32::new(0);
+/// So often it was to look for filters, and has.
+static LOOKS: AtomicU32 = AtomicU32::new(0);
+static LOOKED: AtomicU32 = AtomicU32::new(0);
+/// There are new ones. None is ever taken back.
+static IS_FILTERED: AtomicBool = AtomicBool::new(false);
+/// Those that there were.
+static FILTERS: Locked<Option<Filters>> = Locked::new(None);
 /// What wakes it.
 static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
 /// What came of the first attempt, and whether it has ended.
 static FIRST: Locked<Option<First>> = Locked::new(None);
 static HAS_TRIED: AtomicU32 = AtomicU32::new(0);
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
-/// Descriptors in the program's table: a forked child must close them, for else the core would not learn of the
-/// parent's end. The region, socket and probe.
-static SHARED: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
-
-thread_local! {
-    /// This thread's descriptors are not the program's.
-    static IS_APART: Cell<bool> = const { Cell::new(false) };
-}
-
+/// Why.
+static WHY: Locked<String> = Locked::new(String::new());
 /// This process's region, and the core's answer if there was one.
 pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
@@ -61,36 +57,38 @@ struct Held {
     probe: OwnedFd,
 }
 
-/// Give the calling thread, one of the shim's own, a table of its own, and those that it starts. False: it cannot be,
-/// and nothing has changed.
-pub fn leave_table() -> bool {
-    const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
-    // SAFETY: closes all descriptors in a table that only this thread has.
-    let result =
-        unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, CLOSE_RANGE_UNSHARE) };
-    IS_APART.set(result == 0);
-    result == 0
-}
-
-/// Whether the calling thread has left the program's table.
-pub fn is_apart() -> bool {
-    IS_APART.get()
-}
-
-/// Move a descriptor out of the program's way.
-pub fn raise(fd: OwnedFd) -> OwnedFd {
-    if is_apart() {
-        return fd;
-    }
-    // Stays where it is if the process may not have so many.
-    rustix::io::fcntl_dupfd_cloexec(&fd, FD_FLOOR).unwrap_or(fd)
-}
-
 /// Wake the core.
 #[cold]
 pub fn ring() {
     RINGS.fetch_add(1, SeqCst);
-    let _ = futex::wake(&RINGS, futex::Flags::PRIVATE, 1);
+    ask();
+}
+
+fn ask() {
+    ASKED.fetch_add(1, SeqCst);
+    let _ = futex::wake(&ASKED, futex::Flags::PRIVATE, 1);
+}
+
+/// Whether the program has installed a seccomp filter since it began to use CUDA: see [`Filters`]. True, too, if there
+/// is no answer in time.
+pub fn have_filters_changed() -> bool {
+    if FILTERS.with(|filters| filters.is_none()) {
+        return false;
+    }
+    let look = LOOKS.fetch_add(1, SeqCst) + 1;
+    ask();
+    let start = Instant::now();
+    loop {
+        let looked = LOOKED.load(SeqCst);
+        // At this or a later one's asking.
+        if looked.wrapping_sub(look) as i32 >= 0 {
+            return IS_FILTERED.load(SeqCst);
+        }
+        let Some(left) = LOOK_MAX.checked_sub(start.elapsed()) else { return true };
+        let left =
+            futex::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let _ = futex::wait(&LOOKED, futex::Flags::PRIVATE, looked, Some(&left));
+    }
 }
 
 /// Make the region, and register with the core.
@@ -109,13 +107,15 @@ pub fn start(settings: Settings) -> First {
     }
     let first = FIRST.with(Option::take);
     first.unwrap_or_else(|| {
-        give_up();
-        Err("its helper thread does not start".into())
+        let why = "its helper thread does not start".to_owned();
+        give_up(&why);
+        Err(why)
     })
 }
 
-/// Nobody wants the connection.
-pub fn give_up() {
+/// Nobody wants the connection, and why.
+pub fn give_up(why: &String) {
+    WHY.with(|all| all.clone_from(why));
     IS_GIVEN_UP.store(true, SeqCst);
 }
 
@@ -126,30 +126,31 @@ pub fn is_given_up() -> bool {
 
 fn run(settings: &Settings) {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let is_apart = limit.is_none_or(|limit| limit >= OWN_DESCRIPTORS) && leave_table();
+    if limit.is_some_and(|limit| limit < OWN_DESCRIPTORS) {
+        let limit = limit.unwrap_or_default();
+        return refuse(
+            settings,
+            &format!(
+                "the limit on open files (RLIMIT_NOFILE, `ulimit -n`) of {limit} is below {OWN_DESCRIPTORS}"
+            ),
+        );
+    }
+    if !apart::leave_table() {
+        let why = "the system does not give threads descriptors of their own: allow close_range(2) or unshare(2)";
+        return refuse(settings, why);
+    }
     log::open();
-    let made = match (is_apart, crate::attach::descriptors_missing()) {
-        (false, Some(missing)) => Err(missing),
-        _ => map::create_client().map_err(|error| error.to_string()),
+    let (region, client) = match map::create_client() {
+        Ok((region, client)) => (region, client.leak()),
+        Err(error) => return refuse(settings, &error.to_string()),
     };
-    let (region, client) = match made {
-        Ok((region, client)) => (raise(region), client.leak()),
-        Err(error) => return answer(Err(error)),
-    };
-    let Ok(inode) = rustix::fs::fstat(&region) else {
-        return answer(Err("the region's descriptor is not one".into()));
-    };
-    let inode = (inode.st_dev, inode.st_ino);
-    note(0, &region);
-    let filters = Filters::open();
-    if let Err(error) = threads::spawn_plain(ring_when_asked) {
-        return answer(Err(format!("helper thread: {error}")));
+    FILTERS.with(|filters| *filters = Filters::open());
+    if let Err(error) = threads::spawn_plain(serve).and_then(|()| apart::serve()) {
+        return refuse(settings, &format!("helper thread: {error}"));
     }
     let mut held = None;
     let connect = |held: &mut Option<Held>| {
         settings.connect(&region, client).map(|(connection, socket, probe, doorbell)| {
-            note(1, &socket);
-            note(2, &probe);
             DOORBELL.with(|all| *all = Some(doorbell));
             *held = Some(Held { socket, probe });
             connection
@@ -160,21 +161,14 @@ fn run(settings: &Settings) {
     while !is_given_up() {
         if let Some(connection) = &held {
             if watch(connection) {
-                forget(held.take());
+                held = None;
+                DOORBELL.with(Option::take);
                 attendant::tell(News::Ended);
             }
             continue;
         }
         threads::nap(RETRY);
-        let stat = rustix::fs::fstat(&region);
-        if !stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == inode) {
-            // In the program's table, which closed it: no core can be shown it again, and holding launches would
-            // hold them for ever.
-            log!("the region's descriptor was closed by the program: not governed any more");
-            std::mem::forget(region);
-            return state::set_fail_hold(false);
-        }
-        if filters.as_ref().is_some_and(Filters::have_changed) {
+        if look_for_filters() {
             // A filter may forbid to connect, and end the process.
             log!(
                 "not governed any more: the program has installed a seccomp filter, and the core is gone"
@@ -186,6 +180,14 @@ fn run(settings: &Settings) {
             Err(error) => log!("no core: {error}"),
         }
     }
+    drop(held);
+    settings.tell_core(&WHY.with(std::mem::take));
+}
+
+/// This process is not governed.
+fn refuse(settings: &Settings, why: &str) {
+    settings.tell_core(why);
+    answer(Err(why.into()));
 }
 
 fn answer(first: First) {
@@ -199,8 +201,7 @@ fn watch(held: &Held) -> bool {
     let mut fds =
         [PollFd::new(&held.socket, PollFlags::IN), PollFd::new(&held.probe, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };
-    let is_settled = is_apart() && attendant::is_there();
-    if rustix::event::poll(&mut fds, (!is_settled).then_some(&check)).is_err() {
+    if rustix::event::poll(&mut fds, (!attendant::is_there()).then_some(&check)).is_err() {
         threads::nap(RETRY);
         return false;
     }
@@ -210,9 +211,7 @@ fn watch(held: &Held) -> bool {
         attendant::probed();
     }
     // The core closes its end of the probe when it lets go, and when it dies.
-    (socket | probe).contains(PollFlags::NVAL)
-        || probe.contains(PollFlags::HUP)
-        || (!socket.is_empty() && has_ended(&held.socket))
+    probe.contains(PollFlags::HUP) || (!socket.is_empty() && has_ended(&held.socket))
 }
 
 /// The socket says something: its end, or bytes that mean nothing.
@@ -225,43 +224,34 @@ fn has_ended(socket: &OwnedFd) -> bool {
     }
 }
 
-fn forget(held: Option<Held>) {
-    // Numbers first: a fork in between must not close a stranger's descriptor.
-    SHARED[1..].iter().for_each(|number| number.store(-1, Release));
-    let doorbell = DOORBELL.with(Option::take);
-    let all = held.into_iter().flat_map(|held| [held.socket, held.probe]).chain(doorbell);
-    for fd in all {
-        // Closed by the program already, whose table it is? Then the number is not ours to close.
-        if !is_apart() && rustix::io::fcntl_getfd(&fd).is_err() {
-            std::mem::forget(fd);
-        }
-    }
-}
-
-fn note(which: usize, fd: &OwnedFd) {
-    if !is_apart() {
-        SHARED[which].store(fd.as_raw_fd(), Release);
-    }
-}
-
-extern "C" fn ring_when_asked(_: *mut c_void) -> *mut c_void {
+extern "C" fn serve(_: *mut c_void) -> *mut c_void {
     // SAFETY: a name with a NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"tally-ring".as_ptr()) };
-    let mut seen = 0;
+    let mut rung = 0;
     loop {
-        let rings = RINGS.load(SeqCst);
-        if rings == seen {
-            let _ = futex::wait(&RINGS, futex::Flags::PRIVATE, seen, None);
-            continue;
+        let asked = ASKED.load(SeqCst);
+        let (rings, looks) = (RINGS.load(SeqCst), LOOKS.load(SeqCst));
+        if rings != rung {
+            rung = rings;
+            DOORBELL.with(|doorbell| {
+                if let Some(doorbell) = doorbell {
+                    // An eventfd only refuses when it is rung 2^64 times over.
+                    let _ = rustix::io::write(doorbell, &1_u64.to_ne_bytes());
+                }
+            });
         }
-        seen = rings;
-        DOORBELL.with(|doorbell| {
-            if let Some(doorbell) = doorbell {
-                // An eventfd only refuses when it is rung 2^64 times over.
-                let _ = rustix::io::write(doorbell, &1_u64.to_ne_bytes());
-            }
-        });
+        if looks != LOOKED.load(SeqCst) {
+            look_for_filters();
+            LOOKED.store(looks, SeqCst);
+            let _ = futex::wake(&LOOKED, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+        let _ = futex::wait(&ASKED, futex::Flags::PRIVATE, asked, None);
     }
+}
+
+fn look_for_filters() -> bool {
+    let have_changed = FILTERS.with(|filters| filters.as_ref().is_some_and(Filters::have_changed));
+    IS_FILTERED.fetch_or(have_changed, SeqCst) || have_changed
 }
 
 fn drain(readable: &OwnedFd) {
@@ -269,16 +259,14 @@ fn drain(readable: &OwnedFd) {
     let _ = rustix::io::read(readable, &mut [0_u8; 4096]);
 }
 
-/// Only in a forked child: the threads are not there, and descriptors only where they were in the program's table.
+/// Only in a forked child: neither the threads nor their descriptors are there.
 pub fn reset() {
-    for number in &SHARED {
-        let number = number.swap(-1, SeqCst);
-        if number >= 0 {
-            // SAFETY: the parent's, of which this process has a copy of its own.
-            unsafe { rustix::io::close(number) };
-        }
-    }
     DOORBELL.reset(None);
     FIRST.reset(None);
-    RINGS.store(0, Relaxed);
+    WHY.reset(String::new());
+    FILTERS.reset(None);
+    IS_FILTERED.store(false, SeqCst);
+    for word in [&ASKED, &RINGS, &LOOKS, &LOOKED] {
+        word.store(0, SeqCst);
+    }
 }

@@ -3,11 +3,14 @@
 //! Must never write to stdout or stderr (programs' outputs are parsed) and must
 //! never be called on the launch path.
 
-use crate::link;
+use crate::apart;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd};
 use rustix::process::{Resource, getrlimit};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
+
+/// In the program's table the file is moved above this number.
+const FD_FLOOR: i32 = 600;
 
 /// The file in a table of descriptors.
 struct Place {
@@ -26,7 +29,7 @@ impl Place {
 static PLACES: [Place; 2] = [const { Place::new() }; 2];
 
 fn place() -> &'static Place {
-    &PLACES[usize::from(link::is_apart())]
+    &PLACES[usize::from(apart::is_apart())]
 }
 
 /// Open the log for the calling thread's table if the environment asks for one.
@@ -37,7 +40,12 @@ pub fn open() {
         return;
     }
     if let Ok(file) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
-        let file = link::raise(file.into());
+        let mut file = file.into();
+        if !apart::is_apart() {
+            // Programs that close or reuse the low numbers (shells, daemons) do not meet it. It stays where it is if
+            // the process may not have so many.
+            file = rustix::io::fcntl_dupfd_cloexec(&file, FD_FLOOR).unwrap_or(file);
+        }
         if let Ok(stat) = rustix::fs::fstat(&file) {
             place.file[0].store(stat.st_dev, Release);
             place.file[1].store(stat.st_ino, Release);

@@ -1,15 +1,13 @@
 //! Threads of the shim's own: small, and deaf to the program's signals.
 
-use crate::lock::Locked;
-use crate::{link, objects};
+use crate::objects;
 use rustix::thread::futex;
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::io;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The driver runs on these stacks now and then.
 pub const STACK_BYTES: usize = 512 * 1024;
@@ -94,24 +92,44 @@ pub fn spawn_with(
     })
 }
 
-/// Run something in a thread with descriptors of its own, so that none of the program's numbers is taken meanwhile.
-/// `None`: that cannot be.
-pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let done = Arc::new((AtomicU32::new(0), Locked::new(None)));
-    let theirs = done.clone();
-    let run = move || {
-        let result = link::leave_table().then(work);
-        theirs.1.with(|all| *all = result);
-        theirs.0.store(1, SeqCst);
-        let _ = futex::wake(&theirs.0, futex::Flags::PRIVATE, 1);
-    };
-    spawn_with("tally-files", STACK_BYTES, run).ok()?;
-    // A panic ends the thread without a word, and drops what it shares.
-    while done.0.load(SeqCst) == 0 && Arc::strong_count(&done) > 1 {
-        let most = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        let _ = futex::wait(&done.0, futex::Flags::PRIVATE, 0, Some(&most));
+/// Have the C library count the CPUs now. It does so in a file, once, when its allocator needs a ninth arena: threads of
+/// the shim have some, and a program may have forbidden to open files by then.
+pub fn count_cpus() {
+    /// `M_ARENA_TEST` of glibc: the number of arenas from which on it counts them, and what that is otherwise.
+    const ARENA_TEST: c_int = -7;
+    const ARENAS: c_int = 8;
+    /// Two threads have an arena at once: the second one's is the third of all.
+    static WAIT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+    extern "C" fn allocate(_: *mut c_void) -> *mut c_void {
+        // SAFETY: memory of our own.
+        unsafe { libc::free(std::hint::black_box(libc::malloc(64))) };
+        WAIT[0].fetch_add(1, SeqCst);
+        let _ = futex::wake(&WAIT[0], futex::Flags::PRIVATE, 1);
+        let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = futex::wait(&WAIT[1], futex::Flags::PRIVATE, 0, Some(&most));
+        null_mut()
     }
-    done.1.with(Option::take)
+    let is_chosen = |name| std::env::var_os(name).is_some();
+    if ["GLIBC_TUNABLES", "MALLOC_ARENA_TEST", "MALLOC_ARENA_MAX"].into_iter().any(is_chosen) {
+        return;
+    }
+    WAIT.iter().for_each(|word| word.store(0, SeqCst));
+    // SAFETY: a number that the allocator looks at under its own lock.
+    unsafe { libc::mallopt(ARENA_TEST, 1) };
+    let started = (0..2).filter(|_| spawn_plain(allocate).is_ok()).count() as u32;
+    let start = Instant::now();
+    loop {
+        let there = WAIT[0].load(SeqCst);
+        if there >= started || start.elapsed() > Duration::from_secs(1) {
+            break;
+        }
+        let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = futex::wait(&WAIT[0], futex::Flags::PRIVATE, there, Some(&most));
+    }
+    // SAFETY: as above.
+    unsafe { libc::mallopt(ARENA_TEST, ARENAS) };
+    WAIT[1].store(1, SeqCst);
+    let _ = futex::wake(&WAIT[1], futex::Flags::PRIVATE, 2);
 }
 
 /// Sleep for about so long. Not as the standard library does: that is a point at which the calling thread,

@@ -1,5 +1,6 @@
 /* Counts on its descriptors while it uses CUDA: says how often that was in vain, and stays until its input ends.
  * lowest   one thread loads and launches, another opens files as number 0
+ * ends     one thread loads and launches, another closes pipes of which it waits for the end
  * closed   closes all that it did not open itself, opens others, goes on, and forks */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -75,6 +76,19 @@ static void *open_as_0(void *nothing) {
   return nothing;
 }
 
+/* Whoever else has the descriptor, for however short, keeps the pipe open. */
+static void *end_pipes(void *nothing) {
+  int ends[2];
+  char byte;
+  while (!is_over) {
+    if (pipe2(ends, O_NONBLOCK | O_CLOEXEC)) return nothing;
+    close(ends[1]);
+    if (read(ends[0], &byte, 1) != 0) wrong++;
+    close(ends[0]);
+  }
+  return nothing;
+}
+
 static int files[FILES];
 
 /* How many are not what they were. */
@@ -109,9 +123,9 @@ int main(int argc, char **argv) {
   CHECK(cuInit(0));
   CHECK(cuCtxCreate_v2(&context, 0, 0));
   CHECK(cuMemAlloc_v2(&cells, 64 * sizeof(unsigned)));
-  if (!strcmp(argv[1], "lowest")) {
+  if (strcmp(argv[1], "closed")) {
     pthread_t thread;
-    pthread_create(&thread, NULL, open_as_0, NULL);
+    pthread_create(&thread, NULL, strcmp(argv[1], "ends") ? open_as_0 : end_pipes, NULL);
     for (int round = 0; round < ROUNDS; round++) use_cuda(round);
     is_over = 1;
     pthread_join(thread, NULL);

@@ -7,7 +7,7 @@
 //! their own. On the worker's thread only.
 
 use super::vendor::is_vendor;
-use crate::{log, sandbox, threads};
+use crate::{apart, link, log};
 use rustix::fd::OwnedFd;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use std::ffi::OsStr;
@@ -79,7 +79,7 @@ fn rewrite_in(
     let key = Key::new(bytes, arch, form);
     let name = format!("{key}{ENDING}");
     let looked_for = name.clone();
-    let looked = threads::apart(move || {
+    let looked = apart::run(move || {
         let Some((below, path)) = place() else { return (None, Left::Unknown(None)) };
         let left = match open_folder(&below, &path) {
             Err(error) => Left::Unknown(Some(format!("{}: {error}", path.display()))),
@@ -102,8 +102,8 @@ fn rewrite_in(
     let is_own = names.into_iter().all(|name| !is_vendor(name, None));
     if let (Some((below, path)), Left::Nothing | Left::File(_), true) = (place, left, is_own) {
         let file = kept::to_bytes(&key, &rewritten);
-        if file.len() as u64 <= bytes_max && !sandbox::has_changed() {
-            let written = threads::apart(move || {
+        if file.len() as u64 <= bytes_max && !link::have_filters_changed() {
+            let written = apart::run(move || {
                 let folder = open_folder(&below, &path)?;
                 write(&folder, &name, &file).and_then(|()| make_room(&folder, bytes_max))
             });
@@ -273,6 +273,7 @@ mod tests {
             .version 7.0\n.target sm_75\n.address_size 64\n
             .visible .entry mine(.param .u64 p) { .reg .b32 %r<2>; mov.u32 %r1, %ctaid.x; ret; }\n
             .visible .entry NAME(.param .u64 p) { .reg .b32 %r<2>; mov.u32 %r1, %ctaid.x; ret; }\n";
+        apart::serve().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let below = dir.path().parent().unwrap().to_owned();
         let place = (below, dir.path().to_owned());

@@ -13,7 +13,7 @@ use super::{gate, is_closing};
 use crate::cu::driver;
 use crate::launch::KernelArguments;
 use crate::lock::{Held, Lock};
-use crate::{attendant, log, sandbox, threads};
+use crate::{attendant, link, log, threads};
 use rustix::thread::futex;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
@@ -146,7 +146,7 @@ pub(super) fn hire(job: Job) -> bool {
 
 /// Start the thread, unless it runs.
 pub(super) fn start() {
-    if WORKING.load(SeqCst) || sandbox::has_changed() {
+    if WORKING.load(SeqCst) || link::have_filters_changed() {
         return;
     }
     let spawn = || gate::spawn_with("tally-rewrite", threads::STACK_BYTES_COMPILING, work);
@@ -212,7 +212,7 @@ fn work() {
 
 /// Do a job. Returns whether it is to be tried again later.
 fn carry_out(job: &Job) -> bool {
-    if matches!(job.task, Task::Form | Task::Offset | Task::Gate) && sandbox::has_changed() {
+    if matches!(job.task, Task::Form | Task::Offset | Task::Gate) && link::have_filters_changed() {
         // The driver, too, may open files when it loads code.
         match job.task {
             Task::Form => kernels::refuse(job.index, Refusal::Sandboxed),
