@@ -1,7 +1,7 @@
 //! Images that change while they are loaded, files that are none, and callers that cannot be unwound.
 
 use crate::program::{Device, Ptr, ask, ok};
-use crate::{both, welcome};
+use crate::{Governor, both, welcome};
 use std::ffi::CString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -229,64 +229,78 @@ unsafe extern "C" fn on_a_stack_of_its_own(stack: *mut u8, body: extern "C" fn()
 const HOST_TABLE: i32 = 0;
 const BINARY_IS_PRESERVED: i32 = 1;
 
+/// A library with an option, of text that is overwritten at once unless it is kept, launched until the core says no:
+/// all values are its own.
+fn launch_library(device: &Device, number: u32, option: (i32, usize), is_kept: bool) {
+    let mut text = CString::new(which(number, 10)).unwrap().into_bytes_with_nul();
+    let (mut library, none) = (null_mut(), null_mut());
+    let (mut name, mut value) = option;
+    let (names, values) = ((&raw mut name).cast(), (&raw mut value).cast());
+    // SAFETY: a valid out-pointer; text with a NUL; an option of the library.
+    ok(unsafe {
+        let image = text.as_ptr();
+        (device.cuda.cuLibraryLoadData)(&mut library, image, none, none, 0, names, values, 1)
+    });
+    if !is_kept {
+        text.fill(b'x');
+    }
+    let kernel = device.kernel_of(library, "which");
+    let mut numbers = Vec::new();
+    while ask("again?") == "yes" {
+        numbers.extend(written(device, kernel, 4));
+    }
+    numbers.extend(written(device, kernel, 4));
+    numbers.dedup();
+    assert_eq!(numbers, [number]);
+}
+
+fn slices_of_5(core: &Governor) {
+    core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
+        0 => Answer::Whole,
+        _ => Answer::Slice(5),
+    });
+}
+
+/// Have a library launched so often at most; whether a launch was sliced.
+fn is_sliced_within(core: &mut Governor, rounds: u32) -> bool {
+    core.expect("again?");
+    let before = core.counters().sliced.load(SeqCst);
+    let is_sliced = (0..rounds).any(|_| {
+        core.say("yes");
+        core.expect("again?");
+        core.counters().sliced.load(SeqCst) > before
+    });
+    core.say("no");
+    is_sliced
+}
+
 #[test]
 fn libraries_from_memory_that_is_freed_or_kept_are_cut() {
     both(
         libraries_from_memory_that_is_freed_or_kept_are_cut,
         &welcome(),
         |device| {
-            for (number, option, is_kept) in [
-                (1111, BINARY_IS_PRESERVED, false),
-                (2222, BINARY_IS_PRESERVED, true),
-                (3333, HOST_TABLE, false),
-            ] {
-                let mut text = CString::new(which(number, 10)).unwrap().into_bytes_with_nul();
-                let (mut library, none) = (null_mut(), null_mut());
-                let (mut option, mut value) = (option, usize::from(is_kept));
-                let (names, values) = ((&raw mut option).cast(), (&raw mut value).cast());
-                // SAFETY: a valid out-pointer; text with a NUL; an option of the library.
-                ok(unsafe {
-                    let image = text.as_ptr();
-                    (device.cuda.cuLibraryLoadData)(
-                        &mut library,
-                        image,
-                        none,
-                        none,
-                        0,
-                        names,
-                        values,
-                        1,
-                    )
-                });
-                if !is_kept {
-                    text.fill(b'x');
-                }
-                let kernel = device.kernel_of(library, "which");
-                let mut numbers = Vec::new();
-                while ask("again?") == "yes" {
-                    numbers.extend(written(device, kernel, 4));
-                }
-                numbers.extend(written(device, kernel, 4));
-                numbers.dedup();
-                assert_eq!(numbers, [number]);
-            }
+            launch_library(device, 1111, (BINARY_IS_PRESERVED, 0), false);
+            launch_library(device, 2222, (BINARY_IS_PRESERVED, 1), true);
         },
         |core| {
-            core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
-                0 => Answer::Whole,
-                _ => Answer::Slice(5),
-            });
-            for is_hint in [true, true, false] {
-                core.expect("again?");
-                let before = core.counters().sliced.load(SeqCst);
-                let is_cut = (0..if is_hint { 5_000 } else { 50 }).any(|_| {
-                    core.say("yes");
-                    core.expect("again?");
-                    core.counters().sliced.load(SeqCst) > before
-                });
-                assert_eq!(is_cut, is_hint);
-                core.say("no");
-            }
+            slices_of_5(core);
+            assert!(is_sliced_within(core, 5_000));
+            assert!(is_sliced_within(core, 5_000));
+            core.ends(0);
+        },
+    );
+}
+
+#[test]
+fn a_library_with_another_option_is_not_cut_whatever_a_driver_answers() {
+    both(
+        a_library_with_another_option_is_not_cut_whatever_a_driver_answers,
+        &welcome(),
+        |device| launch_library(device, 3333, (HOST_TABLE, 0), false),
+        |core| {
+            slices_of_5(core);
+            assert!(!is_sliced_within(core, 50));
             core.ends(0);
         },
     );

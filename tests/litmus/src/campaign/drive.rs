@@ -138,6 +138,13 @@ impl Driver<'_> {
                 group.processes.iter_mut().map(|process| self.hear(process, number)).collect();
             let outcome = merged(programs[number], heard);
             let is_over = !matches!(outcome, Outcome::Ended(_));
+            let outcome = match outcome {
+                Outcome::Hung(mut at) => {
+                    at.extend(self.seen_by_the_core(group));
+                    Outcome::Hung(at)
+                }
+                other => other,
+            };
             outcomes.push(outcome);
             if is_over || Instant::now() > self.until {
                 group.processes.iter_mut().for_each(|process| drop(process.kill()));
@@ -148,6 +155,27 @@ impl Driver<'_> {
             process.wait(SILENCE).context("all programs have ended, but not the process")?;
         }
         Ok(())
+    }
+
+    /// What the core says of processes that hang, now and a while later: what changes in between still moves. Nothing
+    /// without a core.
+    fn seen_by_the_core(&self, group: &Group) -> Vec<String> {
+        let look = || {
+            let Ok(Ok(clients)) = self.scene.status().map(|status| status.clients()) else {
+                return Vec::new();
+            };
+            let is_ours = |client: &&tally_tests::status::Client| {
+                let pid = client.0["pid"].as_u64().unwrap_or_default();
+                group.processes.iter().any(|process| u64::from(process.pid()) == pid)
+            };
+            clients.iter().filter(is_ours).map(|client| client.0.to_string()).collect()
+        };
+        let mut seen: Vec<String> = look();
+        if !seen.is_empty() {
+            std::thread::sleep(Duration::from_secs(1));
+            seen.extend(look());
+        }
+        seen
     }
 
     /// What one process says of a program.

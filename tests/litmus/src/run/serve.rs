@@ -37,6 +37,9 @@ pub enum Line {
     Failed(usize, String),
 }
 
+/// How long a process that hangs stays.
+const STAY: Duration = Duration::from_secs(5);
+
 /// Words, as values and how often each comes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runs(pub Vec<(u32, u32)>);
@@ -176,6 +179,8 @@ impl Watch {
                 && *running == seen
             {
                 say(&Line::Hung(number, self.where_all_are(&programs[number])));
+                // Until it is killed: the core is asked about it before.
+                std::thread::sleep(STAY);
                 leave(HUNG);
             }
         }
