@@ -493,10 +493,8 @@ def render(folder):
         ),
         "",
         (
-            "**To be measured again:** BERT and BERT-large beside GPT-2, and the eager ResNet-50, with kernels of closed libraries cut. At commit "
-            "`06ffad6` BERT's p99 was +601 %, BERT-large's +312 %: cuBLAS's kernels that may wait were neither cut nor limited to some of the SMs. "
-            "They are limited now; the rows here are of `524a741`, which cut them. Sections, and pairs' rows with other policy settings or `fifo`, "
-            "of commits before `3ff10f4` are of builds before launches were reported by events and kernels identified by digests."
+            "Sections, and pairs' rows with other policy settings or `fifo`, of commits before `3ff10f4` are of builds before launches were "
+            "reported by events and kernels identified by digests."
         ),
         "",
     ]

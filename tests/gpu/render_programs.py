@@ -6,7 +6,8 @@ def litmus(content, table, made_with):
     text = ["## Litmus programs", "", *made_with(content["machine"], "litmus")]
     text += [
         "Small programs made from seeds and those of the audit of CUDA's semantics, each first bare, and then as a client of a core "
-        "beside another client (`tests/litmus`). *Bare, too*: misbehaved, and then bare as well when run more often. *Mechanisms*: what was done to their launches, as the core counts it.",
+        "beside another client (`tests/litmus`). *Bare, too*: misbehaved, and then bare as well when run more often. *Mechanisms*: what was done to their launches, as the core counts it. "
+        "*All* ran four setups at a time, each with a core of its own, those in which clients take turns as well; *in turns* one.",
         "",
     ]
     rows = []

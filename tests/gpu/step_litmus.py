@@ -18,11 +18,11 @@ FINDINGS_MAX = 20
 GRACE_S = 130
 
 
-def campaign(suite, name, minutes, options):
+def campaign(suite, name, minutes, workers, options):
     """One run of `tally-litmus campaign`: its report, or None with what it said."""
     report = suite.work / f"litmus-{name}.json"
     command = [
-        suite.program("tally-litmus"), "campaign", "--cuda", f"--workers={suite.args.workers}", "--show=0",
+        suite.program("tally-litmus"), "campaign", "--cuda", f"--workers={workers}", "--show=0",
         f"--bare-runs={suite.args.bare_runs}", f"--confirm-runs={suite.args.confirm_runs}", f"--limit={suite.args.limit}", f"--bare-limit={suite.args.bare_limit}", f"--minutes={minutes}",
         f"--seed={suite.args.seed}", f"--work-percent={suite.args.work_percent}", f"--json={report}", *options,
     ]  # fmt: skip
@@ -67,19 +67,24 @@ def main(suite):
     failures, rows, args = Failures(), [], suite.args
     begin = time.monotonic()
     chosen = [f"--setup={part}" for part in args.setups.split(",") if part]
+    every = ["--named", f"--programs={args.programs}", f"--pairs={args.pairs}", *chosen]
     plans = [
-        ("all", args.minutes, ["--named", f"--programs={args.programs}", f"--pairs={args.pairs}", *chosen]),
+        ("at once", args.minutes, args.workers, ["--mode=mps", *every]),
+        # One at a time: a GPU has one core, which knows how many clients take turns. With time slices that are too short for
+        # the clients of several, none of them gets on.
+        ("in turns", args.turns_minutes, 1, ["--mode=timeslice", *every]),
         (
             "vendor",
             args.vendor_minutes,
+            args.workers,
             [f"--programs={args.programs // 4}", "--mode=mps", "--class=best-effort", "--vendor", *chosen],
         ),
     ]
-    for name, minutes, options in plans:
+    for name, minutes, workers, options in plans:
         if minutes <= 0:
             continue
         with failures.guard(name):
-            report, said = campaign(suite, name, minutes, options)
+            report, said = campaign(suite, name, minutes, workers, options)
             if report is None:
                 failures.add(f"{name}: {said}")
                 continue
@@ -93,11 +98,12 @@ def add_arguments(parser):
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of images that differ in one byte")
     parser.add_argument("--bare-runs", type=int, default=1, help="how often each runs bare first")
-    parser.add_argument("--workers", type=int, default=4, help="setups at one time")
+    parser.add_argument("--workers", type=int, default=4, help="setups at one time, under MPS")
     parser.add_argument("--limit", type=float, default=20, help="seconds after which a program counts as hung")
     parser.add_argument("--bare-limit", type=float, default=12, help="the same of bare ones")
     parser.add_argument("--confirm-runs", type=int, default=4000, help="how often what misbehaves runs bare again")
-    parser.add_argument("--minutes", type=float, default=6, help="of all setups")
+    parser.add_argument("--minutes", type=float, default=3.5, help="of all setups under MPS")
+    parser.add_argument("--turns-minutes", type=float, default=3, help="of all setups in which clients take turns; 0: none")
     parser.add_argument("--vendor-minutes", type=float, default=1.5, help="of those with the vendor switch; 0: none")
     parser.add_argument("--setups", default="", help="setups with one of these in their names, comma-separated")
     parser.add_argument("--work-percent", type=int, default=200, help="how long kernels spin")
