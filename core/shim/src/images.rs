@@ -390,6 +390,12 @@ pub fn reset() {
     IMAGES.reset(Images { by_digest: BTreeMap::new(), copied_bytes: 0 });
 }
 
+/// As if the program had loaded an image with this digest.
+#[cfg(test)]
+pub fn load_for_a_test(digest: u128) {
+    add(digest, Place::Copied(Arc::new(Vec::new())), None);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -336,9 +336,16 @@ pub fn finish() {
 /// Its form is there.
 pub(super) fn prepared(index: usize, cut: Cut) {
     let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
+    let (kernel, image) = (&KERNELS[index], cut.image);
     // Kept on purpose: a launch may be reading it.
-    KERNELS[index].cut.store(Box::leak(Box::new(cut)), Release);
+    kernel.cut.store(Box::leak(Box::new(cut)), Release);
     publish(index, cut_state::READY, detail);
+    // Behind that: if the program has unloaded the image since the form was made, either it has found the form here
+    // ([`image_unloaded`]) or that shows now. Else a later kernel of the same code would have the form's handle, which
+    // by then may be another's.
+    if images::library(image).is_err() {
+        return forget(index, kernel);
+    }
     if let Some(client) = state::client() {
         client.counters.cut_kernels.fetch_add(1, Relaxed);
     }

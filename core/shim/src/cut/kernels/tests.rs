@@ -23,6 +23,20 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Cut {
 }
 
 #[test]
+fn a_form_whose_image_was_unloaded_while_it_was_made_is_not_used() {
+    const INDEX: usize = 7;
+    let prepare = || prepared(INDEX, Cut { image: 77, ..cut(None, [0; 3]) });
+    prepare();
+    assert!(super::cut(INDEX).is_none(), "not loaded any more");
+    images::load_for_a_test(77);
+    prepare();
+    assert!(super::cut(INDEX).is_some());
+    assert!(images::unloaded(77));
+    image_unloaded(77);
+    assert!(super::cut(INDEX).is_none(), "unloaded");
+}
+
+#[test]
 fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
     for (is_ptx, grid, serves) in [
         (true, [9, 1, 1], true),
