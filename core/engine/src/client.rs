@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
-pub const IN_FLIGHT_MAX: u64 = 65_536;
+pub const IN_FLIGHT_MAX: u64 = 4_096;
+/// Of these, launches in a form that stops when asked: further ones run whole. A shim has at most 64.
+pub const CUT_IN_FLIGHT_MAX: usize = 128;
 
 /// Launches that one stall lets in, at most.
 const STALL_BURST_MAX: u32 = 256;
@@ -64,10 +66,13 @@ pub(crate) struct InFlight {
     pub let_go_ns: u64,
     pub form: Form,
     pub argument: u32,
-    /// High-priority work ran during part of its time, so that its measurement
-    /// is not its own.
-    pub disturbed: bool,
+    /// How often high-priority work had begun when it was let go, or [`DISTURBED`]. If it has begun since,
+    /// the measurement is not the launch's own.
+    pub high_periods: u64,
 }
+
+/// High-priority work ran when the launch was let go.
+pub(crate) const DISTURBED: u64 = u64::MAX;
 
 /// How a launch was let go.
 #[derive(Clone, Copy, Debug)]
@@ -78,14 +83,14 @@ pub(crate) struct Way {
     pub predicted_ns: u64,
     /// See [`InFlight::window_ns`].
     pub window_ns: u64,
-    /// High-priority work runs now.
-    pub busy: bool,
+    /// See [`InFlight::high_periods`].
+    pub high_periods: u64,
 }
 
 impl Way {
     /// As it is.
-    pub fn whole(predicted_ns: u64, busy: bool) -> Self {
-        Way { form: Form::Whole, argument: 0, predicted_ns, window_ns: predicted_ns, busy }
+    pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
+        Way { form: Form::Whole, argument: 0, predicted_ns, window_ns: predicted_ns, high_periods }
     }
 }
 
@@ -159,8 +164,8 @@ pub(crate) struct Client {
     /// Sum of `window_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
-    /// Of these, launches in a form that gives way.
-    pub cut_in_flight: u64,
+    /// Of these, launches in a form that gives way: at most [`CUT_IN_FLIGHT_MAX`].
+    pub cut_in_flight: Vec<InFlight>,
     /// The policy asked it to give way.
     pub yield_asked: bool,
     /// It gives way to high-priority work by itself, until so much silence.
@@ -204,7 +209,7 @@ impl Client {
             streams: Vec::new(),
             in_flight_ns: 0,
             in_flight: 0,
-            cut_in_flight: 0,
+            cut_in_flight: Vec::new(),
             yield_asked: false,
             auto_yield_ns: None,
             yielded: false,
@@ -267,17 +272,19 @@ impl Client {
     pub fn ended(&mut self, f: &InFlight) {
         self.in_flight -= 1;
         self.unmeasured -= u64::from(f.window_ns == 0);
-        self.cut_in_flight -= u64::from(gives_way(f.form));
+        if gives_way(f.form) {
+            self.cut_in_flight.retain(|cut| cut.ticket != f.ticket);
+        }
         self.in_flight_ns = self.in_flight_ns.saturating_sub(f.window_ns);
     }
 
     pub fn let_go(&mut self, s: &Submission, way: Way, now: u64) {
-        let Way { form, argument, predicted_ns, window_ns, busy } = way;
+        let Way { form, argument, predicted_ns, window_ns, high_periods } = way;
         let index = s.stream as usize;
         if self.streams.len() <= index {
             self.streams.resize_with(index + 1, Stream::default);
         }
-        self.streams[index].in_flight.push_back(InFlight {
+        let launch = InFlight {
             ticket: s.ticket,
             kernel: s.kernel,
             completion: s.completion,
@@ -286,12 +293,15 @@ impl Client {
             let_go_ns: now,
             form,
             argument,
-            disturbed: busy,
-        });
+            high_periods,
+        };
+        self.streams[index].in_flight.push_back(launch);
         self.moved_ns = now;
         self.in_flight += 1;
         self.unmeasured += u64::from(window_ns == 0);
-        self.cut_in_flight += u64::from(gives_way(form));
+        if gives_way(form) {
+            self.cut_in_flight.push(launch);
+        }
         self.in_flight_ns = self.in_flight_ns.saturating_add(window_ns);
         self.answered_until = self.answered_until.max(s.ticket + 1);
         if self.in_flight > IN_FLIGHT_MAX

@@ -20,6 +20,7 @@ mod progress;
 mod rule;
 mod stall;
 
+pub use progress::Progress;
 pub use rule::{BuiltIn, fallback};
 
 use crate::client::{Client, ClientStats, Submission, Way};
@@ -144,12 +145,16 @@ pub struct Engine {
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
     high_busy: bool,
+    /// How often it has begun to be.
+    high_periods: u64,
     /// When high-priority activity last ended; `None` if there never was any.
     high_idle_since_ns: Option<u64>,
     /// Launches have waited since then although the GPU had nothing to do.
     idle_since_ns: Option<u64>,
     /// Something changed that could make a held launch runnable.
     offer_all: bool,
+    /// Launches wait that could be offered: there were too many at once.
+    offers_left: bool,
     /// Clients with a launch waiting, and high-priority ones: kept, not counted
     /// anew for every decision.
     waiting_clients: u32,
@@ -175,9 +180,11 @@ impl Engine {
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
             high_busy: false,
+            high_periods: 0,
             high_idle_since_ns: None,
             idle_since_ns: None,
             offer_all: false,
+            offers_left: false,
             waiting_clients: 0,
             high_clients: 0,
             stats: PolicyStats::default(),
@@ -339,8 +346,8 @@ impl Engine {
         if submission.started || submission.ticket < c.granted_until {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
-            let busy = c.info.class == Class::BestEffort && high_busy;
-            c.let_go(&submission, Way::whole(predicted, busy), now_ns);
+            let periods = high_periods(high_busy, self.high_periods);
+            c.let_go(&submission, Way::whole(predicted, periods), now_ns);
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
             }
@@ -375,7 +382,7 @@ impl Engine {
         // A period of activity that began and ended between two looks.
         if !busy && !self.high_busy && since > self.high_idle_since_ns.unwrap_or(0) {
             self.high_idle_since_ns = Some(since);
-            self.disturb();
+            self.high_periods += 1;
         }
         self.settle(now_ns, out);
     }
@@ -399,6 +406,9 @@ impl Engine {
 
     /// When [`Engine::tick`] is needed next.
     pub fn next_deadline_ns(&self) -> Option<u64> {
+        if self.offers_left {
+            return Some(0);
+        }
         let timer = self.timer_heap.peek().map(|r| r.0.0);
         let hold = self
             .clients
@@ -418,7 +428,7 @@ impl Engine {
         }
         self.high_busy = busy;
         if busy {
-            self.disturb();
+            self.high_periods += 1;
         } else {
             self.high_idle_since_ns = Some(since_ns.unwrap_or(now_ns));
         }
@@ -427,15 +437,6 @@ impl Engine {
         if self.subscribed & subscription::HIGH_ACTIVITY != 0 {
             let event = if busy { Event::HighBusy } else { Event::HighIdle };
             self.tell(now_ns, &event, out);
-        }
-    }
-
-    /// Best-effort launches in flight now share their time with others.
-    fn disturb(&mut self) {
-        for c in self.clients.values_mut().filter(|c| c.info.class == Class::BestEffort) {
-            for f in c.streams.iter_mut().flat_map(|s| &mut s.in_flight) {
-                f.disturbed = true;
-            }
         }
     }
 
@@ -566,6 +567,11 @@ pub struct ClientState {
 /// because too many have one, as long as its launches on average.
 fn predicted_ns(profiles: &Profiles, c: &Client, kernel: Option<KernelId>) -> u64 {
     kernel.map_or_else(|| c.mean_ns(), |k| profiles.predicted_ns(k))
+}
+
+/// What a launch that is let go now remembers: see [`InFlight::high_periods`](crate::client::InFlight).
+fn high_periods(high_busy: bool, begun: u64) -> u64 {
+    if high_busy { crate::client::DISTURBED } else { begun }
 }
 
 fn set_standing(id: ClientId, c: &mut Client, granted: bool, out: &mut Vec<Action>) {

@@ -422,11 +422,14 @@ pub struct CoreRegion {
     pub serving: AtomicU32,
     /// Best-effort clients that are connected: for a high-priority client, whether there is
     /// anybody to keep the GPU from; for a best-effort one, itself included, whether it shares the
-    /// GPU with others of its class. The probe is written when it changes.
+    /// GPU with others of its class. The client is probed when it changes.
     pub neighbours: AtomicU32,
     /// Bumped by the core's dispatch thread about every 100 ms while it lives:
     /// a waiting client tells a stuck core from a slow decision.
     pub heartbeat: AtomicU64,
+    /// Bumped, and who sleeps on it woken, to ask the client what it still runs. A word and not a descriptor: what it
+    /// costs to wake is the core's to bound, however many of a client's threads wait.
+    pub probes: AtomicU32,
     /// Asks for giving way.
     pub yielding: YieldLine,
     /// Decisions by ticket.

@@ -31,15 +31,21 @@ pub mod steps {
         result
     }
 
-    /// Core: wake whoever sleeps; the answers are stored already.
+    /// Core: wake whoever sleeps; the answers are stored already. What `futex_wake` returns, if it was called.
     #[inline]
-    pub fn wake(wake: &impl Word<u32>, waiters: &impl Word<u32>, futex_wake: impl FnOnce()) {
+    pub fn wake<T>(
+        wake: &impl Word<u32>,
+        waiters: &impl Word<u32>,
+        futex_wake: impl FnOnce() -> T,
+    ) -> Option<T> {
         wake.fetch_add(1, SeqCst);
-        if waiters.load(SeqCst) != 0 {
-            futex_wake();
-        }
+        (waiters.load(SeqCst) != 0).then(futex_wake)
     }
 }
+
+/// Threads of a client that the core wakes at once. Who made them sleep is the client: it could be any number, and each
+/// takes a third of a microsecond.
+pub const WAKES_MAX: u32 = 8;
 
 /// A sleeping client looks around at least this often, so that a lost core is
 /// noticed even if nobody wakes it.
@@ -94,17 +100,28 @@ pub fn wait<T>(
     })
 }
 
-/// Core: wake the client's threads if any sleeps. Call after storing answers.
-pub fn wake(client: &ClientRegion, core: &CoreRegion) {
-    steps::wake(&core.wake, &client.activity.waiters, || {
-        let _ = futex::wake(&core.wake, futex::Flags::empty(), i32::MAX as u32);
-    });
+/// Core: wake the client's threads if any sleeps, up to [`WAKES_MAX`]. Call after storing answers. True: more may
+/// sleep, which [`wake_more`] wakes.
+#[must_use]
+pub fn wake(client: &ClientRegion, core: &CoreRegion) -> bool {
+    steps::wake(&core.wake, &client.activity.waiters, || wake_some(&core.wake)).unwrap_or(false)
 }
 
-/// Core: give a word that clients sleep on another value.
+/// Core: go on with what [`wake`] began. True: still more may sleep.
+#[must_use]
+pub fn wake_more(core: &CoreRegion) -> bool {
+    wake_some(&core.wake)
+}
+
+fn wake_some(word: &std::sync::atomic::AtomicU32) -> bool {
+    futex::wake(word, futex::Flags::empty(), WAKES_MAX)
+        .is_ok_and(|woken| woken >= WAKES_MAX as usize)
+}
+
+/// Core: give a word that one or two of a client's threads sleep on another value. Up to [`WAKES_MAX`] are woken.
 pub fn change(word: &std::sync::atomic::AtomicU32, value: u32) {
     word.store(value, std::sync::atomic::Ordering::SeqCst);
-    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+    wake_some(word);
 }
 
 /// Client: sleep until a word of the core's is not `seen` any more, or `nap` has passed.
@@ -124,4 +141,55 @@ pub fn wake_sleepers(word: &std::sync::atomic::AtomicU32) {
 /// Client: wake this process's own waiting threads (the core is gone).
 pub fn wake_own(core: &CoreRegion) {
     let _ = futex::wake(&core.wake, futex::Flags::empty(), i32::MAX as u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn few_threads_are_woken_at_once_and_in_the_end_all() {
+        const THREADS: usize = 20;
+        let (_fd, core) = crate::map::create_core().unwrap();
+        let (_region_fd, region) = crate::map::create_client().unwrap();
+        let woken = AtomicUsize::new(0);
+        let eventually = |what: &str, is: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !is() {
+                assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let asleep = |tid: i32| {
+            let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat"));
+            stat.is_ok_and(|stat| {
+                stat.rsplit(')').next().is_some_and(|s| s.trim().starts_with('S'))
+            })
+        };
+        let tids = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    tids.lock().unwrap().push(rustix::thread::gettid().as_raw_nonzero().get());
+                    region.activity.waiters.fetch_add(1, SeqCst);
+                    // Until somebody wakes it, whatever the word says.
+                    let seen = core.wake.load(SeqCst);
+                    let _ = futex::wait(&core.wake, futex::Flags::empty(), seen, None);
+                    woken.fetch_add(1, SeqCst);
+                });
+            }
+            eventually("all sleep", &|| {
+                let tids = tids.lock().unwrap();
+                tids.len() == THREADS && tids.iter().all(|tid| asleep(*tid))
+            });
+            assert!(wake(&region, &core), "more may sleep");
+            eventually("eight are woken", &|| woken.load(SeqCst) == WAKES_MAX as usize);
+            assert!(wake_more(&core));
+            eventually("sixteen are", &|| woken.load(SeqCst) == 2 * WAKES_MAX as usize);
+            assert!(!wake_more(&core), "these were the last");
+        });
+        assert_eq!(woken.load(SeqCst), THREADS);
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! The client connects and sends [`Hello`] with its region's memfd; the core
 //! checks the peer's credentials, decides its class and answers [`Welcome`] with
-//! three descriptors: the core region, the doorbell (client wakes core) and the
-//! probe (core wakes the client's helper thread). Then the socket stays open and
-//! silent: its end is how each side learns that the other is gone.
+//! two descriptors: the core region and the doorbell (client wakes core). Then the
+//! socket stays open and silent: its end is how each side learns that the other is
+//! gone.
 //!
 //! Frames are `magic, version, length, payload`. The version is checked before
 //! anything else is read, so that two releases can at least name their mismatch.

@@ -78,7 +78,7 @@ impl Settings {
         })
     }
 
-    /// Register with the core. Gives what it answered, the connection, what it asks by, and what wakes it.
+    /// Register with the core. Gives what it answered, the connection, and what wakes it.
     ///
     /// # Errors
     /// What went wrong, for the log.
@@ -86,7 +86,7 @@ impl Settings {
         &self,
         region: &OwnedFd,
         client: &ClientRegion,
-    ) -> Result<(Connection, OwnedFd, OwnedFd, OwnedFd), String> {
+    ) -> Result<(Connection, OwnedFd, OwnedFd), String> {
         let socket =
             connect(&self.socket).map_err(|e| format!("{}: {e}", self.socket.display()))?;
         tally_ipc::peer::check(&self.socket, socket.as_fd()).map_err(|e| e.to_string())?;
@@ -103,13 +103,13 @@ impl Settings {
         };
         let (payload, fds) = talk().map_err(|e| e.to_string())?;
         let welcome = Welcome::decode(&payload).map_err(|e| e.to_string())?;
-        let [core, doorbell, probe]: [OwnedFd; 3] =
-            fds.try_into().map_err(|f: Vec<_>| format!("{} descriptors instead of 3", f.len()))?;
+        let [core, doorbell]: [OwnedFd; 2] =
+            fds.try_into().map_err(|f: Vec<_>| format!("{} descriptors instead of 2", f.len()))?;
         let core = map::open_core(core.as_fd()).map_err(|e| e.to_string())?;
         if core.magic.load(Relaxed) != CORE_MAGIC {
             return Err("not a core region".into());
         }
-        Ok((Connection { welcome, first_ticket, core }, socket, probe, doorbell))
+        Ok((Connection { welcome, first_ticket, core }, socket, doorbell))
     }
 
     /// Have the core's status say why this process is not governed, if there is a core.

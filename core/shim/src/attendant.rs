@@ -1,25 +1,28 @@
 //! The helper thread: takes the core's coming and going in, passes its probe on to the
-//! [`poller`](crate::poller), and sets time slices.
+//! [`poller`](crate::poller), and sets time slices. A second thread hears the probe.
 //!
-//! It blocks all signals and sleeps unless it is told something. It holds no descriptor and
-//! does not call the driver.
+//! They block all signals and sleep unless they are told something. They hold no descriptor and
+//! do not call the driver.
 
 use crate::activity::Change;
 use crate::attach::Connection;
 use crate::lock::Locked;
 use crate::{linger, link, log, poller, state, threads, timeslice};
 use rustix::thread::futex;
+use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
-use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::Residency;
+use tally_ipc::{ClientRegion, CoreRegion};
 
 /// A shorter time slice is set after this time: programs come and go, and each change costs.
 const SHORTEN_AFTER: Duration = Duration::from_secs(1);
 /// Between two attempts to set a time slice.
 const SLICE_RETRY: Duration = Duration::from_millis(10);
+/// Between two looks at the core's word, should a wake have been missed.
+const PROBE_NAP: Duration = Duration::from_secs(10);
 /// Between two looks whether it has heard the last news.
 const HEARD: Duration = Duration::from_millis(1);
 
@@ -63,9 +66,24 @@ pub fn nudge() {
     notice(NUDGED);
 }
 
-/// The core asks what is still running.
-pub fn probed() {
-    notice(PROBED);
+/// Hears the core ask what is still running. Never allocates.
+extern "C" fn hear(_: *mut c_void) -> *mut c_void {
+    // SAFETY: a name with a NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"tally-probe".as_ptr()) };
+    let mut heard: Option<(*const CoreRegion, u32)> = None;
+    loop {
+        let Some(epoch) = state::epoch() else {
+            state::wait_for_core(PROBE_NAP);
+            continue;
+        };
+        let word = epoch.core.probes.load(SeqCst);
+        let now = (std::ptr::from_ref(epoch.core), word);
+        if heard != Some(now) {
+            heard = Some(now);
+            notice(PROBED);
+        }
+        tally_ipc::wait::sleep_on(&epoch.core.probes, word, PROBE_NAP);
+    }
 }
 
 /// Tell it of the connection, and wait until it has heard.
@@ -118,6 +136,7 @@ pub fn spawn(client: &'static ClientRegion, residency: Option<Residency>) -> Res
         attendant.entered(&residency);
     }
     threads::spawn("tally-shim", move || attendant.run())
+        .and_then(|()| threads::spawn_plain(hear))
         .map_err(|error| format!("helper thread: {error}"))?;
     IS_THERE.store(true, SeqCst);
     Ok(())

@@ -51,12 +51,6 @@ static WHY: Locked<String> = Locked::new(String::new());
 /// This process's region, and the core's answer if there was one.
 pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
-/// What is held of a connection: silent, its end is the core's; and what asks what is still running.
-struct Held {
-    socket: OwnedFd,
-    probe: OwnedFd,
-}
-
 /// Wake the core.
 #[cold]
 pub fn ring() {
@@ -148,19 +142,20 @@ fn run(settings: &Settings) {
     if let Err(error) = threads::spawn_plain(serve).and_then(|()| apart::serve()) {
         return refuse(settings, &format!("helper thread: {error}"));
     }
+    // Silent: its end is the core's.
     let mut held = None;
-    let connect = |held: &mut Option<Held>| {
-        settings.connect(&region, client).map(|(connection, socket, probe, doorbell)| {
+    let connect = |held: &mut Option<OwnedFd>| {
+        settings.connect(&region, client).map(|(connection, socket, doorbell)| {
             DOORBELL.with(|all| *all = Some(doorbell));
-            *held = Some(Held { socket, probe });
+            *held = Some(socket);
             connection
         })
     };
     let first = connect(&mut held).inspect_err(|error| log!("no core yet: {error}")).ok();
     answer(Ok((client, first)));
     while !is_given_up() {
-        if let Some(connection) = &held {
-            if watch(connection) {
+        if let Some(socket) = &held {
+            if watch(socket) {
                 held = None;
                 DOORBELL.with(Option::take);
                 attendant::tell(News::Ended);
@@ -196,22 +191,15 @@ fn answer(first: First) {
     let _ = futex::wake(&HAS_TRIED, futex::Flags::PRIVATE, 1);
 }
 
-/// Wait for something to do. True: the connection has ended.
-fn watch(held: &Held) -> bool {
-    let mut fds =
-        [PollFd::new(&held.socket, PollFlags::IN), PollFd::new(&held.probe, PollFlags::IN)];
+/// Wait for the connection's end. False: it is to be waited for again.
+fn watch(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };
     if rustix::event::poll(&mut fds, (!attendant::is_there()).then_some(&check)).is_err() {
         threads::nap(RETRY);
         return false;
     }
-    let [socket, probe] = fds.each_ref().map(PollFd::revents);
-    if probe.contains(PollFlags::IN) {
-        drain(&held.probe);
-        attendant::probed();
-    }
-    // The core closes its end of the probe when it lets go, and when it dies.
-    probe.contains(PollFlags::HUP) || (!socket.is_empty() && has_ended(&held.socket))
+    !fds[0].revents().is_empty() && has_ended(socket)
 }
 
 /// The socket says something: its end, or bytes that mean nothing.
@@ -252,11 +240,6 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
 fn look_for_filters() -> bool {
     let have_changed = FILTERS.with(|filters| filters.as_ref().is_some_and(Filters::have_changed));
     IS_FILTERED.fetch_or(have_changed, SeqCst) || have_changed
-}
-
-fn drain(readable: &OwnedFd) {
-    // It does not block; how often it was written does not matter.
-    let _ = rustix::io::read(readable, &mut [0_u8; 4096]);
 }
 
 /// Only in a forked child: neither the threads nor their descriptors are there.

@@ -137,6 +137,7 @@ pub fn leave() {
     if let Some(over) = over {
         tally_ipc::wait::wake_own(over.core);
         tally_ipc::wait::wake_sleepers(&over.core.yielding.word);
+        tally_ipc::wait::wake_sleepers(&over.core.probes);
     }
     changed();
 }

@@ -115,7 +115,7 @@ fn forms_that_were_not_offered_run_whole() {
         let offered = client.take().flags;
         assert_eq!(offered & (CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE), 0);
         ring::decide(&client.core, client.next - 1, form);
-        tally_ipc::wait::wake(&client.region, &client.core);
+        let _ = tally_ipc::wait::wake(&client.region, &client.core);
         assert_eq!(p.answer(), "0");
     }
     // The core knows what was offered, and counts.

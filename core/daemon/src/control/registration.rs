@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! hello + memfd -> checked -> class decided -> dispatch thread serves it
-//!     -> welcome + core region, doorbell, probe -> silence until one side ends
+//!     -> welcome + core region, doorbell -> silence until one side ends
 //! notice (a program that is not governed, and why) -> kept for the status
 //! ```
 //!
@@ -15,7 +15,6 @@ use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::park;
 use crate::ungoverned;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::pipe::{PipeFlags, pipe_with};
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -91,7 +90,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stranger: Stranger, stream: UnixStre
     drop(stranger);
     plane.ungoverned.borrow_mut().is_client(peer.pid().unwrap_or(0) as u32);
     let id = info.id;
-    let fds = [fds[0].as_fd(), fds[1].as_fd(), fds[2].as_fd()];
+    let fds = fds.each_ref().map(OwnedFd::as_fd);
     let reason = match wire::send(line.as_fd(), &welcome.encode(), &fds) {
         Ok(()) => {
             tracing::info!(
@@ -160,7 +159,7 @@ fn printable(text: String) -> String {
     }
 }
 
-type Admitted = (Welcome, [OwnedFd; 3], ClientInfo, Rc<Cut>);
+type Admitted = (Welcome, [OwnedFd; 2], ClientInfo, Rc<Cut>);
 
 /// Decide its class and hand it to the dispatch thread.
 async fn admit(
@@ -192,7 +191,7 @@ async fn hand_over(
     hello: Hello,
     region: Mapped<ClientRegion>,
     peer: &UCred,
-) -> Result<(Welcome, [OwnedFd; 3], ClientInfo), Refusal> {
+) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), Refusal> {
     let (class, class_reason) = plane.rules.class(peer.uid(), hello.high_priority);
     let residency = plane.residency.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
@@ -209,16 +208,12 @@ async fn hand_over(
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
     let doorbell = park::eventfd()?;
-    // A pipe, for each end has flags of its own: a client that makes its end blocking does not
-    // make the core's so.
-    let (probed, probe) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let fds = [core_fd, doorbell.try_clone().map_err(errno)?, probed];
+    let fds = [core_fd, doorbell.try_clone().map_err(errno)?];
     let client = Box::new(NewClient {
         info: info.clone(),
         region,
         core,
         doorbell,
-        probe,
         first_ticket: hello.first_ticket,
     });
     plane.control.ask(|done| Control::Join { client, done }).await?;

@@ -17,8 +17,28 @@ use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_f
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
 
-/// Submissions taken from one client before the next one has its turn.
-const BATCH: usize = 64;
+/// What is done for one client in a pass before the next one has its turn, however much it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Launches taken from its ring.
+    pub submissions: usize,
+    /// Ends of launches told to the engine.
+    pub completions: usize,
+    /// Reports of how soon a launch gave way.
+    pub turnarounds: usize,
+}
+
+impl Share {
+    /// Of so many clients: a pass is to take about as long with many of them as with few.
+    pub fn of(clients: usize) -> Self {
+        let part = |all: usize, most: usize| (all / clients.max(1)).clamp(2, most);
+        Share {
+            submissions: part(512, 64),
+            completions: part(2_048, 512),
+            turnarounds: part(512, 64),
+        }
+    }
+}
 /// Unanswered launches of one client; its ring is left full beyond them.
 const UNANSWERED_MAX: usize = RING_SLOTS;
 /// A ticket taken and not published for so long is passed over.
@@ -70,6 +90,8 @@ pub struct DispatchClient {
     pub link: NewClient,
     /// Answered since its threads were last woken.
     pub touched: bool,
+    /// More of its threads may sleep than were woken.
+    pub sleeps_on: bool,
     /// See [`Oddities`].
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
@@ -85,6 +107,8 @@ pub struct DispatchClient {
     pending: u64,
     /// Streams of which a launch was let go since the engine last heard of them.
     dirty: u64,
+    /// Looked at first.
+    first_stream: u32,
     /// By its own account, and as the engine was told: see [`Standstill`].
     says_busy: bool,
     busy: bool,
@@ -107,6 +131,7 @@ impl DispatchClient {
             next_ticket: link.first_ticket,
             link,
             touched: false,
+            sleeps_on: false,
             oddities: Oddities::default(),
             meter,
             stuck_since_ns: None,
@@ -117,6 +142,7 @@ impl DispatchClient {
             streams: Box::new([StreamProgress::default(); STREAM_SLOTS]),
             pending: 0,
             dirty: 0,
+            first_stream: 0,
             says_busy: false,
             busy: false,
             busy_periods,
@@ -201,10 +227,20 @@ impl DispatchClient {
         }
     }
 
-    /// Wake its attendant, which looks at everything that it is told.
+    /// Wake the thread of its shim that looks what still runs.
     pub fn write_probe(&self) {
-        // Full: it was written often enough. Closed: its connection ends, too.
-        let _ = rustix::io::write(&self.link.probe, &[1]);
+        let word = &self.link.core.probes;
+        wait::change(word, word.load(Relaxed).wrapping_add(1));
+    }
+
+    /// Wake its threads after answers, or those that are left from then. True: it may have more.
+    pub fn wake(&mut self) -> bool {
+        let (region, core) = (&self.link.region, &self.link.core);
+        self.sleeps_on = match std::mem::take(&mut self.touched) {
+            true => wait::wake(region, core),
+            false => self.sleeps_on && wait::wake_more(core),
+        };
+        self.sleeps_on
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.
@@ -217,17 +253,22 @@ impl DispatchClient {
     pub fn poll_completions(
         &mut self,
         now_ns: u64,
+        share: Share,
         engine: &mut Engine,
         out: &mut Vec<Action>,
     ) -> bool {
         let mut moved = false;
         // First: the engine finds the launch only while it is in flight.
         if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
-            self.poll_turnarounds(engine);
+            self.poll_turnarounds(share, engine);
         }
-        let mut mask = self.pending;
+        let mut left = share.completions;
+        let mut still_dirty = 0;
+        // Another stream is first each time, should there be too much for one pass.
+        self.first_stream = (self.first_stream + 1) % STREAM_SLOTS as u32;
+        let mut mask = self.pending.rotate_right(self.first_stream);
         while mask != 0 {
-            let index = mask.trailing_zeros();
+            let index = (mask.trailing_zeros() + self.first_stream) % STREAM_SLOTS as u32;
             mask &= mask - 1;
             let s = &mut self.streams[index as usize];
             let completion = &self.link.region.completions[index as usize];
@@ -237,16 +278,23 @@ impl DispatchClient {
                 s.done = done;
             }
             moved |= advanced;
+            let mut is_all = true;
             if advanced || self.dirty & (1 << index) != 0 {
                 let measured = completion.measured();
                 let measured = measured.map(|(completion, ns)| Measured { completion, ns });
-                engine.progress(now_ns, self.link.info.id, index, s.done, measured, out);
+                let id = self.link.info.id;
+                let progress = engine.progress_some(now_ns, id, index, s.done, measured, left, out);
+                left -= progress.ended;
+                is_all = progress.is_all;
             }
-            if ring::is_done(s.done, s.last_submitted) {
+            if !is_all {
+                still_dirty |= 1 << index;
+                moved = true;
+            } else if ring::is_done(s.done, s.last_submitted) {
                 self.pending &= !(1 << index);
             }
         }
-        self.dirty = 0;
+        self.dirty = still_dirty;
         moved
     }
 
@@ -254,12 +302,13 @@ impl DispatchClient {
     pub fn poll_submissions(
         &mut self,
         now_ns: u64,
+        share: Share,
         engine: &mut Engine,
         recall: &mut Recall,
         out: &mut Vec<Action>,
     ) -> Taken {
         let mut launches = 0;
-        for _ in 0..BATCH {
+        for _ in 0..share.submissions {
             if self.unanswered.len() >= UNANSWERED_MAX {
                 break;
             }
@@ -409,11 +458,12 @@ impl DispatchClient {
     }
 
     /// Tell the engine which launches gave way, and how soon.
-    fn poll_turnarounds(&mut self, engine: &mut Engine) {
+    fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
         let all = &self.link.region.turnarounds;
         let count = all.count.load(Acquire);
-        // A hostile count is read as at most a ring of them.
+        // A hostile count is read as at most a ring of them, and of a ring in some passes.
         let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
+        let count = count.min(from.saturating_add(share.turnarounds as u64));
         for n in from..count {
             let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
             engine.gave_way(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
@@ -472,6 +522,110 @@ fn engine_flags(flags: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsFd;
+    use tally_engine::policy::ClientInfo;
+    use tally_engine::{BuiltIn, EngineConfig};
+    use tally_ipc::ClientRegion;
+    use tally_ipc::ring::Request;
+
+    /// A client that writes what it likes, as the core serves it.
+    struct Hostile {
+        theirs: &'static ClientRegion,
+        client: DispatchClient,
+        engine: Engine,
+        out: Vec<Action>,
+    }
+
+    impl Hostile {
+        fn new(is_standing: bool) -> Self {
+            let (fd, theirs) = tally_ipc::map::create_client().unwrap();
+            let (_, core) = tally_ipc::map::create_core().unwrap();
+            let class = if is_standing { Class::High } else { Class::BestEffort };
+            let info = ClientInfo { id: 1, class, name: "hostile".into(), labels: vec![] };
+            let link = NewClient {
+                info: info.clone(),
+                region: tally_ipc::map::open_client(fd.as_fd()).unwrap(),
+                core,
+                doorbell: super::super::park::eventfd().unwrap(),
+                first_ticket: 0,
+            };
+            let settings = Settings {
+                spin_ns: 0,
+                pin_cpu: None,
+                completion_poll_ns: 0,
+                probe_after_ns: 1_000,
+                high_stall_ns: 0,
+                engine: EngineConfig::default(),
+            };
+            let rule = Box::new(BuiltIn { quiet_ns: 1 });
+            let (mut engine, mut out) = (Engine::new(settings.engine, rule), Vec::new());
+            engine.client_joined(0, info, 0, &mut out);
+            let client = DispatchClient::new(link, 0, &settings);
+            Hostile { theirs: theirs.leak(), client, engine, out }
+        }
+
+        fn publish(&self, ticket: u64) {
+            let request = Request {
+                kernel: 0,
+                flags: submission_flags::LEASED,
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+                stream: 0,
+                completion: ticket as u32 + 1,
+            };
+            ring::publish(self.theirs, ticket, &request);
+        }
+
+        fn take(&mut self, share: Share) -> Taken {
+            let mut recall = Recall::new(Default::default());
+            let Hostile { client, engine, out, .. } = self;
+            client.poll_submissions(1_000, share, engine, &mut recall, out)
+        }
+    }
+
+    const SHARE: Share = Share { submissions: 7, completions: 10, turnarounds: 5 };
+
+    #[test]
+    fn a_clients_share_of_a_pass_falls_with_the_number_of_clients() {
+        let all = |clients| {
+            let Share { submissions, completions, turnarounds } = Share::of(clients);
+            (submissions, completions, turnarounds)
+        };
+        assert_eq!(all(0), all(1));
+        assert_eq!(all(1), (64, 512, 64));
+        for clients in 1..=256 {
+            let (submissions, completions, turnarounds) = all(clients);
+            assert!(submissions >= 2 && submissions * clients <= 512);
+            assert!(completions >= 2 && completions * clients <= 2_048);
+            assert!(turnarounds >= 2 && turnarounds * clients <= 512);
+        }
+    }
+
+    #[test]
+    fn in_a_pass_a_client_has_no_more_than_its_share() {
+        let mut hostile = Hostile::new(true);
+        (0..RING_SLOTS as u64).for_each(|ticket| hostile.publish(ticket));
+        assert_eq!(hostile.take(SHARE), Taken::Launches(7));
+        while hostile.take(SHARE) != Taken::Launches(0) {}
+        let stats = |hostile: &Hostile| hostile.engine.client_stats(1).unwrap();
+        assert_eq!(stats(&hostile).submitted, RING_SLOTS as u64);
+        // It says that all have ended, and that more have given way than there are launches.
+        hostile.theirs.completions[0].done.store(RING_SLOTS as u32, SeqCst);
+        hostile.theirs.turnarounds.count.store(u64::MAX / 2, SeqCst);
+        let mut passes = 0;
+        let first = u64::MAX / 2 - TURNAROUND_SLOTS as u64;
+        while hostile.client.is_pending() {
+            let before = stats(&hostile).completed;
+            let Hostile { client, engine, out, .. } = &mut hostile;
+            client.poll_completions(2_000, SHARE, engine, out);
+            passes += 1;
+            assert!(stats(&hostile).completed - before <= 10);
+            assert_eq!(hostile.client.turnarounds_seen, first + 5 * passes);
+        }
+        assert_eq!(passes, RING_SLOTS.div_ceil(10) as u64);
+        assert_eq!(stats(&hostile).completed, RING_SLOTS as u64, "none is lost");
+    }
 
     #[test]
     fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {

@@ -31,8 +31,6 @@ pub struct NewClient {
     pub core: Mapped<CoreRegion>,
     /// It writes, the core reads.
     pub doorbell: OwnedFd,
-    /// The core's end of a pipe: it writes, and never waits.
-    pub probe: OwnedFd,
     /// Where to start reading its ring.
     pub first_ticket: u64,
 }

@@ -13,6 +13,9 @@
 //! A client publishes and then reads `parked`; the core stores `parked` and then
 //! reads the ring: one of the two sees the other (`core/ipc/tests/loom.rs`).
 //!
+//! What a pass does for one client is bounded ([`client::Share`]), whatever the client has asked for or made to wait:
+//! the rest is done in later passes, behind what others ask for.
+//!
 //! It must never log, wait for a lock that another thread may hold, or allocate
 //! without bound. Read next: [`client`] for what is read from clients,
 //! [`control`] for what the control plane may ask.
@@ -34,7 +37,7 @@ pub mod standstill;
 use crate::error::CoreError;
 use crate::loader::Shared;
 use crate::profile_store::learnt::{Loaded, SMS_MAX};
-use client::{DispatchClient, Taken};
+use client::{DispatchClient, Share, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
 use errand::Errand;
 use handover::{FaultCost, SwapPause};
@@ -56,8 +59,13 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Clients learn from it that the core's thread is alive.
 const HEARTBEAT_NS: u64 = 100_000_000;
-/// Notices waiting for the control plane; the client is gone either way.
+/// Notices waiting for the control plane.
 const NOTICES_MAX: usize = 256;
+/// Requests of the control plane taken in one pass.
+const REQUESTS_MAX: usize = 16;
+/// Clients are told this often at most how many there are: each who is told wakes up, and who comes and goes is
+/// whoever may connect.
+const NEIGHBOURS_NS: u64 = 100_000_000;
 
 /// How the loop behaves.
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +164,11 @@ struct Dispatch {
     status: Option<Job>,
     errand: Option<Errand>,
     draining: Option<Draining>,
+    /// Of clients dropped of which the control plane has not heard: it closes their connections.
+    dropped: Vec<Notice>,
+    /// The number of clients has changed, or was told last.
+    neighbours_changed: bool,
+    neighbours_told_ns: u64,
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
@@ -195,6 +208,9 @@ impl Dispatch {
             status: None,
             errand: None,
             draining: None,
+            dropped: Vec::new(),
+            neighbours_changed: false,
+            neighbours_told_ns: 0,
             last_active_ns: now_ns(),
             last_progress_ns: 0,
             next_heartbeat_ns: 0,
@@ -214,6 +230,9 @@ impl Dispatch {
             }
             if now >= self.next_heartbeat_ns {
                 self.heartbeat(now);
+            }
+            if self.neighbours_changed && now >= self.neighbours_due_ns() {
+                self.tell_of_neighbours(now);
             }
             self.report();
             if let Some(errand) = self.errand.take() {
@@ -239,6 +258,7 @@ impl Dispatch {
     /// Everything that clients did since the last pass. True if it was anything.
     fn pass(&mut self, now: u64) -> bool {
         let mut active = false;
+        let share = Share::of(self.clients.len());
         let was_in_flight = self.engine.has_in_flight();
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
             active |= c.poll_activity(
@@ -250,20 +270,22 @@ impl Dispatch {
         }
         self.measuring.look(now, self.clients.iter_mut());
         for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
-            if c.poll_completions(now, &mut self.engine, &mut self.actions) {
+            if c.poll_completions(now, share, &mut self.engine, &mut self.actions) {
                 active = true;
                 self.last_progress_ns = now;
             }
         }
         if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
             self.engine.tick(now, &mut self.actions);
+            // There was too much for one.
+            active |= self.engine.next_deadline_ns() == Some(0);
         }
         self.apply(now);
         let mut at = 0;
         while at < self.clients.len() {
             let c = &mut self.clients[at];
             let (engine, out) = (&mut self.engine, &mut self.actions);
-            match c.poll_submissions(now, engine, &mut self.recall, out) {
+            match c.poll_submissions(now, share, engine, &mut self.recall, out) {
                 Taken::Launches(count) => active |= count > 0,
                 Taken::Misbehaved(why) => {
                     self.cut_off(now, at, why);
@@ -273,6 +295,7 @@ impl Dispatch {
             self.apply(now);
             at += 1;
         }
+        active |= self.clients.iter().any(|c| c.sleeps_on);
         if !was_in_flight && self.engine.has_in_flight() {
             self.last_progress_ns = now;
         }
@@ -290,7 +313,7 @@ impl Dispatch {
 
     /// Write the engine's answers into the regions and wake who waits for them.
     fn apply(&mut self, now: u64) {
-        if self.actions.is_empty() && !self.clients.iter().any(|c| c.touched) {
+        if self.actions.is_empty() && !self.clients.iter().any(|c| c.touched || c.sleeps_on) {
             return;
         }
         let mut answered_ns = None;
@@ -318,14 +341,19 @@ impl Dispatch {
                 Some(answer) => self.clients[at].answer(ticket, answer, note),
             }
         }
-        for c in self.clients.iter_mut().filter(|c| c.touched) {
-            c.touched = false;
-            wait::wake(&c.link.region, &c.link.core);
+        for c in self.clients.iter_mut().filter(|c| c.touched || c.sleeps_on) {
+            c.wake();
         }
     }
 
     fn heartbeat(&mut self, now: u64) {
         self.next_heartbeat_ns = now + HEARTBEAT_NS;
+        while let Some(notice) = self.dropped.pop() {
+            if let Err(mpsc::error::TrySendError::Full(notice)) = self.notices.try_send(notice) {
+                self.dropped.push(notice);
+                break;
+            }
+        }
         if !self.noticed && self.policy.is_struck_out() {
             let notice = Notice::StruckOut { generation: self.generation };
             // With too many notices waiting: at the next heartbeat.
@@ -359,6 +387,9 @@ impl Dispatch {
     /// How long there is nothing to do unless somebody rings.
     fn sleep_ns(&self, now: u64) -> u64 {
         let mut until = self.next_heartbeat_ns;
+        if self.neighbours_changed {
+            until = until.min(self.neighbours_due_ns());
+        }
         if let Some(due) = self.engine.next_deadline_ns() {
             until = until.min(due);
         }
@@ -383,7 +414,10 @@ impl Dispatch {
 
     fn take_control(&mut self, now: u64) -> bool {
         let mut any = false;
-        while self.control.is_pending() {
+        for _ in 0..REQUESTS_MAX {
+            if !self.control.is_pending() {
+                break;
+            }
             let Some(request) = self.control.next() else { break };
             any = true;
             match request {
@@ -441,19 +475,22 @@ impl Dispatch {
         let id = info.id;
         self.engine.client_joined(now, info, first_ticket, &mut self.actions);
         self.apply(now);
+        let best_effort = self.best_effort();
         if let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) {
             let core = &self.clients[at].link.core;
+            core.neighbours.store(best_effort, SeqCst);
             core.serving.store(u32::from(self.draining.is_none()), SeqCst);
         }
-        self.tell_of_neighbours();
+        self.neighbours_changed = true;
         // The first heartbeat at once: a client that waits looks for it.
         self.next_heartbeat_ns = now;
     }
 
     /// High-priority clients linger on the GPU only if there is somebody to keep it from;
     /// best-effort ones have longer time slices where they share it with one another.
-    fn tell_of_neighbours(&self) {
-        let best_effort = self.clients.iter().filter(|c| !c.is_high()).count() as u32;
+    fn tell_of_neighbours(&mut self, now: u64) {
+        (self.neighbours_changed, self.neighbours_told_ns) = (false, now);
+        let best_effort = self.best_effort();
         for client in &self.clients {
             let before = client.link.core.neighbours.swap(best_effort, SeqCst);
             if before != best_effort && !client.is_high() {
@@ -462,15 +499,24 @@ impl Dispatch {
         }
     }
 
+    fn neighbours_due_ns(&self) -> u64 {
+        self.neighbours_told_ns.saturating_add(NEIGHBOURS_NS)
+    }
+
+    fn best_effort(&self) -> u32 {
+        self.clients.iter().filter(|c| !c.is_high()).count() as u32
+    }
+
     fn remove(&mut self, now: u64, at: usize) -> Left {
         let client = self.clients.remove(at);
         self.parker.forget(&client.link.doorbell);
         let numbers = ClientNumbers::of(&client, &self.engine);
         client.link.core.serving.store(0, SeqCst);
-        wait::wake(&client.link.region, &client.link.core);
+        // Those that are not woken look around by themselves soon.
+        let _ = wait::wake(&client.link.region, &client.link.core);
         self.engine.client_left(now, client.id(), &mut self.actions);
         self.apply(now);
-        self.tell_of_neighbours();
+        self.neighbours_changed = true;
         Left { numbers, _client: client }
     }
 
@@ -478,7 +524,8 @@ impl Dispatch {
     /// control plane has closed its connection.
     fn cut_off(&mut self, now: u64, at: usize, why: &'static str) {
         let id = self.clients[at].id();
-        let _ = self.notices.try_send(Notice::Misbehaved { id, why });
+        self.dropped.push(Notice::Misbehaved { id, why });
+        self.next_heartbeat_ns = now;
         let _ = self.remove(now, at);
     }
 
@@ -507,7 +554,7 @@ impl Dispatch {
         for c in &self.clients {
             tally_ipc::ring::grant(&c.link.core, u64::MAX);
             c.link.core.serving.store(0, SeqCst);
-            wait::wake(&c.link.region, &c.link.core);
+            let _ = wait::wake(&c.link.region, &c.link.core);
         }
         // The process is ending: what else it takes does not matter.
         drop(old);

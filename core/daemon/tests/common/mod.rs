@@ -182,7 +182,7 @@ pub struct Client {
     pub region: Mapped<ClientRegion>,
     pub core: Mapped<CoreRegion>,
     pub doorbell: OwnedFd,
-    pub probe: OwnedFd,
+    probes: std::cell::Cell<u32>,
     pub welcome: Welcome,
     completion: u32,
     submitted_ns: u64,
@@ -208,7 +208,7 @@ impl Client {
         wire::send(stream.as_fd(), &hello.encode(), &[region_fd.as_fd()])?;
         let (payload, fds) = wire::receive(stream.as_fd())?;
         let welcome = Welcome::decode(&payload)?;
-        let [core, doorbell, probe]: [OwnedFd; 3] = fds.try_into().unwrap();
+        let [core, doorbell]: [OwnedFd; 2] = fds.try_into().unwrap();
         let core = map::open_core(core.as_fd()).unwrap();
         assert_eq!(core.serving.load(SeqCst), 1, "welcomed before it is served");
         Ok(Client {
@@ -217,7 +217,7 @@ impl Client {
             region,
             core,
             doorbell,
-            probe,
+            probes: std::cell::Cell::new(0),
             welcome,
             completion: 0,
             submitted_ns: 0,
@@ -241,7 +241,8 @@ impl Client {
 
     /// Whether the core wanted something of the attendant since last asked.
     pub fn probed(&self) -> bool {
-        rustix::io::read(&self.probe, &mut [0_u8; 4096]).is_ok_and(|n| n > 0)
+        let probes = self.core.probes.load(SeqCst);
+        self.probes.replace(probes) != probes
     }
 
     pub fn ring(&self) {

@@ -2,7 +2,7 @@
 //! runs, and go on after it.
 
 use super::{Action, Engine};
-use crate::client::{Client, gives_way};
+use crate::client::Client;
 use crate::policy::ClientId;
 
 impl Engine {
@@ -12,7 +12,7 @@ impl Engine {
         let (high_busy, idle_since) = (self.high_busy, self.high_idle_since_ns);
         for (&client, c) in &mut self.clients {
             let wanted = wants_yield(c, now_ns, high_busy, idle_since);
-            if wanted != c.yielded && (!wanted || c.cut_in_flight > 0) {
+            if wanted != c.yielded && (!wanted || !c.cut_in_flight.is_empty()) {
                 c.yielded = wanted;
                 c.stats.yields += u64::from(wanted);
                 out.push(Action::Yield { client, yielded: wanted });
@@ -33,8 +33,7 @@ impl Engine {
     /// A launch that was asked to give way had done so `turnaround_ns` later.
     pub fn gave_way(&mut self, client: ClientId, ticket: u64, turnaround_ns: u64) {
         let Some(c) = self.clients.get_mut(&client) else { return };
-        let mut all = c.streams.iter().flat_map(|s| &s.in_flight);
-        let Some(&f) = all.find(|f| f.ticket == ticket && gives_way(f.form)) else { return };
+        let Some(&f) = c.cut_in_flight.iter().find(|f| f.ticket == ticket) else { return };
         c.stats.gave_way += 1;
         if let Some(kernel) = f.kernel {
             let profiles = &mut self.context.world.profiles;

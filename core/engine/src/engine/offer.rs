@@ -1,7 +1,7 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
-use super::{Action, Engine, ROUNDS_MAX, fallback, predicted_ns, sane};
-use crate::client::{Submission, Way, form_of, gives_way};
+use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
+use crate::client::{CUT_IN_FLIGHT_MAX, Submission, Way, form_of, gives_way};
 use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
 use crate::profile::{CutState, Profiles};
 
@@ -11,6 +11,11 @@ const FORMS: u32 = launch_flags::CAN_SLICE
     | launch_flags::CAN_PREEMPT
     | launch_flags::CAN_PREPARE
     | launch_flags::CAN_PARTITION;
+
+/// Launches let go in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
+/// can have a ring of them wait, and say that they take no time.
+const OFFERS_MAX: usize = 64;
+const OFFERS_MAX_ALL: usize = 512;
 
 /// Who decides.
 #[derive(Clone, Copy)]
@@ -24,7 +29,7 @@ impl Engine {
     /// and the others' only if that changed something for them.
     pub(super) fn settle_one(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) {
         if !self.offer_all {
-            while self.offer(now_ns, id, false, out) {}
+            self.offer_some(now_ns, id, false, OFFERS_MAX, out);
         }
         if self.offer_all {
             self.settle(now_ns, out);
@@ -35,8 +40,9 @@ impl Engine {
 
     /// Offer every head launch that may run now, least served client first.
     pub(super) fn settle(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        let mut left = OFFERS_MAX_ALL;
         for _ in 0..ROUNDS_MAX {
-            let all = std::mem::take(&mut self.offer_all);
+            let all = std::mem::take(&mut self.offer_all) | std::mem::take(&mut self.offers_left);
             let mut order = std::mem::take(&mut self.order);
             order.clear();
             order.extend(
@@ -47,14 +53,34 @@ impl Engine {
                 (c.info.class != Class::High, c.served_ns, c.waiting[0].submitted_ns)
             });
             for &id in &order {
-                while self.offer(now_ns, id, all, out) {}
+                left -= self.offer_some(now_ns, id, all, left.min(OFFERS_MAX), out);
+                if left == 0 {
+                    self.offers_left = true;
+                    break;
+                }
             }
             self.order = order;
-            if !self.offer_all {
+            if left == 0 || !self.offer_all {
                 break;
             }
         }
         self.note_stall(now_ns, out);
+    }
+
+    /// Offer one client's launches until one is held, or so many are let go: then the others' turn comes first.
+    /// Returns how many were.
+    fn offer_some(
+        &mut self,
+        now_ns: u64,
+        id: ClientId,
+        again: bool,
+        most: usize,
+        out: &mut Vec<Action>,
+    ) -> usize {
+        let let_go = (0..most).take_while(|_| self.offer(now_ns, id, again, out)).count();
+        let is_any_left = self.clients.get(&id).is_some_and(|c| !c.waiting.is_empty());
+        self.offers_left |= let_go == most && is_any_left;
+        let_go
     }
 
     /// Offer the head of one client's queue to the policy. True if it was let go, so
@@ -201,7 +227,7 @@ impl Engine {
             Form::Preemptible => flags & launch_flags::CAN_PREEMPT != 0,
             Form::Partitioned => flags & launch_flags::CAN_PARTITION != 0,
             Form::Whole => true,
-        };
+        } && (!gives_way(form) || c.cut_in_flight.len() < CUT_IN_FLIGHT_MAX);
         // Asked for in vain, but it can be had for later launches.
         let prepare = !offered && gives_way(form) && flags & launch_flags::CAN_PREPARE != 0;
         let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };
@@ -221,8 +247,8 @@ impl Engine {
             Form::Whole if s.ticket >= c.granted_until => c.stats.run += 1,
             Form::Whole => {}
         }
-        let busy = c.info.class == Class::BestEffort && high_busy;
-        c.let_go(&s, Way { form, argument, predicted_ns, window_ns, busy }, now_ns);
+        let high_periods = high_periods(high_busy, self.high_periods);
+        c.let_go(&s, Way { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
         if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
             let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);

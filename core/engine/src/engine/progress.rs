@@ -4,6 +4,15 @@ use super::{Action, Engine};
 use crate::client::Measured;
 use crate::policy::{Class, ClientId, Completion, Event, Form, subscription};
 
+/// What [`Engine::progress_some`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Launches that have ended.
+    pub ended: usize,
+    /// No other launch of the stream has, as far as the word says.
+    pub is_all: bool,
+}
+
 impl Engine {
     /// A stream's completion word reads `word`. `measured`: the last of its launches of which its client
     /// knows how long it took; learnt from if it is among those that ended now.
@@ -16,21 +25,43 @@ impl Engine {
         measured: Option<Measured>,
         out: &mut Vec<Action>,
     ) {
-        let Some(c) = self.clients.get_mut(&client) else { return };
-        let Some(s) = c.streams.get_mut(stream as usize) else { return };
-        let done =
+        self.progress_some(now_ns, client, stream, word, measured, usize::MAX, out);
+    }
+
+    /// The same for at most `most` launches; call again with the same word for the others.
+    #[expect(clippy::too_many_arguments, reason = "one event of a client's")]
+    pub fn progress_some(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        stream: u32,
+        word: u32,
+        measured: Option<Measured>,
+        most: usize,
+        out: &mut Vec<Action>,
+    ) -> Progress {
+        let nothing = Progress { ended: 0, is_all: true };
+        let Some(c) = self.clients.get_mut(&client) else { return nothing };
+        let Some(s) = c.streams.get_mut(stream as usize) else { return nothing };
+        let all =
             s.in_flight.iter().take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0).count();
+        let done = all.min(most);
         if done == 0 {
-            return;
+            return Progress { ended: 0, is_all: all == 0 };
         }
         let started = s.in_flight[0].let_go_ns.max(s.last_done_ns);
-        s.last_done_ns = now_ns;
         // Several seen done at once cannot be told apart: they share the time.
-        let share_ns = now_ns.saturating_sub(started) / done as u64;
+        let share_ns = now_ns.saturating_sub(started) / all as u64;
+        s.last_done_ns =
+            if done == all { now_ns } else { started.saturating_add(share_ns * done as u64) };
+        let best_effort = c.info.class == Class::BestEffort;
+        let begun = self.high_periods;
         let mut told = Vec::new();
         for _ in 0..done {
             let Some(f) = c.streams[stream as usize].in_flight.pop_front() else { break };
             c.ended(&f);
+            // Best effort that high-priority work ran beside shared its time.
+            let is_disturbed = best_effort && f.high_periods != begun;
             // A client's word, bounded by what can be true.
             let took_ns = measured
                 .filter(|m| m.completion == f.completion)
@@ -39,7 +70,7 @@ impl Engine {
             let charged_ns = match (took_ns, f.predicted_ns) {
                 (took_ns, 0) => took_ns.unwrap_or(share_ns),
                 // Time in which it stood aside for others is not its own.
-                (_, predicted) if crate::client::gives_way(f.form) && f.disturbed => {
+                (_, predicted) if crate::client::gives_way(f.form) && is_disturbed => {
                     share_ns.min(predicted.saturating_mul(2))
                 }
                 (Some(took_ns), predicted) => took_ns.min(predicted.saturating_mul(64)),
@@ -56,7 +87,7 @@ impl Engine {
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;
                 let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;
-                if let Some(took_ns) = took_ns.filter(|_| unmeasured || !f.disturbed) {
+                if let Some(took_ns) = took_ns.filter(|_| unmeasured || !is_disturbed) {
                     match f.form {
                         Form::Whole => profiles.record(kernel, took_ns),
                         form => profiles.record_form(kernel, form, f.argument, took_ns),
@@ -84,5 +115,6 @@ impl Engine {
         }
         self.settle_yield(now_ns, out);
         self.settle_one(now_ns, client, out);
+        Progress { ended: done, is_all: done == all }
     }
 }

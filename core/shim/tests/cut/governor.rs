@@ -331,6 +331,6 @@ fn run(shared: &Shared, mut next: u64) {
         } else {
             ring::decide(core, next - 1, answer);
         }
-        wake(region, core);
+        let _ = wake(region, core);
     }
 }

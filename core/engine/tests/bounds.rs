@@ -1,0 +1,118 @@
+//! What one input makes the engine do is bounded, however much a client has made to wait or says has ended.
+
+mod common;
+
+use common::{Script, granted, info, key, submission};
+use std::collections::VecDeque;
+use tally_engine::client::CUT_IN_FLIGHT_MAX;
+use tally_engine::policy::*;
+use tally_engine::{Action, Engine, EngineConfig, Submission};
+
+fn engine(script: Script, clients: u32) -> Engine {
+    let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
+    let mut e = Engine::new(config, Box::new(script));
+    for id in 1..=clients {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut Vec::new());
+    }
+    e
+}
+
+#[test]
+fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
+    let script = Script {
+        on_event: VecDeque::from([Command::Subscribe(subscription::COMPLETIONS)]),
+        ..Script::default()
+    };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, 1), Vec::new());
+    let kernel = e.intern(&key("k"));
+    for ticket in 0..3_000 {
+        let launch = Submission { started: true, ..submission(ticket, kernel) };
+        e.submitted(1_000, 1, launch, &mut out);
+    }
+    let mut calls = 0;
+    loop {
+        let before = seen.lock().unwrap().events.len();
+        let progress = e.progress_some(4_000_000, 1, 0, 3_000, None, 100, &mut out);
+        calls += 1;
+        assert_eq!(progress.ended, 100);
+        assert_eq!(seen.lock().unwrap().events.len() - before, 100, "and no more are told");
+        if progress.is_all {
+            break;
+        }
+    }
+    assert_eq!((calls, e.client_stats(1).unwrap().completed), (30, 3_000));
+    assert_eq!(e.client_state(1).unwrap().in_flight, 0);
+    // They share the time, as if they had been dealt with at once.
+    let gpu_ns = e.client_stats(1).unwrap().gpu_ns;
+    assert!((3_900_000..=3_999_000).contains(&gpu_ns), "{gpu_ns}");
+}
+
+#[test]
+fn what_waits_is_let_go_in_turns() {
+    const CLIENTS: u32 = 12;
+    const WAITING: u64 = 200;
+    let hold = Ok(Decision::Hold(1_000_000));
+    let script = Script {
+        answers: std::iter::repeat_n(hold, CLIENTS as usize).collect(),
+        ..Script::default()
+    };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, CLIENTS), Vec::new());
+    for id in 1..=CLIENTS {
+        for ticket in 0..WAITING {
+            e.submitted(1_000, id, submission(ticket, None), &mut out);
+        }
+    }
+    let decided = || seen.lock().unwrap().launches.len();
+    assert_eq!(decided(), CLIENTS as usize, "the first of each, which was held");
+    let mut now_ns = 2_000_000;
+    let mut ticks = 0;
+    loop {
+        let before = decided();
+        e.tick(now_ns, &mut out);
+        ticks += 1;
+        now_ns += 1;
+        assert!(decided() - before <= 512, "{}", decided() - before);
+        if e.next_deadline_ns() != Some(0) {
+            break;
+        }
+        assert!(ticks < 20, "it does not end");
+    }
+    assert!(ticks >= 4, "{ticks}");
+    for id in 1..=CLIENTS {
+        assert_eq!(granted(&out, id), Some(WAITING), "client {id}");
+    }
+    // Those of the first clients did not all come before the others' first.
+    let first_512 = &seen.lock().unwrap().launches[CLIENTS as usize..][..512];
+    let of_client = |id| first_512.iter().filter(|launch| launch.client == id).count();
+    assert!((1..=CLIENTS).all(|id| of_client(id) <= 64));
+}
+
+#[test]
+fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
+    let all = CUT_IN_FLIGHT_MAX as u64 + 50;
+    let script = Script {
+        answers: (0..all).map(|_| Ok(Decision::Preemptible)).collect(),
+        ..Script::default()
+    };
+    let (mut e, mut out) = (engine(script, 1), Vec::new());
+    let kernel = e.intern(&key("k"));
+    for ticket in 0..all {
+        let flags = launch_flags::CAN_PREEMPT;
+        e.submitted(1_000, 1, Submission { flags, ..submission(ticket, kernel) }, &mut out);
+    }
+    let cut = out.iter().filter(|action| matches!(action, Action::Decide { .. })).count();
+    assert_eq!(cut, CUT_IN_FLIGHT_MAX);
+    assert_eq!(e.client_stats(1).unwrap().degraded, 50);
+    assert_eq!(e.client_state(1).unwrap().in_flight, all, "and none was lost");
+    // What they say of the others is not looked for among them.
+    e.gave_way(1, all - 1, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().gave_way, 0);
+    e.gave_way(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().gave_way, 1);
+    // There is room again for as many as have ended.
+    e.progress(9_000, 1, 0, 10, None, &mut out);
+    e.gave_way(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().gave_way, 1, "it is not in flight any more");
+}
