@@ -2,6 +2,7 @@
 
 use crate::HostError;
 use serde::{Deserialize, Serialize};
+use tally_compiler::CompileLimits;
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
@@ -29,8 +30,12 @@ pub struct Limits {
     /// Wall-clock time of starting an instance and of its `init`; and again of its
     /// `restore`.
     pub init_time_ms_max: u64,
-    /// Size of a component's file.
+    /// Size of a component's file. Its native code may be sixteen times as long.
     pub component_bytes_max: usize,
+    /// Memory of the process that compiles a component.
+    pub compile_memory_bytes: usize,
+    /// CPU time of the process that compiles a component, of all its threads.
+    pub compile_cpu_s: u64,
     /// Data passed between a policy and the core in one call of a host function.
     pub host_call_bytes_max: usize,
     /// Faults until a policy is switched off.
@@ -53,6 +58,8 @@ impl Default for Limits {
             call_time_ms_max: 20,
             init_time_ms_max: 2_000,
             component_bytes_max: 32 << 20,
+            compile_memory_bytes: 512 << 20,
+            compile_cpu_s: 60,
             host_call_bytes_max: 64 << 10,
             faults_max: 3,
             faults_forgotten_after_s: 600,
@@ -62,7 +69,19 @@ impl Default for Limits {
     }
 }
 
+/// Native code is three to eight times as long as what it is made of.
+const OUTPUT_FACTOR: u64 = 16;
+
 impl Limits {
+    /// Those of the process that compiles.
+    pub(crate) fn compiling(&self) -> CompileLimits {
+        CompileLimits {
+            memory_bytes: self.compile_memory_bytes as u64,
+            cpu_s: self.compile_cpu_s,
+            output_bytes: (self.component_bytes_max as u64).saturating_mul(OUTPUT_FACTOR),
+        }
+    }
+
     /// For policies whose component carries an interpreter: Python is 18 MiB and has
     /// 13 MiB of memory before it begins, and collects garbage now and then.
     pub fn interpreted() -> Self {
@@ -73,6 +92,8 @@ impl Limits {
             snapshot_fuel: 50_000_000,
             init_time_ms_max: 10_000,
             component_bytes_max: 64 << 20,
+            compile_memory_bytes: 2 << 30,
+            compile_cpu_s: 240,
             ..Limits::default()
         }
     }
@@ -93,6 +114,8 @@ impl Limits {
         within("call_time_ms_max", self.call_time_ms_max, 1, 60_000)?;
         within("init_time_ms_max", self.init_time_ms_max, 1, 600_000)?;
         within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
+        within("compile_memory_bytes", self.compile_memory_bytes as u64, 32 << 20, 64 << 30)?;
+        within("compile_cpu_s", self.compile_cpu_s, 1, 86_400)?;
         within("host_call_bytes_max", self.host_call_bytes_max as u64, 1 << 10, 1 << 30)?;
         within("faults_forgotten_after_s", self.faults_forgotten_after_s, 1, 10_000_000)?;
         within("faults_max", self.faults_max.into(), 1, u32::MAX.into())

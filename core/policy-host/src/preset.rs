@@ -52,6 +52,8 @@ given! {
     call_time_ms_max: u64,
     init_time_ms_max: u64,
     component_bytes_max: usize,
+    compile_memory_bytes: usize,
+    compile_cpu_s: u64,
     host_call_bytes_max: usize,
     faults_max: u32,
     faults_forgotten_after_s: u64,

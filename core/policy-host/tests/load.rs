@@ -183,7 +183,8 @@ fn flipped_bits_never_hurt_the_host() {
 
 #[test]
 fn limits_that_make_no_sense_are_refused() {
-    let error = PolicyHost::new(Limits { memory_bytes: 1, ..Limits::default() }).err().unwrap();
+    let limits = Limits { memory_bytes: 1, ..Limits::default() };
+    let error = PolicyHost::compiling_by(common::compiler(), limits).err().unwrap();
     says(&error.to_string(), &["memory_bytes", "from 65536"]);
 }
 
