@@ -71,13 +71,13 @@ pub struct Wasm {
 }
 
 impl Wasm {
-    /// The limits under which policies are checked: the given ones but for two. Wall-clock
-    /// time, for how busy this machine is must not change the outcome; and the number of
+    /// The limits under which policies are checked: the given ones but for two. CPU
+    /// time, for how fast this machine is must not change the outcome; and the number of
     /// faults after which a policy is switched off, for one fault must not hide the next.
     pub fn limits(limits: &Limits) -> Limits {
         Limits {
-            call_time_ms_max: 60_000,
-            init_time_ms_max: 600_000,
+            call_cpu_ms_max: 60_000,
+            init_cpu_ms_max: 600_000,
             faults_max: u32::MAX,
             ..limits.clone()
         }

@@ -24,7 +24,7 @@ fn guest(name: &str) -> PathBuf {
 
 /// The component, bounded by fuel alone: how busy this machine is must not matter.
 fn component(config: &str) -> WasmPolicy {
-    let limits = Limits { call_time_ms_max: 30_000, ..Limits::default() };
+    let limits = Limits { call_cpu_ms_max: 30_000, ..Limits::default() };
     let host = PolicyHost::compiling_by(Compiler::in_process(), limits)
         .unwrap()
         .granting(Capabilities::all());

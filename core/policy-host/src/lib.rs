@@ -36,6 +36,7 @@
 mod bindings;
 pub mod capabilities;
 mod compiled;
+mod cpu;
 mod error;
 mod file;
 mod host_calls;

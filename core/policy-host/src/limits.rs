@@ -23,13 +23,13 @@ pub struct Limits {
     pub init_fuel: u64,
     /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
     pub snapshot_fuel: u64,
-    /// Wall-clock time of one `decide` or `on-event`. Only a backstop for what
-    /// fuel does not count: it runs on while the thread is not scheduled, and at
-    /// 2 ms healthy policies were stopped.
-    pub call_time_ms_max: u64,
-    /// Wall-clock time of starting an instance and of its `init`; and again of its
+    /// CPU time of the calling thread in one `decide` or `on-event`, for what fuel does not
+    /// count. A call is stopped at the latest half as much later; what waits or is not scheduled is not stopped.
+    /// `snapshot` and a new instance in place of a failed one may take 20 ms.
+    pub call_cpu_ms_max: u64,
+    /// CPU time of starting an instance and of its `init`; and again of its
     /// `restore`.
-    pub init_time_ms_max: u64,
+    pub init_cpu_ms_max: u64,
     /// Size of a component's file. Its native code may be sixteen times as long.
     pub component_bytes_max: usize,
     /// Memory of the process that compiles a component.
@@ -55,8 +55,8 @@ impl Default for Limits {
             decide_fuel: 200_000,
             init_fuel: 50_000_000,
             snapshot_fuel: 5_000_000,
-            call_time_ms_max: 20,
-            init_time_ms_max: 2_000,
+            call_cpu_ms_max: 2,
+            init_cpu_ms_max: 2_000,
             component_bytes_max: 32 << 20,
             compile_memory_bytes: 512 << 20,
             compile_cpu_s: 60,
@@ -90,7 +90,8 @@ impl Limits {
             decide_fuel: 20_000_000,
             init_fuel: 2_000_000_000,
             snapshot_fuel: 50_000_000,
-            init_time_ms_max: 10_000,
+            call_cpu_ms_max: 20,
+            init_cpu_ms_max: 10_000,
             component_bytes_max: 64 << 20,
             compile_memory_bytes: 2 << 30,
             compile_cpu_s: 240,
@@ -111,8 +112,8 @@ impl Limits {
         within("decide_fuel", self.decide_fuel, 1_000, u64::MAX)?;
         within("init_fuel", self.init_fuel, 1_000, u64::MAX)?;
         within("snapshot_fuel", self.snapshot_fuel, 1_000, u64::MAX)?;
-        within("call_time_ms_max", self.call_time_ms_max, 1, 60_000)?;
-        within("init_time_ms_max", self.init_time_ms_max, 1, 600_000)?;
+        within("call_cpu_ms_max", self.call_cpu_ms_max, 1, 60_000)?;
+        within("init_cpu_ms_max", self.init_cpu_ms_max, 1, 600_000)?;
         within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
         within("compile_memory_bytes", self.compile_memory_bytes as u64, 32 << 20, 64 << 30)?;
         within("compile_cpu_s", self.compile_cpu_s, 1, 86_400)?;

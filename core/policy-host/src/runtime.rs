@@ -71,8 +71,8 @@ impl PolicyHost {
         let engine = Engine::new(&settings(&limits)).map_err(wrong)?;
         let mut linker = Linker::new(&engine);
         Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
-        // Four ticks a call at most: a call is stopped at most a quarter late.
-        let tick_ms = (limits.call_time_ms_max / 4).clamp(1, 50);
+        // A call is stopped at most half as late as it may last.
+        let tick_ms = (limits.call_cpu_ms_max / 2).clamp(1, 50);
         let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
             .map_err(|error| HostError::Engine(error.to_string()))?;
         let (granted, trust) = (Capabilities::NONE, Trust::default());
@@ -236,9 +236,8 @@ fn settings(limits: &Limits) -> Config {
     config
 }
 
-/// Advances the engine's epoch, by which a call that runs too long is stopped. Without calls it sleeps.
+/// Advances the engine's epoch: a call that sees it advance looks at its CPU time. Without calls it sleeps.
 pub struct Ticker {
-    tick: Duration,
     ticking: Arc<Ticking>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -329,7 +328,7 @@ impl Ticker {
             }
         };
         let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;
-        Ok(Ticker { tick, ticking, stop: Some(stop), thread: Some(thread) })
+        Ok(Ticker { ticking, stop: Some(stop), thread: Some(thread) })
     }
 
     /// For a policy.
@@ -342,12 +341,6 @@ impl Ticker {
         let mut beats = self.ticking.beats.lock().unwrap_or_else(PoisonError::into_inner);
         beats.push(Arc::downgrade(&beat));
         beat
-    }
-
-    /// Ticks after which at least so much time has passed.
-    pub fn ticks(&self, ms: u64) -> u64 {
-        // The first tick may come at once.
-        ms.div_ceil(self.tick.as_millis() as u64) + 1
     }
 }
 
