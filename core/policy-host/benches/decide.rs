@@ -144,6 +144,15 @@ fn bench(c: &mut Criterion) {
     c.bench_function("load/tally-priority", |b| {
         b.iter(|| host.load_bytes("tally-priority", &bytes, ""));
     });
+    // A host remembers what it compiled.
+    c.bench_function("compile/tally-priority", |b| {
+        let fresh = || PolicyHost::compiling_by(compiler(), Limits::default()).expect("a host");
+        b.iter_batched(
+            fresh,
+            |host| host.compile_bytes("tally-priority", &bytes).map(|compiled| (host, compiled)),
+            BatchSize::PerIteration,
+        );
+    });
     faults(c);
 }
 
