@@ -102,3 +102,61 @@ fn program() -> std::result::Result<BpfProgram, seccompiler::BackendError> {
     let denied = SeccompAction::Errno(libc::EPERM as u32);
     SeccompFilter::new(rules, denied, SeccompAction::Allow, arch)?.try_into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Set in a process that is to confine itself and try what it must not be able to do.
+    const PROBE: &str = "TALLY_CONFINED_PROBE";
+    const MEMORY_BYTES: u64 = 256 << 20;
+
+    /// What is possible, by name.
+    fn possible() -> Vec<&'static str> {
+        let signal = || rustix::process::kill_process(getppid().unwrap(), Signal::CONT);
+        let tried = [
+            ("read a file", std::fs::File::open("/etc/passwd").is_ok()),
+            ("make a file", std::fs::write("/tmp/tally-confined", "x").is_ok()),
+            ("open a socket", std::os::unix::net::UnixDatagram::unbound().is_ok()),
+            ("start a process", Command::new("/bin/true").spawn().is_ok()),
+            ("start a thread", std::thread::Builder::new().spawn(|| ()).is_ok()),
+            ("signal its parent", signal().is_ok()),
+            (
+                "raise a limit",
+                setrlimit(Resource::Core, Rlimit { current: None, maximum: None }).is_ok(),
+            ),
+            ("take memory", Vec::<u8>::new().try_reserve_exact(512 << 20).is_ok()),
+            ("compute", Vec::<u8>::new().try_reserve_exact(64 << 20).is_ok()),
+        ];
+        tried.into_iter().filter(|(_, done)| *done).map(|(what, _)| what).collect()
+    }
+
+    #[test]
+    fn a_confined_process_can_compute_and_nothing_else() {
+        const TEST: &str = "confine::tests::a_confined_process_can_compute_and_nothing_else";
+        if std::env::var_os(PROBE).is_some() {
+            let before = possible().len();
+            let parent = std::os::unix::process::parent_id() as i32;
+            limit(Limits { parent, memory_bytes: MEMORY_BYTES, cpu_s: 60, output_bytes: 1 << 20 })
+                .unwrap();
+            filter().unwrap();
+            eprintln!("before {before}, after {:?}", possible());
+            std::process::exit(0);
+        }
+        let own = std::env::current_exe().unwrap();
+        let mut probe = Command::new(own);
+        let output = probe.args(["--exact", TEST, "--nocapture"]).env(PROBE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(r#"before 9, after ["compute"]"#), "{said} ({})", output.status);
+    }
+
+    #[test]
+    fn a_process_whose_parent_is_another_is_not_confined_but_ends() {
+        let limits = Limits { parent: 1, memory_bytes: MEMORY_BYTES, cpu_s: 1, output_bytes: 0 };
+        // Nothing has changed but the signal at the parent's death: this process goes on.
+        let error = limit(limits).unwrap_err().to_string();
+        rustix::process::set_parent_process_death_signal(None).unwrap();
+        assert!(error.contains("gone"), "{error}");
+    }
+}
