@@ -166,7 +166,7 @@ impl Count {
     fn body(&mut self, body: &FunctionBody<'_>) -> Result<(), Stop> {
         let range = body.range();
         let mut bytes = 0;
-        add(&mut bytes, (range.end - range.start) as u64, "bytes in one function", BODY_BYTES_MAX)?;
+        add(&mut bytes, range.end - range.start, "bytes in one function", BODY_BYTES_MAX)?;
         for locals in body.get_locals_reader()? {
             let (more, _) = locals?;
             add(&mut self.locals, more.into(), "local variables", LOCALS_MAX)?;

@@ -26,6 +26,8 @@
 mod bounds;
 mod child;
 mod confine;
+#[cfg(test)]
+mod corpus;
 mod entry;
 mod error;
 mod parent;

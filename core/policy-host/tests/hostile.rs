@@ -39,7 +39,7 @@ fn nested(levels: usize) -> Vec<u8> {
 }
 
 fn refusal(limits: Limits, bytes: &[u8]) -> LoadError {
-    bare_host(limits).compile_bytes("bomb.wasm", bytes).err().expect("a refusal")
+    bare_host(limits).compile_bytes("bomb.wasm", bytes).expect_err("a refusal")
 }
 
 fn own_memory_kib(what: &str) -> u64 {
