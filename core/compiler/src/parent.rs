@@ -150,10 +150,10 @@ fn take_over(engine: &Engine, code: &[u8]) -> Result<Component, CompileError> {
         let said = "what it made is not native code of a component".to_owned();
         return Err(CompileError::Crashed { how: "exit code 0".into(), said });
     }
-    // SAFETY: wasmtime asks for bytes that `Engine::precompile_component` made and nobody changed. They were made by
-    // this module's `native`, in this process or in one that runs the same executable (or, for tests, one of the same source),
-    // and are a copy that only this process can reach. wasmtime itself refuses code of another version or of other settings.
-    // Left is a component that takes over the compiler through a bug in it: see the documentation of this crate.
+    // SAFETY: wasmtime asks for bytes that `Engine::precompile_component` made and nobody changed. They were made
+    // by `native`, in this process or in one that runs the same executable (for tests: one of the same source), and
+    // are a copy that only this process can reach. wasmtime itself refuses code of another version or of other
+    // settings. Left is a component that takes over the compiler through a bug in it: see this crate's documentation.
     #[allow(unsafe_code)]
     let component = unsafe { Component::deserialize(engine, code) };
     component.map_err(CompileError::Unfit)

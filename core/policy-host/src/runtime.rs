@@ -55,8 +55,8 @@ impl PolicyHost {
     /// A host under these limits, which starts this program again to compile.
     ///
     /// # Errors
-    /// If `main` does not begin with [`serve_if_child`](crate::serve_if_child). Limits under which no policy can run, or
-    /// more address space than there is.
+    /// If `main` does not begin with [`serve_if_child`](crate::serve_if_child). Limits under which no policy can
+    /// run, or more address space than there is.
     pub fn new(limits: Limits) -> Result<Self, HostError> {
         Self::compiling_by(Compiler::this_program()?, limits)
     }

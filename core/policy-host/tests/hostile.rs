@@ -87,7 +87,15 @@ fn a_component_that_takes_too_long_is_stopped_by_name() {
 #[test]
 fn native_code_is_bounded() {
     let bytes = bulky(100);
-    // Sixteen times the file, which is as long as it may be, is enough; of a file that may be shorter it is not.
+    let engine = wasmtime::Engine::new(&tally_compiler::settings()).unwrap();
+    let compile = |output_bytes| {
+        let limits =
+            tally_compiler::CompileLimits { memory_bytes: 512 << 20, cpu_s: 60, output_bytes };
+        compiler().compile(&engine, &bytes, limits, &Cancel::never()).map(drop)
+    };
+    assert!(matches!(compile(64 << 10), Err(CompileError::Output(65_536))));
+    compile(64 << 20).unwrap();
+    // Sixteen times the file, which is as long as it may be, is enough.
     let limits = Limits { component_bytes_max: bytes.len(), ..limits() };
     let error = refusal(limits.clone(), &bytes);
     assert!(matches!(error, LoadError::MissingExport { .. }), "{error}");
