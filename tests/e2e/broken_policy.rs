@@ -38,7 +38,7 @@ fn strike_out(probe: &mut Probe, number: u32) -> Result<()> {
 fn core(scene: &Scene, policy: &std::path::Path, more: &str) -> Result<Process> {
     let config = scene.dir().join("core.toml");
     let text = format!(
-        "[policy]\ndebounce_ms = 20\n[policy.limits]\ncall_time_ms_max = 2000\n\
+        "[policy]\ndebounce_ms = 20\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
          [policy.strikes]\nstall_ms = 150\n{more}"
     );
     std::fs::write(&config, text)?;

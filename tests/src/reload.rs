@@ -122,7 +122,7 @@ pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
     // The machine is busy: a policy that waits for the CPU is not to be struck for it.
     std::fs::write(
         &config,
-        "[policy]\nwatch = false\n[policy.limits]\ncall_time_ms_max = 2000\n\
+        "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
          [policy.strikes]\nstall_ms = 60000\n",
     )?;
     let config = config.to_string_lossy().into_owned();

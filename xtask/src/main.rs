@@ -14,6 +14,7 @@ mod debian;
 mod demo;
 mod demo_ab;
 mod demo_report;
+mod fuzz;
 mod guest;
 mod languages;
 mod litmus;
@@ -50,6 +51,8 @@ enum Task {
     Languages(languages::Args),
     /// Generate what the SDK for C needs of the contract.
     Bindings(bindings::Args),
+    /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
+    Fuzz(fuzz::Args),
     /// Run small programs made from seeds bare and under Tally, and compare.
     Litmus(litmus::Args),
     /// Build the shim for machines with an old glibc, linked by zig.
@@ -67,6 +70,7 @@ fn main() -> anyhow::Result<()> {
         Task::Bench(args) => bench::run(&args),
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Litmus(args) => litmus::run(&args),
         Task::Shim(args) => shim::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),

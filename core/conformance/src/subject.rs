@@ -3,7 +3,7 @@
 use std::path::Path;
 use tally_engine::policy::{Fault, Policy};
 use tally_policy_host::{
-    Capabilities, Capability, Compiled, HostError, Limits, LoadError, PolicyHost,
+    Capabilities, Capability, Compiled, Compiler, HostError, Limits, LoadError, PolicyHost,
 };
 use tally_policy_host::{Restored, Saved, WasmPolicy};
 
@@ -71,13 +71,13 @@ pub struct Wasm {
 }
 
 impl Wasm {
-    /// The limits under which policies are checked: the given ones but for two. Wall-clock
-    /// time, for how busy this machine is must not change the outcome; and the number of
+    /// The limits under which policies are checked: the given ones but for two. CPU
+    /// time, for how fast this machine is must not change the outcome; and the number of
     /// faults after which a policy is switched off, for one fault must not hide the next.
     pub fn limits(limits: &Limits) -> Limits {
         Limits {
-            call_time_ms_max: 60_000,
-            init_time_ms_max: 600_000,
+            call_cpu_ms_max: 60_000,
+            init_cpu_ms_max: 600_000,
             faults_max: u32::MAX,
             ..limits.clone()
         }
@@ -89,12 +89,13 @@ impl Wasm {
     /// Limits under which no policy can run. That the file is no policy is an outcome of
     /// its first check: the inner error.
     pub fn open(
+        compiler: Compiler,
         path: &Path,
         config: &str,
         limits: &Limits,
         granted: Capabilities,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        Self::with(config, limits, granted, |host| host.compile_file(path))
+        Self::with(compiler, config, limits, granted, |host| host.compile_file(path))
     }
 
     /// Compile the component in `bytes`; `name` stands for it in messages.
@@ -102,22 +103,24 @@ impl Wasm {
     /// # Errors
     /// As for [`Wasm::open`].
     pub fn of_bytes(
+        compiler: Compiler,
         name: &str,
         bytes: &[u8],
         config: &str,
         limits: &Limits,
         granted: Capabilities,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        Self::with(config, limits, granted, |host| host.compile_bytes(name, bytes))
+        Self::with(compiler, config, limits, granted, |host| host.compile_bytes(name, bytes))
     }
 
     fn with(
+        compiler: Compiler,
         config: &str,
         limits: &Limits,
         granted: Capabilities,
         compile: impl FnOnce(&PolicyHost) -> Result<Compiled, LoadError>,
     ) -> Result<Result<Self, LoadError>, HostError> {
-        let host = PolicyHost::new(Self::limits(limits))?.granting(granted);
+        let host = PolicyHost::compiling_by(compiler, Self::limits(limits))?.granting(granted);
         Ok(compile(&host).map(|compiled| Wasm {
             compiled,
             config: config.into(),

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use tally_conformance::{Capabilities, Options, Wasm, check_loaded};
-use tally_policy_host::Limits;
+use tally_policy_host::{Compiler, Limits};
 
 /// Misbehaves on command, which the random streams are bound to give: it need only load.
 const MISBEHAVES: &str = "chaos";
@@ -27,7 +27,14 @@ fn components_of_every_release_load_and_behave() {
     let all = components();
     assert!(all.len() >= 3, "{all:?}");
     for file in all {
-        let subject = Wasm::open(&file, "", &Limits::default(), Capabilities::default()).unwrap();
+        let subject = Wasm::open(
+            Compiler::in_process(),
+            &file,
+            "",
+            &Limits::default(),
+            Capabilities::default(),
+        )
+        .unwrap();
         if let Err(error) = &subject {
             panic!("{error}");
         }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use tally_conformance::{Capabilities, Options, Outcome, Report, Wasm, check_loaded};
-use tally_policy_host::Limits;
+use tally_policy_host::{Compiler, Limits};
 
 /// A guest built by `cargo xtask policies`. Never skips.
 fn guest(folder: &str, name: &str) -> PathBuf {
@@ -25,7 +25,8 @@ fn report_with(
     name: &str,
     config: &str,
 ) -> Report {
-    let subject = Wasm::open(&guest(folder, name), config, limits, granted).unwrap();
+    let subject =
+        Wasm::open(Compiler::in_process(), &guest(folder, name), config, limits, granted).unwrap();
     check_loaded(&subject, &Options { streams: 24, ..Options::default() })
 }
 
@@ -63,8 +64,14 @@ fn tally_priority_passes() {
 
 #[test]
 fn a_file_that_is_no_policy_fails_to_load() {
-    let subject =
-        Wasm::of_bytes("x.wasm", b"hello", "", &Limits::default(), Capabilities::default());
+    let subject = Wasm::of_bytes(
+        Compiler::in_process(),
+        "x.wasm",
+        b"hello",
+        "",
+        &Limits::default(),
+        Capabilities::default(),
+    );
     let subject = subject.unwrap();
     let report = check_loaded(&subject, &Options::default());
     fails(&report, &["loads"]);

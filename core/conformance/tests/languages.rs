@@ -9,7 +9,7 @@ use tally_conformance::Wasm;
 use tally_conformance::stage::{Stage, Turn};
 use tally_conformance::stream::{self, Shape, Step};
 use tally_engine::policy::Decision;
-use tally_policy_host::{Compiled, Limits, PolicyHost, Restored, Saved};
+use tally_policy_host::{Compiled, Compiler, Limits, PolicyHost, Restored, Saved};
 
 const STREAMS: u32 = 12;
 
@@ -81,7 +81,9 @@ fn let_go(compiled: &Compiled, config: &str) -> Vec<bool> {
 #[test]
 #[ignore = "needs the components of `cargo xtask languages`"]
 fn the_example_is_the_same_policy_in_every_language() {
-    let host = PolicyHost::new(Wasm::limits(&Limits::interpreted())).unwrap();
+    let host =
+        PolicyHost::compiling_by(Compiler::in_process(), Wasm::limits(&Limits::interpreted()))
+            .unwrap();
     let all = components(&host, "quiet");
     for config in ["", "quiet_us = 250 # a comment", "lease = 50", "quiet_us = 0\nlease = 3"] {
         let mut decided = 0;
@@ -136,7 +138,9 @@ fn lesson(
 #[test]
 #[ignore = "needs the components of `cargo xtask languages`"]
 fn what_one_language_saves_every_other_takes() {
-    let host = PolicyHost::new(Wasm::limits(&Limits::interpreted())).unwrap();
+    let host =
+        PolicyHost::compiling_by(Compiler::in_process(), Wasm::limits(&Limits::interpreted()))
+            .unwrap();
     let all = components(&host, "patient");
     for (n, steps) in streams().iter().enumerate() {
         let (before, after) = steps.split_at(steps.len() / 2);

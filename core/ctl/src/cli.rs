@@ -222,6 +222,8 @@ pub enum ProfilesCommand {
 
 /// The whole program.
 pub fn main() -> ExitCode {
+    #[cfg(feature = "wasm")]
+    tally_policy_host::serve_if_child();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -202,7 +202,7 @@ impl Policies {
     }
 }
 
-/// Bounds as in the core, but for wall time: how busy this machine is must not change
+/// Bounds as in the core, but for CPU time: how fast this machine is must not change
 /// what comes out. Fuel ends what loops.
 #[cfg(feature = "wasm")]
 fn wasm_host(
@@ -210,7 +210,7 @@ fn wasm_host(
     grants: &[String],
 ) -> Result<tally_policy_host::PolicyHost, CtlError> {
     let mut limits = limits.limits();
-    limits.call_time_ms_max = limits.init_time_ms_max;
+    limits.call_cpu_ms_max = limits.init_cpu_ms_max;
     let granted = grants.iter().map(|name| name.parse::<tally_policy_host::Capability>());
     let granted = granted
         .collect::<Result<_, _>>()

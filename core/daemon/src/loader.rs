@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{Compiled, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy};
+use tally_policy_host::{
+    Cancel, Compiled, ComponentFile, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy,
+};
 
 /// A policy that can also tell people about itself.
 pub trait Hosted: Policy + Send {
@@ -207,17 +209,26 @@ impl Program for Compiled {
     }
 }
 
-/// Something that makes policies out of files. Called off both threads.
+/// Something that makes policies of components. Called off both threads.
 pub trait Loader: Send + Sync + 'static {
-    /// Compile and check one.
+    /// Read a component, and what stands beside it.
+    ///
+    /// # Errors
+    /// As for [`Loader::compile`].
+    fn read(&self, file: &Path) -> Result<ComponentFile, String>;
+
+    /// Compile and check one. Another thread can end it by `cancel`.
     ///
     /// # Errors
     /// Everything an operator needs to know, as text.
-    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String>;
+    fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Arc<dyn Program>, String>;
 }
 
 /// The real one.
-pub struct WasmLoader(PolicyHost);
+pub struct WasmLoader {
+    host: PolicyHost,
+    component_bytes_max: usize,
+}
 
 impl WasmLoader {
     /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
@@ -227,13 +238,20 @@ impl WasmLoader {
     pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
         let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
         let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
-        Ok(WasmLoader(host.granting(config.capabilities).trusting(trust)))
+        let host = host.granting(config.capabilities).trusting(trust);
+        Ok(WasmLoader { host, component_bytes_max: config.limits.component_bytes_max })
     }
 }
 
 impl Loader for WasmLoader {
-    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String> {
-        let compiled = self.0.compile_file(file).map_err(|error| error.to_string())?;
+    fn read(&self, file: &Path) -> Result<ComponentFile, String> {
+        let signed = self.host.wants_signatures();
+        let read = ComponentFile::read(file, self.component_bytes_max, signed);
+        read.map_err(|error| error.to_string())
+    }
+
+    fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Arc<dyn Program>, String> {
+        let compiled = self.host.compile(file, cancel).map_err(|error| error.to_string())?;
         Ok(Arc::new(compiled))
     }
 }

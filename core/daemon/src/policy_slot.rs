@@ -18,6 +18,7 @@
 
 mod experiment;
 pub mod history;
+mod loads;
 
 pub use experiment::Candidate;
 
@@ -26,13 +27,15 @@ use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::loader::{Hosted, Loader, Program, Shared};
 use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
+pub use loads::By;
+use loads::Loads;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tally_engine::BuiltIn;
-use tally_policy_host::{LastFault, Restored, Saved};
+use tally_policy_host::{Cancel, LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
@@ -92,6 +95,17 @@ pub enum SlotError {
     /// It could not be loaded.
     #[error("{0}")]
     Load(String),
+    /// Somebody asked for something else before it was compiled.
+    #[error(
+        "{}: not loaded: {by} came before it was compiled and stopped it; load it again if it is still wanted",
+        .file.display()
+    )]
+    Superseded {
+        /// The component.
+        file: PathBuf,
+        /// For what.
+        by: By,
+    },
     /// An A/B test decides which policy is in charge.
     #[error(
         "an A/B test is running and decides which policy is in charge: end it with `tallyctl ab stop`"
@@ -117,7 +131,9 @@ pub enum Trigger {
 /// See the module's documentation.
 pub struct PolicySlot {
     loader: Arc<dyn Loader>,
+    /// Held while a policy takes over; not while one is compiled.
     turn: tokio::sync::Mutex<()>,
+    loads: Loads,
     strikes: Strikes,
     /// A policy that lasts for so long ends a row of strike-outs.
     lasting: Duration,
@@ -192,9 +208,9 @@ impl Ready {
     }
 }
 
-fn compile(loader: &dyn Loader, source: &Source) -> Result<Ready, String> {
+fn compile(loader: &dyn Loader, source: &Source, cancel: &Cancel) -> Result<Ready, String> {
     let config_text = read_config(source.config_file.as_deref())?;
-    let program = loader.compile(&source.file)?;
+    let program = loader.compile(&loader.read(&source.file)?, cancel)?;
     Ok(Ready { source: source.clone(), program, config_text })
 }
 
@@ -240,7 +256,7 @@ impl PolicySlot {
     ) -> Result<(Self, Shared), CoreError> {
         let begun = Instant::now();
         let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
-            let ready = compile(&*loader, &source);
+            let ready = compile(&*loader, &source, &Cancel::never());
             let started = ready.and_then(|ready| {
                 let (policy, _) = start(&*ready.program, &ready.config_text, &[])?;
                 Ok((policy, ready))
@@ -281,6 +297,7 @@ impl PolicySlot {
         let slot = PolicySlot {
             loader,
             turn: tokio::sync::Mutex::new(()),
+            loads: Loads::default(),
             strikes: config.strikes.clone(),
             lasting: Duration::from_secs(config.limits.faults_forgotten_after_s),
             row: Cell::default(),
@@ -324,67 +341,6 @@ impl PolicySlot {
     pub fn source(&self) -> Option<Source> {
         let wanted = self.wanted.borrow().clone();
         wanted.or_else(|| self.last_failure.borrow().as_ref().map(|f| f.source.clone()))
-    }
-
-    /// Load a policy and put it in charge. One at a time, in order of asking.
-    ///
-    /// # Errors
-    /// If it cannot be loaded; the one in charge stays.
-    pub async fn load(
-        &self,
-        control: &ControlSender,
-        source: Source,
-        trigger: Trigger,
-    ) -> Result<InCharge, SlotError> {
-        let _turn = self.turn.lock().await;
-        self.refuse_during_experiment()?;
-        let begun = Instant::now();
-        let (loader, asked) = (self.loader.clone(), source.clone());
-        let ready = match aside(move || compile(&*loader, &asked)).await {
-            Ok(ready) => ready,
-            Err(message) => return Err(self.failed(source, message)),
-        };
-        let content = ready.content();
-        if trigger == Trigger::Changed {
-            let same = self.seen.borrow().as_ref() == Some(&content)
-                && self.wanted.borrow().as_ref() == Some(&source);
-            if same {
-                return Ok(self.in_charge());
-            }
-            if self.history.borrow().is_struck(&content) {
-                tracing::warn!(
-                    file = %source.file.display(), digest = content.digest,
-                    "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
-                );
-                *self.seen.borrow_mut() = Some(content);
-                return Ok(self.in_charge());
-            }
-        }
-        let came = match trigger {
-            Trigger::Asked => Came::Asked,
-            Trigger::Changed => Came::FileChanged,
-        };
-        let next = Next { came, content_of: None, own: None, begun };
-        let in_charge = self.put(control, ready, next).await?;
-        *self.wanted.borrow_mut() = Some(source);
-        *self.seen.borrow_mut() = Some(content);
-        Ok(in_charge)
-    }
-
-    /// Go back to an earlier policy, from memory: to that generation, or to the last one
-    /// that differs and was not struck out.
-    ///
-    /// # Errors
-    /// If there is none, or it does not start any more.
-    pub async fn rollback(
-        &self,
-        control: &ControlSender,
-        to: Option<u64>,
-    ) -> Result<InCharge, SlotError> {
-        let _turn = self.turn.lock().await;
-        self.refuse_during_experiment()?;
-        let kept = self.history.borrow().rollback(to)?;
-        self.put_back(control, kept, Came::Rollback).await
     }
 
     /// The policy of this generation was struck out, and the built-in rule serves: put

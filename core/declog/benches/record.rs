@@ -13,7 +13,7 @@ use tally_declog::tape::Described;
 use tally_declog::{About, Recorder, Tap, TapOptions, Tape};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Class, Context, Decision, Event, Fault, Launch, Policy};
-use tally_policy_host::{Limits, PolicyHost};
+use tally_policy_host::{Compiler, Limits, PolicyHost};
 
 struct Named(Box<dyn Policy + Send>);
 
@@ -42,7 +42,7 @@ fn policy(name: &str) -> Box<dyn Policy + Send> {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let target = target.parent().expect("the target folder");
     let file = target.join("release/policies/tally-priority.wasm");
-    let host = PolicyHost::new(Limits::default()).expect("a host");
+    let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).expect("a host");
     Box::new(host.load_file(&file, "").expect("run `cargo xtask policies` first"))
 }
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tally_engine::policy::{Class, ClientInfo, Context, Event, Form, Launch, Policy, launch_flags};
 use tally_engine::profile::{CutState, KernelKey};
-use tally_policy_host::{Limits, PolicyHost};
+use tally_policy_host::{Compiler, Limits, PolicyHost};
 use tally_replay::{Arrivals, Residency, Setup, Trace, simulate};
 
 const SINGLE_CALLS: usize = 400_000;
@@ -111,7 +111,7 @@ fn percentiles(policies: &mut [(&str, Box<dyn Policy + Send>)]) {
 }
 
 fn main() {
-    let host = PolicyHost::new(Limits::default()).expect("a host");
+    let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).expect("a host");
     let mut policies = [("native", native()), ("component", component(&host))];
     percentiles(&mut policies);
     let mut criterion = Criterion::default()

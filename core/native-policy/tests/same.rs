@@ -8,7 +8,7 @@ use tally_engine::policy::{
 };
 use tally_engine::profile::{CutState, KernelKey};
 use tally_native_policy::NativePolicy;
-use tally_policy_host::{Capabilities, Limits, PolicyHost, WasmPolicy};
+use tally_policy_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 use tally_priority::Priority;
 
 const STEPS: u64 = 60_000;
@@ -24,8 +24,10 @@ fn guest(name: &str) -> PathBuf {
 
 /// The component, bounded by fuel alone: how busy this machine is must not matter.
 fn component(config: &str) -> WasmPolicy {
-    let limits = Limits { call_time_ms_max: 30_000, ..Limits::default() };
-    let host = PolicyHost::new(limits).unwrap().granting(Capabilities::all());
+    let limits = Limits { call_cpu_ms_max: 30_000, ..Limits::default() };
+    let host = PolicyHost::compiling_by(Compiler::in_process(), limits)
+        .unwrap()
+        .granting(Capabilities::all());
     host.load_file(&guest("tally-priority"), config).unwrap()
 }
 
@@ -246,7 +248,7 @@ fn tally_priority_answers_as_its_component_does() {
 fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
     for config in ["quiet_us = -1", "window = 3", "quiet_us", "samples = 61"] {
         let native = NativePolicy::<Priority>::new(config).err().unwrap();
-        let host = PolicyHost::new(Limits::default()).unwrap();
+        let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
         let wasm = host.load_file(&guest("tally-priority"), config).err().unwrap().to_string();
         assert!(wasm.ends_with(&native), "{wasm} does not end with {native}");
     }

@@ -12,9 +12,14 @@ use std::time::{Duration, Instant};
 use tally_engine::policy::{
     Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, launch_flags,
 };
-use tally_policy_host::{Limits, PolicyHost, WasmPolicy};
+use tally_policy_host::{Compiler, Limits, PolicyHost, WasmPolicy};
 
 const SINGLE_CALLS: usize = 200_000;
+
+/// As the core does, in a child.
+fn compiler() -> Compiler {
+    Compiler::program(env!("CARGO_BIN_EXE_policy-compiler"))
+}
 
 fn guest(folder: &str, name: &str) -> PathBuf {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -104,7 +109,7 @@ fn percentiles(host: &PolicyHost) {
 }
 
 fn bench(c: &mut Criterion) {
-    let host = PolicyHost::new(Limits::default()).expect("a host");
+    let host = PolicyHost::compiling_by(compiler(), Limits::default()).expect("a host");
     percentiles(&host);
     let launches = launches();
     let mut context = Context::default();
@@ -139,13 +144,22 @@ fn bench(c: &mut Criterion) {
     c.bench_function("load/tally-priority", |b| {
         b.iter(|| host.load_bytes("tally-priority", &bytes, ""));
     });
+    // A host remembers what it compiled.
+    c.bench_function("compile/tally-priority", |b| {
+        let fresh = || PolicyHost::compiling_by(compiler(), Limits::default()).expect("a host");
+        b.iter_batched(
+            fresh,
+            |host| host.compile_bytes("tally-priority", &bytes).map(|compiled| (host, compiled)),
+            BatchSize::PerIteration,
+        );
+    });
     faults(c);
 }
 
 /// A trap, and the call after it: a new instance, its `init`, then the decision.
 fn faults(c: &mut Criterion) {
     let limits = Limits { faults_max: u32::MAX, ..Limits::default() };
-    let host = PolicyHost::new(limits).expect("a host");
+    let host = PolicyHost::compiling_by(compiler(), limits).expect("a host");
     let chaos = host.load_file(&guest("test-policies", "chaos"), "").expect("the test guest");
     let chaos = RefCell::new((chaos, Context::default()));
     let decide = |kernel| {

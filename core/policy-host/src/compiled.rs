@@ -11,6 +11,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// CPU time of a `snapshot`, and of an instance in place of a failed one.
+const SELDOM_CPU_MS: u64 = 20;
+
 /// A component that is a policy: compiled once, shared by all that start it.
 pub struct Checked {
     pub pre: PolicyPre<HostState>,
@@ -25,13 +28,13 @@ pub struct Checked {
 
 impl Checked {
     /// What a call may use.
-    pub fn budget(&self, fuel: u64, ms: u64) -> Budget {
-        Budget {
-            fuel,
-            ticks: self.ticker.ticks(ms),
-            ms,
-            data_bytes: self.limits.host_call_bytes_max,
-        }
+    pub fn budget(&self, fuel: u64, cpu_ms: u64) -> Budget {
+        Budget { fuel, cpu_ms, data_bytes: self.limits.host_call_bytes_max }
+    }
+
+    /// What a seldom call of more than a decision may use.
+    pub fn seldom_budget(&self, fuel: u64) -> Budget {
+        self.budget(fuel, self.limits.call_cpu_ms_max.max(SELDOM_CPU_MS))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why a policy was refused. Every message says which file, what was wrong and
 //! what to do.
 
+use tally_compiler::{CompileError, TooMany};
 use tally_engine::policy::Fault;
 
 /// Why the host itself could not start.
@@ -18,6 +19,9 @@ pub enum HostError {
         /// The most allowed.
         most: u64,
     },
+    /// `main` of this program does not begin as it must.
+    #[error(transparent)]
+    Compiler(#[from] CompileError),
     /// wasmtime refused to start.
     #[error("the WebAssembly engine does not start under these limits: {0}")]
     Engine(String),
@@ -89,6 +93,49 @@ pub enum LoadError {
         file: String,
         /// What it needs.
         why: String,
+    },
+    /// It has more of something than any policy needs; nothing was built of it.
+    #[error(
+        "{file}: is not built like a policy: {many}. Build it of fewer or smaller parts (a tool that composes \
+         components may have nested them)"
+    )]
+    TooMany {
+        /// Which file.
+        file: String,
+        /// What it has too many of.
+        many: TooMany,
+    },
+    /// The compiler process reached one of its limits.
+    #[error(
+        "{file}: {error}, and was stopped. If you trust the file, raise `{key}` (now {now}) under \
+         `[policy.limits]`; else build it smaller, with optimisation"
+    )]
+    TooDear {
+        /// Which file.
+        file: String,
+        /// Which limit.
+        error: CompileError,
+        /// Its key in the configuration.
+        key: &'static str,
+        /// Its value.
+        now: u64,
+    },
+    /// Its compilation was stopped, for another request came.
+    #[error("{file}: not loaded: its compilation was stopped by a later request")]
+    Cancelled {
+        /// Which file.
+        file: String,
+    },
+    /// The compiler did not work.
+    #[error(
+        "{file}: {error}. Load another build of it; if others fail as well, the core is not installed \
+         or allowed to start processes as it should be"
+    )]
+    NotCompiled {
+        /// Which file.
+        file: String,
+        /// How.
+        error: CompileError,
     },
     /// It wants WASI.
     #[error(

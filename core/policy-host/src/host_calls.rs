@@ -5,6 +5,7 @@
 
 use crate::bindings::{self, host, types};
 use crate::capabilities::{Capabilities, Capability, Denied};
+use crate::cpu::Cpu;
 use crate::limits::Limits;
 use crate::metrics::{Metrics, cut};
 use crate::runtime::Beat;
@@ -34,6 +35,7 @@ pub struct HostState {
     /// The last error line that it logged in this call: the message of a panic.
     pub last_words: String,
     pub memory: MemoryGate,
+    pub cpu: Cpu,
     beat: Arc<Beat>,
     /// Data passed in this call of the policy, bytes.
     passed_bytes: usize,
@@ -56,6 +58,7 @@ impl HostState {
             log: LogGate::new(limits.log_lines_per_s_max),
             last_words: String::new(),
             memory: MemoryGate { bytes: 0, bytes_max: limits.memory_bytes },
+            cpu: Cpu::default(),
             beat,
             passed_bytes: 0,
             passed_bytes_max: limits.host_call_bytes_max.saturating_mul(FULL_CALLS_MAX),
@@ -64,8 +67,9 @@ impl HostState {
 
     /// A call of the policy begins.
     #[inline]
-    pub fn begin(&mut self) {
+    pub fn begin(&mut self, cpu_ms: u64) {
         self.passed_bytes = 0;
+        self.cpu.begin(cpu_ms);
         self.beat.begin();
     }
 

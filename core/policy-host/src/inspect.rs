@@ -2,11 +2,12 @@
 //! it in its own words: what kind of file it is, which import nobody provides,
 //! which export is missing.
 
-use crate::LoadError;
 use crate::bindings::CONTRACT;
 use crate::bindings::types::{Decision, Event, Launch};
 use crate::state::{Exports, Saved};
+use crate::{Limits, LoadError};
 use std::collections::BTreeSet;
+use tally_compiler::CompileError;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::ComponentItem;
@@ -199,30 +200,36 @@ pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
     }
 }
 
-/// Types in types in types: wasmtime's parser goes down without a limit, and a small file would overflow the stack, which
-/// ends the core. This later one has a limit. What it cannot read at all is refused, too: nothing may come behind it.
-pub fn nesting(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
-    use wasmparser_bounded::{BinaryReaderError, Parser, Payload};
-    let read = || -> Result<(), BinaryReaderError> {
-        for payload in Parser::new(0).parse_all(bytes) {
-            if let Payload::ComponentTypeSection(types) = payload? {
-                for ty in types {
-                    ty?;
-                }
+/// Why it was not compiled; what does not fit into the pool wants too much.
+pub fn not_compiled(file: &str, limits: &Limits, error: CompileError) -> LoadError {
+    let file = file.to_owned();
+    match error {
+        CompileError::Invalid(why) => LoadError::Invalid { file, why },
+        CompileError::Unfit(error) => {
+            let why = format!("{error:#}");
+            if why.contains(POOL_LIMIT) {
+                LoadError::TooDemanding { file, why }
+            } else {
+                LoadError::Invalid { file, why }
             }
         }
-        Ok(())
-    };
-    read().map_err(|error| LoadError::Invalid { file: file.into(), why: error.to_string() })
-}
-
-/// Tell a component that is damaged from one that only wants too much.
-pub fn not_compiled(file: &str, error: &wasmtime::Error) -> LoadError {
-    let (file, why) = (file.into(), format!("{error:#}"));
-    if why.contains(POOL_LIMIT) {
-        LoadError::TooDemanding { file, why }
-    } else {
-        LoadError::Invalid { file, why }
+        CompileError::TooMany(many) => LoadError::TooMany { file, many },
+        CompileError::Memory(_) => {
+            let (key, now) = ("compile_memory_bytes", limits.compile_memory_bytes as u64);
+            LoadError::TooDear { file, error, key, now }
+        }
+        CompileError::CpuTime(_) | CompileError::WallTime(_) => {
+            let (key, now) = ("compile_cpu_s", limits.compile_cpu_s);
+            LoadError::TooDear { file, error, key, now }
+        }
+        CompileError::Output(_) => {
+            let (key, now) = ("component_bytes_max", limits.component_bytes_max as u64);
+            LoadError::TooDear { file, error, key, now }
+        }
+        CompileError::Cancelled => LoadError::Cancelled { file },
+        CompileError::Crashed { .. } | CompileError::Process { .. } | CompileError::NotServed => {
+            LoadError::NotCompiled { file, error }
+        }
     }
 }
 

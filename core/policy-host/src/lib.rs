@@ -11,6 +11,8 @@
 //! use tally_engine::policy::{Context, Policy};
 //! use tally_policy_host::{Limits, PolicyHost};
 //!
+//! // First thing in `main`: components are compiled in a child, which is this program again.
+//! tally_policy_host::serve_if_child();
 //! let host = PolicyHost::new(Limits::default())?;
 //! let mut policy = host.load_file("policies/fifo.wasm".as_ref(), "")?;
 //! let mut context = Context::default();
@@ -34,9 +36,9 @@
 mod bindings;
 pub mod capabilities;
 mod compiled;
-mod compiling;
-mod entry;
+mod cpu;
 mod error;
+mod file;
 mod host_calls;
 mod inspect;
 mod limits;
@@ -51,10 +53,12 @@ mod status;
 pub use capabilities::{Capabilities, Capability};
 pub use compiled::Compiled;
 pub use error::{HostError, LoadError};
+pub use file::ComponentFile;
 pub use limits::Limits;
 pub use policy::WasmPolicy;
 pub use preset::Preset;
 pub use runtime::PolicyHost;
 pub use state::{Restored, SAVED_BYTES_MAX, Saved};
 pub use status::{FaultCounts, LastFault, PolicyStatus, kind_name};
+pub use tally_compiler::{Cancel, CompileError, Compiler, serve_if_child};
 pub use tally_trust::{Trust, TrustError, TrustSettings, TrustSettingsError};

@@ -2,6 +2,7 @@
 
 use crate::HostError;
 use serde::{Deserialize, Serialize};
+use tally_compiler::CompileLimits;
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
@@ -22,15 +23,19 @@ pub struct Limits {
     pub init_fuel: u64,
     /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
     pub snapshot_fuel: u64,
-    /// Wall-clock time of one `decide` or `on-event`. Only a backstop for what
-    /// fuel does not count: it runs on while the thread is not scheduled, and at
-    /// 2 ms healthy policies were stopped.
-    pub call_time_ms_max: u64,
-    /// Wall-clock time of starting an instance and of its `init`; and again of its
+    /// CPU time of the calling thread in one `decide` or `on-event`, for what fuel does not
+    /// count. A call is stopped at the latest half as much later; what waits or is not scheduled is not stopped.
+    /// `snapshot` and a new instance in place of a failed one may take 20 ms.
+    pub call_cpu_ms_max: u64,
+    /// CPU time of starting an instance and of its `init`; and again of its
     /// `restore`.
-    pub init_time_ms_max: u64,
-    /// Size of a component's file.
+    pub init_cpu_ms_max: u64,
+    /// Size of a component's file. Its native code may be sixteen times as long.
     pub component_bytes_max: usize,
+    /// Memory of the process that compiles a component.
+    pub compile_memory_bytes: usize,
+    /// CPU time of the process that compiles a component, of all its threads.
+    pub compile_cpu_s: u64,
     /// Data passed between a policy and the core in one call of a host function.
     pub host_call_bytes_max: usize,
     /// Faults until a policy is switched off.
@@ -50,9 +55,11 @@ impl Default for Limits {
             decide_fuel: 200_000,
             init_fuel: 50_000_000,
             snapshot_fuel: 5_000_000,
-            call_time_ms_max: 20,
-            init_time_ms_max: 2_000,
+            call_cpu_ms_max: 2,
+            init_cpu_ms_max: 2_000,
             component_bytes_max: 32 << 20,
+            compile_memory_bytes: 512 << 20,
+            compile_cpu_s: 60,
             host_call_bytes_max: 64 << 10,
             faults_max: 3,
             faults_forgotten_after_s: 600,
@@ -62,7 +69,19 @@ impl Default for Limits {
     }
 }
 
+/// Native code is three to eight times as long as what it is made of.
+const OUTPUT_FACTOR: u64 = 16;
+
 impl Limits {
+    /// Those of the process that compiles.
+    pub(crate) fn compiling(&self) -> CompileLimits {
+        CompileLimits {
+            memory_bytes: self.compile_memory_bytes as u64,
+            cpu_s: self.compile_cpu_s,
+            output_bytes: (self.component_bytes_max as u64).saturating_mul(OUTPUT_FACTOR),
+        }
+    }
+
     /// For policies whose component carries an interpreter: Python is 18 MiB and has
     /// 13 MiB of memory before it begins, and collects garbage now and then.
     pub fn interpreted() -> Self {
@@ -71,8 +90,11 @@ impl Limits {
             decide_fuel: 20_000_000,
             init_fuel: 2_000_000_000,
             snapshot_fuel: 50_000_000,
-            init_time_ms_max: 10_000,
+            call_cpu_ms_max: 20,
+            init_cpu_ms_max: 10_000,
             component_bytes_max: 64 << 20,
+            compile_memory_bytes: 2 << 30,
+            compile_cpu_s: 240,
             ..Limits::default()
         }
     }
@@ -90,9 +112,11 @@ impl Limits {
         within("decide_fuel", self.decide_fuel, 1_000, u64::MAX)?;
         within("init_fuel", self.init_fuel, 1_000, u64::MAX)?;
         within("snapshot_fuel", self.snapshot_fuel, 1_000, u64::MAX)?;
-        within("call_time_ms_max", self.call_time_ms_max, 1, 60_000)?;
-        within("init_time_ms_max", self.init_time_ms_max, 1, 600_000)?;
+        within("call_cpu_ms_max", self.call_cpu_ms_max, 1, 60_000)?;
+        within("init_cpu_ms_max", self.init_cpu_ms_max, 1, 600_000)?;
         within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
+        within("compile_memory_bytes", self.compile_memory_bytes as u64, 32 << 20, 64 << 30)?;
+        within("compile_cpu_s", self.compile_cpu_s, 1, 86_400)?;
         within("host_call_bytes_max", self.host_call_bytes_max as u64, 1 << 10, 1 << 30)?;
         within("faults_forgotten_after_s", self.faults_forgotten_after_s, 1, 10_000_000)?;
         within("faults_max", self.faults_max.into(), 1, u32::MAX.into())

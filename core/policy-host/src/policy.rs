@@ -71,7 +71,7 @@ impl WasmPolicy {
         let started = Instant::now();
         let checked = compiled.checked.clone();
         let limits = &checked.limits;
-        let init_budget = checked.budget(limits.init_fuel, limits.init_time_ms_max);
+        let init_budget = checked.budget(limits.init_fuel, limits.init_cpu_ms_max);
         let new_instance = || {
             let state = HostState::new(
                 compiled.name.clone(),
@@ -100,8 +100,8 @@ impl WasmPolicy {
             live: Some(live),
             down: None,
             started: false,
-            call_budget: checked.budget(limits.decide_fuel, limits.call_time_ms_max),
-            respawn_budget: checked.budget(respawn_fuel, limits.call_time_ms_max),
+            call_budget: checked.budget(limits.decide_fuel, limits.call_cpu_ms_max),
+            respawn_budget: checked.seldom_budget(respawn_fuel),
             load_ms: compiled.compile_ms + started.elapsed().as_secs_f64() * 1e3,
             compiled,
             config: config.into(),
@@ -146,7 +146,7 @@ impl WasmPolicy {
 
     fn write_down(&mut self) -> Option<Result<Saved, Fault>> {
         let limits = &self.compiled.checked.limits;
-        let budget = self.compiled.checked.budget(limits.snapshot_fuel, limits.call_time_ms_max);
+        let budget = self.compiled.checked.seldom_budget(limits.snapshot_fuel);
         let written = self.live.as_mut()?.snapshot(budget)?;
         if written.is_err() {
             self.down = self.live.take().map(Live::end);

@@ -2,14 +2,10 @@
 
 use crate::bindings::{Policy, PolicyPre};
 use crate::compiled::{Checked, Compiled};
-use crate::compiling;
 use crate::host_calls::HostState;
 use crate::policy::WasmPolicy;
-use crate::{Capabilities, HostError, Limits, LoadError, Trust, entry, inspect};
+use crate::{Capabilities, ComponentFile, HostError, Limits, LoadError, Trust, inspect};
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -17,8 +13,9 @@ use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
-use tally_trust::{SIGNATURE_BYTES_MAX, Verified, signature_file};
-use wasmtime::component::{Component, HasSelf, Linker};
+use tally_compiler::{Cancel, Compiler};
+use tally_trust::Verified;
+use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// Policies alive at once: the one in charge, the one being loaded, and some that
@@ -30,10 +27,6 @@ const CORE_INSTANCES_MAX: u32 = 64;
 /// Linear memories in one component: an interpreter's, and those of the stubs that stand
 /// in for WASI.
 const MEMORIES_MAX: u32 = 4;
-/// Native stack of a policy.
-const STACK_BYTES: usize = 256 << 10;
-/// Frames of a backtrace.
-const FRAMES_MAX: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 /// Compiled components that are remembered, so that loading the same bytes again
 /// compiles nothing.
 const REMEMBERED_MAX: usize = 8;
@@ -42,13 +35,14 @@ const RESIDENT_BYTES: usize = 1 << 20;
 
 /// Loads policies. One for the whole core; it may be shared by threads.
 ///
-/// A load reads the file, compiles it and checks that it is a component of the
+/// A load reads the file, compiles it in a child process and checks that it is a component of the
 /// contract's world ([`Compiled`]), starts an instance, calls its `init` and offers it
 /// what an earlier policy saved ([`Compiled::start`]); any of it may refuse
 /// ([`LoadError`]) and nothing of it touches the policy in charge.
 pub struct PolicyHost {
     engine: Engine,
     linker: Linker<HostState>,
+    compiler: Compiler,
     limits: Limits,
     granted: Capabilities,
     trust: Trust,
@@ -58,23 +52,32 @@ pub struct PolicyHost {
 }
 
 impl PolicyHost {
-    /// A host under these limits.
+    /// A host under these limits, which starts this program again to compile.
+    ///
+    /// # Errors
+    /// If `main` does not begin with [`serve_if_child`](crate::serve_if_child). Limits under which no policy can
+    /// run, or more address space than there is.
+    pub fn new(limits: Limits) -> Result<Self, HostError> {
+        Self::compiling_by(Compiler::this_program()?, limits)
+    }
+
+    /// A host under these limits that compiles by this compiler.
     ///
     /// # Errors
     /// Limits under which no policy can run, or more address space than there is.
-    pub fn new(limits: Limits) -> Result<Self, HostError> {
+    pub fn compiling_by(compiler: Compiler, limits: Limits) -> Result<Self, HostError> {
         limits.check()?;
         let wrong = |error: wasmtime::Error| HostError::Engine(format!("{error:#}"));
         let engine = Engine::new(&settings(&limits)).map_err(wrong)?;
         let mut linker = Linker::new(&engine);
         Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
-        // Four ticks a call at most: a call is stopped at most a quarter late.
-        let tick_ms = (limits.call_time_ms_max / 4).clamp(1, 50);
+        // A call is stopped at most half as late as it may last.
+        let tick_ms = (limits.call_cpu_ms_max / 2).clamp(1, 50);
         let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
             .map_err(|error| HostError::Engine(error.to_string()))?;
         let (granted, trust) = (Capabilities::NONE, Trust::default());
         let (ticker, remembered) = (Arc::new(ticker), Mutex::default());
-        Ok(PolicyHost { engine, linker, limits, granted, trust, ticker, remembered })
+        Ok(PolicyHost { engine, linker, compiler, limits, granted, trust, ticker, remembered })
     }
 
     /// The same host, with these granted to every policy that it loads. Without: none.
@@ -119,14 +122,9 @@ impl PolicyHost {
     /// # Errors
     /// [`LoadError`] says what is wrong with the file and what to do.
     pub fn compile_file(&self, path: &Path) -> Result<Compiled, LoadError> {
-        let started = Instant::now();
-        let file = path.display().to_string();
-        let bytes = read(path, self.limits.component_bytes_max)?;
-        let signature = if self.trust.wants_signatures() { signature_of(path)? } else { None };
-        let stem = path.file_stem().unwrap_or(path.as_os_str());
-        let name = stem.to_string_lossy().into_owned();
-        let source = Source { name: &name, file: &file, path: Some(path), started };
-        self.compile(source, &bytes, signature.as_deref())
+        let signed = self.trust.wants_signatures();
+        let file = ComponentFile::read(path, self.limits.component_bytes_max, signed)?;
+        self.compile(&file, &Cancel::never())
     }
 
     /// Compile and check a policy from memory; `name` stands for the file in messages.
@@ -135,34 +133,37 @@ impl PolicyHost {
     /// # Errors
     /// As for [`Self::compile_file`].
     pub fn compile_bytes(&self, name: &str, bytes: &[u8]) -> Result<Compiled, LoadError> {
-        let source = Source { name, file: name, path: None, started: Instant::now() };
-        self.compile(source, bytes, None)
+        self.compile(&ComponentFile::from_memory(name, bytes.into()), &Cancel::never())
+    }
+
+    /// Whether policies need a signature beside them.
+    pub fn wants_signatures(&self) -> bool {
+        self.trust.wants_signatures()
     }
 
     /// The one place where bytes become a component. Whether they may is settled before
-    /// anything looks into them.
-    fn compile(
-        &self,
-        source: Source<'_>,
-        bytes: &[u8],
-        signature: Option<&[u8]>,
-    ) -> Result<Compiled, LoadError> {
-        let Source { name, file, path, started } = source;
+    /// anything looks into them. Another thread can end it by `cancel`.
+    ///
+    /// # Errors
+    /// As for [`Self::compile_file`]; [`LoadError::Cancelled`].
+    pub fn compile(&self, from: &ComponentFile, cancel: &Cancel) -> Result<Compiled, LoadError> {
+        let started = Instant::now();
+        let ComponentFile { name, file, path, bytes, signature } = from;
         let bytes_max = self.limits.component_bytes_max;
         if bytes.len() > bytes_max {
-            return Err(LoadError::TooLarge { file: file.into(), bytes_max });
+            return Err(LoadError::TooLarge { file: file.clone(), bytes_max });
         }
-        let Verified { digest, signed_by } = self.trust.check(file, bytes, signature)?;
+        let Verified { digest, signed_by } = self.trust.check(file, bytes, signature.as_deref())?;
         let digest = digest.hex();
         let checked = match self.recall(&digest) {
             Some(known) => known,
-            None => self.check(file, bytes, digest)?,
+            None => self.check(file, bytes, digest, cancel)?,
         };
         let compiled = Compiled {
             checked,
-            name: name.into(),
-            path: path.map(Path::to_path_buf),
-            file: file.into(),
+            name: name.as_str().into(),
+            path: path.clone(),
+            file: file.as_str().into(),
             signed_by: signed_by.map(|key| key.to_string().into()),
             compile_ms: started.elapsed().as_secs_f64() * 1e3,
         };
@@ -177,23 +178,18 @@ impl PolicyHost {
         Ok(compiled)
     }
 
-    fn check(&self, file: &str, bytes: &[u8], digest: String) -> Result<Arc<Checked>, LoadError> {
+    fn check(
+        &self,
+        file: &str,
+        bytes: &[u8],
+        digest: String,
+        cancel: &Cancel,
+    ) -> Result<Arc<Checked>, LoadError> {
         inspect::preamble(file, bytes)?;
-        inspect::nesting(file, bytes)?;
-        // What is said of a component that does not compile is about the file as it is; so that one is compiled twice.
-        let compile = |bytes: &[u8]| Component::new(&self.engine, bytes);
-        let component = compiling::apart(|| {
-            let shortened = entry::shortened(bytes).map(|bytes| compile(&bytes));
-            match shortened {
-                Some(Ok(component)) => Ok(component),
-                Some(Err(error)) => {
-                    tracing::debug!(target: "policy", "{file}: compiled as it is: {error:#}");
-                    compile(bytes)
-                }
-                None => compile(bytes),
-            }
-        });
-        let component = component.map_err(|error| inspect::not_compiled(file, &error))?;
+        let limits = self.limits.compiling();
+        let component = self.compiler.compile(&self.engine, bytes, limits, cancel);
+        let component =
+            component.map_err(|error| inspect::not_compiled(file, &self.limits, error))?;
         let imports = inspect::imports(file, &component, &self.engine)?;
         let pre = self.linker.instantiate_pre(&component);
         let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;
@@ -222,33 +218,6 @@ impl PolicyHost {
     }
 }
 
-/// Where bytes come from, and since when they are being loaded.
-struct Source<'a> {
-    name: &'a str,
-    /// What messages call it.
-    file: &'a str,
-    path: Option<&'a Path>,
-    started: Instant,
-}
-
-/// A file, of which one byte more than allowed tells: it may be anything, and endless.
-fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, LoadError> {
-    let unreadable = |source| LoadError::Read { file: path.display().to_string(), source };
-    let mut bytes = Vec::new();
-    let opened = File::open(path).map_err(unreadable)?;
-    opened.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    Ok(bytes)
-}
-
-/// What is in the file beside a policy that is its signature, if there is one.
-fn signature_of(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    match read(&signature_file(path), SIGNATURE_BYTES_MAX) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(LoadError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// What was measured to serve (a call 0.2 us, a new instance 11); see
 /// `benches/decide.rs`.
 fn settings(limits: &Limits) -> Config {
@@ -262,29 +231,13 @@ fn settings(limits: &Limits) -> Config {
         .max_tables_per_component(8)
         .max_memory_size(limits.memory_bytes.next_multiple_of(64 << 10))
         .linear_memory_keep_resident(RESIDENT_BYTES);
-    let mut config = Config::new();
-    config
-        // What async calls would need costs every call, async or not.
-        .concurrency_support(false)
-        // Fuel bounds a call tightly and alike on each run; epochs bound time.
-        .consume_fuel(true)
-        .epoch_interruption(true)
-        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
-        .memory_init_cow(true)
-        .max_wasm_stack(STACK_BYTES)
-        .wasm_backtrace_max_frames(Some(FRAMES_MAX))
-        // The same inputs give the same decisions, on any processor.
-        .cranelift_nan_canonicalization(true)
-        .wasm_relaxed_simd(false)
-        // Not needed, so not there to go wrong.
-        .wasm_simd(false)
-        .wasm_memory64(false);
+    let mut config = tally_compiler::settings();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     config
 }
 
-/// Advances the engine's epoch, by which a call that runs too long is stopped. Without calls it sleeps.
+/// Advances the engine's epoch: a call that sees it advance looks at its CPU time. Without calls it sleeps.
 pub struct Ticker {
-    tick: Duration,
     ticking: Arc<Ticking>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -375,7 +328,7 @@ impl Ticker {
             }
         };
         let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;
-        Ok(Ticker { tick, ticking, stop: Some(stop), thread: Some(thread) })
+        Ok(Ticker { ticking, stop: Some(stop), thread: Some(thread) })
     }
 
     /// For a policy.
@@ -388,12 +341,6 @@ impl Ticker {
         let mut beats = self.ticking.beats.lock().unwrap_or_else(PoisonError::into_inner);
         beats.push(Arc::downgrade(&beat));
         beat
-    }
-
-    /// Ticks after which at least so much time has passed.
-    pub fn ticks(&self, ms: u64) -> u64 {
-        // The first tick may come at once.
-        ms.div_ceil(self.tick.as_millis() as u64) + 1
     }
 }
 

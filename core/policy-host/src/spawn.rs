@@ -4,22 +4,21 @@
 use crate::bindings::Policy;
 use crate::capabilities::Denied;
 use crate::compiled::Checked;
+use crate::cpu::TookTooLong;
 use crate::host_calls::{HostState, MemoryRefused, PassedTooMuch};
 use crate::metrics::cut;
 use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
 use std::fmt::Write;
 use tally_engine::policy::{Context, Fault, FaultKind};
-use wasmtime::{Store, Trap, WasmBacktrace};
+use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 
 /// What a call may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Units of fuel.
     pub fuel: u64,
-    /// Ticks of the epoch.
-    pub ticks: u64,
-    /// The time that these ticks stand for.
-    pub ms: u64,
+    /// CPU time of the thread, ms.
+    pub cpu_ms: u64,
     /// Data that may pass from the policy to the core at once.
     pub data_bytes: usize,
 }
@@ -58,6 +57,10 @@ impl Live {
         let mut store = Store::new(checked.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(budget.data_bytes);
+        store.epoch_deadline_callback(|store| {
+            store.data().cpu.look()?;
+            Ok(UpdateDeadline::Continue(1))
+        });
         let begun = Self::begin(checked, &mut store, config, budget);
         store.data().end();
         match begun {
@@ -108,7 +111,12 @@ impl Live {
         state.swap(context);
         let answer = call(&self.policy, &mut self.store);
         self.store.data_mut().swap(context);
-        self.store.data().end();
+        let state = self.store.data();
+        state.end();
+        // The last function of the core that it called may have taken long.
+        if state.cpu.is_long() && answer.is_ok() {
+            state.cpu.look()?;
+        }
         answer
     }
 
@@ -181,8 +189,8 @@ impl Live {
 fn arm(store: &mut Store<HostState>, budget: Budget) {
     // Fails only without `Config::consume_fuel`, which is set.
     let _ = store.set_fuel(budget.fuel);
-    store.set_epoch_deadline(budget.ticks);
-    store.data_mut().begin();
+    store.set_epoch_deadline(1);
+    store.data_mut().begin(budget.cpu_ms);
 }
 
 /// wasmtime has no type for this one.
@@ -193,10 +201,14 @@ pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault
     let refused = error.chain().find_map(|cause| cause.downcast_ref::<MemoryRefused>());
     let trap = error.chain().find_map(|cause| cause.downcast_ref::<Trap>());
     let denied = error.chain().find_map(|cause| cause.downcast_ref::<Denied>());
+    let long = error.chain().find_map(|cause| cause.downcast_ref::<TookTooLong>());
     let passed = error.chain().find_map(|cause| cause.downcast_ref::<PassedTooMuch>());
     let (kind, mut message) = match (refused, trap) {
         _ if denied.is_some() => {
             (FaultKind::Denied, denied.map(ToString::to_string).unwrap_or_default())
+        }
+        _ if long.is_some() => {
+            (FaultKind::Overrun, long.map(ToString::to_string).unwrap_or_default())
         }
         _ if passed.is_some() => {
             (FaultKind::Overrun, passed.map(ToString::to_string).unwrap_or_default())
@@ -206,9 +218,6 @@ pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault
             FaultKind::Overrun,
             format!("used more than {} units of fuel in one call", budget.fuel),
         ),
-        (None, Some(Trap::Interrupt)) => {
-            (FaultKind::Overrun, format!("ran for more than {} ms in one call", budget.ms))
-        }
         (None, Some(trap)) => (FaultKind::Trap, trap.to_string()),
         (None, None) => {
             let cause = error.root_cause().to_string();

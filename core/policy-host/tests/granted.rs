@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{Bench, client, guest, kernel, launch, limits};
+use common::{Bench, bare_host, client, guest, kernel, launch, limits};
 use tally_engine::policy::{Class, Decision, Fault, FaultKind, Launch, Policy};
 use tally_engine::profile::KernelKey;
-use tally_policy_host::{Capabilities, Capability, LoadError, PolicyHost, WasmPolicy};
+use tally_policy_host::{Capabilities, Capability, LoadError, WasmPolicy};
 
 fn load(granted: Capabilities, config: &str) -> Result<WasmPolicy, LoadError> {
-    let host = PolicyHost::new(limits()).unwrap().granting(granted);
+    let host = bare_host(limits()).granting(granted);
     host.load_file(&guest("test-policies", "chaos"), config)
 }
 
@@ -24,7 +24,7 @@ fn names_function_and_capability(fault: &Fault) {
 
 #[test]
 fn a_host_grants_nothing_unasked() {
-    let host = PolicyHost::new(limits()).unwrap();
+    let host = bare_host(limits());
     let policy = host.load_file(&guest("test-policies", "chaos"), "").unwrap();
     let status = policy.status();
     assert_eq!(status.granted, [""; 0]);
@@ -34,7 +34,7 @@ fn a_host_grants_nothing_unasked() {
 /// With the defaults, `tally-core --policy tally-priority.wasm` must do.
 #[test]
 fn the_shipped_policies_need_nothing_granted() {
-    let host = PolicyHost::new(limits()).unwrap();
+    let host = bare_host(limits());
     for name in ["fifo", "tally-priority"] {
         let status = host.load_file(&guest("policies", name), "").unwrap().status();
         assert_eq!(status.needs, [""; 0], "{name}");

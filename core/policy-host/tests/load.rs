@@ -153,7 +153,7 @@ fn a_file_cut_off_anywhere_is_refused() {
 #[test]
 fn flipped_bits_never_hurt_the_host() {
     let good = std::fs::read(guest("test-policies", "chaos")).unwrap();
-    let host = host(Limits { init_time_ms_max: 200, ..Limits::default() });
+    let host = host(Limits { init_cpu_ms_max: 200, ..Limits::default() });
     let mut random = 88_172_645_463_325_252_u64;
     let (mut refused, mut accepted) = (0, 0);
     for _ in 0..300 {
@@ -183,7 +183,8 @@ fn flipped_bits_never_hurt_the_host() {
 
 #[test]
 fn limits_that_make_no_sense_are_refused() {
-    let error = PolicyHost::new(Limits { memory_bytes: 1, ..Limits::default() }).err().unwrap();
+    let limits = Limits { memory_bytes: 1, ..Limits::default() };
+    let error = PolicyHost::compiling_by(common::compiler(), limits).err().unwrap();
     says(&error.to_string(), &["memory_bytes", "from 65536"]);
 }
 

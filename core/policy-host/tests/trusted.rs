@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{guest, limits};
+use common::{bare_host, guest, limits};
 use std::path::PathBuf;
 use tally_policy_host::{LoadError, PolicyHost, Trust, TrustError, TrustSettings};
 use tally_trust::{Digest, SecretKey, signature_file};
@@ -24,7 +24,7 @@ fn desk() -> Desk {
         require_signature: true,
         ..TrustSettings::default()
     };
-    let host = PolicyHost::new(limits()).unwrap().trusting(Trust::open(&settings).unwrap());
+    let host = bare_host(limits()).trusting(Trust::open(&settings).unwrap());
     let file = dir.path().join("mine.wasm");
     let bytes = std::fs::read(guest("policies", "fifo")).unwrap();
     std::fs::write(&file, &bytes).unwrap();

@@ -49,8 +49,8 @@ impl Source {
             usage(format!("{}: its limits are not understood: {e}", args.file.display()))
         })?;
         // How busy this machine is must not change what comes out; fuel is as it was.
-        limits.call_time_ms_max = limits.call_time_ms_max.max(60_000);
-        limits.init_time_ms_max = limits.init_time_ms_max.max(60_000);
+        limits.call_cpu_ms_max = limits.call_cpu_ms_max.max(60_000);
+        limits.init_cpu_ms_max = limits.init_cpu_ms_max.max(60_000);
         let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
         let granted = granted.collect::<Result<Capabilities, _>>().map_err(usage)?;
         let host = PolicyHost::new(limits).map_err(|e| usage(e.to_string()))?;

@@ -38,7 +38,9 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     let granted = granted
         .collect::<Result<Capabilities, _>>()
         .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
-    let subject = Wasm::open(&args.file, &config, &args.limits.limits(), granted)
+    let compiler = tally_policy_host::Compiler::this_program()
+        .map_err(|e| CtlError::Refused { message: e.to_string() })?;
+    let subject = Wasm::open(compiler, &args.file, &config, &args.limits.limits(), granted)
         .map_err(|e| CtlError::Refused { message: e.to_string() })?;
     let report = check_loaded(&subject, &Options { seed: args.seed, ..Options::default() });
     let mut out = std::io::stdout().lock();

@@ -80,7 +80,7 @@ pub enum Code {
     Denied,
     /// The policy could not be loaded; the old one stays in charge.
     PolicyRefused,
-    /// Not while an A/B test runs, or none runs.
+    /// Not while an A/B test runs, or none runs; or another request came before.
     Conflict,
     /// The core cannot answer now.
     Unavailable,
@@ -93,7 +93,7 @@ pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
 fn slot_error(why: &SlotError) -> Value {
     match why {
         SlotError::Load(_) | SlotError::NoWayBack(_) => error(Code::PolicyRefused, why),
-        SlotError::Experiment => error(Code::Conflict, why),
+        SlotError::Experiment | SlotError::Superseded { .. } => error(Code::Conflict, why),
         SlotError::Ask(_) => error(Code::Unavailable, why),
     }
 }

@@ -9,7 +9,7 @@ use crate::dispatch::control::{Control, ControlSender};
 use crate::loader::{Program, Shared};
 use std::sync::Arc;
 use std::time::Instant;
-use tally_policy_host::Saved;
+use tally_policy_host::{Cancel, Saved};
 
 /// A policy that takes part: compiled once, started for each of its blocks.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl PolicySlot {
     /// # Errors
     /// If an experiment is under way.
     pub async fn begin_experiment(&self) -> Result<(), SlotError> {
-        // After a load that is under way.
+        // After a policy that is taking over; one that is still being compiled is refused then.
         let _turn = self.turn.lock().await;
         if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
     }
@@ -77,7 +77,8 @@ impl PolicySlot {
     pub async fn candidate(&self, source: Source) -> Result<Candidate, String> {
         let loader = self.loader.clone();
         aside(move || {
-            let Ready { source, program, config_text } = compile(&*loader, &source)?;
+            let Ready { source, program, config_text } =
+                compile(&*loader, &source, &Cancel::never())?;
             program.start(&config_text, None)?;
             Ok(Candidate { source, program, config_text })
         })

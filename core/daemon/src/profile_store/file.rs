@@ -193,7 +193,11 @@ fn corrupt(line: usize, message: impl std::fmt::Display) -> FileError {
     FileError::Corrupt { line, message: message.to_string() }
 }
 
-fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileError> {
+/// What [`read`] makes of the bytes of a file.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileError> {
     let mut lines = text.split(|b| *b == b'\n').enumerate().map(|(i, line)| (i + 1, line));
     let (_, first) = lines.next().unwrap_or_default();
     // The version first: another's header may look otherwise.

@@ -50,8 +50,8 @@ impl Component {
         let config = crate::policy_slot::read_config(config_file.as_deref())?;
         let trust = Trust::open(&policy.trust).map_err(|e| e.to_string())?;
         // Fuel bounds its calls; how busy the machine is must not look like disagreement.
-        let call_time_ms_max = policy.limits.call_time_ms_max.max(CALL_TIME_MS);
-        let limits = Limits { call_time_ms_max, ..policy.limits.clone() };
+        let call_cpu_ms_max = policy.limits.call_cpu_ms_max.max(CALL_TIME_MS);
+        let limits = Limits { call_cpu_ms_max, ..policy.limits.clone() };
         let host = PolicyHost::new(limits).map_err(|e| e.to_string())?;
         let host = host.granting(policy.capabilities).trusting(trust);
         let compiled = host.compile_file(&path).map_err(|e| e.to_string())?;

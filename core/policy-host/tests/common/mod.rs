@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tally_engine::policy::{
     Class, ClientInfo, Command, Context, Decision, Event, Fault, Launch, Policy,
 };
-use tally_policy_host::{Capabilities, Limits, LoadError, PolicyHost, WasmPolicy};
+use tally_policy_host::{Capabilities, Compiler, Limits, LoadError, PolicyHost, WasmPolicy};
 
 /// Kernel ids (and timer tokens) at which `chaos` misbehaves.
 pub mod kernel {
@@ -63,14 +63,24 @@ pub fn guest(folder: &str, name: &str) -> PathBuf {
     file
 }
 
-/// The defaults, without the bound on wall-clock time: on a busy machine it stops
-/// healthy calls too, and these tests are about the policy's own doing.
+/// The defaults, without the bound on CPU time: on a virtual machine it may count
+/// what others did, and these tests are about the policy's own doing.
 pub fn limits() -> Limits {
-    Limits { call_time_ms_max: 30_000, ..Limits::default() }
+    Limits { call_cpu_ms_max: 30_000, ..Limits::default() }
+}
+
+/// Compiles in a child, as the core does.
+pub fn compiler() -> Compiler {
+    Compiler::program(env!("CARGO_BIN_EXE_policy-compiler"))
+}
+
+/// Grants nothing.
+pub fn bare_host(limits: Limits) -> PolicyHost {
+    PolicyHost::compiling_by(compiler(), limits).unwrap()
 }
 
 pub fn host(limits: Limits) -> PolicyHost {
-    PolicyHost::new(limits).unwrap().granting(Capabilities::all())
+    bare_host(limits).granting(Capabilities::all())
 }
 
 pub fn chaos_with(limits: Limits, config: &str) -> Result<WasmPolicy, LoadError> {

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::path::PathBuf;
 use wasmtime::component::{Component, Linker};
-use wasmtime::{Config, Engine, Store};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store};
 
 /// Four functions of one module, two of them to be led, in the order in which the component
 /// tools have them: each alias beside its lift. `$more` stands last.
@@ -233,12 +233,21 @@ fn what_does_not_fit_with_the_shorter_way_is_loaded_without() {
         append(5, &[1, 0, index, 0]);
         bytes
     };
-    let host = crate::PolicyHost::new(crate::Limits::default()).unwrap();
+    let mut pool = PoolingAllocationConfig::new();
+    pool.max_core_instances_per_component(64);
+    let mut config = crate::settings();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    let engine = Engine::new(&config).unwrap();
+    let limits = crate::CompileLimits { memory_bytes: 0, cpu_s: 0, output_bytes: 0 };
+    let load = |bytes: &[u8]| {
+        let never = crate::Cancel::never();
+        crate::Compiler::in_process().compile(&engine, bytes, limits, &never)
+    };
     let most = 64 - own;
     assert!(shortened(&with(most)).is_some(), "it is tried");
-    host.load_bytes("full", &with(most), "").unwrap();
-    let refused = host.load_bytes("fuller", &with(most + 1), "").map(drop).unwrap_err();
-    assert!(matches!(refused, crate::LoadError::TooDemanding { .. }), "{refused}");
+    load(&with(most)).unwrap();
+    let refused = load(&with(most + 1)).map(drop).unwrap_err();
+    assert!(matches!(refused, crate::CompileError::Unfit(_)), "{refused}");
 }
 
 #[test]

@@ -1,0 +1,224 @@
+//! Which load counts: the latest that was asked for. What comes later stops the compilation of an
+//! earlier one, so that nobody waits for it.
+
+use super::history::Came;
+use super::{InCharge, Next, PolicySlot, SlotError, Source, Trigger, aside, compile};
+use crate::dispatch::control::ControlSender;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::time::Instant;
+use tally_policy_host::Cancel;
+use tokio::sync::Notify;
+
+/// What stopped a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A later one.
+    Load,
+    /// A rollback.
+    Rollback,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            By::Load => "a later load",
+            By::Rollback => "a rollback",
+        })
+    }
+}
+
+/// All loads.
+#[derive(Default)]
+pub struct Loads {
+    /// Of the latest one.
+    number: Cell<u64>,
+    /// What stopped the one before it.
+    by: Cell<Option<By>>,
+    running: RefCell<Option<Cancel>>,
+    ended: Notify,
+}
+
+/// One load, until its policy is put in charge or refused.
+pub struct Loading<'a> {
+    loads: &'a Loads,
+    number: u64,
+    cancel: Cancel,
+}
+
+impl Loads {
+    /// One begins. It stops the one that runs.
+    pub fn begin(&self) -> std::io::Result<Loading<'_>> {
+        let cancel = Cancel::new()?;
+        self.stop(By::Load);
+        *self.running.borrow_mut() = Some(cancel.clone());
+        Ok(Loading { loads: self, number: self.number.get(), cancel })
+    }
+
+    /// Stop the one that runs.
+    pub fn stop(&self, by: By) {
+        self.number.set(self.number.get() + 1);
+        self.by.set(Some(by));
+        if let Some(running) = self.running.take() {
+            running.cancel();
+        }
+    }
+
+    /// Wait until none runs.
+    pub async fn idle(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.running.borrow().is_none() {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Loading<'_> {
+    /// Stops its compilation.
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// What has stopped it.
+    pub fn stopped(&self) -> Option<By> {
+        if self.number == self.loads.number.get() { None } else { self.loads.by.get() }
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if self.number == self.loads.number.get() {
+            self.loads.running.take();
+        }
+        self.loads.ended.notify_waiters();
+    }
+}
+
+impl PolicySlot {
+    /// Load a policy and put it in charge. A later load, or a rollback, stops one that is still being compiled.
+    /// A file that changed is no such: it waits for the loads that somebody asked for.
+    ///
+    /// # Errors
+    /// If it cannot be loaded; the one in charge stays.
+    pub async fn load(
+        &self,
+        control: &ControlSender,
+        source: Source,
+        trigger: Trigger,
+    ) -> Result<InCharge, SlotError> {
+        loop {
+            if trigger == Trigger::Changed {
+                self.loads.idle().await;
+                if self.source().as_ref() != Some(&source) {
+                    return Ok(self.in_charge());
+                }
+            }
+            match self.load_once(control, source.clone(), trigger).await {
+                // If that one is not loaded, this is still the policy that is wanted.
+                Err(SlotError::Superseded { by: By::Load, .. }) if trigger == Trigger::Changed => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn load_once(
+        &self,
+        control: &ControlSender,
+        source: Source,
+        trigger: Trigger,
+    ) -> Result<InCharge, SlotError> {
+        self.refuse_during_experiment()?;
+        let loading = match self.loads.begin() {
+            Ok(loading) => loading,
+            Err(error) => return Err(self.failed(source, format!("no load can begin: {error}"))),
+        };
+        let begun = Instant::now();
+        let (loader, asked, cancel) = (self.loader.clone(), source.clone(), loading.cancel());
+        let compiled = aside(move || compile(&*loader, &asked, &cancel)).await;
+        let _turn = self.turn.lock().await;
+        if let Some(by) = loading.stopped() {
+            let why = SlotError::Superseded { file: source.file, by };
+            tracing::warn!("{why}");
+            return Err(why);
+        }
+        self.refuse_during_experiment()?;
+        let ready = match compiled {
+            Ok(ready) => ready,
+            Err(message) => return Err(self.failed(source, message)),
+        };
+        let content = ready.content();
+        if trigger == Trigger::Changed {
+            let same = self.seen.borrow().as_ref() == Some(&content)
+                && self.wanted.borrow().as_ref() == Some(&source);
+            if same {
+                return Ok(self.in_charge());
+            }
+            if self.history.borrow().is_struck(&content) {
+                tracing::warn!(
+                    file = %source.file.display(), digest = content.digest,
+                    "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
+                );
+                *self.seen.borrow_mut() = Some(content);
+                return Ok(self.in_charge());
+            }
+        }
+        let came = match trigger {
+            Trigger::Asked => Came::Asked,
+            Trigger::Changed => Came::FileChanged,
+        };
+        let next = Next { came, content_of: None, own: None, begun };
+        let in_charge = self.put(control, ready, next).await?;
+        *self.wanted.borrow_mut() = Some(source);
+        *self.seen.borrow_mut() = Some(content);
+        Ok(in_charge)
+    }
+
+    /// Go back to an earlier policy, from memory: to that generation, or to the last one
+    /// that differs and was not struck out. Stops a load that is still being compiled.
+    ///
+    /// # Errors
+    /// If there is none, or it does not start any more.
+    pub async fn rollback(
+        &self,
+        control: &ControlSender,
+        to: Option<u64>,
+    ) -> Result<InCharge, SlotError> {
+        self.refuse_during_experiment()?;
+        self.history.borrow().rollback(to)?;
+        self.loads.stop(By::Rollback);
+        let _turn = self.turn.lock().await;
+        self.refuse_during_experiment()?;
+        let kept = self.history.borrow().rollback(to)?;
+        self.put_back(control, kept, Came::Rollback).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_load_counts_and_stops_those_before() {
+        let loads = Loads::default();
+        let first = loads.begin().unwrap();
+        assert_eq!((first.stopped(), first.cancel().is_cancelled()), (None, false));
+        let second = loads.begin().unwrap();
+        assert_eq!((first.stopped(), first.cancel().is_cancelled()), (Some(By::Load), true));
+        drop(first);
+        assert_eq!((second.stopped(), second.cancel().is_cancelled()), (None, false));
+        assert!(loads.running.borrow().is_some());
+        loads.stop(By::Rollback);
+        assert_eq!((second.stopped(), second.cancel().is_cancelled()), (Some(By::Rollback), true));
+        drop(second);
+        let third = loads.begin().unwrap();
+        let cancel = third.cancel();
+        assert_eq!(third.stopped(), None);
+        drop(third);
+        assert!(cancel.is_cancelled(), "nobody wants its result any more");
+        assert!(loads.running.borrow().is_none());
+    }
+}

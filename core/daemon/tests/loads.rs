@@ -1,0 +1,119 @@
+//! Loads that take long keep nobody waiting: a later load, a rollback and the automatic recovery overtake them.
+
+mod common;
+
+use common::{Client, Core, eventually, policy};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::thread::{ScopedJoinHandle, scope};
+
+/// A component that takes seconds to compile.
+fn bulky(folder: &Path) -> PathBuf {
+    let step =
+        "(local.set 0 (i64.mul (i64.xor (local.get 0) (i64.load (i32.wrap_i64 (local.get 0))))
+        (i64.const 6364136223846793005)))";
+    let function = format!("(func (param i64) (result i64) {} (local.get 0))\n", step.repeat(160));
+    let text = format!("(component (core module (memory 1) {}))", function.repeat(4_000));
+    let path = folder.join("bulky.wasm");
+    std::fs::write(&path, wat::parse_str(text).unwrap()).unwrap();
+    path
+}
+
+/// Whether the core's compiler runs.
+fn is_compiling(core: &Core) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", core.pid())).unwrap();
+    tasks.flatten().any(|task| {
+        let children = std::fs::read_to_string(task.path().join("children"));
+        children.is_ok_and(|children| !children.trim().is_empty())
+    })
+}
+
+fn load(path: &Path) -> Value {
+    json!({"cmd": "policy_load", "path": path})
+}
+
+/// The refusal of a load that was stopped.
+fn stopped(refused: ScopedJoinHandle<'_, (String, String)>, by: &str) {
+    let (code, message) = refused.join().unwrap();
+    assert_eq!(code, "conflict", "{message}");
+    for part in ["bulky.wasm", by, "load it again"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+fn core_with_two_policies() -> Core {
+    let core = Core::start("", &["--policy", policy("fifo").to_str().unwrap()]);
+    core.ask(load(&policy("tally-priority")));
+    core
+}
+
+#[test]
+fn a_rollback_stops_a_load_that_is_being_compiled() {
+    let core = core_with_two_policies();
+    let bulky = bulky(core.dir.path());
+    scope(|scope| {
+        let refused = scope.spawn(|| core.refused(load(&bulky)));
+        eventually("it is being compiled", || is_compiling(&core));
+        let back = core.ask(json!({"cmd": "policy_rollback"}));
+        assert_eq!((&back["name"], &back["generation"]), (&json!("fifo"), &json!(3)));
+        stopped(refused, "a rollback came");
+    });
+    assert!(!is_compiling(&core));
+    assert_eq!(core.status()["policy"]["load_failures"], 0, "nothing is wrong with it");
+}
+
+#[test]
+fn a_later_load_stops_one_that_is_being_compiled() {
+    let core = core_with_two_policies();
+    let bulky = bulky(core.dir.path());
+    scope(|scope| {
+        let refused = scope.spawn(|| core.refused(load(&bulky)));
+        eventually("it is being compiled", || is_compiling(&core));
+        let loaded = core.ask(load(&policy("fifo")));
+        assert_eq!((&loaded["name"], &loaded["generation"]), (&json!("fifo"), &json!(3)));
+        stopped(refused, "a later load came");
+    });
+    assert!(!is_compiling(&core));
+    assert_eq!(core.status()["policy"]["name"], "fifo");
+}
+
+#[test]
+fn the_automatic_recovery_does_not_wait_for_a_compilation() {
+    let core = core_with_two_policies();
+    let bulky = bulky(core.dir.path());
+    let config = core.dir.path().join("chaos.toml");
+    std::fs::write(&config, "always 1").unwrap();
+    let chaos = policy("../test-policies/chaos");
+    core.ask(json!({"cmd": "policy_load", "path": chaos, "config": config}));
+    let mut client = Client::best_effort(&core, "client");
+    scope(|scope| {
+        let asked = scope.spawn(|| core.refused(load(&bulky)));
+        eventually("it is being compiled", || is_compiling(&core));
+        for _ in 0..4 {
+            client.launch();
+        }
+        eventually("the last good policy is back", || {
+            core.status()["policy"]["name"] == "tally-priority"
+        });
+        assert!(is_compiling(&core) && !asked.is_finished(), "recovery has waited");
+        // Nobody stopped that load; it is no policy.
+        let (code, message) = asked.join().unwrap();
+        assert_eq!(code, "policy_refused", "{message}");
+        assert!(message.contains("does not export"), "{message}");
+    });
+    assert_eq!(core.status()["policy"]["name"], "tally-priority");
+}
+
+#[test]
+fn a_core_goes_on_when_a_component_takes_too_much() {
+    let config = "[policy.limits]\ncompile_cpu_s = 1\n";
+    let core = Core::start(config, &["--policy", policy("fifo").to_str().unwrap()]);
+    let (code, message) = core.refused(load(&bulky(core.dir.path())));
+    assert_eq!(code, "policy_refused");
+    for part in ["bulky.wasm", "1 s of CPU time", "raise `compile_cpu_s` (now 1)"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let mut client = Client::best_effort(&core, "client");
+    client.launch();
+    assert_eq!(core.status()["policy"]["name"], "fifo");
+}

@@ -1,0 +1,7 @@
+//! See `bodies/config.rs`.
+#![no_main]
+
+#[path = "../bodies/config.rs"]
+mod config;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| config::config(data));
