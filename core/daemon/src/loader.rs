@@ -207,13 +207,18 @@ impl Program for Compiled {
     }
 }
 
-/// Something that makes policies out of files. Called off both threads.
+/// Something that makes policies out of bytes. Called off both threads.
 pub trait Loader: Send + Sync + 'static {
-    /// Compile and check one.
+    /// Compile and check one; `file` is what messages call it, and is not opened.
     ///
     /// # Errors
     /// Everything an operator needs to know, as text.
-    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String>;
+    fn compile(
+        &self,
+        file: &Path,
+        component: &[u8],
+        signature: Option<&[u8]>,
+    ) -> Result<Arc<dyn Program>, String>;
 }
 
 /// The real one.
@@ -232,8 +237,14 @@ impl WasmLoader {
 }
 
 impl Loader for WasmLoader {
-    fn compile(&self, file: &Path) -> Result<Arc<dyn Program>, String> {
-        let compiled = self.0.compile_file(file).map_err(|error| error.to_string())?;
+    fn compile(
+        &self,
+        file: &Path,
+        component: &[u8],
+        signature: Option<&[u8]>,
+    ) -> Result<Arc<dyn Program>, String> {
+        let compiled = self.0.compile_read(file, component, signature);
+        let compiled = compiled.map_err(|error| error.to_string())?;
         Ok(Arc::new(compiled))
     }
 }

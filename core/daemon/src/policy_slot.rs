@@ -24,11 +24,12 @@ pub use experiment::Candidate;
 use crate::config::{Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
+use crate::files::PolicyFiles;
 use crate::loader::{Hosted, Loader, Program, Shared};
 use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tally_engine::BuiltIn;
@@ -36,10 +37,8 @@ use tally_policy_host::{LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
-/// Longest policy configuration read.
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
-
-/// Where a policy comes from.
+/// What a policy's files are called. The core opens them only if its own configuration names
+/// them; else they came as descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -124,10 +123,12 @@ pub struct PolicySlot {
     row: Cell<(u32, Option<Instant>)>,
     in_charge: RefCell<InCharge>,
     history: RefCell<History>,
-    /// What a reload loads: what was asked for last, whatever was put back since.
-    wanted: RefCell<Option<Source>>,
-    /// What that was when it was loaded last.
-    seen: RefCell<Option<Content>>,
+    /// What the core was started with, whose files it opens itself.
+    configured: crate::config::Policy,
+    /// What those were when they were loaded last.
+    own_seen: RefCell<Option<Content>>,
+    /// They were what was asked for last, whatever was put back since: changes of them count.
+    follows_own: Cell<bool>,
     last_failure: RefCell<Option<LoadFailure>>,
     failures: Cell<u64>,
     /// An A/B test is running.
@@ -168,17 +169,6 @@ fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-pub(crate) fn read_config(file: Option<&Path>) -> Result<String, String> {
-    let Some(file) = file else { return Ok(String::new()) };
-    let whole = std::fs::metadata(file).and_then(|m| {
-        if m.len() > CONFIG_BYTES_MAX {
-            return Err(std::io::Error::other(format!("longer than {CONFIG_BYTES_MAX} bytes")));
-        }
-        std::fs::read_to_string(file)
-    });
-    whole.map_err(|e| format!("policy configuration {}: {e}", file.display()))
-}
-
 /// Compiled, and not started yet.
 struct Ready {
     source: Source,
@@ -192,10 +182,10 @@ impl Ready {
     }
 }
 
-fn compile(loader: &dyn Loader, source: &Source) -> Result<Ready, String> {
-    let config_text = read_config(source.config_file.as_deref())?;
-    let program = loader.compile(&source.file)?;
-    Ok(Ready { source: source.clone(), program, config_text })
+fn compile(loader: &dyn Loader, files: PolicyFiles) -> Result<Ready, String> {
+    let PolicyFiles { source, component, signature, config_text } = files;
+    let program = loader.compile(&source.file, &component, signature.as_deref())?;
+    Ok(Ready { source, program, config_text })
 }
 
 /// Start it with the first of the states that it accepts. Without any, what it said to
@@ -240,7 +230,8 @@ impl PolicySlot {
     ) -> Result<(Self, Shared), CoreError> {
         let begun = Instant::now();
         let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
-            let ready = compile(&*loader, &source);
+            let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
+            let ready = files.and_then(|files| compile(&*loader, files));
             let started = ready.and_then(|ready| {
                 let (policy, _) = start(&*ready.program, &ready.config_text, &[])?;
                 Ok((policy, ready))
@@ -272,10 +263,7 @@ impl PolicySlot {
             restored: Restored::NotOffered,
         };
         let mut history = History::default();
-        let (wanted, seen) = match &ready {
-            Some(ready) => (Some(ready.source.clone()), Some(ready.content())),
-            None => (None, None),
-        };
+        let own_seen = RefCell::new(ready.as_ref().map(Ready::content));
         let (config_text, program) = ready.map(|r| (r.config_text, r.program)).unzip();
         history.came(record(&in_charge), config_text.unwrap_or_default(), program);
         let slot = PolicySlot {
@@ -286,8 +274,9 @@ impl PolicySlot {
             row: Cell::default(),
             in_charge: RefCell::new(in_charge),
             history: RefCell::new(history),
-            wanted: RefCell::new(wanted),
-            seen: RefCell::new(seen),
+            configured: config.clone(),
+            own_seen,
+            follows_own: Cell::new(true),
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
             experiment: Cell::new(false),
@@ -320,35 +309,65 @@ impl PolicySlot {
         self.failures.get()
     }
 
-    /// What a reload loads: what was asked for last, or failed to load.
-    pub fn source(&self) -> Option<Source> {
-        let wanted = self.wanted.borrow().clone();
-        wanted.or_else(|| self.last_failure.borrow().as_ref().map(|f| f.source.clone()))
+    /// The files that the core opens itself.
+    pub fn own_source(&self) -> Option<Source> {
+        configured_source(&self.configured).ok()
     }
 
-    /// Load a policy and put it in charge. One at a time, in order of asking.
+    /// Load a policy whose files a peer opened and put it in charge. One at a time, in order
+    /// of asking. Of the files nothing is kept but what was compiled.
     ///
     /// # Errors
     /// If it cannot be loaded; the one in charge stays.
     pub async fn load(
         &self,
         control: &ControlSender,
-        source: Source,
-        trigger: Trigger,
+        files: PolicyFiles,
     ) -> Result<InCharge, SlotError> {
         let _turn = self.turn.lock().await;
         self.refuse_during_experiment()?;
         let begun = Instant::now();
-        let (loader, asked) = (self.loader.clone(), source.clone());
-        let ready = match aside(move || compile(&*loader, &asked)).await {
+        let (loader, source) = (self.loader.clone(), files.source.clone());
+        let ready = match aside(move || compile(&*loader, files)).await {
+            Ok(ready) => ready,
+            Err(message) => return Err(self.failed(source, message)),
+        };
+        let content = ready.content();
+        let next = Next { came: Came::Asked, content_of: None, own: None, begun };
+        let in_charge = self.put(control, ready, next).await?;
+        self.follow_own_if(&content);
+        Ok(in_charge)
+    }
+
+    /// Load the policy that the core was started with again. [`Trigger::Changed`] does nothing
+    /// while another was asked for.
+    ///
+    /// # Errors
+    /// If it cannot be loaded; the one in charge stays.
+    pub async fn load_own(
+        &self,
+        control: &ControlSender,
+        trigger: Trigger,
+    ) -> Result<InCharge, SlotError> {
+        let _turn = self.turn.lock().await;
+        self.refuse_during_experiment()?;
+        if trigger == Trigger::Changed && !self.follows_own.get() {
+            return Ok(self.in_charge());
+        }
+        let begun = Instant::now();
+        let source = configured_source(&self.configured).map_err(|message| {
+            self.failed(Source { file: DEFAULT_POLICY.into(), config_file: None }, message)
+        })?;
+        let (loader, own) = (self.loader.clone(), source.clone());
+        let bytes_max = self.configured.limits.component_bytes_max;
+        let load = move || compile(&*loader, PolicyFiles::read_own(&own, bytes_max)?);
+        let ready = match aside(load).await {
             Ok(ready) => ready,
             Err(message) => return Err(self.failed(source, message)),
         };
         let content = ready.content();
         if trigger == Trigger::Changed {
-            let same = self.seen.borrow().as_ref() == Some(&content)
-                && self.wanted.borrow().as_ref() == Some(&source);
-            if same {
+            if self.own_seen.borrow().as_ref() == Some(&content) {
                 return Ok(self.in_charge());
             }
             if self.history.borrow().is_struck(&content) {
@@ -356,7 +375,7 @@ impl PolicySlot {
                     file = %source.file.display(), digest = content.digest,
                     "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
                 );
-                *self.seen.borrow_mut() = Some(content);
+                *self.own_seen.borrow_mut() = Some(content);
                 return Ok(self.in_charge());
             }
         }
@@ -364,11 +383,16 @@ impl PolicySlot {
             Trigger::Asked => Came::Asked,
             Trigger::Changed => Came::FileChanged,
         };
-        let next = Next { came, content_of: None, own: None, begun };
-        let in_charge = self.put(control, ready, next).await?;
-        *self.wanted.borrow_mut() = Some(source);
-        *self.seen.borrow_mut() = Some(content);
+        let in_charge =
+            self.put(control, ready, Next { came, content_of: None, own: None, begun }).await?;
+        *self.own_seen.borrow_mut() = Some(content);
+        self.follows_own.set(true);
         Ok(in_charge)
+    }
+
+    /// Changes of the core's own files count if what was asked for is what they were.
+    fn follow_own_if(&self, asked_for: &Content) {
+        self.follows_own.set(self.own_seen.borrow().as_ref() == Some(asked_for));
     }
 
     /// Go back to an earlier policy, from memory: to that generation, or to the last one
@@ -535,6 +559,11 @@ impl PolicySlot {
         *self.in_charge.borrow_mut() = in_charge.clone();
         *self.last_failure.borrow_mut() = None;
         Ok(in_charge)
+    }
+
+    /// A policy whose files a peer opened could not be read.
+    pub fn refused(&self, source: Source, message: String) -> SlotError {
+        self.failed(source, message)
     }
 
     fn failed(&self, source: Source, message: String) -> SlotError {

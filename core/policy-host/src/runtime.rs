@@ -129,6 +129,22 @@ impl PolicyHost {
         self.compile(source, &bytes, signature.as_deref())
     }
 
+    /// The same for a file that somebody else has read, and its signature if there is one.
+    ///
+    /// # Errors
+    /// As for [`Self::compile_file`].
+    pub fn compile_read(
+        &self,
+        path: &Path,
+        bytes: &[u8],
+        signature: Option<&[u8]>,
+    ) -> Result<Compiled, LoadError> {
+        let file = path.display().to_string();
+        let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let source = Source { name: &name, file: &file, path: Some(path), started: Instant::now() };
+        self.compile(source, bytes, signature)
+    }
+
     /// Compile and check a policy from memory; `name` stands for the file in messages.
     /// It has no signature.
     ///

@@ -105,6 +105,7 @@ impl DispatchClient {
         meter.cut(&link.region.activity);
         DispatchClient {
             next_ticket: link.first_ticket,
+            kernels: KernelCache::new(link.kernels.clone()),
             link,
             touched: false,
             oddities: Oddities::default(),
@@ -112,7 +113,6 @@ impl DispatchClient {
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
-            kernels: KernelCache::default(),
             unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
             streams: Box::new([StreamProgress::default(); STREAM_SLOTS]),
             pending: 0,
@@ -139,6 +139,11 @@ impl DispatchClient {
     /// Whether it is high priority.
     pub fn is_high(&self) -> bool {
         self.link.info.class == Class::High
+    }
+
+    /// It is served no longer: give its part of the kernel table back.
+    pub fn release_kernels(&mut self, engine: &mut Engine) {
+        self.kernels.release(engine);
     }
 
     /// Whether a launch of it is not seen done.
