@@ -34,7 +34,7 @@ fn core(scene: &Scene, policy: &Path) -> Result<Process> {
     let mut core = scene.core_unready(policy, &["--config", &config.to_string_lossy()])?;
     wait_until("waiting for the core", COMPILE_MAX, || {
         ensure!(core.poll()?.is_none(), "the core ended\n{}", core.quote());
-        if !scene.socket().exists() {
+        if !scene.admin_socket().exists() {
             return Ok(None);
         }
         Ok(scene.status().ok())

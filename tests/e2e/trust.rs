@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tally_tests::jobs::{ANSWER_MAX, JOB_MAX, Probe};
@@ -170,16 +170,16 @@ fn a_core_does_not_start_with_a_strangers_policy_nor_with_keys_it_cannot_read() 
 
 /// One request on the admin socket, and its answer.
 fn ask(scene: &Scene, request: &Value) -> Result<Value> {
-    let mut stream = UnixStream::connect(scene.socket())?;
+    let stream = UnixStream::connect(scene.admin_socket())?;
     stream.set_read_timeout(Some(ANSWER_MAX))?;
-    stream.write_all(format!("{request}\n").as_bytes())?;
+    tally_tests::admin::send(&stream, request)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     Ok(serde_json::from_str(&answer)?)
 }
 
 /// Whoever may ask for a load may choose among what is trusted, and no more: no request
-/// turns the check off, brings a signature along or gives the file another name.
+/// turns the check off, gives a file another signature's trust or gives the file another name.
 #[test]
 fn the_admin_socket_is_no_way_around() -> Result<()> {
     let desk = Desk::new()?;

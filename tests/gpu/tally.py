@@ -25,7 +25,7 @@ class Core:
         self.suite, self.name, self.policy, self.residency = suite, name, policy, residency
         self.policy_config, self.extra = policy_config, list(extra)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="c-", dir=suite.work))
-        self.socket = self.folder / "s"
+        self.socket = self.folder / "clients" / "s"
         self.log = suite.logs / f"core-{name}.log"
         self.process = None
 

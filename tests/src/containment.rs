@@ -110,7 +110,7 @@ fn fault(artefacts: &Artefacts, number: u32, kinds: &[&str]) -> Result<Value> {
     before.sort_by(f64::total_cmp);
     let config = scene.dir().join("chaos.conf");
     std::fs::write(&config, format!("always {number}"))?;
-    let mut admin = Admin::connect(&scene.socket())?;
+    let mut admin = Admin::connect(&scene.admin_socket())?;
     let chaos = artefacts.test_policy("chaos")?;
     let loaded = admin.ask(&json!({"cmd": "policy_load", "path": chaos, "config": config}))?;
     let bad = loaded["generation"].as_u64().context("a generation")?;
@@ -163,7 +163,7 @@ fn guard(artefacts: &Artefacts) -> Result<Value> {
     start.extend(plan);
     let output = scene.ctl(&start)?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let mut admin = Admin::connect(&scene.socket())?;
+    let mut admin = Admin::connect(&scene.admin_socket())?;
     let report = wait_until("waiting for the guard", ANSWER_MAX, || {
         std::thread::sleep(POLL);
         let report = admin.ask(&json!({"cmd": "ab_report"}))?;
@@ -194,7 +194,7 @@ fn shadow(artefacts: &Artefacts) -> Result<Value> {
     let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
     let output = scene.ctl(&["shadow", "start", &fifo])?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let mut admin = Admin::connect(&scene.socket())?;
+    let mut admin = Admin::connect(&scene.admin_socket())?;
     let mut look = || anyhow::Ok((admin.ask(&json!({"cmd": "shadow_status"}))?, Instant::now()));
     let (first, began) = look()?;
     std::thread::sleep(SHADOW);

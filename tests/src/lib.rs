@@ -14,6 +14,7 @@
 //! user would use ([`reload`] and [`containment`] use the admin socket itself, to be quick).
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod artefacts;
 pub mod containment;
 pub mod jobs;

@@ -6,7 +6,7 @@ use crate::process::wait_until;
 use crate::{Artefacts, Class, Device, Scene};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -68,7 +68,7 @@ impl Admin {
     }
 
     pub(crate) fn ask(&mut self, request: &Value) -> Result<Value> {
-        writeln!(self.0.get_mut(), "{request}")?;
+        crate::admin::send(self.0.get_ref(), request)?;
         let mut line = String::new();
         self.0.read_line(&mut line).with_context(|| format!("after {request}"))?;
         let mut answer: Value = serde_json::from_str(&line)?;
@@ -137,7 +137,7 @@ pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
     let mut probes = std::thread::scope(|scope| -> Result<Vec<Probe>> {
         let running = probes.map(|probe| scope.spawn(|| launching(probe, &stop)));
         let reloaded = (|| -> Result<()> {
-            let mut admin = Admin::connect(&scene.socket())?;
+            let mut admin = Admin::connect(&scene.admin_socket())?;
             for n in 0..reloads {
                 let (file, config) = &policies[n as usize % policies.len()];
                 let load = json!({"cmd": "policy_load", "path": file, "config": config});

@@ -88,9 +88,14 @@ impl Scene {
         &self.artefacts
     }
 
-    /// Where the core listens.
+    /// Where clients register.
     pub fn socket(&self) -> PathBuf {
-        self.dir().join("core.sock")
+        self.dir().join("clients/core.sock")
+    }
+
+    /// Where the core takes admin requests.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.dir().join("admin/core.sock")
     }
 
     /// Folder to link a C program's `-lcuda` from; software device only.
@@ -182,7 +187,7 @@ impl Scene {
             if let Some(end) = core.poll()? {
                 bail!("the core ended with {end}");
             }
-            if !self.socket().exists() {
+            if !self.admin_socket().exists() {
                 return Ok(None);
             }
             Ok(self.status().ok())

@@ -164,8 +164,29 @@ fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
         }
         Group::Languages => crate::languages::left_out(),
         Group::E2e => crate::preload::left_out(),
+        Group::Unit => unit_left_out(has_systemd(), is_root()),
         _ => Vec::new(),
     }
+}
+
+/// A test of the unit file asks `systemd-analyze`.
+fn has_systemd() -> bool {
+    let mut asked = Command::new("systemd-analyze");
+    asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|done| done.success())
+}
+
+/// Tests of floods act as other users.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn unit_left_out(has_systemd: bool, is_root: bool) -> Vec<String> {
+    let unit =
+        "core/daemon/tests/systemd.rs systemd_understands_the_unit (there is no `systemd-analyze`)";
+    let floods = "core/daemon/tests/floods.rs (needs root to act as other users)";
+    let all = [(has_systemd, unit), (is_root, floods)];
+    all.into_iter().filter(|(is_run, _)| !is_run).map(|(_, what)| what.into()).collect()
 }
 
 /// What a group runs.
@@ -194,6 +215,21 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
         }
         Group::Unit => {
             commands.push(runner(false, filter)?);
+            if has_systemd()
+                && filter.is_none_or(|filter| "systemd_understands_the_unit".contains(filter))
+            {
+                let test = [
+                    "test",
+                    "--release",
+                    "-p",
+                    "tally-core",
+                    "--test",
+                    "systemd",
+                    "--",
+                    "--ignored",
+                ];
+                commands.push(with(cargo(), &test));
+            }
             // cargo-nextest leaves these out.
             if filter.is_none() {
                 commands.push(with(cargo(), &["test", "--release", "--workspace", "--doc"]));
@@ -291,7 +327,8 @@ fn runner(across_processes: bool, filter: Option<&str>) -> Result<Command> {
         command.args(["nextest", "run", "--release", "--workspace", "--no-fail-fast"]);
         command.arg("--no-tests=pass").arg("--config-file");
         command.arg(repository().join("tests/nextest.toml"));
-        command.arg("-E").arg(format!("{not}package({E2E_PACKAGE})")).args(filter);
+        let floods = if across_processes || is_root() { "" } else { " and not binary(floods)" };
+        command.arg("-E").arg(format!("{not}package({E2E_PACKAGE}){floods}")).args(filter);
         return Ok(command);
     }
     command.args(["test", "--release", "--workspace", "--no-fail-fast"]);
@@ -438,5 +475,11 @@ mod tests {
     fn what_is_left_out_is_named() {
         assert!(why_left_out(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
         assert_eq!(why_left_out(Group::Ptxas, true), [""; 0]);
+        assert_eq!(unit_left_out(true, true), [""; 0]);
+        let named = unit_left_out(false, false).join("\n");
+        assert!(
+            named.contains("systemd-analyze") && named.contains("floods.rs (needs root"),
+            "{named}"
+        );
     }
 }

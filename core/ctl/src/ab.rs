@@ -1,6 +1,6 @@
 //! `tallyctl ab`: A/B tests of policies on the core's GPU.
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -136,7 +136,7 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// All of it.
-pub fn run(socket: &Path, command: AbCommand) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
         AbCommand::Start(args) => start(socket, &args, &mut out),
@@ -215,16 +215,19 @@ fn read_file(file: &Path) -> Result<Report, CtlError> {
         .map_err(|e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints")))
 }
 
-fn start(socket: &Path, args: &StartArgs, out: &mut impl Write) -> Result<(), CtlError> {
+fn start(socket: &AdminSocket, args: &StartArgs, out: &mut impl Write) -> Result<(), CtlError> {
     let plan = args.plan()?;
     let source = |file: &Path, config: &Option<PathBuf>| json!({"file": absolute(file), "config_file": config.as_deref().map(absolute)});
+    let mut files = policy_files("a.", &args.a, args.config_a.as_deref())?;
+    files.extend(policy_files("b.", &args.b, args.config_b.as_deref())?);
     let mut core = Core::connect(socket)?;
-    let begun = core.ask(&json!({
+    let request = json!({
         "cmd": "ab_start",
         "a": source(&args.a, &args.config_a),
         "b": source(&args.b, &args.config_b),
         "plan": plan,
-    }))?;
+    });
+    let begun = core.ask_about(request, &files)?;
     let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
     writeln!(
         out,

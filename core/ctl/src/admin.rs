@@ -3,16 +3,83 @@
 use crate::error::CtlError;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tally_ipc::admin::File;
+use tally_ipc::wire;
 
 /// Loading a policy of an interpreted language takes 15 s.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer read.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Where the core takes admin requests.
+#[derive(Debug)]
+pub struct AdminSocket(Result<PathBuf, PathBuf>);
+
+impl AdminSocket {
+    /// As named; else what belongs to the clients' socket that was named; else as the environment says; else the
+    /// default.
+    pub fn find(named: Option<PathBuf>, clients: Option<&Path>) -> Self {
+        let variable = |name| std::env::var_os(name).filter(|s| !s.is_empty()).map(PathBuf::from);
+        let beside =
+            |socket: &Path| wire::admin_socket_of(socket).ok_or_else(|| socket.to_path_buf());
+        AdminSocket(match (named, clients) {
+            (Some(path), _) => Ok(path),
+            (None, Some(clients)) => beside(clients),
+            (None, None) => match variable(wire::ENV_ADMIN_SOCKET) {
+                Some(path) => Ok(path),
+                None => beside(&variable(wire::ENV_SOCKET).unwrap_or_else(wire::default_socket)),
+            },
+        })
+    }
+
+    fn path(&self) -> Result<&Path, CtlError> {
+        self.0.as_deref().map_err(|clients| {
+            CtlError::Usage(format!(
+                "{} is not in a folder named `{}`, so the admin socket that belongs to it is not known: name it with \
+                 --admin-socket or {}",
+                clients.display(),
+                wire::CLIENTS_FOLDER,
+                wire::ENV_ADMIN_SOCKET
+            ))
+        })
+    }
+}
+
+/// Connect to a core's socket if that takes no longer than `limit`, see whose it is, and wait no longer than the
+/// rest of `limit` for what is sent and received.
+pub fn connect(socket: &Path, limit: Duration) -> Result<UnixStream, CtlError> {
+    let end = Instant::now() + limit;
+    let connect = || -> std::io::Result<UnixStream> {
+        let address = SocketAddrUnix::new(socket)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        loop {
+            match net::connect(&fd, &address) {
+                Ok(()) => break,
+                // Its backlog is full.
+                Err(rustix::io::Errno::AGAIN) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let stream = UnixStream::from(fd);
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(left))?;
+        stream.set_write_timeout(Some(left))?;
+        Ok(stream)
+    };
+    let no_core = |why: String| CtlError::NoCore { socket: socket.into(), why };
+    let stream = connect().map_err(|e| no_core(e.to_string()))?;
+    tally_ipc::peer::check(socket, stream.as_fd()).map_err(|e| no_core(e.to_string()))?;
+    Ok(stream)
+}
 
 /// A connection to a core.
 pub struct Core {
@@ -22,65 +89,26 @@ pub struct Core {
 
 impl Core {
     /// Connect.
-    pub fn connect(socket: &Path) -> Result<Self, CtlError> {
-        let stream = UnixStream::connect(socket)
-            .and_then(|s| {
-                s.set_read_timeout(Some(PATIENCE))?;
-                s.set_write_timeout(Some(PATIENCE))?;
-                Ok(s)
-            })
-            .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
-        Self::believe(socket, stream)
-    }
-
-    fn believe(socket: &Path, stream: UnixStream) -> Result<Self, CtlError> {
-        tally_ipc::peer::check(socket, stream.as_fd())
-            .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
+    pub fn connect(socket: &AdminSocket) -> Result<Self, CtlError> {
+        let socket = socket.path()?;
+        let stream = connect(socket, PATIENCE)?;
         Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
-    }
-
-    /// Connect if that takes no longer than `limit`, and wait no longer than that for an answer.
-    pub fn connect_within(socket: &Path, limit: Duration) -> Result<Self, CtlError> {
-        let end = Instant::now() + limit;
-        let connect = || -> std::io::Result<UnixStream> {
-            let address = SocketAddrUnix::new(socket)?;
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            loop {
-                match net::connect(&fd, &address) {
-                    Ok(()) => break,
-                    // Its backlog is full.
-                    Err(rustix::io::Errno::AGAIN) if Instant::now() < end => {
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            let stream = UnixStream::from(fd);
-            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            stream.set_nonblocking(false)?;
-            stream.set_read_timeout(Some(left))?;
-            stream.set_write_timeout(Some(left))?;
-            Ok(stream)
-        };
-        let stream = connect()
-            .map_err(|e| CtlError::NoCore { socket: socket.into(), why: e.to_string() })?;
-        Self::believe(socket, stream)
-    }
-
-    /// The connection itself.
-    pub fn stream(&self) -> &UnixStream {
-        self.stream.get_ref()
     }
 
     /// Ask and wait for the answer's `ok`.
     pub fn ask(&mut self, request: &Value) -> Result<Value, CtlError> {
+        self.ask_about(request.clone(), &[])
+    }
+
+    /// The same, about files: the core opens none itself.
+    pub fn ask_about(&mut self, mut request: Value, files: &[File]) -> Result<Value, CtlError> {
+        if !files.is_empty() {
+            request["files"] = files.iter().map(|file| file.role.as_str()).collect();
+        }
         let lost = |why: String| CtlError::NoCore { socket: self.socket.clone(), why };
         let line = format!("{request}\n");
         let mut answer = String::new();
-        self.stream
-            .get_mut()
-            .write_all(line.as_bytes())
+        tally_ipc::admin::send(self.stream.get_ref(), line.as_bytes(), files)
             .and_then(|()| {
                 (&mut self.stream).take(ANSWER_BYTES_MAX).read_line(&mut answer).map(drop)
             })
@@ -97,5 +125,32 @@ impl Core {
             Some(ok) => Ok(ok.take()),
             None => Err(CtlError::Answer("neither `ok` nor `error`".into())),
         }
+    }
+}
+
+/// The files of a policy, opened here; `prefix` goes before their roles.
+pub fn policy_files(
+    prefix: &str,
+    file: &Path,
+    config: Option<&Path>,
+) -> Result<Vec<File>, CtlError> {
+    tally_ipc::admin::policy(prefix, file, config).map_err(|e| CtlError::Usage(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_admin_socket_is_the_one_that_belongs_to_the_clients() {
+        let of = |named: Option<&str>, clients: Option<&str>| {
+            AdminSocket::find(named.map(Into::into), clients.map(Path::new))
+        };
+        let path =
+            |found: AdminSocket| found.path().map(Path::to_path_buf).map_err(|e| e.to_string());
+        assert_eq!(path(of(Some("/a"), Some("/b"))), Ok("/a".into()));
+        assert_eq!(path(of(None, Some("/x/clients/s"))), Ok("/x/admin/s".into()));
+        let error = path(of(None, Some("/x/core.sock"))).unwrap_err();
+        assert!(error.contains("/x/core.sock") && error.contains("--admin-socket"), "{error}");
     }
 }

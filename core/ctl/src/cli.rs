@@ -1,5 +1,6 @@
 //! The command line: every flag once.
 
+use crate::admin::AdminSocket;
 use crate::error::{CtlError, EXIT_USAGE};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -22,11 +23,14 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tallyctl", version, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// The core's socket. Default: $TALLY_SOCKET, else
-    /// $XDG_RUNTIME_DIR/tally/core.sock, else /run/tally/core.sock for root, else
-    /// ~/.local/state/tally/core.sock.
+    /// Where programs register. Default: $TALLY_SOCKET, else $XDG_RUNTIME_DIR/tally/clients/core.sock, else
+    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Where the core takes admin requests, which is all but `run`. Default: of a socket X/clients/NAME, X/admin/NAME;
+    /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -233,18 +237,19 @@ pub fn main() -> ExitCode {
         }
     };
     let named = std::env::var_os(wire::ENV_SOCKET).filter(|s| !s.is_empty()).map(PathBuf::from);
+    let admin = AdminSocket::find(cli.admin_socket, cli.socket.as_deref());
     let socket = cli.socket.or(named).unwrap_or_else(wire::default_socket);
     let outcome = match cli.command {
         Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
-        Command::Status(args) => crate::status::run(&socket, &args),
-        Command::Metrics(args) => crate::metrics::run(&socket, &args),
-        Command::Policy { command } => crate::policy::run(&socket, command),
-        Command::Profiles { command } => crate::profiles::run(&socket, command),
-        Command::Ab { command } => crate::ab::run(&socket, command),
-        Command::Log { command } => crate::log::run(&socket, command),
-        Command::Shadow { command } => crate::shadow::run(&socket, command),
+        Command::Status(args) => crate::status::run(&admin, &args),
+        Command::Metrics(args) => crate::metrics::run(&admin, &args),
+        Command::Policy { command } => crate::policy::run(&admin, command),
+        Command::Profiles { command } => crate::profiles::run(&admin, command),
+        Command::Ab { command } => crate::ab::run(&admin, command),
+        Command::Log { command } => crate::log::run(&admin, command),
+        Command::Shadow { command } => crate::shadow::run(&admin, command),
         Command::Sim(args) => crate::sim::run(&args),
-        Command::Stop => crate::policy::stop(&socket),
+        Command::Stop => crate::policy::stop(&admin),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

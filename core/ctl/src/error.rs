@@ -19,7 +19,8 @@ pub const EXIT_NOT_FOUND: u8 = 127;
 pub enum CtlError {
     /// Nobody serves the socket.
     #[error(
-        "no core answers at {socket}: {why}\nStart one with `tally-core` or name another socket with --socket or TALLY_SOCKET"
+        "no core answers at {socket}: {why}\nStart one with `tally-core` or name another with \
+         --socket, TALLY_SOCKET or --admin-socket"
     )]
     NoCore {
         /// Where.

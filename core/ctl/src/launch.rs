@@ -3,11 +3,10 @@
 //! Whatever is wrong with Tally, the program starts; what keeps it from being governed is said on standard
 //! error.
 
-use crate::admin::Core;
+use crate::admin::connect;
 use crate::cli::{Fail, RunArgs};
 use crate::error::CtlError;
 use crate::inspect;
-use serde_json::json;
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
@@ -149,13 +148,11 @@ pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
         eprintln!("tallyctl: {name} will not be governed: {}", obstacle.reason);
     }
     if !args.no_check {
-        let answered = Core::connect_within(socket, ANSWER_MAX).and_then(|mut core| {
-            core.ask(&json!({"cmd": "status", "kernels": 0}))?;
+        let answered = ping(socket).map(|()| {
             if let Some(obstacle) = &reason {
                 let name = args.name.clone().unwrap_or_else(|| base_name(program));
                 tell(socket, name, obstacle.reason.clone());
             }
-            Ok(())
         });
         if let Err(error) = answered
             && reason.is_none()
@@ -181,8 +178,23 @@ fn base_name(program: &OsStr) -> String {
 /// Tell the core of a program that is not governed: this process, which becomes it. If the core does not
 /// take it, standard error has said it.
 fn tell(socket: &Path, name: String, reason: String) {
-    if let Ok(core) = Core::connect_within(socket, ANSWER_MAX) {
-        let _ = wire::send(core.stream().as_fd(), &Notice { name, reason }.encode(), &[]);
+    if let Ok(core) = connect(socket, ANSWER_MAX) {
+        let _ = wire::send(core.as_fd(), &Notice { name, reason }.encode(), &[]);
+    }
+}
+
+/// Whether a core serves clients. Only their socket is asked: what becomes of admin requests keeps no program from
+/// starting.
+fn ping(socket: &Path) -> Result<(), CtlError> {
+    let core = connect(socket, ANSWER_MAX)?;
+    let answered =
+        wire::send(core.as_fd(), &[wire::PING], &[]).and_then(|()| wire::receive(core.as_fd()));
+    match answered {
+        Ok((answer, _)) if answer == [wire::PING] => Ok(()),
+        Ok(_) => {
+            Err(CtlError::NoCore { socket: socket.into(), why: "it answers something else".into() })
+        }
+        Err(e) => Err(CtlError::NoCore { socket: socket.into(), why: e.to_string() }),
     }
 }
 

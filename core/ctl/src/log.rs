@@ -4,7 +4,7 @@ mod replay;
 mod show;
 mod trace;
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use crate::status::{Paint, count, number, text};
 use clap::Subcommand;
@@ -116,7 +116,7 @@ fn next(log: &mut Reader<BufReader<File>>, file: &Path) -> (Option<Record>, Opti
 }
 
 /// Do it.
-pub fn run(socket: &Path, command: LogCommand) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
         LogCommand::Record { out: file, time, max_bytes, completions } => {
@@ -128,7 +128,7 @@ pub fn run(socket: &Path, command: LogCommand) -> Result<(), CtlError> {
                 "completions": completions,
             });
             let mut core = Core::connect(socket)?;
-            let mut status = core.ask(&request)?;
+            let mut status = record(&mut core, request, file.as_deref())?;
             writeln!(out, "recording to {}", text(&status, "/file"))?;
             let file = status["file"].clone();
             while time.is_some() && status["recording"] == true && status["file"] == file {
@@ -161,6 +161,18 @@ pub fn run(socket: &Path, command: LogCommand) -> Result<(), CtlError> {
         }
     }
     Ok(())
+}
+
+/// The file is made here, with this user's rights; an empty one is taken away again if the core refuses.
+fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value, CtlError> {
+    let Some(file) = file else { return core.ask(&request) };
+    let out =
+        tally_ipc::admin::create("out", file).map_err(|e| CtlError::Usage(format!("--out {e}")))?;
+    let answer = core.ask_about(request, &[out]);
+    if matches!(answer, Err(CtlError::Refused { .. })) {
+        let _ = std::fs::remove_file(file);
+    }
+    answer
 }
 
 fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {

@@ -3,7 +3,7 @@
 //! The core opens no port for it: a collector runs this command, or picks up the file
 //! that `--out` replaces in one step (the "textfile" way of node exporters).
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use clap::Args;
 use prometheus_client::encoding::text::encode;
@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
@@ -30,18 +31,30 @@ type Amounts = Family<Labels, Counter<f64, AtomicU64>>;
 type Levels = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// Show or write.
-pub fn run(socket: &Path, args: &MetricsArgs) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
     let status = Core::connect(socket)?.ask(&json!({"cmd": "status", "kernels": 0}))?;
     let text = exposition(&status);
     let Some(file) = &args.out else {
         std::io::stdout().lock().write_all(text.as_bytes())?;
         return Ok(());
     };
-    let mut part = file.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, file));
-    written.map_err(|e| CtlError::Usage(format!("--out {}: {e}", file.display())))
+    replace(file, text.as_bytes())
+        .map_err(|e| CtlError::Usage(format!("--out {}: {e}", file.display())))
+}
+
+/// Put a file that everybody may read (as the umask says) in the place of another, in one step. What others put
+/// into the folder is neither followed nor written to: the new file has a name of its own, which is not there.
+fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut new = tempfile::Builder::new()
+        .prefix(".tally-metrics.")
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    new.write_all(text)?;
+    new.persist(file).map(drop).map_err(|e| e.error)
 }
 
 /// Collects figures out of a status: what is not there is left out.
@@ -206,6 +219,24 @@ fn exposition(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_planted_beside_or_in_place_of_the_file_is_not_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, precious) = (dir.path().join("tally.prom"), dir.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        for planted in [&file, &dir.path().join("tally.prom.part")] {
+            std::os::unix::fs::symlink(&precious, planted).unwrap();
+        }
+        replace(&file, b"first").unwrap();
+        replace(&file, b"second").unwrap();
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "second");
+        assert!(!file.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o700, 0o600);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left behind");
+        assert!(replace(&dir.path().join("none/x"), b"").is_err());
+    }
 
     #[test]
     fn figures_have_their_units_and_labels_are_escaped() {

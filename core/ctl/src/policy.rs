@@ -10,7 +10,7 @@ pub mod wrap;
 
 pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core, policy_files};
 use crate::cli::PolicyCommand;
 use crate::error::CtlError;
 use serde_json::{Value, json};
@@ -55,13 +55,13 @@ fn without_wasm(file: &Path) -> CtlError {
     CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
 }
 
-/// The core may run in another folder.
+/// As the core is told what a file is called, which is for people: it may run in another folder.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
 /// What asks a core, and what needs none.
-pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError> {
     let core = || Core::connect(socket);
     let mut out = std::io::stdout().lock();
     match command {
@@ -81,9 +81,10 @@ pub fn run(socket: &Path, command: PolicyCommand) -> Result<(), CtlError> {
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
+            let files = policy_files("", &file, config.as_deref())?;
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            in_charge(&mut out, &core()?.ask(&request)?)?;
+            in_charge(&mut out, &core()?.ask_about(request, &files)?)?;
         }
         PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
         PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
@@ -105,6 +106,6 @@ fn in_charge(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
 }
 
 /// Ask the core to stop.
-pub fn stop(socket: &Path) -> Result<(), CtlError> {
+pub fn stop(socket: &AdminSocket) -> Result<(), CtlError> {
     Core::connect(socket)?.ask(&json!({"cmd": "stop"})).map(drop)
 }

@@ -1,16 +1,15 @@
 //! `tallyctl profiles`: what is known of kernels, and forgetting it.
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core};
 use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
 use crate::status::{Paint, count, list, number, print, short, text, three};
 use crate::table::{Align, table};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 
 /// Show or clear.
-pub fn run(socket: &Path, command: ProfilesCommand) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();
     match command {

@@ -1,6 +1,6 @@
 //! `tallyctl shadow`: a second policy that sees what the one in charge sees.
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use crate::log::absolute;
 use crate::status::{count, list, number, short, text};
@@ -8,7 +8,7 @@ use crate::table::{Align, table};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// `shadow`.
 #[derive(Debug, Subcommand)]
@@ -35,15 +35,17 @@ pub enum ShadowCommand {
 }
 
 /// Do it.
-pub fn run(socket: &Path, command: ShadowCommand) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();
     match command {
         ShadowCommand::Start { file, config, cpu_percent } => {
-            let status = core.ask(&json!({
+            let files = policy_files("", &file, config.as_deref())?;
+            let request = json!({
                 "cmd": "shadow_start", "path": absolute(&file),
                 "config": config.as_deref().map(absolute), "cpu_percent": cpu_percent,
-            }))?;
+            });
+            let status = core.ask_about(request, &files)?;
             let digest = text(&status, "/digest");
             writeln!(out, "{} is the shadow: sha256 {digest}", text(&status, "/name"))?;
         }

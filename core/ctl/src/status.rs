@@ -3,20 +3,19 @@
 //! Reads the JSON by name and shows `?` for what is missing, so that it works
 //! with a core that is a little older or newer.
 
-use crate::admin::Core;
+use crate::admin::{AdminSocket, Core};
 use crate::cli::StatusArgs;
 use crate::error::CtlError;
 use crate::table::{Align, table};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::time::Duration;
 
 /// Longest name shown in a table.
 const NAME_CHARS_MAX: usize = 48;
 
 /// Show it once, or again and again.
-pub fn run(socket: &Path, args: &StatusArgs) -> Result<(), CtlError> {
+pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();
     let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -3,9 +3,11 @@
 //! end-to-end tests.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
+use tally_ipc::wire;
 
 fn tallyctl(socket: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tallyctl"))
@@ -24,7 +26,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn without_a_core_it_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("none.sock");
+    let socket = dir.path().join("clients/none.sock");
     for args in [&["status"][..], &["policy", "show"], &["profiles", "clear"], &["stop"]] {
         let output = tallyctl(&socket, args);
         assert_eq!(output.status.code(), Some(69), "{args:?}: {}", said(&output));
@@ -85,14 +87,42 @@ fn without_a_core_the_program_starts_within_a_second() {
     }
 }
 
+/// Programs start whatever becomes of admin requests: here nobody takes any.
+#[test]
+fn run_asks_at_the_clients_socket_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("any");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let library = dir.path().join("preload.so");
+    for file in [&library, &dir.path().join("libtally_shim.so")] {
+        std::fs::write(file, "").unwrap();
+    }
+    let core = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let (asked, fds) = wire::receive(stream.as_fd()).unwrap();
+        wire::send(stream.as_fd(), &[wire::PING], &[]).unwrap();
+        (asked, fds.len())
+    });
+    let preload = library.to_str().unwrap();
+    let output = tallyctl(&socket, &["run", "--preload", preload, "--", "sh", "-c", "exit 5"]);
+    assert_eq!(core.join().unwrap(), (vec![wire::PING], 0));
+    assert_eq!(output.status.code(), Some(5));
+    assert!(!said(&output).contains("tallyctl"), "it says nothing: {}", said(&output));
+    // What needs the other socket says how to name it.
+    let output = tallyctl(&socket, &["status"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("--admin-socket"), "{}", said(&output));
+}
+
 #[test]
 fn who_answers_in_a_folder_that_others_can_write_to_is_not_believed() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("s");
+    let socket = dir.path().join("admin/s");
+    std::fs::create_dir(socket.parent().unwrap()).unwrap();
     let _listener = UnixListener::bind(&socket).unwrap();
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
-    let output = tallyctl(&socket, &["status"]);
+    std::fs::set_permissions(socket.parent().unwrap(), PermissionsExt::from_mode(0o777)).unwrap();
+    let output = tallyctl(&dir.path().join("clients/s"), &["status"]);
     assert_eq!(output.status.code(), Some(69));
     assert!(said(&output).contains("chmod go-w"), "{}", said(&output));
 }
@@ -124,6 +154,7 @@ fn fake_core(socket: &Path, answer: &'static str) {
 #[test]
 fn refusals_and_nonsense_from_the_core_are_shown() {
     let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("admin")).unwrap();
     for (i, (answer, code, word)) in [
         ("{\"error\":{\"code\":\"denied\",\"message\":\"user 9 may not\"}}\n", 1, "user 9 may not"),
         ("nonsense\n", 1, "one release"),
@@ -133,9 +164,8 @@ fn refusals_and_nonsense_from_the_core_are_shown() {
     .into_iter()
     .enumerate()
     {
-        let socket = dir.path().join(format!("{i}"));
-        fake_core(&socket, answer);
-        let output = tallyctl(&socket, &["stop"]);
+        fake_core(&dir.path().join(format!("admin/{i}")), answer);
+        let output = tallyctl(&dir.path().join(format!("clients/{i}")), &["stop"]);
         assert_eq!(output.status.code(), Some(code), "{}", said(&output));
         assert!(said(&output).contains(word), "{}", said(&output));
     }

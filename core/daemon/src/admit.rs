@@ -34,9 +34,14 @@ impl Rules {
         }
     }
 
-    /// Whether this user may load policies and stop the core.
+    /// Whether this user, unless it is in a container, may load policies and stop the core.
     pub fn may_change(&self, uid: u32) -> bool {
         self.admin_uids.contains(&uid)
+    }
+
+    /// Whether places are kept for this user: root, the core's own, admins, and those that may be high priority.
+    pub fn is_trusted(&self, uid: u32) -> bool {
+        self.may_change(uid) || self.high_uids.contains(&uid)
     }
 }
 
@@ -66,5 +71,6 @@ mod tests {
         assert_eq!(rules.class(7, true).0, Class::High);
         assert_eq!(rules.class(1000, true).0, Class::BestEffort);
         assert!(rules.may_change(8) && rules.may_change(1000));
+        assert!([0, 7, 8, 1000].iter().all(|uid| rules.is_trusted(*uid)) && !rules.is_trusted(9));
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 /// Exit codes, shown at the end of `--help`.
 const AFTER_HELP: &str = "\
 Signals:
-  SIGHUP            load the policy again
+  SIGHUP            load the policy of the configuration again, whichever is active
   SIGTERM, SIGINT   let every held launch go, wait for the rings to empty, end; a second one ends at once
 
 Exit codes:
@@ -52,10 +52,15 @@ pub struct Cli {
     /// daemon if needed; under MPS a fatal fault of one client reaches the others.
     #[arg(long, value_name = "MODE")]
     pub residency: Option<ResidencyMode>,
-    /// Where to listen. Default: $XDG_RUNTIME_DIR/tally/core.sock, else
-    /// /run/tally/core.sock for root, else ~/.local/state/tally/core.sock.
+    /// Where clients register. Default: $XDG_RUNTIME_DIR/tally/clients/core.sock, else
+    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
+    /// A container that is to use the core gets this socket's folder.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Where admin requests are taken, in a folder that no container gets. Default: of a
+    /// socket X/clients/NAME, X/admin/NAME.
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
     /// How log lines on standard error look. RUST_LOG chooses which are shown.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -94,6 +99,9 @@ impl Cli {
         if let Some(path) = &self.socket {
             config.socket.path = Some(path.clone());
         }
+        if let Some(path) = &self.admin_socket {
+            config.admin.socket = Some(path.clone());
+        }
         if self.spin_us.is_some() {
             config.dispatch.spin_us = self.spin_us;
         }
@@ -104,6 +112,7 @@ impl Cli {
             config.dispatch.pin_cpu = self.pin_cpu;
         }
         config.check()?;
+        config.admin_socket()?;
         Ok(config)
     }
 }
@@ -176,14 +185,14 @@ mod tests {
             "--config",
             file.to_str().unwrap(),
             "--socket",
-            "/b",
+            "/b/clients/s",
             "--residency",
             "mps",
         ])
         .unwrap();
         let config = cli.resolve().unwrap();
         assert_eq!(config.dispatch.spin_us, Some(7));
-        assert_eq!(config.socket.path.as_deref(), Some(std::path::Path::new("/b")));
+        assert_eq!(config.socket.path.as_deref(), Some(std::path::Path::new("/b/clients/s")));
         assert_eq!(config.residency.mode, ResidencyMode::Mps);
     }
 }

@@ -4,11 +4,13 @@
 //! equal to the defaults.
 
 mod ab;
+mod admission;
 mod log;
 mod mps;
 mod strikes;
 
 pub use ab::Ab;
+pub use admission::{Admin, Admission, HighPriority, Socket, see_that_apart};
 pub use log::Log;
 pub use mps::Mps;
 pub use strikes::{Restore, Strikes};
@@ -50,74 +52,6 @@ pub struct Config {
     pub log: Log,
     /// A/B tests.
     pub ab: Ab,
-}
-
-/// `[socket]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Socket {
-    /// Its path; none: `tally_ipc::wire::default_socket`.
-    pub path: Option<PathBuf>,
-    /// Its permissions, octal. Its folder is made 0700 if it does not exist.
-    pub mode: String,
-}
-
-impl Default for Socket {
-    fn default() -> Self {
-        Socket { path: None, mode: "0600".into() }
-    }
-}
-
-impl Socket {
-    /// The permissions as a number.
-    ///
-    /// # Errors
-    /// If it is not an octal number up to 0777.
-    pub fn mode_bits(&self) -> Result<u32, CoreError> {
-        u32::from_str_radix(&self.mode, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
-            CoreError::ConfigValue(format!(
-                "socket.mode is {:?}: expected octal permissions such as \"0600\"",
-                self.mode
-            ))
-        })
-    }
-
-    /// The path in force.
-    pub fn path(&self) -> PathBuf {
-        self.path.clone().unwrap_or_else(tally_ipc::wire::default_socket)
-    }
-}
-
-/// `[admission]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Admission {
-    /// Clients served at once; further ones are refused with the reason.
-    pub clients_max: usize,
-    /// How long a connection may take to say what it wants, ms.
-    pub hello_timeout_ms: u64,
-}
-
-impl Default for Admission {
-    fn default() -> Self {
-        Admission { clients_max: 256, hello_timeout_ms: 1_000 }
-    }
-}
-
-/// `[high_priority]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct HighPriority {
-    /// Users that may be high priority; none: the core's own and root.
-    pub uids: Option<Vec<u32>>,
-}
-
-/// `[admin]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Admin {
-    /// Users that may load policies and stop the core, besides its own and root.
-    pub uids: Vec<u32>,
 }
 
 /// `[policy]`.
@@ -468,6 +402,7 @@ impl Config {
     /// The setting that makes no sense.
     pub fn check(&self) -> Result<(), CoreError> {
         self.socket.mode_bits()?;
+        self.admin.mode_bits()?;
         let within = |name: &str, value: u64, low: u64, high: u64| {
             if (low..=high).contains(&value) {
                 return Ok(());
@@ -475,6 +410,12 @@ impl Config {
             Err(CoreError::ConfigValue(format!("{name} is {value}: expected {low} to {high}")))
         };
         within("admission.clients_max", self.admission.clients_max as u64, 1, 4_096)?;
+        let places = &self.admission;
+        within("admission.user_clients_max", places.user_clients_max as u64, 1, 4_096)?;
+        within("admission.reserved_clients", places.reserved_clients as u64, 0, 4_096)?;
+        within("admission.user_joins_per_s", places.user_joins_per_s.into(), 1, 10_000)?;
+        let most = tally_engine::profile::KERNELS_MAX as u64;
+        within("admission.user_kernels_max", places.user_kernels_max.into(), 1, most)?;
         within("admission.hello_timeout_ms", self.admission.hello_timeout_ms, 10, 60_000)?;
         within("policy.debounce_ms", self.policy.debounce_ms, 1, 60_000)?;
         let strikes = &self.policy.strikes;
@@ -546,7 +487,8 @@ mod tests {
             })
             .collect();
         let config: Config = toml::from_str(&all).unwrap();
-        assert!(config.socket.path.is_some() && config.dispatch.spin_us.is_some());
+        assert!(config.socket.path.is_some() && config.admin.socket.is_some());
+        assert!(config.dispatch.spin_us.is_some());
         config.check().unwrap();
     }
 

@@ -5,7 +5,7 @@
 //! | thread | module | does | never |
 //! | --- | --- | --- | --- |
 //! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | logs, blocks on a lock, touches the socket |
-//! | control | [`control`] | registration, admin requests, policy reload, residency, kept profiles, drain | decides a launch |
+//! | control | [`control`] | registration and admin requests, policy loads, residency, profiles, drain | decides a launch |
 //!
 //! Read next: [`run`] for how they are put together and taken apart,
 //! [`dispatch`] for the loop, [`status`] for what operators see.
@@ -18,12 +18,15 @@ pub mod config;
 pub mod control;
 pub mod dispatch;
 pub mod error;
+pub mod files;
 pub mod loader;
 pub mod mps;
 pub mod owned_file;
+pub mod peer;
 pub mod policy_slot;
 pub mod policy_watch;
 pub mod profile_store;
+pub mod quota;
 pub mod record;
 pub mod refresh;
 pub mod residency;

@@ -2,7 +2,6 @@
 //! it, and what is started from that. The only module that knows they are WebAssembly.
 
 use crate::dispatch::handover::FaultCost;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
@@ -211,12 +210,6 @@ impl Program for Compiled {
 
 /// Something that makes policies of components. Called off both threads.
 pub trait Loader: Send + Sync + 'static {
-    /// Read a component, and what stands beside it.
-    ///
-    /// # Errors
-    /// As for [`Loader::compile`].
-    fn read(&self, file: &Path) -> Result<ComponentFile, String>;
-
     /// Compile and check one. Another thread can end it by `cancel`.
     ///
     /// # Errors
@@ -225,10 +218,7 @@ pub trait Loader: Send + Sync + 'static {
 }
 
 /// The real one.
-pub struct WasmLoader {
-    host: PolicyHost,
-    component_bytes_max: usize,
-}
+pub struct WasmLoader(PolicyHost);
 
 impl WasmLoader {
     /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
@@ -238,20 +228,13 @@ impl WasmLoader {
     pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
         let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
         let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
-        let host = host.granting(config.capabilities).trusting(trust);
-        Ok(WasmLoader { host, component_bytes_max: config.limits.component_bytes_max })
+        Ok(WasmLoader(host.granting(config.capabilities).trusting(trust)))
     }
 }
 
 impl Loader for WasmLoader {
-    fn read(&self, file: &Path) -> Result<ComponentFile, String> {
-        let signed = self.host.wants_signatures();
-        let read = ComponentFile::read(file, self.component_bytes_max, signed);
-        read.map_err(|error| error.to_string())
-    }
-
     fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Arc<dyn Program>, String> {
-        let compiled = self.host.compile(file, cancel).map_err(|error| error.to_string())?;
+        let compiled = self.0.compile(file, cancel).map_err(|error| error.to_string())?;
         Ok(Arc::new(compiled))
     }
 }

@@ -25,24 +25,23 @@ pub use experiment::Candidate;
 use crate::config::{Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
+use crate::files::PolicyFiles;
 use crate::loader::{Hosted, Loader, Program, Shared};
 use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
 pub use loads::By;
 use loads::Loads;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tally_engine::BuiltIn;
-use tally_policy_host::{Cancel, LastFault, Restored, Saved};
+use tally_policy_host::{Cancel, ComponentFile, LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
-/// Longest policy configuration read.
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
-
-/// Where a policy comes from.
+/// What a policy's files are called. The core opens them only if its own configuration names
+/// them; else they came as descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -140,10 +139,12 @@ pub struct PolicySlot {
     row: Cell<(u32, Option<Instant>)>,
     in_charge: RefCell<InCharge>,
     history: RefCell<History>,
-    /// What a reload loads: what was asked for last, whatever was put back since.
-    wanted: RefCell<Option<Source>>,
-    /// What that was when it was loaded last.
-    seen: RefCell<Option<Content>>,
+    /// What the core was started with, whose files it opens itself.
+    configured: crate::config::Policy,
+    /// What those were when they were loaded last.
+    own_seen: RefCell<Option<Content>>,
+    /// They were what was asked for last, whatever was put back since: changes of them count.
+    follows_own: Cell<bool>,
     last_failure: RefCell<Option<LoadFailure>>,
     failures: Cell<u64>,
     /// An A/B test is running.
@@ -184,17 +185,6 @@ fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-pub(crate) fn read_config(file: Option<&Path>) -> Result<String, String> {
-    let Some(file) = file else { return Ok(String::new()) };
-    let whole = std::fs::metadata(file).and_then(|m| {
-        if m.len() > CONFIG_BYTES_MAX {
-            return Err(std::io::Error::other(format!("longer than {CONFIG_BYTES_MAX} bytes")));
-        }
-        std::fs::read_to_string(file)
-    });
-    whole.map_err(|e| format!("policy configuration {}: {e}", file.display()))
-}
-
 /// Compiled, and not started yet.
 struct Ready {
     source: Source,
@@ -208,10 +198,11 @@ impl Ready {
     }
 }
 
-fn compile(loader: &dyn Loader, source: &Source, cancel: &Cancel) -> Result<Ready, String> {
-    let config_text = read_config(source.config_file.as_deref())?;
-    let program = loader.compile(&loader.read(&source.file)?, cancel)?;
-    Ok(Ready { source: source.clone(), program, config_text })
+fn compile(loader: &dyn Loader, files: PolicyFiles, cancel: &Cancel) -> Result<Ready, String> {
+    let PolicyFiles { source, component, signature, config_text } = files;
+    let component = ComponentFile::new(&source.file, component, signature);
+    let program = loader.compile(&component, cancel)?;
+    Ok(Ready { source, program, config_text })
 }
 
 /// Start it with the first of the states that it accepts. Without any, what it said to
@@ -256,7 +247,8 @@ impl PolicySlot {
     ) -> Result<(Self, Shared), CoreError> {
         let begun = Instant::now();
         let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
-            let ready = compile(&*loader, &source, &Cancel::never());
+            let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
+            let ready = files.and_then(|files| compile(&*loader, files, &Cancel::never()));
             let started = ready.and_then(|ready| {
                 let (policy, _) = start(&*ready.program, &ready.config_text, &[])?;
                 Ok((policy, ready))
@@ -288,10 +280,7 @@ impl PolicySlot {
             restored: Restored::NotOffered,
         };
         let mut history = History::default();
-        let (wanted, seen) = match &ready {
-            Some(ready) => (Some(ready.source.clone()), Some(ready.content())),
-            None => (None, None),
-        };
+        let own_seen = RefCell::new(ready.as_ref().map(Ready::content));
         let (config_text, program) = ready.map(|r| (r.config_text, r.program)).unzip();
         history.came(record(&in_charge), config_text.unwrap_or_default(), program);
         let slot = PolicySlot {
@@ -303,8 +292,9 @@ impl PolicySlot {
             row: Cell::default(),
             in_charge: RefCell::new(in_charge),
             history: RefCell::new(history),
-            wanted: RefCell::new(wanted),
-            seen: RefCell::new(seen),
+            configured: config.clone(),
+            own_seen,
+            follows_own: Cell::new(true),
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
             experiment: Cell::new(false),
@@ -337,10 +327,14 @@ impl PolicySlot {
         self.failures.get()
     }
 
-    /// What a reload loads: what was asked for last, or failed to load.
-    pub fn source(&self) -> Option<Source> {
-        let wanted = self.wanted.borrow().clone();
-        wanted.or_else(|| self.last_failure.borrow().as_ref().map(|f| f.source.clone()))
+    /// The files that the core opens itself.
+    pub fn own_source(&self) -> Option<Source> {
+        configured_source(&self.configured).ok()
+    }
+
+    /// Changes of the core's own files count if what was asked for is what they were.
+    fn follow_own_if(&self, asked_for: &Content) {
+        self.follows_own.set(self.own_seen.borrow().as_ref() == Some(asked_for));
     }
 
     /// The policy of this generation was struck out, and the built-in rule serves: put
@@ -491,6 +485,11 @@ impl PolicySlot {
         *self.in_charge.borrow_mut() = in_charge.clone();
         *self.last_failure.borrow_mut() = None;
         Ok(in_charge)
+    }
+
+    /// A policy whose files a peer opened could not be read.
+    pub fn refused(&self, source: Source, message: String) -> SlotError {
+        self.failed(source, message)
     }
 
     fn failed(&self, source: Source, message: String) -> SlotError {

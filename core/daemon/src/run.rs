@@ -7,26 +7,32 @@
 
 use crate::admit::Rules;
 use crate::config::Config;
+use crate::config::see_that_apart;
+use crate::control::journal::Journal;
 use crate::control::registry::Registry;
-use crate::control::{self, Plane};
+use crate::control::{self, Door, Places, Plane};
 use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
+use crate::files::Reading;
 use crate::loader::{Loader, WasmLoader};
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
 use crate::profile_store::ProfileStore;
+use crate::quota::Room;
 use crate::record::Recordings;
 use crate::refresh;
 use crate::residency::Residency;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
-use std::cell::{Cell, RefCell};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_declog::Tape;
 use tally_engine::EngineConfig;
+use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::LocalSet;
 
@@ -40,14 +46,36 @@ pub const DRAIN_MAX: Duration = Duration::from_secs(2);
 pub fn run(config: Config) -> Result<(), CoreError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Registrations that wait for a slow peer, and policies being compiled.
-        .max_blocking_threads(80)
+        // Policies being compiled, files being read and written.
+        .max_blocking_threads(32)
         .build()
         .map_err(CoreError::os("tokio"))?;
     let outcome = LocalSet::new().block_on(&runtime, serve(config));
     // A peer that never finishes its registration must not keep us.
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome
+}
+
+/// Each client takes descriptors: have as many as the system lets this process have.
+fn raise_descriptors(clients_max: usize) -> Room {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        match setrlimit(Resource::Nofile, raised) {
+            Ok(()) => limit = raised,
+            Err(error) => tracing::warn!("the limit on open files cannot be raised: {error}"),
+        }
+    }
+    let room = Room::new(limit.current.unwrap_or(u64::MAX), clients_max);
+    if room.clients < clients_max {
+        tracing::warn!(
+            "of the {clients_max} clients of admission.clients_max {} fit, for this process may have {} open files: \
+             raise its limit (LimitNOFILE=, `ulimit -n`)",
+            room.clients,
+            room.descriptors
+        );
+    }
+    room
 }
 
 /// `engine.sharing` is that of the residency that comes about.
@@ -71,8 +99,12 @@ fn settings(config: &Config) -> Settings {
 
 async fn serve(config: Config) -> Result<(), CoreError> {
     let mut signals = Signals::new()?;
-    let path = config.socket.path();
-    let claim = Claim::take(&path)?;
+    let room = raise_descriptors(config.admission.clients_max);
+    let (path, admin_path) = (config.socket.path(), config.admin_socket()?);
+    let (mode, admin_mode) = (config.socket.mode_bits()?, config.admin.mode_bits()?);
+    let claims = (Claim::take(&path, mode)?, Claim::take(&admin_path, admin_mode)?);
+    let real = |path| std::fs::canonicalize(socket::folder(path)).map_err(CoreError::os("socket"));
+    see_that_apart(&real(&path)?.join("x"), &real(&admin_path)?.join("x"))?;
     let mut settings = settings(&config);
     let loader: Arc<dyn Loader> =
         Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
@@ -89,13 +121,18 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     if pinned != config.dispatch.pin_cpu {
         tracing::warn!(cpu = config.dispatch.pin_cpu, "the dispatch thread could not be pinned");
     }
-    let listener = claim.listen(config.socket.mode_bits()?)?;
-    let listener = tokio::net::UnixListener::from_std(listener).map_err(CoreError::os("socket"))?;
+    let listen = |claim: &Claim, mode| {
+        UnixListener::from_std(claim.listen(mode)?).map_err(CoreError::os("socket"))
+    };
+    let (clients, admins) = (listen(&claims.0, mode)?, listen(&claims.1, admin_mode)?);
     let in_charge = slot.in_charge();
     tracing::info!(
-        socket = %path.display(), policy = in_charge.name, digest = in_charge.digest,
-        spin_us = config.dispatch.spin_us(), cpu = pinned, "serving"
+        socket = %path.display(), admin_socket = %admin_path.display(),
+        policy = in_charge.name, digest = in_charge.digest,
+        spin_us = config.dispatch.spin_us(), cpu = pinned, clients_max = room.clients,
+        descriptors = room.descriptors, "serving"
     );
+    let places = Places::new(&config.admission, &room);
     let plane = Rc::new(Plane {
         rules: Rules::new(&config, rustix::process::geteuid().as_raw()),
         config,
@@ -104,7 +141,6 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         ungoverned: RefCell::default(),
         policy: slot,
         lab,
-        source_changed: Notify::new(),
         profiles,
         recordings,
         residency: RefCell::new(Some(residency)),
@@ -112,10 +148,15 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         started: Instant::now(),
         pinned,
         status_turn: Mutex::new(()),
-        strangers: Cell::new(0),
-        admins: Cell::new(0),
+        strangers_turn: Mutex::new(()),
+        reading: Reading::default(),
+        room,
+        places,
+        journal: Journal::default(),
     });
-    let accepting = tokio::task::spawn_local(control::accept(plane.clone(), listener));
+    let accepting = [(clients, Door::Clients), (admins, Door::Admin)].map(|(listener, door)| {
+        tokio::task::spawn_local(control::accept(plane.clone(), listener, door))
+    });
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     plane.recordings.heed(&plane.control);
     let refresh = plane.residency.borrow().as_ref().and_then(Residency::refresh);
@@ -131,7 +172,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         tokio::task::spawn_local(control::keep(plane.clone(), every));
     }
     let outcome = until_stopped(&plane, &mut signals, &mut ended).await;
-    accepting.abort();
+    accepting.iter().for_each(|task| task.abort());
     let outcome = match outcome {
         Ok(()) => drain(&plane, &mut signals).await,
         error => error,
@@ -144,7 +185,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
             () = second_stop(&mut signals) => {}
         }
     }
-    drop(claim);
+    drop(claims);
     outcome
 }
 
@@ -202,7 +243,7 @@ async fn second_stop(signals: &mut Signals) {
     while signals.next().await != Asked::Stop {}
 }
 
-/// Reload the policy when its file changes.
+/// Reload the policy that the core was started with when its files change.
 async fn watch(plane: Rc<Plane>) {
     let debounce = Duration::from_millis(plane.config.policy.debounce_ms);
     let mut watch = match PolicyWatch::new(debounce) {
@@ -212,13 +253,10 @@ async fn watch(plane: Rc<Plane>) {
             return;
         }
     };
+    let Some(source) = plane.policy.own_source() else { return };
+    watch.follow(&source);
     loop {
-        if let Some(source) = plane.policy.source() {
-            watch.follow(&source);
-        }
-        tokio::select! {
-            () = watch.changed() => plane.reload(Trigger::Changed).await,
-            () = plane.source_changed.notified() => {}
-        }
+        watch.changed().await;
+        plane.reload(Trigger::Changed).await;
     }
 }

@@ -31,17 +31,17 @@ pub fn folder(path: &Path) -> &Path {
 }
 
 impl Claim {
-    /// Claim `path`: make its folder if need be, lock, and take a dead core's
-    /// socket away.
+    /// Claim `path`: make its folder if need be, for those whom `mode` lets open the socket to
+    /// enter; lock, and take a dead core's socket away.
     ///
     /// # Errors
     /// If a live core has it or the place cannot be used.
-    pub fn take(path: &Path) -> Result<Claim, CoreError> {
+    pub fn take(path: &Path, mode: u32) -> Result<Claim, CoreError> {
         // The kernel's limit for the address of a Unix socket.
         if path.as_os_str().len() > 107 {
             return Err(wrong(path, "the path is longer than 107 bytes: choose a shorter one"));
         }
-        make_folder(path)?;
+        make_folder(path, mode)?;
         let lock_path = path.with_added_extension("lock");
         let mut lock = OpenOptions::new()
             .read(true)
@@ -99,8 +99,20 @@ impl Drop for Claim {
     }
 }
 
-fn make_folder(path: &Path) -> Result<(), CoreError> {
-    private_folder(folder(path)).map_err(|why| wrong(path, format!("its folder {why}")))
+fn make_folder(path: &Path, mode: u32) -> Result<(), CoreError> {
+    let enter = |bits: u32, enter: u32| if mode & bits == 0 { 0 } else { enter };
+    let mode = 0o700 | enter(0o060, 0o010) | enter(0o006, 0o001);
+    let folder = folder(path);
+    if let Some(above) = folder.parent().filter(|_| !folder.exists()) {
+        // The folders of both sockets are below it, and each says who may enter.
+        let mut builder = std::fs::DirBuilder::new();
+        builder
+            .recursive(true)
+            .mode(0o711)
+            .create(above)
+            .map_err(|e| wrong(path, format!("{}: {e}", above.display())))?;
+    }
+    folder_of_ours(folder, mode).map_err(|why| wrong(path, format!("its folder {why}")))
 }
 
 /// Make a folder that nobody else can write to, or see that an existing one is so: in
@@ -109,10 +121,14 @@ fn make_folder(path: &Path) -> Result<(), CoreError> {
 /// # Errors
 /// What is wrong with it and what to do.
 pub(crate) fn private_folder(folder: &Path) -> Result<(), String> {
+    folder_of_ours(folder, 0o700)
+}
+
+fn folder_of_ours(folder: &Path, mode: u32) -> Result<(), String> {
     match std::fs::metadata(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => std::fs::DirBuilder::new()
             .recursive(true)
-            .mode(0o700)
+            .mode(mode)
             .create(folder)
             .map_err(|e| format!("cannot be made: {e}")),
         Err(e) => Err(format!("cannot be used: {e}")),
@@ -142,11 +158,11 @@ mod tests {
     fn one_core_at_a_time_and_a_dead_cores_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/core.sock");
-        let claim = Claim::take(&path).unwrap();
+        let claim = Claim::take(&path, 0o600).unwrap();
         let listener = claim.listen(0o600).unwrap();
         assert_eq!(std::fs::metadata(dir.path().join("a/b")).unwrap().mode() & 0o777, 0o700);
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let error = Claim::take(&path).unwrap_err();
+        let error = Claim::take(&path, 0o600).unwrap_err();
         assert!(
             matches!(error, CoreError::InUse { pid: Some(p), .. } if p == std::process::id()),
             "{error}"
@@ -156,9 +172,21 @@ mod tests {
         // A core killed by SIGKILL leaves its socket.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let claim = Claim::take(&path).unwrap();
+        let claim = Claim::take(&path, 0o600).unwrap();
         claim.listen(0o660).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+    }
+
+    #[test]
+    fn who_may_open_the_socket_may_enter_the_folder_that_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        for (mode, folder) in [(0o600, 0o700), (0o660, 0o710), (0o666, 0o711)] {
+            let path = dir.path().join(format!("{mode:o}/s"));
+            let _claim = Claim::take(&path, mode).unwrap();
+            let made = std::fs::metadata(path.parent().unwrap()).unwrap();
+            assert_eq!(made.mode() & 0o777 & !folder, 0, "{mode:o}");
+            assert_eq!(made.mode() & 0o700, 0o700);
+        }
     }
 
     #[test]
@@ -166,16 +194,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("core.sock");
         std::fs::write(&path, "precious").unwrap();
-        assert!(Claim::take(&path).unwrap_err().to_string().contains("remove it"));
+        assert!(Claim::take(&path, 0o600).unwrap_err().to_string().contains("remove it"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
         let _foreign = UnixListener::bind(&path).unwrap();
-        assert!(matches!(Claim::take(&path), Err(CoreError::InUse { pid: None, .. })));
+        assert!(matches!(Claim::take(&path, 0o600), Err(CoreError::InUse { pid: None, .. })));
         let shared = dir.path().join("shared");
         std::fs::create_dir(&shared).unwrap();
         std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Claim::take(&shared.join("s")).unwrap_err().to_string().contains("chmod"));
+        assert!(Claim::take(&shared.join("s"), 0o600).unwrap_err().to_string().contains("chmod"));
         let long = dir.path().join("x".repeat(120));
-        assert!(Claim::take(&long).unwrap_err().to_string().contains("107"));
+        assert!(Claim::take(&long, 0o600).unwrap_err().to_string().contains("107"));
     }
 }

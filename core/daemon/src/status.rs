@@ -84,8 +84,16 @@ pub struct CoreStatus {
     pub pinned_cpu: Option<u32>,
     /// Times the dispatch thread slept.
     pub parks: u64,
-    /// Where it listens.
+    /// Where clients register.
     pub socket: String,
+    /// Where admin requests are taken.
+    pub admin_socket: String,
+    /// Clients served at once: as configured, or as many as there are descriptors for.
+    pub clients_max: usize,
+    /// Clients for which there are descriptors.
+    pub clients_fit: usize,
+    /// Descriptors that the core may have (RLIMIT_NOFILE).
+    pub descriptors: u64,
 }
 
 /// The policy in charge.

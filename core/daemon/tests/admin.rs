@@ -28,12 +28,16 @@ fn an_ab_test_is_refused_and_asked_for_in_vain() {
     for request in [json!({"cmd": "ab_stop"}), json!({"cmd": "ab_report"})] {
         assert_eq!(core.refused(request).0, "conflict");
     }
-    let (code, message) = core.refused(ab_start("/nonexistent/a.wasm", 2_000_000_000));
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty.wasm");
+    std::fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
+    let (code, message) = core.refused(ab_start(empty, 2_000_000_000));
     assert_eq!(code, "policy_refused");
-    assert!(message.contains("arm A") && message.contains("/nonexistent/a.wasm"), "{message}");
+    assert!(message.contains("arm A") && message.contains("empty.wasm"), "{message}");
     assert!(core.status()["experiment"].is_null());
     // Nothing is left over: policies can be loaded, and a test begun.
-    let (code, _) = core.refused(json!({"cmd": "policy_load", "path": "/nonexistent/a.wasm"}));
+    let (code, _) = core.refused(json!({"cmd": "policy_load", "path": empty}));
     assert_eq!(code, "policy_refused");
 }
 
@@ -68,9 +72,10 @@ fn wrong_requests_are_named() {
         (json!({"cmd": "dance"}), "dance"),
         (json!({"cmd": "status", "colour": 1}), "colour"),
         (json!({"cmd": "policy_load"}), "path"),
-        (json!({"cmd": "policy_load", "path": "relative.wasm"}), "relative"),
-        (ab_start("relative.wasm", 2_000_000_000), "relative"),
-        (ab_start("/a.wasm", 5), "a block of 5 ns"),
+        (json!({"cmd": "policy_load", "path": "/none"}), "`component` did not come"),
+        (json!({"cmd": "policy_load", "path": "/none", "files": ["component"]}), "1 files and 0"),
+        (ab_start("/none", 2_000_000_000), "`a.component` did not come"),
+        (ab_start(policy("fifo").to_str().unwrap(), 5), "a block of 5 ns"),
         (json!({"cmd": "ab_start", "a": {"file": "/a"}, "b": {"file": "/b"}}), "plan"),
         (json!({}), "cmd"),
     ] {
@@ -78,12 +83,12 @@ fn wrong_requests_are_named() {
         assert_eq!(code, "bad_request");
         assert!(message.contains(word), "{message}");
     }
-    let mut stream = UnixStream::connect(&core.socket).unwrap();
+    let mut stream = UnixStream::connect(&core.admin).unwrap();
     stream.write_all(b"{not json\n{\"cmd\":\"policy_show\"}\n").unwrap();
     let mut lines = BufReader::new(stream).lines();
     assert!(lines.next().unwrap().unwrap().contains("bad_request"));
     assert!(lines.next().unwrap().unwrap().contains("built-in"), "the connection goes on");
-    let mut stream = UnixStream::connect(&core.socket).unwrap();
+    let mut stream = UnixStream::connect(&core.admin).unwrap();
     let _ = stream.write_all(&[b'{'; 100_000]);
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
@@ -104,12 +109,12 @@ fn only_admins_change_things() {
         std::fs::set_permissions(p, std::fs::Permissions::from_mode(0o755)).unwrap();
     };
     open(dir.path());
-    let config = format!("{BUILT_IN}[socket]\nmode = \"0666\"\n");
+    let config = format!("{BUILT_IN}[admin]\nmode = \"0666\"\n");
     let core = Core::start_in(dir, &config, &[]);
-    open(&core.dir.path().join("run"));
+    open(&core.dir.path().join("run/admin"));
     // Credentials belong to the thread, and SO_PEERCRED tells the connecting one's.
     let ask_as_nobody = |request: &str| -> Value {
-        let (socket, request) = (core.socket.clone(), serde_json::from_str(request).unwrap());
+        let (socket, request) = (core.admin.clone(), serde_json::from_str(request).unwrap());
         let nobody = rustix::process::Uid::from_raw(65_534);
         std::thread::spawn(move || {
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
@@ -246,7 +251,7 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let mut core = Core::start_in(dir, &config, &[]);
     let mps = core.status()["residency"]["mps"].clone();
     assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));
-    let pipes = core.dir.path().join("run/mps/pipe");
+    let pipes = core.dir.path().join("run/clients/mps/pipe");
     let client = Client::best_effort(&core, "x");
     assert_eq!(
         client.welcome.residency,
@@ -337,7 +342,7 @@ fn a_broken_file_never_replaces_the_policy_and_a_good_one_does() {
     eventually("loaded again", || shown(&core)["generation"] == 3);
     core.signal(Signal::TERM);
     assert_eq!(core.wait().code(), Some(0));
-    assert!(admin(&core.socket, &json!({"cmd": "status"})).is_none());
+    assert!(admin(&core.admin, &json!({"cmd": "status"})).is_none());
 }
 
 #[test]

@@ -366,7 +366,7 @@ fn a_killed_core_is_replaced_and_clients_attach_again() {
     }
     let dir = core.kill();
     eventually("the client sees the end of the socket", || client.is_dropped());
-    assert!(dir.path().join("run/core.sock").exists(), "left behind by the dead core");
+    assert!(dir.path().join("run/clients/core.sock").exists(), "left behind by the dead core");
     // Without a core a thread gives up on a ticket that it published.
     let (abandoned, _) = client.submit();
     let core = Core::start_in(dir, BUILT_IN, &[]);

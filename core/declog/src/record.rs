@@ -119,7 +119,7 @@ pub enum Record {
     Policy(About),
     /// Forget the world: all of it follows, up to [`Record::Begin`].
     Base(Sharing),
-    /// The next kernel; ids are dense.
+    /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
     Kernel {
         /// Its id.
         id: KernelId,

@@ -22,10 +22,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_engine::policy::{
     ClientId, Command, Completion, Context, Decision, Event, Fault, KernelId, Launch, Policy, World,
 };
-use tally_engine::profile::Profiles;
+use tally_engine::profile::{KERNELS_MAX, Profiles};
 
 /// Kernels described in one [`Tape::pump`].
 const KERNELS_EACH: u32 = 64;
+/// No kernel's id: the reader knows none at a place.
+const UNTOLD: KernelId = KernelId::MAX;
 /// Clients connected at once, for which room is made beforehand.
 const CLIENTS_ROOM: usize = 4_096;
 /// Bytes of a usual record, for which room is made beforehand.
@@ -61,7 +63,12 @@ pub struct TapOptions {
 
 #[derive(Debug)]
 enum State {
-    Base { begun: bool, cursor: KernelId, how: Begin },
+    /// `cursor`: a place in the table of kernels.
+    Base {
+        begun: bool,
+        cursor: u32,
+        how: Begin,
+    },
     Live,
 }
 
@@ -74,12 +81,12 @@ pub struct Tap {
     completions: bool,
     /// The policy is to be asked for what it knows; once.
     asks_state: bool,
-    /// Kernels that the reader knows.
-    kernels: u32,
+    /// The kernel that the reader knows at each place of the table.
+    told: Box<[KernelId]>,
     /// Records lost since the last `Begin`.
     lost: u64,
     /// For [`Profiles::watch`].
-    list: Option<Vec<KernelId>>,
+    list: Option<Vec<u32>>,
     known: Vec<ClientId>,
     id: u64,
 }
@@ -107,7 +114,7 @@ impl Tap {
             },
             completions: options.completions,
             asks_state: options.state && !options.from_start && bytes >= STATE_ROOM_BYTES,
-            kernels: 0,
+            told: vec![UNTOLD; KERNELS_MAX].into(),
             lost: 0,
             list: Some(Profiles::watch_list()),
             known: Vec::with_capacity(CLIENTS_ROOM),
@@ -150,32 +157,23 @@ impl Tap {
     /// The reader no longer knows the world.
     fn fall_back(&mut self) {
         self.counts.live.store(false, Relaxed);
-        self.kernels = 0;
+        self.told.fill(UNTOLD);
         self.state = State::Base { begun: false, cursor: 0, how: Begin::AfterGap };
     }
 
-    /// A kernel as it is now, after those before it that the reader does not know.
+    /// A kernel as it is now; what it is, if the reader does not know.
     fn describe(&mut self, id: KernelId, profiles: &Profiles, scratch: &mut Vec<u8>) -> bool {
         let Some(profile) = profiles.get(id) else { return true };
+        let told = &mut self.told[Profiles::place_of(id) as usize];
         scratch.clear();
-        let mut upto = self.kernels;
-        while upto <= id {
-            let Some(new) = profiles.get(upto) else { break };
-            frame(scratch, |e| e.kernel(upto, &new.key));
-            upto += 1;
-            // In pieces: many may be new.
-            if scratch.len() > (SCRATCH_BYTES / 2).min(self.ring.buffer().capacity() / 8) {
-                if !self.put(scratch) {
-                    return false;
-                }
-                self.kernels = upto;
-                scratch.clear();
-            }
+        if *told != id {
+            frame(scratch, |e| e.kernel(id, &profile.key));
         }
+        let before = std::mem::replace(told, id);
         frame(scratch, |e| e.profile(id, profile));
         let done = self.put(scratch);
-        if done {
-            self.kernels = upto;
+        if !done {
+            self.told[Profiles::place_of(id) as usize] = before;
         }
         done
     }
@@ -190,10 +188,11 @@ impl Tap {
                     self.counts.dropped.fetch_add(1, Relaxed);
                 }
             }
-            State::Base { cursor, .. } if id >= cursor => {}
+            State::Base { cursor, .. } if Profiles::place_of(id) >= cursor => {}
             State::Base { begun, cursor, how } => {
                 if !self.describe(id, profiles, scratch) {
-                    self.state = State::Base { begun, cursor: cursor.min(id), how };
+                    self.state =
+                        State::Base { begun, cursor: cursor.min(Profiles::place_of(id)), how };
                 }
             }
         }
@@ -215,13 +214,19 @@ impl Tap {
             begun = self.put(scratch);
             moved |= begun;
         }
-        let until = cursor.saturating_add(KERNELS_EACH).min(world.profiles.known());
-        while begun && cursor < until && self.describe(cursor, &world.profiles, scratch) {
+        let places = world.profiles.places();
+        let until = cursor.saturating_add(KERNELS_EACH).min(places);
+        while begun && cursor < until {
+            if let Some((id, _)) = world.profiles.at(cursor)
+                && !self.describe(id, &world.profiles, scratch)
+            {
+                break;
+            }
             cursor += 1;
             moved = true;
         }
         self.state = State::Base { begun, cursor, how };
-        if !begun || cursor < world.profiles.known() {
+        if !begun || cursor < places {
             return moved;
         }
         let (mut how, mut saved) = (how, None);
@@ -320,7 +325,7 @@ struct Inner {
     about: About,
     subscribed: u32,
     /// Waiting to be given to the profiles.
-    list: Option<Vec<KernelId>>,
+    list: Option<Vec<u32>>,
 }
 
 /// See the module's documentation. A handle: clones are the same tape. All are used on

@@ -18,10 +18,9 @@ pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction
     match record {
         Record::Base(sharing) => *world = World { sharing: *sharing, ..World::default() },
         Record::Kernel { id, key } => {
-            let known = world.profiles.known();
-            let given = world.profiles.append(key.clone()).filter(|given| given == id);
-            let why = || format!("kernel {id} ({}) comes after {known} kernels", key.name);
-            given.ok_or_else(|| Contradiction(why()))?;
+            let is_new = world.profiles.adopt_key(*id, key.clone()).then_some(());
+            let why = || format!("kernel {id} ({}) is introduced twice", key.name);
+            is_new.ok_or_else(|| Contradiction(why()))?;
         }
         Record::Profile { id, view } => {
             let adopted = world.profiles.adopt(*id, view).then_some(());

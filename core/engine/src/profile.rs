@@ -1,5 +1,6 @@
 //! Measured GPU time of each kernel.
 
+mod table;
 mod view;
 
 pub use view::{FormView, KernelView};
@@ -123,9 +124,15 @@ pub struct Profile {
     pub cut: CutState,
     /// Measured in other forms than whole, by form and its argument.
     pub forms: BTreeMap<(Form, u32), FormStats>,
+    /// [`table::VACANT`]: its place in the table is free.
+    id: KernelId,
+    /// Clients that may launch it.
+    holders: u32,
+    /// Its place is in the list of those without holders.
+    idle: bool,
     /// See [`Profiles::take_news`].
     news: bool,
-    /// It is in the list of [`Profiles::watch`].
+    /// Its place is in the list of [`Profiles::watch`].
     changed: bool,
 }
 
@@ -145,9 +152,17 @@ impl Profile {
             recent: [0; RECENT],
             cut: CutState::Unknown,
             forms: BTreeMap::new(),
+            id: table::VACANT,
+            holders: 0,
+            idle: false,
             news: false,
             changed: false,
         }
+    }
+
+    /// Whether anything is known of it that another launch would have to show again.
+    fn is_measured(&self) -> bool {
+        self.count > 0 || !self.forms.is_empty() || matches!(self.cut, CutState::WholeOnly(_))
     }
 
     fn record(&mut self, measured_ns: u64) {
@@ -231,42 +246,33 @@ pub struct Kept {
     pub whole_only: Option<&'static str>,
 }
 
-/// Kernels beyond this share one id each for everything new; see [`Profiles::intern`].
+/// Most kernels known at once; launches of others are scheduled without a profile.
 pub const KERNELS_MAX: usize = 65_536;
 
-/// All kernels seen in this run.
+/// All kernels known: those that clients may launch, and what was measured of others.
+///
+/// An id is a place in the table and how often that place was given anew, so that no id comes
+/// to mean another kernel: who still has one of a kernel that was let go of (a policy, a
+/// launch in flight, a log) finds nothing.
 #[derive(Debug, Default)]
 pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,
     list: Vec<Profile>,
+    places: table::Places,
     /// Profiles with news.
     news: u32,
     /// See [`Profiles::watch`].
-    changed: Option<Vec<KernelId>>,
+    changed: Option<Vec<u32>>,
 }
 
 impl Profiles {
-    /// The id of a kernel, making one at first sight. `None` when
-    /// [`KERNELS_MAX`] kernels are known already: such a launch is scheduled
-    /// without a profile rather than letting a client grow the core without
-    /// bound.
-    pub fn intern(&mut self, key: &KernelKey) -> Option<KernelId> {
-        if let Some(&id) = self.ids.get(key) {
-            return Some(id);
-        }
-        if self.list.len() >= KERNELS_MAX {
-            return None;
-        }
-        let id = self.list.len() as KernelId;
-        self.ids.insert(key.clone(), id);
-        self.list.push(Profile::new(key.clone()));
-        self.note_changed(id);
-        Some(id)
-    }
-
     /// The profile of a kernel.
     pub fn get(&self, kernel: KernelId) -> Option<&Profile> {
-        self.list.get(kernel as usize)
+        self.list.get(table::place(kernel)).filter(|p| p.id == kernel)
+    }
+
+    fn get_mut(&mut self, kernel: KernelId) -> Option<&mut Profile> {
+        self.list.get_mut(table::place(kernel)).filter(|p| p.id == kernel)
     }
 
     /// Mean GPU time; 0 if never measured.
@@ -305,7 +311,7 @@ impl Profiles {
     /// What a client found out about cutting a kernel. A verdict that it is only to be
     /// run whole stays.
     pub fn set_cut(&mut self, kernel: KernelId, cut: CutState) {
-        match self.list.get_mut(kernel as usize) {
+        match self.get_mut(kernel) {
             Some(p) if !matches!(p.cut, CutState::WholeOnly(_)) => p.cut = cut,
             _ => return,
         }
@@ -317,7 +323,7 @@ impl Profiles {
 
     /// What an earlier run knew of a kernel. No news.
     pub fn restore(&mut self, kernel: KernelId, kept: Kept) {
-        if let Some(p) = self.list.get_mut(kernel as usize) {
+        if let Some(p) = self.get_mut(kernel) {
             p.restore(kept);
             self.note_changed(kernel);
         }
@@ -326,7 +332,8 @@ impl Profiles {
     /// The profile of a kernel that something is learnt of now.
     fn learnt(&mut self, kernel: KernelId) -> Option<&mut Profile> {
         self.note_changed(kernel);
-        let profile = self.list.get_mut(kernel as usize)?;
+        let at = table::place(kernel);
+        let profile = self.list.get_mut(at).filter(|p| p.id == kernel)?;
         self.news += u32::from(!std::mem::replace(&mut profile.news, true));
         Some(profile)
     }
@@ -339,7 +346,8 @@ impl Profiles {
     /// The profile of a kernel if something was measured of it, or it was found not to
     /// be cut, since this was called last.
     pub fn take_news(&mut self, kernel: KernelId) -> Option<&Profile> {
-        let profile = self.list.get_mut(kernel as usize)?;
+        let at = table::place(kernel);
+        let profile = self.list.get_mut(at).filter(|p| p.id == kernel)?;
         if !std::mem::take(&mut profile.news) {
             return None;
         }
@@ -352,7 +360,7 @@ impl Profiles {
     pub fn forget(&mut self, kernel: KernelId) -> bool {
         self.take_news(kernel);
         self.note_changed(kernel);
-        let Some(p) = self.list.get_mut(kernel as usize) else { return false };
+        let Some(p) = self.get_mut(kernel) else { return false };
         p.count = 0;
         p.mean_ns = 0;
         p.predicted_ns = 0;
@@ -363,9 +371,9 @@ impl Profiles {
         true
     }
 
-    /// All profiles, by id.
+    /// All profiles, by their places.
     pub fn iter(&self) -> impl Iterator<Item = (KernelId, &Profile)> {
-        self.list.iter().enumerate().map(|(i, p)| (i as KernelId, p))
+        self.list.iter().filter(|p| p.id != table::VACANT).map(|p| (p.id, p))
     }
 }
 

@@ -15,9 +15,12 @@
 //! Read next: [`layout`] for the regions, [`ring`] for the submission protocol,
 //! [`wire`] for registration.
 
+pub mod admin;
+pub mod frame;
 pub mod layout;
 pub mod map;
 pub mod peer;
+pub mod pidfd;
 pub mod ring;
 pub mod wait;
 pub mod wire;

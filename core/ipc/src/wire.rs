@@ -6,36 +6,23 @@
 //! socket stays open and silent: its end is how each side learns that the other is
 //! gone.
 //!
-//! Frames are `magic, version, length, payload`. The version is checked before
-//! anything else is read, so that two releases can at least name their mismatch.
-//! The admin protocol shares the socket; its requests are JSON and so begin with
-//! `{`, which no frame does.
+//! Frames: [`crate::frame`]. This socket answers nothing else; admin requests have one of their own ([`crate::admin`]),
+//! in another folder.
 
 use crate::PROTOCOL_VERSION;
-use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+pub use crate::frame::{FRAME_BYTES_MAX, Receiver, frame, receive, send};
+use std::path::{Path, PathBuf};
 
-/// First bytes of every frame.
-pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
-/// Longest payload accepted.
-pub const FRAME_BYTES_MAX: usize = 16 * 1024;
-/// Most descriptors that come with a frame; further ones are closed.
-pub const DESCRIPTORS_MAX: usize = 4;
 /// Longest name, label key or label value, bytes.
 pub const TEXT_BYTES_MAX: usize = 256;
 /// Longest text of a [`Notice`], bytes.
 pub const NOTICE_BYTES_MAX: usize = 512;
 /// Most labels of a client.
 pub const LABELS_MAX: usize = 16;
-/// Where the core listens when nothing else is said, below the runtime directory.
-pub const SOCKET_NAME: &str = "tally/core.sock";
 /// Tells a client where the core is.
 pub const ENV_SOCKET: &str = "TALLY_SOCKET";
+/// Tells `tallyctl` where the core takes admin requests.
+pub const ENV_ADMIN_SOCKET: &str = "TALLY_ADMIN_SOCKET";
 /// `high` or `best-effort`: what the client asks to be.
 pub const ENV_PRIORITY: &str = "TALLY_PRIORITY";
 /// The client's name.
@@ -48,20 +35,34 @@ pub const ENV_FAIL: &str = "TALLY_FAIL";
 /// A file for the shim's own log; nothing is logged without it.
 pub const ENV_SHIM_LOG: &str = "TALLY_SHIM_LOG";
 
-/// The default socket: `$XDG_RUNTIME_DIR/tally/core.sock`, else
-/// `/run/tally/core.sock` for root, else `$HOME/.local/state/tally/core.sock`. Nobody else can make those folders.
-pub fn default_socket() -> std::path::PathBuf {
+/// Where clients register when nothing else is said, below the runtime directory. The folder is what a container gets.
+pub const SOCKET_NAME: &str = "tally/clients/core.sock";
+/// The folder of sockets for clients, in which the admin socket never is.
+pub const CLIENTS_FOLDER: &str = "clients";
+/// The folder beside it, with the admin socket.
+pub const ADMIN_FOLDER: &str = "admin";
+
+/// The default socket: `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for root, else
+/// `$HOME/.local/state/tally/clients/core.sock`. Nobody else can make those folders.
+pub fn default_socket() -> PathBuf {
     if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
-        return std::path::Path::new(&dir).join(SOCKET_NAME);
+        return Path::new(&dir).join(SOCKET_NAME);
     }
     let uid = rustix::process::getuid();
     if uid.is_root() {
-        return std::path::Path::new("/run").join(SOCKET_NAME);
+        return Path::new("/run").join(SOCKET_NAME);
     }
     match std::env::var_os("HOME").filter(|d| !d.is_empty()) {
-        Some(home) => std::path::Path::new(&home).join(".local/state").join(SOCKET_NAME),
-        None => std::path::PathBuf::from(format!("/run/user/{}", uid.as_raw())).join(SOCKET_NAME),
+        Some(home) => Path::new(&home).join(".local/state").join(SOCKET_NAME),
+        None => PathBuf::from(format!("/run/user/{}", uid.as_raw())).join(SOCKET_NAME),
     }
+}
+
+/// The admin socket of the core whose clients register at `socket`, unless another is named: of `X/clients/NAME` it is
+/// `X/admin/NAME`. `None` for a socket whose folder has another name: what would be beside it is anybody's guess.
+pub fn admin_socket_of(socket: &Path) -> Option<PathBuf> {
+    let folder = socket.parent().filter(|folder| folder.ends_with(CLIENTS_FOLDER))?;
+    Some(folder.with_file_name(ADMIN_FOLDER).join(socket.file_name()?))
 }
 
 /// Why registration failed.
@@ -152,6 +153,9 @@ pub const LINGER_US_MAX: u32 = 1_000;
 
 /// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
 pub const NOTICE: u8 = 2;
+
+/// A payload of this byte alone asks whether the core serves; it is answered with the same.
+pub const PING: u8 = 3;
 
 /// Sent in place of a [`Hello`], without descriptors and without an answer: the core does not govern this
 /// process, and why.
@@ -399,97 +403,10 @@ impl Welcome {
     }
 }
 
-/// Wrap a payload into a frame.
-pub fn frame(payload: &[u8]) -> Vec<u8> {
-    let mut bytes = FRAME_MAGIC.to_vec();
-    bytes.extend(PROTOCOL_VERSION.to_le_bytes());
-    bytes.extend((payload.len() as u32).to_le_bytes());
-    bytes.extend(payload);
-    bytes
-}
-
-/// Send a frame with descriptors in one message.
-///
-/// # Errors
-/// The system call's; a frame is far below a socket buffer, so a short write
-/// means a broken peer and is reported as [`WireError::Closed`].
-pub fn send(
-    socket: BorrowedFd<'_>,
-    payload: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> Result<(), WireError> {
-    let bytes = frame(payload);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    let sent = rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
-    })?;
-    if sent == bytes.len() { Ok(()) } else { Err(WireError::Closed) }
-}
-
-/// Receive one frame and its descriptors. Set a receive timeout on the socket
-/// first: a peer may send half a frame and stop.
-///
-/// # Errors
-/// What is wrong with the frame, or the system call's error.
-pub fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), WireError> {
-    let mut bytes = vec![0; 16 + FRAME_BYTES_MAX];
-    let mut fds = Vec::new();
-    let mut have = 0;
-    loop {
-        let wanted = if have < 16 { 16 } else { 16 + payload_length(&bytes)? };
-        if have == wanted && have >= 16 {
-            bytes.truncate(have);
-            bytes.drain(..16);
-            return Ok((bytes, fds));
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(
-                socket,
-                &mut [IoSliceMut::new(&mut bytes[have..wanted])],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-        })?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                // Surplus ones are closed: a peer must not fill our table.
-                fds.extend(received.take(DESCRIPTORS_MAX.saturating_sub(fds.len())));
-            }
-        }
-        if received.bytes == 0 {
-            return Err(WireError::Closed);
-        }
-        have += received.bytes;
-    }
-}
-
-fn payload_length(header: &[u8]) -> Result<usize, WireError> {
-    if header[..8] != FRAME_MAGIC {
-        return Err(WireError::NotAFrame);
-    }
-    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
-    if word(8) != PROTOCOL_VERSION {
-        return Err(WireError::Version { found: word(8) });
-    }
-    let length = word(12) as usize;
-    if length > FRAME_BYTES_MAX {
-        return Err(WireError::Malformed("the frame is too long"));
-    }
-    Ok(length)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use rustix::fd::AsFd;
-    use std::os::unix::net::UnixStream;
 
     fn hello() -> Hello {
         Hello {
@@ -502,35 +419,14 @@ mod tests {
     }
 
     #[test]
-    fn frames_and_descriptors_cross_a_socket() {
-        let (a, b) = UnixStream::pair().unwrap();
-        let (fd, region) = crate::map::create_client().unwrap();
-        send(a.as_fd(), &hello().encode(), &[fd.as_fd()]).unwrap();
-        let (payload, fds) = receive(b.as_fd()).unwrap();
-        assert_eq!(Hello::decode(&payload).unwrap(), hello());
-        region.kernel_count.store(3, std::sync::atomic::Ordering::SeqCst);
-        let seen = crate::map::open_client(fds[0].as_fd()).unwrap();
-        assert_eq!(seen.kernel_count.load(std::sync::atomic::Ordering::SeqCst), 3);
-    }
-
-    #[test]
-    fn another_version_is_named() {
-        let (a, b) = UnixStream::pair().unwrap();
-        let mut bytes = frame(&hello().encode());
-        bytes[8] = 99;
-        std::io::Write::write_all(&mut &a, &bytes).unwrap();
-        let error = receive(b.as_fd()).unwrap_err();
-        assert!(error.to_string().contains("version 99"), "{error}");
-    }
-
-    #[test]
-    fn a_closed_peer_and_foreign_bytes_are_told_apart() {
-        let (a, b) = UnixStream::pair().unwrap();
-        std::io::Write::write_all(&mut &a, b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        assert!(matches!(receive(b.as_fd()), Err(WireError::NotAFrame)));
-        let (a, b) = UnixStream::pair().unwrap();
-        drop(a);
-        assert!(matches!(receive(b.as_fd()), Err(WireError::Closed)));
+    fn the_admin_socket_is_in_a_folder_beside_the_clients() {
+        let of = |path: &str| admin_socket_of(Path::new(path));
+        assert_eq!(of("/run/tally/clients/core.sock"), Some("/run/tally/admin/core.sock".into()));
+        assert_eq!(of("clients/gpu1"), Some("admin/gpu1".into()));
+        for other in ["/run/core.sock", "core.sock", "/clients", "/x/myclients/s"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert!(admin_socket_of(&default_socket()).is_some());
     }
 
     #[test]

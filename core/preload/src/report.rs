@@ -119,13 +119,13 @@ fn socket_path<const N: usize>(path: &mut Text<N>) {
         if let Some(named) = variable(c"TALLY_SOCKET") {
             path.c_str(named);
         } else if let Some(folder) = variable(c"XDG_RUNTIME_DIR") {
-            path.c_str(folder).str("/tally/core.sock");
+            path.c_str(folder).str("/tally/clients/core.sock");
         } else {
             match call(sys::GETUID, [0; 6]) as usize {
-                0 => path.str("/run/tally/core.sock"),
+                0 => path.str("/run/tally/clients/core.sock"),
                 uid => match variable(c"HOME") {
-                    Some(home) => path.c_str(home).str("/.local/state/tally/core.sock"),
-                    None => path.str("/run/user/").number(uid).str("/tally/core.sock"),
+                    Some(home) => path.c_str(home).str("/.local/state/tally/clients/core.sock"),
+                    None => path.str("/run/user/").number(uid).str("/tally/clients/core.sock"),
                 },
             };
         }

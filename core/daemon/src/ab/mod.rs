@@ -11,6 +11,7 @@ mod keep;
 use crate::config::Config;
 use crate::control::Plane;
 use crate::control::admin::{Code, error};
+use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
 use keep::Keep;
@@ -74,7 +75,7 @@ pub struct Lab {
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The plan, or a path.
+    /// The plan.
     #[error("{0}")]
     Plan(String),
     /// A policy cannot take part.
@@ -174,27 +175,34 @@ impl ExperimentStatus {
 ///
 /// # Errors
 /// If the plan or a policy is refused, or an experiment runs already.
-pub async fn start(plane: &Rc<Plane>, sources: [Source; 2], plan: Plan) -> Result<Value, LabError> {
-    for path in sources.iter().flat_map(|s| s.config_file.iter().chain([&s.file])) {
-        if !path.is_absolute() {
-            let path = path.display();
-            return Err(LabError::Plan(format!("{path} is relative: give a path from the root")));
-        }
-    }
+pub async fn start(
+    plane: &Rc<Plane>,
+    files: [(Source, Opened); 2],
+    plan: Plan,
+) -> Result<Value, LabError> {
     plan.check().map_err(|e| LabError::Plan(e.to_string()))?;
     plane.policy.begin_experiment().await.map_err(|e| match e {
         SlotError::Experiment => LabError::Conflict(e.to_string()),
         e => LabError::Unavailable(e.to_string()),
     })?;
-    let begun = begin(plane, sources, plan).await;
+    let begun = begin(plane, files, plan).await;
     if begun.is_err() {
         plane.policy.end_experiment(None);
     }
     begun
 }
 
-async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Value, LabError> {
+async fn begin(
+    plane: &Rc<Plane>,
+    [a, b]: [(Source, Opened); 2],
+    plan: Plan,
+) -> Result<Value, LabError> {
     let slot = &plane.policy;
+    let read = async |arm, (source, opened)| {
+        let files = plane.read_policy(source, opened).await;
+        files.map_err(|why| LabError::Policy(arm, why))
+    };
+    let (a, b) = (read(Arm::A, a).await?, read(Arm::B, b).await?);
     let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
     let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
     // What the policy in charge has learnt is offered to both, as a reload would.
@@ -257,7 +265,6 @@ async fn begin(plane: &Rc<Plane>, [a, b]: [Source; 2], plan: Plan) -> Result<Val
         *plane.lab.last.borrow_mut() = Some(Rc::new(report));
         *plane.lab.running.borrow_mut() = None;
         plane.policy.end_experiment(Some(&left));
-        plane.source_changed.notify_one();
         plane.lab.ended.send_modify(|n| *n += 1);
     });
     Ok(json!(status))

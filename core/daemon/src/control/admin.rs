@@ -1,10 +1,11 @@
-//! Admin requests: one JSON object a line, one answer a line.
+//! Admin requests: one JSON object a line, one answer a line. Files come with a request as descriptors, named by its
+//! `"files"` ([`tally_ipc::admin`]); the paths in it are what people call them.
 //!
 //! | request | answer in `ok` | who |
 //! | --- | --- | --- |
 //! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
 //! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
-//! | `{"cmd":"policy_load","path":P,"config":C}` | the policy in charge | admins |
+//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the policy in charge | admins |
 //! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was in charge, oldest first | whoever may open the socket |
 //! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
@@ -19,20 +20,25 @@
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
 
 use super::Plane;
-use crate::policy_slot::{SlotError, Source, Trigger};
+use super::journal::Kind;
+use crate::files::Descriptors;
+use crate::peer::Peer;
+use crate::policy_slot::{SlotError, Source};
 use crate::record::admin::RecordRequest;
+use rustix::fd::{AsFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tally_ipc::admin::{Incoming, LINE_BYTES_MAX, Requests};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Longest request.
-pub const LINE_BYTES_MAX: u64 = 16 * 1024;
 /// A connection without a request for so long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(300);
+/// Between two requests of all those together that are no admins.
+const STRANGERS_PAUSE: Duration = Duration::from_millis(50);
 /// A peer that does not read its answer is given up on.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
@@ -99,63 +105,143 @@ fn slot_error(why: &SlotError) -> Value {
 }
 
 /// Serve a connection until it ends.
-pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, uid: u32) {
-    let (read, mut write) = stream.into_split();
-    let mut read = BufReader::new(read);
-    let mut line = Vec::new();
+pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
+    let is_admin = plane.may_change(&peer);
+    let mut requests = Requests::default();
     loop {
-        line.clear();
-        let mut bounded = (&mut read).take(LINE_BYTES_MAX + 1);
-        let got = tokio::time::timeout(IDLE_MAX, bounded.read_until(b'\n', &mut line)).await;
-        let too_long = line.len() as u64 > LINE_BYTES_MAX;
-        if !matches!(got, Ok(Ok(n)) if n > 0) {
-            return;
-        }
-        let answer = if too_long {
-            error(Code::BadRequest, format!("a request is at most {LINE_BYTES_MAX} bytes"))
-        } else {
-            answer(&plane, &line, uid).await
+        let request = match tokio::time::timeout(IDLE_MAX, next(&stream, &mut requests)).await {
+            Ok(Some(request)) => request,
+            Ok(None) | Err(_) => return,
         };
-        let mut text = answer.to_string();
-        text.push('\n');
-        let sent = tokio::time::timeout(WRITE_MAX, write.write_all(text.as_bytes())).await;
-        if too_long || !matches!(sent, Ok(Ok(()))) {
+        let (answer, is_last) = match request {
+            Incoming::TooLong => {
+                let why = format!("a request is at most {LINE_BYTES_MAX} bytes");
+                (error(Code::BadRequest, why), true)
+            }
+            Incoming::Line(line, fds) if is_admin => {
+                (answer(&plane, &line, fds, &peer).await, false)
+            }
+            Incoming::Line(line, fds) => {
+                // All of those that are no admins take turns, and not too often: each answer costs
+                // the dispatch thread something, and an admin waits for one of them at most.
+                let _turn = plane.strangers_turn.lock().await;
+                tokio::time::sleep(STRANGERS_PAUSE).await;
+                (answer(&plane, &line, fds, &peer).await, false)
+            }
+        };
+        if !write(&stream, &answer).await || is_last {
             return;
         }
     }
+}
+
+/// The next request; `None` at the end of the connection.
+async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
+    loop {
+        if let Some(request) = requests.take() {
+            return Some(request);
+        }
+        let receive = || requests.receive(stream.as_fd());
+        if !stream.async_io(Interest::READABLE, receive).await.ok()? {
+            return None;
+        }
+    }
+}
+
+/// Whether the peer took it.
+pub(super) async fn write(stream: &UnixStream, answer: &Value) -> bool {
+    let mut text = answer.to_string().into_bytes();
+    text.push(b'\n');
+    let mut rest = &text[..];
+    let sending = async {
+        while !rest.is_empty() {
+            if stream.writable().await.is_err() {
+                return false;
+            }
+            match stream.try_write(rest) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    };
+    tokio::time::timeout(WRITE_MAX, sending).await.unwrap_or(false)
+}
+
+/// A request without its `files`, and those.
+fn taken_apart(line: &[u8], fds: Vec<OwnedFd>) -> Result<(Value, Descriptors), String> {
+    let not_a_request = |e: serde_json::Error| format!("not a request: {e}");
+    let mut request: Value = serde_json::from_slice(line).map_err(not_a_request)?;
+    let named = request.as_object_mut().and_then(|fields| fields.remove("files"));
+    let roles: Vec<String> = match named {
+        Some(named) => serde_json::from_value(named).map_err(not_a_request)?,
+        None => Vec::new(),
+    };
+    Ok((request, Descriptors::new(roles, fds)?))
 }
 
 /// Whether a request is one of [`RecordRequest`].
-fn about_recording(line: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Named {
-        cmd: String,
-    }
-    let named = serde_json::from_slice::<Named>(line);
-    named.is_ok_and(|n| n.cmd.starts_with("log_") || n.cmd.starts_with("shadow_"))
+fn is_about_recording(request: &Value) -> bool {
+    let name = request["cmd"].as_str().unwrap_or_default();
+    name.starts_with("log_") || name.starts_with("shadow_")
 }
 
-async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
+async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) -> Value {
+    let (uid, may_change) = (peer.uid, plane.may_change(peer));
     let denied = |what: &str| {
-        let message = format!(
-            "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
-             as the core's user or root"
-        );
+        let message = match peer.foreign {
+            Some(foreign) if plane.rules.may_change(uid) => {
+                format!("user {uid} (process {}) may not {what} from there: {foreign}", peer.pid)
+            }
+            _ => format!(
+                "user {uid} may not {what}: add it to admin.uids in the core's configuration, or ask \
+                 as the core's user or root"
+            ),
+        };
+        if plane.journal.may(Kind::Admin) {
+            tracing::warn!(uid, pid = peer.pid, "denied: {message}");
+        }
         error(Code::Denied, message)
     };
-    if about_recording(line) {
-        let request: RecordRequest = match serde_json::from_slice(line) {
+    let bad = |why: &dyn std::fmt::Display| error(Code::BadRequest, why);
+    let (request, mut files) = match taken_apart(line, fds) {
+        Ok(both) => both,
+        Err(why) => return bad(&why),
+    };
+    if is_about_recording(&request) {
+        let request: RecordRequest = match serde_json::from_value(request) {
             Ok(request) => request,
-            Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+            Err(e) => return bad(&format!("not a request: {e}")),
         };
         return match request.changes() {
-            Some(what) if !plane.rules.may_change(uid) => denied(what),
-            _ => crate::record::admin::answer(plane, request, uid).await,
+            Some(what) if !may_change => denied(what),
+            _ => crate::record::admin::answer(plane, request, files).await,
         };
     }
-    let request = match serde_json::from_slice(line) {
+    let request = match serde_json::from_value(request) {
         Ok(request) => request,
-        Err(e) => return error(Code::BadRequest, format!("not a request: {e}")),
+        Err(e) => return bad(&format!("not a request: {e}")),
+    };
+    let opened = match &request {
+        Request::PolicyLoad { path, config } if may_change => {
+            let source = Source { file: path.clone(), config_file: config.clone() };
+            files.policy("", &source).map(|opened| vec![(source, opened)])
+        }
+        Request::AbStart { a, b, .. } if may_change => {
+            let mut take =
+                |prefix, source: &Source| Ok((source.clone(), files.policy(prefix, source)?));
+            take("a.", a).and_then(|a| Ok(vec![a, take("b.", b)?]))
+        }
+        Request::PolicyLoad { .. } | Request::AbStart { .. } => {
+            drop(std::mem::take(&mut files));
+            Ok(Vec::new())
+        }
+        _ => Ok(Vec::new()),
+    };
+    let mut opened = match opened.and_then(|opened| files.end().map(|()| opened)) {
+        Ok(opened) => opened.into_iter(),
+        Err(why) => return bad(&why),
     };
     match request {
         Request::Status { kernels } => match plane.status(kernels).await {
@@ -166,32 +252,32 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
             Ok(status) => json!({"ok": status.policy}),
             Err(e) => error(Code::Unavailable, e),
         },
-        Request::PolicyLoad { .. } if !plane.rules.may_change(uid) => denied("load a policy"),
-        Request::PolicyLoad { path, config } => {
-            let relative = [Some(&path), config.as_ref()];
-            if let Some(p) = relative.into_iter().flatten().find(|p| !p.is_absolute()) {
-                let message = format!("{} is relative: give a path from the root", p.display());
-                return error(Code::BadRequest, message);
-            }
-            let source = Source { file: path, config_file: config };
-            match plane.load_policy(source, Trigger::Asked).await {
+        Request::PolicyLoad { .. } if !may_change => denied("load a policy"),
+        Request::PolicyLoad { .. } => {
+            let Some((source, opened)) = opened.next() else { return bad(&"no file") };
+            let files = match plane.read_policy(source.clone(), opened).await {
+                Ok(files) => files,
+                Err(why) => return slot_error(&plane.policy.refused(source, why)),
+            };
+            match plane.load_policy(files).await {
                 Ok(in_charge) => json!({"ok": in_charge}),
                 Err(e) => slot_error(&e),
             }
         }
         Request::PolicyHistory {} => json!({"ok": plane.policy.history()}),
-        Request::PolicyRollback { .. } if !plane.rules.may_change(uid) => {
-            denied("roll the policy back")
-        }
+        Request::PolicyRollback { .. } if !may_change => denied("roll the policy back"),
         Request::PolicyRollback { to } => match plane.rollback_policy(to).await {
             Ok(in_charge) => json!({"ok": in_charge}),
             Err(e) => slot_error(&e),
         },
-        Request::AbStart { .. } | Request::AbStop {} if !plane.rules.may_change(uid) => {
+        Request::AbStart { .. } | Request::AbStop {} if !may_change => {
             denied("start or stop an A/B test")
         }
         Request::AbStart { a, b, plan } => {
             tracing::info!(uid, a = %a.file.display(), b = %b.file.display(), "asked for an A/B test");
+            let (Some(a), Some(b)) = (opened.next(), opened.next()) else {
+                return bad(&"no files");
+            };
             crate::ab::answer(crate::ab::start(plane, [a, b], plan).await)
         }
         Request::AbStatus {} => json!({"ok": plane.lab.status()}),
@@ -211,7 +297,7 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
                 Err(e) => error(Code::Unavailable, e),
             }
         }
-        Request::ProfilesClear {} if !plane.rules.may_change(uid) => denied("clear profiles"),
+        Request::ProfilesClear {} if !may_change => denied("clear profiles"),
         Request::ProfilesClear {} => match plane.profiles.clear(&plane.control).await {
             Ok(cleared) => {
                 tracing::info!(uid, kernels = cleared.kernels, "asked to clear profiles");
@@ -219,7 +305,7 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], uid: u32) -> Value {
             }
             Err(e) => error(Code::Unavailable, e),
         },
-        Request::Stop {} if !plane.rules.may_change(uid) => denied("stop the core"),
+        Request::Stop {} if !may_change => denied("stop the core"),
         Request::Stop {} => {
             tracing::info!(uid, "asked to stop");
             plane.stop.notify_one();

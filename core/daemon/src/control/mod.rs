@@ -1,32 +1,34 @@
-//! The control plane: one thread, tokio. Registration and admin requests share
-//! the socket; a connection's first byte tells them apart. It never touches the
+//! The control plane: one thread, tokio. Registration and admin requests have a socket each. It never touches the
 //! decision path: what it wants of the dispatch thread goes through a channel.
 
 pub mod admin;
+pub mod journal;
 pub mod registration;
 pub mod registry;
 
 use crate::admit::Rules;
-use crate::config::Config;
+use crate::config::{Admission, Config};
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
+use crate::dispatch::kernels::KernelShares;
+use crate::files::{Opened, PolicyFiles, Reading};
+use crate::peer::Peer;
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
+use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
 use crate::record::Recordings;
 use crate::residency::Residency;
 use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
 use crate::ungoverned::{self, Ungoverned, UngovernedStatus};
+use journal::{Journal, Kind};
 use registry::Registry;
 use rustix::fd::AsFd;
-use rustix::net::RecvFlags;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tokio::io::Interest;
+use tally_ipc::wire::{self, Welcome};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Mutex, Notify, mpsc};
+use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
-/// Connections that have not said what they are, or are being registered.
-const STRANGERS_MAX: usize = 64;
 /// Kernels in a status report unless another number is asked for.
 const KERNELS_DEFAULT: usize = 20;
 /// Most of them.
@@ -48,8 +50,6 @@ pub struct Plane {
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
     pub lab: crate::ab::Lab,
-    /// What changed about the policy's source, for the watch.
-    pub source_changed: Notify,
     /// What is kept of kernels.
     pub profiles: ProfileStore,
     /// The decision log and the shadow.
@@ -64,10 +64,42 @@ pub struct Plane {
     pub pinned: Option<u32>,
     /// One status request at a time.
     pub status_turn: Mutex<()>,
-    /// Connections that have not said what they are; bounded.
-    pub strangers: Cell<usize>,
-    /// Admin connections.
-    pub admins: Cell<usize>,
+    /// One request at a time of all those that are no admins.
+    pub strangers_turn: Mutex<()>,
+    /// Reads the files of admin requests.
+    pub reading: Reading,
+    /// What there is room for.
+    pub room: Room,
+    /// Who has how much of it.
+    pub places: Places,
+    /// Bounds the log.
+    pub journal: Journal,
+}
+
+/// Who has how much of the core.
+pub struct Places {
+    strangers: Rc<RefCell<Pool>>,
+    admins: Rc<RefCell<Pool>>,
+    clients: Rc<RefCell<Pool>>,
+    joins: RefCell<Rate>,
+    kernels: RefCell<KernelShares>,
+    /// Registrations whose descriptors are being made.
+    registering: Semaphore,
+}
+
+impl Places {
+    /// None is taken.
+    pub fn new(settings: &Admission, room: &Room) -> Self {
+        Places {
+            // Enough for each of those for whom they are kept.
+            strangers: Pool::new(room.strangers, room.strangers * 3 / 8),
+            admins: Pool::new(ADMINS_MAX, ADMINS_MAX / 2),
+            clients: Pool::new(room.clients, quota::kept_clients(settings, room)),
+            joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
+            kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
+            registering: Semaphore::new(quota::REGISTERING_MAX),
+        }
+    }
 }
 
 impl Plane {
@@ -96,6 +128,14 @@ impl Plane {
                 pinned_cpu: self.pinned,
                 parks: s.parks,
                 socket: self.config.socket.path().display().to_string(),
+                admin_socket: self
+                    .config
+                    .admin_socket()
+                    .map(|p| p.display().to_string())
+                    .unwrap_or_default(),
+                clients_max: self.room.clients,
+                clients_fit: self.room.clients_fit,
+                descriptors: self.room.descriptors,
             },
             residency: residency.status(),
             policy: self.policy_report(&s),
@@ -128,18 +168,31 @@ impl Plane {
         PolicyReport::new(slot.in_charge(), slot.last_failure(), slot.failures(), life, s)
     }
 
+    /// Whether a peer may load policies and stop the core.
+    pub fn may_change(&self, peer: &Peer) -> bool {
+        peer.foreign.is_none() && self.rules.may_change(peer.uid)
+    }
+
+    /// Whether places are kept for a peer.
+    pub fn is_trusted(&self, peer: &Peer) -> bool {
+        peer.foreign.is_none() && self.rules.is_trusted(peer.uid)
+    }
+
+    /// Read the files of a policy that a peer opened.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know.
+    pub async fn read_policy(&self, source: Source, opened: Opened) -> Result<PolicyFiles, String> {
+        let bytes_max = self.config.policy.limits.component_bytes_max;
+        self.reading.aside(move || PolicyFiles::read_opened(source, opened, bytes_max)).await
+    }
+
     /// Put a policy in charge.
     ///
     /// # Errors
     /// If it cannot be loaded.
-    pub async fn load_policy(
-        &self,
-        source: Source,
-        trigger: Trigger,
-    ) -> Result<InCharge, SlotError> {
-        let outcome = self.policy.load(&self.control, source, trigger).await;
-        self.source_changed.notify_one();
-        outcome
+    pub async fn load_policy(&self, files: PolicyFiles) -> Result<InCharge, SlotError> {
+        self.policy.load(&self.control, files).await
     }
 
     /// Go back to an earlier policy.
@@ -160,15 +213,10 @@ impl Plane {
         self.policy.recover(&self.control, generation, fault).await;
     }
 
-    /// Load the policy in charge again.
+    /// Load the policy that the core was started with again.
     pub async fn reload(&self, trigger: Trigger) {
-        match self.policy.source() {
-            Some(source) => {
-                // What fails is logged and shown in status by the slot.
-                let _ = self.load_policy(source, trigger).await;
-            }
-            None => tracing::warn!("nothing to reload: the built-in rule serves"),
-        }
+        // What fails is logged and shown in status by the slot.
+        let _ = self.policy.load_own(&self.control, trigger).await;
     }
 }
 
@@ -185,75 +233,88 @@ pub async fn keep(plane: Rc<Plane>, every: Duration) {
 }
 
 /// Admin connections at once; idle ones are closed after a while.
-const ADMINS_MAX: usize = 64;
+const ADMINS_MAX: usize = 32;
+/// Of one user that is none.
+const ADMINS_STRANGER: usize = 4;
+/// Registrations of one user at once, before their rate counts.
+const JOINS_BURST: u32 = 64;
+
+/// Which socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// For registrations.
+    Clients,
+    /// For admin requests.
+    Admin,
+}
 
 /// Accept connections until the task is dropped.
-pub async fn accept(plane: Rc<Plane>, listener: UnixListener) {
+pub async fn accept(plane: Rc<Plane>, listener: UnixListener, door: Door) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                if plane.strangers.get() >= STRANGERS_MAX {
-                    tracing::warn!("too many connections wait to be served, one was closed");
-                    continue;
-                }
-                tokio::task::spawn_local(serve(plane.clone(), stream));
-            }
+            Ok((stream, _)) => receive(&plane, stream, door),
             Err(error) => {
-                tracing::error!("no connection can be accepted: {error}");
+                if plane.journal.may(Kind::Connections) {
+                    tracing::error!("no connection can be accepted: {error}");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// Counts a connection as a stranger until dropped.
-pub(crate) struct Stranger(Rc<Plane>);
-
-impl Stranger {
-    fn new(plane: &Rc<Plane>) -> Self {
-        plane.strangers.set(plane.strangers.get() + 1);
-        Stranger(plane.clone())
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        self.0.strangers.set(self.0.strangers.get() - 1);
-    }
-}
-
-async fn serve(plane: Rc<Plane>, stream: UnixStream) {
-    let stranger = Stranger::new(&plane);
-    let Ok(peer) = stream.peer_cred() else { return };
-    let patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
-    match tokio::time::timeout(patience, first_byte(&stream)).await {
-        Ok(Some(b'{')) => {
-            drop(stranger);
-            if plane.admins.get() >= ADMINS_MAX {
-                tracing::warn!("too many admin connections, one was closed");
-                return;
-            }
-            plane.admins.set(plane.admins.get() + 1);
-            admin::serve(plane.clone(), stream, peer.uid()).await;
-            plane.admins.set(plane.admins.get() - 1);
+/// Serve a connection if there is a place for it.
+fn receive(plane: &Rc<Plane>, stream: UnixStream, door: Door) {
+    let Ok(peer) = Peer::of(stream.as_fd()) else { return };
+    let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
+    let place = match door {
+        Door::Clients => {
+            // In a container, too: its high-priority programs are not to wait for strangers.
+            let share = if plane.is_trusted(&peer) { 4 } else { 8 };
+            let most = plane.room.strangers / share;
+            Place::take(&plane.places.strangers, user, most, plane.rules.is_trusted(peer.uid))
         }
-        Ok(Some(_)) => registration::serve(plane, stranger, stream, peer).await,
-        Ok(None) | Err(_) => {}
-    }
+        Door::Admin => {
+            let is_admin = plane.may_change(&peer);
+            let most = if is_admin { ADMINS_MAX / 2 } else { ADMINS_STRANGER };
+            Place::take(&plane.places.admins, user, most, is_admin)
+        }
+    };
+    let place = match place {
+        Ok(place) => place,
+        Err(full) => return turn_away(plane, &stream, door, &peer, full),
+    };
+    let plane = plane.clone();
+    tokio::task::spawn_local(async move {
+        match door {
+            Door::Clients => registration::serve(plane, place, stream, peer).await,
+            Door::Admin => {
+                let _place = place;
+                admin::serve(plane, stream, peer).await;
+            }
+        }
+    });
 }
 
-/// Look at the first byte without taking it.
-async fn first_byte(stream: &UnixStream) -> Option<u8> {
-    let mut byte = [0u8; 1];
-    let received = stream
-        .async_io(Interest::READABLE, || {
-            rustix::net::recv(stream.as_fd(), &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)
-                .map(|(n, _)| n)
-                .map_err(Into::into)
-        })
-        .await
-        .ok()?;
-    (received == 1).then_some(byte[0])
+/// Say why, without waiting: a connection just made has room for it.
+fn turn_away(plane: &Plane, stream: &UnixStream, door: Door, peer: &Peer, full: Full) {
+    let (uid, pid) = (peer.uid, peer.pid);
+    let why = match full {
+        Full::User(has) => {
+            format!("user {uid} has {has} connections that wait to be served: try again later")
+        }
+        Full::All(_) => "too many connections wait to be served: try again later".into(),
+    };
+    if plane.journal.may(Kind::Connections) {
+        tracing::warn!(uid, pid, ?door, "a connection was closed: {why}");
+    }
+    match door {
+        Door::Clients => drop(wire::send(stream.as_fd(), &Welcome::encode_refusal(&why), &[])),
+        Door::Admin => {
+            let answer = format!("{}\n", admin::error(admin::Code::Unavailable, why));
+            let _ = stream.try_write(answer.as_bytes());
+        }
+    }
 }
 
 /// Act on what the dispatch thread notices.
@@ -261,7 +322,9 @@ pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
     while let Some(notice) = notices.recv().await {
         match notice {
             Notice::Misbehaved { id, why } => {
-                tracing::warn!(id, why, "client dropped");
+                if plane.journal.may(Kind::Left) {
+                    tracing::warn!(id, why, "client dropped");
+                }
                 if let Some(record) = plane.registry.borrow().get(id) {
                     record.cut.now(why);
                 }

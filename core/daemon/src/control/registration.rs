@@ -8,25 +8,33 @@
 //!
 //! Whatever is wrong with a client costs it this connection and nothing else.
 
+use super::Plane;
+use super::journal::Kind;
 use super::registry::Cut;
-use super::{Plane, Stranger};
 use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
+use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
+use crate::peer::Peer;
+use crate::quota::{self, Full, Place, STRANGER_DESCRIPTORS, User};
 use crate::ungoverned;
 use rustix::fd::{AsFd, OwnedFd};
-use std::net::Shutdown;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::io::ErrorKind;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use tally_engine::policy::ClientInfo;
+use std::time::{Duration, Instant};
+use tally_engine::policy::{Class, ClientInfo};
+use tally_ipc::frame::Frame;
 use tally_ipc::layout::CLIENT_MAGIC;
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::wire::{self, Hello, Notice, Welcome, WireError};
 use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::net::unix::UCred;
 
 /// Why a client is not served.
 #[derive(Debug, thiserror::Error)]
@@ -40,100 +48,123 @@ enum Refusal {
     #[error("the client's region is not one of this protocol's version {PROTOCOL_VERSION}")]
     Region,
     #[error(
-        "the core serves {0} clients already: raise admission.clients_max in its configuration"
+        "the core serves {0} clients already: raise admission.clients_max in its configuration, and its limit on \
+         open files if `tallyctl status` says that no more fit"
     )]
     Full(usize),
+    #[error(
+        "user {0} has {1} clients already, the most that one user may have: raise admission.user_clients_max in \
+         the core's configuration"
+    )]
+    User(u32, usize),
+    #[error(
+        "user {0} registers clients too fast: raise admission.user_joins_per_s in the core's configuration"
+    )]
+    TooFast(u32),
     #[error("core: {0}")]
     Os(#[from] rustix::io::Errno),
     #[error(transparent)]
     Ask(#[from] crate::dispatch::control::AskError),
 }
 
-type BlockingStream = std::os::unix::net::UnixStream;
+/// Longest that a registration waits for its turn; the client waits for an answer no longer than a second.
+const TURN_MAX: Duration = Duration::from_millis(500);
 
-/// Serve a connection that does not speak JSON.
-pub(super) async fn serve(plane: Rc<Plane>, stranger: Stranger, stream: UnixStream, peer: UCred) {
+/// Serve a connection at the clients' socket.
+pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mut peer: Peer) {
     let patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
-    let Some(stream) = blocking(stream, patience) else { return };
-    let Ok(line) = stream.try_clone() else { return };
-    let Some(hello) = receive(stream, patience).await else { return };
-    if let Ok((payload, _)) = &hello
-        && payload.first() == Some(&wire::NOTICE)
-    {
-        if let (Ok(notice), Some(pid)) = (Notice::decode(payload), peer.pid()) {
-            let (name, reason) = (printable(notice.name), printable(notice.reason));
-            tracing::warn!(pid, uid = peer.uid(), name, reason, "a program is not governed");
-            plane.ungoverned.borrow_mut().report(pid as u32, peer.uid(), name, reason);
+    let Ok(frame) = tokio::time::timeout(patience, receive(&stream)).await else { return };
+    match frame.as_ref().map(|(payload, _)| payload.first()) {
+        Ok(Some(&wire::NOTICE)) => return take_notice(&plane, &peer, frame),
+        Ok(Some(&wire::PING)) => {
+            let _ = wire::send(stream.as_fd(), &[wire::PING], &[]);
+            return;
         }
-        return;
+        _ => {}
     }
     let admitted = async {
-        let (hello, region) = check(hello?)?;
+        let (hello, region) = check(frame?)?;
         admit(&plane, hello, region, &peer).await
     }
     .await;
-    let (welcome, fds, info, cut) = match admitted {
+    let Admitted { welcome, fds, info, cut, place: _client } = match admitted {
         Ok(admitted) => admitted,
         Err(Refusal::Wire(WireError::Closed)) => return,
-        Err(refusal) => {
-            tracing::warn!(pid = peer.pid(), uid = peer.uid(), "client refused: {refusal}");
-            if let Some(pid) = peer.pid() {
-                let (pid, why) = (pid as u32, format!("refused by the core: {refusal}"));
-                let name = ungoverned::program(pid);
-                plane.ungoverned.borrow_mut().report(pid, peer.uid(), printable(name), why);
-            }
-            let text = Welcome::encode_refusal(&refusal.to_string());
-            let _ = wire::send(line.as_fd(), &text, &[]);
-            return;
-        }
+        Err(refusal) => return refuse(&plane, &stream, &peer, &refusal),
     };
-    drop(stranger);
-    plane.ungoverned.borrow_mut().is_client(peer.pid().unwrap_or(0) as u32);
+    drop(place);
+    plane.ungoverned.borrow_mut().is_client(peer.pid);
     let id = info.id;
-    let fds = fds.each_ref().map(OwnedFd::as_fd);
-    let reason = match wire::send(line.as_fd(), &welcome.encode(), &fds) {
+    let sent = {
+        let fds = fds.each_ref().map(OwnedFd::as_fd);
+        wire::send(stream.as_fd(), &welcome.encode(), &fds)
+    };
+    // The client has them now; here they would be two descriptors more for each.
+    drop(fds);
+    let reason = match sent {
         Ok(()) => {
-            tracing::info!(
-                id,
-                pid = peer.pid(),
-                uid = peer.uid(),
-                name = info.name,
-                class = super::registry::class_name(info.class),
-                class_reason = welcome.class_reason,
-                "client registered"
-            );
-            until_gone(line, peer.pid(), &cut).await
+            if plane.journal.may(Kind::Registered) {
+                tracing::info!(
+                    id,
+                    pid = peer.pid,
+                    uid = peer.uid,
+                    name = info.name,
+                    class = super::registry::class_name(info.class),
+                    class_reason = welcome.class_reason,
+                    "client registered"
+                );
+            }
+            until_gone(&stream, peer.take_pidfd(), &cut).await
         }
         Err(error) => format!("it did not take the welcome: {error}"),
     };
     let left = plane.control.ask(|done| Control::Leave { id, done }).await.ok().flatten();
+    if plane.journal.may(Kind::Left) {
+        tracing::info!(id, name = info.name, reason, "client left");
+    }
     plane.registry.borrow_mut().depart(id, reason, left.as_ref().map(|l| &l.numbers));
     // Unmapping 2 MiB; not worth another thread here.
     drop(left);
 }
 
-fn blocking(stream: UnixStream, patience: Duration) -> Option<BlockingStream> {
-    let stream = stream.into_std().ok()?;
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(patience)).ok()?;
-    stream.set_write_timeout(Some(patience)).ok()?;
-    Some(stream)
-}
-
-type Frame = Result<(Vec<u8>, Vec<OwnedFd>), WireError>;
-
-/// The first frame, on a thread of its own; cut off in the end if the peer sends
-/// it byte by byte. `None` if it was.
-async fn receive(stream: BlockingStream, patience: Duration) -> Option<Frame> {
-    let line = stream.try_clone().ok()?;
-    let reading = tokio::task::spawn_blocking(move || wire::receive(stream.as_fd()));
-    match tokio::time::timeout(patience * 2, reading).await {
-        Ok(outcome) => outcome.ok(),
-        Err(_) => {
-            let _ = line.shutdown(Shutdown::Both);
-            None
+/// The first frame. Takes no thread: a peer may send it byte by byte.
+async fn receive(stream: &UnixStream) -> Result<Frame, WireError> {
+    let mut receiver = wire::Receiver::taking(STRANGER_DESCRIPTORS);
+    loop {
+        stream.readable().await.map_err(errno)?;
+        let step = stream.try_io(Interest::READABLE, || {
+            match receiver.step(stream.as_fd(), RecvFlags::DONTWAIT) {
+                Err(WireError::Os(Errno::AGAIN)) => Err(ErrorKind::WouldBlock.into()),
+                step => Ok(step),
+            }
+        });
+        match step {
+            Ok(Ok(Some(frame))) => return Ok(frame),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) => return Err(errno(e).into()),
         }
     }
+}
+
+fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, WireError>) {
+    let Ok(Ok(notice)) = frame.map(|(payload, _)| Notice::decode(&payload)) else { return };
+    let (name, reason) = (printable(notice.name), printable(notice.reason));
+    if plane.journal.may(Kind::Ungoverned) {
+        tracing::warn!(pid = peer.pid, uid = peer.uid, name, reason, "a program is not governed");
+    }
+    plane.ungoverned.borrow_mut().report(peer.pid, peer.uid, name, reason);
+}
+
+fn refuse(plane: &Plane, stream: &UnixStream, peer: &Peer, refusal: &Refusal) {
+    let Peer { uid, pid, .. } = *peer;
+    if plane.journal.may(Kind::Refusals) {
+        tracing::warn!(pid, uid, "client refused: {refusal}");
+    }
+    let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
+    plane.ungoverned.borrow_mut().report(pid, uid, printable(name), why);
+    let _ = wire::send(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 
 fn check(
@@ -159,30 +190,46 @@ fn printable(text: String) -> String {
     }
 }
 
-type Admitted = (Welcome, [OwnedFd; 2], ClientInfo, Rc<Cut>);
+struct Admitted {
+    welcome: Welcome,
+    fds: [OwnedFd; 2],
+    info: ClientInfo,
+    cut: Rc<Cut>,
+    place: Place,
+}
 
-/// Decide its class and hand it to the dispatch thread.
+/// Decide its class, find a place for it and hand it to the dispatch thread.
 async fn admit(
     plane: &Plane,
     hello: Hello,
     region: Mapped<ClientRegion>,
-    peer: &UCred,
+    peer: &Peer,
 ) -> Result<Admitted, Refusal> {
-    let most = plane.config.admission.clients_max;
-    let id = plane.registry.borrow_mut().reserve(most).ok_or(Refusal::Full(most))?;
-    let outcome = hand_over(plane, id, hello, region, peer).await;
-    let mut registry = plane.registry.borrow_mut();
-    match outcome {
-        Ok((welcome, fds, info)) => {
-            let pid = peer.pid().unwrap_or(0) as u32;
-            let cut = registry.add(&info, pid, peer.uid(), welcome.class_reason.clone());
-            Ok((welcome, fds, info, cut))
-        }
-        Err(refusal) => {
-            registry.release();
-            Err(refusal)
-        }
+    let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
+    let is_trusted = plane.is_trusted(peer);
+    if !is_trusted {
+        let wait = plane.places.joins.borrow_mut().next(user, Instant::now(), TURN_MAX);
+        tokio::time::sleep(wait.ok_or(Refusal::TooFast(peer.uid))?).await;
     }
+    let (class, class_reason) = plane.rules.class(peer.uid, hello.high_priority);
+    let is_high = class == Class::High;
+    let settings = &plane.config.admission;
+    let (most, may_have_kept) = quota::clients_of_user(settings, &plane.room, is_trusted, is_high);
+    let place =
+        Place::take(&plane.places.clients, user, most, may_have_kept).map_err(
+            |full| match full {
+                Full::User(has) => Refusal::User(peer.uid, has),
+                Full::All(all) => Refusal::Full(all),
+            },
+        )?;
+    let kernels = plane.places.kernels.borrow_mut().of(user, is_trusted);
+    let _turn = plane.places.registering.acquire().await;
+    let id = plane.registry.borrow_mut().next_id();
+    let class = (class, class_reason);
+    let (welcome, fds, info) = hand_over(plane, id, hello, region, class, kernels).await?;
+    let class_reason = welcome.class_reason.clone();
+    let cut = plane.registry.borrow_mut().add(&info, peer.pid, peer.uid, class_reason);
+    Ok(Admitted { welcome, fds, info, cut, place })
 }
 
 async fn hand_over(
@@ -190,13 +237,13 @@ async fn hand_over(
     id: u32,
     hello: Hello,
     region: Mapped<ClientRegion>,
-    peer: &UCred,
+    (class, class_reason): (Class, String),
+    kernels: Arc<KernelShare>,
 ) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), Refusal> {
-    let (class, class_reason) = plane.rules.class(peer.uid(), hello.high_priority);
     let residency = plane.residency.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
         client_id: id,
-        high_priority: class == tally_engine::policy::Class::High,
+        high_priority: class == Class::High,
         class_reason,
         residency: residency.unwrap_or(wire::Residency::Unmanaged),
         spin_ns: plane.config.client.spin_us() * 1_000,
@@ -215,6 +262,7 @@ async fn hand_over(
         core,
         doorbell,
         first_ticket: hello.first_ticket,
+        kernels,
     });
     plane.control.ask(|done| Control::Join { client, done }).await?;
     Ok((welcome, fds, info))
@@ -226,18 +274,10 @@ fn errno(error: std::io::Error) -> rustix::io::Errno {
 
 /// Wait for the end of a client: its socket, its process, or our own will. A
 /// forked child can keep the socket open after the process is gone.
-async fn until_gone(line: BlockingStream, pid: Option<i32>, cut: &Cut) -> String {
-    let stream = line.set_nonblocking(true).and_then(|()| UnixStream::from_std(line));
-    let Ok(stream) = stream else { return "its socket cannot be watched".into() };
-    let pidfd = pid
-        .and_then(rustix::process::Pid::from_raw)
-        .map(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()));
-    let process = match pidfd {
-        Some(Ok(fd)) => watch_readable(fd),
-        // It registered and ended at once.
-        Some(Err(rustix::io::Errno::SRCH)) => return "its process ended".into(),
-        Some(Err(_)) | None => None,
-    };
+async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) -> String {
+    // It registered and ended at once.
+    let Some(process) = process else { return "its process ended".into() };
+    let process = watch_readable(process);
     let ended = async {
         match &process {
             Some(fd) => drop(fd.readable().await),
@@ -245,7 +285,7 @@ async fn until_gone(line: BlockingStream, pid: Option<i32>, cut: &Cut) -> String
         }
     };
     tokio::select! {
-        how = socket_end(&stream) => how.into(),
+        how = socket_end(stream) => how.into(),
         () = ended => "its process ended".into(),
         why = cut.wait() => format!("dropped: {why}"),
     }

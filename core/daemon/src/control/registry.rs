@@ -48,8 +48,6 @@ pub struct Record {
 pub struct Registry {
     clients: BTreeMap<u32, Record>,
     departed: VecDeque<Departed>,
-    /// Places taken by registrations under way.
-    reserved: usize,
     next_id: u32,
 }
 
@@ -62,24 +60,14 @@ pub fn class_name(class: Class) -> &'static str {
 }
 
 impl Registry {
-    /// Take a place and an id, if there is one left of `most`.
-    pub fn reserve(&mut self, most: usize) -> Option<u32> {
-        if self.clients.len() + self.reserved >= most {
-            return None;
-        }
-        self.reserved += 1;
+    /// An id for a client; ids rise.
+    pub fn next_id(&mut self) -> u32 {
         self.next_id += 1;
-        Some(self.next_id)
+        self.next_id
     }
 
-    /// Give the place back.
-    pub fn release(&mut self) {
-        self.reserved -= 1;
-    }
-
-    /// Fill the place.
+    /// It registered.
     pub fn add(&mut self, info: &ClientInfo, pid: u32, uid: u32, class_reason: String) -> Rc<Cut> {
-        self.release();
         let cut = Rc::new(Cut::default());
         let identity = Identity {
             id: info.id,
@@ -97,7 +85,6 @@ impl Registry {
     /// It left.
     pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {
         let Some(record) = self.clients.remove(&id) else { return };
-        tracing::info!(id, name = record.identity.name, reason, "client left");
         self.departed.truncate(DEPARTED_MAX - 1);
         let connected_s = record.since.elapsed().as_secs_f64();
         self.departed.push_front(Departed::new(record.identity, connected_s, reason, numbers));

@@ -129,6 +129,7 @@ impl DispatchClient {
         meter.cut(&link.region.activity);
         DispatchClient {
             next_ticket: link.first_ticket,
+            kernels: KernelCache::new(link.kernels.clone()),
             link,
             touched: false,
             sleeps_on: false,
@@ -137,7 +138,6 @@ impl DispatchClient {
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
-            kernels: KernelCache::default(),
             unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
             streams: Box::new([StreamProgress::default(); STREAM_SLOTS]),
             pending: 0,
@@ -165,6 +165,11 @@ impl DispatchClient {
     /// Whether it is high priority.
     pub fn is_high(&self) -> bool {
         self.link.info.class == Class::High
+    }
+
+    /// It is served no longer: give its part of the kernel table back.
+    pub fn release_kernels(&mut self, engine: &mut Engine) {
+        self.kernels.release(engine);
     }
 
     /// Whether a launch of it is not seen done.
@@ -521,7 +526,9 @@ fn engine_flags(flags: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernels::KernelShares;
     use super::*;
+    use crate::quota::User;
     use rustix::fd::AsFd;
     use tally_engine::policy::ClientInfo;
     use tally_engine::{BuiltIn, EngineConfig};
@@ -548,6 +555,7 @@ mod tests {
                 core,
                 doorbell: super::super::park::eventfd().unwrap(),
                 first_ticket: 0,
+                kernels: KernelShares::new(10).of(User { uid: 1, foreign: false }, false),
             };
             let settings = Settings {
                 spin_ns: 0,

@@ -2,6 +2,7 @@
 //! flag that the loop looks at, and an eventfd that ends its sleep.
 
 use super::errand::{Forgotten, Piece};
+use super::kernels::KernelShare;
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::loader::Shared;
 use rustix::fd::OwnedFd;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tally_ab::Sample;
 use tally_declog::Tap;
 use tally_declog::tape::Removed;
-use tally_engine::policy::{ClientInfo, Fault, KernelId, Policy};
+use tally_engine::policy::{ClientInfo, Fault, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
 use tally_policy_host::{PolicyStatus, Saved};
@@ -33,6 +34,8 @@ pub struct NewClient {
     pub doorbell: OwnedFd,
     /// Where to start reading its ring.
     pub first_ticket: u64,
+    /// What its user may take of the kernel table.
+    pub kernels: Arc<KernelShare>,
 }
 
 /// A request.
@@ -60,8 +63,8 @@ pub enum Control {
     },
     /// Tell what was learnt of kernels since it was told last.
     Learnt {
-        /// From this one on.
-        from: KernelId,
+        /// From this place of the table on.
+        from: u32,
         /// Gets some of it.
         done: oneshot::Sender<Piece>,
     },

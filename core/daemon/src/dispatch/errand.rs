@@ -5,7 +5,6 @@ use super::recall::Recall;
 use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
 use std::sync::Arc;
 use tally_engine::Engine;
-use tally_engine::policy::KernelId;
 use tokio::sync::oneshot;
 
 /// Kernels looked at in one pass.
@@ -23,7 +22,7 @@ pub struct Piece {
     /// Kernels of which something was learnt since they were told last.
     pub news: Vec<News>,
     /// Where to go on; `None`: this was all.
-    pub next: Option<KernelId>,
+    pub next: Option<u32>,
 }
 
 /// What is no longer known.
@@ -41,8 +40,8 @@ pub enum Errand {
     Collect {
         /// Gets it.
         done: oneshot::Sender<Piece>,
-        /// The next kernel.
-        at: KernelId,
+        /// The next place of the table.
+        at: u32,
         /// So far.
         news: Vec<News>,
     },
@@ -50,22 +49,24 @@ pub enum Errand {
     Forget {
         /// Gets it.
         done: oneshot::Sender<Forgotten>,
-        /// The next kernel.
-        at: KernelId,
+        /// The next place of the table.
+        at: u32,
+        /// Kernels forgotten so far.
+        kernels: u32,
         /// To be dropped elsewhere.
         recalled: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
     },
 }
 
 impl Errand {
-    /// Collect from a kernel on.
-    pub fn collect(from: KernelId, done: oneshot::Sender<Piece>) -> Self {
+    /// Collect from a place of the table on.
+    pub fn collect(from: u32, done: oneshot::Sender<Piece>) -> Self {
         Errand::Collect { done, at: from, news: Vec::new() }
     }
 
     /// Forget all. What comes while it is under way is not looked up any more.
     pub fn forget(recall: &mut Recall, done: oneshot::Sender<Forgotten>) -> Self {
-        Errand::Forget { done, at: 0, recalled: recall.forget() }
+        Errand::Forget { done, at: 0, kernels: 0, recalled: recall.forget() }
     }
 
     /// Do a piece. What is left of it, if anything is.
@@ -79,13 +80,16 @@ impl Errand {
                 }
                 let _ = done.send(Piece { device, news, next: more.then_some(at) });
             }
-            Errand::Forget { done, at, recalled } => {
-                let forgotten = (at..).take(HANDLED).take_while(|&k| engine.forget_profile(k));
-                let kernels = at + forgotten.count() as u32;
-                if kernels == at + HANDLED as u32 {
-                    return Some(Errand::Forget { done, at: kernels, recalled });
+            Errand::Forget { done, mut at, mut kernels, recalled } => {
+                for _ in 0..HANDLED {
+                    let Some(known) = engine.forget_profile_at(at) else {
+                        let _ = done.send(Forgotten { kernels, device, _recalled: recalled });
+                        return None;
+                    };
+                    at += 1;
+                    kernels += u32::from(known);
                 }
-                let _ = done.send(Forgotten { kernels, device, _recalled: recalled });
+                return Some(Errand::Forget { done, at, kernels, recalled });
             }
         }
         None
@@ -93,17 +97,18 @@ impl Errand {
 }
 
 /// Whether there may be more from `at` on.
-fn collect(at: &mut KernelId, news: &mut Vec<News>, engine: &mut Engine) -> bool {
+fn collect(at: &mut u32, news: &mut Vec<News>, engine: &mut Engine) -> bool {
     let full = news.len() + HANDLED;
     for _ in 0..LOOKED {
         let profiles = &engine.world().profiles;
-        if !profiles.has_news() || profiles.get(*at).is_none() {
+        if !profiles.has_news() || *at >= profiles.places() {
             return false;
         }
         if news.len() == full {
             return true;
         }
-        if let Some(profile) = engine.take_profile_news(*at) {
+        let kernel = profiles.at(*at).map(|(kernel, _)| kernel);
+        if let Some(profile) = kernel.and_then(|kernel| engine.take_profile_news(kernel)) {
             news.push(profile.into());
         }
         *at += 1;
@@ -215,7 +220,7 @@ mod tests {
             assert_eq!(answer.try_recv().unwrap().kernels, kernels);
             assert_eq!(steps, kernels as usize / HANDLED + 1);
             let profiles = &engine.world().profiles;
-            assert!(!profiles.has_news() && profiles.iter().all(|(_, p)| p.count == 0));
+            assert_eq!((profiles.has_news(), profiles.known()), (false, 0), "the table is free");
         }
     }
 }

@@ -2,23 +2,91 @@
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
 use super::recall::Recall;
+use crate::quota::User;
 use foldhash::quality::RandomState;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use tally_engine::Engine;
 use tally_engine::policy::KernelId;
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::profile::{CutState, KERNELS_MAX, KernelKey};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
 use tally_ipc::ring::Request;
 use tally_kernels::Refusal;
 
-/// (kernel, grid, block) combinations remembered for one client; beyond it the
-/// cache starts anew, which costs time and nothing else.
-const CACHE_MAX: usize = 8_192;
-/// Combinations one client may bring into the engine's table, so that one that
-/// makes them up cannot fill it for all.
+/// Combinations of kernel, grid and block that one client may bring into the engine's table.
 const NEW_MAX: usize = 16_384;
+
+/// What a user may bring into the engine's table, its clients together. Changed by the dispatch thread alone.
+#[derive(Debug)]
+pub struct KernelShare {
+    taken: AtomicU32,
+    most: u32,
+    /// That of all those together for whom nothing is kept.
+    all: Option<Arc<KernelShare>>,
+}
+
+impl KernelShare {
+    fn new(most: u32, all: Option<Arc<KernelShare>>) -> Arc<Self> {
+        Arc::new(KernelShare { taken: AtomicU32::new(0), most, all })
+    }
+
+    /// One more. False if there is no room.
+    fn take(&self) -> bool {
+        let has_room = |share: &KernelShare| share.taken.load(Relaxed) < share.most;
+        if !has_room(self) || self.all.as_deref().is_some_and(|all| !has_room(all)) {
+            return false;
+        }
+        self.add(1);
+        true
+    }
+
+    fn add(&self, more: u32) {
+        self.taken.fetch_add(more, Relaxed);
+        if let Some(all) = &self.all {
+            all.add(more);
+        }
+    }
+
+    fn give_back(&self, kernels: u32) {
+        self.taken.fetch_sub(kernels, Relaxed);
+        if let Some(all) = &self.all {
+            all.give_back(kernels);
+        }
+    }
+}
+
+/// The shares of all users with clients. The control plane's.
+#[derive(Debug)]
+pub struct KernelShares {
+    user_max: u32,
+    others: Arc<KernelShare>,
+    of: BTreeMap<User, Weak<KernelShare>>,
+}
+
+impl KernelShares {
+    /// A quarter of the table is kept for those that are trusted.
+    pub fn new(user_max: u32) -> Self {
+        let others = KernelShare::new(KERNELS_MAX as u32 / 4 * 3, None);
+        KernelShares { user_max, others, of: BTreeMap::new() }
+    }
+
+    /// That of a user, for one client more.
+    pub fn of(&mut self, user: User, is_trusted: bool) -> Arc<KernelShare> {
+        if let Some(share) = self.of.get(&user).and_then(Weak::upgrade) {
+            return share;
+        }
+        self.of.retain(|_, share| share.strong_count() > 0);
+        let share = match is_trusted {
+            true => KernelShare::new(KERNELS_MAX as u32 / 4 * 3, None),
+            false => KernelShare::new(self.user_max, Some(self.others.clone())),
+        };
+        self.of.insert(user, Arc::downgrade(&share));
+        share
+    }
+}
 
 type Shape = (u32, [u32; 3], [u32; 3]);
 
@@ -56,16 +124,29 @@ fn cut_state_of(word: u32) -> CutState {
 }
 
 /// Of one client.
-#[derive(Default)]
 pub struct KernelCache {
     names: Vec<Option<Box<(String, u128)>>>,
     /// The standard hasher would be a twentieth of a decision. This one's seed is not made to withstand whoever
     /// looks for collisions; what a client can bring in is bounded.
     ids: HashMap<Shape, Known, RandomState>,
-    brought: usize,
+    /// What it holds of the engine's table, until it leaves.
+    held: Vec<KernelId>,
+    share: Arc<KernelShare>,
 }
 
 impl KernelCache {
+    /// Of a client whose user has this share.
+    pub fn new(share: Arc<KernelShare>) -> Self {
+        KernelCache { names: Vec::new(), ids: HashMap::default(), held: Vec::new(), share }
+    }
+
+    /// The client left.
+    pub fn release(&mut self, engine: &mut Engine) {
+        let held = std::mem::take(&mut self.held);
+        self.share.give_back(held.len() as u32);
+        engine.release_kernels(held);
+    }
+
     /// The engine's id of what `request` launches; `None` if it has no more.
     pub fn id(
         &mut self,
@@ -86,20 +167,21 @@ impl KernelCache {
             }
             return known.id;
         }
-        if self.brought >= NEW_MAX {
+        if self.held.len() >= NEW_MAX || !self.share.take() {
             return None;
         }
         let (name, image, settled) = self.name(region, request);
         let key = KernelKey { name, image, grid: request.grid, block: request.block };
-        let id = engine.intern(&key);
-        self.brought += 1;
-        if let Some(id) = id {
-            recall.restore(&region.report, &key, id, engine);
-        }
-        if settled {
-            if self.ids.len() >= CACHE_MAX {
-                self.ids.clear();
+        let id = engine.hold_kernel(&key);
+        match id {
+            Some(id) => {
+                self.held.push(id);
+                recall.restore(&region.report, &key, id, engine);
             }
+            None => self.share.give_back(1),
+        }
+        // Without an id it is tried again: others may make room.
+        if settled && id.is_some() {
             // Its state is taken in at its next launch.
             self.ids.insert(shape, Known { id, cut: 0 });
         }
@@ -147,6 +229,10 @@ mod tests {
         }
     }
 
+    fn cache() -> KernelCache {
+        KernelCache::new(KernelShares::new(u32::MAX).of(User { uid: 1, foreign: false }, false))
+    }
+
     fn engine() -> Engine {
         Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: 0 }))
     }
@@ -156,7 +242,7 @@ mod tests {
         let mut engine = engine();
         let mut said = |refusal: Refusal| {
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
-            let mut cache = KernelCache::default();
+            let mut cache = cache();
             region.kernels[3].publish(refusal.text().as_bytes(), 9);
             let word = cut_state::pack(cut_state::WHOLE_ONLY, refusal.code());
             region.kernels[3].cut.store(word, Relaxed);
@@ -180,7 +266,7 @@ mod tests {
     #[test]
     fn names_are_read_once_and_shapes_told_apart() {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
-        let (mut cache, mut engine) = (KernelCache::default(), engine());
+        let (mut cache, mut engine) = (cache(), engine());
         region.kernels[3].publish(b"gemm", 9);
         let first = cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default()).unwrap();
         region.kernels[3].publish(b"other", 1);
@@ -198,16 +284,60 @@ mod tests {
         assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
     }
 
+    /// Launch so many kernels that no other client has.
+    fn flood(cache: &mut KernelCache, engine: &mut Engine, name: &str, kernels: u32) -> usize {
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        region.kernels[0].publish(name.as_bytes(), 1);
+        let id = |x| cache.id(&region, &request(0, x), engine, &mut Recall::default());
+        (0..kernels).filter_map(id).count()
+    }
+
     #[test]
     fn a_client_that_makes_shapes_up_cannot_fill_the_engines_table() {
-        let (_fd, region) = tally_ipc::map::create_client().unwrap();
-        let (mut cache, mut engine) = (KernelCache::default(), engine());
-        for x in 0..100_000 {
-            cache.id(&region, &request(u32::MAX - 1, x), &mut engine, &mut Recall::default());
+        let (mut cache, mut engine) = (cache(), engine());
+        assert_eq!(flood(&mut cache, &mut engine, "a", 100_000), NEW_MAX);
+        assert_eq!(engine.world().profiles.known() as usize, NEW_MAX);
+        assert!(cache.ids.len() <= NEW_MAX);
+    }
+
+    #[test]
+    fn a_users_clients_share_its_part_of_the_table_and_strangers_leave_some() {
+        let mut engine = engine();
+        let mut shares = KernelShares::new(10_000);
+        let user = |uid| User { uid, foreign: false };
+        let mut clients: Vec<KernelCache> = Vec::new();
+        for uid in 0..8 {
+            for client in 0..3 {
+                let mut cache = KernelCache::new(shares.of(user(uid), false));
+                flood(&mut cache, &mut engine, &format!("{uid}.{client}"), 8_000);
+                clients.push(cache);
+            }
+            let most = (10_000 * (uid + 1)).min(49_152);
+            assert_eq!(engine.world().profiles.known(), most, "after user {uid}");
         }
-        assert_eq!(engine.world().profiles.iter().count(), NEW_MAX);
-        assert!(cache.ids.len() <= CACHE_MAX);
-        let (mut other, _) = (KernelCache::default(), ());
-        assert!(other.id(&region, &request(1, 1), &mut engine, &mut Recall::default()).is_some());
+        let mut trusted = KernelCache::new(shares.of(user(100), true));
+        assert_eq!(flood(&mut trusted, &mut engine, "service", 10_000), 10_000);
+    }
+
+    #[test]
+    fn what_a_client_brought_is_given_back_when_it_leaves() {
+        let mut engine = engine();
+        let mut shares = KernelShares::new(16_384);
+        let user = User { uid: 1, foreign: false };
+        let mut other = KernelCache::new(shares.of(User { uid: 2, foreign: false }, false));
+        for round in 0..20 {
+            let mut cache = KernelCache::new(shares.of(user, false));
+            let name = format!("junk{round}");
+            assert_eq!(flood(&mut cache, &mut engine, &name, 20_000), NEW_MAX, "round {round}");
+            cache.release(&mut engine);
+            while engine.sweep_kernels(64) {}
+            drop(cache);
+            assert_eq!(engine.world().profiles.known(), round * 3, "those of the other");
+            let (_fd, region) = tally_ipc::map::create_client().unwrap();
+            for x in 3 * round..3 * round + 3 {
+                let kernel = request(u32::MAX, 1_000_000 + x);
+                assert!(other.id(&region, &kernel, &mut engine, &mut Recall::default()).is_some());
+            }
+        }
     }
 }

@@ -132,6 +132,9 @@ fn pin(cpu: u32) -> bool {
     rustix::thread::sched_setaffinity(None, &set).is_ok()
 }
 
+/// Kernels of clients that left given back in one pass.
+const SWEPT: usize = 64;
+
 struct Draining {
     until_ns: u64,
     done: oneshot::Sender<bool>,
@@ -238,6 +241,7 @@ impl Dispatch {
             if let Some(errand) = self.errand.take() {
                 self.errand = errand.step(&mut self.engine, &self.recall);
             }
+            let sweeps = self.engine.sweep_kernels(SWEPT);
             if self.has_drained(now) {
                 return;
             }
@@ -247,6 +251,7 @@ impl Dispatch {
             if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
                 || self.status.is_some()
                 || self.errand.is_some()
+                || sweeps
             {
                 std::hint::spin_loop();
             } else {
@@ -508,13 +513,14 @@ impl Dispatch {
     }
 
     fn remove(&mut self, now: u64, at: usize) -> Left {
-        let client = self.clients.remove(at);
+        let mut client = self.clients.remove(at);
         self.parker.forget(&client.link.doorbell);
         let numbers = ClientNumbers::of(&client, &self.engine);
         client.link.core.serving.store(0, SeqCst);
         // Those that are not woken look around by themselves soon.
         let _ = wait::wake(&client.link.region, &client.link.core);
         self.engine.client_left(now, client.id(), &mut self.actions);
+        client.release_kernels(&mut self.engine);
         self.apply(now);
         self.neighbours_changed = true;
         Left { numbers, _client: client }

@@ -248,19 +248,23 @@ impl Job {
     pub fn step(&mut self, engine: &Engine) -> bool {
         let profiles = &engine.world().profiles;
         for _ in 0..PIECE {
-            let Some(profile) = profiles.get(self.cursor) else { return true };
+            if self.cursor >= profiles.places() {
+                return true;
+            }
+            let at = self.cursor;
+            self.cursor += 1;
+            let Some((id, profile)) = profiles.at(at) else { continue };
             let total = profile.mean_ns.saturating_mul(profile.count);
             if total > 0 && self.most > 0 {
                 if self.top.len() == self.most && self.top[0].0 < total {
                     self.top.swap_remove(0);
                 }
                 if self.top.len() < self.most {
-                    self.top.push((total, self.cursor));
+                    self.top.push((total, id));
                     // The least at the front; `most` is small.
                     self.top.sort_unstable();
                 }
             }
-            self.cursor += 1;
         }
         false
     }
@@ -291,7 +295,7 @@ impl Job {
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
-            kernels_known: self.cursor,
+            kernels_known: profiles.known(),
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);

@@ -6,6 +6,7 @@
 use super::history::{Came, Content};
 use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
+use crate::files::PolicyFiles;
 use crate::loader::{Program, Shared};
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,20 +66,18 @@ impl PolicySlot {
         }
         let (text, program) = (left.config_text.clone(), left.program.clone());
         self.history.borrow_mut().came(record(&in_charge), text.clone(), Some(program));
-        *self.wanted.borrow_mut() = Some(left.source.clone());
-        let digest = left.digest().into();
-        *self.seen.borrow_mut() = Some(Content { digest, config_text: text });
+        self.follow_own_if(&Content { digest: left.digest().into(), config_text: text });
     }
 
     /// Compile a policy and see that it starts.
     ///
     /// # Errors
     /// Why it cannot take part.
-    pub async fn candidate(&self, source: Source) -> Result<Candidate, String> {
+    pub async fn candidate(&self, files: PolicyFiles) -> Result<Candidate, String> {
         let loader = self.loader.clone();
         aside(move || {
             let Ready { source, program, config_text } =
-                compile(&*loader, &source, &Cancel::never())?;
+                compile(&*loader, files, &Cancel::never())?;
             program.start(&config_text, None)?;
             Ok(Candidate { source, program, config_text })
         })

@@ -2,13 +2,18 @@
 //! earlier one, so that nobody waits for it.
 
 use super::history::Came;
-use super::{InCharge, Next, PolicySlot, SlotError, Source, Trigger, aside, compile};
+use super::{
+    DEFAULT_POLICY, InCharge, Next, PolicySlot, Ready, SlotError, Source, Trigger, aside, compile,
+    configured_source,
+};
 use crate::dispatch::control::ControlSender;
+use crate::files::PolicyFiles;
+use crate::loader::Loader;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::time::Instant;
 use tally_policy_host::Cancel;
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 /// What stopped a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,25 +104,44 @@ impl Drop for Loading<'_> {
 }
 
 impl PolicySlot {
-    /// Load a policy and put it in charge. A later load, or a rollback, stops one that is still being compiled.
-    /// A file that changed is no such: it waits for the loads that somebody asked for.
+    /// Load a policy whose files a peer opened and put it in charge. A later load, or a rollback, stops one that is still
+    /// being compiled. Of the files nothing is kept but what was compiled.
     ///
     /// # Errors
     /// If it cannot be loaded; the one in charge stays.
     pub async fn load(
         &self,
         control: &ControlSender,
-        source: Source,
+        files: PolicyFiles,
+    ) -> Result<InCharge, SlotError> {
+        let source = files.source.clone();
+        let compiled = self.compile(source, move |loader, cancel| compile(loader, files, cancel));
+        let (ready, begun, _turn) = compiled.await?;
+        let content = ready.content();
+        let next = Next { came: Came::Asked, content_of: None, own: None, begun };
+        let in_charge = self.put(control, ready, next).await?;
+        self.follow_own_if(&content);
+        Ok(in_charge)
+    }
+
+    /// Load the policy that the core was started with again. [`Trigger::Changed`] does nothing
+    /// while another was asked for, and waits for loads that somebody asked for.
+    ///
+    /// # Errors
+    /// If it cannot be loaded; the one in charge stays.
+    pub async fn load_own(
+        &self,
+        control: &ControlSender,
         trigger: Trigger,
     ) -> Result<InCharge, SlotError> {
         loop {
             if trigger == Trigger::Changed {
                 self.loads.idle().await;
-                if self.source().as_ref() != Some(&source) {
+                if !self.follows_own.get() {
                     return Ok(self.in_charge());
                 }
             }
-            match self.load_once(control, source.clone(), trigger).await {
+            match self.load_own_once(control, trigger).await {
                 // If that one is not loaded, this is still the policy that is wanted.
                 Err(SlotError::Superseded { by: By::Load, .. }) if trigger == Trigger::Changed => {}
                 outcome => return outcome,
@@ -125,36 +149,23 @@ impl PolicySlot {
         }
     }
 
-    async fn load_once(
+    async fn load_own_once(
         &self,
         control: &ControlSender,
-        source: Source,
         trigger: Trigger,
     ) -> Result<InCharge, SlotError> {
-        self.refuse_during_experiment()?;
-        let loading = match self.loads.begin() {
-            Ok(loading) => loading,
-            Err(error) => return Err(self.failed(source, format!("no load can begin: {error}"))),
-        };
-        let begun = Instant::now();
-        let (loader, asked, cancel) = (self.loader.clone(), source.clone(), loading.cancel());
-        let compiled = aside(move || compile(&*loader, &asked, &cancel)).await;
-        let _turn = self.turn.lock().await;
-        if let Some(by) = loading.stopped() {
-            let why = SlotError::Superseded { file: source.file, by };
-            tracing::warn!("{why}");
-            return Err(why);
-        }
-        self.refuse_during_experiment()?;
-        let ready = match compiled {
-            Ok(ready) => ready,
-            Err(message) => return Err(self.failed(source, message)),
-        };
+        let source = configured_source(&self.configured).map_err(|message| {
+            self.failed(Source { file: DEFAULT_POLICY.into(), config_file: None }, message)
+        })?;
+        let own = source.clone();
+        let bytes_max = self.configured.limits.component_bytes_max;
+        let compiled = self.compile(source.clone(), move |loader, cancel| {
+            compile(loader, PolicyFiles::read_own(&own, bytes_max)?, cancel)
+        });
+        let (ready, begun, _turn) = compiled.await?;
         let content = ready.content();
         if trigger == Trigger::Changed {
-            let same = self.seen.borrow().as_ref() == Some(&content)
-                && self.wanted.borrow().as_ref() == Some(&source);
-            if same {
+            if self.own_seen.borrow().as_ref() == Some(&content) {
                 return Ok(self.in_charge());
             }
             if self.history.borrow().is_struck(&content) {
@@ -162,7 +173,7 @@ impl PolicySlot {
                     file = %source.file.display(), digest = content.digest,
                     "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
                 );
-                *self.seen.borrow_mut() = Some(content);
+                *self.own_seen.borrow_mut() = Some(content);
                 return Ok(self.in_charge());
             }
         }
@@ -172,9 +183,37 @@ impl PolicySlot {
         };
         let next = Next { came, content_of: None, own: None, begun };
         let in_charge = self.put(control, ready, next).await?;
-        *self.wanted.borrow_mut() = Some(source);
-        *self.seen.borrow_mut() = Some(content);
+        *self.own_seen.borrow_mut() = Some(content);
+        self.follows_own.set(true);
         Ok(in_charge)
+    }
+
+    /// Compile one off this thread, unless a later load or a rollback stops it. Gives it, when that began, and the turn to
+    /// put it in charge.
+    async fn compile(
+        &self,
+        source: Source,
+        work: impl FnOnce(&dyn Loader, &Cancel) -> Result<Ready, String> + Send + 'static,
+    ) -> Result<(Ready, Instant, MutexGuard<'_, ()>), SlotError> {
+        self.refuse_during_experiment()?;
+        let loading = match self.loads.begin() {
+            Ok(loading) => loading,
+            Err(error) => return Err(self.failed(source, format!("no load can begin: {error}"))),
+        };
+        let begun = Instant::now();
+        let (loader, cancel) = (self.loader.clone(), loading.cancel());
+        let compiled = aside(move || work(&*loader, &cancel)).await;
+        let turn = self.turn.lock().await;
+        if let Some(by) = loading.stopped() {
+            let why = SlotError::Superseded { file: source.file, by };
+            tracing::warn!("{why}");
+            return Err(why);
+        }
+        self.refuse_during_experiment()?;
+        match compiled {
+            Ok(ready) => Ok((ready, begun, turn)),
+            Err(message) => Err(self.failed(source, message)),
+        }
     }
 
     /// Go back to an earlier policy, from memory: to that generation, or to the last one

@@ -2,10 +2,10 @@
 //!
 //! | request | answer in `ok` | who |
 //! | --- | --- | --- |
-//! | `{"cmd":"log_record"}`, with `"path":P`, `"for_ms":N`, `"bytes_max":N`, `"completions":B` | [`LogStatus`](super::file::LogStatus) | admins; a path outside the folder of logs: the core's user and root |
+//! | `{"cmd":"log_record"}`, with `"path":NAME` and the file `out`, `"for_ms":N`, `"bytes_max":N`, `"completions":B` | [`LogStatus`](super::file::LogStatus) | admins |
 //! | `{"cmd":"log_stop"}` | likewise | admins |
 //! | `{"cmd":"log_status"}` | likewise | whoever may open the socket |
-//! | `{"cmd":"shadow_start","path":P}`, with `"config":C`, `"cpu_percent":N` | [`ShadowStatus`](super::shadow::ShadowStatus) | admins |
+//! | `{"cmd":"shadow_start","path":NAME}` and files, with `"config":NAME`, `"cpu_percent":N` | [`ShadowStatus`](super::shadow::ShadowStatus) | admins |
 //! | `{"cmd":"shadow_stop"}` | likewise | admins |
 //! | `{"cmd":"shadow_status"}` | likewise, or `null` | whoever may open the socket |
 
@@ -13,6 +13,9 @@ use super::file::Request;
 use super::{RecordError, file};
 use crate::control::Plane;
 use crate::control::admin::{Code, error};
+use crate::files::{Descriptors, Opened};
+use crate::policy_slot::Source;
+use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -72,32 +75,63 @@ fn answered<T: Serialize>(outcome: Result<T, RecordError>) -> Value {
     }
 }
 
-/// Answer one. Whether `uid` may was checked, but for where a file goes.
-pub async fn answer(plane: &Plane, request: RecordRequest, uid: u32) -> Value {
+/// Answer one. Whether the peer may was checked.
+pub async fn answer(plane: &Plane, request: RecordRequest, mut files: Descriptors) -> Value {
     let (recordings, config, control) = (&plane.recordings, &plane.config, &plane.control);
-    match request {
-        RecordRequest::LogRecord { path, for_ms, bytes_max, completions } => {
-            let request = Request { path, for_ms, bytes_max, completions };
-            let anywhere = uid == 0 || uid == rustix::process::geteuid().as_raw();
-            answered(recordings.record(config, control, request, anywhere).await)
+    let taken = match &request {
+        RecordRequest::LogRecord { path, .. } => match (path, files.take("out")) {
+            (Some(name), Some(fd)) => Ok(Taken::Out(fd, name.clone())),
+            (None, None) => Ok(Taken::Nothing),
+            _ => Err(
+                "`path` and the file `out` go together: the core opens no file that it is told of"
+                    .to_owned(),
+            ),
+        },
+        RecordRequest::ShadowStart { path, config: config_file, .. } => {
+            let source = Source { file: path.clone(), config_file: config_file.clone() };
+            files.policy("", &source).map(|opened| Taken::Policy(source, opened))
         }
-        RecordRequest::LogStop {} => answered(recordings.stop(control).await),
-        RecordRequest::LogStatus {} => answered(Ok::<file::LogStatus, _>(recordings.status())),
-        RecordRequest::ShadowStart { path, config: file, cpu_percent } => {
+        _ => Ok(Taken::Nothing),
+    };
+    let taken = match taken.and_then(|taken| files.end().map(|()| taken)) {
+        Ok(taken) => taken,
+        Err(why) => return error(Code::BadRequest, why),
+    };
+    match (request, taken) {
+        (RecordRequest::LogRecord { for_ms, bytes_max, completions, .. }, taken) => {
+            let request = Request { for_ms, bytes_max, completions };
+            let out = file::check(&request).and_then(|()| match taken {
+                Taken::Out(fd, name) => file::opened(fd, &name).map(Some),
+                _ => Ok(None),
+            });
+            match out {
+                Ok(out) => answered(recordings.record(config, control, request, out).await),
+                Err(why) => error(Code::BadRequest, why),
+            }
+        }
+        (RecordRequest::ShadowStart { cpu_percent, .. }, Taken::Policy(source, opened)) => {
             let percent = cpu_percent.unwrap_or(CPU_PERCENT);
             if !(0.1..=100.0).contains(&percent) {
                 let why = format!("cpu_percent is {percent}: expected 0.1 to 100");
                 return error(Code::BadRequest, why);
             }
-            if let Some(p) =
-                [Some(&path), file.as_ref()].into_iter().flatten().find(|p| !p.is_absolute())
-            {
-                let why = format!("{} is relative: give a path from the root", p.display());
-                return error(Code::BadRequest, why);
+            match plane.read_policy(source, opened).await {
+                Ok(files) => answered(recordings.shadow(config, control, files, percent).await),
+                Err(why) => error(Code::PolicyRefused, why),
             }
-            answered(recordings.shadow(config, control, path, file, percent).await)
         }
-        RecordRequest::ShadowStop {} => answered(recordings.stop_shadow(control).await),
-        RecordRequest::ShadowStatus {} => answered(Ok(recordings.shadow_status())),
+        (RecordRequest::LogStop {}, _) => answered(recordings.stop(control).await),
+        (RecordRequest::LogStatus {}, _) => answered(Ok::<file::LogStatus, _>(recordings.status())),
+        (RecordRequest::ShadowStop {}, _) => answered(recordings.stop_shadow(control).await),
+        (RecordRequest::ShadowStatus {} | RecordRequest::ShadowStart { .. }, _) => {
+            answered(Ok(recordings.shadow_status()))
+        }
     }
+}
+
+/// The files of a request.
+enum Taken {
+    Nothing,
+    Out(OwnedFd, PathBuf),
+    Policy(Source, Opened),
 }

@@ -1,11 +1,12 @@
 //! Recording into a file.
 //!
-//! The file is made by the core, anew and for its own user only (0600). Users of
-//! `admin.uids` that are neither the core's nor root cannot choose the folder: a core
-//! that runs as root would write for them where they may not.
+//! The file is one that a peer opened, with its own rights, or one that the core makes anew in its folder of logs, for
+//! its own user only (0600). The core opens no path that it is told.
 
 use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
+use crate::files::check_output;
+use rustix::fd::OwnedFd;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
@@ -26,8 +27,6 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Where; none: a new file in the folder of logs.
-    pub path: Option<PathBuf>,
     /// End after so long.
     pub for_ms: Option<u64>,
     /// End at this size; none: `log.bytes_max`.
@@ -88,7 +87,7 @@ pub struct FileRecording {
     wish: Wish,
 }
 
-/// A file that was not there, for the core's user only.
+/// A new file.
 pub struct New {
     file: File,
     path: PathBuf,
@@ -137,38 +136,37 @@ fn directory(config: &Config) -> Result<PathBuf, RecordError> {
     Ok(folder)
 }
 
-/// Where a log goes.
+/// A new file in the folder of logs.
 ///
 /// # Errors
-/// If it may not go there.
-pub fn place(config: &Config, request: &Request, anywhere: bool) -> Result<PathBuf, RecordError> {
-    let refused = |why: String| Err(RecordError::Request(why));
-    if request.bytes_max.is_some_and(|n| n < BYTES_MIN) {
-        return refused(format!("a log has at least {BYTES_MIN} bytes"));
-    }
-    let Some(path) = &request.path else {
-        let folder = directory(config)?;
-        let free = (0..NUMBERS_MAX)
-            .map(|n| folder.join(format!("{}-{n}.tallylog", now_unix_s())))
-            .find(|p| !p.exists());
-        return free.map_or_else(|| refused("no name is free".into()), Ok);
-    };
-    if !path.is_absolute() {
-        return refused(format!("{} is relative: give a path from the root", path.display()));
-    }
-    if anywhere {
-        return Ok(path.clone());
-    }
+/// If it cannot be made.
+pub fn create_in_folder(config: &Config) -> Result<New, RecordError> {
     let folder = directory(config)?;
-    if path.parent() == Some(&folder) && path.file_name().is_some() {
-        return Ok(path.clone());
+    let free = (0..NUMBERS_MAX)
+        .map(|n| folder.join(format!("{}-{n}.tallylog", now_unix_s())))
+        .find(|p| !p.exists());
+    let path = free.ok_or_else(|| RecordError::Request("no name is free".into()))?;
+    create(&path).map_err(|e| RecordError::Request(e.to_string()))
+}
+
+/// A file that a peer opened, by the name that it gave.
+///
+/// # Errors
+/// If nothing may be written to it.
+pub fn opened(fd: OwnedFd, name: &Path) -> Result<New, RecordError> {
+    check_output(&fd, &name.display().to_string()).map_err(RecordError::Request)?;
+    Ok(New { file: File::from(fd), path: name.into() })
+}
+
+/// See that a request makes sense.
+///
+/// # Errors
+/// What does not.
+pub fn check(request: &Request) -> Result<(), RecordError> {
+    if request.bytes_max.is_some_and(|n| n < BYTES_MIN) {
+        return Err(RecordError::Request(format!("a log has at least {BYTES_MIN} bytes")));
     }
-    refused(format!(
-        "{}: only the core's user and root choose where a log goes; leave --out away, or name a \
-         file in {}",
-        path.display(),
-        folder.display()
-    ))
+    Ok(())
 }
 
 impl FileRecording {
@@ -342,10 +340,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
-    fn request(path: Option<&Path>) -> Request {
-        Request { path: path.map(Into::into), for_ms: None, bytes_max: None, completions: false }
-    }
-
     #[test]
     fn a_file_that_is_there_is_never_written() {
         let dir = tempfile::tempdir().unwrap();
@@ -362,24 +356,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_cores_user_chooses_the_folder() {
+    fn the_core_writes_into_its_folder_or_into_what_was_opened_for_it() {
         let dir = tempfile::tempdir().unwrap();
-        let logs = dir.path().join("logs");
         let mut config = Config::default();
-        config.log.directory = Some(logs.clone());
-        let elsewhere = dir.path().join("x");
-        assert_eq!(place(&config, &request(Some(&elsewhere)), true).unwrap(), elsewhere);
-        for path in [elsewhere, logs.join("../x"), logs.join("a/b"), logs.clone()] {
-            let error = place(&config, &request(Some(&path)), false).unwrap_err().to_string();
-            assert!(error.contains("logs"), "{error}");
+        config.log.directory = Some(dir.path().join("logs"));
+        for _ in 0..3 {
+            let new = create_in_folder(&config).unwrap();
+            assert_eq!(new.path.parent(), Some(&*dir.path().join("logs")));
         }
-        let inside = logs.join("x");
-        assert_eq!(place(&config, &request(Some(&inside)), false).unwrap(), inside);
-        let chosen = place(&config, &request(None), false).unwrap();
-        assert_eq!(chosen.parent(), Some(&*logs));
-        let relative = place(&config, &request(Some(Path::new("x"))), true).unwrap_err();
-        assert!(relative.to_string().contains("relative"));
-        let small = Request { bytes_max: Some(5), ..request(None) };
-        assert!(place(&config, &small, true).unwrap_err().to_string().contains("65536"));
+        let path = dir.path().join("out");
+        let fd = tally_ipc::admin::create("out", &path).unwrap().fd;
+        assert_eq!(opened(fd, &path).unwrap().path, path);
+        let fd = tally_ipc::admin::open_to_read("out", &path).unwrap().fd;
+        assert!(opened(fd, &path).err().unwrap().to_string().contains("not open for writing"));
+        let small = Request { for_ms: None, bytes_max: Some(5), completions: false };
+        assert!(check(&small).unwrap_err().to_string().contains("65536"));
     }
 }

@@ -11,11 +11,11 @@ pub mod shadow;
 
 use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender};
+use crate::files::PolicyFiles;
 use crate::loader::Shared;
 use file::{FileRecording, LogStatus, Request};
 use shadow::{Shadow, ShadowStatus};
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tally_declog::{Header, Tap, TapOptions, TapReader, Tape};
@@ -94,12 +94,8 @@ impl Recordings {
             busy: tokio::sync::Mutex::default(),
         };
         if let Some(path) = &config.log.file {
-            let request = Request {
-                path: Some(path.clone()),
-                for_ms: None,
-                bytes_max: None,
-                completions: config.log.completions,
-            };
+            let request =
+                Request { for_ms: None, bytes_max: None, completions: config.log.completions };
             let file = file::create_numbered(path)
                 .map_err(|e| format!("log.file {}: {e}", path.display()))?;
             let options = TapOptions { from_start: true, ..options(config, &request) };
@@ -128,7 +124,7 @@ impl Recordings {
         (id, tap, reader)
     }
 
-    /// Record into a file.
+    /// Record into a file that a peer opened, else into a new one in the folder of logs.
     ///
     /// # Errors
     /// If one is being recorded, or the file cannot be had.
@@ -137,7 +133,7 @@ impl Recordings {
         config: &Config,
         control: &ControlSender,
         request: Request,
-        may_write_anywhere: bool,
+        out: Option<file::New>,
     ) -> Result<LogStatus, RecordError> {
         let _turn = self.busy.lock().await;
         if let Some(running) = self.file.borrow().as_ref().filter(|r| r.is_running()) {
@@ -146,8 +142,10 @@ impl Recordings {
                 running.path().display()
             )));
         }
-        let place = file::place(config, &request, may_write_anywhere)?;
-        let file = file::create(&place).map_err(|e| RecordError::Request(e.to_string()))?;
+        let file = match out {
+            Some(out) => out,
+            None => file::create_in_folder(config)?,
+        };
         let (id, tap, reader) = self.tap(options(config, &request));
         let wish = Wish::default();
         let recording =
@@ -195,8 +193,7 @@ impl Recordings {
         &self,
         config: &Config,
         control: &ControlSender,
-        path: PathBuf,
-        config_file: Option<PathBuf>,
+        files: PolicyFiles,
         cpu_percent: f64,
     ) -> Result<ShadowStatus, RecordError> {
         let _turn = self.busy.lock().await;
@@ -207,7 +204,7 @@ impl Recordings {
             )));
         }
         let policy = config.policy.clone();
-        let load = move || shadow::Component::load(&policy, path, config_file);
+        let load = move || shadow::Component::load(&policy, files);
         let component = tokio::task::spawn_blocking(load)
             .await
             .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))

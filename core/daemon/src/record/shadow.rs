@@ -7,6 +7,7 @@
 
 use super::budget::Budget;
 use super::{NAP, Wish};
+use crate::files::PolicyFiles;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use tally_declog::record::kind;
 use tally_declog::{Player, TapReader, decode};
 use tally_engine::policy::Policy;
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{Compiled, Limits, PolicyHost, Trust, WasmPolicy};
+use tally_policy_host::{Cancel, Compiled, ComponentFile, Limits, PolicyHost, Trust, WasmPolicy};
 
 /// Kernels and clients shown.
 const TOP: usize = 10;
@@ -37,24 +38,22 @@ pub struct Component {
 }
 
 impl Component {
-    /// Read, compile and start it, under the rules for policies that are to be put in
+    /// Compile and start it, under the rules for policies that are to be put in
     /// charge. Takes tens of milliseconds.
     ///
     /// # Errors
     /// Everything an operator needs to know.
-    pub fn load(
-        policy: &crate::config::Policy,
-        path: PathBuf,
-        config_file: Option<PathBuf>,
-    ) -> Result<Self, String> {
-        let config = crate::policy_slot::read_config(config_file.as_deref())?;
+    pub fn load(policy: &crate::config::Policy, files: PolicyFiles) -> Result<Self, String> {
+        let PolicyFiles { source, component, signature, config_text: config } = files;
         let trust = Trust::open(&policy.trust).map_err(|e| e.to_string())?;
         // Fuel bounds its calls; how busy the machine is must not look like disagreement.
         let call_cpu_ms_max = policy.limits.call_cpu_ms_max.max(CALL_TIME_MS);
         let limits = Limits { call_cpu_ms_max, ..policy.limits.clone() };
         let host = PolicyHost::new(limits).map_err(|e| e.to_string())?;
         let host = host.granting(policy.capabilities).trusting(trust);
-        let compiled = host.compile_file(&path).map_err(|e| e.to_string())?;
+        let path = source.file;
+        let component = ComponentFile::new(&path, component, signature);
+        let compiled = host.compile(&component, &Cancel::never()).map_err(|e| e.to_string())?;
         let first = Some(compiled.start(&config, None).map_err(|e| e.to_string())?);
         Ok(Component { compiled, path, config, first })
     }

@@ -4,7 +4,7 @@
 
 use rustix::fd::{AsFd, OwnedFd};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -44,7 +44,10 @@ pub const BUILT_IN: &str = "[policy]\nrequired = false\nfile = \"/nonexistent/po
 /// A core process.
 pub struct Core {
     pub dir: tempfile::TempDir,
+    /// Where clients register.
     pub socket: PathBuf,
+    /// Where admin requests are taken.
+    pub admin: PathBuf,
     child: Child,
 }
 
@@ -57,7 +60,7 @@ impl Core {
             .arg("--config")
             .arg(file)
             .arg("--socket")
-            .arg(dir.join("run/core.sock"))
+            .arg(dir.join("run/clients/core.sock"))
             .args(args)
             .env("RUST_LOG", "info")
             .env("XDG_STATE_HOME", dir.join("state"))
@@ -73,9 +76,10 @@ impl Core {
     }
 
     pub fn start_in(dir: tempfile::TempDir, config: &str, args: &[&str]) -> Core {
-        let socket = dir.path().join("run/core.sock");
+        let socket = dir.path().join("run/clients/core.sock");
+        let admin = wire::admin_socket_of(&socket).unwrap();
         let child = Self::command(dir.path(), config, args).spawn().unwrap();
-        let mut core = Core { dir, socket, child };
+        let mut core = Core { dir, socket, admin, child };
         eventually("the core serves", || {
             if let Some(status) = core.child.try_wait().unwrap() {
                 panic!("the core ended ({status}): {}", core.log());
@@ -116,7 +120,7 @@ impl Core {
     }
 
     fn try_admin(&self, request: &Value) -> Option<Value> {
-        admin(&self.socket, request)
+        admin(&self.admin, request)
     }
 
     /// Ask; panics unless the answer is `ok`.
@@ -156,13 +160,50 @@ impl Drop for Core {
     }
 }
 
-/// One request on a connection of its own.
+/// One request on a connection of its own, with the files that it names.
 pub fn admin(socket: &Path, request: &Value) -> Option<Value> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.write_all(format!("{request}\n").as_bytes()).ok()?;
+    admin_with(socket, request, &files_of(request))
+}
+
+/// The same with these files.
+pub fn admin_with(
+    socket: &Path,
+    request: &Value,
+    files: &[tally_ipc::admin::File],
+) -> Option<Value> {
+    let stream = UnixStream::connect(socket).ok()?;
+    let mut request = request.clone();
+    if !files.is_empty() {
+        request["files"] = files.iter().map(|file| file.role.as_str()).collect();
+    }
+    tally_ipc::admin::send(&stream, format!("{request}\n").as_bytes(), files).ok()?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
+}
+
+/// The files that a request names, opened as `tallyctl` does: the core opens none. Those that cannot be are left out.
+fn files_of(request: &Value) -> Vec<tally_ipc::admin::File> {
+    use tally_ipc::admin;
+    let path = |value: &Value| value.as_str().map(PathBuf::from);
+    let policy = |prefix: &str, file: &Value, config: &Value| {
+        let Some(file) = path(file) else { return Vec::new() };
+        admin::policy(prefix, &file, path(config).as_deref()).unwrap_or_default()
+    };
+    match request["cmd"].as_str() {
+        Some("policy_load" | "shadow_start") => policy("", &request["path"], &request["config"]),
+        Some("ab_start") => ["a", "b"]
+            .into_iter()
+            .flat_map(|arm| {
+                policy(&format!("{arm}."), &request[arm]["file"], &request[arm]["config_file"])
+            })
+            .collect(),
+        Some("log_record") => {
+            let out = path(&request["path"]).map(|file| admin::create("out", &file));
+            out.and_then(Result::ok).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 pub fn hello(name: &str, high_priority: bool) -> Hello {
@@ -251,12 +292,25 @@ impl Client {
 
     /// Submit a launch on stream 0 and return its ticket and completion value.
     pub fn submit(&mut self) -> (u64, u32) {
+        self.submit_grid(1_024)
+    }
+
+    /// Launch kernel 0 with a grid of so many blocks, and say that it ended but not how long it took.
+    pub fn launch_unmeasured(&mut self, blocks: u32) {
+        let (ticket, completion) = self.submit_grid(blocks);
+        if !self.leased {
+            self.wait(ticket);
+        }
+        self.region.completions[0].done.store(completion, SeqCst);
+    }
+
+    fn submit_grid(&mut self, blocks: u32) -> (u64, u32) {
         let ticket = ring::take_ticket(&self.region);
         self.completion = self.completion.wrapping_add(1);
         let mut request = Request {
             kernel: 0,
             flags: 0,
-            grid: [1024, 1, 1],
+            grid: [blocks, 1, 1],
             block: [256, 1, 1],
             shared_bytes: 0,
             stream: 0,

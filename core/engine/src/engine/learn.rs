@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::policy::KernelId;
-use crate::profile::{CutState, Kept, Profile};
+use crate::profile::{CutState, Kept, KernelKey, Profile};
 
 impl Engine {
     /// What the client's side found out about cutting a kernel. A verdict that it is
@@ -24,5 +24,25 @@ impl Engine {
     /// See [`Profiles::forget`](crate::profile::Profiles::forget).
     pub fn forget_profile(&mut self, kernel: KernelId) -> bool {
         self.context.world.profiles.forget(kernel)
+    }
+
+    /// See [`Profiles::forget_at`](crate::profile::Profiles::forget_at).
+    pub fn forget_profile_at(&mut self, place: u32) -> Option<bool> {
+        self.context.world.profiles.forget_at(place)
+    }
+
+    /// The id of a kernel that a client holds from now on; `None` when too many are known.
+    pub fn hold_kernel(&mut self, key: &KernelKey) -> Option<KernelId> {
+        self.context.world.profiles.hold(key)
+    }
+
+    /// A client that is gone held these.
+    pub fn release_kernels(&mut self, held: Vec<KernelId>) {
+        self.context.world.profiles.release(held);
+    }
+
+    /// See [`Profiles::sweep`](crate::profile::Profiles::sweep).
+    pub fn sweep_kernels(&mut self, most: usize) -> bool {
+        self.context.world.profiles.sweep(most)
     }
 }

@@ -4,9 +4,8 @@
 //! A [`Profile`] keeps more than it tells (the samples behind a percentile). What is
 //! put back with [`Profiles::adopt`] tells the same, and is not for measuring on.
 
-use super::{
-    CutState, FORMS_MAX, FormStats, KERNELS_MAX, KernelKey, Profile, Profiles, RECENT, TURNAROUNDS,
-};
+use super::table::{VACANT, place};
+use super::{CutState, FORMS_MAX, FormStats, KERNELS_MAX, Profile, Profiles, RECENT, TURNAROUNDS};
 use crate::policy::{Form, KernelId};
 
 /// What a policy can learn of a kernel besides its key.
@@ -64,22 +63,17 @@ impl Profile {
 }
 
 impl Profiles {
-    /// Kernels known.
-    pub fn known(&self) -> u32 {
-        self.list.len() as u32
-    }
-
     /// A list for [`Profiles::watch`] that never has to grow.
-    pub fn watch_list() -> Vec<KernelId> {
+    pub fn watch_list() -> Vec<u32> {
         Vec::with_capacity(KERNELS_MAX)
     }
 
     /// From now on note which kernels are new or change, in `list`; with `None`, no
     /// more. Returns the list in use before, to be dropped where time does not matter.
-    pub fn watch(&mut self, list: Option<Vec<KernelId>>) -> Option<Vec<KernelId>> {
+    pub fn watch(&mut self, list: Option<Vec<u32>>) -> Option<Vec<u32>> {
         let mut old = std::mem::replace(&mut self.changed, list)?;
-        for id in old.drain(..) {
-            if let Some(p) = self.list.get_mut(id as usize) {
+        for at in old.drain(..) {
+            if let Some(p) = self.list.get_mut(at as usize) {
                 p.changed = false;
             }
         }
@@ -89,27 +83,31 @@ impl Profiles {
     /// A kernel that is new or changed since it was returned last; in no order.
     pub fn next_changed(&mut self) -> Option<KernelId> {
         let list = self.changed.as_mut()?;
-        let id = list.pop()?;
-        if let Some(p) = self.list.get_mut(id as usize) {
+        while let Some(at) = list.pop() {
+            let Some(p) = self.list.get_mut(at as usize) else { continue };
             p.changed = false;
+            if p.id != VACANT {
+                return Some(p.id);
+            }
         }
-        Some(id)
+        None
     }
 
-    /// Note that a kernel changed. Each is in the list once, so it never grows beyond
+    /// Note that a kernel changed. Each place is in the list once, so it never grows beyond
     /// [`KERNELS_MAX`].
     pub(super) fn note_changed(&mut self, kernel: KernelId) {
         let Some(list) = &mut self.changed else { return };
-        let Some(p) = self.list.get_mut(kernel as usize) else { return };
+        let at = place(kernel);
+        let Some(p) = self.list.get_mut(at).filter(|p| p.id == kernel) else { return };
         if !std::mem::replace(&mut p.changed, true) {
-            list.push(kernel);
+            list.push(at as u32);
         }
     }
 
     /// Make a kernel tell what `view` says. False if there is no such kernel or it
     /// says more forms than there may be.
     pub fn adopt(&mut self, kernel: KernelId, view: &KernelView) -> bool {
-        let Some(p) = self.list.get_mut(kernel as usize) else { return false };
+        let Some(p) = self.get_mut(kernel) else { return false };
         if view.forms.len() > FORMS_MAX {
             return false;
         }
@@ -127,20 +125,12 @@ impl Profiles {
         }
         true
     }
-
-    /// Add a kernel as the next one; `None` if it is known already or too many are.
-    pub fn append(&mut self, key: KernelKey) -> Option<KernelId> {
-        let next = self.known();
-        if self.ids.contains_key(&key) {
-            return None;
-        }
-        self.intern(&key).filter(|id| *id == next)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::KernelKey;
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
@@ -193,8 +183,7 @@ mod tests {
         let view = all.get(id).unwrap().view();
         assert_eq!(view.forms.len(), FORMS_MAX);
         let mut other = Profiles::default();
-        assert_eq!(other.append(key(1)), Some(0));
-        assert_eq!(other.append(key(1)), None);
+        assert!(other.adopt_key(0, key(1)));
         assert!(other.adopt(0, &view) && !other.adopt(1, &view));
         assert_eq!(other.get(0).unwrap().view(), view);
         assert_eq!(other.mean_ns(0), all.mean_ns(id));

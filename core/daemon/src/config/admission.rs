@@ -1,0 +1,176 @@
+//! `[socket]`, `[admission]`, `[high_priority]` and `[admin]`: who may connect where, and take how much.
+
+use super::Config;
+use crate::error::CoreError;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use tally_ipc::wire;
+
+/// `[socket]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Socket {
+    /// Where clients register; none: `tally_ipc::wire::default_socket`.
+    pub path: Option<PathBuf>,
+    /// Its permissions, octal. Its folder is made, if it does not exist, for those who may open it to enter.
+    pub mode: String,
+}
+
+impl Default for Socket {
+    fn default() -> Self {
+        Socket { path: None, mode: "0600".into() }
+    }
+}
+
+fn mode_bits(name: &str, mode: &str) -> Result<u32, CoreError> {
+    u32::from_str_radix(mode, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
+        CoreError::ConfigValue(format!(
+            "{name} is {mode:?}: expected octal permissions such as \"0600\""
+        ))
+    })
+}
+
+impl Socket {
+    /// The permissions as a number.
+    ///
+    /// # Errors
+    /// If it is not an octal number up to 0777.
+    pub fn mode_bits(&self) -> Result<u32, CoreError> {
+        mode_bits("socket.mode", &self.mode)
+    }
+
+    /// The path in force.
+    pub fn path(&self) -> PathBuf {
+        self.path.clone().unwrap_or_else(wire::default_socket)
+    }
+}
+
+/// `[admission]`. What its quotas are for: [`crate::quota`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admission {
+    /// Clients served at once; further ones are refused with the reason.
+    pub clients_max: usize,
+    /// Of these, best-effort ones of one user that is neither root, the core's, an admin nor in `high_priority.uids`.
+    pub user_clients_max: usize,
+    /// Of `clients_max`, those that only high-priority clients may take; at most a quarter.
+    pub reserved_clients: usize,
+    /// Registrations of one such user a second; further ones wait a little, then are refused.
+    pub user_joins_per_s: u32,
+    /// Kernels (name, image, grid, block) that the clients of one such user may bring in.
+    pub user_kernels_max: u32,
+    /// How long a connection may take to say what it wants, ms.
+    pub hello_timeout_ms: u64,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Admission {
+            clients_max: 256,
+            user_clients_max: 64,
+            reserved_clients: 32,
+            user_joins_per_s: 20,
+            user_kernels_max: 16_384,
+            hello_timeout_ms: 1_000,
+        }
+    }
+}
+
+/// `[high_priority]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HighPriority {
+    /// Users that may be high priority; none: the core's own and root.
+    pub uids: Option<Vec<u32>>,
+}
+
+/// `[admin]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admin {
+    /// The admin socket; none: `X/admin/NAME` where clients register at `X/clients/NAME`.
+    pub socket: Option<PathBuf>,
+    /// Its permissions, octal, as `[socket] mode`.
+    pub mode: String,
+    /// Users that may load policies and stop the core, besides its own and root.
+    pub uids: Vec<u32>,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Admin { socket: None, mode: "0600".into(), uids: Vec::new() }
+    }
+}
+
+impl Admin {
+    /// The permissions as a number.
+    ///
+    /// # Errors
+    /// If it is not an octal number up to 0777.
+    pub fn mode_bits(&self) -> Result<u32, CoreError> {
+        mode_bits("admin.mode", &self.mode)
+    }
+}
+
+impl Config {
+    /// The admin socket's path in force.
+    ///
+    /// # Errors
+    /// If none is named and none follows from the clients' socket, or a container that gets the clients' folder would
+    /// get it, too.
+    pub fn admin_socket(&self) -> Result<PathBuf, CoreError> {
+        let clients = self.socket.path();
+        let admin = self.admin.socket.clone().or_else(|| wire::admin_socket_of(&clients)).ok_or_else(|| {
+            CoreError::ConfigValue(format!(
+                "socket.path is {}, whose folder is not named `{}`: name it so, or name the admin socket, too \
+                 (admin.socket, --admin-socket), in a folder that is not within the clients'",
+                clients.display(),
+                wire::CLIENTS_FOLDER
+            ))
+        })?;
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
+        see_that_apart(&absolute(&clients), &absolute(&admin))?;
+        Ok(admin)
+    }
+}
+
+/// See that the admin socket is not within the folder of the clients' socket. Both paths from the root.
+///
+/// # Errors
+/// If it is.
+pub fn see_that_apart(clients: &Path, admin: &Path) -> Result<(), CoreError> {
+    let folder = crate::socket::folder(clients);
+    if admin.starts_with(folder) {
+        return Err(CoreError::ConfigValue(format!(
+            "admin.socket is {}, within {}, the folder of the clients' socket, which \
+             containers get: choose one outside",
+            admin.display(),
+            folder.display()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admin_of(text: &str) -> Result<PathBuf, String> {
+        toml::from_str::<Config>(text).unwrap().admin_socket().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_admin_socket_is_never_in_the_folder_that_containers_get() {
+        assert_eq!(admin_of("[socket]\npath = \"/r/clients/s\"").unwrap(), Path::new("/r/admin/s"));
+        let named = "[socket]\npath = \"/r/s\"\n[admin]\nsocket = \"/a/s\"";
+        assert_eq!(admin_of(named).unwrap(), Path::new("/a/s"));
+        let error = admin_of("[socket]\npath = \"/r/s\"").unwrap_err();
+        assert!(error.contains("/r/s") && error.contains("--admin-socket"), "{error}");
+        for within in ["/r/t", "/r/admin/s", "/r/s"] {
+            let error =
+                admin_of(&format!("[socket]\npath = \"/r/s\"\n[admin]\nsocket = \"{within}\""))
+                    .unwrap_err();
+            assert!(error.contains(within) && error.contains("containers"), "{error}");
+        }
+    }
+}

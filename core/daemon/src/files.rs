@@ -1,0 +1,368 @@
+//! Files as the core takes them in: regular ones, read whole from their start, up to a bound. Those of admin requests
+//! come as descriptors that the peer opened with its own rights; the core opens only what its own configuration names.
+
+use crate::policy_slot::Source;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tally_trust::{SIGNATURE_BYTES_MAX, signature_file};
+use tokio::sync::Semaphore;
+
+/// Longest policy configuration read.
+pub const CONFIG_BYTES_MAX: usize = 1 << 20;
+/// A file that takes longer to be read is given up: a regular file may be on a file system of the peer's making.
+const READ_MAX: Duration = Duration::from_secs(10);
+/// Reads under way at once, those given up among them.
+const READS_MAX: usize = 8;
+
+/// Why a file is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// Something else.
+    #[error("{name}: is {what}: expected a regular file")]
+    Kind {
+        /// What it is called.
+        name: String,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Too large.
+    #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
+    TooLarge {
+        /// What it is called.
+        name: String,
+        /// The bound.
+        bytes_max: usize,
+    },
+    /// A system call failed.
+    #[error("{name}: cannot be {done}: {source}")]
+    Os {
+        /// What it is called.
+        name: String,
+        /// What was to be done.
+        done: &'static str,
+        /// The error.
+        source: Errno,
+    },
+}
+
+fn see_that_regular(fd: impl AsFd, name: &str) -> Result<u64, FileError> {
+    let os = |source| FileError::Os { name: name.into(), done: "looked at", source };
+    let found = rustix::fs::fstat(fd).map_err(os)?;
+    let what = match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => return Ok(found.st_size.max(0) as u64),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "something else",
+    };
+    Err(FileError::Kind { name: name.into(), what })
+}
+
+/// All bytes of an open regular file; where its descriptor stands does not matter. `name` is what messages call it.
+///
+/// # Errors
+/// If it is no regular file, has more than `bytes_max` bytes or cannot be read.
+pub fn read(fd: impl AsFd, name: &str, bytes_max: usize) -> Result<Vec<u8>, FileError> {
+    let too_large = || FileError::TooLarge { name: name.into(), bytes_max };
+    let size = see_that_regular(fd.as_fd(), name)?;
+    if size > bytes_max as u64 {
+        return Err(too_large());
+    }
+    // One byte more than allowed tells: it may grow meanwhile, and some files say that they have none.
+    let mut bytes = vec![0; (size as usize + 1).max(4096).min(bytes_max + 1)];
+    let mut have = 0;
+    loop {
+        let got = rustix::io::retry_on_intr(|| {
+            rustix::io::pread(fd.as_fd(), &mut bytes[have..], have as u64)
+        })
+        .map_err(|source| FileError::Os { name: name.into(), done: "read", source })?;
+        have += got;
+        if have > bytes_max {
+            return Err(too_large());
+        }
+        if got == 0 {
+            bytes.truncate(have);
+            return Ok(bytes);
+        }
+        if have == bytes.len() {
+            bytes.resize((2 * have).min(bytes_max + 1), 0);
+        }
+    }
+}
+
+/// The same for a path of the core's own configuration.
+///
+/// # Errors
+/// Likewise.
+pub fn read_path(path: &Path, bytes_max: usize) -> Result<Vec<u8>, FileError> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let name = path.display().to_string();
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let fd = opened.map_err(|source| FileError::Os { name: name.clone(), done: "read", source })?;
+    read(fd, &name, bytes_max)
+}
+
+/// A descriptor to write a new file through.
+///
+/// # Errors
+/// If it is no regular file, not open for writing, or not empty.
+pub fn check_output(fd: &OwnedFd, name: &str) -> Result<(), String> {
+    if see_that_regular(fd, name).map_err(|e| e.to_string())? != 0 {
+        return Err(format!("{name}: is not empty: name a file that is not there"));
+    }
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("{name}: {e}"))?;
+    let access = flags & OFlags::RWMODE;
+    if flags.contains(OFlags::PATH) || (access != OFlags::WRONLY && access != OFlags::RDWR) {
+        return Err(format!("{name}: is not open for writing"));
+    }
+    Ok(())
+}
+
+/// A policy's files in memory.
+#[derive(Clone, Debug)]
+pub struct PolicyFiles {
+    /// What they are called.
+    pub source: Source,
+    /// The component.
+    pub component: Vec<u8>,
+    /// Its signature, if there is one.
+    pub signature: Option<Vec<u8>>,
+    /// Its configuration; empty without one.
+    pub config_text: String,
+}
+
+fn text(bytes: Vec<u8>, name: &str) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|_| format!("policy configuration {name}: is not UTF-8"))
+}
+
+impl PolicyFiles {
+    /// Read what the core's own configuration names.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know.
+    pub fn read_own(source: &Source, component_bytes_max: usize) -> Result<Self, String> {
+        let config_text = match &source.config_file {
+            None => String::new(),
+            Some(path) => {
+                let read = read_path(path, CONFIG_BYTES_MAX);
+                text(
+                    read.map_err(|e| format!("policy configuration {e}"))?,
+                    &path.display().to_string(),
+                )?
+            }
+        };
+        let component = read_path(&source.file, component_bytes_max).map_err(|e| e.to_string())?;
+        let signature = match read_path(&signature_file(&source.file), SIGNATURE_BYTES_MAX) {
+            Ok(bytes) => Some(bytes),
+            Err(FileError::Os { source: Errno::NOENT, .. }) => None,
+            Err(error) => return Err(error.to_string()),
+        };
+        Ok(PolicyFiles { source: source.clone(), component, signature, config_text })
+    }
+
+    /// Read what a peer opened.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know.
+    pub fn read_opened(
+        source: Source,
+        opened: Opened,
+        component_bytes_max: usize,
+    ) -> Result<Self, String> {
+        let file = source.file.display().to_string();
+        let Opened { component, config, signature } = opened;
+        let config_text = match config {
+            None => String::new(),
+            Some(fd) => {
+                let name = source
+                    .config_file
+                    .as_ref()
+                    .map_or_else(String::new, |f| f.display().to_string());
+                let read = read(fd, &name, CONFIG_BYTES_MAX);
+                text(read.map_err(|e| format!("policy configuration {e}"))?, &name)?
+            }
+        };
+        let component = read(component, &file, component_bytes_max).map_err(|e| e.to_string())?;
+        let signature = signature.map(|fd| read(fd, &format!("{file}.sig"), SIGNATURE_BYTES_MAX));
+        let signature = signature.transpose().map_err(|e| e.to_string())?;
+        Ok(PolicyFiles { source, component, signature, config_text })
+    }
+}
+
+/// Descriptors of a policy's files.
+#[derive(Debug)]
+pub struct Opened {
+    component: OwnedFd,
+    config: Option<OwnedFd>,
+    signature: Option<OwnedFd>,
+}
+
+/// The descriptors of an admin request, by their roles ([`tally_ipc::admin`]).
+#[derive(Debug, Default)]
+pub struct Descriptors(BTreeMap<String, OwnedFd>);
+
+impl Descriptors {
+    /// # Errors
+    /// If roles and descriptors do not go together.
+    pub fn new(roles: Vec<String>, fds: Vec<OwnedFd>) -> Result<Self, String> {
+        if roles.len() != fds.len() {
+            return Err(format!(
+                "`files` names {} files and {} descriptors came with the request",
+                roles.len(),
+                fds.len()
+            ));
+        }
+        let named = roles.len();
+        let all: BTreeMap<_, _> = roles.into_iter().zip(fds).collect();
+        if all.len() != named {
+            return Err("`files` names one twice".into());
+        }
+        Ok(Descriptors(all))
+    }
+
+    /// One that may be there.
+    pub fn take(&mut self, role: &str) -> Option<OwnedFd> {
+        self.0.remove(role)
+    }
+
+    /// Those of a policy, whose roles begin with `prefix`.
+    ///
+    /// # Errors
+    /// If the component is not there, or a configuration is named and not there, or the other way round.
+    pub fn policy(&mut self, prefix: &str, source: &Source) -> Result<Opened, String> {
+        let mut take = |role: &str| self.take(&format!("{prefix}{role}"));
+        let (component, config, signature) = (take("component"), take("config"), take("signature"));
+        let absent = |role: &str| {
+            format!(
+                "the file `{prefix}{role}` did not come with the request: the core opens no file that it is told of, \
+                 who asks passes a descriptor"
+            )
+        };
+        if config.is_some() != source.config_file.is_some() {
+            return Err(absent("config"));
+        }
+        Ok(Opened { component: component.ok_or_else(|| absent("component"))?, config, signature })
+    }
+
+    /// # Errors
+    /// If there is one that the request does not take.
+    pub fn end(self) -> Result<(), String> {
+        match self.0.into_keys().next() {
+            Some(role) => Err(format!("this request takes no file `{role}`")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Reads what peers opened: off the control thread, a few at a time, and not for ever.
+#[derive(Clone, Debug)]
+pub struct Reading(Arc<Semaphore>);
+
+impl Default for Reading {
+    fn default() -> Self {
+        Reading(Arc::new(Semaphore::new(READS_MAX)))
+    }
+}
+
+impl Reading {
+    /// Do it.
+    ///
+    /// # Errors
+    /// Its own, or that it takes too long.
+    pub async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let Ok(turn) = self.0.clone().try_acquire_owned() else {
+            return Err("too many files are being read: try again later".into());
+        };
+        let reading = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        match tokio::time::timeout(READ_MAX, reading).await {
+            Ok(done) => done.unwrap_or_else(|e| Err(format!("reading a file failed: {e}"))),
+            Err(_) => Err(format!("a file could not be read within {} s", READ_MAX.as_secs())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, Write};
+
+    fn open(path: &Path) -> OwnedFd {
+        tally_ipc::admin::open_to_read("component", path).unwrap().fd
+    }
+
+    #[test]
+    fn regular_files_are_read_whole_up_to_the_bound() {
+        let mut file = tempfile::tempfile().unwrap();
+        for bytes in [0, 1, 4_095, 4_096, 10_000] {
+            file.set_len(0).unwrap();
+            file.rewind().unwrap();
+            file.write_all(&vec![7; bytes]).unwrap();
+            // It stands at its end.
+            assert_eq!(read(&file, "x", 10_000).unwrap(), vec![7; bytes]);
+        }
+        let error = read(&file, "named", 9_999).unwrap_err().to_string();
+        assert!(error.contains("named") && error.contains("9999"), "{error}");
+        // It says that it has no bytes.
+        let status = open(Path::new("/proc/self/status"));
+        assert!(read(&status, "status", 1 << 20).unwrap().starts_with(b"Name:"));
+        assert!(matches!(read(&status, "status", 10), Err(FileError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_named_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let kind = FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for (path, what) in
+            [(&*fifo, "a FIFO"), (Path::new("/dev/zero"), "a device"), (dir.path(), "a directory")]
+        {
+            for error in [read(open(path), "named", 10), read_path(path, 10)] {
+                let error = error.unwrap_err().to_string();
+                assert!(
+                    error.contains(what) && error.contains("expected a regular file"),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_are_empty_files_open_for_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let out = tally_ipc::admin::create("out", &path).unwrap().fd;
+        check_output(&out, "out").unwrap();
+        assert!(check_output(&open(&path), "out").unwrap_err().contains("not open for writing"));
+        std::fs::write(&path, "x").unwrap();
+        assert!(check_output(&out, "out").unwrap_err().contains("not empty"));
+        let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        assert!(check_output(&null.into(), "out").unwrap_err().contains("a device"));
+    }
+
+    #[test]
+    fn roles_and_descriptors_go_together() {
+        let source = Source { file: "/p".into(), config_file: None };
+        let fd = || open(Path::new("/dev/null"));
+        assert!(Descriptors::new(vec!["a".into()], vec![]).unwrap_err().contains("1 files and 0"));
+        assert!(Descriptors::new(vec!["a".into(), "a".into()], vec![fd(), fd()]).is_err());
+        let mut none = Descriptors::default();
+        assert!(none.policy("a.", &source).unwrap_err().contains("a.component"));
+        let mut all =
+            Descriptors::new(vec!["component".into(), "x".into()], vec![fd(), fd()]).unwrap();
+        all.policy("", &source).unwrap();
+        assert!(all.end().unwrap_err().contains('x'));
+    }
+}

@@ -1,0 +1,279 @@
+//! How much of the core each user may take, so that none keeps the others out. Pure: the clock is handed in.
+//!
+//! | of | one user | all | kept for |
+//! | --- | --- | --- | --- |
+//! | connections that have not registered | [`Pool`] | by descriptors | trusted users ([`crate::admit`]) |
+//! | clients | `user_clients_max` | `clients_max`, or by descriptors | high-priority clients |
+//! | joins a second | `user_joins_per_s` ([`Rate`]) | | |
+//! | kernels | `user_kernels_max` | 65 536 | the same as connections |
+//! | admin connections | [`Pool`] | by descriptors | admins |
+
+use crate::config::Admission;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Whom a quota is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct User {
+    /// Its number.
+    pub uid: u32,
+    /// In a container: apart from the same number outside.
+    pub foreign: bool,
+}
+
+/// Descriptors of the core for each client: its socket, its process, its doorbell and its probe.
+pub const DESCRIPTORS_EACH: u64 = 4;
+/// For a connection before that: its socket, its process, and what it may send.
+const DESCRIPTORS_STRANGER: u64 = 2 + STRANGER_DESCRIPTORS as u64;
+/// Descriptors taken from a connection that registers.
+pub const STRANGER_DESCRIPTORS: usize = 2;
+/// Registrations whose descriptors are being made.
+pub const REGISTERING_MAX: usize = 8;
+/// For those, admin connections and their files, policies, logs and the rest.
+const DESCRIPTORS_OTHER: u64 = 64 + 48 + 128;
+
+/// What there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Descriptors that this process may have.
+    pub descriptors: u64,
+    /// Connections that have not registered.
+    pub strangers: usize,
+    /// Clients for which there are descriptors.
+    pub clients_fit: usize,
+    /// Clients served at once.
+    pub clients: usize,
+}
+
+impl Room {
+    /// Under this limit on descriptors.
+    pub fn new(descriptors: u64, clients_max: usize) -> Self {
+        let strangers = if descriptors >= 4_096 { 256 } else { 32 };
+        let other = DESCRIPTORS_OTHER + DESCRIPTORS_STRANGER * strangers as u64;
+        let fit = (descriptors.saturating_sub(other) / DESCRIPTORS_EACH).max(1) as usize;
+        Room { descriptors, strangers, clients_fit: fit, clients: clients_max.min(fit) }
+    }
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// The user has so many.
+    User(usize),
+    /// All are taken, or all but those that are kept for others.
+    All(usize),
+}
+
+/// Places, some of which are kept for those that need them most.
+#[derive(Debug)]
+pub struct Pool {
+    all: usize,
+    kept: usize,
+    taken: BTreeMap<User, usize>,
+    taken_all: usize,
+    /// By those for whom none is kept.
+    taken_others: usize,
+}
+
+impl Pool {
+    /// `all` places, `kept` of them for some.
+    pub fn new(all: usize, kept: usize) -> Rc<RefCell<Self>> {
+        let taken = BTreeMap::new();
+        Rc::new(RefCell::new(Pool { all, kept, taken, taken_all: 0, taken_others: 0 }))
+    }
+
+    fn why_not(&self, user: User, user_max: usize, may_have_kept: bool) -> Option<Full> {
+        if self.taken_all >= self.all
+            || (!may_have_kept && self.taken_others >= self.all - self.kept)
+        {
+            return Some(Full::All(self.taken_all));
+        }
+        let has = self.taken.get(&user).copied().unwrap_or(0);
+        (has >= user_max).then_some(Full::User(has))
+    }
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    pool: Rc<RefCell<Pool>>,
+    user: User,
+    may_have_kept: bool,
+}
+
+impl Place {
+    /// Take one for a user who may have `user_max`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn take(
+        pool: &Rc<RefCell<Pool>>,
+        user: User,
+        user_max: usize,
+        may_have_kept: bool,
+    ) -> Result<Self, Full> {
+        let mut p = pool.borrow_mut();
+        if let Some(full) = p.why_not(user, user_max, may_have_kept) {
+            return Err(full);
+        }
+        *p.taken.entry(user).or_default() += 1;
+        p.taken_all += 1;
+        p.taken_others += usize::from(!may_have_kept);
+        Ok(Place { pool: pool.clone(), user, may_have_kept })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut p = self.pool.borrow_mut();
+        p.taken_all -= 1;
+        p.taken_others -= usize::from(!self.may_have_kept);
+        if let Some(has) = p.taken.get_mut(&self.user) {
+            *has -= 1;
+            if *has == 0 {
+                p.taken.remove(&self.user);
+            }
+        }
+    }
+}
+
+/// Users whose rate is kept track of.
+const USERS_MAX: usize = 4_096;
+
+/// So many a second for each user, after a burst (the generic cell rate algorithm).
+#[derive(Debug)]
+pub struct Rate {
+    each: Duration,
+    burst: Duration,
+    /// When a user's next one would be due at an even rate.
+    due: BTreeMap<User, Instant>,
+}
+
+impl Rate {
+    /// `per_s` a second, and `burst` at once.
+    pub fn new(per_s: u32, burst: u32) -> Self {
+        let each = Duration::from_secs(1) / per_s.max(1);
+        Rate { each, burst: each * burst, due: BTreeMap::new() }
+    }
+
+    /// One more: how long it is to wait. `None`: longer than `most`, and it does not count.
+    pub fn next(&mut self, user: User, now: Instant, most: Duration) -> Option<Duration> {
+        if self.due.len() >= USERS_MAX {
+            self.due.retain(|_, due| *due > now);
+        }
+        let known = self.due.get(&user).copied();
+        if known.is_none() && self.due.len() >= USERS_MAX {
+            return None;
+        }
+        let due = known.map_or(now, |due| due.max(now));
+        let wait = (due + self.each).saturating_duration_since(now + self.burst);
+        if wait > most {
+            return None;
+        }
+        self.due.insert(user, due + self.each);
+        Some(wait)
+    }
+}
+
+/// How many clients of a class one user may have, and whether those places are among them that are kept.
+pub fn clients_of_user(
+    settings: &Admission,
+    room: &Room,
+    is_trusted: bool,
+    is_high: bool,
+) -> (usize, bool) {
+    let kept = kept_clients(settings, room);
+    let most = match (is_trusted, is_high) {
+        // Half of those kept are left for other users' high-priority clients.
+        (true, _) | (_, true) => room.clients - kept / 2,
+        (false, false) => settings.user_clients_max,
+    };
+    (most, is_high)
+}
+
+/// Places that are kept for high-priority clients.
+pub fn kept_clients(settings: &Admission, room: &Room) -> usize {
+    settings.reserved_clients.min(room.clients / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(uid: u32) -> User {
+        User { uid, foreign: false }
+    }
+
+    #[test]
+    fn no_user_takes_the_places_of_others_nor_those_that_are_kept() {
+        let pool = Pool::new(10, 3);
+        let mut held: Vec<_> =
+            (0..4).map(|_| Place::take(&pool, user(1), 4, false).unwrap()).collect();
+        assert_eq!(Place::take(&pool, user(1), 4, false).unwrap_err(), Full::User(4));
+        let in_a_container = User { uid: 1, foreign: true };
+        held.extend((0..3).map(|_| Place::take(&pool, in_a_container, 4, false).unwrap()));
+        assert_eq!(Place::take(&pool, user(2), 4, false).unwrap_err(), Full::All(7));
+        held.extend((0..3).map(|_| Place::take(&pool, user(0), 4, true).unwrap()));
+        assert_eq!(Place::take(&pool, user(3), 4, true).unwrap_err(), Full::All(10));
+        held.clear();
+        assert_eq!(
+            (pool.borrow().taken_all, pool.borrow().taken_others, pool.borrow().taken.len()),
+            (0, 0, 0)
+        );
+        Place::take(&pool, user(1), 4, false).unwrap();
+    }
+
+    #[test]
+    fn one_users_clients_leave_room_for_high_priority_ones_of_others() {
+        let settings = Admission::default();
+        let room = Room::new(1 << 20, settings.clients_max);
+        assert_eq!(room.clients, settings.clients_max);
+        let kept = kept_clients(&settings, &room);
+        let pool = Pool::new(room.clients, kept);
+        let take = |who: User, trusted: bool, high: bool| {
+            let (most, may_have_kept) = clients_of_user(&settings, &room, trusted, high);
+            Place::take(&pool, who, most, may_have_kept)
+        };
+        let flood = |who: User, trusted: bool, high: bool| -> Vec<Place> {
+            std::iter::from_fn(|| take(who, trusted, high).ok()).collect()
+        };
+        let strangers: Vec<_> = (1..20).flat_map(|uid| flood(user(uid), false, false)).collect();
+        assert_eq!(strangers.len(), room.clients - kept);
+        let high = flood(user(30), true, true);
+        assert_eq!(high.len(), kept, "one service takes what is left");
+        drop((strangers, high));
+        let mut own = flood(user(0), true, false);
+        own.extend(flood(user(0), true, true));
+        assert_eq!(own.len(), room.clients - kept / 2);
+        take(user(30), true, true).unwrap();
+    }
+
+    #[test]
+    fn a_rate_has_a_burst_and_then_waits_evenly() {
+        let mut rate = Rate::new(10, 5);
+        let now = Instant::now();
+        let most = Duration::from_millis(250);
+        let waits: Vec<_> =
+            (0..10).map_while(|_| rate.next(user(1), now, most)).map(|w| w.as_millis()).collect();
+        assert_eq!(waits, [0, 0, 0, 0, 0, 100, 200]);
+        assert_eq!(rate.next(user(2), now, most), Some(Duration::ZERO), "another user");
+        let later = now + Duration::from_millis(700);
+        assert_eq!(rate.next(user(1), later, most), Some(Duration::ZERO));
+        for uid in 3..10_000 {
+            rate.next(user(uid), later, most);
+        }
+        assert!(rate.due.len() <= USERS_MAX);
+    }
+
+    #[test]
+    fn what_fits_follows_from_the_limit_on_descriptors() {
+        assert_eq!(Room::new(1 << 19, 256).clients, 256);
+        let small = Room::new(1_024, 256);
+        assert_eq!((small.clients, small.clients_fit), (164, 164));
+        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 164 * DESCRIPTORS_EACH;
+        assert!(needed <= 1_024);
+        assert_eq!(Room::new(64, 256).clients, 1);
+    }
+}

@@ -1,0 +1,392 @@
+//! Users that take all they can get, and containers with the clients' socket: others are served all the same, and
+//! nothing of the host's is read, written or changed. The attacks of the audit's findings 3, 4, 5, 13 and 15.
+//!
+//! Other users are played by threads of root; a test that cannot do that fails and says so.
+
+mod common;
+
+use common::{BUILT_IN, Client, Core, admin, admin_with, eventually, hello, policy};
+use rustix::fd::AsFd;
+use rustix::fs::{FileType, Mode};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+use tally_ipc::admin::open_to_read;
+use tally_ipc::wire::{self, WireError};
+
+const STRANGER: u32 = 12_345;
+const ADMIN: u32 = 12_346;
+const SERVICE: u32 = 12_347;
+
+/// Run as another user, on a thread of its own: credentials belong to the thread, and a socket tells those of the
+/// thread that connected.
+fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    assert!(rustix::process::geteuid().is_root(), "this test needs root to act as other users");
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            let user = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            work()
+        });
+        running.join().unwrap()
+    })
+}
+
+/// A core whose sockets everybody may open.
+fn core(more: &str) -> Core {
+    let config = format!(
+        "{BUILT_IN}[socket]\nmode = \"0666\"\n[admin]\nmode = \"0666\"\nuids = [{ADMIN}]\n\
+         [high_priority]\nuids = [0, {SERVICE}]\n{more}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    Core::start_in(dir, &config, &[])
+}
+
+fn high(core: &Core) -> Client {
+    let client = as_user(SERVICE, || Client::register(&core.socket, &hello("service", true)));
+    let client = client.expect("the high-priority service is served");
+    assert!(client.welcome.high_priority, "{}", client.welcome.class_reason);
+    client
+}
+
+/// An admin gets an answer within a second.
+fn answers(core: &Core) -> Value {
+    let began = std::time::Instant::now();
+    let answer =
+        as_user(ADMIN, || admin(&core.admin, &json!({"cmd": "log_stop"}))).expect("an answer");
+    assert_eq!(answer["error"]["message"], "nothing is being recorded", "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    answer
+}
+
+/// While `flood` runs again and again as a stranger, on `threads` threads, services start and admins get answers.
+fn beside(core: &Core, threads: usize, flood: impl Fn(usize) + Sync) {
+    let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                as_user(STRANGER, || {
+                    while !stop.load(SeqCst) {
+                        flood(rounds.fetch_add(1, SeqCst));
+                    }
+                });
+            });
+        }
+        eventually("the flood runs", || rounds.load(SeqCst) > 4 * threads);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..10 {
+                drop(high(core));
+                answers(core);
+            }
+        }));
+        stop.store(true, SeqCst);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    let log = core.log().len();
+    assert!(log < 200_000, "{log} bytes of log after {} rounds", rounds.load(SeqCst));
+}
+
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let core = core("");
+    let _open: Vec<_> = as_user(STRANGER, || {
+        (0..600).map(|_| UnixStream::connect(&core.socket).unwrap()).collect()
+    });
+    beside(&core, 2, |round| {
+        // All at once, the first byte of a frame from half of them, and then nothing.
+        let all: Vec<_> = (0..50).filter_map(|_| UnixStream::connect(&core.socket).ok()).collect();
+        for mut stream in all.iter().skip(round % 2 * 25) {
+            let _ = stream.write_all(b"T");
+        }
+    });
+}
+
+#[test]
+fn registrations_are_slowed_down_for_a_user_that_floods() {
+    let core = core("");
+    let registered = AtomicUsize::new(0);
+    beside(&core, 3, |_| {
+        if let Ok(client) = Client::register(&core.socket, &hello("flood", false)) {
+            registered.fetch_add(1, SeqCst);
+            drop(client);
+        }
+    });
+    assert!(registered.load(SeqCst) > 0);
+}
+
+#[test]
+fn one_user_does_not_take_all_places() {
+    let core = core("[admission]\nclients_max = 40\nuser_clients_max = 12\nreserved_clients = 8\n");
+    let flood = |uid| {
+        as_user(uid, || {
+            let mut held = Vec::new();
+            loop {
+                match Client::register(&core.socket, &hello("flood", false)) {
+                    Ok(client) => held.push(client),
+                    Err(WireError::Refused(why)) => return (held, why),
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        })
+    };
+    let (first, why) = flood(STRANGER);
+    assert_eq!(first.len(), 12);
+    assert!(why.contains("user 12345 has 12 clients") && why.contains("user_clients_max"), "{why}");
+    let others: Vec<_> = (20_000..20_004).map(flood).collect();
+    let taken = first.len() + others.iter().map(|(held, _)| held.len()).sum::<usize>();
+    assert_eq!(taken, 32, "all but those that are kept");
+    assert!(others[3].1.contains("clients_max"), "{}", others[3].1);
+    // Half of those kept are left by one service to another.
+    let services: Vec<_> = (0..4).map(|_| high(&core)).collect();
+    let root = Client::high(&core, "root's");
+    assert_eq!(core.status()["clients"].as_array().unwrap().len(), 37);
+    drop((services, root));
+    answers(&core);
+}
+
+#[test]
+fn idle_admin_connections_keep_no_admin_out() {
+    let core = core("");
+    let mut refused = 0;
+    let open: Vec<_> = as_user(STRANGER, || {
+        let connect = |_| {
+            let mut stream = UnixStream::connect(&core.admin).unwrap();
+            let _ = stream.write_all(b"{\"cmd\":\"policy_history\"}\n");
+            stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            refused += usize::from(line.contains("try again later"));
+            stream
+        };
+        (0..64).map(connect).collect()
+    });
+    assert_eq!(refused, 60, "four of one user are served, and the others told why");
+    answers(&core);
+    core.status();
+    drop(open);
+}
+
+#[test]
+fn requests_of_strangers_take_turns() {
+    let core = core("");
+    let answered = AtomicUsize::new(0);
+    let began = std::time::Instant::now();
+    beside(&core, 4, |_| {
+        let answer = admin(&core.admin, &json!({"cmd": "status", "kernels": 1_000}));
+        answered.fetch_add(usize::from(answer.is_some_and(|a| a["ok"].is_object())), SeqCst);
+    });
+    let most = began.elapsed().as_millis() as usize / 50 + 4;
+    assert!((1..=most).contains(&answered.load(SeqCst)), "{answered:?} of at most {most}");
+}
+
+#[test]
+fn the_clients_socket_answers_no_admin_request() {
+    let core = core("");
+    for request in ["status", "policy_show", "policy_load", "log_record", "stop"] {
+        let mut stream = UnixStream::connect(&core.socket).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        stream.write_all(format!("{{\"cmd\":\"{request}\",\"kernels\":1}}\n").as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let text = String::from_utf8_lossy(&answer);
+        assert!(text.contains("not a Tally registration frame") && !text.contains("ok"), "{text}");
+    }
+    let stream = UnixStream::connect(&core.socket).unwrap();
+    wire::send(stream.as_fd(), &[wire::PING], &[]).unwrap();
+    assert_eq!(wire::receive(stream.as_fd()).unwrap().0, [wire::PING]);
+}
+
+#[test]
+fn the_clients_that_fit_are_computed_from_the_limit_on_descriptors() {
+    let core = Core::start(BUILT_IN, &[]);
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", core.pid())).unwrap().count();
+    // Of requests that have just ended some are there for a moment.
+    let settled = || {
+        let mut last = Vec::new();
+        eventually("their number stays the same", || {
+            std::thread::sleep(Duration::from_millis(20));
+            last.push(descriptors());
+            last.len() > 5 && last[last.len() - 5..].iter().all(|n| Some(n) == last.last())
+        });
+        last.pop().unwrap()
+    };
+    let before = settled();
+    let clients: Vec<_> = (0..20).map(|_| Client::best_effort(&core, "c")).collect();
+    let needed = tally_core::quota::DESCRIPTORS_EACH as usize * clients.len();
+    assert_eq!(settled() - before, needed);
+    let shown = core.status();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", core.pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let limits: Vec<_> = line.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(limits[0], limits[1], "raised to what the system allows");
+    assert_eq!(shown["core"]["descriptors"].to_string(), limits[0]);
+    assert!(shown["core"]["clients_fit"].as_u64() >= shown["core"]["clients_max"].as_u64());
+}
+
+/// A process that has `program` run in other namespaces.
+fn in_container(namespaces: &[&str], core: &Core, request: &str) -> String {
+    let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
+                  s.sendall(sys.argv[2].encode()+b'\\n')\nprint(s.makefile().readline())";
+    let mut command = std::process::Command::new("unshare");
+    command.args(namespaces).args(["python3", "-c", script]).arg(&core.admin).arg(request);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn root_of_a_container_is_no_admin_even_with_the_admin_socket() {
+    let core = core("");
+    let containers: [(&[&str], &str); 3] = [
+        (&["--pid", "--fork", "--mount"], "PID namespace"),
+        (&["--user", "--map-root-user"], "user namespace"),
+        (&["--user", "--map-root-user", "--pid", "--fork", "--mount"], "PID namespace"),
+    ];
+    for (namespaces, why) in containers {
+        for request in
+            ["{\"cmd\":\"stop\"}", "{\"cmd\":\"log_record\"}", "{\"cmd\":\"policy_rollback\"}"]
+        {
+            let answer = in_container(namespaces, &core, request);
+            assert!(
+                answer.contains("denied") && answer.contains(why),
+                "{namespaces:?} {request}: {answer}"
+            );
+        }
+    }
+    // Its own mounts alone make no container: services of the init system have them.
+    assert!(
+        in_container(&["--mount"], &core, "{\"cmd\":\"log_stop\"}")
+            .contains("nothing is being recorded")
+    );
+    core.status();
+}
+
+/// What an admin that is not root asks, with these descriptors.
+fn ask_with(core: &Core, request: &Value, files: &[tally_ipc::admin::File]) -> (String, String) {
+    let answer = as_user(ADMIN, || admin_with(&core.admin, request, files)).expect("an answer");
+    let word = |at: &str| answer.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+    (word("/error/code"), word("/error/message"))
+}
+
+#[test]
+fn the_core_opens_no_path_that_it_is_told() {
+    let core = core("");
+    let (wasm, secret) = (policy("tally-priority"), core.dir.path().join("secret"));
+    std::fs::write(&secret, "root:SECRET:1\n").unwrap();
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).unwrap();
+    // Who may not read it cannot pass it on.
+    as_user(ADMIN, || open_to_read("config", &secret).unwrap_err());
+    let component = || open_to_read("component", &wasm).unwrap();
+    let (named, planted) = (core.dir.path().join("planted"), Path::new("/etc/shadow"));
+    let source = json!({"file": wasm, "config_file": planted});
+    for request in [
+        json!({"cmd": "policy_load", "path": wasm, "config": planted}),
+        json!({"cmd": "policy_load", "path": wasm, "config": secret}),
+        json!({"cmd": "shadow_start", "path": wasm, "config": planted}),
+        json!({"cmd": "ab_start", "a": source, "b": source, "plan": {}}),
+        json!({"cmd": "log_record", "path": named}),
+    ] {
+        for files in [vec![], vec![component()]] {
+            let (code, message) = ask_with(&core, &request, &files);
+            assert_eq!(code, "bad_request", "{request}: {message}");
+            assert!(!message.contains("SECRET") && !message.contains("root:"), "{message}");
+        }
+    }
+    assert!(!named.exists());
+    assert_eq!(core.status()["policy"]["generation"], 1);
+}
+
+#[test]
+fn only_regular_files_of_a_bounded_size_are_taken() {
+    let core = core("");
+    let wasm = policy("tally-priority");
+    let text = core.dir.path().join("text");
+    std::fs::write(&text, "quiet_us = 250\n").unwrap();
+    let fifo = core.dir.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+        .unwrap();
+    let large = core.dir.path().join("large");
+    std::fs::File::create(&large).unwrap().set_len(3 << 20).unwrap();
+    let load = json!({"cmd": "policy_load", "path": "/p/policy.wasm", "config": "/p/the.toml"});
+    let configurations: [(PathBuf, &str); 4] = [
+        (fifo, "is a FIFO"),
+        ("/dev/zero".into(), "is a device"),
+        (core.dir.path().into(), "is a directory"),
+        (large, "more than 1048576 bytes"),
+    ];
+    for (path, why) in configurations {
+        for role in ["config", "component"] {
+            let other = if role == "config" { ("component", &wasm) } else { ("config", &text) };
+            let files =
+                [open_to_read(other.0, other.1).unwrap(), open_to_read(role, &path).unwrap()];
+            let (code, message) = ask_with(&core, &load, &files);
+            assert_eq!(code, "policy_refused", "{message}");
+            let name = if role == "config" { "/p/the.toml" } else { "/p/policy.wasm" };
+            let is_named = message.contains(name) && message.contains(why);
+            assert!(is_named || (role == "component" && why.contains("bytes")), "{message}");
+        }
+    }
+    // An output is written by the core: nothing that is there already.
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+    let out = tally_ipc::admin::File { role: "out".into(), fd: null.into() };
+    let (_, message) = ask_with(&core, &json!({"cmd": "log_record", "path": "/o"}), &[out]);
+    assert!(message.contains("/o: is a device"), "{message}");
+    let (code, message) =
+        ask_with(&core, &json!({"cmd": "stop"}), &[open_to_read("x", &wasm).unwrap()]);
+    assert!(code == "bad_request" && message.contains("takes no file `x`"), "{message}");
+    // Nothing of it is in the way of a load.
+    let fifo_policy = policy("fifo");
+    let loaded = core.ask(json!({"cmd": "policy_load", "path": fifo_policy}));
+    assert_eq!(loaded["name"], "fifo");
+}
+
+#[test]
+fn what_was_loaded_by_descriptor_outlives_its_file_and_is_not_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, other) = (dir.path().join("own.wasm"), dir.path().join("other.wasm"));
+    std::fs::copy(policy("fifo"), &own).unwrap();
+    std::fs::copy(policy("tally-priority"), &other).unwrap();
+    let core = Core::start("[policy]\ndebounce_ms = 20\n", &["--policy", own.to_str().unwrap()]);
+    let shown = |core: &Core| core.ask(json!({"cmd": "policy_show"}));
+    assert_eq!(core.ask(json!({"cmd": "policy_load", "path": other}))["generation"], 2);
+    // Neither its file nor that of the core's start changes what an admin asked for ...
+    std::fs::remove_file(&other).unwrap();
+    std::fs::copy(policy("tally-priority"), &own).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!((&shown(&core)["name"], &shown(&core)["generation"]), (&json!("other"), &json!(2)));
+    // ... until the core is told to take its own again, which it watches from then on.
+    core.signal(rustix::process::Signal::HUP);
+    eventually("its own is back", || shown(&core)["name"] == "own");
+    std::fs::copy(policy("fifo"), &own).unwrap();
+    eventually("the change is seen", || shown(&core)["generation"] == 4);
+    let back = core.ask(json!({"cmd": "policy_rollback", "to": 2}));
+    assert_eq!(back["name"], "other", "from memory");
+}
+
+#[test]
+fn the_kernel_table_is_free_again_when_those_who_filled_it_left() {
+    let core = core("");
+    let junk = |round: u32| {
+        let mut client = Client::register(&core.socket, &hello("filler", false)).unwrap();
+        client.region.kernels[0].publish(format!("junk{round}").as_bytes(), round.into());
+        client.region.kernel_count.store(1, SeqCst);
+        for blocks in 1..=5_000 {
+            client.launch_unmeasured(blocks);
+        }
+        client
+    };
+    let known = || core.status()["kernels_known"].as_u64().unwrap();
+    for round in 0..3 {
+        let client = as_user(STRANGER, || junk(round));
+        eventually("they are known", || known() >= 5_000);
+        drop(client);
+        eventually("their places are free", || known() == 0);
+    }
+}

@@ -1,0 +1,232 @@
+//! Frames on a Unix socket: `magic, version, length, payload`, with descriptors. The version is checked before anything
+//! else is read, so that two releases can at least name their mismatch.
+
+use crate::PROTOCOL_VERSION;
+use crate::wire::WireError;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// First bytes of every frame.
+pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
+/// Longest payload accepted.
+pub const FRAME_BYTES_MAX: usize = 16 * 1024;
+/// Most descriptors that come with a message; further ones are closed.
+pub const DESCRIPTORS_MAX: usize = 8;
+/// Bytes of a frame before its payload.
+const HEADER: usize = 16;
+
+/// Wrap a payload into a frame.
+pub fn frame(payload: &[u8]) -> Vec<u8> {
+    let mut bytes = FRAME_MAGIC.to_vec();
+    bytes.extend(PROTOCOL_VERSION.to_le_bytes());
+    bytes.extend((payload.len() as u32).to_le_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Send a frame with at most [`DESCRIPTORS_MAX`] descriptors in one message.
+///
+/// # Errors
+/// The system call's; a frame is far below a socket buffer, so a short write
+/// means a broken peer and is reported as [`WireError::Closed`].
+pub fn send(
+    socket: BorrowedFd<'_>,
+    payload: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), WireError> {
+    let bytes = frame(payload);
+    let sent = send_message(socket, &bytes, fds, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(WireError::Closed) }
+}
+
+/// One message with descriptors; how many of its bytes were taken.
+pub(crate) fn send_message(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(rustix::io::Errno::TOOBIG);
+    }
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
+    })
+}
+
+/// One message into `bytes`; its descriptors are added to `fds`, at most [`DESCRIPTORS_MAX`] in all: surplus ones are
+/// closed, a peer must not fill our table.
+pub(crate) fn receive_message(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)
+    })?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received.take(DESCRIPTORS_MAX.saturating_sub(fds.len())));
+        }
+    }
+    Ok(received.bytes)
+}
+
+/// A payload and its descriptors.
+pub type Frame = (Vec<u8>, Vec<OwnedFd>);
+
+/// Receives one frame, a message at a time.
+#[derive(Debug)]
+pub struct Receiver {
+    bytes: Vec<u8>,
+    have: usize,
+    fds: Vec<OwnedFd>,
+    fds_max: usize,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self::taking(DESCRIPTORS_MAX)
+    }
+}
+
+impl Receiver {
+    /// Of a peer that is to send at most so many descriptors; surplus ones are closed.
+    pub fn taking(fds_max: usize) -> Self {
+        Receiver { bytes: Vec::new(), have: 0, fds: Vec::new(), fds_max }
+    }
+
+    /// Take what has come. `None`: the frame is not complete.
+    ///
+    /// # Errors
+    /// What is wrong with the frame, or the system call's error ([`rustix::io::Errno::AGAIN`] if nothing has come and
+    /// the socket or `flags` say not to wait).
+    pub fn step(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        flags: RecvFlags,
+    ) -> Result<Option<Frame>, WireError> {
+        let wanted =
+            if self.have < HEADER { HEADER } else { HEADER + payload_length(&self.bytes)? };
+        if self.have < wanted {
+            self.bytes.resize(wanted, 0);
+            let got = receive_message(socket, &mut self.bytes[self.have..], &mut self.fds, flags)?;
+            self.fds.truncate(self.fds_max);
+            if got == 0 {
+                return Err(WireError::Closed);
+            }
+            self.have += got;
+        }
+        if self.have < HEADER || self.have < HEADER + payload_length(&self.bytes)? {
+            return Ok(None);
+        }
+        self.bytes.drain(..HEADER);
+        Ok(Some((std::mem::take(&mut self.bytes), std::mem::take(&mut self.fds))))
+    }
+}
+
+/// Receive one frame and its descriptors. Set a receive timeout on the socket
+/// first: a peer may send half a frame and stop.
+///
+/// # Errors
+/// What is wrong with the frame, or the system call's error.
+pub fn receive(socket: BorrowedFd<'_>) -> Result<Frame, WireError> {
+    let mut receiver = Receiver::default();
+    loop {
+        if let Some(frame) = receiver.step(socket, RecvFlags::empty())? {
+            return Ok(frame);
+        }
+    }
+}
+
+fn payload_length(header: &[u8]) -> Result<usize, WireError> {
+    if header[..8] != FRAME_MAGIC {
+        return Err(WireError::NotAFrame);
+    }
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
+    if word(8) != PROTOCOL_VERSION {
+        return Err(WireError::Version { found: word(8) });
+    }
+    let length = word(12) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(WireError::Malformed("the frame is too long"));
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Hello;
+    use rustix::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    fn hello() -> Hello {
+        Hello {
+            high_priority: true,
+            name: "server".into(),
+            labels: vec![("team".into(), "a".into())],
+            first_ticket: 12,
+            initialised: false,
+        }
+    }
+
+    #[test]
+    fn frames_and_descriptors_cross_a_socket() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (fd, region) = crate::map::create_client().unwrap();
+        send(a.as_fd(), &hello().encode(), &[fd.as_fd()]).unwrap();
+        let (payload, fds) = receive(b.as_fd()).unwrap();
+        assert_eq!(Hello::decode(&payload).unwrap(), hello());
+        region.kernel_count.store(3, std::sync::atomic::Ordering::SeqCst);
+        let seen = crate::map::open_client(fds[0].as_fd()).unwrap();
+        assert_eq!(seen.kernel_count.load(std::sync::atomic::Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut bytes = frame(&hello().encode());
+        bytes[8] = 99;
+        std::io::Write::write_all(&mut &a, &bytes).unwrap();
+        let error = receive(b.as_fd()).unwrap_err();
+        assert!(error.to_string().contains("version 99"), "{error}");
+    }
+
+    #[test]
+    fn a_closed_peer_and_foreign_bytes_are_told_apart() {
+        let (a, b) = UnixStream::pair().unwrap();
+        std::io::Write::write_all(&mut &a, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert!(matches!(receive(b.as_fd()), Err(WireError::NotAFrame)));
+        let (a, b) = UnixStream::pair().unwrap();
+        drop(a);
+        assert!(matches!(receive(b.as_fd()), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn a_frame_may_come_byte_by_byte() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut receiver = Receiver::default();
+        let bytes = frame(&hello().encode());
+        for byte in &bytes[..bytes.len() - 1] {
+            std::io::Write::write_all(&mut &a, &[*byte]).unwrap();
+            assert!(receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap().is_none());
+        }
+        let nothing = receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap_err();
+        assert!(matches!(nothing, WireError::Os(rustix::io::Errno::AGAIN)), "{nothing}");
+        std::io::Write::write_all(&mut &a, &bytes[bytes.len() - 1..]).unwrap();
+        let (payload, _) = receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap().unwrap();
+        assert_eq!(Hello::decode(&payload).unwrap(), hello());
+    }
+}
