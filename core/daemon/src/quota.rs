@@ -23,8 +23,8 @@ pub struct User {
     pub foreign: bool,
 }
 
-/// Descriptors of the core for each client: its socket, its process, its doorbell and its probe.
-pub const DESCRIPTORS_EACH: u64 = 4;
+/// Descriptors of the core for each client: its socket, its process and its doorbell.
+pub const DESCRIPTORS_EACH: u64 = 3;
 /// For a connection before that: its socket, its process, and what it may send.
 const DESCRIPTORS_STRANGER: u64 = 2 + STRANGER_DESCRIPTORS as u64;
 /// Descriptors taken from a connection that registers.

@@ -121,6 +121,8 @@ fn a_row_is_simulated_with_the_configuration_that_it_was_measured_with() {
     let other = Policies::open("built-in", None, LimitsArg::Default, &[]).unwrap();
     of(&row, &other).unwrap();
     assert!(!other.is("tally-priority") && policies().is("tally-priority"));
+    // As `main` does.
+    tally_policy_host::serve_if_child();
     let file = Policies::open("a/tally-priority.wasm", None, LimitsArg::Default, &[]);
     assert!(file.is_ok_and(|file| file.is("tally-priority")));
 }
