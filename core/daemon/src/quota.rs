@@ -271,8 +271,8 @@ mod tests {
     fn what_fits_follows_from_the_limit_on_descriptors() {
         assert_eq!(Room::new(1 << 19, 256).clients, 256);
         let small = Room::new(1_024, 256);
-        assert_eq!((small.clients, small.clients_fit), (164, 164));
-        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 164 * DESCRIPTORS_EACH;
+        assert_eq!((small.clients, small.clients_fit), (218, 218));
+        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 218 * DESCRIPTORS_EACH;
         assert!(needed <= 1_024);
         assert_eq!(Room::new(64, 256).clients, 1);
     }
