@@ -19,6 +19,7 @@ pub mod control;
 pub mod dispatch;
 pub mod error;
 pub mod files;
+pub mod gpus;
 pub mod loader;
 pub mod mps;
 pub mod owned_file;

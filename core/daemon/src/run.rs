@@ -15,6 +15,7 @@ use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
 use crate::files::Reading;
+use crate::gpus::Gpus;
 use crate::loader::{Loader, WasmLoader};
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
@@ -147,6 +148,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         stop: Notify::new(),
         started: Instant::now(),
         pinned,
+        gpus: Arc::new(Gpus::listed()),
         status_turn: Mutex::new(()),
         strangers_turn: Mutex::new(()),
         reading: Reading::default(),

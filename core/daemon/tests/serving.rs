@@ -436,6 +436,23 @@ fn an_idle_core_sleeps() {
     // One sleep a heartbeat, and a few for the status requests; a loop that
     // polls would sleep thousands of times or never.
     assert!((5..200).contains(&slept), "{slept} sleeps in ten heartbeats");
+    // And all its threads together.
+    let wakes = || -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", core.pid())).unwrap().flatten();
+        let status = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("status")).ok());
+        status
+            .filter_map(|status| {
+                let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+                line?.trim().parse::<u64>().ok()
+            })
+            .sum()
+    };
+    // Whatever the status requests began has ended by then.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let (start, before) = (std::time::Instant::now(), wakes());
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let per_s = (wakes() - before) as f64 / start.elapsed().as_secs_f64();
+    assert!(per_s <= 12.0, "{per_s} wake-ups a second");
     // The last heartbeat and the status request have only just woken it.
     for c in &_clients {
         eventually("sleeps", || c.core.parked.load(SeqCst) == 1);

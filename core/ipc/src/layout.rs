@@ -1,6 +1,7 @@
 //! What lies where in the two shared regions. All plain old data and atomics,
 //! valid when zero-filled, the same for every process of one machine.
 
+use crate::text::printable;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -424,7 +425,7 @@ pub struct CoreRegion {
     /// anybody to keep the GPU from; for a best-effort one, itself included, whether it shares the
     /// GPU with others of its class. The client is probed when it changes.
     pub neighbours: AtomicU32,
-    /// Bumped by the core's dispatch thread about every 100 ms while it lives:
+    /// Bumped by the core's dispatch thread about every 200 ms while it lives:
     /// a waiting client tells a stuck core from a slow decision.
     pub heartbeat: AtomicU64,
     /// Bumped, and who sleeps on it woken, to ask the client what it still runs. A word and not a descriptor: what it
@@ -481,7 +482,7 @@ impl KernelEntry {
         self.ready.store(kept.len() as u32 + 1, Release);
     }
 
-    /// Read an entry: `(name, identity)`, or `None` if it is not published or its
+    /// Read an entry: `(name, identity)`, the name [printable], or `None` if it is not published or its
     /// length makes no sense. A cut name carries its hash so that two long
     /// names stay apart. Called by the core.
     pub fn read(&self) -> Option<(String, u128)> {
@@ -494,7 +495,7 @@ impl KernelEntry {
         for (word, chunk) in self.name.iter().zip(bytes.chunks_exact_mut(8)) {
             chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
         }
-        let mut name = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        let mut name = printable(String::from_utf8_lossy(&bytes[..length]).into_owned());
         if length == KERNEL_NAME_BYTES {
             name.push_str(&format!("#{:016x}", self.name_hash.load(Relaxed)));
         }

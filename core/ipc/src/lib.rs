@@ -22,6 +22,7 @@ pub mod map;
 pub mod peer;
 pub mod pidfd;
 pub mod ring;
+pub mod text;
 pub mod wait;
 pub mod wire;
 

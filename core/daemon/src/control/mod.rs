@@ -11,6 +11,7 @@ use crate::config::{Admission, Config};
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::dispatch::kernels::KernelShares;
 use crate::files::{Opened, PolicyFiles, Reading};
+use crate::gpus::Gpus;
 use crate::peer::Peer;
 use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
@@ -24,6 +25,7 @@ use registry::Registry;
 use rustix::fd::AsFd;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_ipc::wire::{self, Welcome};
 use tokio::net::{UnixListener, UnixStream};
@@ -62,6 +64,8 @@ pub struct Plane {
     pub started: Instant,
     /// For status.
     pub pinned: Option<u32>,
+    /// The machine's GPUs.
+    pub gpus: Arc<Gpus>,
     /// One status request at a time.
     pub status_turn: Mutex<()>,
     /// One request at a time of all those that are no admins.

@@ -15,6 +15,7 @@ use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
+use crate::gpus::Witness;
 use crate::peer::Peer;
 use crate::quota::{self, Full, Place, STRANGER_DESCRIPTORS, User};
 use crate::ungoverned;
@@ -30,6 +31,7 @@ use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::frame::Frame;
 use tally_ipc::layout::CLIENT_MAGIC;
 use tally_ipc::map::{self, Mapped};
+use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Hello, Notice, Welcome, WireError};
 use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
@@ -181,15 +183,6 @@ fn check(
     Ok((hello, region))
 }
 
-/// Names and labels are shown on terminals.
-fn printable(text: String) -> String {
-    if text.chars().any(char::is_control) {
-        text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-    } else {
-        text
-    }
-}
-
 struct Admitted {
     welcome: Welcome,
     fds: [OwnedFd; 2],
@@ -226,7 +219,9 @@ async fn admit(
     let _turn = plane.places.registering.acquire().await;
     let id = plane.registry.borrow_mut().next_id();
     let class = (class, class_reason);
-    let (welcome, fds, info) = hand_over(plane, id, hello, region, class, kernels).await?;
+    let witness = Witness { is_trusted, gpus: plane.gpus.clone() };
+    let of_user = (kernels, witness);
+    let (welcome, fds, info) = hand_over(plane, id, hello, region, class, of_user).await?;
     let class_reason = welcome.class_reason.clone();
     let cut = plane.registry.borrow_mut().add(&info, peer.pid, peer.uid, class_reason);
     Ok(Admitted { welcome, fds, info, cut, place })
@@ -238,7 +233,7 @@ async fn hand_over(
     hello: Hello,
     region: Mapped<ClientRegion>,
     (class, class_reason): (Class, String),
-    kernels: Arc<KernelShare>,
+    (kernels, witness): (Arc<KernelShare>, Witness),
 ) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), Refusal> {
     let residency = plane.residency.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
@@ -263,6 +258,7 @@ async fn hand_over(
         doorbell,
         first_ticket: hello.first_ticket,
         kernels,
+        witness,
     });
     plane.control.ask(|done| Control::Join { client, done }).await?;
     Ok((welcome, fds, info))

@@ -371,7 +371,8 @@ impl DispatchClient {
                 stream: request.stream,
             });
         }
-        let kernel = self.kernels.id(&self.link.region, request, engine, recall);
+        let NewClient { region, witness, .. } = &self.link;
+        let kernel = self.kernels.id(region, request, witness, engine, recall);
         let is_graph = request.flags & submission_flags::GRAPH != 0;
         let product =
             |a: [u32; 3]| a.iter().fold(1u64, |all, &n| all.saturating_mul(u64::from(n.max(1))));
@@ -556,6 +557,7 @@ mod tests {
                 doorbell: super::super::park::eventfd().unwrap(),
                 first_ticket: 0,
                 kernels: KernelShares::new(10).of(User { uid: 1, foreign: false }, false),
+                witness: Default::default(),
             };
             let settings = Settings {
                 spin_ns: 0,

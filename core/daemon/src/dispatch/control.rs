@@ -4,6 +4,7 @@
 use super::errand::{Forgotten, Piece};
 use super::kernels::KernelShare;
 use super::snapshot::{ClientNumbers, Snapshot};
+use crate::gpus::Witness;
 use crate::loader::Shared;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub struct NewClient {
     pub core: Mapped<CoreRegion>,
     /// It writes, the core reads.
     pub doorbell: OwnedFd,
+    /// What its word on the GPU counts for.
+    pub witness: Witness,
     /// Where to start reading its ring.
     pub first_ticket: u64,
     /// What its user may take of the kernel table.

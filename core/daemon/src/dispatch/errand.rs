@@ -175,7 +175,7 @@ mod tests {
         region.report.device_uuid[0].store(5, Relaxed);
         region.report.sm_count.store(4, Relaxed);
         let mut recall = Recall::default();
-        recall.restore(&region.report, &key(0), 0, &mut engine(0, 0));
+        recall.restore(Device::of(&region.report), &key(0), 0, &mut engine(0, 0));
         assert_eq!(recall.device(), Device::of(&region.report));
         recall
     }

@@ -2,6 +2,7 @@
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
 use super::recall::Recall;
+use crate::gpus::Witness;
 use crate::quota::User;
 use foldhash::quality::RandomState;
 use std::collections::{BTreeMap, HashMap};
@@ -152,6 +153,7 @@ impl KernelCache {
         &mut self,
         region: &ClientRegion,
         request: &Request,
+        witness: &Witness,
         engine: &mut Engine,
         recall: &mut Recall,
     ) -> Option<KernelId> {
@@ -176,7 +178,7 @@ impl KernelCache {
         match id {
             Some(id) => {
                 self.held.push(id);
-                recall.restore(&region.report, &key, id, engine);
+                recall.restore(witness.device(&region.report), &key, id, engine);
             }
             None => self.share.give_back(1),
         }
@@ -247,8 +249,15 @@ mod tests {
             let word = cut_state::pack(cut_state::WHOLE_ONLY, refusal.code());
             region.kernels[3].cut.store(word, Relaxed);
             // Its state is taken in at its second launch.
-            let mut launch =
-                || cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default());
+            let mut launch = || {
+                cache.id(
+                    &region,
+                    &request(3, 1),
+                    &Witness::default(),
+                    &mut engine,
+                    &mut Recall::default(),
+                )
+            };
             let id = launch().and(launch()).unwrap();
             engine.world().profiles.get(id).unwrap().cut
         };
@@ -268,19 +277,30 @@ mod tests {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
         let (mut cache, mut engine) = (cache(), engine());
         region.kernels[3].publish(b"gemm", 9);
-        let first = cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default()).unwrap();
+        let first = cache
+            .id(&region, &request(3, 1), &Witness::default(), &mut engine, &mut Recall::default())
+            .unwrap();
         region.kernels[3].publish(b"other", 1);
         assert_eq!(
-            cache.id(&region, &request(3, 1), &mut engine, &mut Recall::default()),
+            cache.id(
+                &region,
+                &request(3, 1),
+                &Witness::default(),
+                &mut engine,
+                &mut Recall::default()
+            ),
             Some(first)
         );
-        let second =
-            cache.id(&region, &request(3, 2), &mut engine, &mut Recall::default()).unwrap();
+        let second = cache
+            .id(&region, &request(3, 2), &Witness::default(), &mut engine, &mut Recall::default())
+            .unwrap();
         assert_ne!(first, second);
         assert_eq!(engine.world().profiles.get(second).unwrap().key.name, "gemm");
         let mut graph = request(KERNEL_UNKNOWN, 12);
         graph.flags = submission_flags::GRAPH;
-        let graph = cache.id(&region, &graph, &mut engine, &mut Recall::default()).unwrap();
+        let graph = cache
+            .id(&region, &graph, &Witness::default(), &mut engine, &mut Recall::default())
+            .unwrap();
         assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
     }
 
@@ -288,7 +308,9 @@ mod tests {
     fn flood(cache: &mut KernelCache, engine: &mut Engine, name: &str, kernels: u32) -> usize {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
         region.kernels[0].publish(name.as_bytes(), 1);
-        let id = |x| cache.id(&region, &request(0, x), engine, &mut Recall::default());
+        let id = |x| {
+            cache.id(&region, &request(0, x), &Witness::default(), engine, &mut Recall::default())
+        };
         (0..kernels).filter_map(id).count()
     }
 
@@ -336,7 +358,17 @@ mod tests {
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
             for x in 3 * round..3 * round + 3 {
                 let kernel = request(u32::MAX, 1_000_000 + x);
-                assert!(other.id(&region, &kernel, &mut engine, &mut Recall::default()).is_some());
+                assert!(
+                    other
+                        .id(
+                            &region,
+                            &kernel,
+                            &Witness::default(),
+                            &mut engine,
+                            &mut Recall::default()
+                        )
+                        .is_some()
+                );
             }
         }
     }

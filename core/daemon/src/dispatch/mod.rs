@@ -36,7 +36,7 @@ pub mod standstill;
 
 use crate::error::CoreError;
 use crate::loader::Shared;
-use crate::profile_store::learnt::{Loaded, SMS_MAX};
+use crate::profile_store::learnt::Loaded;
 use client::{DispatchClient, Share, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
 use errand::Errand;
@@ -58,7 +58,7 @@ use tally_ipc::wait::{self, now_ns};
 use tokio::sync::{mpsc, oneshot};
 
 /// Clients learn from it that the core's thread is alive.
-const HEARTBEAT_NS: u64 = 100_000_000;
+const HEARTBEAT_NS: u64 = 200_000_000;
 /// Notices waiting for the control plane.
 const NOTICES_MAX: usize = 256;
 /// Requests of the control plane taken in one pass.
@@ -366,10 +366,11 @@ impl Dispatch {
         }
         for c in &self.clients {
             c.link.core.heartbeat.fetch_add(1, Relaxed);
-            let sms = c.link.region.report.sm_count.load(Relaxed);
-            if (1..=SMS_MAX).contains(&sms) && self.settings.engine.sm_count == 0 {
-                self.settings.engine.sm_count = sms;
-                self.engine.set_sm_count(sms);
+            if self.settings.engine.sm_count == 0
+                && let Some(device) = c.link.witness.device(&c.link.region.report)
+            {
+                self.settings.engine.sm_count = device.sm_count;
+                self.engine.set_sm_count(device.sm_count);
             }
         }
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tally_engine::Engine;
 use tally_engine::policy::KernelId;
 use tally_engine::profile::KernelKey;
-use tally_ipc::layout::Report;
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -23,20 +22,20 @@ impl Recall {
         Recall { loaded: Some(loaded), device: None, learnt: None }
     }
 
-    /// The GPU that this core serves: of the first client that launched.
+    /// The GPU that this core serves: of the first client that launched and whose word [counts](crate::gpus).
     pub fn device(&self) -> Option<Device> {
         self.device
     }
 
-    /// Tell the engine what is known of a kernel that a client brings.
+    /// Tell the engine what is known of a kernel that a client on this GPU brings.
     pub fn restore(
         &mut self,
-        report: &Report,
+        device: Option<Device>,
         key: &KernelKey,
         kernel: KernelId,
         engine: &mut Engine,
     ) {
-        let Some(device) = Device::of(report) else { return };
+        let Some(device) = device else { return };
         if self.device.is_none() {
             self.device = Some(device);
             self.learnt = self.loaded.take().and_then(|all| all.get(&device).cloned());
