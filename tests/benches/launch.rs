@@ -1,6 +1,6 @@
 //! What a launch costs more under the shim, on the software device: a program
 //! alone, as a high-priority client and plain, in turn. (What the shim's own code
-//! costs is `core/shim`'s benchmark; on a GPU it is `tests/gpu/run.sh overhead`.)
+//! costs is `core/shim`'s benchmark; on a GPU it is `bench/gpu/run.sh overhead`.)
 //!
 //! Needs everything built: `cargo xtask bench` sees to it only for what it runs,
 //! so run `cargo xtask demo` or `test` once before.

@@ -67,7 +67,7 @@ impl Scene {
             .tempdir_in("/dev/shm")
             .or_else(|_| tempfile::tempdir())?;
         if device != Device::Cuda {
-            let driver = artefacts.file("libtally_simcuda.so")?;
+            let driver = artefacts.file("libtally_softcuda.so")?;
             let driver = std::fs::canonicalize(driver)?;
             std::fs::create_dir(dir.path().join("lib"))?;
             for name in ["libcuda.so.1", "libcuda.so"] {
@@ -118,8 +118,8 @@ impl Scene {
             }
             command
                 .env("LD_LIBRARY_PATH", path)
-                .env("TALLY_SIMCUDA_DEVICE", self.device_dir.path().join("device"))
-                .env("TALLY_SIMCUDA_SMS", sms.to_string());
+                .env("TALLY_SOFTCUDA_DEVICE", self.device_dir.path().join("device"))
+                .env("TALLY_SOFTCUDA_SMS", sms.to_string());
         }
         command
     }

@@ -6,7 +6,7 @@
 //! | `bin/` | the core, `tallyctl`, the preloaded library and the shim, the programs of the demo, and `bin/demo`, which runs it |
 //! | `bin/policies/` | the policies, where the core looks for them |
 //! | `bin/tests/` | tests of the shim that can have a GPU in place of the software device |
-//! | `gpu/` | the GPU suite, `tests/gpu` |
+//! | `gpu/` | the GPU suite, `bench/gpu` |
 //! | `COMMIT` | what it was built from |
 //! | `MANIFEST` | the same, and each file's SHA-256 and size |
 
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     copy_tree(&release.join("policies"), &out.join("bin/policies"))?;
     copy_tree(&release.join("test-policies"), &out.join("bin/test-policies"))?;
-    copy_tree(&repository().join("tests/gpu"), &out.join("gpu"))?;
+    copy_tree(&repository().join("bench/gpu"), &out.join("gpu"))?;
     let demo = out.join("bin/demo");
     fs::write(&demo, DEMO)?;
     fs::set_permissions(&demo, fs::Permissions::from_mode(0o755))?;

@@ -27,7 +27,7 @@ struct Target {
 }
 
 const OWN: &str = "tests/fuzz";
-const KERNELS: &str = "core/kernels/fuzz";
+const KERNELS: &str = "core/rewriter/fuzz";
 const TARGETS: [Target; 8] = [
     Target {
         name: "component",
@@ -45,14 +45,14 @@ const TARGETS: [Target; 8] = [
         name: "cubin",
         package: KERNELS,
         feature: None,
-        corpora: &["core/kernels/fuzz/corpus/cubin", "core/kernels/tests/cubins"],
+        corpora: &["core/rewriter/fuzz/corpus/cubin", "core/rewriter/tests/cubins"],
     },
     Target { name: "declog", package: OWN, feature: None, corpora: &["tests/fuzz/corpus/declog"] },
     Target {
         name: "fatbin",
         package: KERNELS,
         feature: None,
-        corpora: &["core/kernels/fuzz/corpus/fatbin"],
+        corpora: &["core/rewriter/fuzz/corpus/fatbin"],
     },
     Target {
         name: "profiles",
@@ -64,7 +64,7 @@ const TARGETS: [Target; 8] = [
         name: "ptx",
         package: KERNELS,
         feature: None,
-        corpora: &["core/kernels/fuzz/corpus/ptx", "core/kernels/tests/corpus"],
+        corpora: &["core/rewriter/fuzz/corpus/ptx", "core/rewriter/tests/corpus"],
     },
     Target {
         name: "signature",

@@ -160,7 +160,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
     match group {
         Group::Ptxas if !has_ptxas => {
-            vec![format!("core/kernels/tests/ptxas.rs ({PTXAS} names no assembler)")]
+            vec![format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)")]
         }
         Group::Languages => crate::languages::left_out(),
         Group::E2e => crate::preload::left_out(),
@@ -240,7 +240,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             test.env("CARGO_TARGET_DIR", &guest_target).args(filter);
             commands.push(test);
         }
-        Group::Python => commands.extend(python(&root.join("tests/gpu"), filter)),
+        Group::Python => commands.extend(python(&root.join("bench/gpu"), filter)),
         Group::Loom => {
             let mut loom =
                 with(cargo(), &["test", "--release", "-p", "tally-ipc", "--test", "loom"]);
@@ -294,7 +294,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
     Ok(commands)
 }
 
-/// Integration tests of `tally-kernels`, whose figures are shown: found by their names in
+/// Integration tests of `tally-rewriter`, whose figures are shown: found by their names in
 /// the whole workspace, so that what is built already serves (see [`build`]).
 fn kernels_tests(names: &[&str], filter: Option<&str>) -> Command {
     let mut test = with(cargo(), &["test", "--release", "--workspace"]);

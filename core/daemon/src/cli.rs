@@ -136,7 +136,7 @@ fn start_log(format: LogFormat) -> tracing_appender::non_blocking::WorkerGuard {
 
 /// The whole program.
 pub fn main() -> ExitCode {
-    tally_policy_host::serve_if_child();
+    tally_wasm_host::serve_if_child();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -18,7 +18,7 @@ pub use strikes::{Restore, Strikes};
 use crate::error::CoreError;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tally_policy_host::{Capabilities, Limits, TrustSettings};
+use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{
+use tally_wasm_host::{
     Cancel, Compiled, ComponentFile, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy,
 };
 

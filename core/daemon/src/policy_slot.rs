@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tally_engine::BuiltIn;
-use tally_policy_host::{Cancel, ComponentFile, LastFault, Restored, Saved};
+use tally_wasm_host::{Cancel, ComponentFile, LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";

@@ -31,7 +31,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tally_declog::Tape;
+use tally_decision_log::Tape;
 use tally_engine::EngineConfig;
 use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, oneshot};

@@ -140,7 +140,7 @@ fn why_past_us(maps: &[u8]) -> Option<&'static str> {
     let (mut driver, mut preloaded) = (false, false);
     for line in maps.split(|byte| *byte == b'\n') {
         let file = line.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        driver |= file.starts_with(b"libcuda.so") || file.starts_with(b"libtally_simcuda.so");
+        driver |= file.starts_with(b"libcuda.so") || file.starts_with(b"libtally_softcuda.so");
         preloaded |= file.starts_with(b"libtally_preload.so");
         if file.starts_with(b"libtally_shim.so") {
             // It registers when it initialises CUDA; until then, or as a forked child, it uses no GPU.
@@ -189,7 +189,7 @@ mod tests {
         };
         let (driver, preload) = ("/usr/lib/libcuda.so.580.65", "/t/libtally_preload.so");
         assert!(why(&[driver]).unwrap().contains("LD_PRELOAD"));
-        assert!(why(&[preload, "/t/libtally_simcuda.so"]).unwrap().contains("dlmopen"));
+        assert!(why(&[preload, "/t/libtally_softcuda.so"]).unwrap().contains("dlmopen"));
         assert_eq!(why(&[preload]), None);
         assert_eq!(why(&[driver, preload, "/t/libtally_shim.so"]), None);
         assert_eq!(why(&["/usr/lib/libcudart.so.13"]), None);

@@ -8,8 +8,8 @@ use serde_json::json;
 use std::io::BufReader;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use tally_declog::trace::Trace;
-use tally_declog::{Begin, Player, Reader, Record};
+use tally_decision_log::trace::Trace;
+use tally_decision_log::{Begin, Player, Reader, Record};
 use tally_engine::BuiltIn;
 
 fn read(file: &Path) -> Vec<Record> {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 use tally_ipc::layout::cut_state;
 use tally_ipc::ring::Answer;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// The core asks for news at its end only, unless a test says otherwise.
 const RARELY: &str = "[profiles]\nsave_every_s = 3600\n";

@@ -56,7 +56,7 @@ pub mod cut_state {
     pub const PREPARING: u8 = 2;
     /// It has cut forms: [`SLICEABLE`], [`PREEMPTIBLE`].
     pub const READY: u8 = 3;
-    /// It is only run whole: the code of the reason (`tally_kernels::Refusal`).
+    /// It is only run whole: the code of the reason (`tally_rewriter::Refusal`).
     pub const WHOLE_ONLY: u8 = 4;
     /// Detail of [`READY`]: as slices.
     pub const SLICEABLE: u8 = 1;

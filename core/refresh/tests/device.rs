@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 /// Where the software device is.
 fn library() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let places = [deps.join("libtally_simcuda.so"), deps.join("../libtally_simcuda.so")];
+    let places = [deps.join("libtally_softcuda.so"), deps.join("../libtally_softcuda.so")];
     let newest = places.iter().filter_map(|p| Some((p.metadata().ok()?.modified().ok()?, p))).max();
-    newest.expect("no libtally_simcuda.so: build tally-simcuda as well").1.canonicalize().unwrap()
+    newest.expect("no libtally_softcuda.so: build tally-softcuda as well").1.canonicalize().unwrap()
 }
 
 fn start(folder: &tempfile::TempDir) -> Child {
@@ -20,8 +20,8 @@ fn start(folder: &tempfile::TempDir) -> Child {
 fn on_device(folder: &tempfile::TempDir, mut program: Command) -> Child {
     program
         .env("LD_LIBRARY_PATH", folder.path())
-        .env("TALLY_SIMCUDA_DEVICE", folder.path().join("device"))
-        .env("TALLY_SIMCUDA_MEMORY_MIB", "64")
+        .env("TALLY_SOFTCUDA_DEVICE", folder.path().join("device"))
+        .env("TALLY_SOFTCUDA_MEMORY_MIB", "64")
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -6,7 +6,7 @@
 //!
 //! An event without timing, as these are, takes no GPU time and no entry of a hardware queue, holds up
 //! no other stream of its queue, and asking for it never waits, whatever other threads do (measured:
-//! `tests/gpu`, `streams`). Recorded within the call of the launch it orders nothing that was not
+//! `bench/gpu`, `streams`). Recorded within the call of the launch it orders nothing that was not
 //! ordered: work that another thread puts into the legacy stream or a blocking one at the same moment
 //! could as well have come before the launch.
 //!

@@ -16,7 +16,7 @@ use crate::span::{self, Span};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// Bytes copied, in all.
 pub const COPIED_BYTES_MAX: usize = 64 << 20;

@@ -388,7 +388,7 @@ pub fn reset() {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
-    use tally_ptx_vm::{BlockLaunch, Memory, Module, Scratch, run_block};
+    use tally_softcuda_vm::{BlockLaunch, Memory, Module, Scratch, run_block};
 
     /// One word.
     struct Word(AtomicU32);

@@ -7,7 +7,7 @@
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
-//! included, and keeps every launch waiting until then (measured: `tests/gpu`, `waits`). What runs may
+//! included, and keeps every launch waiting until then (measured: `bench/gpu`, `waits`). What runs may
 //! wait for one of these launches; so loaded at any moment, code of the shim's could stop a program for
 //! good.
 //!

@@ -5,7 +5,7 @@
 
 use crate::images::IMAGE_BYTES_MAX;
 use std::ffi::c_void;
-use tally_kernels::fatbin::{self, Fatbin};
+use tally_rewriter::fatbin::{self, Fatbin};
 
 /// `fatbinData`'s wrapper: what `cuModuleLoadFatBinary` and cudart pass.
 pub const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();

@@ -4,7 +4,7 @@
 //! waits in a queue holds up all behind it. With [`DYNAMIC_MIN`] queues or more the driver gives new work a queue
 //! that is free, so while there are no more streams with work than queues nobody is held up. With fewer, streams
 //! are given queues in turn when they are made, so that any two may share one. Streams of all priorities share the
-//! queues, those of the shim's too (measured: `tests/gpu`, `streams`).
+//! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
 use crate::cu::{CuResult, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
 use crate::cut::guarded::Guarded;

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::Path;
 use std::process::Command;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 use tally_shim::images::{self, Options, Snapshot};
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n";

@@ -1,6 +1,6 @@
 //! Decision logs. Checksums would keep a fuzzer from the records behind them, so records are read without as well.
 
-use tally_declog::{Reader, decode, world};
+use tally_decision_log::{Reader, decode, world};
 use tally_engine::policy::Context;
 
 /// No panic, no endless loop, and no more records than bytes.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tally_kernels::fatbin;
+use tally_rewriter::fatbin;
 
 /// Pairs whose images are loaded at one time.
 const GROUP: usize = 16;

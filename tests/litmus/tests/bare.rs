@@ -164,7 +164,7 @@ fn a_lost_block_shows() -> Result<()> {
     for faulty in [false, true] {
         let govern = |mut command: std::process::Command| {
             if faulty {
-                command.env("TALLY_SIMCUDA_FAULT", "each:8");
+                command.env("TALLY_SOFTCUDA_FAULT", "each:8");
             }
             Ok(command)
         };

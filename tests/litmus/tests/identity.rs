@@ -3,13 +3,13 @@
 //! `tally-litmus pairs`.)
 
 use std::collections::HashSet;
-use tally_kernels::CutForm;
-use tally_kernels::kept::Key;
+use tally_rewriter::CutForm;
+use tally_rewriter::kept::Key;
 
 fn cubins() -> Vec<Vec<u8>> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../core/kernels/tests/cubins");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../core/rewriter/tests/cubins");
     let mut files: Vec<_> = std::fs::read_dir(folder)
-        .expect("the cubins of core/kernels")
+        .expect("the cubins of core/rewriter")
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "cubin"))
         .collect();

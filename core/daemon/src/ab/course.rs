@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_ab::{Action, Arm, Reason, Report, Sample};
 use tally_ipc::wait::now_ns;
-use tally_policy_host::Saved;
+use tally_wasm_host::Saved;
 use tokio::task::JoinHandle;
 
 /// What is known so far is written at most this often.

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tally_ab::Sample;
-use tally_declog::Tap;
-use tally_declog::tape::Removed;
+use tally_decision_log::Tap;
+use tally_decision_log::tape::Removed;
 use tally_engine::policy::{ClientInfo, Fault, Policy};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_policy_host::{PolicyStatus, Saved};
+use tally_wasm_host::{PolicyStatus, Saved};
 use tokio::sync::oneshot;
 
 /// Requests that may wait for the dispatch thread.

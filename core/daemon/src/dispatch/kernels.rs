@@ -15,7 +15,7 @@ use tally_engine::profile::{CutState, KERNELS_MAX, KernelKey};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
 use tally_ipc::ring::Request;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// Combinations of kernel, grid and block that one client may bring into the engine's table.
 const NEW_MAX: usize = 16_384;

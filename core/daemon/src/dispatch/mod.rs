@@ -49,8 +49,8 @@ use seat::{LetGo, Seat, Subscribed};
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use tally_declog::Tape;
-use tally_declog::tape::Described;
+use tally_decision_log::Tape;
+use tally_decision_log::tape::Described;
 use tally_engine::policy::Decision;
 use tally_engine::{Action, Engine, EngineConfig};
 use tally_ipc::ring::Answer;
@@ -551,8 +551,8 @@ impl Dispatch {
     }
 
     /// The policy in charge, for who begins to read along.
-    fn about(&self) -> tally_declog::About {
-        tally_declog::About { generation: self.generation, ..self.policy.about() }
+    fn about(&self) -> tally_decision_log::About {
+        tally_decision_log::About { generation: self.generation, ..self.policy.about() }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {

@@ -9,13 +9,13 @@
 use crate::loader::Shared;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use tally_declog::record::SavedState;
-use tally_declog::tape::Described;
-use tally_declog::{About, Recorder, Tape};
+use tally_decision_log::record::SavedState;
+use tally_decision_log::tape::Described;
+use tally_decision_log::{About, Recorder, Tape};
 use tally_engine::policy::{
     Command, Context, Decision, Event, Fault, Launch, Policy, subscription,
 };
-use tally_policy_host::Saved;
+use tally_wasm_host::Saved;
 
 /// What the policy in charge subscribed to; shared with [`Seat`].
 #[derive(Clone, Debug, Default)]

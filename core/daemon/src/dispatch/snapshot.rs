@@ -11,7 +11,7 @@ use tally_engine::profile::{CutState, FormStats};
 use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
-use tally_policy_host::PolicyStatus;
+use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
 
 /// Kernel profiles looked at in one pass of the loop.

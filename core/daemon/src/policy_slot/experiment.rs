@@ -10,7 +10,7 @@ use crate::files::PolicyFiles;
 use crate::loader::{Program, Shared};
 use std::sync::Arc;
 use std::time::Instant;
-use tally_policy_host::{Cancel, Saved};
+use tally_wasm_host::{Cancel, Saved};
 
 /// A policy that takes part: compiled once, started for each of its blocks.
 #[derive(Clone)]

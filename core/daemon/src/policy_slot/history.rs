@@ -7,7 +7,7 @@ use crate::loader::Program;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tally_policy_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
+use tally_wasm_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
 
 /// Records shown.
 pub const RECORDS_MAX: usize = 64;

@@ -12,7 +12,7 @@ use crate::loader::Loader;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::time::Instant;
-use tally_policy_host::Cancel;
+use tally_wasm_host::Cancel;
 use tokio::sync::{MutexGuard, Notify};
 
 /// What stopped a load.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use tally_engine::policy::Form;
 use tally_engine::profile::{FORMS_MAX, KernelKey};
 use tally_ipc::layout::KERNEL_NAME_BYTES;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// Version of the format.
 pub const VERSION: u64 = 2;

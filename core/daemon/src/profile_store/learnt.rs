@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tally_engine::policy::Form;
 use tally_engine::profile::{CutState, FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile};
 use tally_ipc::layout::Report;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// SM counts beyond this are not believed.
 pub const SMS_MAX: u32 = 1_024;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tally_declog::{Header, Record, TapReader, Writer};
+use tally_decision_log::{Header, Record, TapReader, Writer};
 
 /// Names tried for a file that is there already.
 const NUMBERS_MAX: u32 = 10_000;

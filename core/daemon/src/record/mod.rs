@@ -2,7 +2,7 @@
 //!
 //! Both read a ring of their own on a thread of their own. A reader that wants to end
 //! says so; the dispatch thread then takes its tap out, and the reader empties the ring.
-//! Read next: [`file`], [`shadow`]; `tally_declog::tape` for the dispatch thread's side.
+//! Read next: [`file`], [`shadow`]; `tally_decision_log::tape` for the dispatch thread's side.
 
 pub mod admin;
 pub mod budget;
@@ -18,7 +18,7 @@ use shadow::{Shadow, ShadowStatus};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tally_declog::{Header, Tap, TapOptions, TapReader, Tape};
+use tally_decision_log::{Header, Tap, TapOptions, TapReader, Tape};
 use tokio::sync::Notify;
 
 /// The contract that this core speaks.
@@ -100,7 +100,7 @@ impl Recordings {
                 .map_err(|e| format!("log.file {}: {e}", path.display()))?;
             let options = TapOptions { from_start: true, ..options(config, &request) };
             let (id, tap, reader) = recordings.tap(options);
-            tape.insert(tap, &Default::default(), tally_declog::tape::Described::about(policy), 0);
+            tape.insert(tap, &Default::default(), tally_decision_log::tape::Described::about(policy), 0);
             let wish = Wish::default();
             let recording =
                 FileRecording::start(id, file, &header(config), &request, config, reader, wish)

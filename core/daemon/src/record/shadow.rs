@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tally_declog::compare::{Comparison, KINDS, Share};
-use tally_declog::player::Parts;
-use tally_declog::record::kind;
-use tally_declog::{Player, TapReader, decode};
+use tally_decision_log::compare::{Comparison, KINDS, Share};
+use tally_decision_log::player::Parts;
+use tally_decision_log::record::kind;
+use tally_decision_log::{Player, TapReader, decode};
 use tally_engine::policy::Policy;
 use tally_ipc::wait::now_ns;
-use tally_policy_host::{Cancel, Compiled, ComponentFile, Limits, PolicyHost, Trust, WasmPolicy};
+use tally_wasm_host::{Cancel, Compiled, ComponentFile, Limits, PolicyHost, Trust, WasmPolicy};
 
 /// Kernels and clients shown.
 const TOP: usize = 10;

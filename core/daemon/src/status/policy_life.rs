@@ -5,7 +5,7 @@ use crate::dispatch::snapshot::Snapshot;
 use crate::policy_slot::InCharge;
 use crate::policy_slot::history::{Came, StruckOut};
 use serde::Serialize;
-use tally_policy_host::Restored;
+use tally_wasm_host::Restored;
 
 /// Part of the policy's report.
 #[derive(Clone, Debug, Serialize)]

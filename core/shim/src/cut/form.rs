@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
 use tally_ipc::ring::Answer;
 use tally_ipc::wait::now_ns;
-use tally_kernels::ControlBlock;
-use tally_kernels::control::CONTROL_BYTES;
+use tally_rewriter::ControlBlock;
+use tally_rewriter::control::CONTROL_BYTES;
 
 /// A preemptible launch gets one more part for so much expected time, us: it can give
 /// way once for each but the last.

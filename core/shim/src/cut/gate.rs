@@ -21,7 +21,7 @@ use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Gates, STREAM_SLOTS, SharedWord};
 use tally_ipc::wait::{self, now_ns};
-use tally_kernels::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
+use tally_rewriter::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 
 /// Claim words of a stream: blocks of the largest grid that can be claimed.
 pub const TABLE_WORDS: u32 = 256 * 1024;

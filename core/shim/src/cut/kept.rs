@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
-use tally_kernels::kept::{self, Key};
-use tally_kernels::{CutForm, Refusal, Rewritten, image};
+use tally_rewriter::kept::{self, Key};
+use tally_rewriter::{CutForm, Refusal, Rewritten, image};
 
 /// Forms of smaller images are made about as fast as they are found.
 const IMAGE_BYTES_MIN: usize = 32 << 10;

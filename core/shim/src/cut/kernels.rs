@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
-use tally_kernels::{Refusal, names as kernel_names};
+use tally_rewriter::{Refusal, names as kernel_names};
 
 /// A kernel in its cut form.
 #[derive(Debug)]

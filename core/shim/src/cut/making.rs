@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::time::Duration;
-use tally_kernels::control::CONTROL_BYTES;
-use tally_kernels::{ControlBlock, CutForm, CutKernel, Refusal, Rewritten, image};
+use tally_rewriter::control::CONTROL_BYTES;
+use tally_rewriter::{ControlBlock, CutForm, CutKernel, Refusal, Rewritten, image};
 
 /// Why there is no form (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -409,7 +409,7 @@ fn layout(function: usize, kernel: &CutKernel) -> Result<Vec<(usize, usize)>, Re
         list.push((offset, size));
     }
     let control = list.pop();
-    let expected = (kernel.control_offset as usize, tally_kernels::control::CONTROL_BYTES as usize);
+    let expected = (kernel.control_offset as usize, tally_rewriter::control::CONTROL_BYTES as usize);
     if control != Some(expected) || list.iter().any(|(o, s)| o + s > expected.0) {
         return Err(Refusal::Metadata);
     }

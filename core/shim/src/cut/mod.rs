@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Each part runs the blocks that no earlier part ran; who runs which block is
-//! settled in a table in device memory (`tally_kernels::control`).
+//! settled in a table in device memory (`tally_rewriter::control`).
 //!
 //! What must hold:
 //! - a launch is made in a cut form only if the core was told that it could be, and

@@ -1,7 +1,7 @@
 //! The proof that cut kernels compute the same on this machine.
 //!
 //! Before the first cut form of a kind (PTX, machine code) is used on a device, a kernel
-//! with known results ([`tally_kernels::proof`]) is cut in the same way, there: whole, in
+//! with known results ([`tally_rewriter::proof`]) is cut in the same way, there: whole, in
 //! slices, stopped before it starts and stopped while it runs. Sums and the number of
 //! times that each block ran must be right each time: the host's for a short run, and for one that is
 //! long enough to be stopped those of the kernel before it is cut, some of them computed here, too. For machine code the driver
@@ -21,8 +21,8 @@ use crate::cu::{
 use crate::{log, quiesce, threads};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
-use tally_kernels::control::{CONTROL_BYTES, FLAG_RAISED, FLAG_STRIDE_BYTES};
-use tally_kernels::{ControlBlock, CutForm, Refusal, image, proof};
+use tally_rewriter::control::{CONTROL_BYTES, FLAG_RAISED, FLAG_STRIDE_BYTES};
+use tally_rewriter::{ControlBlock, CutForm, Refusal, image, proof};
 
 /// Blocks for each SM: of 128 threads at most 16 run at once, so some are left when the
 /// flag goes up.

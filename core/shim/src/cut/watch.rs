@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring;
-use tally_kernels::{ControlBlock, Refusal};
+use tally_rewriter::{ControlBlock, Refusal};
 
 /// Parts of one launch, at most.
 pub const PARTS_MAX: usize = 32;

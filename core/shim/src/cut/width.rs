@@ -29,7 +29,7 @@ use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::layout::submission_flags::CAN_PARTITION;
 use tally_ipc::ring;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

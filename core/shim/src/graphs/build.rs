@@ -459,7 +459,7 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
 }
 
 /// Execs of ours. When it is dropped they are destroyed, but not before nothing runs: destroying one may wait for all
-/// that does (litmus programs hung there on an H200; `tests/gpu`, `waits` saw none wait), and the thread that drops it
+/// that does (litmus programs hung there on an H200; `bench/gpu`, `waits` saw none wait), and the thread that drops it
 /// need not be one that could wait.
 #[derive(Debug)]
 pub struct Parts {

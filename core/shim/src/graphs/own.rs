@@ -22,7 +22,7 @@ use crate::cut::form::{self, Way};
 use crate::cut::kernels::{self, Ready};
 use crate::launch::KernelArguments;
 use std::cmp::Reverse;
-use tally_kernels::names as kernel_names;
+use tally_rewriter::names as kernel_names;
 
 /// Kernels of one chain that are launched by themselves, at most: the longest.
 pub const OWN_MAX: usize = 16;

@@ -9,7 +9,7 @@ use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{Cutting, Residency, Welcome};
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE;
 

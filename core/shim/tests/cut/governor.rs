@@ -16,7 +16,7 @@ use tally_ipc::layout::{Counters, cut_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
 use tally_ipc::wire::Welcome;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// The SMs of the software device.
 pub const SMS: u32 = 4;
@@ -67,9 +67,9 @@ fn driver() -> PathBuf {
         return path.into();
     }
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let places = [deps.join("libtally_simcuda.so"), deps.join("../libtally_simcuda.so")];
+    let places = [deps.join("libtally_softcuda.so"), deps.join("../libtally_softcuda.so")];
     let newest = places.iter().filter_map(|p| Some((p.metadata().ok()?.modified().ok()?, p))).max();
-    newest.expect("no libtally_simcuda.so: build tally-simcuda as well").1.canonicalize().unwrap()
+    newest.expect("no libtally_softcuda.so: build tally-softcuda as well").1.canonicalize().unwrap()
 }
 
 impl Governor {
@@ -86,9 +86,9 @@ impl Governor {
             .env(ENV_PROGRAM, test)
             .env("LD_PRELOAD", shim())
             .env("LD_LIBRARY_PATH", files.path())
-            .env("TALLY_SIMCUDA_DEVICE", files.path().join("device"))
-            .env("TALLY_SIMCUDA_SMS", SMS.to_string())
-            .env("TALLY_SIMCUDA_MEMORY_MIB", "256")
+            .env("TALLY_SOFTCUDA_DEVICE", files.path().join("device"))
+            .env("TALLY_SOFTCUDA_SMS", SMS.to_string())
+            .env("TALLY_SOFTCUDA_MEMORY_MIB", "256")
             .env("TALLY_SOCKET", core.socket())
             .env("TALLY_PRIORITY", "best-effort")
             .env_remove("TALLY_FAIL")

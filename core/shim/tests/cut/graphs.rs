@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 use tally_shim::graphs::own::OWN_MAX;
 
 const BLOCKS: u32 = 60;
@@ -501,7 +501,7 @@ fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
     both_under(
         a_part_that_fails_ends_the_launch_and_nothing_runs_twice,
         // The first part is launched, the second is refused.
-        &[("TALLY_SIMCUDA_FAULT_GRAPH", "2")],
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "2")],
         &welcome(),
         |device| failing(device, false),
         |core| failed(core, 0),
@@ -513,7 +513,7 @@ fn a_part_that_fails_behind_a_cut_kernel_does_not_run_that_again() {
     both_under(
         a_part_that_fails_behind_a_cut_kernel_does_not_run_that_again,
         // The kernels go by themselves; between them is the only part.
-        &[("TALLY_SIMCUDA_FAULT_GRAPH", "1")],
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "1")],
         &welcome(),
         |device| failing(device, true),
         |core| failed(core, 1),
@@ -529,7 +529,7 @@ fn a_kernel_of_a_graph_keeps_its_hints_when_it_goes_by_itself() {
     both_under(
         a_kernel_of_a_graph_keeps_its_hints_when_it_goes_by_itself,
         // Every part and every whole launch of it must have those of the first launch.
-        &[("TALLY_SIMCUDA_FAULT_HINTS", "step")],
+        &[("TALLY_SOFTCUDA_FAULT_HINTS", "step")],
         &welcome(),
         |device| {
             let (stream, cells) = (device.stream(1), device.cells(BLOCKS));

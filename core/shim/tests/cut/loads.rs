@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::Answer;
-use tally_kernels::fatbin::{self, Kind};
+use tally_rewriter::fatbin::{self, Kind};
 
 const BLOCKS: u32 = 24;
 

@@ -210,7 +210,7 @@ fn captures_are_neither_cut_nor_spoilt() {
     // The shim's threads are there before the driver is.
     both_under(
         captures_are_neither_cut_nor_spoilt,
-        &[("TALLY_SIMCUDA_INIT_MS", "200")],
+        &[("TALLY_SOFTCUDA_INIT_MS", "200")],
         &welcome(),
         |device| {
             device.warm_up();

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::layout::{cut_state, whole_because};
 use tally_ipc::ring::Answer;
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 /// A kernel with a variable of its module: two copies of the module would have two.
 const GLOBALS: &str = r"
@@ -229,7 +229,7 @@ fn what_would_run_at_once_runs_at_once_or_whole() {
     both_under(
         what_would_run_at_once_runs_at_once_or_whole,
         // What `step` has, and no more.
-        &[("TALLY_SIMCUDA_FAULT_OCCUPANCY", "step:24")],
+        &[("TALLY_SOFTCUDA_FAULT_OCCUPANCY", "step:24")],
         &welcome(),
         |device| {
             device.warm_up();
@@ -260,10 +260,10 @@ fn what_would_run_at_once_runs_at_once_or_whole() {
 #[test]
 fn nothing_is_cut_on_a_device_where_the_known_kernel_goes_wrong() {
     // Of the plain kernel 20 bytes are parameters, of a cut one more.
-    let fault = format!("{}:{}", tally_kernels::proof::NAME, tally_kernels::proof::PARAMETER_BYTES);
+    let fault = format!("{}:{}", tally_rewriter::proof::NAME, tally_rewriter::proof::PARAMETER_BYTES);
     both_under(
         nothing_is_cut_on_a_device_where_the_known_kernel_goes_wrong,
-        &[("TALLY_SIMCUDA_FAULT", &fault)],
+        &[("TALLY_SOFTCUDA_FAULT", &fault)],
         &welcome(),
         |device| {
             let cells = device.cells(8);

@@ -12,7 +12,7 @@ use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{Cutting, Welcome};
-use tally_kernels::Refusal;
+use tally_rewriter::Refusal;
 
 const BLOCKS: u32 = 40;
 /// Tries to have a launch asked to give way before all of its blocks have begun.

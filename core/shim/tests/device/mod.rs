@@ -151,9 +151,9 @@ fn library() -> PathBuf {
         return path.into();
     }
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let places = [deps.join("libtally_simcuda.so"), deps.join("../libtally_simcuda.so")];
+    let places = [deps.join("libtally_softcuda.so"), deps.join("../libtally_softcuda.so")];
     let newest = places.iter().filter_map(|p| Some((p.metadata().ok()?.modified().ok()?, p))).max();
-    newest.expect("no libtally_simcuda.so: build tally-simcuda as well").1.clone()
+    newest.expect("no libtally_softcuda.so: build tally-softcuda as well").1.clone()
 }
 
 fn start() -> (&'static Cuda, Ptr) {
@@ -162,9 +162,9 @@ fn start() -> (&'static Cuda, Ptr) {
         // SAFETY: before anything else of this process reads or changes these.
         unsafe { std::env::set_var(name, value) };
     };
-    set("TALLY_SIMCUDA_DEVICE", dir.path().join("device").as_os_str());
-    set("TALLY_SIMCUDA_SMS", "2".as_ref());
-    set("TALLY_SIMCUDA_MEMORY_MIB", "64".as_ref());
+    set("TALLY_SOFTCUDA_DEVICE", dir.path().join("device").as_os_str());
+    set("TALLY_SOFTCUDA_SMS", "2".as_ref());
+    set("TALLY_SOFTCUDA_MEMORY_MIB", "64".as_ref());
     // Nobody there: launches go unscheduled, and the class is what is asked for.
     set("TALLY_SOCKET", dir.path().join("none").as_os_str());
     set("TALLY_PRIORITY", "best-effort".as_ref());
@@ -288,7 +288,7 @@ impl Device {
 
     /// Wait until the driver has none of these execs any more. Believed of a GPU's driver.
     pub fn await_end(&self, execs: &[usize]) {
-        let is_software = library().to_string_lossy().contains("simcuda");
+        let is_software = library().to_string_lossy().contains("softcuda");
         let start = std::time::Instant::now();
         for exec in execs.iter().filter(|_| is_software) {
             let mut flags = 0;
@@ -303,7 +303,7 @@ impl Device {
     /// The driver still has these execs, or none of them. Believed of a GPU's driver, which may
     /// not be asked about a handle that is gone.
     pub fn assert_exist(&self, execs: &[usize], expected: bool) {
-        if !library().to_string_lossy().contains("simcuda") {
+        if !library().to_string_lossy().contains("softcuda") {
             return;
         }
         for exec in execs {

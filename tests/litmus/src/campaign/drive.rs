@@ -111,7 +111,7 @@ impl Driver<'_> {
             }
             command.envs(like.environment.variables());
             // Of the software device: a handle that is gone ends the program, as it may on a GPU.
-            command.env("TALLY_SIMCUDA_STRICT", "1");
+            command.env("TALLY_SOFTCUDA_STRICT", "1");
             processes.push(self.scene.start("litmus", govern(command)?)?);
         }
         // Both have mapped the file when they have the device.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use tally_kernels::fatbin;
+use tally_rewriter::fatbin;
 
 /// Longest text of a module.
 const TEXT_BYTES_MAX: usize = 1 << 15;

@@ -3,7 +3,7 @@
 //! The kernel id of a launch (or the token of a timer event) says what; the
 //! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
 //! `always N` for every decision. The numbers are known to
-//! `core/policy-host/tests/common/mod.rs` and `core/conformance/tests/guests.rs`.
+//! `core/wasm-host/tests/common/mod.rs` and `tools/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};

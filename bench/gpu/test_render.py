@@ -1,0 +1,343 @@
+"""Tests of the results' page. Standard library only; needs no GPU."""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import render
+import stats
+import step_shim
+import wait_job
+from common import merge_rows
+
+
+MACHINE = {"device": "GPU", "driver": "1", "torch": "2", "commit": "c", "date": "2026-11-21"}
+
+
+def pair_row(**changed):
+    row = {
+        "hp": "bert-graph",
+        "be": "gpt2-train",
+        "mode": "tally-mps",
+        "policy": "tally-priority",
+        "policy_config": None,
+    }
+    row |= {"vendor_rewrite": False, "load": 0.5, "solo_p50_ms": 1.0, "solo_p99_ms": 1.1, "beside_idle_p50_ms": 0.9, "beside_idle_p99_ms": 1.0, "p50_ms": 1.0, "p99_ms": 1.2}
+    row |= {"p99_over_solo": 1.05, "p99_over_beside_idle": 1.15, "p50_queued_ms": 1.5, "p99_queued_ms": 4.0, "p99_over_solo_queued": 1.1, "p99_over_beside_idle_queued": 1.2}
+    row |= {"be_share": 0.5, "n_requests": 1000, "unserved": 0, "notes": [], "device": "GPU", "driver": "1", "commit": "c", "date": "d"}
+    return {**row, **changed}
+
+
+class Results(unittest.TestCase):
+    def test_the_page_says_what_the_results_say(self):
+        docs = render.REPOSITORY / "docs"
+        self.assertEqual((docs / "results.md").read_text(), render.render(docs / "results"), "run bench/gpu/render.py")
+
+
+class Renderer(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.docs = pathlib.Path(self.folder.name)
+        (self.docs / "results").mkdir()
+
+    def put(self, name, content, folder=None):
+        if isinstance(content, dict):
+            content = {"machine": MACHINE, **content}
+        (folder or self.docs / "results").joinpath(name).write_text(json.dumps(content))
+
+    def text(self):
+        return render.render(self.docs / "results")
+
+    def test_nothing_measured_says_so(self):
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.", self.text())
+
+    def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
+        self.put("pairs.json", [pair_row()])
+        self.assertIn("+5.0 %", self.text())
+        self.assertNotIn("[^1]", self.text())
+        self.put("pairs.json", [pair_row(p99_over_solo=31.6), pair_row(mode="x", notes=["not governed"])])
+        self.assertIn("+3060 %[^1]", self.text())
+        self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
+
+    def test_pairs_say_whose_kernels_were_cut_and_old_rows_stay_readable(self):
+        cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "gave_way": 3}
+        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, cut=cut), pair_row(policy="none")])
+        text = self.text()
+        self.assertIn("| tally-mps | tally-priority | untouched |", text)
+        self.assertIn("| tally-mps | – | – |", text)
+        self.assertRegex(text, r"\| new \| tally-priority \| cut \|.*\| 10 \(3\) \|")
+
+    def test_a_pair_whose_host_had_changed_is_left_out_of_the_means(self):
+        rows = [
+            pair_row(hp=hp, be=be, beside_idle_p50_ms=1.0, own_solo_p50_ms=1.6 if hp == "resnet50-eager" else 1.2, p99_over_solo=1.5)
+            for hp, be in sorted(render.SUMMARY)
+        ]
+        rows[[r["hp"] for r in rows].index("resnet50-eager")]["p99_over_solo"] = 9.0
+        self.put("pairs.json", rows)
+        self.assertIn("| tally-mps, without resnet50-eager | tally-priority | untouched | +50.0 % | +50.0 % | +15.0 % | +15.0 % | 0.50 |", self.text())
+        self.assertIsNone(stats.host_drift(1.2, 1.0, under_mps=False))
+        self.assertEqual(stats.host_drift(1.3, 1.0, under_mps=False), 1.3)
+        self.assertIsNone(stats.host_drift(None, 1.0, under_mps=False))
+
+    def test_wrong_results_of_cut_kernels_have_a_footnote(self):
+        counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "gave_way", "rescued"), 1)
+        cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
+        row = {"residency": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "cut": cut}
+        self.put("exact.json", {"rows": [row]})
+        series = {"flag_mask": 3, "raised_by": "writes", "equal": True, "once": False, "complete": True}
+        series |= {"turnaround_p50_us": 31, "turnaround_p99_us": 50}
+        form = {"form": "sass prelude", "load": "CUDA_SUCCESS", "flag_off_equal": True, "flag_off_percent_mask_3": -0.01}
+        form |= {"slices_8_percent": 8.55, "preempted": [series]}
+        refused = {"form": "ptx prelude", "load": "CUDA_ERROR_INVALID_IMAGE"}
+        kernel = {"kernel": "k", "blocks": 9, "block_us": 1.25, "forms": [form, refused]}
+        steps = [{"call": "cuStreamWriteValue32", "us": 40}, {"call": "seen", "us": 960}, {"call": "launch", "us": 5}]
+        facts = {"while-held": {"cuMemFree": {"steps": steps}, "cuMemFree_writes_first": {"steps": steps}}}
+        facts["raise"] = {"exit": 1, "error": "e"}
+        self.put("cut.json", {"rewritten": {"ptx prelude": {"refused": {"g": "why"}}}, "kernels": [kernel], "facts": facts})
+        text = self.text()
+        for expected in (
+            "| mps | cut | no[^1] |",
+            "[^1]: mps, vendor kernels cut: bert differ.",
+            "Not measured: timeslice.",
+            "| +0.0 % | +8.6 % |  | 31 | 50 | no[^2] |",
+            "[^2]: k, sass prelude: not once when preempted.",
+            "the driver answers CUDA_ERROR_INVALID_IMAGE",
+            "`g` (ptx prelude: why)",
+            "| `cuMemFree` | launch | 0.0 |",
+            "| `cuMemFree` | write | 1.0 |",
+        ):
+            self.assertIn(expected, text)
+
+    def test_every_section_renders(self):
+        count = {"job": "j", "priority": "high", "equal": False, "differences": ["kernels: 1, 2"]}
+        self.put("counts.json", {"rows": [count, {"job": "k", "priority": "high", "equal": False, "error": "E"}]})
+        self.put("correct.json", {"rows": [{"scene": "shared", "residency": "mps", "passed": True, "required": True}]})
+        ratio = {
+            "ratio": 1.02,
+            "ratio_low": 1.01,
+            "ratio_high": 1.03,
+            "noise": 0.001,
+            "plain_ms": 1,
+            "with_shim_ms": 1.02,
+        }
+        launch = {"door": "link", "kind": "high", "plain_ns": 2500, "with_shim_ns": 2700}
+        launch["added_ns"] = {"p50": 200, "min": 190, "max": 210}
+        content = {
+            "promise_ratio_max": 1.005,
+            "eager_launches": 250,
+            "requests": [{"job": "r", "kind": "high", **ratio}, {"job": "resnet50-eager", "kind": "high", **ratio}],
+            "launches": [launch, {**launch, "door": "dlopen", "noise_ns": 12}],
+        }
+        self.put("overhead.json", content)
+        row = {
+            "policy": "fifo",
+            "burst": 1,
+            "plain_p50_us": 2,
+            "decided_p50_us": 3,
+            "added_p50_us": 1,
+            "added_p99_us": 5,
+        }
+        memops = {"per_kernel": [{"tracking": "t", "kernel_ns": 2000, "us_per_kernel": 5, "host_us_per_kernel": 1}]}
+        memops["seen_done"] = [{"by": "b", "p50_us": 1, "p99_us": 2}]
+        state = {"fifo": {"decision_latency": {"p50_us": 0.4, "p99_us": 0.9}}}
+        trip = {"policy": "fifo", "gap_us": 0, "p50_ns": 900, "p99_ns": 5000, "p999_ns": 9000, "runs": 3, "p99_ns_of_runs": [4000, 6500]}
+        content = {"roundtrip": [trip], "rows": [row], "promise_p99_us": 2.0, "spin_us": 9, "states": state, "memops": memops}
+        self.put("latency.json", content)
+        text = self.text()
+        for expected in (
+            "kernels: 1, 2",
+            "+2.00 %",
+            "costs 200 ns more",
+            "| +190 to +210 | 12 |",
+            "come to 50 us more of its CPU's time by the dearest of these ways, 5.00 % ",
+            "p99 5.00 us, promised at most 2 us",
+            "| 4.00 to 6.50 |",
+            "0.40 / 0.90",
+            "Not measured yet: pairs, exact, cut, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.",
+        ):
+            self.assertIn(expected, text)
+
+    def test_the_policys_life(self):
+        """What is equal, lost and late is told, and what was not measured is left out."""
+        times = {"n": 9, "p50": 1.5, "p99": 2.25, "max": 7.125}
+        window = {"service_ms": times, "queued_ms": times, "be_steps_per_s": 12.5}
+        log = {"begun": "in mid-run", "decisions": 100, "decisions_per_s": 50, "equal_decisions": 98, "equal": False}
+        log |= {"calls_differ": 2, "dropped": 3, "bytes": 20480, "recorded_s": 2, "replay_s": 0.5, "while_recording": window}
+        shadow = {"policy": "fifo", "in_charge": "tally-priority", "agreement_percent": 61.5, "decisions": 200, "skipped": 1}
+        shadow |= {"dropped": 0, "cpu_percent": 2.4, "cpu_percent_max": 5, "with": window, "without": [window, window]}
+        arm = {"name": "fifo", "hp_p99_ms": 1.25, "be_gpu_ms_per_s": 300.0}
+        ab = {"test": "a guard", "plan": {"metric": "be_throughput"}, "ended": {"reason": "guard"}, "elapsed_s": 0.25, "pairs": 0}
+        ab |= {"effect": {"ratio": 1.0, "low": None, "high": None}, "verdict": "undecided", "a": arm, "b": arm, "a_back_after_ns": 886182}
+        fault = {"fault": "stall", "counted_ms": 1998.3, "named_ms": None, "back_ms": 4124.3, "before_ms": times, "around_ms": None}
+        fault |= {"training_equal": False}
+        pause = {"p50": 40.2, "max": 91.0}
+        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "residency": "timeslice", "policy": "tally-priority"}
+        content |= {"log": [log], "shadow": shadow, "ab": [ab], "chaos": [fault], "failures": ["it broke"]}
+        content["end"] = {"clients": [{}], "policies_in_charge": 40, "swap_pause_us": pause}
+        self.put("policy.json", content)
+        text = self.text()
+        for expected in (
+            "| in mid-run | 100 | 50 | 98 (not all) | 3 | 10 | 0.50 | 2.250 |",
+            "61.50 % of 200 decisions equal, 1 left out",
+            "It took 2.40 % of a CPU",
+            "| with the shadow | 1.500 | 2.250 | 2.25 | 12.50 |",
+            "| guard after 0.2 s | 0 |  |  | undecided | 1.250 / 1.250 | 300 / 300 | 0.9 |",
+            "| stall | 1998 |  | 4124 | 2.250 |  |  |  | differs |",
+            "1 of the 2 clients were connected, after 40 policies",
+            "[^1]: Policy: it broke.",
+        ):
+            self.assertIn(expected, text)
+        self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "residency", "policy")})
+        self.assertNotIn("### A shadow", self.text())
+
+    def test_a_share_of_what_the_process_itself_makes_stands_beside_the_other(self):
+        self.put("pairs.json", [pair_row(be_share=0.5, be_share_of_own=0.625)])
+        self.assertIn("| 0.50 (0.62 of its own) |", self.text())
+
+    def test_several_trainings_are_shown_together(self):
+        row = {
+            "policy": "fifo",
+            "ready_s": {"hp": 9.0, "a": 12.5, "b": 11.0},
+            "slices_us": {"a": 350, "b": 350},
+            "slice_left_alone_us": 10,
+            "alone_ms": {"p50": 1.0, "p99": 1.25},
+            "together_ms": {"p50": 1.5, "p90": 2.0, "p99": 3.0},
+            "alone_steps_per_s": 10,
+            "together_steps_per_s": [2, 1.5],
+            "without_requests_steps_per_s": [4, 5],
+        }
+        self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
+        expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
+        self.assertIn(expected, self.text())
+
+    def test_calls_of_a_policy_are_shown_with_their_extremes(self):
+        runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]
+        rows = [{"commit": "c", "run": i, "policies": {"fifo": run}} for i, run in enumerate(runs, 1)]
+        self.put("decide.json", {"machine": {**MACHINE, "cpus": 16}, "promise_p50_ns": 200, "rows": rows})
+        self.assertIn("| `c` | fifo | 3 | 181 (180 to 200) | 161 (160 to 180) |", self.text())
+
+    def test_starts_with_forms_on_disk_are_shown(self):
+        row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
+        row |= {"cpu_s": {"tally-rewrite": 0.5, "tally-flag": 3}, "files": 27, "files_bytes": 131 << 20}
+        self.put("kept.json", {"hp": "bert-graph", "be": "gpt2-train", "seconds": 6, "rows": [row]})
+        self.assertIn("| kept, found | 256 | 27 (131 MiB) | 30 | 1.7 | 0.5 | 1.2 |", self.text())
+
+    def test_the_shims_tests_are_counted_and_failed_ones_named(self):
+        self.assertEqual(step_shim.names("a::b: test\nc: benchmark\nd: test\n"), ["a::b", "d"])
+        self.assertIsNotNone(step_shim.left_out("graphs::a_part_that_fails_ends_the_launch"))
+        self.assertIsNone(step_shim.left_out("graphs::long_kernels"))
+        states = {"a": "passed", "b": "hung", "c": "left out"}
+        self.put("shim.json", {"rows": [{"binary": "cut", "test": name, "state": state} for name, state in states.items()]})
+        self.assertIn("counted: 1 passed, 1 failed[^1], 1 left out", self.text())
+        self.assertIn("[^1]: The shim's tests: cut b hung.", self.text())
+
+    def test_speeds_are_shown_alone_and_beside_a_training(self):
+        both = {"bert-graph": 1.145, "small-kernels-graph": 0.3125}
+        beside = {
+            "name": "refreshed",
+            "ready_ms": both,
+            "trained_ms": {**both, "bert-graph": 1.1},
+            "requests_ms": {"p50": 1.125, "p99": 2.0},
+            "p99_over_alone": 1.99,
+            "be_share": 0.35,
+            "cut": {"partitioned": 12},
+            "refreshed": {"count": 9},
+        }
+        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "vendor_rewrite": False}
+        alone = {"where": "mps", "state": "as it starts", **both}
+        self.put("speeds.json", {**content, "alone": [alone], "beside": [beside]})
+        self.assertIn("| mps | as it starts | 1.145 | 0.312 |", self.text())
+        self.assertIn("| refreshed | 1.145 | 1.100 | 1.125 | 2.000 | 1.99x | 0.35 | 12 | 9 |", self.text())
+
+    def test_calls_that_wait_are_told_from_those_that_do_not(self):
+        case = {"loading": "LAZY", "action": "free", "beside": None}
+        rows = [{**case, "state": "a_waits", "waits": False, "ms": 0.25}, {**case, "state": "a_runs", "waits": True, "ms": 1500.5}]
+        rows.append({**case, "state": "a_runs_and_waits", "waits": True, "hung": True})
+        rows.append({**case, "action": "launch_known", "beside": "free", "state": "a_runs", "error": "no device"})
+        for state, issued_ms in (("a_waits", 0.3), ("a_runs", 1500.2)):
+            rows.append({**case, "action": "launch_first_time", "state": state, "waits": True, "ms": 1500.4, "issued_ms": issued_ms})
+        self.put("waits.json", {"rows": rows})
+        self.assertIn("| free | no | **waits** | **for good** |", self.text())
+        self.assertIn("| launch known, another thread: free |  | error |  |", self.text())
+        self.assertIn("| launch first time | **waits** on the GPU | **waits** |  |", self.text())
+        for name in (*wait_job.STATES, *wait_job.ACTIONS):
+            self.assertTrue(callable(getattr(wait_job.Job, name)), name)
+
+    def test_importing_replaces_rows_of_the_same_key(self):
+        self.put("pairs.json", [pair_row(p50_ms=9), pair_row(mode="mps", p50_ms=8)])
+        out = self.docs / "out"
+        out.mkdir()
+        self.put("pairs.json", [pair_row(p50_ms=1)], out)
+        self.put("latency.json", {"rows": [], "memops": None}, out)
+        self.put("latency.json", {"memops": {"per_kernel": []}})
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["pairs.json", "latency.json"])
+        rows = json.loads((self.docs / "results" / "pairs.json").read_text())
+        self.assertEqual([(r["mode"], r["p50_ms"]) for r in rows], [("mps", 8), ("tally-mps", 1)])
+        latency = json.loads((self.docs / "results" / "latency.json").read_text())
+        self.assertEqual(latency["memops"], {"per_kernel": []})
+
+    def test_kernels_measured_anew_replace_theirs_and_the_bound_is_shown(self):
+        def kernel(name, **form):
+            base = {"form": "sass sub-grid", "load": "CUDA_SUCCESS", "whole_percent": 0.4, "slices_8_percent": 30.9}
+            return {"kernel": name, "blocks": 9, "block_us": 1, "forms": [{**base, **form}]}
+
+        self.put("cut.json", {"rewritten": {}, "kernels": [kernel("a"), kernel("b")], "facts": {"raise": {}}})
+        out = self.docs / "out"
+        out.mkdir()
+        bounds = {"slices_in_bound": 3, "slice_us": 25.0, "slices_in_bound_percent": 11.84}
+        bounds |= {"held_turnaround_p50_us": 14.25, "held_turnaround_p99_us": 33.5, "held_once": True}
+        used = {"slices_in_use": 2, "in_use_turnaround_p50_us": 15.0, "in_use_turnaround_p99_us": 35.0}
+        new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5}), kernel("d", **bounds, **used)]
+        content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
+        (out / "cut.json").write_text(json.dumps(content))
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["cut.json"])
+        kept = json.loads((self.docs / "results" / "cut.json").read_text())
+        self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer"), ("d", "newer")])
+        self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
+        text = self.text()
+        self.assertIn("| b | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % | 14 | 34 | yes |", text)
+        self.assertIn("| c | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | none | 14 | 34 | yes |", text)
+        self.assertIn("| d | sass sub-grid | `newer` | 9 | 1.0 | +0.4 % | +30.9 % | 3: +11.8 % | 15 | 35 | yes |", text, "as the shim does it")
+
+    def test_the_mean_cost_is_that_of_long_kernels(self):
+        def kernel(name, us, percent):
+            form = {"form": "sass prelude", "load": "CUDA_SUCCESS", "slices_8_percent": 9, "flag_off_percent_mask_3": percent}
+            return {"kernel": name, "blocks": 9, "block_us": 1, "original_us": us, "forms": [form]}
+
+        kernels = [kernel("a", 101, 1), kernel("b", 900, 4), kernel("c", 100, 70)]
+        self.put("cut.json", {"rewritten": {}, "kernels": kernels})
+        self.assertIn("more than 100 us: +2.5 % (sass prelude, 2 kernels).", self.text())
+
+    def test_scenes_of_one_residency_keep_the_others_and_their_commit(self):
+        row = {"scene": "shared", "passed": True, "required": True}
+        self.put("correct.json", {"rows": [{**row, "residency": r} for r in ("timeslice", "mps")]})
+        out = self.docs / "out"
+        out.mkdir()
+        content = {"machine": {**MACHINE, "commit": "newer"}, "rows": [{**row, "residency": "timeslice"}]}
+        (out / "correct.json").write_text(json.dumps(content))
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["correct.json"])
+        rows = json.loads((self.docs / "results" / "correct.json").read_text())["rows"]
+        self.assertEqual(
+            [(r["residency"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
+        )
+        self.assertIn("| timeslice | GPU, `newer`, 2026-11-21 | yes |", self.text())
+
+    def test_merging_keeps_other_rows(self):
+        self.assertEqual(
+            merge_rows([{"a": 1, "v": 1}, {"a": 2}], [{"a": 1, "v": 2}], ["a"]), [{"a": 2}, {"a": 1, "v": 2}]
+        )
+
+    def test_the_key_is_the_steps(self):
+        import step_pairs
+
+        self.assertEqual(render.PAIR_KEY, step_pairs.KEY)
+
+
+if __name__ == "__main__":
+    unittest.main()

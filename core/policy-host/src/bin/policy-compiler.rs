@@ -1,8 +1,0 @@
-//! Compiles components for the tests of this crate, whose `main` is not ours.
-#![forbid(unsafe_code)]
-
-fn main() -> std::process::ExitCode {
-    tally_policy_host::serve_if_child();
-    eprintln!("policy-compiler: it is started by the tests of tally-policy-host");
-    std::process::ExitCode::from(2)
-}

@@ -1,0 +1,46 @@
+//! What must hold for any text that is given to the PTX rewriter.
+
+use tally_rewriter::ptx;
+use tally_rewriter::{CutForm, control};
+
+/// Bytes that one cut kernel may add, apart from its own text: the longest prelude
+/// and some names.
+const ADDED_BYTES_MAX: usize = 8192;
+
+/// Rewriting neither panics nor loses anything, its result is refused when it is given
+/// again, and text that the interpreter could read it can still read.
+pub fn ptx(data: &[u8]) {
+    let Ok(source) = std::str::from_utf8(data) else { return };
+    let module = tally_softcuda_vm::Module::parse(source).ok();
+    for form in [CutForm::Prelude, CutForm::SubGrid] {
+        let Ok(plan) = ptx::plan(source, form, None) else { continue };
+        let edits = plan.edits.clone();
+        let cut = plan.apply(source);
+        let text = std::str::from_utf8(&cut.image).expect("UTF-8 stays UTF-8");
+        assert_eq!(ptx::undo(source, text, &edits).as_deref(), Some(source));
+        if cut.kernels.is_empty() {
+            assert_eq!(text, source);
+            continue;
+        }
+        let names: usize = cut.kernels.iter().map(|k| 64 * k.name.len()).sum();
+        let reads = 64 * source.len() / "%ctaid".len();
+        let most = 2 * source.len() + reads + names + cut.kernels.len() * ADDED_BYTES_MAX;
+        assert!(text.len() <= most, "{} bytes of {}", text.len(), source.len());
+        for kernel in &cut.kernels {
+            assert!(kernel.control_offset.is_multiple_of(8));
+            let end = kernel.control_offset + control::CONTROL_BYTES;
+            assert!(end <= ptx::PARAM_BYTES_MAX);
+        }
+        let again: Vec<&str> = cut.kernels.iter().map(|k| k.name.as_str()).collect();
+        let again = ptx::plan(text, form, Some(&again)).expect("it was readable");
+        assert!(again.kernels.is_empty() && again.edits.is_empty());
+        assert_eq!(again.refused.len(), cut.kernels.len());
+        // The interpreter skips whole lines where a directive ends with its line; it
+        // must have seen what was cut.
+        let seen: Vec<&str> = module.iter().flat_map(|m| m.entry_names()).collect();
+        if cut.kernels.iter().all(|k| seen.contains(&k.name.as_str())) {
+            let parsed = tally_softcuda_vm::Module::parse(text);
+            assert!(parsed.is_ok(), "{:?}\n{text}", parsed.err());
+        }
+    }
+}

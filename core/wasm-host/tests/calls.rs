@@ -1,0 +1,255 @@
+//! What passes between the engine and a policy arrives as it was sent.
+
+mod common;
+
+use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
+use sha2::{Digest, Sha256};
+use tally_engine::policy::{
+    COMMANDS_MAX, Class, Command, Completion, Context, Decision, Event, Form, Policy, Sharing,
+    launch_flags,
+};
+use tally_engine::profile::KernelKey;
+use tally_wasm_host::Limits;
+
+#[test]
+fn every_decision_arrives() {
+    let mut bench = Bench::new(chaos());
+    assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
+    assert_eq!(bench.decide(kernel::SLICE_7), Ok(Decision::Slice(7)));
+    assert_eq!(bench.decide(kernel::PARTITION_8), Ok(Decision::Partition(8)));
+    assert_eq!(bench.decide(kernel::PREEMPTIBLE), Ok(Decision::Preemptible));
+    assert_eq!(bench.decide(kernel::COMMANDS), Ok(Decision::Run(9)));
+}
+
+#[test]
+fn every_field_of_a_launch_arrives() {
+    let mut asked = launch(kernel::ECHO);
+    for bit in 0..8 {
+        asked.flags = 1 << bit;
+        asked.class = if bit % 2 == 0 { Class::High } else { Class::BestEffort };
+        asked.now_ns = 1 << (40 + bit);
+        (asked.client, asked.grid_blocks, asked.block_threads) = (2, 3 << 33, 4);
+        (asked.shared_bytes, asked.predicted_ns, asked.waited_ns) = (5, 6, 7);
+        (asked.in_flight_ns, asked.high_quiet_ns, asked.high_clients) = (8, u64::MAX - 9, 10);
+        (asked.waiting_clients, asked.stream, asked.sm_count) = (11, 12, 13);
+        let fields = [
+            asked.now_ns,
+            asked.client.into(),
+            u64::from(asked.class == Class::High),
+            asked.kernel.into(),
+            asked.flags.into(),
+            asked.grid_blocks,
+            asked.block_threads.into(),
+            asked.shared_bytes.into(),
+            asked.predicted_ns,
+            asked.waited_ns,
+            asked.in_flight_ns,
+            asked.high_quiet_ns,
+            asked.high_clients.into(),
+            asked.waiting_clients.into(),
+            asked.stream.into(),
+            asked.sm_count.into(),
+        ];
+        let echo = fields.iter().fold(0_u64, |all, &f| all.wrapping_mul(31).wrapping_add(f));
+        let mut bench = Bench::new(chaos());
+        let answer = bench.policy.decide(&asked, &mut bench.context);
+        assert_eq!(answer, Ok(Decision::Hold(echo % 1_000_000_000)));
+    }
+}
+
+#[test]
+fn how_the_gpu_is_shared_arrives() {
+    let mut bench = Bench::new(chaos());
+    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(1)));
+    bench.context.world.sharing = Sharing::TimeSliced;
+    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(2)));
+}
+
+#[test]
+fn commands_arrive_in_order_after_those_already_there() {
+    let mut bench = Bench::new(chaos());
+    bench.context.commands.push(Command::RevokeLease(77));
+    bench.decide(kernel::COMMANDS).unwrap();
+    let commands = bench.commands();
+    assert_eq!(commands[0], Command::RevokeLease(77));
+    assert_eq!(commands[1..], COMMANDS);
+    bench.decide(kernel::TIMERS).unwrap();
+    assert_eq!(bench.commands().len(), COMMANDS_MAX);
+    assert_eq!(bench.context.commands.dropped, 1_000 - COMMANDS_MAX as u64);
+}
+
+#[test]
+fn what_init_asked_for_is_handed_over_once() {
+    let mut context = Context::default();
+    let mut policy = chaos_with(limits(), "ask").unwrap();
+    policy.start(&mut context);
+    assert!(context.commands.drain().eq(COMMANDS));
+    policy.start(&mut context);
+    assert!(context.commands.is_empty());
+    // By the first call, if nobody said start.
+    let mut policy = chaos_with(limits(), "ask").unwrap();
+    policy.decide(&launch(kernel::GOOD), &mut context).unwrap();
+    policy.decide(&launch(kernel::GOOD), &mut context).unwrap();
+    assert!(context.commands.drain().eq(COMMANDS));
+}
+
+#[test]
+fn no_client_is_known_during_init() {
+    assert!(chaos_with(limits(), "clients").is_ok());
+}
+
+#[test]
+fn events_arrive() {
+    let mut bench = Bench::new(chaos());
+    bench.join(4, Class::High).unwrap();
+    bench.join(2, Class::BestEffort).unwrap();
+    bench.tell(Event::ClientLeft(4)).unwrap();
+    bench.tell(Event::HighBusy).unwrap();
+    bench.tell(Event::HighIdle).unwrap();
+    bench.tell(Event::Timer(0)).unwrap();
+    for form in [Form::Whole, Form::Sliced, Form::Preemptible, Form::Partitioned] {
+        let done = Completion {
+            client: 2,
+            kernel: 1,
+            form,
+            argument: 0,
+            predicted_ns: 3,
+            measured_ns: 1_000,
+        };
+        bench.tell(Event::KernelDone(done)).unwrap();
+    }
+    assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(42)));
+    assert_eq!(bench.decide(kernel::DONE), Ok(Decision::Hold(4_001)));
+    assert_eq!(bench.policy.status().events, 10);
+}
+
+#[test]
+fn the_world_can_be_read() {
+    let mut bench = Bench::new(chaos());
+    let key = KernelKey { name: "gemm".into(), image: 5, grid: [6, 1, 1], block: [32, 1, 1] };
+    let id = bench.context.world.profiles.intern(&key).unwrap();
+    assert_eq!(id, 0);
+    bench.context.world.profiles.record(id, 1_234);
+    let mut info = client(1, Class::BestEffort);
+    info.labels.push(("slo".into(), "5ms".into()));
+    bench.context.world.clients.insert(1, info);
+    assert_eq!(bench.decide(kernel::MEAN_NS), Ok(Decision::Hold(1_234)));
+    let described = "client-1".len() + 100 + "gemm".len() * 1_000 + 10_000 + 600_000;
+    assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described as u64)));
+}
+
+#[test]
+fn metrics_are_shown_bounded_and_outlive_the_instance() {
+    let mut bench = Bench::new(chaos());
+    bench.decide(kernel::METRICS).unwrap();
+    assert!(bench.decide(kernel::PANIC).is_err());
+    assert_eq!(bench.policy.status().counters["turns"], 3, "shown while there is no instance");
+    bench.decide(kernel::METRICS).unwrap();
+    let status = bench.policy.status();
+    assert_eq!(status.counters["turns"], 6);
+    assert_eq!(status.gauges["level"], -5);
+    assert_eq!(status.counters.len() + status.gauges.len(), Limits::default().metrics_max);
+}
+
+#[test]
+fn log_lines_are_bounded_and_counted() {
+    let mut bench = Bench::new(chaos());
+    bench.decide(kernel::LOG).unwrap();
+    assert_eq!(bench.policy.status().log_dropped, 100 - 64);
+    let mut later = launch(kernel::LOG);
+    later.now_ns += 1_000_000_000;
+    bench.policy.decide(&later, &mut bench.context).unwrap();
+    assert_eq!(bench.policy.status().log_dropped, 2 * (100 - 64));
+}
+
+#[test]
+fn the_status_says_which_file_it_is() {
+    let file = guest("policies", "fifo");
+    let fifo = policy("fifo", "");
+    let digest = Sha256::digest(std::fs::read(&file).unwrap());
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!((fifo.name(), fifo.digest()), ("fifo", &*digest));
+    let status = fifo.status();
+    assert_eq!(status.path, Some(file));
+    assert!(status.load_ms > 0.0);
+    let json = serde_json::to_value(status).unwrap();
+    assert_eq!(json["digest"], digest);
+    assert_eq!(json["faults"]["trap"], 0);
+}
+
+#[test]
+fn fifo_runs_everything() {
+    let mut bench = Bench::new(policy("fifo", ""));
+    for flags in [0, launch_flags::HIGH_BUSY, u32::MAX] {
+        let launch = tally_engine::policy::Launch { flags, ..launch(1) };
+        assert_eq!(bench.policy.decide(&launch, &mut bench.context), Ok(Decision::Run(0)));
+    }
+    assert_eq!(bench.policy.status().counters["decided"], 3);
+}
+
+#[test]
+fn tally_priority_keeps_its_rule_as_a_component() {
+    let mut bench = Bench::new(policy("tally-priority", "quiet_us = 50\nwindow_us = 7"));
+    bench.join(1, Class::BestEffort).unwrap();
+    assert_eq!(bench.decide(0), Ok(Decision::Run(1_000_000)));
+    bench.commands();
+    bench.join(2, Class::High).unwrap();
+    assert_eq!(
+        bench.commands(),
+        [
+            Command::SetWindow { client: 1, window_ns: 7_000 },
+            Command::RevokeLease(1),
+            Command::SetAutoYield { client: 1, enabled: true, quiet_ns: 50_000 },
+        ]
+    );
+    let mut beside = launch(0);
+    (beside.high_clients, beside.high_quiet_ns) = (1, 20_000);
+    let answer = bench.policy.decide(&beside, &mut bench.context);
+    assert_eq!(answer, Ok(Decision::Hold(30_000)));
+    (beside.flags, beside.high_quiet_ns) = (launch_flags::HIGH_BUSY, 0);
+    let answer = bench.policy.decide(&beside, &mut bench.context);
+    assert_eq!(answer, Ok(Decision::Hold(1_000_000_000)));
+}
+
+/// The same inputs, the same decisions, commands and figures, faults included.
+#[test]
+fn the_same_inputs_give_the_same_decisions() {
+    let run = |name: &str, folder: &str| {
+        let limits = Limits { faults_max: 1_000, ..limits() };
+        let loaded = common::host(limits).load_file(&guest(folder, name), "").unwrap();
+        let mut bench = Bench::new(loaded);
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        let mut transcript = String::new();
+        for step in 0..2_000_u64 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let bits = |from: u32, count: u32| (random >> from) as u32 & ((1 << count) - 1);
+            let line = match bits(0, 3) {
+                0 => format!("{:?}", bench.join(bits(8, 3), Class::High)),
+                1 => format!("{:?}", bench.join(bits(8, 3), Class::BestEffort)),
+                2 => {
+                    bench.context.world.clients.remove(&bits(8, 3));
+                    format!("{:?}", bench.tell(Event::ClientLeft(bits(8, 3))))
+                }
+                _ => {
+                    let mut launch = launch(bits(8, 5));
+                    launch.now_ns = step * 1_000;
+                    launch.flags = bits(16, 8);
+                    launch.high_clients = bits(24, 1);
+                    launch.high_quiet_ns = bits(30, 18).into();
+                    format!("{:?}", bench.policy.decide(&launch, &mut bench.context))
+                }
+            };
+            transcript += &format!("{line} {:?}\n", bench.commands());
+        }
+        let mut status = bench.policy.status();
+        status.load_ms = 0.0;
+        (transcript, status)
+    };
+    for (name, folder) in [("tally-priority", "policies"), ("chaos", "test-policies")] {
+        let first = run(name, folder);
+        assert!(first.1.decides > 100);
+        assert!(first == run(name, folder), "{name} differs from run to run");
+    }
+}

@@ -1,0 +1,184 @@
+//! Components that are made to hurt whoever compiles them.
+
+mod common;
+
+use common::{bare_host, compiler, guest, limits};
+use std::time::{Duration, Instant};
+use tally_wasm_host::{
+    Cancel, CompileError, Compiler, ComponentFile, HostError, Limits, LoadError, PolicyHost,
+};
+
+/// So many functions of some 1 000 instructions each, none of which a compiler can leave out.
+fn bulky(functions: usize) -> Vec<u8> {
+    let step =
+        "(local.set 0 (i64.mul (i64.xor (local.get 0) (i64.load (i32.wrap_i64 (local.get 0))))
+        (i64.const 6364136223846793005)))";
+    let body = step.repeat(160);
+    let function = format!("(func (param i64) (result i64) {body} (local.get 0))\n");
+    let text = format!("(component (core module (memory 1) {}))", function.repeat(functions));
+    wat::parse_str(text).unwrap()
+}
+
+/// Components in one another, as the audit made them.
+fn nested(levels: usize) -> Vec<u8> {
+    const HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
+    let mut backwards: Vec<u8> = HEADER.iter().rev().copied().collect();
+    for _ in 0..levels {
+        let (mut size, mut leb) = (backwards.len(), Vec::new());
+        while size > 0x7f {
+            leb.push(size as u8 | 0x80);
+            size >>= 7;
+        }
+        leb.push(size as u8);
+        backwards.extend(leb.iter().rev());
+        backwards.push(4);
+        backwards.extend(HEADER.iter().rev());
+    }
+    backwards.reverse();
+    backwards
+}
+
+fn refusal(limits: Limits, bytes: &[u8]) -> LoadError {
+    bare_host(limits).compile_bytes("bomb.wasm", bytes).expect_err("a refusal")
+}
+
+fn own_memory_kib(what: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn nested_components_are_refused_before_anything_is_built() {
+    let bytes = nested(20_000);
+    assert_eq!(bytes.len(), 238_506);
+    let before = own_memory_kib("VmHWM:");
+    let error = refusal(limits(), &bytes);
+    assert!(matches!(error, LoadError::TooMany { .. }), "{error}");
+    let said = error.to_string();
+    for part in ["bomb.wasm", "8 levels of components", "fewer or smaller parts"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // 7.9 GB before; in this process, for no compiler is started.
+    let grown = own_memory_kib("VmHWM:") - before;
+    assert!(grown < 100 << 10, "{grown} KiB");
+}
+
+#[test]
+fn a_component_that_takes_too_much_memory_is_stopped_by_name() {
+    let limits = Limits { compile_memory_bytes: 32 << 20, ..limits() };
+    let error = refusal(limits, &bulky(600));
+    assert!(matches!(error, LoadError::TooDear { error: CompileError::Memory(_), .. }), "{error}");
+    let said = error.to_string();
+    for part in ["bomb.wasm", "32 MiB of memory", "raise `compile_memory_bytes` (now 33554432)"] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn a_component_that_takes_too_long_is_stopped_by_name() {
+    let limits = Limits { compile_cpu_s: 1, ..limits() };
+    let error = refusal(limits, &bulky(3_000));
+    assert!(matches!(error, LoadError::TooDear { error: CompileError::CpuTime(1), .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("1 s of CPU time") && said.contains("`compile_cpu_s` (now 1)"), "{said}");
+}
+
+#[test]
+fn native_code_is_bounded() {
+    let bytes = bulky(100);
+    let engine = wasmtime::Engine::new(&tally_compiler::settings()).unwrap();
+    let compile = |output_bytes| {
+        let limits =
+            tally_compiler::CompileLimits { memory_bytes: 512 << 20, cpu_s: 60, output_bytes };
+        compiler().compile(&engine, &bytes, limits, &Cancel::never()).map(drop)
+    };
+    assert!(matches!(compile(64 << 10), Err(CompileError::Output(65_536))));
+    compile(64 << 20).unwrap();
+    // Sixteen times the file, which is as long as it may be, is enough.
+    let limits = Limits { component_bytes_max: bytes.len(), ..limits() };
+    let error = refusal(limits.clone(), &bytes);
+    assert!(matches!(error, LoadError::MissingExport { .. }), "{error}");
+    let policy = std::fs::read(guest("policies", "fifo")).unwrap();
+    let limits = Limits { component_bytes_max: policy.len(), ..limits };
+    bare_host(limits).compile_bytes("fifo", &policy).unwrap();
+}
+
+#[test]
+fn a_compilation_is_cancelled_at_once_and_another_one_goes_on() {
+    let host = bare_host(limits());
+    let file = ComponentFile::from_memory("bomb.wasm", bulky(3_000));
+    let cancel = Cancel::new().unwrap();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| host.compile(&file, &cancel));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!compiling.is_finished(), "it takes seconds");
+        cancel.cancel();
+        let error = compiling.join().unwrap().err().unwrap();
+        assert!(matches!(error, LoadError::Cancelled { .. }), "{error}");
+    });
+    let cancelled = begun.elapsed();
+    assert!(cancel.is_cancelled());
+    let error = host.compile(&file, &cancel).err().unwrap();
+    assert!(matches!(error, LoadError::Cancelled { .. }), "{error}");
+    // No process is left.
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let children = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap();
+        assert_eq!(children.trim(), "", "after {cancelled:?}");
+    }
+    host.compile_file(&guest("policies", "fifo")).unwrap();
+}
+
+#[test]
+fn a_program_that_cannot_be_its_own_compiler_is_told_so() {
+    // The `main` of a test is not ours.
+    let error = PolicyHost::new(limits()).err().unwrap();
+    assert!(matches!(error, HostError::Compiler(CompileError::NotServed)), "{error}");
+    assert!(error.to_string().contains("serve_if_child"), "{error}");
+
+    let fifo = std::fs::read(guest("policies", "fifo")).unwrap();
+    for (program, said) in [("/nonexistent", "cannot be started"), ("/bin/true", "exit code 0")] {
+        let host = PolicyHost::compiling_by(Compiler::program(program), limits()).unwrap();
+        let error = host.compile_bytes("fifo.wasm", &fifo).err().unwrap();
+        assert!(matches!(error, LoadError::NotCompiled { .. }), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+/// What a compiler hands over that is none of ours is not run.
+#[test]
+fn code_of_other_settings_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = std::fs::read(guest("policies", "fifo")).unwrap();
+    let good = wasmtime::Engine::default().precompile_component(&fifo).unwrap();
+    for (name, code) in
+        [("settings", &good[..]), ("cut", &good[..good.len() / 2]), ("text", b"hello")]
+    {
+        let made = folder.path().join(name);
+        std::fs::write(&made, code).unwrap();
+        let program = folder.path().join(format!("{name}.sh"));
+        std::fs::write(&program, format!("#!/bin/sh\nexec /bin/cat {}\n", made.display())).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let host = PolicyHost::compiling_by(Compiler::program(program), limits()).unwrap();
+        let error = host.compile_bytes("fifo.wasm", &fifo).err().unwrap();
+        assert!(
+            matches!(error, LoadError::NotCompiled { .. } | LoadError::Invalid { .. }),
+            "{name}: {error}"
+        );
+    }
+}
+
+#[test]
+fn the_compiler_gives_the_same_policy_as_this_process() {
+    let fifo = guest("policies", "fifo");
+    let inside = PolicyHost::compiling_by(Compiler::in_process(), limits()).unwrap();
+    let outside = PolicyHost::compiling_by(compiler(), limits()).unwrap();
+    let fuel = |host: &PolicyHost| {
+        let mut bench = common::Bench::new(host.load_file(&fifo, "").unwrap());
+        let answer = bench.decide(0).unwrap();
+        (answer, bench.policy.call_fuel())
+    };
+    assert_eq!(fuel(&inside), fuel(&outside));
+}

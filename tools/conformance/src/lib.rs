@@ -1,0 +1,54 @@
+//! Does a policy behave? A suite for any component, whatever it is written in.
+//!
+//! [`check`] loads the component through `tally-wasm-host`, as the core would, and
+//! puts it through made-up events and launches ([`stream`]) on a core in miniature
+//! ([`stage`]). It judges manners, not merit: a policy that schedules badly passes
+//! (`tallyctl sim` judges that), one that traps, starves, leaks or answers nonsense
+//! does not. `tallyctl policy check` shows the outcome.
+//!
+//! | check | fails if the policy |
+//! | --- | --- |
+//! | `loads` | is no component of the contract, or refuses its configuration |
+//! | `no-trap` | panics or traps |
+//! | `fuel` | uses more than a call may; warns above half of it |
+//! | `memory` | wants more than it may have, or keeps growing over many like calls |
+//! | `sane-answers` | answers what makes no sense, or asks for more at once than a call may; warns of forms that are not on offer and clients that are not there |
+//! | `granted` | asks for what it has not been granted |
+//! | `high-priority` | (warns only) holds a high-priority launch |
+//! | `no-starvation` | keeps holding a best-effort launch though high priority is silent |
+//! | `determinism` | answers the same events otherwise the second time |
+//! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
+//!
+//! All of it is virtual time and made from a seed: the same component, configuration and
+//! seed give the same report on any machine.
+#![forbid(unsafe_code)]
+
+mod checks;
+mod report;
+pub mod stage;
+mod state;
+mod steady;
+pub mod stream;
+mod subject;
+
+pub use checks::{check, check_loaded};
+pub use report::{Check, Fuel, Outcome, Report};
+pub use subject::{Instance, Subject, Wasm};
+pub use tally_wasm_host::{Capabilities, Capability};
+
+/// What can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of everything random.
+    pub seed: u64,
+    /// Random streams that a policy is put through.
+    pub streams: u32,
+    /// Calls in each of the five phases of the check for growing memory.
+    pub steady_calls: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { seed: 1, streams: 64, steady_calls: 20_000 }
+    }
+}

@@ -1,0 +1,306 @@
+//! The command line: every flag once.
+
+use crate::admin::AdminSocket;
+use crate::error::{CtlError, EXIT_USAGE};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tally_ipc::wire;
+
+/// Exit codes, shown at the end of `--help`.
+const AFTER_HELP: &str = "\
+Exit codes:
+  0    done
+  1    failed
+  2    wrong command line
+  69   no core answers (EX_UNAVAILABLE); `run` starts the program all the same
+  126  run: the program cannot be executed
+  127  run: the program was not found
+`run` becomes the program, so any other exit code or signal is the program's own.";
+
+/// Run programs under the Tally core, and talk to it.
+#[derive(Debug, Parser)]
+#[command(name = "tallyctl", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// Where programs register. Default: $TALLY_SOCKET, else $XDG_RUNTIME_DIR/tally/clients/core.sock, else
+    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Where the core takes admin requests, which is all but `run`. Default: of a socket X/clients/NAME, X/admin/NAME;
+    /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// See [`Cli`].
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program whose GPU work the core schedules.
+    Run(RunArgs),
+    /// Show the core, its policy, its clients and its kernels.
+    Status(StatusArgs),
+    /// Print the core's figures in the OpenMetrics format, for Prometheus and the like.
+    Metrics(crate::metrics::MetricsArgs),
+    /// Show or change the policy.
+    Policy {
+        /// What to do.
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
+    /// Show or clear what is known of kernels: their measured times, and which must not
+    /// be cut.
+    Profiles {
+        /// What to do.
+        #[command(subcommand)]
+        command: ProfilesCommand,
+    },
+    /// Compare two policies on the core's GPU, under its real load.
+    Ab {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::ab::AbCommand,
+    },
+    /// Record what reaches the policy and what it decides; read, replay, compare.
+    Log {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::log::LogCommand,
+    },
+    /// Compare a policy with the one in charge on the same launches; it decides nothing.
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: crate::shadow::ShadowCommand,
+    },
+    /// Judge a policy without a GPU or a core: simulate an inference and a training, as
+    /// they were recorded, sharing a GPU under it.
+    Sim(crate::sim::SimArgs),
+    /// Stop the core: it lets every launch go, then ends.
+    Stop,
+}
+
+/// How urgent a program's work is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Priority {
+    /// Latency-critical: its launches never wait.
+    High,
+    /// Uses what is left: the policy decides each launch.
+    BestEffort,
+}
+
+impl Priority {
+    /// As in the environment.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Priority::High => "high",
+            Priority::BestEffort => "best-effort",
+        }
+    }
+}
+
+/// What a program does while there is no core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fail {
+    /// Run its launches unscheduled.
+    Open,
+    /// Hold them until there is a core.
+    Hold,
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// How urgent its work is.
+    #[arg(long, value_enum, default_value = "best-effort")]
+    pub priority: Priority,
+    /// Its name in `status` and for the policy. Default: the program's.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// A label for the policy; may be given up to 16 times.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub labels: Vec<String>,
+    /// What to do with launches while there is no core. Default: open, unless
+    /// the core's configuration says otherwise.
+    #[arg(long, value_enum)]
+    pub fail: Option<Fail>,
+    /// The library to preload, with libtally_shim.so in its folder. Default:
+    /// libtally_preload.so next to this program, else in ../lib/tally.
+    #[arg(long, value_name = "PATH")]
+    pub preload: Option<PathBuf>,
+    /// Do not ask first whether a core answers, which takes at most 1 s.
+    #[arg(long)]
+    pub no_check: bool,
+    /// The program and its arguments, after `--`.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub command: Vec<OsString>,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// As JSON (schema 1), for programs.
+    #[arg(long)]
+    pub json: bool,
+    /// Again every second until interrupted.
+    #[arg(long)]
+    pub watch: bool,
+    /// How many kernels to show.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub kernels: usize,
+}
+
+/// `policy`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Make a project for a policy of your own.
+    New(crate::policy::new::NewArgs),
+    /// Check that a component behaves, without a core: the contract, its limits, random events.
+    Check(crate::policy::check::CheckArgs),
+    /// Measure what a component costs on this machine.
+    Bench(crate::policy::bench::BenchArgs),
+    /// Make a component of a core module that implements the contract.
+    Wrap(crate::policy::wrap::WrapArgs),
+    /// Show the policy in charge.
+    Show {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put another policy in charge; if it cannot be loaded, the old one stays.
+    Load {
+        /// The component.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Its configuration.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Make a key pair to sign policies with.
+    Keygen(crate::policy::KeygenArgs),
+    /// Sign a policy, so that a core that trusts the key loads it.
+    Sign(crate::policy::SignArgs),
+    /// Check a policy's signature.
+    Verify(crate::policy::VerifyArgs),
+    /// Show which policies were in charge, why each came and went, and which can be put
+    /// back.
+    History {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put an earlier policy back, from memory: its file may be gone. Again: the one
+    /// before that.
+    Rollback {
+        /// This one, rather than the last that differs and was not struck out.
+        #[arg(long, value_name = "GENERATION")]
+        to: Option<u64>,
+    },
+}
+
+/// `profiles`.
+#[derive(Debug, Subcommand)]
+pub enum ProfilesCommand {
+    /// Show the kernels that took the most GPU time, in every form, and where profiles
+    /// are kept.
+    Show {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+        /// How many kernels to show.
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        kernels: usize,
+    },
+    /// Forget all of it, and delete the file that the next core would read: kernels are
+    /// measured anew, and programs started from now on have theirs cut again.
+    Clear,
+}
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    #[cfg(feature = "wasm")]
+    tally_wasm_host::serve_if_child();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let code = if error.use_stderr() { EXIT_USAGE } else { 0 };
+            return ExitCode::from(code);
+        }
+    };
+    let named = std::env::var_os(wire::ENV_SOCKET).filter(|s| !s.is_empty()).map(PathBuf::from);
+    let admin = AdminSocket::find(cli.admin_socket, cli.socket.as_deref());
+    let socket = cli.socket.or(named).unwrap_or_else(wire::default_socket);
+    let outcome = match cli.command {
+        Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
+        Command::Status(args) => crate::status::run(&admin, &args),
+        Command::Metrics(args) => crate::metrics::run(&admin, &args),
+        Command::Policy { command } => crate::policy::run(&admin, command),
+        Command::Profiles { command } => crate::profiles::run(&admin, command),
+        Command::Ab { command } => crate::ab::run(&admin, command),
+        Command::Log { command } => crate::log::run(&admin, command),
+        Command::Shadow { command } => crate::shadow::run(&admin, command),
+        Command::Sim(args) => crate::sim::run(&args),
+        Command::Stop => crate::policy::stop(&admin),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // `tallyctl status | head` is no failure.
+        Err(CtlError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tallyctl: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn documented(command: &clap::Command) {
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
+        }
+        for sub in command.get_subcommands() {
+            assert!(sub.get_about().is_some(), "{} has no help", sub.get_name());
+            documented(sub);
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_flag_is_documented() {
+        Cli::command().debug_assert();
+        documented(&Cli::command());
+    }
+
+    #[test]
+    fn the_programs_own_flags_are_left_to_it() {
+        let cli = Cli::try_parse_from([
+            "tallyctl",
+            "run",
+            "--priority",
+            "high",
+            "--",
+            "python",
+            "--json",
+            "-x",
+        ])
+        .unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.priority, Priority::High);
+        assert_eq!(args.command, ["python", "--json", "-x"]);
+        let cli = Cli::try_parse_from(["tallyctl", "run", "sleep", "--help"]).unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.command, ["sleep", "--help"]);
+    }
+}

@@ -1,0 +1,254 @@
+//! `tallyctl log`: record, read, replay and convert decision logs.
+
+mod replay;
+mod show;
+mod trace;
+
+use crate::admin::{AdminSocket, Core};
+use crate::error::CtlError;
+use crate::status::{Paint, count, number, text};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tally_decision_log::{Reader, Record};
+
+/// How often a recording with an end is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// `log`.
+#[derive(Debug, Subcommand)]
+pub enum LogCommand {
+    /// Have the core record what reaches the policy and what it decides. Without --for
+    /// it goes on until `log stop`.
+    Record {
+        /// The file, which must not exist. Default: a new one in the core's folder of logs.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        /// End after so long (500ms, 30s, 5m), and wait for it.
+        #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+        time: Option<Duration>,
+        /// End at this size. Default: log.bytes_max of the core's configuration.
+        #[arg(long, value_name = "N")]
+        max_bytes: Option<u64>,
+        /// Also completions that the policy does not ask for; `log trace` needs them.
+        #[arg(long)]
+        completions: bool,
+    },
+    /// End the recording.
+    Stop,
+    /// Show how the recording, or the last one, does.
+    Status {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what is in a log.
+    Show {
+        /// The log.
+        file: PathBuf,
+        /// A JSON object a record, after one for the header.
+        #[arg(long)]
+        json: bool,
+        /// Only the last so many records.
+        #[arg(long, value_name = "N")]
+        last: Option<usize>,
+    },
+    /// Make the calls of a log again, without a GPU or a core, and compare the answers.
+    /// With the log's own policy all must be equal; another one shows where they part.
+    Replay(replay::ReplayArgs),
+    /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with
+    /// --completions.
+    Trace {
+        /// The log.
+        file: PathBuf,
+        /// The client's name.
+        #[arg(long, value_name = "NAME")]
+        client: String,
+        /// The trace: .csv, or .csv.gz. It must not exist.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+/// `500ms`, `30s`, `5m`, or seconds.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time: expected as in 500ms, 30s or 5m");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let ms = match &text[digits.len()..] {
+        "ms" => 1,
+        "s" | "" => 1_000,
+        "m" => 60_000,
+        _ => return Err(wrong()),
+    };
+    let n: u64 = digits.parse().map_err(|_| wrong())?;
+    let ms = n.checked_mul(ms).filter(|ms| (1..=86_400_000).contains(ms));
+    ms.map(Duration::from_millis)
+        .ok_or_else(|| format!("{}: more than 0 and at most a day", wrong()))
+}
+
+/// The core may run in another folder.
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// Open a log.
+fn open(file: &Path) -> Result<Reader<BufReader<File>>, CtlError> {
+    let wrong = |why: String| CtlError::Usage(format!("{}: {why}", file.display()));
+    let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;
+    Reader::new(BufReader::with_capacity(1 << 20, opened)).map_err(|e| wrong(e.to_string()))
+}
+
+/// The next record. What is wrong with the rest of a file is said once, and what was read
+/// is used.
+fn next(log: &mut Reader<BufReader<File>>, file: &Path) -> (Option<Record>, Option<String>) {
+    match log.next_record() {
+        Ok(Some(record)) => (Some(record), None),
+        Ok(None) if log.has_end() => (None, None),
+        Ok(None) => {
+            let why = "it has no end: it is still being written, or the core was killed";
+            (None, Some(format!("{}: {why}", file.display())))
+        }
+        Err(e) => (None, Some(format!("{}: {e}", file.display()))),
+    }
+}
+
+/// Do it.
+pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
+    let mut out = std::io::stdout().lock();
+    match command {
+        LogCommand::Record { out: file, time, max_bytes, completions } => {
+            let request = json!({
+                "cmd": "log_record",
+                "path": file.as_deref().map(absolute),
+                "for_ms": time.map(|t| t.as_millis() as u64),
+                "bytes_max": max_bytes,
+                "completions": completions,
+            });
+            let mut core = Core::connect(socket)?;
+            let mut status = record(&mut core, request, file.as_deref())?;
+            writeln!(out, "recording to {}", text(&status, "/file"))?;
+            let file = status["file"].clone();
+            while time.is_some() && status["recording"] == true && status["file"] == file {
+                out.flush()?;
+                std::thread::sleep(LOOK_EVERY);
+                status = core.ask(&json!({"cmd": "log_status"}))?;
+            }
+            if time.is_some() {
+                summary(&mut out, &status)?
+            }
+        }
+        LogCommand::Stop => {
+            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_stop"}))?;
+            summary(&mut out, &status)?;
+        }
+        LogCommand::Status { json } => {
+            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_status"}))?;
+            if json {
+                writeln!(out, "{status:#}")?;
+            } else if status["file"].is_null() {
+                writeln!(out, "nothing was recorded since the core started")?;
+            } else {
+                summary(&mut out, &status)?;
+            }
+        }
+        LogCommand::Show { file, json, last } => show::run(&mut out, &file, json, last)?,
+        LogCommand::Replay(args) => replay::run(&mut out, &args)?,
+        LogCommand::Trace { file, client, out: to } => {
+            trace::run(&mut out, &file, &client, &to)?;
+        }
+    }
+    Ok(())
+}
+
+/// The file is made here, with this user's rights; an empty one is taken away again if the core refuses.
+fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value, CtlError> {
+    let Some(file) = file else { return core.ask(&request) };
+    let out =
+        tally_ipc::admin::create("out", file).map_err(|e| CtlError::Usage(format!("--out {e}")))?;
+    let answer = core.ask_about(request, &[out]);
+    if matches!(answer, Err(CtlError::Refused { .. })) {
+        let _ = std::fs::remove_file(file);
+    }
+    answer
+}
+
+fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{}: {} records, {} bytes, {} dropped; {}",
+        text(status, "/file"),
+        count(status, "/records"),
+        count(status, "/bytes"),
+        count(status, "/dropped"),
+        match (status["ended"].as_str(), status["live"].as_bool()) {
+            (Some(why), _) => why,
+            (None, Some(true)) => "every call is in it",
+            _ => "what policies see is being described, calls are not in it yet",
+        }
+    )
+}
+
+/// The lines of `tallyctl status`, if there is anything to say.
+pub fn status_lines(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    let log = &s["log"];
+    if log["recording"] == true || number(log, "/dropped") > 0.0 {
+        write!(out, "{}  ", paint.bold("log      "))?;
+        summary(out, log)?;
+    }
+    let shadow = &s["shadow"];
+    if shadow.is_object() {
+        write!(
+            out,
+            "{}  {}: agrees in {:.2} % of {} decisions, {} left out",
+            paint.bold("shadow   "),
+            text(shadow, "/name"),
+            number(shadow, "/agreement_percent"),
+            count(shadow, "/decisions"),
+            count(shadow, "/skipped"),
+        )?;
+        match shadow["ended"].as_str() {
+            Some(why) => writeln!(out, "; {}", paint.bad(&format!("ended: {why}")))?,
+            None => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("500ms").unwrap(), Duration::from_millis(500));
+        assert_eq!(duration("30s").unwrap(), Duration::from_secs(30));
+        assert_eq!(duration("30").unwrap(), Duration::from_secs(30));
+        assert_eq!(duration("5m").unwrap(), Duration::from_secs(300));
+        for wrong in ["", "s", "-1s", "0s", "1.5s", "3h", "99999999999999999999s", "2000m", "5é"] {
+            assert!(duration(wrong).unwrap_err().contains("expected"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn status_says_what_is_recorded_and_compared() {
+        let shown = |s: &Value| {
+            let mut out = Vec::new();
+            status_lines(&mut out, s, Paint(false)).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(shown(&json!({"log": {"recording": false}, "shadow": null})), "");
+        let s = json!({
+            "log": {"recording": true, "file": "/x", "records": 5, "bytes": 9, "dropped": 2,
+                    "live": true},
+            "shadow": {"name": "fifo", "agreement_percent": 61.5, "decisions": 7, "skipped": 1,
+                       "ended": "switched off"},
+        });
+        let shown = shown(&s);
+        for word in ["/x: 5 records", "2 dropped", "fifo", "61.50 % of 7", "ended: switched off"] {
+            assert!(shown.contains(word), "{word:?} not in {shown}");
+        }
+    }
+}

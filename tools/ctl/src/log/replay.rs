@@ -1,0 +1,287 @@
+//! `tallyctl log replay`: a log's calls again, on its own policy or on another.
+
+use super::{next, open};
+use crate::error::CtlError;
+use crate::table::{Align, table};
+use clap::Args;
+use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tally_decision_log::compare::{KINDS, Share};
+use tally_decision_log::{About, Player};
+use tally_engine::policy::Policy;
+
+/// Kernels and clients shown.
+const TOP: usize = 10;
+
+/// `log replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// The log.
+    pub file: PathBuf,
+    /// The component. Default: the file that the log names, if it still is what it was.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Its configuration. Default: the log's.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// As JSON (schema 1), for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where instances come from, and whether all were the log's own policy.
+struct Source {
+    policy: Option<PathBuf>,
+    config: Option<String>,
+    #[cfg(feature = "wasm")]
+    host: tally_wasm_host::PolicyHost,
+    same: bool,
+    digest: String,
+}
+
+impl Source {
+    #[cfg(feature = "wasm")]
+    fn open(args: &ReplayArgs, header: &tally_decision_log::Header) -> Result<Self, CtlError> {
+        use tally_wasm_host::{Capabilities, Capability, Limits, PolicyHost};
+        let usage = |why: String| CtlError::Usage(why);
+        let mut limits: Limits = serde_json::from_value(header.limits.clone()).map_err(|e| {
+            usage(format!("{}: its limits are not understood: {e}", args.file.display()))
+        })?;
+        // How busy this machine is must not change what comes out; fuel is as it was.
+        limits.call_cpu_ms_max = limits.call_cpu_ms_max.max(60_000);
+        limits.init_cpu_ms_max = limits.init_cpu_ms_max.max(60_000);
+        let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
+        let granted = granted.collect::<Result<Capabilities, _>>().map_err(usage)?;
+        let host = PolicyHost::new(limits).map_err(|e| usage(e.to_string()))?;
+        let host = host.granting(granted);
+        let config = match &args.config {
+            Some(path) => Some(
+                std::fs::read_to_string(path)
+                    .map_err(|e| usage(format!("--config {}: {e}", path.display())))?,
+            ),
+            None => None,
+        };
+        let policy = args.policy.clone();
+        Ok(Source { policy, config, host, same: true, digest: String::new() })
+    }
+
+    #[cfg(not(feature = "wasm"))]
+    fn open(_: &ReplayArgs, _: &tally_decision_log::Header) -> Result<Self, CtlError> {
+        let why = "log replay: this tallyctl was built without WebAssembly (feature `wasm`)";
+        Err(CtlError::Usage(why.into()))
+    }
+
+    #[cfg(feature = "wasm")]
+    fn instance(&mut self, about: &About) -> Result<Box<dyn Policy + Send>, String> {
+        let path = match &self.policy {
+            Some(path) => path.clone(),
+            None if about.path.is_empty() => {
+                return Err(format!(
+                    "{} was in charge, which is no component: name one with --policy FILE",
+                    about.name
+                ));
+            }
+            None => PathBuf::from(&about.path),
+        };
+        let config = self.config.as_deref().unwrap_or(&about.config);
+        let compiled = self.host.compile_file(&path).map_err(|e| e.to_string())?;
+        let saved = about.saved.as_ref().map(|s| tally_wasm_host::Saved {
+            format: s.format.clone(),
+            version: s.version,
+            data: s.data.clone(),
+        });
+        let loaded = compiled.start(config, saved.as_ref()).map_err(|e| e.to_string())?;
+        self.digest = loaded.digest().to_owned();
+        if self.policy.is_none() && loaded.digest() != about.digest {
+            return Err(format!(
+                "{} is no longer the component of the log (sha256 {}, then {}): name that, or \
+                 another to compare with, with --policy FILE",
+                path.display(),
+                loaded.digest(),
+                about.digest
+            ));
+        }
+        self.same &= loaded.digest() == about.digest && config == about.config;
+        Ok(Box::new(loaded))
+    }
+
+    #[cfg(not(feature = "wasm"))]
+    fn instance(&mut self, _: &About) -> Result<Box<dyn Policy + Send>, String> {
+        let _ = (&self.policy, &self.config, &mut self.same, &mut self.digest);
+        Err("built without WebAssembly".into())
+    }
+}
+
+/// Replay.
+pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
+    let file = &args.file;
+    let mut log = open(file)?;
+    let mut source = Source::open(args, log.header())?;
+    let mut player = Player::new(|about| source.instance(about));
+    if args.policy.is_some() {
+        player = player.of_another();
+    }
+    let rest = loop {
+        match next(&mut log, file) {
+            (Some(record), _) => {
+                let fed = player.feed(&record, true);
+                fed.map_err(|e| CtlError::Usage(format!("{}: {e}", file.display())))?;
+            }
+            (None, rest) => break rest,
+        }
+    };
+    let (comparison, parts) = (player.comparison().clone(), player.parts());
+    let missing = player.events_missing();
+    let named = |top: Vec<(u32, Share)>, name: &dyn Fn(u32) -> String| -> Vec<_> {
+        top.into_iter().map(|(id, share)| (name(id), id, share)).collect()
+    };
+    let kernels = named(comparison.top_kernels(TOP), &|id| {
+        player.world().profiles.get(id).map_or("?".into(), |p| p.key.name.clone())
+    });
+    let clients = named(comparison.top_clients(TOP), &|id| {
+        player.world().clients.get(&id).map_or(format!("client {id}"), |c| c.name.clone())
+    });
+    drop(player);
+    let same = source.same;
+    if let Some(why) = &rest {
+        eprintln!("tallyctl: {why}");
+    }
+    if args.json {
+        let shares = |list: &[(String, u32, Share)]| -> Vec<_> {
+            list.iter()
+                .map(|(name, id, s)| json!({"name": name, "id": id, "decisions": s.decisions, "parted": s.parted}))
+                .collect()
+        };
+        let report = json!({
+            "schema": 1, "records": log.records(), "same_policy": same,
+            "equal": comparison.is_equal(), "agreement_percent": comparison.agreement_percent(),
+            "kinds": KINDS, "comparison": comparison.summary(), "parts": parts,
+            "kernels": shares(&kernels), "clients": shares(&clients),
+            "events_missing": missing, "digest": source.digest, "incomplete": rest,
+        });
+        writeln!(out, "{report:#}")?;
+    } else {
+        show(out, file, log.records(), same, &comparison, &parts)?;
+        if !comparison.is_equal() {
+            places(out, "KERNEL", &kernels)?;
+            places(out, "CLIENT", &clients)?;
+        }
+        if !missing.is_empty() {
+            writeln!(
+                out,
+                "it asked for {} and got none: the log's policy did not",
+                missing.join(", ")
+            )?;
+        }
+    }
+    if !same {
+        return Ok(());
+    }
+    if !comparison.is_equal() {
+        let message = "the policy of the log answered otherwise than it had".to_owned();
+        return Err(CtlError::Refused { message });
+    }
+    if parts.lost + parts.not_compared > 0 {
+        return Err(CtlError::Refused {
+            message: format!(
+                "every answer that was compared is equal, but {} records were lost and {} calls \
+                 not compared: this is no proof",
+                parts.lost, parts.not_compared
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn show(
+    out: &mut impl Write,
+    file: &Path,
+    records: u64,
+    same: bool,
+    c: &tally_decision_log::Comparison,
+    p: &tally_decision_log::player::Parts,
+) -> std::io::Result<()> {
+    writeln!(out, "log        {}: {records} records", file.display())?;
+    writeln!(
+        out,
+        "begins     {} with a policy's start, {} while one ran that said what it knew, {} while one \
+         ran, {} after gaps of {} records",
+        p.from_start, p.from_saved, p.mid_run, p.after_gap, p.lost
+    )?;
+    writeln!(out, "policy     {}", if same { "the log's own" } else { "another" })?;
+    writeln!(
+        out,
+        "decisions  {} of {} equal ({:.2} %), {} of the same kind; {} before the first difference",
+        c.equal,
+        c.decisions,
+        c.agreement_percent(),
+        c.same_kind,
+        c.before_first_parting
+    )?;
+    writeln!(
+        out,
+        "events     {} given; after {} calls commands or outcome differ; {} calls not compared",
+        c.events, c.calls_differ, p.not_compared
+    )?;
+    if p.timed_faults > 0 {
+        writeln!(
+            out,
+            "clock      {} calls were stopped by the clock, which no replay repeats",
+            p.timed_faults
+        )?;
+    }
+    if let Some(last) = &c.last_fault {
+        writeln!(out, "faults     {:?}; the last: {last}", c.faults)?;
+    }
+    if c.is_equal() {
+        return Ok(());
+    }
+    writeln!(out, "\nrows: as recorded; columns: as replayed")?;
+    let header: Vec<_> = std::iter::once(("", Align::Left))
+        .chain(KINDS.iter().map(|k| (*k, Align::Right)))
+        .collect();
+    let rows: Vec<Vec<String>> = c
+        .matrix
+        .iter()
+        .zip(KINDS)
+        .filter(|(row, _)| row.iter().any(|n| *n > 0))
+        .map(|(row, kind)| {
+            std::iter::once(kind.to_owned()).chain(row.iter().map(u64::to_string)).collect()
+        })
+        .collect();
+    for line in table(&header, &rows) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out)?;
+    for (i, parting) in c.first.iter().enumerate() {
+        let what = if i == 0 { "first difference" } else { "also" };
+        writeln!(out, "{what}, record {}: {}", parting.record, parting.call)?;
+        writeln!(out, "  recorded  {}", parting.recorded)?;
+        writeln!(out, "  replayed  {}", parting.other)?;
+    }
+    if c.parted_after_hold > 0 {
+        writeln!(
+            out,
+            "{} of the differences are about launches that had been held before",
+            c.parted_after_hold
+        )?;
+    }
+    Ok(())
+}
+
+fn places(out: &mut impl Write, what: &str, all: &[(String, u32, Share)]) -> std::io::Result<()> {
+    let rows: Vec<_> = all
+        .iter()
+        .filter(|(_, _, share)| share.parted > 0)
+        .map(|(name, _, share)| {
+            vec![share.parted.to_string(), share.decisions.to_string(), crate::status::short(name)]
+        })
+        .collect();
+    let header = [("DIFFER", Align::Right), ("OF", Align::Right), (what, Align::Left)];
+    writeln!(out)?;
+    for line in table(&header, &rows) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! `tallyctl log show`: records for people, or as JSON.
+
+use super::{next, open};
+use crate::error::CtlError;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::Path;
+use tally_decision_log::compare::{commands, fault, fault_name, shown};
+use tally_decision_log::{Answer, Begin, Outcome, Record, world};
+use tally_engine::policy::{Class, Completion, Context, Event, Launch, Sharing};
+
+/// Show it.
+pub fn run(
+    out: &mut impl Write,
+    file: &Path,
+    as_json: bool,
+    last: Option<usize>,
+) -> Result<(), CtlError> {
+    let mut log = open(file)?;
+    let header = log.header().clone();
+    if as_json {
+        writeln!(out, "{}", json!({"schema": 1, "header": header}))?;
+    } else {
+        let (contract, core) = (&header.contract, &header.core);
+        writeln!(
+            out,
+            "{}: {contract}, tally-core {core}, begun at {} s of the epoch",
+            file.display(),
+            header.started_unix_s
+        )?;
+    }
+    // Names of kernels are known from what came before, also before the last few.
+    let mut context = Context::default();
+    let mut kept = VecDeque::new();
+    let rest = loop {
+        match next(&mut log, file) {
+            (Some(record), _) => {
+                if let Err(e) = world::apply(&mut context, &record) {
+                    break Some(format!("{}: {e}", file.display()));
+                }
+                let line = match as_json {
+                    true => value(&record, &context).to_string(),
+                    false => line(&record, &context),
+                };
+                match last {
+                    None => writeln!(out, "{line}")?,
+                    Some(0) => {}
+                    Some(most) => {
+                        if kept.len() == most {
+                            kept.pop_front();
+                        }
+                        kept.push_back(line);
+                    }
+                }
+            }
+            (None, rest) => break rest,
+        }
+    };
+    for line in kept {
+        writeln!(out, "{line}")?;
+    }
+    match rest {
+        Some(why) => Err(CtlError::Refused { message: why }),
+        None => Ok(()),
+    }
+}
+
+fn name(context: &Context, kernel: u32) -> &str {
+    context.world.profiles.get(kernel).map_or("?", |p| &p.key.name)
+}
+
+fn class(class: Class) -> &'static str {
+    match class {
+        Class::High => "high",
+        Class::BestEffort => "best-effort",
+    }
+}
+
+fn begin(how: Begin) -> &'static str {
+    match how {
+        Begin::PolicyStart => "with the policy's start",
+        Begin::MidRun => "while the policy runs: what it remembers is not in the log",
+        Begin::Saved => "while the policy runs, with what it knew",
+        Begin::AfterGap => "after a gap: what the policy remembers is not in the log",
+    }
+}
+
+fn line(record: &Record, context: &Context) -> String {
+    match record {
+        Record::Policy(p) => format!("policy {} generation {} {}", p.name, p.generation, p.digest),
+        Record::Base(_) => "the world, anew".into(),
+        Record::Kernel { id, key } => {
+            format!("kernel {id}: {} grid {:?} block {:?}", key.name, key.grid, key.block)
+        }
+        Record::Profile { id, view } => format!(
+            "kernel {id} {}: {} measured, mean {} ns, p99 {} ns, {:?}, {} other forms",
+            name(context, *id),
+            view.count,
+            view.mean_ns,
+            view.p99_ns,
+            view.cut,
+            view.forms.len()
+        ),
+        Record::Client(c) => format!("client {} {} {}", c.id, c.name, class(c.class)),
+        Record::Gone(id) => format!("client {id} gone"),
+        Record::Begin { how, lost, .. } => format!("begin, {lost} lost, {}", begin(*how)),
+        Record::Start(list) => format!("start: {}", commands(list)),
+        Record::Decide { launch: l, answer } => format!(
+            "{} decide client {} kernel {} {} waited {} ns: {}{}",
+            l.now_ns,
+            l.client,
+            l.kernel,
+            name(context, l.kernel),
+            l.waited_ns,
+            shown(&answer.outcome),
+            also(answer)
+        ),
+        Record::Event { now_ns, event, answer } => {
+            let fault = match &answer.outcome {
+                Outcome::Ok(()) => String::new(),
+                Outcome::Fault { kind, message, .. } => format!(": {}", fault(*kind, message)),
+            };
+            format!("{now_ns} event {event:?}{fault}{}", also(answer))
+        }
+        Record::Completion { now_ns, done } => {
+            format!("{now_ns} done (not told) {done:?} {}", name(context, done.kernel))
+        }
+        Record::Strike { now_ns, kind, message } => {
+            format!("{now_ns} strike: {}", fault(*kind, message))
+        }
+        Record::End { reason, dropped } => format!("end: {reason}, {dropped} dropped"),
+    }
+}
+
+fn also<T>(answer: &Answer<T>) -> String {
+    match answer.commands.is_empty() {
+        true => String::new(),
+        false => format!("; {}", commands(&answer.commands)),
+    }
+}
+
+fn launch(l: &Launch, context: &Context) -> Value {
+    json!({
+        "now_ns": l.now_ns, "client": l.client, "class": class(l.class), "kernel": l.kernel,
+        "name": name(context, l.kernel), "flags": l.flags, "grid_blocks": l.grid_blocks,
+        "block_threads": l.block_threads, "shared_bytes": l.shared_bytes,
+        "predicted_ns": l.predicted_ns, "waited_ns": l.waited_ns,
+        "in_flight_ns": l.in_flight_ns, "high_quiet_ns": l.high_quiet_ns,
+        "high_clients": l.high_clients, "waiting_clients": l.waiting_clients,
+        "stream": l.stream, "sm_count": l.sm_count,
+    })
+}
+
+fn done(d: &Completion, context: &Context) -> Value {
+    json!({
+        "client": d.client, "kernel": d.kernel, "name": name(context, d.kernel),
+        "form": format!("{:?}", d.form).to_lowercase(), "argument": d.argument,
+        "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns,
+    })
+}
+
+fn failed<T>(outcome: &Outcome<T>) -> Value {
+    match outcome {
+        Outcome::Ok(_) => Value::Null,
+        Outcome::Fault { kind, timed, message } => {
+            json!({"kind": fault_name(*kind), "timed": timed, "message": message})
+        }
+    }
+}
+
+fn event(e: &Event, context: &Context) -> Value {
+    match e {
+        Event::ClientJoined(c) => {
+            json!({"client_joined": {"id": c.id, "name": c.name, "class": class(c.class),
+                                     "labels": c.labels}})
+        }
+        Event::ClientLeft(id) => json!({"client_left": id}),
+        Event::HighBusy => json!("high_busy"),
+        Event::HighIdle => json!("high_idle"),
+        Event::KernelDone(d) => json!({"kernel_done": done(d, context)}),
+        Event::Timer(token) => json!({"timer": token}),
+    }
+}
+
+fn value(record: &Record, context: &Context) -> Value {
+    match record {
+        Record::Policy(p) => json!({"policy": {
+            "generation": p.generation, "name": p.name, "digest": p.digest, "path": p.path,
+            "config": p.config, "saved": p.saved.as_ref().map(|s| s.data.len()),
+        }}),
+        Record::Base(sharing) => json!({"base": {"time_sliced": *sharing == Sharing::TimeSliced}}),
+        Record::Kernel { id, key } => json!({"kernel": {
+            "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
+        }}),
+        Record::Profile { id, view } => json!({"profile": {
+            "id": id, "name": name(context, *id), "count": view.count, "mean_ns": view.mean_ns,
+            "p99_ns": view.p99_ns, "cut": format!("{:?}", view.cut),
+            "forms": view.forms.iter().map(|f| json!({
+                "form": format!("{:?}", f.form).to_lowercase(), "argument": f.argument,
+                "count": f.count, "mean_ns": f.mean_ns, "turnaround_ns": f.turnaround_ns,
+            })).collect::<Vec<_>>(),
+        }}),
+        Record::Client(c) => json!({"client": {
+            "id": c.id, "name": c.name, "class": class(c.class), "labels": c.labels,
+        }}),
+        Record::Gone(id) => json!({"gone": id}),
+        Record::Begin { how, lost, subscribed } => json!({"begin": {
+            "how": begin(*how), "exact": *how == Begin::PolicyStart, "lost": lost,
+            "subscribed": subscribed,
+        }}),
+        Record::Start(list) => json!({"start": {"commands": commands(list)}}),
+        Record::Decide { launch: l, answer } => json!({"decide": {
+            "launch": launch(l, context), "answer": shown(&answer.outcome),
+            "fault": failed(&answer.outcome), "commands": commands(&answer.commands),
+        }}),
+        Record::Event { now_ns, event: e, answer } => json!({"event": {
+            "now_ns": now_ns, "event": event(e, context), "fault": failed(&answer.outcome),
+            "commands": commands(&answer.commands),
+        }}),
+        Record::Completion { now_ns, done: d } => {
+            json!({"completion": {"now_ns": now_ns, "done": done(d, context)}})
+        }
+        Record::Strike { now_ns, kind, message } => json!({"strike": {
+            "now_ns": now_ns, "kind": fault_name(*kind), "message": message,
+        }}),
+        Record::End { reason, dropped } => json!({"end": {"reason": reason, "dropped": dropped}}),
+    }
+}

@@ -1,0 +1,111 @@
+//! `tallyctl policy` and `tallyctl stop`.
+
+pub mod bench;
+pub mod check;
+mod history;
+pub mod new;
+mod rollback;
+mod sign;
+pub mod wrap;
+
+pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
+
+use crate::admin::{AdminSocket, Core, policy_files};
+use crate::cli::PolicyCommand;
+use crate::error::CtlError;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The contract, as this program knows it.
+pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+
+/// `--limits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitsArg {
+    /// As in the core.
+    Default,
+    /// What components with an interpreter in them need.
+    Interpreted,
+}
+
+#[cfg(feature = "wasm")]
+impl LimitsArg {
+    /// What it stands for.
+    pub fn limits(self) -> tally_wasm_host::Limits {
+        match self {
+            LimitsArg::Default => tally_wasm_host::Preset::Default.limits(),
+            LimitsArg::Interpreted => tally_wasm_host::Preset::Interpreted.limits(),
+        }
+    }
+}
+
+/// The text of a policy's configuration; empty if there is none.
+#[cfg(feature = "wasm")]
+fn config(path: Option<&Path>) -> Result<String, CtlError> {
+    path.map_or(Ok(String::new()), |path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| CtlError::Usage(format!("--config {}: {e}", path.display())))
+    })
+}
+
+#[cfg(not(feature = "wasm"))]
+fn without_wasm(file: &Path) -> CtlError {
+    let file = file.display();
+    CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
+}
+
+/// As the core is told what a file is called, which is for people: it may run in another folder.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// What asks a core, and what needs none.
+pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError> {
+    let core = || Core::connect(socket);
+    let mut out = std::io::stdout().lock();
+    match command {
+        PolicyCommand::New(args) => return new::run(&args),
+        PolicyCommand::Check(args) => return check::run(&args),
+        PolicyCommand::Bench(args) => return bench::run(&args),
+        PolicyCommand::Wrap(args) => return wrap::run(&args),
+        PolicyCommand::Keygen(args) => return sign::keygen(&args),
+        PolicyCommand::Sign(args) => return sign::sign(&args),
+        PolicyCommand::Verify(args) => return sign::verify(&args),
+        PolicyCommand::Show { json: true } => {
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
+            writeln!(out, "{policy:#}")?;
+        }
+        PolicyCommand::Show { json: false } => {
+            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
+            crate::status::policy(&mut out, &policy)?;
+        }
+        PolicyCommand::Load { file, config } => {
+            let files = policy_files("", &file, config.as_deref())?;
+            let config = config.as_deref().map(absolute);
+            let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
+            in_charge(&mut out, &core()?.ask_about(request, &files)?)?;
+        }
+        PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
+        PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
+    }
+    Ok(())
+}
+
+/// What was put in charge, on one line.
+fn in_charge(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
+    let text = |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+    writeln!(
+        out,
+        "{} is in charge: generation {}, sha256 {}, loaded in {:.0} ms",
+        text("name"),
+        loaded.get("generation").unwrap_or(&Value::Null),
+        text("digest"),
+        loaded.get("load_ms").and_then(Value::as_f64).unwrap_or(0.0)
+    )
+}
+
+/// Ask the core to stop.
+pub fn stop(socket: &AdminSocket) -> Result<(), CtlError> {
+    Core::connect(socket)?.ask(&json!({"cmd": "stop"})).map(drop)
+}

@@ -1,0 +1,344 @@
+//! `tallyctl sim`: judge a policy without a GPU and without a core.
+
+mod arrivals;
+mod calibrate;
+
+use crate::error::CtlError;
+use crate::policy::LimitsArg;
+use clap::{Args, ValueEnum};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tally_engine::BuiltIn;
+use tally_engine::policy::Policy;
+use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
+
+/// Silence that the built-in rule waits for, as in the core.
+const QUIET_NS: u64 = 100_000;
+/// Longest window, and longest warm-up.
+const SECONDS_MAX: f64 = 3_600.0;
+
+/// `sim`.
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
+    /// request.
+    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
+    pub hp: Option<String>,
+    /// The training, likewise.
+    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
+    pub be: Option<String>,
+    /// Requests arrive at random, so that the inference alone would serve this share of
+    /// the time.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    pub load: f64,
+    /// Requests arrive at these times: a file with one in seconds a line, rising.
+    #[arg(long, value_name = "FILE")]
+    pub arrivals: Option<PathBuf>,
+    /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
+    /// the component's, compiled natively), or `none` for no scheduling at all.
+    #[arg(long, value_name = "FILE", default_value = "built-in")]
+    pub policy: String,
+    /// Its configuration.
+    #[arg(long, value_name = "FILE")]
+    pub policy_config: Option<PathBuf>,
+    /// A capability that the policy has been granted; may be given several times.
+    #[arg(long = "grant", value_name = "NAME")]
+    pub grants: Vec<String>,
+    /// What the policy may use: as in the core by default, or what interpreted languages
+    /// need.
+    #[arg(long, value_enum, default_value = "default")]
+    pub limits: LimitsArg,
+    /// How the two share the GPU.
+    #[arg(long, value_enum, default_value = "timeslice")]
+    pub residency: ResidencyArg,
+    /// Which of the training's kernels can be cut: none, all but NVIDIA's closed
+    /// libraries', all.
+    #[arg(long, value_enum, default_value = "open")]
+    pub cut: CutArg,
+    /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
+    #[arg(long)]
+    pub eager: bool,
+    /// The GPU stays with the high-priority program for so long after its last kernel, as
+    /// `[residency.timeslice] linger_us` has it (timeslice only).
+    /// Default: the core's.
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub linger_us: Option<u64>,
+    /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
+    /// times.
+    #[arg(long = "figure", value_name = "NAME=N")]
+    pub figures: Vec<String>,
+    /// Window of arrivals.
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    pub seconds: f64,
+    /// The training runs so long before the window, for the policy to learn its kernels.
+    /// Default: five iterations. Measured rows (`--calibrate`) that have the training's rate
+    /// alone in their mode warm up as long as they were.
+    #[arg(long, value_name = "S")]
+    pub warm_up_seconds: Option<f64>,
+    /// Of the random arrivals.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// As JSON (schema 1), for programs: the same bytes each time. What the simulation
+    /// took goes to standard error.
+    #[arg(long)]
+    pub json: bool,
+    /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
+    /// traces are built in. With `--json` as an array, with more figures.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
+    pub calibrate: Option<PathBuf>,
+    /// Of these only rows measured on this day or later: older ones may be of another
+    /// core.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "calibrate", default_value = "")]
+    pub since: String,
+}
+
+/// `--residency`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ResidencyArg {
+    /// One process at a time.
+    Timeslice,
+    /// Blocks of both side by side.
+    Mps,
+}
+
+/// `--cut`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CutArg {
+    /// None.
+    None,
+    /// All but those of closed libraries.
+    Open,
+    /// All.
+    All,
+}
+
+/// What the name of a policy of this repository, compiled natively, begins with.
+const NATIVE: &str = "native:";
+
+/// Where policies come from.
+pub(crate) struct Policies {
+    name: String,
+    config: String,
+    #[cfg(feature = "wasm")]
+    host: Option<tally_wasm_host::PolicyHost>,
+}
+
+impl Policies {
+    fn open(
+        name: &str,
+        config: Option<&Path>,
+        limits: LimitsArg,
+        grants: &[String],
+    ) -> Result<Self, CtlError> {
+        #[cfg(not(feature = "wasm"))]
+        let _ = limits;
+        let native = ["built-in", "none"].contains(&name);
+        #[cfg(not(feature = "wasm"))]
+        let _ = grants;
+        let config = match config {
+            Some(path) if native => {
+                let why = format!("--policy-config {}: {name} has none", path.display());
+                return Err(CtlError::Usage(why));
+            }
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|e| CtlError::Usage(format!("--policy-config {}: {e}", path.display())))?,
+            None => String::new(),
+        };
+        Ok(Policies {
+            name: name.into(),
+            config,
+            #[cfg(feature = "wasm")]
+            host: if native || name.starts_with(NATIVE) {
+                None
+            } else {
+                Some(wasm_host(limits, grants)?)
+            },
+        })
+    }
+
+    /// A policy as if just loaded; `None`: no scheduling.
+    pub(crate) fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        self.load_configured("")
+    }
+
+    /// Whether it is the policy of this name: compiled natively, or a file called so.
+    pub(crate) fn is(&self, name: &str) -> bool {
+        let file = || Path::new(&self.name).file_stem().and_then(|stem| stem.to_str());
+        self.name.strip_prefix(NATIVE).or_else(file) == Some(name)
+    }
+
+    /// The same, with such a configuration unless `--policy-config` says otherwise.
+    pub(crate) fn load_configured(
+        &self,
+        config: &str,
+    ) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        let config = if self.config.is_empty() { config } else { &self.config };
+        match self.name.as_str() {
+            "none" => Ok(None),
+            "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
+            name => match name.strip_prefix(NATIVE) {
+                Some(native) => tally_native_policy::by_name(native, config)
+                    .map(Some)
+                    .map_err(|why| CtlError::Usage(format!("--policy {name}: {why}"))),
+                None => self.load_wasm(name, config).map(Some),
+            },
+        }
+    }
+
+    #[cfg(feature = "wasm")]
+    fn load_wasm(&self, file: &str, config: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+        let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
+        let loaded = host.load_file(Path::new(file), config);
+        let policy = loaded.map_err(|e| CtlError::Refused { message: format!("--policy: {e}") })?;
+        Ok(Box::new(policy))
+    }
+
+    #[cfg(not(feature = "wasm"))]
+    fn load_wasm(&self, file: &str, _: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+        Err(CtlError::Usage(format!(
+            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:tally-priority or none"
+        )))
+    }
+}
+
+/// Bounds as in the core, but for CPU time: how fast this machine is must not change
+/// what comes out. Fuel ends what loops.
+#[cfg(feature = "wasm")]
+fn wasm_host(
+    limits: LimitsArg,
+    grants: &[String],
+) -> Result<tally_wasm_host::PolicyHost, CtlError> {
+    let mut limits = limits.limits();
+    limits.call_cpu_ms_max = limits.init_cpu_ms_max;
+    let granted = grants.iter().map(|name| name.parse::<tally_wasm_host::Capability>());
+    let granted = granted
+        .collect::<Result<_, _>>()
+        .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
+    tally_wasm_host::PolicyHost::new(limits)
+        .map(|host| host.granting(granted))
+        .map_err(|e| CtlError::Refused { message: e.to_string() })
+}
+
+fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
+    if value > 0.0 && value <= most {
+        return Ok(value);
+    }
+    Err(CtlError::Usage(format!("--{name} {value}: expected more than 0 and at most {most}")))
+}
+
+fn warm_up(seconds: f64) -> Result<f64, CtlError> {
+    if (0.0..=SECONDS_MAX).contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(CtlError::Usage(format!("--warm-up-seconds {seconds}: expected 0 to {SECONDS_MAX}")))
+}
+
+pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
+    Trace::open(name).map_err(|e| CtlError::Usage(format!("--{option}: {e}")))
+}
+
+/// Simulate.
+pub fn run(args: &SimArgs) -> Result<(), CtlError> {
+    let seconds = positive("seconds", args.seconds, SECONDS_MAX)?;
+    let load = positive("load", args.load, 100.0)?;
+    let config = args.policy_config.as_deref();
+    let policies = Policies::open(&args.policy, config, args.limits, &args.grants)?;
+    let residency = match args.residency {
+        ResidencyArg::Timeslice => Residency::Timeslice,
+        ResidencyArg::Mps => Residency::Mps,
+    };
+    let cut = match args.cut {
+        CutArg::None => Cut::None,
+        CutArg::Open => Cut::Open,
+        CutArg::All => Cut::All,
+    };
+    let overrun_seconds = seconds;
+    let warm_up_seconds = args.warm_up_seconds.map(warm_up).transpose()?;
+    let seed = args.seed;
+    let mut model = Model::default();
+    model.linger_ns = args.linger_us.map_or(model.linger_ns, |us| us * 1_000);
+    for figure in &args.figures {
+        let wrong = |why| CtlError::Usage(format!("--figure {figure}: {why}"));
+        let (name, value) = figure.split_once('=').unwrap_or((figure, ""));
+        let value = value.parse().map_err(|_| wrong("expected NAME=WHOLE-NUMBER".into()))?;
+        model.set(name, value).map_err(wrong)?;
+    }
+    let graph = !args.eager;
+    let setup =
+        Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+    let mut out = std::io::stdout().lock();
+    if let Some(measured) = &args.calibrate {
+        return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
+    }
+    let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
+        return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));
+    };
+    let (high, low) = (trace("hp", hp)?, trace("be", be)?);
+    let arrivals = match &args.arrivals {
+        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Usage(format!("--{e}")))?,
+        None => Arrivals::Poisson { load },
+    };
+    let policy = policies.load()?;
+    let started = Instant::now();
+    let report = simulate(&setup, &high, Some(&low), &arrivals, policy);
+    let took_s = started.elapsed().as_secs_f64();
+    if args.json {
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|e| CtlError::Answer(e.to_string()))?;
+        writeln!(out, "{text}")?;
+        let rate = report.launches as f64 / took_s;
+        eprintln!("tallyctl: {} launches in {took_s:.2} s, {rate:.0} a second", report.launches);
+        return Ok(());
+    }
+    show(&mut out, &args.policy, &report, took_s)
+}
+
+fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
+    let h = &r.high_priority;
+    writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.residency, r.seconds, r.seed)?;
+    writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
+    writeln!(
+        out,
+        "  service ms   solo {:.3}  p50 {:.3} ({:.2}x)  p99 {:.3} ({:.2}x)",
+        h.solo_ms,
+        h.service_p50_ms,
+        h.service_p50_over_solo,
+        h.service_p99_ms,
+        h.service_p99_over_solo
+    )?;
+    writeln!(
+        out,
+        "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
+        h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
+    )?;
+    if let Some(b) = &r.best_effort {
+        writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
+    }
+    if let Some(d) = &r.decisions {
+        writeln!(
+            out,
+            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} partitioned, {} holds; {} leased, {} degraded, {} by the built-in rule",
+            d.asked,
+            d.whole,
+            d.sliced,
+            d.preemptible,
+            d.partitioned,
+            d.held,
+            d.leased,
+            d.degraded,
+            d.fallback
+        )?;
+        writeln!(out, "giving way     asked {} times, {} launches did", d.yields, d.gave_way)?;
+    }
+    writeln!(
+        out,
+        "simulated      {} launches, {} kernels, {} changes of context in {took_s:.2} s: {:.0} launches a second",
+        r.launches,
+        r.kernels,
+        r.context_changes,
+        r.launches as f64 / took_s
+    )?;
+    writeln!(out, "A model, not a measurement: docs/simulate.md says how far off it is.")?;
+    Ok(())
+}

@@ -1,0 +1,433 @@
+//! Simulated beside measured: the same pair, load and policy, as ratios.
+//!
+//! A program takes alone what the row's own run measured of it alone; everything that
+//! comes of sharing is simulated.
+
+use super::arrivals::poisson;
+use super::{Policies, trace};
+use crate::error::CtlError;
+use serde::Serialize;
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+use tally_engine::policy::Policy;
+use tally_simulator::trace::Alone;
+use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
+
+/// A measured program and its trace.
+const PROGRAMS: [(&str, &str); 10] = [
+    ("bert-graph", "bert_base_infer_b1_s128"),
+    ("bert-large-graph", "bert_large_infer_b1_s128"),
+    ("llama-7b-decode-graph", "llama7b_decode_b1"),
+    ("resnet50-eager", "resnet50_infer_b1"),
+    ("resnet50-graph", "resnet50_infer_b1_graph"),
+    ("bert-b32-train", "bert_base_train_b32_s128"),
+    ("gpt2-train", "gpt2_12l_train_b8_s1024"),
+    ("gpt2-large-train", "gpt2_large_train_b4_s512"),
+    ("resnet50-b128-train", "resnet50_train_b128"),
+    ("resnet50-train", "resnet50_train_b64"),
+];
+/// Of the arrivals in `bench/gpu/step_pairs.py`.
+const SEED: u32 = 7;
+/// What was aimed at: p99 and share off by at most so much.
+const AIMS_PERCENT: [f64; 2] = [15.0, 10.0];
+
+/// An inference alone may take so much longer in a row's mode than it did at first, and under MPS, where
+/// every graph does, so much more; else its host changed in between (`bench/gpu/step_pairs.py`).
+const DRIFT_MAX: f64 = 1.25;
+const MPS_ALONE: f64 = 0.25;
+
+/// Runs of a row whose inference has an own part, how long it takes drawn anew in each: p99 differs by a tenth. Odd.
+const DRAWS: u64 = 5;
+
+/// How long a row's training ran alone in the row's mode, each of two times, where the row
+/// does not say: as `bench/gpu/step_pairs.py` has it.
+const ALONE_SECONDS: f64 = 3.0;
+
+/// A row of measurements that can be simulated.
+struct Measured<'a> {
+    row: &'a Value,
+    traces: [&'static str; 2],
+    setup: Setup,
+    scheduled: bool,
+    p99: f64,
+    share: f64,
+    own: Option<Own>,
+    load: f64,
+}
+
+/// What the row's very training made alone in the row's mode: beside an inference that was
+/// connected and idle.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Own {
+    steps_per_s: f64,
+    /// Of that, with requests.
+    share: f64,
+    /// It ran so long for this, after a warm-up of as long.
+    seconds: f64,
+}
+
+/// Both side by side.
+#[derive(Serialize)]
+struct Compared {
+    hp: String,
+    be: String,
+    mode: String,
+    /// What it was measured with, unless that was the policy's defaults.
+    policy_config: Option<String>,
+    vendor_rewrite: bool,
+    /// Over the inference alone ([`alone_ms`]).
+    p99_over_alone: f64,
+    measured_p99_over_alone: f64,
+    p50_ms: f64,
+    measured_p50_ms: f64,
+    p99_ms: f64,
+    measured_p99_ms: f64,
+    /// The training's rate over what it makes alone without a core, by another process.
+    share: f64,
+    measured_share: f64,
+    /// The training's rate over what the same process makes alone in the row's mode.
+    share_of_own: Option<f64>,
+    measured_share_of_own: Option<f64>,
+    /// What it makes alone in the row's mode over what it makes alone without a core.
+    alone_share: Option<f64>,
+    measured_alone_share: Option<f64>,
+    /// Of several draws the one whose p99 is the median.
+    report: Report,
+}
+
+impl Compared {
+    /// `[simulated, measured]`, and whether they are of the training's own rate.
+    fn shares(&self) -> ([f64; 2], bool) {
+        match (self.share_of_own, self.measured_share_of_own) {
+            (Some(simulated), Some(measured)) => ([simulated, measured], true),
+            _ => ([self.share, self.measured_share], false),
+        }
+    }
+}
+
+/// Print a table of all rows of the file that can be simulated.
+pub fn run(
+    out: &mut impl Write,
+    file: &Path,
+    setup: &Setup,
+    policies: &Policies,
+    since: &str,
+    json: bool,
+) -> Result<(), CtlError> {
+    let wrong = |why: String| CtlError::Usage(format!("--calibrate {}: {why}", file.display()));
+    let content = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let rows: Vec<Value> = serde_json::from_str(&content).map_err(|e| {
+        wrong(format!("{e}; expected an array of rows as in docs/results/pairs.json"))
+    })?;
+    // As dates they compare as texts do.
+    let rows = rows.iter().filter(|row| text(row, "date") >= since);
+    let rows: Vec<_> = rows.filter_map(|row| Measured::of(row, setup)).collect();
+    let (rows, left_out): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.has_drifted());
+    let compared = rows.iter().map(|row| row.compare(policies)).collect::<Result<Vec<_>, _>>()?;
+    if json {
+        let text =
+            serde_json::to_string_pretty(&compared).map_err(|e| CtlError::Answer(e.to_string()))?;
+        return Ok(writeln!(out, "{text}")?);
+    }
+    show(out, &compared)?;
+    if !left_out.is_empty() {
+        writeln!(
+            out,
+            "\nLeft out, for the inference's host had become slower: {}.",
+            left_out.iter().map(Measured::name).collect::<Vec<_>>().join("; ")
+        )?;
+    }
+    Ok(())
+}
+
+/// Behind a share of what the training makes alone in the row's mode.
+const OF_OWN: &str = " of own";
+
+/// A configuration behind a row's mode.
+fn with(config: &str) -> String {
+    format!(", `{}`", config.lines().collect::<Vec<_>>().join("; "))
+}
+
+fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
+    writeln!(
+        out,
+        "| pair | mode | p99 over alone, simulated | measured | off by | share, simulated | measured | off by |"
+    )?;
+    writeln!(out, "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
+    let off = |a: f64, b: f64| (a / b - 1.0) * 100.0;
+    let mut within = [0; 2];
+    for r in rows {
+        let ([share, measured_share], is_own) = r.shares();
+        let offs = [off(r.p99_over_alone, r.measured_p99_over_alone), off(share, measured_share)];
+        let own = if is_own { OF_OWN } else { "" };
+        for (count, (off, aim)) in within.iter_mut().zip(offs.iter().zip(AIMS_PERCENT)) {
+            *count += u32::from(off.abs() <= aim);
+        }
+        writeln!(
+            out,
+            "| {} + {} | {}{}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
+            r.hp,
+            r.be,
+            r.mode,
+            if r.vendor_rewrite { ", vendor kernels cut" } else { "" },
+            r.policy_config.as_deref().map_or(String::new(), with),
+            r.p99_over_alone,
+            r.measured_p99_over_alone,
+            offs[0],
+            offs[1],
+        )?;
+    }
+    writeln!(out)?;
+    if rows.iter().any(|r| r.shares().1) {
+        writeln!(
+            out,
+            "A share{OF_OWN} is of what the same training makes alone in that mode; other shares are of what it makes alone without a core.\n"
+        )?;
+    }
+    writeln!(
+        out,
+        "p99 within {} % in {} of {} rows, share within {} % in {}.",
+        AIMS_PERCENT[0],
+        within[0],
+        rows.len(),
+        AIMS_PERCENT[1],
+        within[1]
+    )?;
+    Ok(())
+}
+
+fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+    row.get(key).and_then(Value::as_str).unwrap_or("")
+}
+
+fn number(row: &Value, key: &str) -> Option<f64> {
+    row.get(key).and_then(Value::as_f64).filter(|&n| n > 0.0)
+}
+
+/// What a row's inference takes alone, `p50` or `p99`: beside idle programs, where the row has that. Their contexts
+/// make the GPU as fast as it is when they work, which one that has the GPU to itself is not.
+fn alone_ms(row: &Value, p: &str) -> Option<f64> {
+    number(row, &format!("beside_idle_{p}_ms")).or_else(|| number(row, &format!("solo_{p}_ms")))
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    PROGRAMS.iter().find(|p| p.0 == name).map(|p| p.1)
+}
+
+impl<'a> Measured<'a> {
+    fn of(row: &'a Value, setup: &Setup) -> Option<Self> {
+        let (residency, scheduled) = match (text(row, "mode"), text(row, "policy")) {
+            ("time-slicing", _) => (Residency::Timeslice, false),
+            ("mps", _) => (Residency::Mps, false),
+            ("tally-timeslice", "tally-priority") => (Residency::Timeslice, true),
+            ("tally-mps", "tally-priority") => (Residency::Mps, true),
+            _ => return None,
+        };
+        let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
+        let cut = match (is_vendor(row), row.get("cut")) {
+            (true, _) => Cut::All,
+            (false, Some(_)) => Cut::Open,
+            // Of a time when nothing was cut.
+            (false, None) => Cut::None,
+        };
+        let graph = text(row, "hp").ends_with("graph");
+        let seconds = number(row, "seconds").unwrap_or(setup.seconds);
+        let own = Own::of(row);
+        // It has its cut forms and the policy knows its kernels by the first request.
+        let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
+        // A mode that could not keep up was given as long again.
+        let overrun_seconds = seconds;
+        let setup =
+            Setup { residency, cut, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
+        let p99 = number(row, "p99_over_beside_idle").or(number(row, "p99_over_solo"))?;
+        let share = number(row, "be_share")?;
+        let load = number(row, "load").unwrap_or(0.5);
+        Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, own, load })
+    }
+
+    /// Whether the inference alone was not as fast as at first any more: ratios to that say nothing then.
+    fn has_drifted(&self) -> bool {
+        let times = [number(self.row, "own_solo_p50_ms"), alone_ms(self.row, "p50")];
+        let [Some(own_ms), Some(solo_ms)] = times else { return false };
+        let more = if self.setup.residency == Residency::Mps { MPS_ALONE } else { 0.0 };
+        own_ms > solo_ms * (DRIFT_MAX + more)
+    }
+
+    fn name(&self) -> String {
+        let vendor = if is_vendor(self.row) { ", vendor kernels cut" } else { "" };
+        let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
+        let config = Some(text(self.row, "policy_config")).filter(|config| !config.is_empty());
+        format!("{hp} + {be}, {mode}{vendor}{}", config.map_or(String::new(), with))
+    }
+
+    fn compare(&self, policies: &Policies) -> Result<Compared, CtlError> {
+        let row = self.row;
+        let (mut high, mut low) = (trace("hp", self.traces[0])?, trace("be", self.traces[1])?);
+        if self.setup.graph {
+            high = high.as_graph();
+        }
+        self.as_alone(&mut high, &mut low);
+        let solo_steps_per_s =
+            number(row, "be_solo_steps_per_s").unwrap_or_else(|| plain_steps_per_s(&low));
+        let own_steps_per_s = self.as_own(&high, &mut low, policies)?;
+        let (report, share) = self.simulated(&high, &low, policies)?;
+        let h = &report.high_priority;
+        // The report's is of the pace that the training was given.
+        let steps_per_s = share * plain_steps_per_s(&low);
+        Ok(Compared {
+            hp: text(row, "hp").into(),
+            be: text(row, "be").into(),
+            mode: text(row, "mode").into(),
+            policy_config: Some(text(row, "policy_config").to_owned()).filter(|c| !c.is_empty()),
+            vendor_rewrite: is_vendor(row),
+            p99_over_alone: h.service_p99_over_solo,
+            measured_p99_over_alone: self.p99,
+            p50_ms: h.service_p50_ms,
+            measured_p50_ms: number(row, "p50_ms").unwrap_or(0.0),
+            p99_ms: h.service_p99_ms,
+            measured_p99_ms: number(row, "p99_ms").unwrap_or(0.0),
+            share: steps_per_s / solo_steps_per_s,
+            measured_share: self.share,
+            share_of_own: own_steps_per_s.map(|own| steps_per_s / own),
+            measured_share_of_own: self.own.map(|own| own.share),
+            alone_share: own_steps_per_s.map(|own| own / solo_steps_per_s),
+            measured_alone_share: self.own.map(|own| own.steps_per_s / solo_steps_per_s),
+            report,
+        })
+    }
+
+    /// The run whose p99 is the median of some, and the median of their shares of the training.
+    fn simulated(
+        &self,
+        high: &Trace,
+        low: &Trace,
+        policies: &Policies,
+    ) -> Result<(Report, f64), CtlError> {
+        // What a graph takes is not drawn.
+        let draws = if self.setup.graph { 1 } else { DRAWS };
+        let arrivals = self.arrivals();
+        let run = |draw| {
+            let setup = Setup { seed: self.setup.seed.wrapping_add(draw), ..self.setup };
+            Ok(simulate(&setup, high, Some(low), &arrivals, self.policy(policies)?))
+        };
+        let mut runs = (0..draws).map(run).collect::<Result<Vec<Report>, CtlError>>()?;
+        let mut median = |figure: fn(&Report) -> f64| {
+            runs.sort_by(|a, b| figure(a).total_cmp(&figure(b)));
+            runs[runs.len() / 2].clone()
+        };
+        let share = |r: &Report| r.best_effort.as_ref().map_or(0.0, |training| training.share);
+        let share = share(&median(share));
+        Ok((median(|r| r.high_priority.service_p99_ms), share))
+    }
+
+    /// The requests that the row's run served, if it says how fast the inference was alone.
+    fn arrivals(&self) -> Arrivals {
+        let of_solo = || Some(self.load * 1e3 / number(self.row, "solo_p50_ms")?);
+        let Some(rate_per_s) = number(self.row, "rate_per_s").or_else(of_solo) else {
+            return Arrivals::Poisson { load: self.load };
+        };
+        Arrivals::At(poisson(rate_per_s, self.setup.seconds, SEED))
+    }
+
+    fn policy(&self, policies: &Policies) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+        if !self.scheduled {
+            return Ok(None);
+        }
+        // Another policy has other settings.
+        let is_rows = policies.is(text(self.row, "policy"));
+        policies.load_configured(if is_rows { text(self.row, "policy_config") } else { "" })
+    }
+
+    /// Give the training the pace of the row's own process, if that was measured. Returns what
+    /// it then makes alone in the row's mode, steps a second.
+    fn as_own(
+        &self,
+        high: &Trace,
+        low: &mut Trace,
+        policies: &Policies,
+    ) -> Result<Option<f64>, CtlError> {
+        let Some(own) = self.own else { return Ok(None) };
+        let mut steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+        // The solo figure is of another process, and perhaps of another hour: a training that its
+        // own part limits had another pace. One that the GPU limits did not, for the GPU is the same:
+        // a rate that differs under a policy says that the model of cutting is off, and kernels made
+        // longer or shorter for that would be off, too. Shares of own have it above and below the line.
+        let is_launch_bound = low.alone[0].is_some_and(|alone| alone.is_launch_bound());
+        if steps_per_s > 0.0 && (is_launch_bound || !self.scheduled) {
+            slow_down(low, steps_per_s / own.steps_per_s);
+            steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+        }
+        Ok(Some(steps_per_s).filter(|&rate| rate > 0.0))
+    }
+
+    /// What the training makes in the row's mode beside an inference without requests.
+    fn alone_steps_per_s(
+        &self,
+        own: Own,
+        high: &Trace,
+        low: &Trace,
+        policies: &Policies,
+    ) -> Result<f64, CtlError> {
+        let seconds = own.seconds;
+        // An inference that waits for requests takes nothing of the training's host.
+        let model = Model { hosts_permille: 0, ..self.setup.model };
+        let setup = Setup { seconds, warm_up_seconds: Some(seconds), model, ..self.setup };
+        let none = Arrivals::At(Vec::new());
+        let report = simulate(&setup, high, Some(low), &none, self.policy(policies)?);
+        let share = report.best_effort.map_or(0.0, |training| training.share);
+        Ok(share * plain_steps_per_s(low))
+    }
+
+    /// Both as fast alone as they were in the row's run.
+    fn as_alone(&self, high: &mut Trace, low: &mut Trace) {
+        let ns = |key: &str| number(self.row, key).map(|ms| (ms * 1e6) as u64);
+        let like = |was: Option<Alone>, ns: u64| was.unwrap_or_default().scaled_to(ns);
+        let alone_ns = |p: &str| alone_ms(self.row, p).map(|ms| (ms * 1e6) as u64);
+        if let Some(solo_ns) = alone_ns("p50") {
+            let plain = like(high.alone[0], solo_ns);
+            high.alone[0] = Some(Alone { p99_ns: alone_ns("p99").unwrap_or(0), ..plain });
+            if let Some(own_ns) =
+                ns("own_solo_p50_ms").filter(|_| self.setup.residency == Residency::Mps)
+            {
+                high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
+            }
+        }
+        if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
+            let solo_ns = (1e9 / rate) as u64;
+            let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
+            low.alone[1] = low.alone[1].map(|mps| {
+                mps.scaled_to((mps.ns as f64 * solo_ns as f64 / before_ns as f64) as u64)
+            });
+            low.alone[0] = Some(like(low.alone[0], solo_ns));
+        }
+    }
+}
+
+impl Own {
+    fn of(row: &Value) -> Option<Self> {
+        let steps_per_s = number(row, "own_be_solo_steps_per_s")?;
+        let share = number(row, "be_share_of_own")?;
+        let seconds = number(row, "be_alone_seconds").unwrap_or(ALONE_SECONDS);
+        Some(Own { steps_per_s, share, seconds })
+    }
+}
+
+/// What a training makes alone without a core.
+fn plain_steps_per_s(low: &Trace) -> f64 {
+    1e9 / low.timed_in(Residency::Timeslice).period_ns.max(1) as f64
+}
+
+/// The same training, so many times as slow alone.
+fn slow_down(low: &mut Trace, by: f64) {
+    low.alone = low
+        .alone
+        .map(|alone| alone.map(|alone| alone.scaled_to((alone.ns as f64 * by).round() as u64)));
+}
+
+fn is_vendor(row: &Value) -> bool {
+    row.get("vendor_rewrite") == Some(&Value::Bool(true))
+}
+
+#[cfg(test)]
+mod tests;

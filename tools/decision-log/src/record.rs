@@ -1,0 +1,565 @@
+//! What a log consists of, and how each record is written as bytes.
+//!
+//! Little-endian, fixed sizes, lists and texts with their length before them; the
+//! tables are in `docs/decision-log.md`. The encoders write into a buffer that is kept,
+//! so that none of them allocates once it is large enough.
+
+use tally_engine::policy::{
+    Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind, Form,
+    KernelId, Launch, Sharing,
+};
+use tally_engine::profile::{CutState, FormView, KernelKey, KernelView, Profile};
+
+/// Longest text of a fault that is kept.
+pub const FAULT_BYTES_MAX: usize = 512;
+/// Longest record. The largest hold a policy's configuration and saved state.
+pub const RECORD_BYTES_MAX: usize = 4 << 20;
+
+/// The first byte of each record.
+pub mod kind {
+    /// [`super::Record::Policy`].
+    pub const POLICY: u8 = 1;
+    /// [`super::Record::Base`].
+    pub const BASE: u8 = 2;
+    /// [`super::Record::Kernel`].
+    pub const KERNEL: u8 = 3;
+    /// [`super::Record::Profile`].
+    pub const PROFILE: u8 = 4;
+    /// [`super::Record::Client`].
+    pub const CLIENT: u8 = 5;
+    /// [`super::Record::Gone`].
+    pub const GONE: u8 = 6;
+    /// [`super::Record::Begin`].
+    pub const BEGIN: u8 = 7;
+    /// [`super::Record::Start`].
+    pub const START: u8 = 8;
+    /// [`super::Record::Decide`].
+    pub const DECIDE: u8 = 9;
+    /// [`super::Record::Event`].
+    pub const EVENT: u8 = 10;
+    /// [`super::Record::Completion`].
+    pub const COMPLETION: u8 = 11;
+    /// [`super::Record::End`].
+    pub const END: u8 = 12;
+    /// [`super::Record::Strike`].
+    pub const STRIKE: u8 = 13;
+}
+
+/// What a policy was handed by the one before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedState {
+    /// Whose form.
+    pub format: String,
+    /// Of the form.
+    pub version: u32,
+    /// What it knows.
+    pub data: Vec<u8>,
+}
+
+/// A policy put in charge.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// Rises with each policy put in charge; the first is 1.
+    pub generation: u64,
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its file, hexadecimal; empty for one that is no file.
+    pub digest: String,
+    /// Its file; empty if there is none.
+    pub path: String,
+    /// The text of its configuration.
+    pub config: String,
+    /// What it started with; before [`Begin::Saved`] what it knew then.
+    pub saved: Option<SavedState>,
+}
+
+/// How what follows begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// With the policy's start: nothing that it knows came before.
+    PolicyStart,
+    /// While the policy ran: what it remembers is not in the log.
+    MidRun,
+    /// After records were lost: likewise.
+    AfterGap,
+    /// While the policy ran, which wrote down what it knew then: the record of the policy
+    /// has it.
+    Saved,
+}
+
+/// How a call ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// With an answer.
+    Ok(T),
+    /// The policy lost its turn.
+    Fault {
+        /// Why.
+        kind: FaultKind,
+        /// It ran for too long by the clock, which no replay repeats.
+        timed: bool,
+        /// The beginning of the message.
+        message: String,
+    },
+}
+
+/// How a call ended, and what the policy wanted done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer<T> {
+    /// Its end.
+    pub outcome: Outcome<T>,
+    /// Commands, in order.
+    pub commands: Vec<Command>,
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// This policy is in charge from now on.
+    Policy(About),
+    /// Forget the world: all of it follows, up to [`Record::Begin`].
+    Base(Sharing),
+    /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
+    Kernel {
+        /// Its id.
+        id: KernelId,
+        /// Which it is.
+        key: KernelKey,
+    },
+    /// What policies can learn of a kernel from now on.
+    Profile {
+        /// Which.
+        id: KernelId,
+        /// That.
+        view: KernelView,
+    },
+    /// A client is connected.
+    Client(ClientInfo),
+    /// A client is no longer known; the policy is told later.
+    Gone(ClientId),
+    /// From here on every call is in the log.
+    Begin {
+        /// How.
+        how: Begin,
+        /// Records lost before.
+        lost: u64,
+        /// What the policy in charge has subscribed to.
+        subscribed: u32,
+    },
+    /// The policy was put in charge, with the commands of its `init`.
+    Start(Vec<Command>),
+    /// A call of `decide`.
+    Decide {
+        /// The launch.
+        launch: Launch,
+        /// What came of it.
+        answer: Answer<Decision>,
+    },
+    /// A call of `on-event`.
+    Event {
+        /// When.
+        now_ns: u64,
+        /// What it was told.
+        event: Event,
+        /// What came of it.
+        answer: Answer<()>,
+    },
+    /// A completion that the policy did not ask for.
+    Completion {
+        /// When.
+        now_ns: u64,
+        /// It.
+        done: Completion,
+    },
+    /// The engine found fault with the policy, in something that no single call shows.
+    Strike {
+        /// When.
+        now_ns: u64,
+        /// Which fault.
+        kind: FaultKind,
+        /// The beginning of its message.
+        message: String,
+    },
+    /// The log ends in an orderly way.
+    End {
+        /// Why.
+        reason: String,
+        /// Records lost in all.
+        dropped: u64,
+    },
+}
+
+/// Whether a fault was one of wall-clock time (`tally-wasm-host` words it so).
+pub fn timed(fault: &Fault) -> bool {
+    fault.kind == FaultKind::Overrun && fault.message.starts_with("ran for more than")
+}
+
+/// The beginning of a text, at most so many bytes.
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// Appends records to a buffer. Each starts with its [`kind`].
+pub struct Encoder<'a>(pub &'a mut Vec<u8>);
+
+impl Encoder<'_> {
+    fn u8(&mut self, v: u8) {
+        self.0.push(v);
+    }
+    fn u32(&mut self, v: u32) {
+        self.0.extend_from_slice(&v.to_le_bytes());
+    }
+    fn u64(&mut self, v: u64) {
+        self.0.extend_from_slice(&v.to_le_bytes());
+    }
+    fn bytes(&mut self, v: &[u8]) {
+        self.u32(v.len() as u32);
+        self.0.extend_from_slice(v);
+    }
+    fn text(&mut self, v: &str) {
+        self.bytes(v.as_bytes());
+    }
+    fn class(&mut self, class: Class) {
+        self.u8(u8::from(class == Class::BestEffort));
+    }
+    fn client(&mut self, info: &ClientInfo) {
+        self.u32(info.id);
+        self.class(info.class);
+        self.text(&info.name);
+        self.u32(info.labels.len() as u32);
+        for (key, value) in &info.labels {
+            self.text(key);
+            self.text(value);
+        }
+    }
+
+    /// [`Record::Policy`].
+    pub fn policy(&mut self, about: &About) {
+        self.u8(kind::POLICY);
+        self.u64(about.generation);
+        for text in [&about.name, &about.digest, &about.path, &about.config] {
+            self.text(text);
+        }
+        self.u8(about.saved.is_some().into());
+        if let Some(saved) = &about.saved {
+            self.text(&saved.format);
+            self.u32(saved.version);
+            self.bytes(&saved.data);
+        }
+    }
+
+    /// [`Record::Base`].
+    pub fn base(&mut self, sharing: Sharing) {
+        self.u8(kind::BASE);
+        self.u8(match sharing {
+            Sharing::Concurrent => 0,
+            Sharing::TimeSliced => 1,
+        });
+    }
+
+    /// [`Record::Kernel`].
+    pub fn kernel(&mut self, id: KernelId, key: &KernelKey) {
+        self.u8(kind::KERNEL);
+        self.u32(id);
+        self.u64(key.image as u64);
+        self.u64((key.image >> 64) as u64);
+        key.grid.iter().chain(&key.block).for_each(|n| self.u32(*n));
+        self.text(&key.name);
+    }
+
+    fn figures(&mut self, id: KernelId, count: u64, mean_ns: u64, p99_ns: u64, cut: CutState) {
+        self.u8(kind::PROFILE);
+        self.u32(id);
+        self.u64(count);
+        self.u64(mean_ns);
+        self.u64(p99_ns);
+        match cut {
+            CutState::Unknown => self.u8(0),
+            CutState::Preparable => self.u8(1),
+            CutState::Preparing => self.u8(2),
+            CutState::Ready { sliceable, preemptible } => {
+                self.u8(3);
+                self.u8(u8::from(sliceable) | u8::from(preemptible) << 1);
+            }
+            // Policies see no difference.
+            CutState::WholeOnly(why) | CutState::WholeHere(why) => {
+                self.u8(4);
+                self.text(why);
+            }
+        }
+    }
+
+    fn forms(&mut self, forms: impl ExactSizeIterator<Item = FormView>) {
+        self.u32(forms.len() as u32);
+        for f in forms {
+            self.form(f.form);
+            self.u32(f.argument);
+            self.u64(f.count);
+            self.u64(f.mean_ns);
+            self.u64(f.turnaround_ns);
+        }
+    }
+
+    fn form(&mut self, form: Form) {
+        self.u8(match form {
+            Form::Whole => 0,
+            Form::Sliced => 1,
+            Form::Preemptible => 2,
+            Form::Partitioned => 3,
+        });
+    }
+
+    /// [`Record::Profile`], of the engine's own table.
+    pub fn profile(&mut self, id: KernelId, p: &Profile) {
+        self.figures(id, p.count, p.mean_ns, p.p99_ns(), p.cut);
+        self.forms(p.form_views());
+    }
+
+    /// [`Record::Profile`].
+    pub fn view(&mut self, id: KernelId, v: &KernelView) {
+        self.figures(id, v.count, v.mean_ns, v.p99_ns, v.cut);
+        self.forms(v.forms.iter().copied());
+    }
+
+    /// [`Record::Client`].
+    pub fn connected(&mut self, info: &ClientInfo) {
+        self.u8(kind::CLIENT);
+        self.client(info);
+    }
+
+    /// [`Record::Gone`].
+    pub fn gone(&mut self, id: ClientId) {
+        self.u8(kind::GONE);
+        self.u32(id);
+    }
+
+    /// [`Record::Begin`].
+    pub fn begin(&mut self, how: Begin, lost: u64, subscribed: u32) {
+        self.u8(kind::BEGIN);
+        self.u8(match how {
+            Begin::PolicyStart => 0,
+            Begin::MidRun => 1,
+            Begin::AfterGap => 2,
+            Begin::Saved => 3,
+        });
+        self.u64(lost);
+        self.u32(subscribed);
+    }
+
+    /// [`Record::Start`].
+    pub fn start(&mut self, commands: &[Command]) {
+        self.u8(kind::START);
+        self.commands(commands);
+    }
+
+    fn commands(&mut self, commands: &[Command]) {
+        self.u32(commands.len() as u32);
+        for command in commands {
+            match *command {
+                Command::Subscribe(to) => {
+                    self.u8(0);
+                    self.u32(to);
+                }
+                Command::SetTimer { delay_ns, token } => {
+                    self.u8(1);
+                    self.u64(delay_ns);
+                    self.u64(token);
+                }
+                Command::SetWindow { client, window_ns } => {
+                    self.u8(2);
+                    self.u32(client);
+                    self.u64(window_ns);
+                }
+                Command::RevokeLease(client) => {
+                    self.u8(3);
+                    self.u32(client);
+                }
+                Command::SetYield { client, yielded } => {
+                    self.u8(4);
+                    self.u32(client);
+                    self.u8(yielded.into());
+                }
+                Command::SetAutoYield { client, enabled, quiet_ns } => {
+                    self.u8(5);
+                    self.u32(client);
+                    self.u8(enabled.into());
+                    self.u64(quiet_ns);
+                }
+                Command::SetStandingGrant { client, granted } => {
+                    self.u8(6);
+                    self.u32(client);
+                    self.u8(granted.into());
+                }
+            }
+        }
+    }
+
+    fn fault(&mut self, kind: FaultKind, timed: bool, message: &str) {
+        self.u8(match kind {
+            FaultKind::Trap => 0x10,
+            FaultKind::Overrun => 0x11,
+            FaultKind::Memory => 0x12,
+            FaultKind::Nonsense => 0x13,
+            FaultKind::Disabled => 0x14,
+            FaultKind::Denied => 0x15,
+            FaultKind::Stall => 0x16,
+        });
+        self.u8(timed.into());
+        self.text(beginning(message, FAULT_BYTES_MAX));
+    }
+
+    /// [`Record::Decide`]: the call's end and the commands that it left.
+    #[inline]
+    pub fn decide(
+        &mut self,
+        l: &Launch,
+        outcome: Result<Decision, (FaultKind, bool, &str)>,
+        commands: &[Command],
+    ) {
+        self.u8(kind::DECIDE);
+        self.u64(l.now_ns);
+        self.u32(l.client);
+        self.class(l.class);
+        self.u32(l.kernel);
+        self.u32(l.flags);
+        self.u64(l.grid_blocks);
+        self.u32(l.block_threads);
+        self.u32(l.shared_bytes);
+        for ns in [l.predicted_ns, l.waited_ns, l.in_flight_ns, l.high_quiet_ns] {
+            self.u64(ns);
+        }
+        for n in [l.high_clients, l.waiting_clients, l.stream, l.sm_count] {
+            self.u32(n);
+        }
+        match outcome {
+            Ok(Decision::Run(lease)) => {
+                self.u8(0);
+                self.u32(lease);
+            }
+            Ok(Decision::Hold(ns)) => {
+                self.u8(1);
+                self.u64(ns);
+            }
+            Ok(Decision::Slice(blocks)) => {
+                self.u8(2);
+                self.u32(blocks);
+            }
+            Ok(Decision::Preemptible) => self.u8(3),
+            Ok(Decision::Partition(sms)) => {
+                self.u8(4);
+                self.u32(sms);
+            }
+            Err((kind, timed, message)) => self.fault(kind, timed, message),
+        }
+        self.commands(commands);
+    }
+
+    /// [`Record::Event`].
+    pub fn event(
+        &mut self,
+        now_ns: u64,
+        event: &Event,
+        outcome: Result<(), (FaultKind, bool, &str)>,
+        commands: &[Command],
+    ) {
+        self.u8(kind::EVENT);
+        self.u64(now_ns);
+        match event {
+            Event::ClientJoined(info) => {
+                self.u8(0);
+                self.client(info);
+            }
+            Event::ClientLeft(id) => {
+                self.u8(1);
+                self.u32(*id);
+            }
+            Event::HighBusy => self.u8(2),
+            Event::HighIdle => self.u8(3),
+            Event::KernelDone(done) => {
+                self.u8(4);
+                self.done(done);
+            }
+            Event::Timer(token) => {
+                self.u8(5);
+                self.u64(*token);
+            }
+        }
+        match outcome {
+            Ok(()) => self.u8(0),
+            Err((kind, timed, message)) => self.fault(kind, timed, message),
+        }
+        self.commands(commands);
+    }
+
+    fn done(&mut self, done: &Completion) {
+        self.u32(done.client);
+        self.u32(done.kernel);
+        self.form(done.form);
+        self.u32(done.argument);
+        self.u64(done.predicted_ns);
+        self.u64(done.measured_ns);
+    }
+
+    /// [`Record::Strike`].
+    pub fn strike(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
+        self.u8(kind::STRIKE);
+        self.u64(now_ns);
+        self.fault(kind, false, message);
+    }
+
+    /// [`Record::Completion`].
+    pub fn completion(&mut self, now_ns: u64, done: &Completion) {
+        self.u8(kind::COMPLETION);
+        self.u64(now_ns);
+        self.done(done);
+    }
+
+    /// [`Record::End`].
+    pub fn end(&mut self, reason: &str, dropped: u64) {
+        self.u8(kind::END);
+        self.text(reason);
+        self.u64(dropped);
+    }
+
+    /// Any record.
+    pub fn record(&mut self, record: &Record) {
+        match record {
+            Record::Policy(about) => self.policy(about),
+            Record::Base(sharing) => self.base(*sharing),
+            Record::Kernel { id, key } => self.kernel(*id, key),
+            Record::Profile { id, view } => self.view(*id, view),
+            Record::Client(info) => self.connected(info),
+            Record::Gone(id) => self.gone(*id),
+            Record::Begin { how, lost, subscribed } => self.begin(*how, *lost, *subscribed),
+            Record::Start(commands) => self.start(commands),
+            Record::Decide { launch, answer } => {
+                self.decide(launch, borrowed(&answer.outcome), &answer.commands);
+            }
+            Record::Event { now_ns, event, answer } => {
+                self.event(*now_ns, event, borrowed(&answer.outcome), &answer.commands);
+            }
+            Record::Completion { now_ns, done } => self.completion(*now_ns, done),
+            Record::Strike { now_ns, kind, message } => self.strike(*now_ns, *kind, message),
+            Record::End { reason, dropped } => self.end(reason, *dropped),
+        }
+    }
+}
+
+fn borrowed<T: Copy>(outcome: &Outcome<T>) -> Result<T, (FaultKind, bool, &str)> {
+    match outcome {
+        Outcome::Ok(answer) => Ok(*answer),
+        Outcome::Fault { kind, timed, message } => Err((*kind, *timed, message)),
+    }
+}
+
+/// What the encoders take, of a call's result.
+pub fn of_call<T: Copy>(result: &Result<T, Fault>) -> Result<T, (FaultKind, bool, &str)> {
+    match result {
+        Ok(answer) => Ok(*answer),
+        Err(fault) => Err((fault.kind, timed(fault), &fault.message)),
+    }
+}

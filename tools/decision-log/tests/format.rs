@@ -1,0 +1,339 @@
+//! Records and files: what is written is read, and bytes of any kind are refused
+//! without a panic or memory for what is not there.
+
+mod common;
+
+use common::header;
+use proptest::prelude::*;
+use tally_decision_log::record::{Encoder, SavedState};
+use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
+use tally_engine::policy::{
+    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, Sharing,
+};
+use tally_engine::profile::{CutState, FormView, KernelKey, KernelView};
+
+fn form() -> impl Strategy<Value = Form> {
+    prop_oneof![
+        Just(Form::Whole),
+        Just(Form::Sliced),
+        Just(Form::Preemptible),
+        Just(Form::Partitioned)
+    ]
+}
+
+fn class() -> impl Strategy<Value = Class> {
+    any::<bool>().prop_map(|high| if high { Class::High } else { Class::BestEffort })
+}
+
+fn client() -> impl Strategy<Value = ClientInfo> {
+    let label = (".{0,8}", ".{0,8}");
+    (any::<u32>(), class(), ".{0,20}", prop::collection::vec(label, 0..4))
+        .prop_map(|(id, class, name, labels)| ClientInfo { id, class, name, labels })
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    let (c, n, b) = (any::<u32>(), any::<u64>(), any::<bool>());
+    prop_oneof![
+        c.prop_map(Command::Subscribe),
+        (n, n).prop_map(|(delay_ns, token)| Command::SetTimer { delay_ns, token }),
+        (c, n).prop_map(|(client, window_ns)| Command::SetWindow { client, window_ns }),
+        c.prop_map(Command::RevokeLease),
+        (c, b).prop_map(|(client, yielded)| Command::SetYield { client, yielded }),
+        (c, b, n).prop_map(|(client, enabled, quiet_ns)| Command::SetAutoYield {
+            client,
+            enabled,
+            quiet_ns
+        }),
+        (c, b).prop_map(|(client, granted)| Command::SetStandingGrant { client, granted }),
+    ]
+}
+
+fn answer<T: Clone + std::fmt::Debug>(
+    ok: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Answer<T>> {
+    let kind = prop_oneof![
+        Just(FaultKind::Trap),
+        Just(FaultKind::Overrun),
+        Just(FaultKind::Memory),
+        Just(FaultKind::Nonsense),
+        Just(FaultKind::Denied),
+        Just(FaultKind::Stall),
+        Just(FaultKind::Disabled)
+    ];
+    let fault = (kind, any::<bool>(), ".{0,40}")
+        .prop_map(|(kind, timed, message)| Outcome::Fault { kind, timed, message });
+    let outcome = prop_oneof![ok.prop_map(Outcome::Ok), fault];
+    (outcome, prop::collection::vec(command(), 0..5))
+        .prop_map(|(outcome, commands)| Answer { outcome, commands })
+}
+
+fn decision() -> impl Strategy<Value = Decision> {
+    prop_oneof![
+        any::<u32>().prop_map(Decision::Run),
+        any::<u64>().prop_map(Decision::Hold),
+        any::<u32>().prop_map(Decision::Slice),
+        Just(Decision::Preemptible),
+        any::<u32>().prop_map(Decision::Partition),
+    ]
+}
+
+fn launch() -> impl Strategy<Value = Launch> {
+    (any::<[u64; 6]>(), any::<[u32; 9]>(), class()).prop_map(|(n, w, class)| Launch {
+        now_ns: n[0],
+        client: w[0],
+        class,
+        kernel: w[1],
+        flags: w[2],
+        grid_blocks: n[1],
+        block_threads: w[3],
+        shared_bytes: w[4],
+        predicted_ns: n[2],
+        waited_ns: n[3],
+        in_flight_ns: n[4],
+        high_quiet_ns: n[5],
+        high_clients: w[5],
+        waiting_clients: w[6],
+        stream: w[7],
+        sm_count: w[8],
+    })
+}
+
+fn completion() -> impl Strategy<Value = Completion> {
+    (any::<[u32; 3]>(), form(), any::<[u64; 2]>()).prop_map(|(w, form, n)| Completion {
+        client: w[0],
+        kernel: w[1],
+        form,
+        argument: w[2],
+        predicted_ns: n[0],
+        measured_ns: n[1],
+    })
+}
+
+fn view() -> impl Strategy<Value = KernelView> {
+    let cut = prop_oneof![
+        Just(CutState::Unknown),
+        Just(CutState::Preparable),
+        Just(CutState::Preparing),
+        any::<[bool; 2]>()
+            .prop_map(|[sliceable, preemptible]| CutState::Ready { sliceable, preemptible }),
+        Just(CutState::WholeOnly("a reason")),
+        Just(CutState::WholeOnly("another reason")),
+    ];
+    let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 3]>(), 0..16);
+    (any::<[u64; 3]>(), cut, forms).prop_map(|(n, cut, forms)| KernelView {
+        count: n[0],
+        mean_ns: n[1],
+        p99_ns: n[2],
+        cut,
+        forms: forms
+            .into_iter()
+            .map(|((form, argument), n)| FormView {
+                form,
+                argument,
+                count: n[0],
+                mean_ns: n[1],
+                turnaround_ns: n[2],
+            })
+            .collect(),
+    })
+}
+
+fn about() -> impl Strategy<Value = About> {
+    let saved = (".{0,9}", any::<u32>(), any::<Vec<u8>>())
+        .prop_map(|(format, version, data)| SavedState { format, version, data });
+    (any::<u64>(), ".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}", prop::option::of(saved)).prop_map(
+        |(generation, name, digest, path, config, saved)| About {
+            generation,
+            name,
+            digest,
+            path,
+            config,
+            saved,
+        },
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        client().prop_map(Event::ClientJoined),
+        any::<u32>().prop_map(Event::ClientLeft),
+        Just(Event::HighBusy),
+        Just(Event::HighIdle),
+        completion().prop_map(Event::KernelDone),
+        any::<u64>().prop_map(Event::Timer),
+    ]
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    let how = prop_oneof![Just(Begin::PolicyStart), Just(Begin::MidRun), Just(Begin::AfterGap)];
+    let key = (".{0,30}", any::<u128>(), any::<[u32; 3]>(), any::<[u32; 3]>())
+        .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
+    prop_oneof![
+        about().prop_map(Record::Policy),
+        Just(Record::Base(Sharing::Concurrent)),
+        Just(Record::Base(Sharing::TimeSliced)),
+        (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
+        (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
+        client().prop_map(Record::Client),
+        any::<u32>().prop_map(Record::Gone),
+        (how, any::<u64>(), any::<u32>()).prop_map(|(how, lost, subscribed)| Record::Begin {
+            how,
+            lost,
+            subscribed
+        }),
+        prop::collection::vec(command(), 0..5).prop_map(Record::Start),
+        (launch(), answer(decision()))
+            .prop_map(|(launch, answer)| Record::Decide { launch, answer }),
+        (any::<u64>(), event(), answer(Just(())))
+            .prop_map(|(now_ns, event, answer)| Record::Event { now_ns, event, answer }),
+        (any::<u64>(), completion()).prop_map(|(now_ns, done)| Record::Completion { now_ns, done }),
+        (any::<u64>(), ".{0,30}").prop_map(|(now_ns, message)| {
+            let kind = FaultKind::Stall;
+            Record::Strike { now_ns, kind, message }
+        }),
+        (".{0,30}", any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
+    ]
+}
+
+fn file(records: &[Record]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), &header()).unwrap();
+    for record in records {
+        writer.record(record).unwrap();
+    }
+    assert_eq!(writer.records(), records.len() as u64);
+    let bytes = writer.bytes();
+    let file = writer.into_inner();
+    assert_eq!(bytes, file.len() as u64);
+    file
+}
+
+/// What can be read of a file, and how that ended.
+fn read(file: &[u8]) -> (Vec<Record>, Option<LogError>) {
+    let mut log = match Reader::new(file) {
+        Ok(log) => log,
+        Err(error) => return (Vec::new(), Some(error)),
+    };
+    let mut all = Vec::new();
+    loop {
+        match log.next_record() {
+            Ok(Some(record)) => all.push(record),
+            Ok(None) => return (all, None),
+            Err(error) => {
+                assert!(matches!(log.next_record(), Ok(None)), "it stops after an error");
+                return (all, Some(error));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_is_read(records in prop::collection::vec(record(), 0..20)) {
+        let (all, error) = read(&file(&records));
+        prop_assert!(error.is_none(), "{error:?}");
+        prop_assert_eq!(all, records);
+    }
+
+    #[test]
+    fn a_file_cut_off_anywhere_is_good_up_to_there(
+        records in prop::collection::vec(record(), 1..8),
+        at in any::<prop::sample::Index>(),
+    ) {
+        let whole = file(&records);
+        let cut = at.index(whole.len());
+        let (all, error) = read(&whole[..cut]);
+        prop_assert_eq!(&all[..], &records[..all.len()]);
+        // At the end of a record it is only shorter; anywhere else that is said.
+        if error.is_none() {
+            prop_assert_eq!(file(&records[..all.len()]).len(), cut);
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_noticed(
+        records in prop::collection::vec(record(), 1..8),
+        at in any::<prop::sample::Index>(),
+        flip in 1u8..,
+    ) {
+        let mut whole = file(&records);
+        let at = at.index(whole.len());
+        whole[at] ^= flip;
+        let (all, error) = read(&whole);
+        prop_assert!(error.is_some(), "byte {at}");
+        prop_assert_eq!(&all[..], &records[..all.len()]);
+    }
+
+    #[test]
+    fn bytes_of_any_kind_are_refused_or_read(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = decode::record(&bytes);
+        let _ = read(&bytes);
+        // The same behind a good header, with and without a good checksum.
+        let mut behind = file(&[]);
+        behind.extend_from_slice(&bytes);
+        let _ = read(&behind);
+        let mut writer = Writer::new(Vec::new(), &header()).unwrap();
+        writer.raw(&bytes).unwrap();
+        let (all, error) = read(&writer.into_inner());
+        prop_assert_eq!(all.is_empty(), error.is_some());
+    }
+
+    /// A record with one byte changed is refused, or is another record that can be
+    /// written and read again.
+    #[test]
+    fn changed_records_are_refused_or_whole(
+        record in record(),
+        at in any::<prop::sample::Index>(),
+        to in any::<u8>(),
+    ) {
+        let mut bytes = Vec::new();
+        Encoder(&mut bytes).record(&record);
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        if let Ok(other) = decode::record(&bytes) {
+            let mut again = Vec::new();
+            Encoder(&mut again).record(&other);
+            prop_assert_eq!(decode::record(&again).unwrap(), other);
+        }
+    }
+}
+
+#[test]
+fn other_files_and_versions_are_named() {
+    let text = |bytes: &[u8]| Reader::new(bytes).unwrap_err().to_string();
+    for bytes in [&b""[..], b"TALLY", b"name,grid\n1,2\n and more text than a header has"] {
+        assert!(text(bytes).contains("tallyctl log record"), "{}", text(bytes));
+    }
+    let mut newer = file(&[]);
+    newer[8] = 9;
+    assert!(text(&newer).contains("version 9"), "{}", text(&newer));
+    let mut older = file(&[]);
+    for (version, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+        older[8] = version;
+        assert_eq!(Reader::new(&older[..]).is_ok(), is_read, "{version}");
+    }
+    let mut long = file(&[]);
+    long[15] = 0xff;
+    assert!(text(&long).contains("too long"), "{}", text(&long));
+    let whole = file(&[Record::Base(Sharing::Concurrent)]);
+    let (_, error) = read(&whole[..whole.len() - 1]);
+    let said = error.unwrap().to_string();
+    assert!(said.contains("cut off within record 1") && said.contains("before is good"), "{said}");
+}
+
+/// A length that promises much costs nothing until it is there.
+#[test]
+fn claimed_lengths_are_not_believed() {
+    for length in [u32::MAX, 4 << 20] {
+        let mut whole = file(&[]);
+        whole.extend_from_slice(&length.to_le_bytes());
+        whole.extend_from_slice(&[0; 4]);
+        let (all, error) = read(&whole);
+        assert!(all.is_empty() && error.is_some());
+    }
+    // A list of four billion labels in a record of twenty bytes.
+    let mut bytes = vec![tally_decision_log::record::kind::CLIENT, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+    bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+    assert!(decode::record(&bytes).is_err());
+}

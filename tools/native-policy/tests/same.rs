@@ -1,0 +1,272 @@
+//! A native policy and its component answer alike: the same decisions, commands and
+//! figures over long random streams, whatever was measured and whoever comes and goes.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use tally_engine::policy::{
+    Class, ClientInfo, Command, Context, Decision, Event, Form, Launch, Policy,
+};
+use tally_engine::profile::{CutState, KernelKey};
+use tally_native_policy::NativePolicy;
+use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
+use tally_priority::Priority;
+
+const STEPS: u64 = 60_000;
+const KERNELS: u32 = 48;
+
+fn guest(name: &str) -> PathBuf {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let target = target.parent().expect("the target folder");
+    let file = target.join("release/policies").join(name).with_extension("wasm");
+    assert!(file.is_file(), "{} is missing: run `cargo xtask policies` first", file.display());
+    file
+}
+
+/// The component, bounded by fuel alone: how busy this machine is must not matter.
+fn component(config: &str) -> WasmPolicy {
+    let limits = Limits { call_cpu_ms_max: 30_000, ..Limits::default() };
+    let host = PolicyHost::compiling_by(Compiler::in_process(), limits)
+        .unwrap()
+        .granting(Capabilities::all());
+    host.load_file(&guest("tally-priority"), config).unwrap()
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 11) % n
+    }
+
+    /// So many nanoseconds or less, small ones as likely as large ones.
+    fn ns(&mut self, bits: u64) -> u64 {
+        let bits = self.below(bits);
+        self.below(2 << bits)
+    }
+}
+
+/// What the core would know, told to both alike.
+#[derive(Clone, Copy, Debug)]
+enum Fact {
+    Joins(u32, Class),
+    Leaves(u32),
+    Took(u32, Form, u32, u64),
+    GaveWay(u32, Form, u32, u64),
+    Cut(u32, CutState),
+}
+
+/// One policy with a world of its own.
+struct Seat<P> {
+    policy: P,
+    context: Context,
+}
+
+impl<P: Policy> Seat<P> {
+    fn new(mut policy: P) -> Self {
+        let mut context = Context::default();
+        for kernel in 0..KERNELS {
+            let key = KernelKey {
+                name: format!("kernel-{kernel}"),
+                image: 1,
+                grid: [blocks(kernel) as u32, 1, 1],
+                block: [256, 1, 1],
+            };
+            assert_eq!(context.world.profiles.intern(&key), Some(kernel));
+        }
+        policy.start(&mut context);
+        Seat { policy, context }
+    }
+
+    fn learn(&mut self, fact: Fact, now_ns: u64) {
+        let world = &mut *self.context.world;
+        match fact {
+            Fact::Joins(id, class) => {
+                let labels = vec![("slo".into(), "5ms".into())];
+                let info = ClientInfo { id, class, name: format!("client-{id}"), labels };
+                world.clients.insert(id, info.clone());
+                let told = Event::ClientJoined(info);
+                self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
+            }
+            Fact::Leaves(id) => {
+                world.clients.remove(&id);
+                let told = Event::ClientLeft(id);
+                self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
+            }
+            Fact::Took(kernel, Form::Whole, _, ns) => world.profiles.record(kernel, ns),
+            Fact::Took(kernel, form, argument, ns) => {
+                world.profiles.record_form(kernel, form, argument, ns);
+            }
+            Fact::GaveWay(kernel, form, argument, ns) => {
+                world.profiles.record_turnaround(kernel, form, argument, ns);
+            }
+            Fact::Cut(kernel, cut) => world.profiles.set_cut(kernel, cut),
+        }
+    }
+
+    fn decide(&mut self, launch: &Launch) -> (Decision, Vec<Command>) {
+        let predicted_ns = self.context.world.profiles.predicted_ns(launch.kernel);
+        let launch = Launch { predicted_ns, ..*launch };
+        let decision = self.policy.decide(&launch, &mut self.context).unwrap();
+        (decision, self.context.commands.drain().collect())
+    }
+}
+
+fn blocks(kernel: u32) -> u64 {
+    1 << (kernel % 17)
+}
+
+fn form_of(decision: Decision) -> (Form, u32) {
+    match decision {
+        Decision::Slice(blocks) => (Form::Sliced, blocks),
+        Decision::Partition(sms) => (Form::Partitioned, sms),
+        Decision::Preemptible => (Form::Preemptible, 0),
+        Decision::Run(_) | Decision::Hold(_) => (Form::Whole, 0),
+    }
+}
+
+fn launch(random: &mut Random, now_ns: u64, high_clients: u32) -> Launch {
+    let kernel = random.below(u64::from(KERNELS)) as u32;
+    Launch {
+        now_ns,
+        client: random.below(4) as u32,
+        class: if random.below(16) == 0 { Class::High } else { Class::BestEffort },
+        kernel,
+        // Few bits at a time, so that every form is on offer often enough.
+        flags: (random.next() & random.next()) as u32 & 0x1ff & !u32::from(random.below(3) > 0),
+        grid_blocks: blocks(kernel),
+        block_threads: 256,
+        shared_bytes: 0,
+        predicted_ns: 0,
+        waited_ns: random.ns(30),
+        in_flight_ns: random.ns(30),
+        high_quiet_ns: if random.below(3) == 0 { random.ns(24) } else { u64::MAX },
+        high_clients,
+        waiting_clients: 1 + random.below(4) as u32,
+        stream: random.below(64) as u32,
+        sm_count: 132,
+    }
+}
+
+/// How often each kind of decision was given; and the metrics of both.
+fn compare(seed: u64, config: &str) -> [u32; 5] {
+    let mut wasm = Seat::new(component(config));
+    let mut native = Seat::new(NativePolicy::<Priority>::new(config).unwrap());
+    let mut random = Random(seed);
+    let (mut now_ns, mut seen, mut clients) = (1_000_000_000, [0; 5], BTreeMap::new());
+    for step in 0..STEPS {
+        now_ns += random.ns(22);
+        let fact = match random.below(64) {
+            0 => {
+                let class = if random.below(3) == 0 { Class::High } else { Class::BestEffort };
+                let id = step as u32;
+                clients.insert(id, class);
+                Some(Fact::Joins(id, class))
+            }
+            1 => clients.pop_first().map(|(id, _)| Fact::Leaves(id)),
+            2 => {
+                let cut = [
+                    CutState::Preparable,
+                    CutState::Preparing,
+                    CutState::Ready { sliceable: true, preemptible: random.below(2) == 0 },
+                    CutState::WholeOnly("it spins"),
+                ];
+                // Rarely for good.
+                let kinds = if random.below(50) == 0 { 4 } else { 3 };
+                let cut = cut[random.below(kinds) as usize];
+                Some(Fact::Cut(random.below(KERNELS.into()) as u32, cut))
+            }
+            _ => None,
+        };
+        if let Some(fact) = fact {
+            wasm.learn(fact, now_ns);
+            native.learn(fact, now_ns);
+            let asked: [Vec<Command>; 2] =
+                [&mut wasm.context, &mut native.context].map(|c| c.commands.drain().collect());
+            assert_eq!(asked[0], asked[1], "step {step}, {fact:?}, seed {seed}");
+        }
+        let high = clients.values().filter(|class| **class == Class::High).count();
+        let asked = launch(&mut random, now_ns, high as u32);
+        let (ours, theirs) = (native.decide(&asked), wasm.decide(&asked));
+        assert_eq!(ours, theirs, "step {step}, {asked:?}, seed {seed}");
+        let kind = match ours.0 {
+            Decision::Run(_) => 0,
+            Decision::Hold(_) => 1,
+            Decision::Slice(_) => 2,
+            Decision::Preemptible => 3,
+            Decision::Partition(_) => 4,
+        };
+        seen[kind] += 1;
+        // It runs, takes its time in that form, and may be asked to give way.
+        if kind != 1 {
+            let (form, argument) = form_of(ours.0);
+            let ns = 1 + u64::from(asked.kernel) * 40_000 + random.ns(20);
+            let mut facts = vec![Fact::Took(asked.kernel, form, argument, ns)];
+            if form != Form::Whole {
+                facts.push(Fact::GaveWay(asked.kernel, form, argument, 1 + random.ns(17)));
+            }
+            for fact in facts {
+                wasm.learn(fact, now_ns);
+                native.learn(fact, now_ns);
+            }
+        }
+    }
+    let status = wasm.policy.status();
+    assert_eq!(status.faults.total(), 0, "{:?}", status.last_fault);
+    let mut figures: BTreeMap<String, i64> = status.gauges;
+    figures.extend(status.counters.into_iter().map(|(name, n)| (name, n as i64)));
+    assert_eq!(native.policy.metrics(), figures);
+    seen
+}
+
+#[test]
+fn tally_priority_answers_as_its_component_does() {
+    let mut seen = [0; 5];
+    for (seed, config) in [
+        (1, ""),
+        (2, "explore_permille = 1000\nsamples = 2\nreview_launches = 16"),
+        (3, "turnaround_ns_max = 0\nslowdown_percent_max = 900"),
+        (4, "reserve_sms = 16\npartition_turnaround_us = 10\nquiet_us = 0"),
+        (5, "cut = false\nlease_launches = 3\nwindow_us = 7"),
+    ] {
+        for (all, n) in seen.iter_mut().zip(compare(seed, config)) {
+            *all += n;
+        }
+    }
+    // A comparison of one kind of answer would show little.
+    assert!(seen.iter().all(|&n| n > 1_000), "{seen:?}");
+}
+
+#[test]
+fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
+    for config in ["quiet_us = -1", "window = 3", "quiet_us", "samples = 61"] {
+        let native = NativePolicy::<Priority>::new(config).err().unwrap();
+        let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
+        let wasm = host.load_file(&guest("tally-priority"), config).err().unwrap().to_string();
+        assert!(wasm.ends_with(&native), "{wasm} does not end with {native}");
+    }
+}
+
+/// Whole simulations, byte for byte.
+#[test]
+fn a_simulation_comes_out_the_same() {
+    use tally_simulator::{Arrivals, Cut, Residency, Setup, Trace, simulate};
+    let open = |name| Trace::open(name).unwrap();
+    let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
+    for residency in [Residency::Timeslice, Residency::Mps] {
+        let setup = Setup { seconds: 0.5, residency, cut: Cut::All, ..Setup::default() };
+        let report = |policy: Box<dyn Policy + Send>| {
+            let load = Arrivals::Poisson { load: 0.5 };
+            format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))
+        };
+        let native = report(tally_native_policy::by_name("tally-priority", "").unwrap());
+        assert_eq!(native, report(Box::new(component(""))), "{residency:?}");
+    }
+}

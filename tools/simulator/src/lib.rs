@@ -1,0 +1,53 @@
+//! Judges a scheduling policy without a GPU.
+//!
+//! The engine that serves in `tally-core` runs here in virtual time: a high-priority
+//! inference and a best-effort training, both recorded kernel by kernel, share a model
+//! of a GPU. The same inputs and seed give the same report, to the byte. There is no
+//! clock and no thread, and this crate knows nothing of WebAssembly: whoever calls it
+//! hands it a policy.
+//!
+//! ```
+//! use tally_engine::BuiltIn;
+//! use tally_simulator::{Arrivals, Setup, Trace, simulate};
+//!
+//! let hp = Trace::open("resnet50_infer_b1")?;
+//! let be = Trace::open("resnet50_train_b128")?;
+//! let setup = Setup { seconds: 0.2, ..Setup::default() };
+//! let policy = Box::new(BuiltIn { quiet_ns: 100_000 });
+//! let report = simulate(&setup, &hp, Some(&be), &Arrivals::Poisson { load: 0.5 }, Some(policy));
+//! assert!(report.best_effort.unwrap().share < 1.0);
+//! # Ok::<(), tally_simulator::TraceError>(())
+//! ```
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`trace`] | recorded kernels, and what they say of the program that launched them |
+//! | [`gpu`] | costs, blocks and waves of a kernel, forms |
+//! | [`model`] | figures that may be other elsewhere |
+//! | [`device`] | who runs when: time slices, or blocks side by side |
+//! | [`host`] | a program: when it launches, what it waits for |
+//! | [`completions`] | when the core learns that a launch is done |
+//! | [`sim`] | the loop: time, programs, engine, device |
+//! | [`report`] | what comes out |
+//!
+//! `docs/simulate.md` says how far to believe it, against measurements.
+#![forbid(unsafe_code)]
+
+pub mod arrivals;
+mod builtin;
+pub mod completions;
+pub mod device;
+pub mod gpu;
+pub mod host;
+pub mod model;
+pub mod report;
+pub mod sim;
+pub mod trace;
+
+pub use arrivals::{Arrivals, ArrivalsError};
+pub use builtin::names as builtin_traces;
+pub use gpu::{Cut, Residency};
+pub use model::Model;
+pub use report::Report;
+pub use sim::{Setup, simulate};
+pub use trace::{Trace, TraceError};
