@@ -448,7 +448,10 @@ fn thread_ended(token: u64) {
             // Not while another thread is in a call that keeps this waiting: what that waits for may wait for
             // the thread's end.
             if driver().current_context() == slot.context.load(Relaxed) {
-                let mark = || Some(completion::mark(i, slot, STREAM_PER_THREAD));
+                let mark = || {
+                    completion::mark(i, slot, STREAM_PER_THREAD);
+                    Some(())
+                };
                 let _ = quiesce::alone_outside(MARK_WAIT_MAX, mark);
             }
             detach(i);
