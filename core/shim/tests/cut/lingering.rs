@@ -399,12 +399,13 @@ fn a_wait_ends_while_another_thread_frees_memory() {
         |device| {
             let (held, stream) = (device.stream(1), device.stream(1));
             warm_up(device, stream);
-            let (words, memory) = (device.words(), device.memory(1));
-            let (cells, steps) = (device.cells(GRID[0]), device.cells(2));
-            let params = [cells.data, cells.counts, words.as_ptr() as u64];
-            ok(device.launch(device.function("later"), GRID, 1, held, &params));
-            crate::program::wait_for(&words[0], 1);
-            device.step(&steps, GRID, stream, 1, WORK);
+            let memory = device.memory(1);
+            let all = [held, stream].map(|of| (of, device.words(), device.cells(GRID[0])));
+            for (stream, words, cells) in &all {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(device.function("later"), GRID, 1, *stream, &params));
+                crate::program::wait_for(&words[0], 1);
+            }
             let mine = device.clone();
             let freeing = std::thread::spawn(move || {
                 mine.enter();
@@ -413,11 +414,17 @@ fn a_wait_ends_while_another_thread_frees_memory() {
             });
             // Until it is in the driver.
             std::thread::sleep(std::time::Duration::from_millis(100));
+            let [(_, first, _), (_, second, _)] = all;
+            let ending = std::thread::spawn(move || {
+                // Until the other thread waits.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                second[1].store(1, SeqCst);
+            });
             device.sync(stream);
             assert_eq!(count(), 0, "it would have been kept waiting");
-            words[1].store(1, SeqCst);
+            first[1].store(1, SeqCst);
             freeing.join().unwrap();
-            device.check_steps(&steps, &[1]);
+            ending.join().unwrap();
             say("end");
         },
         counting,
