@@ -84,7 +84,7 @@ def main(suite):
     failures = Failures()
     times = {clock: {kind: [] for kind in start_times.KINDS} for clock in start_times.CLOCKS}
     begin = time.monotonic()
-    with Holder(), Core(suite, "start", "tally-priority", suite.args.residency) as core:
+    with Holder(), Core(suite, "start", "tally-priority", suite.args.sharing) as core:
         # Files into memory, the core's first client, and what profiles and caches it leaves.
         for kind in start_times.KINDS:
             start(core, kind)
@@ -96,7 +96,7 @@ def main(suite):
                     times[clock][kind].append(seconds)
             longest_s = max(longest_s, time.monotonic() - round_began)
             rounds += 1
-    content = {"residency": suite.args.residency, "promise_ratio_max": start_times.PROMISE_RATIO_MAX, "times_s": times}
+    content = {"sharing": suite.args.sharing, "promise_ratio_max": start_times.PROMISE_RATIO_MAX, "times_s": times}
     for row in start_times.rows(times):
         print(row, flush=True)
         if row["clock"] == "wall" and row["verdict"] == "not kept":
@@ -106,7 +106,7 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
     parser.add_argument("--rounds", type=int, default=24, help="rounds of four processes at most")
     parser.add_argument("--seconds", type=float, default=165, help="no round begins that would not end by then")
 

@@ -11,9 +11,9 @@
 //! of their own: they are given up before that.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::slots;
-use crate::{completion, cut, graphs, linger, names, poller, state, streams};
+use crate::{completion, forms, graphs, linger, names, poller, state, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 
@@ -39,7 +39,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     let events = completion::take_context(context);
     linger::forget_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
-    let was_cut = cut::close_context(context);
+    let was_transformed = forms::close_context(context);
     poller::wait_out();
     let made = streams::take_context(context);
     let modules = names::take_context(context);
@@ -49,7 +49,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     if is_gone {
         graphs::forget(&homes);
     }
-    cut::closed(context, was_cut, is_gone);
+    forms::closed(context, was_transformed, is_gone);
     if !is_gone {
         completion::put_back(events);
         slots::reopen(&closed);
@@ -207,7 +207,7 @@ fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
         release()
     } else {
         // Else the references of the shim's green contexts would keep it.
-        cut::width::give_up(context);
+        forms::sm_limit::give_up(context);
         let mut is_done = false;
         destroying(context, || {
             is_done = release();
@@ -237,7 +237,7 @@ pub unsafe fn primary_reset(
     };
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
-            cut::width::give_up(context);
+            forms::sm_limit::give_up(context);
             let greens = GREENS.with(|all| {
                 let on_it = all.values().filter(|green| green.device == device);
                 on_it.map(|green| green.context).filter(|of| *of != 0).collect::<Vec<_>>()

@@ -6,11 +6,11 @@
 //! an unknown image: nothing is known of its code, and nothing is kept of it.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
 use crate::images;
 use crate::lock::Lock;
-use crate::{cut, quiesce, state};
+use crate::{forms, quiesce, state};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
@@ -165,7 +165,7 @@ pub unsafe fn unload(
     }
     // SAFETY: the caller's arguments.
     let result = quiesce::entered(|| unsafe { real(module) });
-    unloaded.into_iter().for_each(cut::kernels::image_unloaded);
+    unloaded.into_iter().for_each(forms::kernels::image_unloaded);
     result
 }
 
@@ -180,8 +180,8 @@ fn take(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<
     let mut tags: Vec<u32> = owners.map(tag).collect();
     tags.sort_unstable();
     let is_gone = |value: u64| tags.binary_search(&((value >> 32) as u32)).is_ok();
-    if cut::is_enabled() {
-        cut::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
+    if forms::is_enabled() {
+        forms::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
     let _held = LOCK.lock();
     FUNCTIONS.retain(|value| !is_gone(value));
@@ -215,14 +215,14 @@ pub fn put_back(Taken(modules): Taken) {
     for (handle, loaded) in modules {
         remember(handle, loaded);
         if loaded.digest != 0 {
-            cut::kernels::image_unloaded(loaded.digest);
+            forms::kernels::image_unloaded(loaded.digest);
         }
     }
 }
 
 /// It was.
 pub fn forget_context(Taken(modules): Taken) {
-    unused(&modules).into_iter().for_each(cut::kernels::image_unloaded);
+    unused(&modules).into_iter().for_each(forms::kernels::image_unloaded);
 }
 
 /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
@@ -368,8 +368,8 @@ pub unsafe fn kernel_set_attribute(
 }
 
 fn set(result: CuResult, function: Ptr) -> CuResult {
-    if result == SUCCESS && cut::is_enabled() {
-        cut::kernels::attribute_set(function);
+    if result == SUCCESS && forms::is_enabled() {
+        forms::kernels::attribute_set(function);
     }
     result
 }

@@ -9,7 +9,7 @@
 use crate::cu::{
     CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
 };
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
 use crate::{contexts, slots, state};
 use std::cell::Cell;
