@@ -475,7 +475,7 @@ SECTIONS = (
     ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),
     ("litmus.json", lambda content, _notes: render_programs.litmus(content, table, made_with)),
     ("jit.json", lambda content, _notes: render_programs.jit(content, table, made_with)),
-    ("start.json", lambda content, _notes: render_programs.start(content, table, made_with, number)),
+    ("start.json", lambda content, _notes: render_programs.start(content, table, made_with)),
 )
 
 

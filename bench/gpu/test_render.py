@@ -222,6 +222,15 @@ class Renderer(unittest.TestCase):
         self.put("decide.json", {"machine": {**MACHINE, "cpus": 16}, "promise_p50_ns": 200, "rows": rows})
         self.assertIn("| `c` | fifo | 3 | 181 (180 to 200) | 161 (160 to 180) |", self.text())
 
+    def test_starts_say_what_can_be_told(self):
+        times = {"plain": [4.0] * 8, "plain again": [4.0] * 8, "high": [4.04] * 8, "best-effort": [4.4] * 8}
+        self.put("start.json", {"sharing": "timeslice", "promise_ratio_max": 1.03, "times_s": {"wall": times, "cpu": times}})
+        text = self.text()
+        self.assertIn("| high | cpu | 4.0 | +0.040 | 1.010 | 1.010 to 1.010 | kept |", text)
+        self.assertIn("| best-effort | wall | 4.0 | +0.400 | 1.100 | 1.100 to 1.100 | not kept |", text)
+        self.assertIn("| plain again | wall | 4.0 | +0.000 | 1.000 | 1.000 to 1.000 |  |", text)
+        self.assertIn("8 rounds", text)
+
     def test_starts_with_forms_on_disk_are_shown(self):
         row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
         row |= {"cpu_s": {"tally-rewrite": 0.5, "tally-flag": 3}, "files": 27, "files_bytes": 131 << 20}

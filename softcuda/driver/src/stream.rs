@@ -345,7 +345,15 @@ pub(crate) fn resolve_any(handle: usize, null: NullStream) -> CuResult<Arc<Strea
     let own = match (handle, null) {
         (0, NullStream::Legacy) | (1, _) => false,
         (0, NullStream::PerThread) | (2, _) => true,
-        _ => return driver()?.streams.get(handle),
+        _ => {
+            let stream = driver()?.streams.get(handle)?;
+            return match &stream.green {
+                Some(green) if !green.is_alive() => {
+                    Err(gone::<Stream>(handle, CuError::STREAM_DETACHED))
+                }
+                _ => Ok(stream),
+            };
+        }
     };
     let current = current_entry()?;
     if !current.is_alive() {

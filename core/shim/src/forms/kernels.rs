@@ -236,7 +236,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
             // Parts wait for one another in a hardware queue.
             let has_room = place.backlog <= BACKLOG_MAX
                 && watch::makes_room()
-                && super::has_queues()
+                && super::has_queues(context)
                 && cut.keeps_occupancy(arguments, blocks);
             let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
             let claimed = blocks <= gate::TABLE_WORDS;

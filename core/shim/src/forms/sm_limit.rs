@@ -92,7 +92,7 @@ pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
         && !streams::is_memory_attached()
         // One takes two entries of a queue.
         && place.backlog <= kernels::BACKLOG_MAX
-        && super::has_queues()
+        && super::has_queues(context)
         && kernels::may_be_limited(kernel, launch.function)
         && kernels::resident_on_all(launch).is_some_and(|resident| blocks > resident);
     if fits { CAN_PARTITION } else { 0 }

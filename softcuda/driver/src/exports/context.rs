@@ -34,6 +34,18 @@ pub(super) fn find(handle: usize) -> CuResult<Current> {
     Current::find(driver()?, handle)
 }
 
+/// Ends a context, which is taken off the calling thread's stack if it is on top.
+fn destroy(found: &Arc<Context>) -> CuResult {
+    let driver = driver()?;
+    let _ = driver.contexts.remove(handle_of(found));
+    found.tear_down(driver);
+    with_stack(|stack| {
+        if stack.last().is_some_and(|top| Arc::ptr_eq(&top.context, found)) {
+            stack.pop();
+        }
+    })
+}
+
 fn synchronize(current: &Current) -> CuResult {
     capture::forbid()?;
     current.context.check()?;
@@ -77,13 +89,28 @@ exports! {
         if found.primary {
             return Err(CuError::INVALID_CONTEXT);
         }
-        let _ = driver.contexts.remove(context);
-        found.tear_down(driver);
-        with_stack(|stack| {
-            if stack.last().is_some_and(|top| Arc::ptr_eq(&top.context, &found)) {
-                stack.pop();
-            }
-        })
+        destroy(&found)
+    }
+
+    fn cuCtxAttach(context: Out<usize>, flags: u32) {
+        let current = current()?;
+        context.check()?;
+        if flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if current.primary {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        current.attach();
+        context.set(handle_of(&current))
+    }
+
+    fn cuCtxDetach(context: usize) {
+        let current = current_any()?;
+        if current.primary || handle_of(&current) != context {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        if current.detach() { destroy(&current) } else { Ok(()) }
     }
 
     fn cuCtxPushCurrent_v2(context: usize) {
