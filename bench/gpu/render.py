@@ -68,7 +68,7 @@ def pair_section(content, notes):
         (
             "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Solo: the "
             "inference with the GPU to itself. Beside idle: the same while other programs are connected and idle; a GPU's "
-            "context is faster then (docs/residency.md), so that this is the stricter figure to compare with. Service "
+            "context is faster then (docs/internals.md), so that this is the stricter figure to compare with. Service "
             "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of "
             "solo. Best-effort share: training rate over its rate alone; of its own: over what the very process made alone in that mode. Vendor kernels: whether those of NVIDIA's "
             "closed libraries were cut as well (trainings that load their kernels eagerly, for else many of these may not be cut). Launches cut: of the training, in any form; in brackets, how many gave way."
