@@ -25,6 +25,7 @@ mod shim;
 mod test;
 mod test_count;
 mod walkthrough;
+mod words;
 mod wrapper;
 
 use clap::{Parser, Subcommand};
