@@ -232,7 +232,7 @@ mod tests {
     fn every_subcommand_is_listed_and_has_help() {
         let all = subcommands(&help("cargo xtask", &[]).unwrap());
         assert!(all.iter().any(|name| name == "gpu-bundle") && all.len() >= 10, "{all:?}");
-        assert!(all.iter().all(|name| help("cargo xtask", &[name.clone()]).is_some()));
+        assert!(all.iter().all(|name| help("cargo xtask", std::slice::from_ref(name)).is_some()));
         assert_eq!(help("cargo xtask", &["nonesuch".into()]), None);
     }
 }
