@@ -93,20 +93,23 @@ fn begins<'a>(command: &'a str, program: &str) -> Option<&'a str> {
 fn look_up(command: &str, help: Help) -> Result<(), String> {
     let named = PROGRAMS.iter().find_map(|program| Some((*program, begins(command, program)?)));
     let Some((program, rest)) = named else { return Ok(()) };
-    let words = rest.split_whitespace().take_while(|word| {
+    let mut words = rest.split_whitespace().take_while(|word| {
         // The command ends at a comment, another command, or the program that it starts.
         !word.starts_with(['#', '|', '&', ';', '>', '<']) && *word != "--"
     });
     let mut path: Vec<String> = Vec::new();
     let Some(mut text) = help(program, &path) else { return Ok(()) };
     let mut may_be_subcommand = true;
-    for word in words {
+    while let Some(word) = words.next() {
         let word = word.trim_matches(['[', ']', '(', ')', ',', '.', ';']);
-        if let Some(flag) = word.strip_prefix("--") {
-            may_be_subcommand = false;
-            let flag = format!("--{}", flag.split('=').next().unwrap_or(flag));
-            if !has_flag(&text, &flag) {
+        if word.starts_with("--") {
+            let flag = word.split('=').next().unwrap_or(word);
+            if !has_flag(&text, flag) {
                 return Err(format!("{program} {}has no {flag}", spaced(&path)));
+            }
+            // Its value is no subcommand; one may follow behind it.
+            if flag == word && text.contains(&format!("{flag} <")) {
+                words.next();
             }
         } else if may_be_subcommand && is_plain(word) {
             let subcommands = subcommands(&text);
@@ -170,7 +173,7 @@ mod tests {
     use super::*;
 
     const TOOL: &str =
-        "A tool\n\nUsage: tallyctl <COMMAND>\n\nCommands:\n  ab      Compare\n  status  Show\n";
+        "Commands:\n  ab      Compare\n  status  Show\n\nOptions:\n  --socket <PATH>\n  --help\n";
     const AB: &str =
         "Commands:\n  start\n          Begin\n  stop   End\n\nOptions:\n  -h, --help\n";
     const START: &str = "Usage: start\n\nOptions:\n      --block <TIME>  Length\n      --to-end\n";
@@ -197,6 +200,7 @@ mod tests {
         let text = "Run `tallyctl ab start B --block 2s` or\n\n```sh\n\
                     tallyctl ab start b.wasm --block=2s \\\n  --to-end   # --nothing\n\
                     tallyctl status -- --any-flag-of-a-program\n\
+                    tallyctl --socket status ab --help stop > file --nothing\n\
                     cargo xtask test unit NAME\ntallyctl ab stop\n```\n";
         assert_eq!(offences(text), [""; 0]);
     }
