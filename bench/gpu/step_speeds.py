@@ -19,7 +19,7 @@ SEED = 7
 # A graph's time is the median of so many.
 REQUESTS = 150
 # Name: the core's configuration, the policy's.
-NEVER = "[residency.mps]\nrefresh_ms = 0\n"
+NEVER = "[sharing mode.mps]\nrefresh_ms = 0\n"
 UNDER_THE_CORE = {
     "as it comes": ("", None),
     "never refreshed": (NEVER, None),
@@ -85,8 +85,8 @@ def beside(suite, name, alone_ms, rate_per_s, failures):
         row["requests_ms"] = summary(served["service_ms"])
         row["p99_over_alone"] = round(percentile(served["service_ms"], 0.99) / alone_ms, 4)
         row["be_share"] = round(shared["steps_per_s"] / trained["steps_per_s"], 4)
-        row["cut"] = client(state, be.name)["cut"]
-        row["refreshed"] = state["residency"]["refresh"]
+        row["transformed"] = client(state, be.name)["transformed"]
+        row["refreshed"] = state["sharing"]["refresh"]
         refreshed = row["refreshed"] or {}
         if core_config != NEVER and not (refreshed.get("count") and refreshed["state"] == "running"):
             failures.add(f"{name}: contexts were not refreshed: {row['refreshed']}")
