@@ -69,7 +69,7 @@ pub struct Cli {
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
     /// Record what reaches the policy and what it decides, from the start on, into this
-    /// file (docs/decision-log.md); if it is there, into one with a number behind it.
+    /// file (docs/operate.md); if it is there, into one with a number behind it.
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// Run the dispatch thread on this CPU only.
