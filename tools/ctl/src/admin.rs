@@ -134,7 +134,7 @@ pub fn policy_files(
     file: &Path,
     config: Option<&Path>,
 ) -> Result<Vec<File>, CtlError> {
-    tally_ipc::admin::policy(prefix, file, config).map_err(|e| CtlError::Usage(e.to_string()))
+    tally_ipc::admin::policy(prefix, file, config).map_err(|e| CtlError::Failed(e.to_string()))
 }
 
 #[cfg(test)]

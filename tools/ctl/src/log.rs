@@ -96,7 +96,7 @@ pub fn absolute(path: &Path) -> PathBuf {
 
 /// Open a log.
 fn open(file: &Path) -> Result<Reader<BufReader<File>>, CtlError> {
-    let wrong = |why: String| CtlError::Usage(format!("{}: {why}", file.display()));
+    let wrong = |why: String| CtlError::Failed(format!("{}: {why}", file.display()));
     let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;
     Reader::new(BufReader::with_capacity(1 << 20, opened)).map_err(|e| wrong(e.to_string()))
 }
@@ -166,8 +166,8 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
 /// The file is made here, with this user's rights; an empty one is taken away again if the core refuses.
 fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value, CtlError> {
     let Some(file) = file else { return core.ask(&request) };
-    let out =
-        tally_ipc::admin::create("out", file).map_err(|e| CtlError::Usage(format!("--out {e}")))?;
+    let out = tally_ipc::admin::create("out", file)
+        .map_err(|e| CtlError::Failed(format!("--out {e}")))?;
     let answer = core.ask_about(request, &[out]);
     if matches!(answer, Err(CtlError::Refused { .. })) {
         let _ = std::fs::remove_file(file);

@@ -45,14 +45,16 @@ impl LimitsArg {
 fn config(path: Option<&Path>) -> Result<String, CtlError> {
     path.map_or(Ok(String::new()), |path| {
         std::fs::read_to_string(path)
-            .map_err(|e| CtlError::Usage(format!("--config {}: {e}", path.display())))
+            .map_err(|e| CtlError::Failed(format!("--config {}: {e}", path.display())))
     })
 }
 
 #[cfg(not(feature = "wasm"))]
 fn without_wasm(file: &Path) -> CtlError {
     let file = file.display();
-    CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
+    CtlError::Failed(format!(
+        "{file}: this tallyctl was built without WebAssembly (feature `wasm`)"
+    ))
 }
 
 /// As the core is told what a file is called, which is for people: it may run in another folder.

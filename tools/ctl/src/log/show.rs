@@ -61,7 +61,7 @@ pub fn run(
         writeln!(out, "{line}")?;
     }
     match rest {
-        Some(why) => Err(CtlError::Refused { message: why }),
+        Some(why) => Err(CtlError::Failed(why)),
         None => Ok(()),
     }
 }
