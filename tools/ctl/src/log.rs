@@ -137,13 +137,15 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
                 status = core.ask(&json!({"cmd": "log_status"}))?;
             }
             if time.is_some() {
-                summary(&mut out, &status)?
+                summary(&mut out, &status)?;
+                complete(&status)?;
             }
         }
         LogCommand::Stop => {
             let status = Core::connect(socket)?.ask(&json!({"cmd": "log_stop"}))?;
             summary(&mut out, &status)?;
         }
+            complete(&status)?;
         LogCommand::Status { json } => {
             let status = Core::connect(socket)?.ask(&json!({"cmd": "log_status"}))?;
             if json {
@@ -176,6 +178,17 @@ fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value,
 }
 
 fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+/// That a recording which ended is whole.
+fn complete(status: &Value) -> Result<(), CtlError> {
+    match status["failed"].as_str() {
+        Some(why) => Err(CtlError::Failed(format!(
+            "{}: the log is not complete: {why}",
+            text(status, "/file")
+        ))),
+        None => Ok(()),
+    }
+}
+
     writeln!(
         out,
         "{}: {} records, {} bytes, {} dropped; {}",
