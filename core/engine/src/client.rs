@@ -240,6 +240,11 @@ impl Client {
     /// launches of unknown length (0) one at a time, since a queue of them could
     /// be of any length.
     pub fn has_room(&self, predicted_ns: u64) -> bool {
+    /// Whether it has work on the GPU, as far as is known.
+    pub fn is_active(&self) -> bool {
+        self.in_flight > 0 || self.is_busy_high()
+    }
+
         let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
         self.in_flight == 0
             || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))

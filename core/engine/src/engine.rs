@@ -13,6 +13,7 @@
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
+mod beside;
 mod give_way;
 mod learn;
 mod offer;
@@ -144,6 +145,8 @@ pub struct Engine {
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
+    /// See [`beside`].
+    beside: beside::Beside,
     high_busy: bool,
     /// How often it has begun to be.
     high_periods: u64,
@@ -179,6 +182,7 @@ impl Engine {
             disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
+            beside: beside::Beside::default(),
             high_busy: false,
             high_periods: 0,
             high_idle_since_ns: None,
@@ -313,7 +317,7 @@ impl Engine {
         out.push(Action::Grant { client: id, until: client.granted_until });
         self.high_clients += u32::from(info.class == Class::High);
         if let Some(old) = self.clients.insert(id, client) {
-            self.forget(&old);
+            self.forget(now_ns, &old);
         }
         self.context.world.clients.insert(id, info.clone());
         self.tell(now_ns, &Event::ClientJoined(info), out);
@@ -324,7 +328,7 @@ impl Engine {
     /// A client is gone; all of it is forgotten but its kernels' profiles.
     pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
         let Some(old) = self.clients.remove(&client) else { return };
-        self.forget(&old);
+        self.forget(now_ns, &old);
         self.context.world.clients.remove(&client);
         self.note_high(now_ns, None, out);
         self.tell(now_ns, &Event::ClientLeft(client), out);
@@ -360,7 +364,9 @@ impl Engine {
             });
         }
         self.settle_one(now_ns, client, out);
+            let was_active = c.is_active();
     }
+            self.beside.note(now_ns, was_active, c.is_active());
 
     /// A high-priority client's activity, as it reports it. `since_ns` is when
     /// it changed by the client's own account (bounded to the past).
@@ -389,7 +395,9 @@ impl Engine {
 
     /// Time has passed: fire timers, offer what was held until now.
     pub fn tick(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        let was_active = c.is_active();
         while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
+        self.beside.note(now_ns, was_active, c.is_active());
             if due > now_ns {
                 break;
             }
@@ -540,7 +548,8 @@ impl Engine {
         }
     }
 
-    fn forget(&mut self, old: &Client) {
+    fn forget(&mut self, now_ns: u64, old: &Client) {
+        self.beside.note(now_ns, old.is_active(), false);
         self.waiting_clients -= u32::from(!old.waiting.is_empty());
         self.high_clients -= u32::from(old.info.class == Class::High);
     }
