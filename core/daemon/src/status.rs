@@ -263,8 +263,14 @@ pub struct ClientStatus {
     pub waited_ms: f64,
     /// The same by the client's threads' account, ms.
     pub waited_client_ms: f64,
-    /// GPU time, ms. Best-effort: measured; high priority: time it was busy.
-    pub gpu_ms: f64,
+    /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
+    /// client the time that it was busy.
+    pub charged_ms: f64,
+    /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
+    /// launches that ran beside others it includes time in which the others ran.
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
     /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any longer.
@@ -493,8 +499,9 @@ fn governed(r: &ReportWords) -> (bool, String) {
     (false, why.into())
 }
 
-fn gpu_ns(class: &str, n: &ClientNumbers) -> u64 {
-    if class == "high" { n.shim.busy_total_ns } else { n.stats.gpu_ns }
+fn charged_ms(class: &str, n: &ClientNumbers) -> f64 {
+    let ns = if class == "high" { n.shim.busy_total_ns } else { n.stats.charged_ns };
+    ns as f64 / 1e6
 }
 
 fn doors(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
@@ -529,7 +536,9 @@ impl ClientStatus {
             waiting: n.state.waiting,
             waited_ms: n.stats.waited_ns as f64 / 1e6,
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
-            gpu_ms: gpu_ns(identity.class, n) as f64 / 1e6,
+            charged_ms: charged_ms(identity.class, n),
+            measured_ms: n.stats.measured_ns as f64 / 1e6,
+            launches_measured: n.stats.measured,
             busy: n.shim.busy && identity.class == "high",
             standstills: n.standstills,
             in_flight: n.state.in_flight,
@@ -566,8 +575,12 @@ pub struct Departed {
     pub unscheduled: u64,
     /// Time launches waited, ms.
     pub waited_ms: f64,
-    /// GPU time, ms.
-    pub gpu_ms: f64,
+    /// See [`ClientStatus::charged_ms`].
+    pub charged_ms: f64,
+    /// See [`ClientStatus::measured_ms`].
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
 }
 
 impl Departed {
@@ -578,6 +591,55 @@ impl Departed {
         reason: String,
         n: Option<&ClientNumbers>,
     ) -> Self {
+/// Sums over clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Totals {
+    /// Clients that registered.
+    pub registered: u64,
+    /// Of them, connected now.
+    pub connected: u64,
+    /// Launches, all doors.
+    pub launches: u64,
+    /// See [`ClientStatus::charged_ms`].
+    pub charged_ms: f64,
+    /// See [`ClientStatus::measured_ms`].
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+}
+
+impl Totals {
+    /// Of one client.
+    pub fn of(class: &str, n: &ClientNumbers) -> Self {
+        Totals {
+            registered: 1,
+            connected: 1,
+            launches: n.shim.launches,
+            charged_ms: charged_ms(class, n),
+            measured_ms: n.stats.measured_ns as f64 / 1e6,
+            launches_measured: n.stats.measured,
+            waited_ms: n.stats.waited_ns as f64 / 1e6,
+            unscheduled: n.shim.unscheduled,
+        }
+    }
+
+    /// Count another one in.
+    pub fn add(&mut self, other: Totals) {
+        self.registered += other.registered;
+        self.connected += other.connected;
+        self.launches = self.launches.saturating_add(other.launches);
+        self.charged_ms += other.charged_ms;
+        self.measured_ms += other.measured_ms;
+        self.launches_measured = self.launches_measured.saturating_add(other.launches_measured);
+        self.waited_ms += other.waited_ms;
+        self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
+    }
+}
+
         Departed {
             connected_s,
             reason,
@@ -587,7 +649,9 @@ impl Departed {
             cut: n.map(Cut::new).unwrap_or_default(),
             unscheduled: n.map_or(0, |n| n.shim.unscheduled),
             waited_ms: n.map_or(0.0, |n| n.stats.waited_ns as f64 / 1e6),
-            gpu_ms: n.map_or(0.0, |n| gpu_ns(identity.class, n) as f64 / 1e6),
+            charged_ms: n.map_or(0.0, |n| charged_ms(identity.class, n)),
+            measured_ms: n.map_or(0.0, |n| n.stats.measured_ns as f64 / 1e6),
+            launches_measured: n.map_or(0, |n| n.stats.measured),
             identity,
         }
     }

@@ -135,7 +135,7 @@ fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
     }
     e.progress(1_000_000_000, LOW, 0, 6, took(1, 5), &mut out);
     assert_eq!(e.world().profiles.predicted_ns(k.unwrap()), 20_000);
-    assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 6 * 20_000);
+    assert_eq!(e.client_stats(LOW).unwrap().charged_ns, 6 * 20_000);
 }
 
 #[test]

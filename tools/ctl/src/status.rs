@@ -277,7 +277,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),
-            format!("{:.0}", number(c, "/gpu_ms")),
+            format!("{:.0}", number(c, "/charged_ms")),
             if c["governed"].as_bool() == Some(true) { "yes" } else { "no" }.to_owned(),
         ]
     };
@@ -354,7 +354,7 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
             short(text(c, "/name")),
             text(c, "/class").to_owned(),
             count(c, "/launches"),
-            format!("{:.0}", number(c, "/gpu_ms")),
+            format!("{:.0}", number(c, "/charged_ms")),
             duration(number(c, "/connected_s")),
             text(c, "/reason").to_owned(),
         ]

@@ -79,7 +79,9 @@ impl Engine {
                 (None, predicted) => share_ns.min(predicted),
             };
             c.stats.completed += 1;
-            c.stats.gpu_ns += charged_ns;
+            c.stats.charged_ns += charged_ns;
+            c.stats.measured += u64::from(took_ns.is_some());
+            c.stats.measured_ns = c.stats.measured_ns.saturating_add(took_ns.unwrap_or(0));
             c.served_ns += charged_ns;
             if c.info.class == Class::BestEffort {
                 let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
@@ -106,16 +108,17 @@ impl Engine {
                         form: f.form,
                         argument: f.argument,
                         predicted_ns: f.predicted_ns,
-                        measured_ns: charged_ns,
+                        measured_ns: took_ns,
+                        charged_ns,
                     }));
                 }
             }
         }
         c.moved(now_ns);
+        self.beside.note(now_ns, was_active, c.is_active());
         let high = c.info.class == Class::High;
         for event in told {
             self.tell(now_ns, &event, out);
-        self.beside.note(now_ns, was_active, c.is_active());
         }
         if high {
             self.note_high(now_ns, None, out);
