@@ -13,7 +13,7 @@ use tally_ipc::ring::Answer;
 /// An A/B test of a policy against itself.
 fn ab_start(file: &str, block_ns: u64) -> Value {
     json!({
-        "cmd": "ab_start", "a": {"file": file}, "b": {"file": file},
+        "cmd": "ab_start", "a": {"file": file}, "b": {"file": file}, "replace_active": true,
         "plan": {
             "metric": "hp_p99", "block_ns": block_ns, "washout_ns": 0, "alpha": 0.05,
             "time_ns_max": 600_000_000_000_u64, "blocks_min": 20, "seed": 1,
@@ -39,6 +39,50 @@ fn an_ab_test_is_refused_and_asked_for_in_vain() {
     // Nothing is left over: policies can be loaded, and a test begun.
     let (code, _) = core.refused(json!({"cmd": "policy_load", "path": empty}));
     assert_eq!(code, "policy_refused");
+}
+
+#[test]
+fn an_ab_test_does_not_replace_the_active_policy_unless_told_to() {
+    let core = Core::start(BUILT_IN, &[]);
+    let [fifo, priority] =
+        ["fifo", "tally-priority"].map(|name| policy(name).to_str().unwrap().to_owned());
+    let start = |a: Option<&str>, config: Option<&str>, replace: bool| {
+        let mut request = ab_start(&fifo, 2_000_000_000);
+        request["a"] = a.map_or(Value::Null, |a| json!({"file": a, "config_file": config}));
+        request["replace_active"] = replace.into();
+        request
+    };
+    for a in [None, Some(&*fifo)] {
+        let (code, message) = core.refused(start(a, None, false));
+        assert_eq!(code, "conflict");
+        assert!(
+            message.contains("built-in rule serves") && message.contains("--replace-active"),
+            "{message}"
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (copy, other) = (dir.path().join("copy.wasm"), dir.path().join("other.toml"));
+    std::fs::copy(&priority, &copy).unwrap();
+    std::fs::write(&other, "cut = false\n").unwrap();
+    core.ask(json!({"cmd": "policy_load", "path": copy}));
+    let (code, message) = core.refused(start(Some(&fifo), None, false));
+    assert_eq!(code, "conflict");
+    assert!(message.contains("A (fifo") && message.contains("is tally-priority"), "{message}");
+    let (_, message) = core.refused(start(Some(&priority), other.to_str(), false));
+    assert!(message.contains("another configuration"), "{message}");
+    assert_eq!(core.status()["policy"]["name"], "tally-priority");
+    assert!(core.status()["experiment"].is_null());
+    // Its own bytes, though the file is gone.
+    std::fs::remove_file(&copy).unwrap();
+    for a in [None, Some(&*priority)] {
+        let begun = core.ask(start(a, None, false));
+        assert_eq!((&begun["a"], &begun["b"]), (&json!("tally-priority"), &json!("fifo")));
+        core.ask(json!({"cmd": "ab_stop"}));
+        assert_eq!(core.status()["policy"]["name"], "tally-priority");
+    }
+    core.ask(start(Some(&fifo), None, true));
+    core.ask(json!({"cmd": "ab_stop"}));
+    assert_eq!(core.status()["policy"]["name"], "fifo");
 }
 
 #[test]

@@ -15,6 +15,7 @@ Exit codes:
   1    failed
   2    wrong command line
   69   no core answers (EX_UNAVAILABLE); `run` starts the program all the same
+  3-6  `ab start --wait` and `log replay`: see their --help
   126  run: the program cannot be executed
   127  run: the program was not found
 `run` becomes the program, so any other exit code or signal is the program's own.";
@@ -245,7 +246,10 @@ pub fn main() -> ExitCode {
         Command::Metrics(args) => crate::metrics::run(&admin, &args),
         Command::Policy { command } => crate::policy::run(&admin, command),
         Command::Profiles { command } => crate::profiles::run(&admin, command),
-        Command::Ab { command } => crate::ab::run(&admin, command),
+        Command::Ab { command } => match crate::ab::run(&admin, command) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Log { command } => crate::log::run(&admin, command),
         Command::Shadow { command } => crate::shadow::run(&admin, command),
         Command::Sim(args) => crate::sim::run(&args),

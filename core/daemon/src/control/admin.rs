@@ -10,7 +10,7 @@
 //! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
-//! | `{"cmd":"ab_start","a":SOURCE,"b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
+//! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |
@@ -66,9 +66,12 @@ enum Request {
     },
     ProfilesClear {},
     AbStart {
-        a: Source,
+        #[serde(default)]
+        a: Option<Source>,
         b: Source,
         plan: tally_ab::Plan,
+        #[serde(default)]
+        replace_active: bool,
     },
     AbStatus {},
     AbReport {},
@@ -231,7 +234,8 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
         Request::AbStart { a, b, .. } if may_change => {
             let mut take =
                 |prefix, source: &Source| Ok((source.clone(), files.policy(prefix, source)?));
-            take("a.", a).and_then(|a| Ok(vec![a, take("b.", b)?]))
+            let a = a.as_ref().map(|a| take("a.", a)).transpose();
+            a.and_then(|a| Ok(a.into_iter().chain([take("b.", b)?]).collect()))
         }
         Request::PolicyLoad { .. } | Request::AbStart { .. } => {
             drop(std::mem::take(&mut files));
@@ -273,12 +277,12 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
         Request::AbStart { .. } | Request::AbStop {} if !may_change => {
             denied("start or stop an A/B test")
         }
-        Request::AbStart { a, b, plan } => {
-            tracing::info!(uid, a = %a.file.display(), b = %b.file.display(), "asked for an A/B test");
-            let (Some(a), Some(b)) = (opened.next(), opened.next()) else {
-                return bad(&"no files");
-            };
-            crate::ab::answer(crate::ab::start(plane, [a, b], plan).await)
+        Request::AbStart { a, b, plan, replace_active } => {
+            let a = a.map_or_else(|| "the active policy".into(), |a| a.file.display().to_string());
+            tracing::info!(uid, a, b = %b.file.display(), replace_active, "asked for an A/B test");
+            let Some(b) = opened.next_back() else { return bad(&"no files") };
+            let arms = crate::ab::Arms { a: opened.next(), b, replace_active };
+            crate::ab::answer(crate::ab::start(plane, arms, plan).await)
         }
         Request::AbStatus {} => json!({"ok": plane.lab.status()}),
         Request::AbReport {} => crate::ab::answer(plane.lab.report().await),
