@@ -58,6 +58,7 @@ pub enum LogCommand {
     },
     /// Make the calls of a log again, without a GPU or a core, and compare the answers.
     /// With the log's own policy all must be equal; another one shows where they part.
+    #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArgs),
     /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with
     /// --completions.
@@ -144,8 +145,8 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
         LogCommand::Stop => {
             let status = Core::connect(socket)?.ask(&json!({"cmd": "log_stop"}))?;
             summary(&mut out, &status)?;
-        }
             complete(&status)?;
+        }
         LogCommand::Status { json } => {
             let status = Core::connect(socket)?.ask(&json!({"cmd": "log_status"}))?;
             if json {
@@ -177,7 +178,6 @@ fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value,
     answer
 }
 
-fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
 /// That a recording which ended is whole.
 fn complete(status: &Value) -> Result<(), CtlError> {
     match status["failed"].as_str() {
@@ -189,6 +189,7 @@ fn complete(status: &Value) -> Result<(), CtlError> {
     }
 }
 
+fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
     writeln!(
         out,
         "{}: {} records, {} bytes, {} dropped; {}",
