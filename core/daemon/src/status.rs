@@ -46,6 +46,9 @@ pub struct Status {
     /// Connected clients.
     pub clients: Vec<ClientStatus>,
     /// The last clients that left, newest first; at most 64.
+    /// Sums over all clients by class (`high`, `best-effort`), those that left included: they do not
+    /// fall while this core runs.
+    pub totals: BTreeMap<&'static str, Totals>,
     pub departed: Vec<Departed>,
     /// Programs that were to be governed and are not, newest first.
     pub ungoverned: Vec<UngovernedStatus>,
@@ -85,6 +88,8 @@ pub struct CoreStatus {
     /// Times the dispatch thread slept.
     pub parks: u64,
     /// Where clients register.
+    /// UUID of the GPU that it serves; empty until a client has launched something.
+    pub gpu: String,
     pub socket: String,
     /// Where admin requests are taken.
     pub admin_socket: String,
@@ -631,6 +636,44 @@ impl Totals {
     pub fn add(&mut self, other: Totals) {
         self.registered += other.registered;
         self.connected += other.connected;
+/// A client that left.
+#[derive(Clone, Debug, Serialize)]
+pub struct Departed {
+    /// Who it was.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// How long it was connected, s.
+    pub connected_s: f64,
+    /// How it left.
+    pub reason: String,
+    /// Launches, all doors.
+    pub launches: u64,
+    /// By door.
+    pub launches_by_door: BTreeMap<&'static str, u64>,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// How launches were cut.
+    pub cut: Cut,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// See [`ClientStatus::charged_ms`].
+    pub charged_ms: f64,
+    /// See [`ClientStatus::measured_ms`].
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+}
+
+impl Departed {
+    /// Put together; `n` is missing if the dispatch thread dropped it itself.
+    pub fn new(
+        identity: Identity,
+        connected_s: f64,
+        reason: String,
+        n: Option<&ClientNumbers>,
+    ) -> Self {
         self.launches = self.launches.saturating_add(other.launches);
         self.charged_ms += other.charged_ms;
         self.measured_ms += other.measured_ms;

@@ -44,7 +44,7 @@ pub enum Command {
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
-    /// Print the core's figures in the OpenMetrics format, for Prometheus and the like.
+    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the like.
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {

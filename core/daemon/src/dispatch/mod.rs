@@ -593,6 +593,7 @@ impl Dispatch {
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
             snapshot.figures = self.policy.figures();
+            snapshot.device = self.recall.device();
             snapshot.swap_pause = self.swap_pause.us();
             snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());
             snapshot.decision = self.decision.quantiles();

@@ -5,12 +5,14 @@
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
+use crate::profile_store::learnt::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{CutState, FormStats};
 use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
+use tally_ipc::wait::now_ns;
 use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
 
@@ -235,6 +237,8 @@ pub struct Job {
     most: usize,
     cursor: u32,
     /// (measured ns in all, kernel), the largest `most`.
+    /// The GPU, once it is known.
+    pub device: Option<Device>,
     top: Vec<(u64, KernelId)>,
 }
 
@@ -301,3 +305,4 @@ impl Job {
         let _ = self.reply.send(snapshot);
     }
 }
+            device: None,
