@@ -272,7 +272,12 @@ fn errno(error: std::io::Error) -> rustix::io::Errno {
 /// forked child can keep the socket open after the process is gone.
 async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) -> String {
     // It registered and ended at once.
-    let Some(process) = process else { return "its process ended".into() };
+/// How a client left whose process is no more.
+const ENDED: &str = "its process ended";
+/// Longest from a process's sockets being closed until it counts as ended.
+const ENDING_MAX: Duration = Duration::from_millis(500);
+
+    let Some(process) = process else { return ENDED.into() };
     let process = watch_readable(process);
     let ended = async {
         match &process {
@@ -280,10 +285,17 @@ async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) ->
             None => std::future::pending().await,
         }
     };
-    tokio::select! {
-        how = socket_end(stream) => how.into(),
-        () = ended => "its process ended".into(),
-        why = cut.wait() => format!("dropped: {why}"),
+    tokio::pin!(ended);
+    let how = tokio::select! {
+        how = socket_end(stream) => how,
+        () = &mut ended => return ENDED.into(),
+        why = cut.wait() => return format!("dropped: {why}"),
+    };
+    // A process that ends closes its sockets before it counts as ended. How it ended (its exit code or
+    // signal) only its parent is told.
+    match tokio::time::timeout(ENDING_MAX, ended).await {
+        Ok(()) => ENDED.into(),
+        Err(_) => how.into(),
     }
 }
 
@@ -298,7 +310,7 @@ async fn socket_end(stream: &UnixStream) -> &'static str {
             return "its socket failed";
         }
         match stream.try_read(&mut [0u8; 1]) {
-            Ok(0) => return "it closed its socket",
+            Ok(0) => return "it closed its socket while its process runs on",
             Ok(_) => return "dropped: it sent something after registering",
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => return "its socket failed",
