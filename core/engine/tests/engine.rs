@@ -531,3 +531,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_hold_lasts_no_longer_than_the_engine_allows() {
+    for hold_ns_max in [1_000_000, 60_000_000_000] {
+        let config =
+            EngineConfig { hold_ns_max, policy_stall_ns: u64::MAX, ..EngineConfig::default() };
+        let script = Script { answers: [Ok(Decision::Hold(u64::MAX))].into(), ..Script::default() };
+        let mut e = Engine::new(config, Box::new(script));
+        let mut out = Vec::new();
+        e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+        e.submitted(5, LOW, submission(0, None), &mut out);
+        assert_eq!(e.next_deadline_ns(), Some(5 + hold_ns_max));
+    }
+}
