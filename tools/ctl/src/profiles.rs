@@ -3,7 +3,7 @@
 use crate::admin::{AdminSocket, Core};
 use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
-use crate::status::{Paint, count, list, number, print, short, text, three};
+use crate::status::{Paint, count, kernel_us, list, print, short, text, three};
 use crate::table::{Align, table};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
@@ -58,6 +58,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
         ("FORM", Left),
         ("GRID", Left),
         ("BLOCK", Left),
+        ("IMAGE", Left),
         ("KERNEL", Left),
         ("CUT", Left),
     ];
@@ -67,7 +68,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
 
 /// A kernel, and below it a row for each form other than whole.
 fn rows(kernel: &Value) -> Vec<Vec<String>> {
-    let us = |v: &Value, at: &str| format!("{:.1}", number(v, at));
+    let us = kernel_us;
     let nothing = String::new;
     let whole = vec![
         count(kernel, "/measured"),
@@ -77,6 +78,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
         "whole".into(),
         three(&kernel["grid"]),
         three(&kernel["block"]),
+        kernel["image"].as_str().unwrap_or_default().to_owned(),
         short(text(kernel, "/name")),
         text(kernel, "/cut").to_owned(),
     ];
@@ -93,6 +95,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
             nothing(),
             turnaround.unwrap_or_default(),
             form,
+            nothing(),
             nothing(),
             nothing(),
             nothing(),

@@ -388,8 +388,8 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
     let row = |k: &Value| {
         vec![
             count(k, "/measured"),
-            format!("{:.1}", number(k, "/mean_us")),
-            format!("{:.1}", number(k, "/p99_us")),
+            kernel_us(k, "/mean_us"),
+            kernel_us(k, "/p99_us"),
             three(&k["grid"]),
             three(&k["block"]),
             text(k, "/cut").split(':').next().unwrap_or("?").to_owned(),
@@ -417,6 +417,12 @@ mod tests {
     fn an_empty_answer_is_shown_and_not_a_panic() {
         let mut out = Vec::new();
         whole(&mut out, &json!({}), Paint(false)).unwrap();
+/// A kernel's time; an upper bound if it never ran alone.
+pub fn kernel_us(kernel: &Value, at: &str) -> String {
+    let bound = if kernel["contended"] == true { "<= " } else { "" };
+    format!("{bound}{:.1}", number(kernel, at))
+}
+
         let shown = String::from_utf8(out).unwrap();
         assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
     }
@@ -431,6 +437,7 @@ mod tests {
         whole(&mut out, &status, Paint(false)).unwrap();
         let shown = String::from_utf8(out).unwrap();
         for line in ["process 9, train: because", "process 8, old (ended): likewise"] {
+            k["image"].as_str().unwrap_or_default().to_owned(),
             assert!(shown.contains(line), "{line:?} not in {shown}");
         }
     }
@@ -441,6 +448,7 @@ mod tests {
             "id": 3, "pid": 9, "name": "train", "class": "best-effort", "governed": false,
             "not_governed_reason": "because", "class_reason": "",
             "report": {"time_slice": "failed", "time_slice_error": 27},
+        ("IMAGE", Left),
         }]});
         let mut out = Vec::new();
         whole(&mut out, &status, Paint(true)).unwrap();
@@ -450,3 +458,37 @@ mod tests {
         }
     }
 }
+    #[test]
+    fn waiting_clients_say_why_and_kernels_of_one_name_are_told_apart() {
+        let client = |id: u32, why: Value| json!({"id": id, "name": format!("c{id}"), "why": why});
+        let kernel = |image: &str, contended: bool| json!({"name": "E_32_32_4", "image": image, "contended": contended, "mean_us": 5.0});
+        let status = json!({
+            "clients": [
+                client(1, json!({"reason": "high_priority", "for_ms": 12.25})),
+                client(2, json!({"reason": "policy", "for_ms": 1.0})),
+                client(3, json!({"reason": "window", "for_ms": null})),
+                client(4, json!({"reason": "yielding"})),
+                client(5, json!({"reason": "decision"})),
+                client(6, Value::Null),
+            ],
+            "kernels": [kernel("00c0ffee", false), kernel("deadbeef", true)],
+        });
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(false)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for (name, end) in [
+            ("c1", "high priority busy (asked again in 12.2 ms)"),
+            ("c2", "held by the policy (asked again in 1.0 ms)"),
+            ("c3", "window full"),
+            ("c4", "yielding"),
+            ("c5", "no decision yet"),
+            ("c6", "no  "),
+        ] {
+            let line = shown.lines().find(|line| line.contains(name)).unwrap();
+            assert!(line.ends_with(end), "{line:?} does not end with {end:?}");
+        }
+        let kernels: Vec<_> = shown.lines().filter(|line| line.contains("E_32_32_4")).collect();
+        assert!(kernels[0].contains(" 5.0") && kernels[0].contains("00c0ffee"), "{kernels:?}");
+        assert!(kernels[1].contains("<= 5.0") && kernels[1].contains("deadbeef"), "{kernels:?}");
+    }
+

@@ -192,6 +192,8 @@ pub struct KernelNumbers {
     pub grid: [u32; 3],
     /// Threads.
     pub block: [u32; 3],
+    /// Digest of its code image and its whole name; 0 if the image is unknown.
+    pub image: u128,
     /// Launches measured.
     pub count: u64,
     /// Mean, ns.
@@ -202,6 +204,8 @@ pub struct KernelNumbers {
     pub cut: CutState,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
+    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    pub contended: bool,
 }
 
 /// All figures.
@@ -294,11 +298,13 @@ impl Job {
                     block: p.key.block,
                     count: p.count,
                     mean_ns: p.mean_ns,
+                    image: p.key.image,
                     p99_ns: p.p99_ns(),
                     cut: p.cut,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
+                    contended: p.contended,
             kernels_known: profiles.known(),
         };
         fill(&mut snapshot);
