@@ -20,6 +20,7 @@ use crate::residency::ResidencyStatus;
 use crate::ungoverned::UngovernedStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
 use tally_ipc::layout::{report_state, whole_because};
 
@@ -45,10 +46,10 @@ pub struct Status {
     pub high_priority_busy: bool,
     /// Connected clients.
     pub clients: Vec<ClientStatus>,
-    /// The last clients that left, newest first; at most 64.
     /// Sums over all clients by class (`high`, `best-effort`), those that left included: they do not
     /// fall while this core runs.
     pub totals: BTreeMap<&'static str, Totals>,
+    /// The last clients that left, newest first; at most 64.
     pub departed: Vec<Departed>,
     /// Programs that were to be governed and are not, newest first.
     pub ungoverned: Vec<UngovernedStatus>,
@@ -87,9 +88,9 @@ pub struct CoreStatus {
     pub pinned_cpu: Option<u32>,
     /// Times the dispatch thread slept.
     pub parks: u64,
-    /// Where clients register.
     /// UUID of the GPU that it serves; empty until a client has launched something.
     pub gpu: String,
+    /// Where clients register.
     pub socket: String,
     /// Where admin requests are taken.
     pub admin_socket: String,
@@ -264,6 +265,8 @@ pub struct ClientStatus {
     pub cut: Cut,
     /// Launches waiting for a decision now.
     pub waiting: u64,
+    /// Why its work does not go on now; `null` if none of it waits.
+    pub why: Option<Why>,
     /// Time launches waited, by the core's account, ms.
     pub waited_ms: f64,
     /// The same by the client's threads' account, ms.
@@ -294,6 +297,31 @@ pub struct ClientStatus {
     pub tickets_skipped: u64,
     /// Tickets given up by their owner.
     pub tickets_abandoned: u64,
+}
+
+/// Why a client's next launch waits, or its launch under way stands aside.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Why {
+    /// `high_priority` (held while high-priority work is on the GPU), `policy` (held otherwise),
+    /// `window` (its in-flight window is full), `yielding` (a launch under way stands aside), or
+    /// `decision` (none has been made yet).
+    pub reason: &'static str,
+    /// Held: it is decided again after so long at the latest, ms.
+    pub for_ms: Option<f64>,
+}
+
+impl Why {
+    fn new(waits_for: WaitsFor, now_ns: u64) -> Self {
+        let until = |until_ns: u64| Some(until_ns.saturating_sub(now_ns) as f64 / 1e6);
+        let (reason, for_ms) = match waits_for {
+            WaitsFor::HighPriority { until_ns } => ("high_priority", until(until_ns)),
+            WaitsFor::Policy { until_ns } => ("policy", until(until_ns)),
+            WaitsFor::Window => ("window", None),
+            WaitsFor::Yielding => ("yielding", None),
+            WaitsFor::Decision => ("decision", None),
+        };
+        Why { reason, for_ms }
+    }
 }
 
 /// What was decided for a client's launches.
@@ -539,6 +567,7 @@ impl ClientStatus {
             decisions: Decisions::new(n),
             cut: Cut::new(n),
             waiting: n.state.waiting,
+            why: n.state.waits_for.map(|waits_for| Why::new(waits_for, n.read_ns)),
             waited_ms: n.stats.waited_ns as f64 / 1e6,
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
             charged_ms: charged_ms(identity.class, n),
@@ -558,44 +587,6 @@ impl ClientStatus {
     }
 }
 
-/// A client that left.
-#[derive(Clone, Debug, Serialize)]
-pub struct Departed {
-    /// Who it was.
-    #[serde(flatten)]
-    pub identity: Identity,
-    /// How long it was connected, s.
-    pub connected_s: f64,
-    /// How it left.
-    pub reason: String,
-    /// Launches, all doors.
-    pub launches: u64,
-    /// By door.
-    pub launches_by_door: BTreeMap<&'static str, u64>,
-    /// What was decided.
-    pub decisions: Decisions,
-    /// How launches were cut.
-    pub cut: Cut,
-    /// Launches that went ahead without a core.
-    pub unscheduled: u64,
-    /// Time launches waited, ms.
-    pub waited_ms: f64,
-    /// See [`ClientStatus::charged_ms`].
-    pub charged_ms: f64,
-    /// See [`ClientStatus::measured_ms`].
-    pub measured_ms: f64,
-    /// Launches of which `measured_ms` is the sum.
-    pub launches_measured: u64,
-}
-
-impl Departed {
-    /// Put together; `n` is missing if the dispatch thread dropped it itself.
-    pub fn new(
-        identity: Identity,
-        connected_s: f64,
-        reason: String,
-        n: Option<&ClientNumbers>,
-    ) -> Self {
 /// Sums over clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
@@ -636,6 +627,15 @@ impl Totals {
     pub fn add(&mut self, other: Totals) {
         self.registered += other.registered;
         self.connected += other.connected;
+        self.launches = self.launches.saturating_add(other.launches);
+        self.charged_ms += other.charged_ms;
+        self.measured_ms += other.measured_ms;
+        self.launches_measured = self.launches_measured.saturating_add(other.launches_measured);
+        self.waited_ms += other.waited_ms;
+        self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
+    }
+}
+
 /// A client that left.
 #[derive(Clone, Debug, Serialize)]
 pub struct Departed {
@@ -674,15 +674,6 @@ impl Departed {
         reason: String,
         n: Option<&ClientNumbers>,
     ) -> Self {
-        self.launches = self.launches.saturating_add(other.launches);
-        self.charged_ms += other.charged_ms;
-        self.measured_ms += other.measured_ms;
-        self.launches_measured = self.launches_measured.saturating_add(other.launches_measured);
-        self.waited_ms += other.waited_ms;
-        self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
-    }
-}
-
         Departed {
             connected_s,
             reason,

@@ -252,7 +252,20 @@ impl Engine {
             in_flight: c.in_flight,
             in_flight_ns: c.in_flight_ns,
             yielded: c.yielded,
+            waits_for: self.waits_for(c),
         })
+    }
+
+    fn waits_for(&self, c: &Client) -> Option<WaitsFor> {
+        let until_ns = c.hold_until_ns;
+        match c.waiting.is_empty() {
+            true if c.yielded && !c.cut_in_flight.is_empty() => Some(WaitsFor::Yielding),
+            true => None,
+            false if c.window_until_ns > 0 => Some(WaitsFor::Window),
+            false if until_ns == 0 => Some(WaitsFor::Decision),
+            false if self.high_busy => Some(WaitsFor::HighPriority { until_ns }),
+            false => Some(WaitsFor::Policy { until_ns }),
+        }
     }
 
     /// Whether high-priority work is on the GPU.
@@ -351,7 +364,9 @@ impl Engine {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
             let periods = high_periods(high_busy, self.high_periods);
+            let was_active = c.is_active();
             c.let_go(&submission, Way::whole(predicted, periods), now_ns);
+            self.beside.note(now_ns, was_active, c.is_active());
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
             }
@@ -364,9 +379,7 @@ impl Engine {
             });
         }
         self.settle_one(now_ns, client, out);
-            let was_active = c.is_active();
     }
-            self.beside.note(now_ns, was_active, c.is_active());
 
     /// A high-priority client's activity, as it reports it. `since_ns` is when
     /// it changed by the client's own account (bounded to the past).
@@ -382,7 +395,9 @@ impl Engine {
         if c.info.class != Class::High {
             return;
         }
+        let was_active = c.is_active();
         c.busy = busy;
+        self.beside.note(now_ns, was_active, c.is_active());
         let since = since_ns.min(now_ns);
         self.note_high(now_ns, Some(since), out);
         // A period of activity that began and ended between two looks.
@@ -395,9 +410,7 @@ impl Engine {
 
     /// Time has passed: fire timers, offer what was held until now.
     pub fn tick(&mut self, now_ns: u64, out: &mut Vec<Action>) {
-        let was_active = c.is_active();
         while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
-        self.beside.note(now_ns, was_active, c.is_active());
             if due > now_ns {
                 break;
             }
@@ -570,6 +583,29 @@ pub struct ClientState {
     pub in_flight_ns: u64,
     /// It has been asked to give way.
     pub yielded: bool,
+    /// What its next launch waits for, or the launch that stands aside; `None`: nothing waits.
+    pub waits_for: Option<WaitsFor>,
+}
+
+/// Why a client's work does not go on; for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// Held, by the policy or the built-in rule, while high-priority work is on the GPU.
+    HighPriority {
+        /// When it is offered again at the latest.
+        until_ns: u64,
+    },
+    /// Held while there is no high-priority work.
+    Policy {
+        /// Likewise.
+        until_ns: u64,
+    },
+    /// Its in-flight window is full.
+    Window,
+    /// A launch under way has been asked to stand aside.
+    Yielding,
+    /// Its launch has not been decided yet.
+    Decision,
 }
 
 /// What a launch of a client is expected to take; of a kernel that has no profile

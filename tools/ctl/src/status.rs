@@ -274,6 +274,25 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             count(c, "/decisions/run"),
             count(c, "/decisions/leased"),
             cut_launches(c),
+/// Why a client's work does not go on now.
+fn why(client: &Value) -> String {
+    let Some(reason) = client.pointer("/why/reason").and_then(Value::as_str) else {
+        return String::new();
+    };
+    let time = match client.pointer("/why/for_ms").and_then(Value::as_f64) {
+        Some(ms) => format!(" (asked again in {ms:.1} ms)"),
+        None => String::new(),
+    };
+    match reason {
+        "high_priority" => format!("high priority busy{time}"),
+        "policy" => format!("held by the policy{time}"),
+        "window" => "window full".into(),
+        "yielding" => "yielding".into(),
+        "decision" => "no decision yet".into(),
+        other => other.into(),
+    }
+}
+
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),
@@ -296,6 +315,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("GPU ms", Right),
         ("GOVERNED", Left),
     ];
+            why(c),
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
         let id = count(c, "/id");
@@ -312,6 +332,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             writeln!(out, "{}", paint.bad(&line))?;
         }
         if text(c, "/report/linger") == "failed" {
+        ("WHY", Left),
             let code = count(c, "/report/linger_error");
             let line = format!("  {id}: it does not linger on the GPU: CUDA error {code}");
             writeln!(out, "{}", paint.bad(&line))?;

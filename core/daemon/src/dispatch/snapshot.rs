@@ -103,6 +103,8 @@ pub struct ClientNumbers {
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
+    /// When that was, ns.
+    pub read_ns: u64,
     /// The shim's counts.
     pub shim: ShimCounts,
     /// The shim's report.
@@ -128,7 +130,9 @@ impl ClientNumbers {
                 in_flight: 0,
                 in_flight_ns: 0,
                 yielded: false,
+                waits_for: None,
             }),
+            read_ns: now_ns(),
             shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
@@ -188,24 +192,24 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
 pub struct KernelNumbers {
     /// Its name.
     pub name: String,
+    /// Digest of its code image and its whole name; 0 if the image is unknown.
+    pub image: u128,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads.
     pub block: [u32; 3],
-    /// Digest of its code image and its whole name; 0 if the image is unknown.
-    pub image: u128,
     /// Launches measured.
     pub count: u64,
     /// Mean, ns.
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
+    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    pub contended: bool,
     /// Whether it can be cut.
     pub cut: CutState,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
-    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
-    pub contended: bool,
 }
 
 /// All figures.
@@ -233,6 +237,8 @@ pub struct Snapshot {
     pub kernels: Vec<KernelNumbers>,
     /// Kernels known.
     pub kernels_known: u32,
+    /// The GPU, once it is known.
+    pub device: Option<Device>,
 }
 
 /// A snapshot in the making: first the kernel table, in pieces.
@@ -241,8 +247,6 @@ pub struct Job {
     most: usize,
     cursor: u32,
     /// (measured ns in all, kernel), the largest `most`.
-    /// The GPU, once it is known.
-    pub device: Option<Device>,
     top: Vec<(u64, KernelId)>,
 }
 
@@ -294,21 +298,21 @@ impl Job {
             kernels: kernels
                 .map(|p| KernelNumbers {
                     name: p.key.name.clone(),
+                    image: p.key.image,
                     grid: p.key.grid,
                     block: p.key.block,
                     count: p.count,
                     mean_ns: p.mean_ns,
-                    image: p.key.image,
                     p99_ns: p.p99_ns(),
+                    contended: p.contended,
                     cut: p.cut,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
-                    contended: p.contended,
             kernels_known: profiles.known(),
+            device: None,
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);
     }
 }
-            device: None,
