@@ -76,7 +76,12 @@ pub fn connect(socket: &Path, limit: Duration) -> Result<UnixStream, CtlError> {
         Ok(stream)
     };
     let no_core = |why: String| CtlError::NoCore { socket: socket.into(), why };
-    let stream = connect().map_err(|e| no_core(e.to_string()))?;
+    let stream = connect().map_err(|e| match e.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            CtlError::NoAccess { socket: socket.into(), why: e.to_string() }
+        }
+        _ => no_core(e.to_string()),
+    })?;
     tally_ipc::peer::check(socket, stream.as_fd()).map_err(|e| no_core(e.to_string()))?;
     Ok(stream)
 }

@@ -14,26 +14,43 @@ use std::time::Duration;
 /// Longest name shown in a table.
 const NAME_CHARS_MAX: usize = 48;
 
-/// Show it once, or again and again.
+/// Show it once, or again and again: also while the core is started anew.
 pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
-    let mut core = Core::connect(socket)?;
+    let mut core = Some(Core::connect(socket)?);
     let mut out = std::io::stdout().lock();
     let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let request = json!({"cmd": "status", "kernels": args.kernels});
+    let mut has_answered = false;
     loop {
-        let status = core.ask(&json!({"cmd": "status", "kernels": args.kernels}))?;
-        if args.json && args.watch {
-            writeln!(out, "{status}")?;
-        } else if args.json {
-            writeln!(out, "{status:#}")?;
-        } else {
-            let mut text = Vec::new();
-            whole(&mut text, &status, Paint(colour))?;
-            if args.watch && colour {
-                // Home and clear, in one write with the text: no flicker.
-                out.write_all(b"\x1b[H\x1b[2J")?;
+        let answer = match &mut core {
+            Some(core) => core.ask(&request),
+            None => Core::connect(socket).and_then(|new| core.insert(new).ask(&request)),
+        };
+        let mut text = Vec::new();
+        match answer {
+            Ok(status) => {
+                has_answered = true;
+                match (args.json, args.watch) {
+                    (true, true) => writeln!(text, "{status}")?,
+                    (true, false) => writeln!(text, "{status:#}")?,
+                    (false, _) => whole(&mut text, &status, Paint(colour))?,
+                }
             }
-            out.write_all(&text)?;
+            Err(CtlError::NoCore { socket, why }) if args.watch && has_answered => {
+                core = None;
+                let line = format!("no core answers at {} ({why}); trying again", socket.display());
+                match args.json {
+                    true => writeln!(text, "{}", json!({"core": null, "no_core": line}))?,
+                    false => writeln!(text, "{}", Paint(colour).bad(&line))?,
+                }
+            }
+            Err(error) => return Err(error),
         }
+        if args.watch && colour {
+            // Home and clear, in one write with the text: no flicker.
+            out.write_all(b"\x1b[H\x1b[2J")?;
+        }
+        out.write_all(&text)?;
         out.flush()?;
         if !args.watch {
             return Ok(());
@@ -257,23 +274,6 @@ fn cut_launches(client: &Value) -> String {
     format!("{:.0}", forms.iter().map(|at| number(client, at)).sum::<f64>())
 }
 
-fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
-    use Align::{Left, Right};
-    let all = list(s, "/clients");
-    writeln!(out)?;
-    if all.is_empty() {
-        return writeln!(out, "no clients");
-    }
-    let row = |c: &Value| {
-        vec![
-            count(c, "/id"),
-            count(c, "/pid"),
-            short(text(c, "/name")),
-            text(c, "/class").to_owned(),
-            count(c, "/launches"),
-            count(c, "/decisions/run"),
-            count(c, "/decisions/leased"),
-            cut_launches(c),
 /// Why a client's work does not go on now.
 fn why(client: &Value) -> String {
     let Some(reason) = client.pointer("/why/reason").and_then(Value::as_str) else {
@@ -293,11 +293,29 @@ fn why(client: &Value) -> String {
     }
 }
 
+fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let all = list(s, "/clients");
+    writeln!(out)?;
+    if all.is_empty() {
+        return writeln!(out, "no clients");
+    }
+    let row = |c: &Value| {
+        vec![
+            count(c, "/id"),
+            count(c, "/pid"),
+            short(text(c, "/name")),
+            text(c, "/class").to_owned(),
+            count(c, "/launches"),
+            count(c, "/decisions/run"),
+            count(c, "/decisions/leased"),
+            cut_launches(c),
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),
             format!("{:.0}", number(c, "/charged_ms")),
             if c["governed"].as_bool() == Some(true) { "yes" } else { "no" }.to_owned(),
+            why(c),
         ]
     };
     let header = [
@@ -314,8 +332,8 @@ fn why(client: &Value) -> String {
         ("WAITED ms", Right),
         ("GPU ms", Right),
         ("GOVERNED", Left),
+        ("WHY", Left),
     ];
-            why(c),
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
         let id = count(c, "/id");
@@ -332,7 +350,6 @@ fn why(client: &Value) -> String {
             writeln!(out, "{}", paint.bad(&line))?;
         }
         if text(c, "/report/linger") == "failed" {
-        ("WHY", Left),
             let code = count(c, "/report/linger_error");
             let line = format!("  {id}: it does not linger on the GPU: CUDA error {code}");
             writeln!(out, "{}", paint.bad(&line))?;
@@ -400,6 +417,12 @@ pub fn three(v: &Value) -> String {
     format!("{}x{}x{}", n(0), n(1), n(2))
 }
 
+/// A kernel's time; an upper bound if it never ran alone.
+pub fn kernel_us(kernel: &Value, at: &str) -> String {
+    let bound = if kernel["contended"] == true { "<= " } else { "" };
+    format!("{bound}{:.1}", number(kernel, at))
+}
+
 fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     let all = list(s, "/kernels");
@@ -414,6 +437,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             three(&k["grid"]),
             three(&k["block"]),
             text(k, "/cut").split(':').next().unwrap_or("?").to_owned(),
+            k["image"].as_str().unwrap_or_default().to_owned(),
             short(text(k, "/name")),
         ]
     };
@@ -424,6 +448,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("GRID", Left),
         ("BLOCK", Left),
         ("CUT", Left),
+        ("IMAGE", Left),
         ("KERNEL", Left),
     ];
     writeln!(out)?;
@@ -438,47 +463,10 @@ mod tests {
     fn an_empty_answer_is_shown_and_not_a_panic() {
         let mut out = Vec::new();
         whole(&mut out, &json!({}), Paint(false)).unwrap();
-/// A kernel's time; an upper bound if it never ran alone.
-pub fn kernel_us(kernel: &Value, at: &str) -> String {
-    let bound = if kernel["contended"] == true { "<= " } else { "" };
-    format!("{bound}{:.1}", number(kernel, at))
-}
-
         let shown = String::from_utf8(out).unwrap();
         assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
     }
 
-    #[test]
-    fn programs_that_are_not_governed_are_shown() {
-        let status = json!({"ungoverned": [
-            {"pid": 9, "name": "train", "reason": "because", "running": true},
-            {"pid": 8, "name": "old", "reason": "likewise", "running": false},
-        ]});
-        let mut out = Vec::new();
-        whole(&mut out, &status, Paint(false)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
-        for line in ["process 9, train: because", "process 8, old (ended): likewise"] {
-            k["image"].as_str().unwrap_or_default().to_owned(),
-            assert!(shown.contains(line), "{line:?} not in {shown}");
-        }
-    }
-
-    #[test]
-    fn clients_and_reasons_are_shown() {
-        let status = json!({"clients": [{
-            "id": 3, "pid": 9, "name": "train", "class": "best-effort", "governed": false,
-            "not_governed_reason": "because", "class_reason": "",
-            "report": {"time_slice": "failed", "time_slice_error": 27},
-        ("IMAGE", Left),
-        }]});
-        let mut out = Vec::new();
-        whole(&mut out, &status, Paint(true)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
-        for word in ["train", "3: not governed: because", "status 27", "\x1b[31m"] {
-            assert!(shown.contains(word), "{word:?} not in {shown}");
-        }
-    }
-}
     #[test]
     fn waiting_clients_say_why_and_kernels_of_one_name_are_told_apart() {
         let client = |id: u32, why: Value| json!({"id": id, "name": format!("c{id}"), "why": why});
@@ -513,3 +501,32 @@ pub fn kernel_us(kernel: &Value, at: &str) -> String {
         assert!(kernels[1].contains("<= 5.0") && kernels[1].contains("deadbeef"), "{kernels:?}");
     }
 
+    #[test]
+    fn programs_that_are_not_governed_are_shown() {
+        let status = json!({"ungoverned": [
+            {"pid": 9, "name": "train", "reason": "because", "running": true},
+            {"pid": 8, "name": "old", "reason": "likewise", "running": false},
+        ]});
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(false)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for line in ["process 9, train: because", "process 8, old (ended): likewise"] {
+            assert!(shown.contains(line), "{line:?} not in {shown}");
+        }
+    }
+
+    #[test]
+    fn clients_and_reasons_are_shown() {
+        let status = json!({"clients": [{
+            "id": 3, "pid": 9, "name": "train", "class": "best-effort", "governed": false,
+            "not_governed_reason": "because", "class_reason": "",
+            "report": {"time_slice": "failed", "time_slice_error": 27},
+        }]});
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(true)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for word in ["train", "3: not governed: because", "status 27", "\x1b[31m"] {
+            assert!(shown.contains(word), "{word:?} not in {shown}");
+        }
+    }
+}
