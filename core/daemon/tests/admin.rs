@@ -406,3 +406,28 @@ fn a_policys_configuration_reaches_it_and_a_wrong_one_is_refused() {
     let shown = core.ask(json!({"cmd": "policy_show"}));
     assert_eq!(shown["source"]["config_file"], json!(good));
 }
+
+#[test]
+fn a_configuration_is_checked_without_a_core() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |config: &str| {
+        let mut command = Core::command(dir.path(), config, &["--check-config", "--spin-us", "7"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, shown, said) = check("[engine]\nwindow_us = 77\n");
+    assert_eq!(code, Some(0), "{said}");
+    for line in ["window_us = 77", "spin_us = 7", "run/admin/core.sock"] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    assert!(!dir.path().join("run").exists(), "nothing is made");
+    for (config, word) in
+        [("[engine]\nwindow = 3\n", "window"), ("[engine]\nwindow_us = 0\n", "window_us is 0")]
+    {
+        let (code, shown, said) = check(config);
+        assert_eq!((code, &*shown), (Some(2), ""), "{said}");
+        assert!(said.contains(word), "{said}");
+    }
+}
