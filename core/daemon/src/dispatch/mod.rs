@@ -593,8 +593,8 @@ impl Dispatch {
         let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
-            snapshot.figures = self.policy.figures();
             snapshot.device = self.recall.device();
+            snapshot.figures = self.policy.figures();
             snapshot.swap_pause = self.swap_pause.us();
             snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());
             snapshot.decision = self.decision.quantiles();
