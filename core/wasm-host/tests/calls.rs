@@ -18,8 +18,6 @@ fn every_decision_arrives() {
     assert_eq!(bench.decide(kernel::SLICE_7), Ok(Decision::Slice(7)));
     assert_eq!(bench.decide(kernel::PARTITION_8), Ok(Decision::Partition(8)));
     assert_eq!(bench.decide(kernel::PREEMPTIBLE), Ok(Decision::Preemptible));
-    // How long a launch is held at most is the engine's to say: `engine.hold_ms_max`.
-    assert_eq!(bench.decide(kernel::HOLD_MAX), Ok(Decision::Hold(u64::MAX)));
     assert_eq!(bench.decide(kernel::COMMANDS), Ok(Decision::Run(9)));
 }
 
