@@ -491,7 +491,7 @@ mod tests {
             ("c3", "window full"),
             ("c4", "yielding"),
             ("c5", "no decision yet"),
-            ("c6", "no  "),
+            ("c6", "no"),
         ] {
             let line = shown.lines().find(|line| line.contains(name)).unwrap();
             assert!(line.ends_with(end), "{line:?} does not end with {end:?}");
