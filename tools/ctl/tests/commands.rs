@@ -263,7 +263,7 @@ fn a_socket_that_may_not_be_opened_is_not_a_core_that_does_not_answer() {
     let (admin, clients) = (dir.path().join("admin/s"), dir.path().join("clients/s"));
     let _listeners = [&admin, &clients].map(|path| {
         let listener = UnixListener::bind(path).unwrap();
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
         listener
     });
     let program = dir.path().join("tallyctl");
