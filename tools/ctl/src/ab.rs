@@ -3,7 +3,7 @@
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use tally_ab::guard::Guard;
 use tally_ab::report::Outcome;
 use tally_ab::units::{parse_ns, time};
 use tally_ab::{Metric, Plan, Report};
+use tally_admin::{Request, Source};
 
 /// `ab`.
 #[derive(Debug, Subcommand)]
@@ -182,7 +183,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
         AbCommand::Status { json, watch } => {
             let mut core = Core::connect(socket)?;
             loop {
-                let status = core.ask(&json!({"cmd": "ab_status"}))?;
+                let status = core.ask(&Request::AbStatus {})?;
                 if json && watch {
                     writeln!(out, "{status}")?;
                 } else if json {
@@ -198,7 +199,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
             }
         }
         AbCommand::Stop => {
-            let report = read(Core::connect(socket)?.ask(&json!({"cmd": "ab_stop"}))?)?;
+            let report = read(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
             write!(out, "{}", report.text())?;
         }
         AbCommand::Combine { reports, json } => {
@@ -214,7 +215,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
             }
         }
         AbCommand::Report { json, svg } => {
-            let answer = Core::connect(socket)?.ask(&json!({"cmd": "ab_report"}))?;
+            let answer = Core::connect(socket)?.ask(&Request::AbReport {})?;
             let report = read(answer.clone())?;
             if let Some(file) = svg {
                 std::fs::write(&file, report.svg()).map_err(CtlError::file(
@@ -258,21 +259,23 @@ fn start(
     out: &mut impl Write,
 ) -> Result<ExitCode, CtlError> {
     let (plan, (a, b)) = (args.plan()?, args.arms()?);
-    let source = |file: &Path, config: &Option<PathBuf>| json!({"file": absolute(file), "config_file": config.as_deref().map(absolute)});
+    let source = |file: &Path, config: &Option<PathBuf>| Source {
+        file: absolute(file),
+        config_file: config.as_deref().map(absolute),
+    };
     let mut files = match a {
         Some(a) => policy_files("a.", a, args.config_a.as_deref())?,
         None => Vec::new(),
     };
     files.extend(policy_files("b.", b, args.config_b.as_deref())?);
     let mut core = Core::connect(socket)?;
-    let request = json!({
-        "cmd": "ab_start",
-        "a": a.map(|a| source(a, &args.config_a)),
-        "b": source(b, &args.config_b),
-        "plan": plan,
-        "replace_active": args.replace_active,
-    });
-    let begun = core.ask_about(request, &files)?;
+    let request = Request::AbStart {
+        a: a.map(|a| source(a, &args.config_a)),
+        b: source(b, &args.config_b),
+        plan: plan.clone(),
+        replace_active: args.replace_active,
+    };
+    let begun = core.ask_about(&request, &files)?;
     let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
     writeln!(
         out,
@@ -286,10 +289,10 @@ fn start(
     if !args.wait {
         return Ok(ExitCode::SUCCESS);
     }
-    while core.ask(&json!({"cmd": "ab_status"}))?["running"] == true {
+    while core.ask(&Request::AbStatus {})?["running"] == true {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let report = read(core.ask(&json!({"cmd": "ab_report"}))?)?;
+    let report = read(core.ask(&Request::AbReport {})?)?;
     write!(out, "\n{}", report.text())?;
     Ok(exit_code(report.outcome()))
 }

@@ -8,11 +8,12 @@ use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use crate::status::{Paint, count, number, text};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tally_admin::RecordRequest;
 use tally_decision_log::{Reader, Record};
 
 /// How often a recording with an end is looked at.
@@ -121,21 +122,20 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
         LogCommand::Record { out: file, time, max_bytes, completions } => {
-            let request = json!({
-                "cmd": "log_record",
-                "path": file.as_deref().map(absolute),
-                "for_ms": time.map(|t| t.as_millis() as u64),
-                "bytes_max": max_bytes,
-                "completions": completions,
-            });
+            let request = RecordRequest::LogRecord {
+                path: file.as_deref().map(absolute),
+                for_ms: time.map(|t| t.as_millis() as u64),
+                bytes_max: max_bytes,
+                completions,
+            };
             let mut core = Core::connect(socket)?;
-            let mut status = record(&mut core, request, file.as_deref())?;
+            let mut status = record(&mut core, &request, file.as_deref())?;
             writeln!(out, "recording to {}", text(&status, "/file"))?;
             let file = status["file"].clone();
             while time.is_some() && status["recording"] == true && status["file"] == file {
                 out.flush()?;
                 std::thread::sleep(LOOK_EVERY);
-                status = core.ask(&json!({"cmd": "log_status"}))?;
+                status = core.ask(&RecordRequest::LogStatus {})?;
             }
             if time.is_some() {
                 summary(&mut out, &status)?;
@@ -143,12 +143,12 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
             }
         }
         LogCommand::Stop => {
-            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_stop"}))?;
+            let status = Core::connect(socket)?.ask(&RecordRequest::LogStop {})?;
             summary(&mut out, &status)?;
             complete(&status)?;
         }
         LogCommand::Status { json } => {
-            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_status"}))?;
+            let status = Core::connect(socket)?.ask(&RecordRequest::LogStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
             } else if status["file"].is_null() {
@@ -167,8 +167,12 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
 }
 
 /// The file is made here, with this user's rights; an empty one is taken away again if the core refuses.
-fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value, CtlError> {
-    let Some(file) = file else { return core.ask(&request) };
+fn record(
+    core: &mut Core,
+    request: &RecordRequest,
+    file: Option<&Path>,
+) -> Result<Value, CtlError> {
+    let Some(file) = file else { return core.ask(request) };
     let out = tally_ipc::admin::create("out", file)
         .map_err(|e| CtlError::Failed(format!("--out {e}")))?;
     let answer = core.ask_about(request, &[out]);
@@ -234,6 +238,7 @@ pub fn status_lines(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn times_have_units() {

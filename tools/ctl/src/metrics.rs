@@ -13,6 +13,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use tally_admin::Request;
 
 /// `metrics`.
 #[derive(Debug, Args)]
@@ -24,7 +25,7 @@ pub struct MetricsArgs {
 
 /// Show or write.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
-    let status = Core::connect(socket)?.ask(&json!({"cmd": "status", "kernels": 0}))?;
+    let status = Core::connect(socket)?.ask(&Request::Status { kernels: Some(0) })?;
     let text = exposition(&status);
     let Some(file) = &args.out else {
         std::io::stdout().lock().write_all(text.as_bytes())?;

@@ -5,8 +5,9 @@ use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
 use crate::status::{Paint, count, kernel_us, list, print, short, text, three};
 use crate::table::{Align, table};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::{IsTerminal, Write};
+use tally_admin::Request;
 
 /// Show or clear.
 pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlError> {
@@ -14,7 +15,7 @@ pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlErro
     let mut out = std::io::stdout().lock();
     match command {
         ProfilesCommand::Show { json, kernels } => {
-            let known = core.ask(&json!({"cmd": "profiles_show", "kernels": kernels}))?;
+            let known = core.ask(&Request::ProfilesShow { kernels: Some(kernels) })?;
             if json {
                 writeln!(out, "{known:#}")?;
             } else {
@@ -23,7 +24,7 @@ pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlErro
             }
         }
         ProfilesCommand::Clear => {
-            let cleared = core.ask(&json!({"cmd": "profiles_clear"}))?;
+            let cleared = core.ask(&Request::ProfilesClear {})?;
             cleared_lines(&mut out, &cleared)?;
         }
     }
@@ -123,6 +124,7 @@ fn cleared_lines(out: &mut impl Write, cleared: &Value) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn shown(known: &Value) -> String {
         let mut out = Vec::new();

@@ -10,6 +10,7 @@ use crate::table::{Align, table};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
+use tally_admin::Request;
 
 /// Longest name shown in a table.
 const NAME_CHARS_MAX: usize = 48;
@@ -19,7 +20,7 @@ pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
     let mut core = Some(Core::connect(socket)?);
     let mut out = std::io::stdout().lock();
     let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let request = json!({"cmd": "status", "kernels": args.kernels});
+    let request = Request::Status { kernels: Some(args.kernels) };
     let mut has_answered = false;
     loop {
         let answer = match &mut core {

@@ -17,20 +17,19 @@
 //! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
-//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
+//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which `tallyctl` uses as well.
 
 use super::Plane;
 use super::journal::Kind;
 use crate::files::Descriptors;
 use crate::peer::Peer;
 use crate::policy_slot::{SlotError, Source};
-use crate::record::admin::RecordRequest;
 use rustix::fd::{AsFd, OwnedFd};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
+pub use tally_admin::Code;
+use tally_admin::{Answer, RecordRequest, Refusal, Request};
 use tally_ipc::admin::{Incoming, LINE_BYTES_MAX, Requests};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -42,61 +41,8 @@ const STRANGERS_PAUSE: Duration = Duration::from_millis(50);
 /// A peer that does not read its answer is given up on.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Deserialize)]
-#[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
-enum Request {
-    Status {
-        #[serde(default)]
-        kernels: Option<usize>,
-    },
-    PolicyShow {},
-    PolicyLoad {
-        path: PathBuf,
-        #[serde(default)]
-        config: Option<PathBuf>,
-    },
-    PolicyHistory {},
-    PolicyRollback {
-        #[serde(default)]
-        to: Option<u64>,
-    },
-    ProfilesShow {
-        #[serde(default)]
-        kernels: Option<usize>,
-    },
-    ProfilesClear {},
-    AbStart {
-        #[serde(default)]
-        a: Option<Source>,
-        b: Source,
-        plan: tally_ab::Plan,
-        #[serde(default)]
-        replace_active: bool,
-    },
-    AbStatus {},
-    AbReport {},
-    AbStop {},
-    Stop {},
-}
-
-/// What went wrong, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Code {
-    /// Not a request of this protocol.
-    BadRequest,
-    /// The peer's user may not do this.
-    Denied,
-    /// The policy could not be loaded; the old one stays in charge.
-    PolicyRefused,
-    /// Not while an A/B test runs, or none runs; or another request came before.
-    Conflict,
-    /// The core cannot answer now.
-    Unavailable,
-}
-
 pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
-    json!({"error": {"code": code, "message": message.to_string()}})
+    json!(Answer::<()>::Error(Refusal { code, message: message.to_string() }))
 }
 
 fn slot_error(why: &SlotError) -> Value {
