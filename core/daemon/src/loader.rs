@@ -37,7 +37,7 @@ pub trait Hosted: Policy + Send {
     }
 
     /// It failed too often and is asked no more.
-    fn is_struck_out(&self) -> bool {
+    fn is_disabled(&self) -> bool {
         false
     }
 }
@@ -63,7 +63,7 @@ impl Hosted for WasmPolicy {
         WasmPolicy::observe(self)
     }
 
-    fn is_struck_out(&self) -> bool {
+    fn is_disabled(&self) -> bool {
         self.is_switched_off()
     }
 }
@@ -76,7 +76,7 @@ impl Hosted for BuiltIn {
 
 /// A policy with a second handle to it, because the engine owns the first and
 /// knows nothing of figures. Both handles stay on the dispatch thread while the
-/// policy is in charge, so the lock is never contended.
+/// policy is active, so the lock is never contended.
 #[derive(Clone)]
 pub struct Shared(Arc<Mutex<Inner>>);
 
@@ -119,9 +119,9 @@ impl Shared {
         self.lock().policy.observe()
     }
 
-    /// See [`Hosted::is_struck_out`].
-    pub fn is_struck_out(&self) -> bool {
-        self.lock().policy.is_struck_out()
+    /// See [`Hosted::is_disabled`].
+    pub fn is_disabled(&self) -> bool {
+        self.lock().policy.is_disabled()
     }
 
     /// What its faults cost those who waited.

@@ -1,6 +1,6 @@
 //! From a configuration to a serving core, and back to nothing.
 //!
-//! Up: lock, policy, residency, kept profiles, dispatch thread, socket. Down, on SIGTERM,
+//! Up: lock, policy, sharing mode, kept profiles, dispatch thread, socket. Down, on SIGTERM,
 //! SIGINT or `tallyctl stop`: no new connections, every launch let go, rings
 //! empty (at most [`DRAIN_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
 //! signal ends at once.
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::config::see_that_apart;
 use crate::control::journal::Journal;
 use crate::control::registry::Registry;
-use crate::control::{self, Door, Places, Plane};
+use crate::control::{self, EntryPoint, Places, Plane};
 use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
@@ -23,7 +23,7 @@ use crate::profile_store::ProfileStore;
 use crate::quota::Room;
 use crate::record::Recordings;
 use crate::refresh;
-use crate::residency::Residency;
+use crate::sharing::SharingMode;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -82,7 +82,7 @@ fn raise_descriptors(clients_max: usize) -> Room {
     room
 }
 
-/// `engine.sharing` is that of the residency that comes about.
+/// `engine.sharing` is that of the sharing mode that comes about.
 fn settings(config: &Config) -> Settings {
     Settings {
         spin_ns: config.dispatch.spin_us() * 1_000,
@@ -114,8 +114,8 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
-    let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
-    settings.engine.sharing = residency.sharing();
+    let sharing = SharingMode::establish(&config.sharing, socket::folder(&path)).await?;
+    settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let tape = Tape::default();
     let lab = crate::ab::Lab::open(&config, &path);
@@ -130,10 +130,10 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     };
     let listeners = [listen(&claims[0], mode)?, listen(&claims[1], admin_mode)?];
     let claims = claims.map(|claim| Rc::new(RefCell::new(claim)));
-    let in_charge = slot.in_charge();
+    let active = slot.active();
     tracing::info!(
         socket = %path.display(), admin_socket = %admin_path.display(),
-        policy = in_charge.name, digest = in_charge.digest,
+        policy = active.name, digest = active.digest,
         spin_us = config.dispatch.spin_us(), cpu = pinned, clients_max = room.clients,
         descriptors = room.descriptors, "serving"
     );
@@ -148,7 +148,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         lab,
         profiles,
         recordings,
-        residency: RefCell::new(Some(residency)),
+        sharing: RefCell::new(Some(sharing)),
         stop: Notify::new(),
         started: Instant::now(),
         pinned,
@@ -160,15 +160,16 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         places,
         journal: Journal::default(),
     });
-    let doors = listeners.into_iter().zip([Door::Clients, Door::Admin]).zip(claims.clone());
-    let accepting: Vec<_> = doors
-        .map(|((listener, door), claim)| {
-            tokio::task::spawn_local(accept_at(plane.clone(), claim, listener, door))
+    let entry_points =
+        listeners.into_iter().zip([EntryPoint::Clients, EntryPoint::Admin]).zip(claims.clone());
+    let accepting: Vec<_> = entry_points
+        .map(|((listener, entry_point), claim)| {
+            tokio::task::spawn_local(accept_at(plane.clone(), claim, listener, entry_point))
         })
         .collect();
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     plane.recordings.heed(&plane.control);
-    let refresh = plane.residency.borrow().as_ref().and_then(Residency::refresh);
+    let refresh = plane.sharing.borrow().as_ref().and_then(SharingMode::refresh);
     if let Some((program, shown)) = refresh {
         let plane = plane.clone();
         let is_wanted = move || plane.registry.borrow().has_both_classes();
@@ -187,10 +188,10 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         error => error,
     };
     plane.recordings.finish().await;
-    let residency = plane.residency.borrow_mut().take();
-    if let Some(residency) = residency {
+    let sharing = plane.sharing.borrow_mut().take();
+    if let Some(sharing) = sharing {
         tokio::select! {
-            () = residency.end() => {}
+            () = sharing.end() => {}
             () = second_stop(&mut signals) => {}
         }
     }
@@ -203,7 +204,7 @@ async fn accept_at(
     plane: Rc<Plane>,
     claim: Rc<RefCell<Claim>>,
     mut listener: UnixListener,
-    door: Door,
+    entry_point: EntryPoint,
 ) {
     let mut said = String::new();
     loop {
@@ -213,7 +214,7 @@ async fn accept_at(
             }
         };
         tokio::select! {
-            () = control::accept(plane.clone(), listener, door) => return,
+            () = control::accept(plane.clone(), listener, entry_point) => return,
             () = in_place => {}
         }
         listener = loop {
@@ -223,7 +224,7 @@ async fn accept_at(
                 Err(error) if error.to_string() != said => {
                     said = error.to_string();
                     tracing::error!(
-                        ?door,
+                        ?entry_point,
                         "the socket's file is gone and cannot be made anew: {said}"
                     );
                 }
@@ -232,7 +233,7 @@ async fn accept_at(
             tokio::time::sleep(SOCKET_LOOK_EVERY).await;
         };
         said.clear();
-        tracing::warn!(?door, "the socket's file was taken away: it is made anew");
+        tracing::warn!(?entry_point, "the socket's file was taken away: it is made anew");
     }
 }
 

@@ -125,8 +125,8 @@ impl Collector<'_> {
     fn core(&mut self) {
         let s = self.status;
         let version = s["core"]["version"].as_str().unwrap_or_default();
-        let residency = s["residency"]["in_force"].as_str().unwrap_or_default();
-        let of = [("version", version), ("residency", residency)];
+        let sharing = s["sharing"]["in_force"].as_str().unwrap_or_default();
+        let of = [("version", version), ("sharing", sharing)];
         self.level("tally_core", "1; its labels say which core runs.", &of, &json!(1), 1.0);
         let uptime = &s["core"]["uptime_s"];
         self.level("tally_core_uptime_seconds", "Time since the core started.", &[], uptime, 1.0);
@@ -173,7 +173,7 @@ impl Collector<'_> {
             ("name", text("name")),
             ("digest", text("digest")),
             ("signed_by", text("signed_by")),
-            ("came", text("came")),
+            ("loaded_because", text("loaded_because")),
         ];
         self.level(
             "tally_policy",

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tally_engine::policy::{Class, ClientInfo, Context, Event, Form, Launch, Policy, launch_flags};
 use tally_engine::profile::{CutState, KernelKey};
-use tally_wasm_host::{Compiler, Limits, PolicyHost};
 use tally_simulator::{Arrivals, Residency, Setup, Trace, simulate};
+use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
 const SINGLE_CALLS: usize = 400_000;
 const KERNELS: u32 = 16;

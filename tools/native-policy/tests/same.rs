@@ -8,8 +8,8 @@ use tally_engine::policy::{
 };
 use tally_engine::profile::{CutState, KernelKey};
 use tally_native_policy::NativePolicy;
-use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 use tally_priority::Priority;
+use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 
 const STEPS: u64 = 60_000;
 const KERNELS: u32 = 48;

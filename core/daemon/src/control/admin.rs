@@ -5,9 +5,9 @@
 //! | --- | --- | --- |
 //! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
 //! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
-//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the policy in charge | admins |
-//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was in charge, oldest first | whoever may open the socket |
-//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
+//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the active policy | admins |
+//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was active, oldest first | whoever may open the socket |
+//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the active policy | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
 //! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
@@ -210,14 +210,14 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
                 Err(why) => return slot_error(&plane.policy.refused(source, why)),
             };
             match plane.load_policy(files).await {
-                Ok(in_charge) => json!({"ok": in_charge}),
+                Ok(active) => json!({"ok": active}),
                 Err(e) => slot_error(&e),
             }
         }
         Request::PolicyHistory {} => json!({"ok": plane.policy.history()}),
         Request::PolicyRollback { .. } if !may_change => denied("roll the policy back"),
         Request::PolicyRollback { to } => match plane.rollback_policy(to).await {
-            Ok(in_charge) => json!({"ok": in_charge}),
+            Ok(active) => json!({"ok": active}),
             Err(e) => slot_error(&e),
         },
         Request::AbStart { .. } | Request::AbStop {} if !may_change => {

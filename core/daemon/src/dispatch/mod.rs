@@ -21,32 +21,32 @@
 //! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`] for what is read from clients,
 //! [`control`] for what the control plane may ask.
 
+pub mod adapter;
+pub mod background;
 pub mod client;
 pub mod control;
-pub mod errand;
 pub mod handover;
 pub mod kernels;
 pub mod latency;
 pub mod measure;
 pub mod park;
 pub mod probe;
-pub mod recall;
-pub mod seat;
+pub mod profile_cache;
 pub mod snapshot;
 pub mod standstill;
 
 use crate::error::CoreError;
 use crate::loader::Shared;
 use crate::profile_store::learnt::Loaded;
+use adapter::{Adapter, LetGo, Subscribed};
+use background::Background;
 use client::{DispatchClient, Share, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
-use errand::Errand;
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use measure::Measuring;
 use park::Parker;
-use recall::Recall;
-use seat::{LetGo, Seat, Subscribed};
+use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -119,8 +119,9 @@ pub fn start(
             let _end = end_sender;
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
-            let recall = Recall::new(loaded);
-            Dispatch::new(settings, policy, tape, recall, receiver, parker, notice_sender).run();
+            let profile_cache = ProfileCache::new(loaded);
+            Dispatch::new(settings, policy, tape, profile_cache, receiver, parker, notice_sender)
+                .run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -152,9 +153,9 @@ struct Dispatch {
     parker: Parker,
     actions: Vec<Action>,
     policy: Shared,
-    /// Of the policy in charge.
+    /// Of the active policy.
     generation: u64,
-    /// Its being struck out was noticed.
+    /// Its being disabled was noticed.
     noticed: bool,
     swap_pause: SwapPause,
     /// Of those before it.
@@ -164,9 +165,9 @@ struct Dispatch {
     decision: Latency,
     held: Latency,
     measuring: Measuring,
-    recall: Recall,
+    profile_cache: ProfileCache,
     status: Option<Job>,
-    errand: Option<Errand>,
+    background: Option<Background>,
     draining: Option<Draining>,
     /// Of clients dropped of which the control plane has not heard: it closes their connections.
     dropped: Vec<Notice>,
@@ -184,15 +185,15 @@ impl Dispatch {
         settings: Settings,
         policy: Shared,
         tape: Tape,
-        recall: Recall,
+        profile_cache: ProfileCache,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
     ) -> Self {
-        let (seat, subscribed) = Seat::new(policy.clone(), 1, tape.clone());
+        let (adapter, subscribed) = Adapter::new(policy.clone(), 1, tape.clone());
         Dispatch {
             settings,
-            engine: Engine::new(settings.engine, Box::new(seat)),
+            engine: Engine::new(settings.engine, Box::new(adapter)),
             clients: Vec::new(),
             control,
             notices,
@@ -208,9 +209,9 @@ impl Dispatch {
             decision: Latency::new(),
             held: Latency::new(),
             measuring: Measuring::default(),
-            recall,
+            profile_cache,
             status: None,
-            errand: None,
+            background: None,
             draining: None,
             dropped: Vec::new(),
             neighbours_changed: false,
@@ -229,7 +230,7 @@ impl Dispatch {
             active |= self.pass(now);
             if self.tape.is_on() {
                 let policy = &self.policy;
-                let mut state = || policy.observe().map(seat::saved_state);
+                let mut state = || policy.observe().map(adapter::saved_state);
                 active |= self.tape.pump(self.engine.world_mut(), &mut state);
             }
             if now >= self.next_heartbeat_ns {
@@ -239,8 +240,8 @@ impl Dispatch {
                 self.tell_of_neighbours(now);
             }
             self.report();
-            if let Some(errand) = self.errand.take() {
-                self.errand = errand.step(&mut self.engine, &self.recall);
+            if let Some(background) = self.background.take() {
+                self.background = background.step(&mut self.engine, &self.profile_cache);
             }
             let sweeps = self.engine.sweep_kernels(SWEPT);
             if self.has_drained(now) {
@@ -251,7 +252,7 @@ impl Dispatch {
             }
             if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
                 || self.status.is_some()
-                || self.errand.is_some()
+                || self.background.is_some()
                 || sweeps
             {
                 std::hint::spin_loop();
@@ -291,7 +292,7 @@ impl Dispatch {
         while at < self.clients.len() {
             let c = &mut self.clients[at];
             let (engine, out) = (&mut self.engine, &mut self.actions);
-            match c.poll_submissions(now, share, engine, &mut self.recall, out) {
+            match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
                 Taken::Launches(count) => active |= count > 0,
                 Taken::Misbehaved(why) => {
                     self.cut_off(now, at, why);
@@ -360,8 +361,8 @@ impl Dispatch {
                 break;
             }
         }
-        if !self.noticed && self.policy.is_struck_out() {
-            let notice = Notice::StruckOut { generation: self.generation };
+        if !self.noticed && self.policy.is_disabled() {
+            let notice = Notice::Disabled { generation: self.generation };
             // With too many notices waiting: at the next heartbeat.
             self.noticed = self.notices.try_send(notice).is_ok();
         }
@@ -441,9 +442,11 @@ impl Dispatch {
                     self.status = Some(Job::new(done, kernels));
                 }
                 // One of these at a time, too.
-                Control::Learnt { from, done } => self.errand = Some(Errand::collect(from, done)),
+                Control::Learnt { from, done } => {
+                    self.background = Some(Background::collect(from, done))
+                }
                 Control::Forget { done } => {
-                    self.errand = Some(Errand::forget(&mut self.recall, done));
+                    self.background = Some(Background::forget(&mut self.profile_cache, done));
                 }
                 Control::SavePolicy { done } => {
                     let start = now_ns();
@@ -540,8 +543,8 @@ impl Dispatch {
     fn set_policy(&mut self, now: u64, policy: Shared, generation: u64) -> Retired {
         (self.generation, self.noticed) = (generation, false);
         let start = now_ns();
-        let (seat, subscribed) = Seat::new(policy.clone(), generation, self.tape.clone());
-        let old = self.engine.set_policy(now, Box::new(seat), &mut self.actions);
+        let (adapter, subscribed) = Adapter::new(policy.clone(), generation, self.tape.clone());
+        let old = self.engine.set_policy(now, Box::new(adapter), &mut self.actions);
         // Who waited has been decided by the new one; answering them is as ever.
         self.swap_pause.swap(now_ns().saturating_sub(start));
         self.apply(now);
@@ -551,7 +554,7 @@ impl Dispatch {
         Retired { _engine_side: old, handle }
     }
 
-    /// The policy in charge, for who begins to read along.
+    /// The active policy, for who begins to read along.
     fn about(&self) -> tally_decision_log::About {
         tally_decision_log::About { generation: self.generation, ..self.policy.about() }
     }
@@ -593,7 +596,7 @@ impl Dispatch {
         let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
-            snapshot.device = self.recall.device();
+            snapshot.device = self.profile_cache.device();
             snapshot.figures = self.policy.figures();
             snapshot.swap_pause = self.swap_pause.us();
             snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());

@@ -40,14 +40,14 @@ pub struct ShimCounts {
     pub preemptible: u64,
     pub partitioned: u64,
     pub graph_chained: u64,
-    pub gave_way: u64,
+    pub launches_yielded: u64,
     pub rescued: u64,
-    pub cut_kernels: u64,
+    pub transformed_kernels: u64,
     pub refused_kernels: u64,
     pub lingered: u64,
     pub sliced_by_offset: u64,
-    pub graph_nodes_cut: u64,
-    /// Of the latest times from being asked to give way until it had, ns.
+    pub graph_nodes_transformed: u64,
+    /// Of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     /// See above.
     pub turnaround_p99_ns: u64,
@@ -172,13 +172,13 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         preemptible: word(&c.preemptible),
         partitioned: word(&c.partitioned),
         graph_chained: word(&c.graph_chained),
-        gave_way: word(&c.gave_way),
+        launches_yielded: word(&c.launches_yielded),
         rescued: word(&c.rescued),
-        cut_kernels: word(&c.cut_kernels),
+        transformed_kernels: word(&c.transformed_kernels),
         refused_kernels: word(&c.refused_kernels),
         lingered: word(&c.lingered),
         sliced_by_offset: word(&c.sliced_by_offset),
-        graph_nodes_cut: word(&c.graph_nodes_cut),
+        graph_nodes_transformed: word(&c.graph_nodes_transformed),
         turnaround_p50_ns,
         turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,
@@ -206,7 +206,7 @@ pub struct KernelNumbers {
     pub p99_ns: u64,
     /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
     pub contended: bool,
-    /// Whether it can be cut.
+    /// Whether it can be transformed.
     pub cut: CutState,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,

@@ -1,10 +1,10 @@
-//! The slot while an A/B test decides who is in charge: nobody else may load a policy.
+//! The slot while an A/B test decides who is active: nobody else may load a policy.
 //!
 //! The blocks of a test are not part of the history (there are hundreds of them, and what
-//! is kept there is meant to be put back); the policy that it leaves in charge is.
+//! is kept there is meant to be put back); the policy that it leaves active is.
 
-use super::history::{Came, Content, Kept};
-use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
+use super::history::{Content, Kept, LoadedBecause};
+use super::{Active, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
 use crate::loader::{Program, Shared};
@@ -56,16 +56,16 @@ impl PolicySlot {
         if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
     }
 
-    /// Policies may be loaded again. `left`: what the test left in charge, if it began.
+    /// Policies may be loaded again. `left`: what the test left active, if it began.
     pub fn end_experiment(&self, left: Option<&Candidate>) {
         self.experiment.set(false);
         let Some(left) = left else { return };
-        let in_charge = self.in_charge.borrow();
-        if in_charge.source.as_ref() != Some(&left.source) {
+        let active = self.active.borrow();
+        if active.source.as_ref() != Some(&left.source) {
             return;
         }
         let (text, program) = (left.config_text.clone(), left.program.clone());
-        self.history.borrow_mut().came(record(&in_charge), text.clone(), Some(program));
+        self.history.borrow_mut().came(record(&active), text.clone(), Some(program));
         self.follow_own_if(&Content { digest: left.digest().into(), config_text: text });
     }
 
@@ -107,7 +107,7 @@ impl PolicySlot {
         let what_to_do = "leave A out to test B against the active policy, or give --replace-active to have A replace \
                           it, for the test and after it";
         let short = |digest: &str| digest.get(..12).unwrap_or("none").to_owned();
-        let in_charge = self.in_charge();
+        let active = self.active();
         let active = self.history.borrow().same();
         let Some(active) = active else {
             return Err(format!(
@@ -120,21 +120,21 @@ impl PolicySlot {
                 "A ({}, sha256 {}) is not the active policy, which is {} (sha256 {}): {what_to_do}",
                 a.name(),
                 short(a.digest()),
-                in_charge.name,
-                short(&in_charge.digest),
+                active.name,
+                short(&active.digest),
             ));
         }
         if active.config_text != a.config_text {
             return Err(format!(
                 "A has the component of the active policy ({}), but another configuration: {what_to_do}, or name the \
                  active policy's configuration with --config-a",
-                in_charge.name,
+                active.name,
             ));
         }
         Ok(())
     }
 
-    /// What the policy in charge knows; `None` if it keeps nothing.
+    /// What the active policy knows; `None` if it keeps nothing.
     ///
     /// # Errors
     /// If it failed to say, or the dispatch thread does not answer.
@@ -143,7 +143,7 @@ impl PolicySlot {
         saved.map_err(|e| e.to_string())?.transpose().map_err(|fault| fault.to_string())
     }
 
-    /// Put a new instance of a candidate in charge, offered what it knew.
+    /// Put a new instance of a candidate active, offered what it knew.
     ///
     /// # Errors
     /// If it does not start, or the dispatch thread does not take it.
@@ -157,7 +157,7 @@ impl PolicySlot {
         let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
         let policy = aside(move || program.start(&text, saved.as_ref())).await?;
         let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
-        let generation = self.in_charge.borrow().generation + 1;
+        let generation = self.active.borrow().generation + 1;
         let policy = Shared::new(policy);
         let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
         let retired = set.await.map_err(|e| e.to_string())?;
@@ -165,15 +165,15 @@ impl PolicySlot {
         // history keeps the figures; of a block's, nobody.
         let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
         self.history.borrow_mut().retired(generation - 1, figures.ok().flatten(), None);
-        *self.in_charge.borrow_mut() = InCharge {
+        *self.active.borrow_mut() = Active {
             source: Some(candidate.source.clone()),
             name: candidate.name().into(),
             digest: candidate.digest().into(),
             generation,
             loaded_at_unix_s: now_unix_s(),
             load_ms: begun.elapsed().as_secs_f64() * 1e3,
-            came: Came::Experiment,
-            content_of: generation,
+            loaded_because: LoadedBecause::Experiment,
+            same_as_generation: generation,
             signed_by: candidate.program.signed_by().map(Into::into),
             restored,
         };

@@ -100,7 +100,12 @@ impl Recordings {
                 .map_err(|e| format!("log.file {}: {e}", path.display()))?;
             let options = TapOptions { from_start: true, ..options(config, &request) };
             let (id, tap, reader) = recordings.tap(options);
-            tape.insert(tap, &Default::default(), tally_decision_log::tape::Described::about(policy), 0);
+            tape.insert(
+                tap,
+                &Default::default(),
+                tally_decision_log::tape::Described::about(policy),
+                0,
+            );
             let wish = Wish::default();
             let recording =
                 FileRecording::start(id, file, &header(config), &request, config, reader, wish)
@@ -185,7 +190,7 @@ impl Recordings {
         self.file.borrow().as_ref().map(FileRecording::status).unwrap_or_default()
     }
 
-    /// Let a second policy see what the one in charge sees.
+    /// Let a second policy see what the active one sees.
     ///
     /// # Errors
     /// If one does already, or it cannot be loaded.
@@ -210,7 +215,7 @@ impl Recordings {
             .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))
             .map_err(RecordError::Policy)?;
         let ring_bytes = (config.log.ring_kib as usize) << 10;
-        // What the policy in charge knows is no business of another.
+        // What the active policy knows is no business of another.
         let options =
             TapOptions { ring_bytes, completions: false, from_start: false, state: false };
         let (id, tap, reader) = self.tap(options);

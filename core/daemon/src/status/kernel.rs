@@ -1,4 +1,4 @@
-//! A kernel in the status: its times, its forms, whether it can be cut.
+//! A kernel in the status: its times, its forms, whether it can be transformed.
 
 use serde::Serialize;
 use tally_engine::policy::Form;
@@ -24,9 +24,9 @@ pub struct KernelStatus {
     pub p99_us: f64,
     /// It never ran alone: the times are upper bounds, the least measured beside other work.
     pub contended: bool,
-    /// Whether it can be cut: `unknown`, `preparable`, `preparing`, `ready`, or
+    /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
-    pub cut: String,
+    pub transform: String,
     /// Measured in forms other than whole.
     pub forms: Vec<FormStatus>,
 }
@@ -42,11 +42,11 @@ pub struct FormStatus {
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,
-    /// From being asked to give way until it had, median, us; 0: never.
+    /// From being asked to yield until it had, median, us; 0: never.
     pub turnaround_us: f64,
 }
 
-fn cut_text(cut: CutState) -> String {
+fn transform_text(cut: CutState) -> String {
     match cut {
         CutState::Unknown => "unknown".into(),
         CutState::Preparable => "preparable".into(),
@@ -71,7 +71,7 @@ impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
             contended: k.contended,
-            cut: cut_text(k.cut),
+            transform: transform_text(k.cut),
             forms: k
                 .forms
                 .iter()

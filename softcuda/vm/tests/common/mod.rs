@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 use std::sync::atomic::AtomicBool;
-use tally_softcuda_vm::{BlockLaunch, BlockStats, Memory, Module, Program, Scratch, Trap, run_block};
+use tally_softcuda_vm::{
+    BlockLaunch, BlockStats, Memory, Module, Program, Scratch, Trap, run_block,
+};
 
 /// Buffers at fixed host addresses. They are freed when the process ends.
 #[derive(Default)]
