@@ -70,7 +70,7 @@ pub struct Cli {
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
     /// Record what reaches the policy and what it decides, from the start on, into this
-    /// file (docs/decision-log.md); if it is there, into one with a number behind it.
+    /// file (docs/operate.md); if it is there, into one with a number behind it.
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// Check the configuration and the flags, print what they come to, and end: with 0, or with 2

@@ -207,7 +207,7 @@ pub struct Rewrite {
     /// Give best-effort clients' kernels transformed forms where a policy asks for them.
     pub enabled: bool,
     /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
-    /// forbids modifying them: read docs/transforming.md before switching it on.
+    /// forbids modifying them: read docs/operate.md before switching it on.
     pub vendor_libraries: bool,
     /// A launch that was asked to yield and has not after so long is helped to its
     /// end and never transformed again, ms.

@@ -1,7 +1,7 @@
 //! Now and then a change of context, under MPS.
 //!
 //! Under MPS all clients share one context of the GPU, which gets slower once two streams have had kernels
-//! at the same time, until the GPU changes to another context and back (`docs/residency.md`). A program
+//! at the same time, until the GPU changes to another context and back (`docs/internals.md`). A program
 //! outside of MPS, `tally-refresh`, runs a kernel that does nothing, as often as is configured, while both
 //! high-priority and best-effort clients are there. Should it fail, it is not started again.
 

@@ -64,7 +64,7 @@ pub struct SimArgs {
     /// Default: the core's.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
+    /// A figure of the modelled machine (docs/internals.md) is another; may be given several
     /// times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
@@ -340,6 +340,6 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
         r.context_changes,
         r.launches as f64 / took_s
     )?;
-    writeln!(out, "A model, not a measurement: docs/simulate.md says how far off it is.")?;
+    writeln!(out, "A model, not a measurement: docs/internals.md says how far off it is.")?;
     Ok(())
 }
