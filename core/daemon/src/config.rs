@@ -16,12 +16,12 @@ pub use mps::Mps;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 
 /// Everything that can be set.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Where the core listens.
@@ -55,7 +55,7 @@ pub struct Config {
 }
 
 /// `[policy]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
     /// The component; none: `tally-priority.wasm` of the installation.
@@ -96,7 +96,7 @@ impl Default for Policy {
 }
 
 /// `[engine]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
     /// Predicted GPU time that a client may have unfinished until its policy
@@ -126,7 +126,7 @@ impl Default for Engine {
 }
 
 /// `[dispatch]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
     /// Spin so long after the last activity before sleeping, us. None: 2000 with
@@ -156,7 +156,7 @@ impl Dispatch {
 }
 
 /// What a client does while there is no core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
     /// Run launches unscheduled.
@@ -166,7 +166,7 @@ pub enum Fail {
 }
 
 /// `[client]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
     /// How long a thread that waits for a decision spins before it sleeps, us.
@@ -201,7 +201,7 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
 }
 
 /// `[rewrite]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
     /// Give best-effort clients' kernels transformed forms where a policy asks for them.
@@ -223,7 +223,7 @@ impl Default for Rewrite {
 }
 
 /// `[width]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
     /// Make a green context in each best-effort client that keeps so many SMs free,
@@ -238,7 +238,7 @@ impl Default for Width {
 }
 
 /// `[profiles]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
     /// Keep measured times of kernels, and which must not be transformed, for the next run.
@@ -277,7 +277,7 @@ impl Profiles {
 }
 
 /// How clients share the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SharingChoice {
     /// By what is there.
@@ -303,7 +303,7 @@ impl SharingChoice {
 }
 
 /// `[sharing mode]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
     /// Which.
@@ -328,7 +328,7 @@ impl Default for SharingMode {
 }
 
 /// `[sharing mode.timeslice]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
     /// Hardware time slice of a best-effort client that is the only one, us; 0 leaves the
@@ -380,6 +380,22 @@ impl Config {
         })?;
         config.check()?;
         Ok(config)
+    }
+
+    /// The configuration in force as TOML: defaults, and what they depend on this machine for, filled in.
+    ///
+    /// # Errors
+    /// If a socket's place is not known.
+    pub fn effective(&self) -> Result<String, CoreError> {
+        let mut all = self.clone();
+        all.socket.path = Some(self.socket.path());
+        all.admin.socket = Some(self.admin_socket()?);
+        all.dispatch.spin_us = Some(self.dispatch.spin_us());
+        all.client.spin_us = Some(self.client.spin_us());
+        all.profiles.directory = self.profiles.directory();
+        let source = crate::policy_slot::configured_source(&self.policy);
+        all.policy.file = source.ok().map(|source| source.file);
+        toml::to_string(&all).map_err(|error| CoreError::ConfigValue(error.to_string()))
     }
 
     /// What a client of a class may do to its kernels.
@@ -477,6 +493,22 @@ mod tests {
         let example: Config = toml::from_str(EXAMPLE).unwrap();
         assert_eq!(format!("{example:?}"), format!("{:?}", Config::default()));
         example.check().unwrap();
+    }
+
+    #[test]
+    fn the_configuration_in_force_is_printed_as_one_that_comes_to_the_same() {
+        let config = "[socket]\npath = \"/x/clients/s\"\n[policy]\ncapabilities = [\"client-identity\"]\n\
+                      [engine]\nhold_ms_max = 5000\n[policy.limits]\npreset = \"interpreted\"\n";
+        let config: Config = toml::from_str(config).unwrap();
+        let text = config.effective().unwrap();
+        for line in ["hold_ms_max = 5000", "socket = \"/x/admin/s\"", "window_us = 1000", "spin_us"]
+        {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        let again: Config = toml::from_str(&text).unwrap();
+        again.check().unwrap();
+        assert_eq!(again.effective().unwrap(), text);
+        assert_eq!(format!("{:?}", again.policy.limits), format!("{:?}", config.policy.limits));
     }
 
     /// Settings without a default are shown as comments; they must be right too.

@@ -15,6 +15,24 @@ pub const EXIT_POLICY: u8 = 3;
 /// Exit code when a live core has the socket already.
 pub const EXIT_IN_USE: u8 = 4;
 
+fn holder(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid}"),
+        None => "which process that is is not known".into(),
+    }
+}
+
+fn to_do(pid: Option<u32>, is_gone: bool) -> String {
+    if !is_gone {
+        return "stop it with `tallyctl stop`, or choose another with --socket".into();
+    }
+    let kill = pid.map_or_else(|| "kill it".into(), |pid| format!("`kill {pid}`"));
+    format!(
+        "its socket file is gone, or not there yet; it makes it anew within seconds. Then stop it with `tallyctl stop`, \
+         before with {kill}, or choose another with --socket"
+    )
+}
+
 /// What stops the core.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
@@ -41,15 +59,14 @@ pub enum CoreError {
     #[error("{0}")]
     Policy(String),
     /// Another core serves the socket.
-    #[error(
-        "socket {path} is in use by a live core{}: stop it with `tallyctl stop`, or choose another with --socket",
-        pid.map(|p| format!(" (process {p})")).unwrap_or_default()
-    )]
+    #[error("socket {path} is in use by a live core ({}): {}", holder(*pid), to_do(*pid, *is_gone))]
     InUse {
         /// Which.
         path: PathBuf,
-        /// By whom, if it says.
+        /// By whom, if that is known.
         pid: Option<u32>,
+        /// Its socket file is not there.
+        is_gone: bool,
     },
     /// The socket's place cannot be used.
     #[error("socket {path}: {message}")]

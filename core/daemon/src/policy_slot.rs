@@ -30,27 +30,17 @@ use crate::loader::{Hosted, Loader, Program, Shared};
 use history::{Content, Disabled, History, Kept, LoadedBecause, NoWayBack, Record};
 pub use loads::By;
 use loads::Loads;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use tally_admin::Source;
 use tally_engine::BuiltIn;
 use tally_wasm_host::{Cancel, ComponentFile, LastFault, Restored, Saved};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
-/// What a policy's files are called. The core opens them only if its own configuration names
-/// them; else they came as descriptors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Source {
-    /// The component.
-    pub file: PathBuf,
-    /// Its configuration, if any.
-    #[serde(default)]
-    pub config_file: Option<PathBuf>,
-}
 
 /// What is active.
 #[derive(Clone, Debug, Serialize)]

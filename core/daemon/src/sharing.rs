@@ -126,8 +126,12 @@ impl SharingMode {
             )),
             Err(why) if config.required => Err(CoreError::SharingMode(format!("mps: {why}"))),
             Err(why) => {
-                tracing::warn!("MPS cannot be had, time slices are used instead: {why}");
-                Ok((InForce::Timeslice, format!("mps cannot be had: {why}")))
+                let (instead, lack) = without_mps(Path::new(DEVICE).exists());
+                tracing::warn!(
+                    "MPS cannot be had, sharing mode is {}{lack}: {why}",
+                    name(&instead)
+                );
+                Ok((instead, format!("mps cannot be had{lack}: {why}")))
             }
         }
     }
@@ -206,6 +210,15 @@ impl SharingMode {
     }
 }
 
+/// What serves where MPS was asked for and cannot be had, and why if it is not time slices.
+fn without_mps(has_device: bool) -> (InForce, String) {
+    if has_device {
+        return (InForce::Timeslice, String::new());
+    }
+    // Time slices are set through the device: they would not be in force either.
+    (InForce::None, format!(", and there is no NVIDIA device ({DEVICE} is missing)"))
+}
+
 fn name(in_force: &InForce) -> &'static str {
     match in_force {
         InForce::Mps { .. } => "mps",
@@ -217,6 +230,14 @@ fn name(in_force: &InForce) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_device_no_time_slices_are_said_to_be_in_force() {
+        let (instead, lack) = without_mps(false);
+        assert_eq!(name(&instead), "none");
+        assert!(lack.contains(DEVICE), "{lack}");
+        assert_eq!(name(&without_mps(true).0), "timeslice");
+    }
 
     #[test]
     fn only_roots_and_ones_own_mps_daemon_is_used() {

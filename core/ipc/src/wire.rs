@@ -156,6 +156,8 @@ pub const NOTICE: u8 = 2;
 
 /// A payload of this byte alone asks whether the core serves; it is answered with the same.
 pub const PING: u8 = 3;
+/// Behind [`PING`]: would this user be high priority? The answer carries, behind its own, why not; nothing: it would.
+pub const PING_HIGH: u8 = 1;
 
 /// Sent in place of a [`Hello`], without descriptors and without an answer: the core does not govern this
 /// process, and why.

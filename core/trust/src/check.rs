@@ -4,7 +4,7 @@
 use crate::digest::Digest;
 use crate::key::{KeyError, KeyId, PublicKey, SecretKey};
 use crate::signature::{Signature, SignatureError};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ const KEY_FILE_BYTES_MAX: u64 = 4096;
 
 /// `[policy.trust]`: which policies may be loaded. By default any file that the core is
 /// told to load.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrustSettings {
     /// If there are any, only files of these are loaded; `sha256:` and 64 hexadecimal

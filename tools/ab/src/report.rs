@@ -3,7 +3,7 @@
 //! The JSON schema is version 1; fields are only added within it.
 
 use crate::design::{Arm, Plan};
-use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
+use crate::experiment::{Ended, Experiment, Reason, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
 use crate::metric::Metric;
 use serde::{Deserialize, Serialize};
@@ -87,6 +87,22 @@ pub enum Verdict {
     Undecided,
 }
 
+/// What became of a finished test, for scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Decided for B.
+    BBetter,
+    /// Decided for A.
+    BWorse,
+    /// It ended without a decision.
+    Undecided,
+    /// A guard withdrew B.
+    Guard,
+    /// It says nothing about the policies: one failed, there was no traffic, it was cut short by
+    /// the core, or the arms did not serve the same load.
+    Invalid,
+}
+
 /// An effect with its bounds: B's figure over A's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
@@ -114,6 +130,9 @@ pub struct Point {
     pub effect: Effect,
 }
 
+/// Loads that differ by more than this are told to people, shown to be no chance or not.
+const LOAD_FACTOR_MAX: f64 = 1.25;
+
 /// Whether both arms served as many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleRatio {
@@ -125,6 +144,14 @@ pub struct SampleRatio {
     pub e_value: f64,
     /// Beyond 1 / 0.001: the arms were not given, or did not serve, the same load.
     pub mismatch: bool,
+}
+
+impl SampleRatio {
+    /// The larger load over the smaller one, if they are far apart; infinite if one arm had none.
+    pub fn far_apart(&self) -> Option<f64> {
+        let (low, high) = (self.a_per_s.min(self.b_per_s), self.a_per_s.max(self.b_per_s));
+        (high > low * LOAD_FACTOR_MAX).then(|| high / low)
+    }
 }
 
 /// The whole.
@@ -233,6 +260,28 @@ impl Report {
         report
     }
 
+    /// What became of it.
+    pub fn outcome(&self) -> Outcome {
+        match self.ended.as_ref().map(|ended| ended.reason) {
+            Some(Reason::Guard) => Outcome::Guard,
+            Some(
+                Reason::PolicyFailed
+                | Reason::NoTraffic
+                | Reason::CoreStopping
+                | Reason::Interrupted
+                | Reason::Internal,
+            ) => Outcome::Invalid,
+            None | Some(Reason::Decided | Reason::MaxTime | Reason::Stopped) => {
+                match self.verdict {
+                    Verdict::Undecided => Outcome::Undecided,
+                    _ if self.sample_ratio.mismatch => Outcome::Invalid,
+                    Verdict::BBetter => Outcome::BBetter,
+                    Verdict::BWorse => Outcome::BWorse,
+                }
+            }
+        }
+    }
+
     /// B's effect in words: `12.3 % lower`.
     pub fn effect_in_words(ratio: f64) -> String {
         let percent = (ratio - 1.0).abs() * 100.0;
@@ -249,6 +298,12 @@ impl Report {
                 "the arms did not serve the same load: a program that waits for answers before \
                  it asks again asks more often when answers are quick; its tail is then that of \
                  another load"
+                    .into(),
+            );
+        } else if self.sample_ratio.far_apart().is_some() {
+            all.push(
+                "the arms served loads that are far apart, though chance is not ruled out: figures \
+                 under different loads do not compare the policies"
                     .into(),
             );
         }

@@ -2,8 +2,9 @@
 
 use crate::admin::AdminSocket;
 use crate::error::{CtlError, EXIT_USAGE};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tally_ipc::wire;
@@ -12,8 +13,9 @@ use tally_ipc::wire;
 const AFTER_HELP: &str = "\
 Exit codes:
   0    done
-  1    failed
+  1    failed (also: this user may not open the core's socket)
   2    wrong command line
+  3-6  `ab start --wait` and `log replay`: see their --help
   69   no core answers (EX_UNAVAILABLE); `run` starts the program all the same
   126  run: the program cannot be executed
   127  run: the program was not found
@@ -43,7 +45,7 @@ pub enum Command {
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
-    /// Print the core's figures in the OpenMetrics format, for Prometheus and the like.
+    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the like.
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
@@ -81,6 +83,12 @@ pub enum Command {
     Sim(crate::sim::SimArgs),
     /// Stop the core: it lets every launch go, then ends.
     Stop,
+    /// Print completions for a shell, to be put where it looks for them.
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 /// How urgent a program's work is.
@@ -245,11 +253,15 @@ pub fn main() -> ExitCode {
         Command::Metrics(args) => crate::metrics::run(&admin, &args),
         Command::Policy { command } => crate::policy::run(&admin, command),
         Command::Profiles { command } => crate::profiles::run(&admin, command),
-        Command::Ab { command } => crate::ab::run(&admin, command),
+        Command::Ab { command } => match crate::ab::run(&admin, command) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Log { command } => crate::log::run(&admin, command),
         Command::Shadow { command } => crate::shadow::run(&admin, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&admin),
+        Command::Completions { shell } => completions(shell),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -262,10 +274,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+fn completions(shell: clap_complete::Shell) -> Result<(), CtlError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tallyctl", &mut script);
+    Ok(std::io::stdout().lock().write_all(&script)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn documented(command: &clap::Command) {
         for argument in command.get_arguments() {

@@ -6,9 +6,10 @@ use crate::log::absolute;
 use crate::status::{count, list, number, short, text};
 use crate::table::{Align, table};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
+use tally_admin::RecordRequest;
 
 /// `shadow`.
 #[derive(Debug, Subcommand)]
@@ -41,16 +42,17 @@ pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError>
     match command {
         ShadowCommand::Start { file, config, cpu_percent } => {
             let files = policy_files("", &file, config.as_deref())?;
-            let request = json!({
-                "cmd": "shadow_start", "path": absolute(&file),
-                "config": config.as_deref().map(absolute), "cpu_percent": cpu_percent,
-            });
-            let status = core.ask_about(request, &files)?;
+            let request = RecordRequest::ShadowStart {
+                path: absolute(&file),
+                config: config.as_deref().map(absolute),
+                cpu_percent: Some(cpu_percent),
+            };
+            let status = core.ask_about(&request, &files)?;
             let digest = text(&status, "/digest");
             writeln!(out, "{} is the shadow: sha256 {digest}", text(&status, "/name"))?;
         }
         ShadowCommand::Status { json } => {
-            let status = core.ask(&json!({"cmd": "shadow_status"}))?;
+            let status = core.ask(&RecordRequest::ShadowStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
             } else if status.is_null() {
@@ -59,7 +61,7 @@ pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError>
                 show(&mut out, &status)?;
             }
         }
-        ShadowCommand::Stop => show(&mut out, &core.ask(&json!({"cmd": "shadow_stop"}))?)?,
+        ShadowCommand::Stop => show(&mut out, &core.ask(&RecordRequest::ShadowStop {})?)?,
     }
     Ok(())
 }

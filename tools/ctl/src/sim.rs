@@ -141,8 +141,9 @@ impl Policies {
                 let why = format!("--policy-config {}: {name} has none", path.display());
                 return Err(CtlError::Usage(why));
             }
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|e| CtlError::Usage(format!("--policy-config {}: {e}", path.display())))?,
+            Some(path) => std::fs::read_to_string(path).map_err(|e| {
+                CtlError::Failed(format!("--policy-config {}: {e}", path.display()))
+            })?,
             None => String::new(),
         };
         Ok(Policies {
@@ -190,7 +191,7 @@ impl Policies {
     fn load_wasm(&self, file: &str, config: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
         let loaded = host.load_file(Path::new(file), config);
-        let policy = loaded.map_err(|e| CtlError::Refused { message: format!("--policy: {e}") })?;
+        let policy = loaded.map_err(|e| CtlError::Failed(format!("--policy: {e}")))?;
         Ok(Box::new(policy))
     }
 
@@ -217,7 +218,7 @@ fn wasm_host(
         .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
     tally_wasm_host::PolicyHost::new(limits)
         .map(|host| host.granting(granted))
-        .map_err(|e| CtlError::Refused { message: e.to_string() })
+        .map_err(|e| CtlError::Failed(e.to_string()))
 }
 
 fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
@@ -235,7 +236,7 @@ fn warm_up(seconds: f64) -> Result<f64, CtlError> {
 }
 
 pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
-    Trace::open(name).map_err(|e| CtlError::Usage(format!("--{option}: {e}")))
+    Trace::open(name).map_err(|e| CtlError::Failed(format!("--{option}: {e}")))
 }
 
 /// Simulate.
@@ -276,7 +277,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let (high, low) = (trace("hp", hp)?, trace("be", be)?);
     let arrivals = match &args.arrivals {
-        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Usage(format!("--{e}")))?,
+        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Failed(format!("--{e}")))?,
         None => Arrivals::Poisson { load },
     };
     let policy = policies.load()?;

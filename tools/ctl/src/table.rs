@@ -29,6 +29,7 @@ pub fn table(header: &[(&str, Align)], rows: &[Vec<String>]) -> Vec<String> {
                 text.push_str("  ");
             }
         }
+        text.truncate(text.trim_end().len());
         text
     };
     std::iter::once(line(header.iter().map(|h| h.0).collect()))

@@ -527,7 +527,8 @@ impl Encoder<'_> {
         self.form(done.form);
         self.u32(done.argument);
         self.u64(done.predicted_ns);
-        self.u64(done.measured_ns);
+        self.u64(done.measured_ns.unwrap_or(0));
+        self.u64(done.charged_ns);
     }
 
     /// [`Record::Strike`].

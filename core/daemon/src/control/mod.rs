@@ -118,6 +118,7 @@ impl Plane {
         let ungoverned = self.ungoverned().await;
         let sharing = self.sharing.borrow();
         let Some(sharing) = sharing.as_ref() else { return Err(AskError::Gone) };
+        let totals = self.registry.borrow_mut().totals(&s.clients);
         let registry = self.registry.borrow();
         Ok(Status {
             schema: SCHEMA,
@@ -131,6 +132,7 @@ impl Plane {
                 pin_cpu_asked: self.config.dispatch.pin_cpu,
                 pinned_cpu: self.pinned,
                 parks: s.parks,
+                gpu: s.device.map_or_else(String::new, |device| crate::status::uuid(device.uuid)),
                 socket: self.config.socket.path().display().to_string(),
                 admin_socket: self
                     .config
@@ -147,6 +149,7 @@ impl Plane {
             held_latency: s.held,
             high_priority_busy: s.high_busy,
             clients: registry.clients(&s.clients, sharing.is_mps()),
+            totals,
             departed: registry.departed(),
             ungoverned,
             kernels: s.kernels.into_iter().map(Into::into).collect(),

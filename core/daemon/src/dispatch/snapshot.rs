@@ -5,12 +5,14 @@
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
+use crate::profile_store::learnt::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{CutState, FormStats};
 use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
+use tally_ipc::wait::now_ns;
 use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
 
@@ -101,6 +103,8 @@ pub struct ClientNumbers {
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
+    /// When that was, ns.
+    pub read_ns: u64,
     /// The shim's counts.
     pub shim: ShimCounts,
     /// The shim's report.
@@ -126,7 +130,9 @@ impl ClientNumbers {
                 in_flight: 0,
                 in_flight_ns: 0,
                 yielded: false,
+                waits_for: None,
             }),
+            read_ns: now_ns(),
             shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
@@ -186,6 +192,8 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
 pub struct KernelNumbers {
     /// Its name.
     pub name: String,
+    /// Digest of its code image and its whole name; 0 if the image is unknown.
+    pub image: u128,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads.
@@ -196,6 +204,8 @@ pub struct KernelNumbers {
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
+    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    pub contended: bool,
     /// Whether it can be transformed.
     pub cut: CutState,
     /// Measured in other forms: form, argument, what was measured.
@@ -227,6 +237,8 @@ pub struct Snapshot {
     pub kernels: Vec<KernelNumbers>,
     /// Kernels known.
     pub kernels_known: u32,
+    /// The GPU, once it is known.
+    pub device: Option<Device>,
 }
 
 /// A snapshot in the making: first the kernel table, in pieces.
@@ -286,16 +298,19 @@ impl Job {
             kernels: kernels
                 .map(|p| KernelNumbers {
                     name: p.key.name.clone(),
+                    image: p.key.image,
                     grid: p.key.grid,
                     block: p.key.block,
                     count: p.count,
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
+                    contended: p.contended,
                     cut: p.cut,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
             kernels_known: profiles.known(),
+            device: None,
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);

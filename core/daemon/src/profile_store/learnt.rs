@@ -115,20 +115,22 @@ pub struct News {
 
 impl From<&Profile> for News {
     fn from(p: &Profile) -> Self {
+        // Times that others' work is in are not kept: the next core would take them for its own.
+        let alone = |contended: bool, ns: u64| if contended { 0 } else { ns };
         let forms = p.forms.iter().map(|(&(form, argument), stats)| FormFigures {
             form,
             argument,
-            count: stats.count,
-            mean_ns: stats.mean_ns,
+            count: alone(stats.contended, stats.count),
+            mean_ns: alone(stats.contended, stats.mean_ns),
             turnaround_ns: stats.turnaround_ns(),
         });
         News {
             key: p.key.clone(),
             figures: Figures {
-                count: p.count,
-                mean_ns: p.mean_ns,
-                predicted_ns: p.predicted_ns,
-                p99_ns: p.p99_ns(),
+                count: alone(p.contended, p.count),
+                mean_ns: alone(p.contended, p.mean_ns),
+                predicted_ns: alone(p.contended, p.predicted_ns),
+                p99_ns: alone(p.contended, p.p99_ns()),
                 forms: forms.collect(),
             },
             whole_only: match p.cut {

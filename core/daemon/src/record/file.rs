@@ -54,6 +54,8 @@ pub struct LogStatus {
     pub dropped: u64,
     /// Why it ended.
     pub ended: Option<String>,
+    /// Why the file is not complete; `null` if it is, or is still being written.
+    pub failed: Option<String>,
 }
 
 #[derive(Default)]
@@ -65,6 +67,8 @@ struct Progress {
     over: AtomicBool,
     /// Why it is to end, or did.
     reason: Mutex<Option<String>>,
+    /// Why it is not complete.
+    failed: Mutex<Option<String>>,
 }
 
 impl Progress {
@@ -72,6 +76,14 @@ impl Progress {
     fn end(&self, why: &str) {
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         reason.get_or_insert_with(|| why.into());
+    }
+    /// Likewise.
+    fn fail(&self, why: &str) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get_or_insert_with(|| why.into());
+    }
+    fn failed(&self) -> Option<String> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
     fn reason(&self) -> Option<String> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -183,10 +195,12 @@ impl FileRecording {
         reader: TapReader,
         wish: Wish,
     ) -> std::io::Result<Self> {
+        let written = new.file.try_clone()?;
         let writer = Writer::new(BufWriter::with_capacity(256 << 10, new.file), header)?;
         let progress = Arc::new(Progress::default());
         let writing = Writing {
             writer,
+            written,
             reader,
             progress: progress.clone(),
             wish: wish.clone(),
@@ -238,12 +252,15 @@ impl FileRecording {
             bytes: p.bytes.load(Relaxed),
             dropped: p.dropped.load(Relaxed),
             ended: p.reason().filter(|_| !recording),
+            failed: p.failed().filter(|_| !recording),
         }
     }
 }
 
 struct Writing {
     writer: Writer<BufWriter<File>>,
+    /// The same file, to see what of it is there.
+    written: File,
     reader: TapReader,
     progress: Arc<Progress>,
     wish: Wish,
@@ -268,7 +285,9 @@ impl Writing {
                 self.wish_to_end("its time is over");
             }
             if self.reader.is_too_small() {
-                self.wish_to_end("the ring is too small for the policy's configuration or its clients: raise log.ring_kib");
+                let why = "the ring is too small for the policy's configuration or its clients: raise log.ring_kib";
+                self.progress.fail(why);
+                self.wish_to_end(why);
             }
             if flushed.elapsed() >= FLUSH_EVERY && !self.full {
                 flushed = Instant::now();
@@ -286,9 +305,14 @@ impl Writing {
         // Also when it is full: the end is short.
         let outcome = self.writer.record(&end).and_then(|()| self.writer.flush());
         if let Err(e) = outcome {
-            tracing::error!("the decision log is not complete: {e}");
+            self.progress.fail(&format!("writing failed: {e}"));
         }
         self.note();
+        if let Some(why) = self.progress.failed() {
+            let there = self.written.metadata().map_or(0, |about| about.len());
+            self.progress.bytes.store(there, Relaxed);
+            tracing::error!("the decision log is not complete: {why}");
+        }
         tracing::info!(
             reason,
             records = self.writer.records(),
@@ -314,7 +338,9 @@ impl Writing {
     fn heed(&mut self, outcome: std::io::Result<()>) {
         if let Err(e) = outcome {
             self.full = true;
-            self.wish_to_end(&format!("writing failed: {e}"));
+            let why = format!("writing failed: {e}");
+            self.progress.fail(&why);
+            self.wish_to_end(&why);
         }
     }
 

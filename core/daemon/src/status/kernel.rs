@@ -9,6 +9,9 @@ use tally_engine::profile::CutState;
 pub struct KernelStatus {
     /// Symbol name; `graph:<nodes>` for a graph.
     pub name: String,
+    /// First 8 hexadecimal digits of what identifies its code: tells kernels of one name and
+    /// several images apart; empty if the image is unknown.
+    pub image: String,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads.
@@ -19,6 +22,8 @@ pub struct KernelStatus {
     pub mean_us: f64,
     /// 99th percentile of the recent ones, us.
     pub p99_us: f64,
+    /// It never ran alone: the times are upper bounds, the least measured beside other work.
+    pub contended: bool,
     /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
     pub transform: String,
@@ -51,15 +56,21 @@ fn transform_text(cut: CutState) -> String {
     }
 }
 
+fn image_text(image: u128) -> String {
+    if image == 0 { String::new() } else { format!("{:08x}", image >> 96) }
+}
+
 impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
     fn from(k: crate::dispatch::snapshot::KernelNumbers) -> Self {
         KernelStatus {
             name: k.name,
+            image: image_text(k.image),
             grid: k.grid,
             block: k.block,
             measured: k.count,
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
+            contended: k.contended,
             transform: transform_text(k.cut),
             forms: k
                 .forms

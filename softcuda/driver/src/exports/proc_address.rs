@@ -151,7 +151,9 @@ fn symbol(base: &str, version: i32) -> Result<String, u32> {
 fn own_symbol(name: &str) -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {
-        let own = cuGetProcAddress_v2 as *const c_void;
+        // Not an exported function: its address would be that of a library preloaded in front
+        // of this one that exports the same name, as the shim does.
+        let own = own_symbol as fn(&str) -> *mut c_void as *const c_void;
         // SAFETY: `info` is a valid out pointer and `own` an address of this
         // library; the name it yields is a C string owned by the loader.
         unsafe {

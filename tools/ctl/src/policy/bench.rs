@@ -118,7 +118,7 @@ mod measure {
     }
 
     fn failed(message: String) -> CtlError {
-        CtlError::Refused { message }
+        CtlError::Failed(message)
     }
 
     /// Time single runs until [`FOR`] is over; the median, s.

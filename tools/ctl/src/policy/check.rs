@@ -38,10 +38,10 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     let granted = granted
         .collect::<Result<Capabilities, _>>()
         .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
-    let compiler = tally_wasm_host::Compiler::this_program()
-        .map_err(|e| CtlError::Refused { message: e.to_string() })?;
+    let compiler =
+        tally_wasm_host::Compiler::this_program().map_err(|e| CtlError::Failed(e.to_string()))?;
     let subject = Wasm::open(compiler, &args.file, &config, &args.limits.limits(), granted)
-        .map_err(|e| CtlError::Refused { message: e.to_string() })?;
+        .map_err(|e| CtlError::Failed(e.to_string()))?;
     let report = check_loaded(&subject, &Options { seed: args.seed, ..Options::default() });
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -68,9 +68,7 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     if report.passed() {
         return Ok(());
     }
-    Err(CtlError::Refused {
-        message: format!("{} does not pass: {}", args.file.display(), bad.join(", ")),
-    })
+    Err(CtlError::Failed(format!("{} does not pass: {}", args.file.display(), bad.join(", "))))
 }
 
 /// Check.

@@ -83,7 +83,7 @@ pub fn run(args: &NewArgs) -> Result<(), CtlError> {
     usable(&args.name)?;
     let root = args.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
     let shown = root.display();
-    let refused = |why: String| CtlError::Refused { message: format!("{shown}: {why}") };
+    let refused = |why: String| CtlError::Failed(format!("{shown}: {why}"));
     match std::fs::create_dir(&root) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {

@@ -63,11 +63,13 @@ fn read(file: &Path, bytes_max: u64) -> Result<Vec<u8>, CtlError> {
 /// Make a file that must not be there yet.
 fn create(file: &Path, mode: u32, text: &str) -> Result<(), CtlError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(file);
-    made.and_then(|mut made| {
-        made.write_all(text.as_bytes())?;
-        made.sync_all()
+    let mut made = made.map_err(|error| failed(file, error))?;
+    let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
+    written.map_err(|error| {
+        // Half a file would stand in the way of the next try.
+        let _ = std::fs::remove_file(file);
+        failed(file, error)
     })
-    .map_err(|error| failed(file, error))
 }
 
 /// Replace a file at once: whoever watches it sees the old one or the new one.
@@ -98,7 +100,9 @@ pub fn keygen(args: &KeygenArgs) -> Result<(), CtlError> {
     let key = SecretKey::generate().map_err(|error| failed(&args.out, error))?;
     let public = key.public();
     create(&args.out, 0o600, &key.to_file_text())?;
-    create(&public_file, 0o644, &format!("{public}\n"))?;
+    create(&public_file, 0o644, &format!("{public}\n")).inspect_err(|_| {
+        let _ = std::fs::remove_file(&args.out);
+    })?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{public}")?;
     writeln!(

@@ -21,9 +21,7 @@ pub struct WrapArgs {
 
 /// Wrap.
 pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
-    let refused = |path: &Path, why: String| CtlError::Refused {
-        message: format!("{}: {why}", path.display()),
-    };
+    let refused = |path: &Path, why: String| CtlError::Failed(format!("{}: {why}", path.display()));
     let module = std::fs::read(&args.file).map_err(|e| refused(&args.file, e.to_string()))?;
     let component = component(module).map_err(|why| refused(&args.file, why))?;
     std::fs::write(&args.output, component).map_err(|e| refused(&args.output, e.to_string()))
