@@ -11,7 +11,6 @@ use tally_tests::{Artefacts, Class, Device, Scene};
 
 /// How long the programs run, s: somewhat longer than the test.
 const PROGRAMS_S: u32 = 75;
-/// The test.
 const TEST: [&str; 10] = [
     "--metric=hp_p99",
     "--block=1s",

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Which target.
+    /// Fuzz target to build and run
     #[arg(value_parser = names())]
     target: String,
     /// How long, s; 0 only runs the committed corpus.

@@ -13,7 +13,6 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// The component.
     pub file: PathBuf,
     /// Its configuration, if any.
     #[serde(default)]
@@ -24,7 +23,6 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// All figures.
     Status {
         /// How many kernels; by default some.
         #[serde(default)]
@@ -61,7 +59,6 @@ pub enum Request {
         /// Arm A; by default the active policy, with its own configuration.
         #[serde(default)]
         a: Option<Source>,
-        /// Arm B.
         b: Source,
         /// What is compared, and how.
         plan: tally_ab::Plan,
@@ -154,13 +151,10 @@ pub enum Code {
 /// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// For programs.
     pub code: Code,
-    /// For people.
     pub message: String,
 }
 
-/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<T> {

@@ -25,7 +25,7 @@ Every setting has a default; core/daemon/tally-core.example.toml lists them all.
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people to read
     Text,
     /// One JSON object a line.
     Json,

@@ -28,9 +28,9 @@ pub struct Config {
     pub socket: Socket,
     /// Who may register as what.
     pub admission: Admission,
-    /// High-priority class.
+    /// Settings of the high-priority class
     pub high_priority: HighPriority,
-    /// Admin requests.
+    /// Who may administer the core
     pub admin: Admin,
     /// The policy and its limits.
     pub policy: Policy,
@@ -50,17 +50,16 @@ pub struct Config {
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
-    /// A/B tests.
+    /// Settings of A/B tests
     pub ab: Ab,
 }
 
-/// `[policy]`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
     /// The component; none: `tally-priority.wasm` of the installation.
     pub file: Option<PathBuf>,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     pub config_file: Option<PathBuf>,
     /// End with exit code 3 if it cannot be loaded at start. `false` starts with
     /// the built-in rule, which `tallyctl status` shows.
@@ -95,7 +94,6 @@ impl Default for Policy {
     }
 }
 
-/// `[engine]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
@@ -125,7 +123,6 @@ impl Default for Engine {
     }
 }
 
-/// `[dispatch]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
@@ -165,7 +162,6 @@ pub enum Fail {
     Hold,
 }
 
-/// `[client]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
@@ -200,7 +196,6 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
     }
 }
 
-/// `[rewrite]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
@@ -222,7 +217,6 @@ impl Default for Rewrite {
     }
 }
 
-/// `[width]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
@@ -237,7 +231,6 @@ impl Default for Width {
     }
 }
 
-/// `[profiles]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
@@ -286,7 +279,7 @@ pub enum SharingChoice {
     Mps,
     /// In turns, with hardware time slices set per client.
     Timeslice,
-    /// Left alone.
+    /// Programs share the GPU as the system is set up
     None,
 }
 
@@ -302,7 +295,6 @@ impl SharingChoice {
     }
 }
 
-/// `[sharing mode]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
@@ -310,9 +302,7 @@ pub struct SharingMode {
     pub mode: SharingChoice,
     /// End with exit code 1 instead of falling back when `mps` cannot be had.
     pub required: bool,
-    /// `[sharing mode.timeslice]`.
     pub timeslice: Timeslice,
-    /// `[sharing mode.mps]`.
     pub mps: Mps,
 }
 
@@ -327,7 +317,6 @@ impl Default for SharingMode {
     }
 }
 
-/// `[sharing mode.timeslice]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {

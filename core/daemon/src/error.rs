@@ -38,16 +38,10 @@ fn to_do(pid: Option<u32>, is_gone: bool) -> String {
 pub enum CoreError {
     /// A configuration file could not be read.
     #[error("configuration file {path}: {source}")]
-    ConfigRead {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    ConfigRead { path: PathBuf, source: std::io::Error },
     /// A configuration file says something that is not understood.
     #[error("configuration file {path}: {message}")]
     ConfigParse {
-        /// Which.
         path: PathBuf,
         /// Where and why.
         message: String,
@@ -55,13 +49,11 @@ pub enum CoreError {
     /// A setting makes no sense.
     #[error("configuration: {0}")]
     ConfigValue(String),
-    /// No policy.
     #[error("{0}")]
     Policy(String),
     /// Another core serves the socket.
     #[error("socket {path} is in use by a live core ({}): {}", holder(*pid), to_do(*pid, *is_gone))]
     InUse {
-        /// Which.
         path: PathBuf,
         /// By whom, if that is known.
         pid: Option<u32>,
@@ -71,7 +63,6 @@ pub enum CoreError {
     /// The socket's place cannot be used.
     #[error("socket {path}: {message}")]
     Socket {
-        /// Which.
         path: PathBuf,
         /// What is wrong and what to do.
         message: String,

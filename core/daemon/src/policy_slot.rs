@@ -47,7 +47,6 @@ pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
 pub struct Active {
     /// Where it came from; `None`: the built-in rule.
     pub source: Option<Source>,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
@@ -61,7 +60,6 @@ pub struct Active {
     pub load_ms: f64,
     /// Why it came.
     pub loaded_because: LoadedBecause,
-    /// See [`Record::same_as_generation`].
     pub same_as_generation: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
@@ -89,12 +87,7 @@ pub enum SlotError {
         "{}: not loaded: {by} came before it was compiled and stopped it; load it again if it is still wanted",
         .file.display()
     )]
-    Superseded {
-        /// The component.
-        file: PathBuf,
-        /// For what.
-        by: By,
-    },
+    Superseded { file: PathBuf, by: By },
     /// An A/B test decides which policy is active.
     #[error(
         "an A/B test is running and decides which policy is active: end it with `tallyctl ab stop`"

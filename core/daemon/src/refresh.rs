@@ -25,7 +25,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Bytes of what it says last that are shown.
 const WORDS_MAX: u64 = 1024;
 
-/// For people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefreshStatus {
     /// Between two, ms.

@@ -30,7 +30,6 @@ pub struct SharingMode {
 /// For `tallyctl status`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct SharingStatus {
-    /// As configured.
     pub asked: &'static str,
     /// What clients are told.
     pub in_force: &'static str,
@@ -163,7 +162,6 @@ impl SharingMode {
         }
     }
 
-    /// For policies.
     pub fn sharing(&self) -> Sharing {
         match self.in_force {
             InForce::Timeslice => Sharing::TimeSliced,
@@ -181,7 +179,6 @@ impl SharingMode {
         Some((self.config.mps.refresh_program.clone(), self.refresh.clone()?))
     }
 
-    /// For people.
     pub fn status(&self) -> SharingStatus {
         SharingStatus {
             asked: self.config.mode.as_str(),

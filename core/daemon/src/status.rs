@@ -27,12 +27,9 @@ use tally_ipc::layout::{report_state, whole_because};
 /// Version of this schema.
 pub const SCHEMA: u32 = 1;
 
-/// The whole.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The daemon.
     pub core: CoreStatus,
     /// How clients share the GPU.
     pub sharing: SharingStatus,
@@ -44,7 +41,6 @@ pub struct Status {
     pub held_latency: Quantiles,
     /// High-priority work is on the GPU now.
     pub high_priority_busy: bool,
-    /// Connected clients.
     pub clients: Vec<ClientStatus>,
     /// Sums over all clients by class (`high`, `best-effort`), those that left included: they do not
     /// fall while this core runs.
@@ -67,16 +63,12 @@ pub struct Status {
     pub shadow: Option<ShadowBrief>,
 }
 
-/// The daemon.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoreStatus {
-    /// Its release.
     pub version: &'static str,
     /// Version of the shared-memory protocol.
     pub protocol: u32,
-    /// Its process.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
     /// Since it started, s.
     pub uptime_s: f64,
@@ -107,7 +99,6 @@ pub struct CoreStatus {
 pub struct PolicyReport {
     /// Its file and configuration; `null`: the built-in rule serves.
     pub source: Option<Source>,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
@@ -159,7 +150,6 @@ pub struct PolicyReport {
 }
 
 impl PolicyReport {
-    /// Put together.
     pub fn new(
         active: crate::policy_slot::Active,
         last_load_error: Option<LoadFailure>,
@@ -215,13 +205,9 @@ impl PolicyReport {
 pub struct Identity {
     /// Its id; never used again in this run of the core.
     pub id: u32,
-    /// Its process.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
-    /// Its name.
     pub name: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// `high` or `best-effort`.
     pub class: &'static str,
@@ -232,7 +218,6 @@ pub struct Identity {
 /// A connected client.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClientStatus {
-    /// Who.
     #[serde(flatten)]
     pub identity: Identity,
     /// Since it registered, s.
@@ -253,7 +238,6 @@ pub struct ClientStatus {
     pub failed: u64,
     /// Launches that went ahead without a core.
     pub unscheduled: u64,
-    /// `cuLaunchHostFunc` calls.
     pub host_func: u64,
     /// Waits behind which it lingered on the GPU.
     pub lingered: u64,
@@ -333,7 +317,6 @@ pub struct Decisions {
     pub run: u64,
     /// Started under a lease.
     pub leased: u64,
-    /// `hold` answers.
     pub held: u64,
     /// Launches held at least once.
     pub launches_held: u64,
@@ -343,7 +326,6 @@ pub struct Decisions {
     pub window_stalls: u64,
     /// Run as slices.
     pub sliced: u64,
-    /// Run preemptibly.
     pub preemptible: u64,
     /// Run on a subset of the SMs.
     pub partitioned: u64,
@@ -351,7 +333,6 @@ pub struct Decisions {
     pub degraded: u64,
     /// Gated by the built-in rule because the policy failed.
     pub fallback: u64,
-    /// Seen done.
     pub completed: u64,
 }
 
@@ -548,7 +529,6 @@ fn entry_points(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
 }
 
 impl ClientStatus {
-    /// Put together.
     pub fn new(identity: Identity, connected_s: f64, n: &ClientNumbers, mps_asked: bool) -> Self {
         let (governed, not_governed_reason) = governed(&n.report);
         ClientStatus {
@@ -596,9 +576,7 @@ pub struct Totals {
     pub connected: u64,
     /// Launches, all entry points.
     pub launches: u64,
-    /// See [`ClientStatus::charged_ms`].
     pub charged_ms: f64,
-    /// See [`ClientStatus::measured_ms`].
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,
@@ -658,9 +636,7 @@ pub struct Departed {
     pub unscheduled: u64,
     /// Time launches waited, ms.
     pub waited_ms: f64,
-    /// See [`ClientStatus::charged_ms`].
     pub charged_ms: f64,
-    /// See [`ClientStatus::measured_ms`].
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,

@@ -81,10 +81,7 @@ pub enum WireError {
     #[error(
         "peer speaks protocol version {found}, this side {PROTOCOL_VERSION}: install shim and core of one release"
     )]
-    Version {
-        /// The peer's.
-        found: u32,
-    },
+    Version { found: u32 },
     /// A field is missing, too long or out of range.
     #[error("malformed registration: {0}")]
     Malformed(&'static str),
@@ -100,7 +97,6 @@ pub struct Hello {
     pub high_priority: bool,
     /// Its name; the program's when not given.
     pub name: String,
-    /// Its labels.
     pub labels: Vec<(String, String)>,
     /// Tickets below this are settled; the core starts reading here.
     pub first_ticket: u64,
@@ -112,7 +108,6 @@ pub struct Hello {
 /// What the core made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Its id.
     pub client_id: u32,
     /// Whether it is high priority.
     pub high_priority: bool,
@@ -145,7 +140,6 @@ pub struct RewriteSettings {
     pub reserve_sms: Vec<u32>,
 }
 
-/// Most widths.
 pub const WIDTHS_MAX: usize = 16;
 
 /// The longest [`SharingMode::TimeSlice::linger_us`].

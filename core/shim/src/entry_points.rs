@@ -38,7 +38,6 @@ pub struct EntryPoint {
 // SAFETY: function pointers and atomics.
 unsafe impl Sync for EntryPoint {}
 
-/// See [`DIRECT`].
 #[derive(Debug)]
 pub struct Directs(pub &'static [*const ()]);
 

@@ -50,7 +50,6 @@ enum Way {
 
 /// How waiting for the core ended.
 enum Waited<T> {
-    /// As hoped.
     Done(T),
     /// The core that was asked is gone.
     Lost,

@@ -127,7 +127,6 @@ struct Page {
 pub enum Awaited {
     /// A stream: an explicit handle.
     Stream(usize),
-    /// An event.
     Event(usize),
 }
 
@@ -399,7 +398,6 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use tally_softcuda_vm::{BlockLaunch, Memory, Module, Scratch, run_block};
 
-    /// One word.
     struct Word(AtomicU32);
 
     impl Memory for Word {

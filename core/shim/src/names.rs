@@ -220,7 +220,6 @@ pub fn put_back(Taken(modules): Taken) {
     }
 }
 
-/// It was.
 pub fn forget_context(Taken(modules): Taken) {
     unused(&modules).into_iter().for_each(forms::kernels::image_unloaded);
 }

@@ -32,7 +32,6 @@ pub const MANY_CONTEXTS: usize = usize::MAX;
 
 /// Not in use.
 const FREE: u32 = 0;
-/// A stream's.
 pub const LIVE: u32 = 1;
 /// Its stream is destroyed, its work may not be done.
 pub const DRAINING: u32 = 2;
@@ -43,7 +42,6 @@ pub const GONE: u32 = 3;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot {
-    /// See [`crate::activity`].
     pub word: SlotWord,
     /// Held over a gated launch: from its ticket to its event.
     pub turn: Turn,
@@ -51,7 +49,6 @@ pub struct Slot {
     pub phase: AtomicU32,
     /// The stream, for driver calls: its handle, or one of the two special ones.
     pub stream: AtomicUsize,
-    /// Its context.
     pub context: AtomicUsize,
     /// Its context's device.
     pub device: AtomicI32,
@@ -93,7 +90,6 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// whose it is.
 static HINTS: [AtomicU8; HINTS_LEN] = [const { AtomicU8::new(0) }; HINTS_LEN];
 const HINTS_LEN: usize = 256;
-/// See [`ran_ahead`].
 static OVERFLOW_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Serialises giving and taking slots.
 static TABLE: Lock = Lock::new();

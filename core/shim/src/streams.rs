@@ -29,7 +29,6 @@ const CREATED_MAX: usize = 4_096;
 /// Hardware queues; 0: not looked at yet.
 static QUEUES: AtomicU32 = AtomicU32::new(0);
 
-/// See [`is_memory_attached`].
 static ATTACHED: AtomicBool = AtomicBool::new(false);
 
 /// A stream that the program has created.
@@ -58,7 +57,6 @@ static CREATED: Guarded<Created> =
 /// Created streams into which nothing was put yet; written while [`CREATED`] is held.
 static UNUSED: Handles<{ 2 * CREATED_MAX }> = Handles::new();
 static UNUSED_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The others.
 static USED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Threads that have called functions of which a null stream is the thread's own.
 static PER_THREAD: AtomicU32 = AtomicU32::new(0);

@@ -20,7 +20,6 @@ const MAP_HOST: u32 = 8;
 /// Flags that a context may have.
 const FLAGS: u32 = 0xff;
 
-/// A `CUcontext`.
 pub(crate) struct Context {
     pub(crate) id: u64,
     pub(crate) primary: bool,
@@ -85,7 +84,6 @@ impl Context {
         self.alive.load(SeqCst)
     }
 
-    /// `cuCtxAttach`.
     pub(crate) fn attach(&self) {
         self.usage.fetch_add(1, SeqCst);
     }

@@ -13,7 +13,6 @@ use crate::sync::{Progress, lock, spawn_quiet};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-/// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
 /// What a null stream handle means to a function.
@@ -32,11 +31,9 @@ pub(crate) enum StreamKind {
     Legacy,
     /// A thread's default.
     PerThread,
-    /// `cuStreamCreate`.
     Created,
 }
 
-/// A `CUstream`.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) context: Arc<Context>,

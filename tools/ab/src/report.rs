@@ -15,10 +15,8 @@ const HISTORY_MAX: usize = 150;
 /// An e-value beyond it is told as this.
 const E_MAX: f64 = 1e12;
 
-/// One block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Whose.
     pub arm: Arm,
     /// When its measured part began, from the start, s.
     pub began_s: f64,
@@ -45,11 +43,9 @@ pub struct Block {
 /// A policy that takes part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmSource {
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
-    /// Its file.
     pub file: String,
     /// Its configuration's file, if any.
     pub config: Option<String>,
@@ -60,14 +56,11 @@ pub struct ArmSource {
 /// One arm's blocks taken together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmSummary {
-    /// The policy.
     #[serde(flatten)]
     pub source: ArmSource,
-    /// Finished blocks.
     pub blocks: usize,
     /// Blocks that say nothing.
     pub blocks_empty: usize,
-    /// Requests measured.
     pub requests: u64,
     /// Median of the blocks' figures.
     pub value_median: Option<f64>,
@@ -106,7 +99,6 @@ pub enum Outcome {
 /// An effect with its bounds: B's figure over A's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Estimate.
     pub ratio: f64,
     /// Not less than; `null`: no bound yet.
     pub low: Option<f64>,
@@ -125,7 +117,6 @@ impl Effect {
 pub struct Point {
     /// Pairs that said something so far.
     pub pairs: usize,
-    /// The effect.
     #[serde(flatten)]
     pub effect: Effect,
 }
@@ -154,16 +145,12 @@ impl SampleRatio {
     }
 }
 
-/// The whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// What was asked for.
     pub plan: Plan,
-    /// A.
     pub a: ArmSummary,
-    /// B.
     pub b: ArmSummary,
     /// How it ended; `null` while it runs.
     pub ended: Option<Ended>,

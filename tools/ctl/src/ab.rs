@@ -15,7 +15,6 @@ use tally_ab::units::{parse_ns, time};
 use tally_ab::{Metric, Plan, Report};
 use tally_admin::{Request, Source};
 
-/// `ab`.
 #[derive(Debug, Subcommand)]
 pub enum AbCommand {
     /// Begin a test: the active policy (A) and B are active by turns, in random order; A serves in the end.
@@ -73,7 +72,6 @@ Exit codes with --wait, besides those of `tallyctl --help`:
   5  a guard withdrew B
   6  invalid: a policy failed, there was no traffic, the core ended the test, or the arms served different loads";
 
-/// `ab start`.
 #[derive(Debug, Args)]
 pub struct StartArgs {
     /// The policy that is tried, B. Before it may come A, which must be the active policy unless

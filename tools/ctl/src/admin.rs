@@ -95,7 +95,6 @@ pub struct Core {
 }
 
 impl Core {
-    /// Connect.
     pub fn connect(socket: &AdminSocket) -> Result<Self, CtlError> {
         let socket = socket.path()?;
         let stream = connect(socket, PATIENCE)?;

@@ -38,7 +38,6 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// See [`Cli`].
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program whose GPU work the core schedules.
@@ -119,7 +118,6 @@ pub enum Fail {
     Hold,
 }
 
-/// `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// How urgent its work is.
@@ -152,7 +150,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// As JSON (schema 1), for programs.
@@ -166,7 +163,6 @@ pub struct StatusArgs {
     pub kernels: usize,
 }
 
-/// `policy`.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Make a project for a policy of your own.
@@ -185,10 +181,10 @@ pub enum PolicyCommand {
     },
     /// Put another active policy; if it cannot be loaded, the old one stays.
     Load {
-        /// The component.
+        /// The policy component, a `.wasm` file
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Its configuration.
+        /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
@@ -214,7 +210,6 @@ pub enum PolicyCommand {
     },
 }
 
-/// `profiles`.
 #[derive(Debug, Subcommand)]
 pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles

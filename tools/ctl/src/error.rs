@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// A failure.
 pub const EXIT_FAILURE: u8 = 1;
 /// A wrong command line.
 pub const EXIT_USAGE: u8 = 2;
@@ -28,18 +27,10 @@ pub enum CtlError {
         "no core answers at {socket}: {why}\nStart one with `tally-core` or name another with \
          --socket, TALLY_SOCKET or --admin-socket"
     )]
-    NoCore {
-        /// Where.
-        socket: PathBuf,
-        /// Why.
-        why: String,
-    },
+    NoCore { socket: PathBuf, why: String },
     /// The core refused a request, in its own words.
     #[error("{message}")]
-    Refused {
-        /// Its words.
-        message: String,
-    },
+    Refused { message: String },
     /// The core answered something that is not understood.
     #[error(
         "the core's answer is not understood ({0}): install tallyctl and tally-core of one release"
@@ -56,12 +47,7 @@ pub enum CtlError {
     NoLibrary(Vec<PathBuf>),
     /// The program cannot be run.
     #[error("{program}: {source}")]
-    Exec {
-        /// Which.
-        program: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    Exec { program: String, source: std::io::Error },
     /// A file of the user's could not be read or written.
     #[error("{what} cannot be {done} {}: {source}", path.display())]
     File {
@@ -69,9 +55,7 @@ pub enum CtlError {
         what: &'static str,
         /// `read from` or `written to`.
         done: &'static str,
-        /// Which.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
     /// A comparison that neither succeeded nor failed, in its own words.
@@ -79,12 +63,7 @@ pub enum CtlError {
     NoProof(String),
     /// This user may not open the core's socket.
     #[error("{} may not be opened by this user (user {}): {why}\nAsk as the core's user or as root", socket.display(), uid())]
-    NoAccess {
-        /// The socket.
-        socket: PathBuf,
-        /// Why.
-        why: String,
-    },
+    NoAccess { socket: PathBuf, why: String },
     /// Something that needs no core, in its own words.
     #[error("{0}")]
     Failed(String),

@@ -19,7 +19,6 @@ use tally_decision_log::{Reader, Record};
 /// How often a recording with an end is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// `log`.
 #[derive(Debug, Subcommand)]
 pub enum LogCommand {
     /// Have the core record what reaches the policy and what it decides. Without --for
@@ -48,7 +47,7 @@ pub enum LogCommand {
     },
     /// Show what is in a log.
     Show {
-        /// The log.
+        /// The decision log to read
         file: PathBuf,
         /// A JSON object a record, after one for the header.
         #[arg(long)]
@@ -64,7 +63,7 @@ pub enum LogCommand {
     /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with
     /// --completions.
     Trace {
-        /// The log.
+        /// The decision log to read
         file: PathBuf,
         /// The client's name.
         #[arg(long, value_name = "NAME")]
@@ -117,7 +116,6 @@ fn next(log: &mut Reader<BufReader<File>>, file: &Path) -> (Option<Record>, Opti
     }
 }
 
-/// Do it.
 pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     match command {

@@ -15,7 +15,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tally_admin::Request;
 
-/// `metrics`.
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
     /// Write them to this file, in one step, instead of printing them.

@@ -21,7 +21,6 @@ use tally_admin::Request;
 /// The contract, as this program knows it.
 pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
-/// `--limits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsArg {
     /// As in the core.

@@ -11,14 +11,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use tally_admin::RecordRequest;
 
-/// `shadow`.
 #[derive(Debug, Subcommand)]
 pub enum ShadowCommand {
     /// Let a policy see what the active one sees; its answers are compared, never used.
     Start {
-        /// The component.
+        /// The policy component, a `.wasm` file
         file: PathBuf,
-        /// Its configuration.
+        /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// How much of one CPU it may use, percent; decisions beyond that are left out.
@@ -35,7 +34,6 @@ pub enum ShadowCommand {
     Stop,
 }
 
-/// Do it.
 pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();

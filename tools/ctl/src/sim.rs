@@ -18,7 +18,6 @@ const QUIET_NS: u64 = 100_000;
 /// Longest window, and longest warm-up.
 const SECONDS_MAX: f64 = 3_600.0;
 
-/// `sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
@@ -39,7 +38,7 @@ pub struct SimArgs {
     /// the component's, compiled natively), or `none` for no scheduling at all.
     #[arg(long, value_name = "FILE", default_value = "built-in")]
     pub policy: String,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub policy_config: Option<PathBuf>,
     /// A capability that the policy has been granted; may be given several times.
@@ -93,7 +92,6 @@ pub struct SimArgs {
     pub since: String,
 }
 
-/// `--residency`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ResidencyArg {
     /// One process at a time.
@@ -102,14 +100,13 @@ pub enum ResidencyArg {
     Mps,
 }
 
-/// `--cut`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CutArg {
-    /// None.
+    /// Transform no kernel
     None,
     /// All but those of closed libraries.
     Open,
-    /// All.
+    /// Transform all kernels, closed libraries included
     All,
 }
 
@@ -239,7 +236,6 @@ pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
     Trace::open(name).map_err(|e| CtlError::Failed(format!("--{option}: {e}")))
 }
 
-/// Simulate.
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let seconds = positive("seconds", args.seconds, SECONDS_MAX)?;
     let load = positive("load", args.load, 100.0)?;

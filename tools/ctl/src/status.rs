@@ -68,7 +68,6 @@ impl Paint {
     fn with(self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
-    /// For headings.
     pub fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
@@ -412,7 +411,6 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
     print(out, &table(&header, &all.iter().take(5).map(row).collect::<Vec<_>>()), paint)
 }
 
-/// Dimensions.
 pub fn three(v: &Value) -> String {
     let n = |i: usize| v[i].as_u64().unwrap_or(0);
     format!("{}x{}x{}", n(0), n(1), n(2))

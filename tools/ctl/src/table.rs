@@ -1,11 +1,7 @@
-//! Aligned columns.
-
 /// How a column is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
     Left,
-    /// Numbers.
     Right,
 }
 

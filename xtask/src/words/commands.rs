@@ -22,7 +22,6 @@ pub fn commands(tree: &Tree) -> Vec<Offence> {
     })
 }
 
-/// See [`super::left_out`].
 pub fn left_out() -> Vec<String> {
     let missing = PROGRAMS.iter().filter(|program| help(program, &[]).is_none());
     missing.map(|program| format!("commands of {program} in documents (it is not built)")).collect()

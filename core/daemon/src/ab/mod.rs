@@ -75,7 +75,6 @@ pub struct Lab {
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The plan.
     #[error("{0}")]
     Plan(String),
     /// A policy cannot take part.
@@ -106,15 +105,12 @@ pub struct ExperimentStatus {
     pub running: bool,
     /// What is compared.
     pub metric: &'static str,
-    /// A's policy.
     pub a: String,
-    /// B's policy.
     pub b: String,
     /// The arm active, or to be put active; `null` once it ended.
     pub arm: Option<Arm>,
     /// The block's start is under way, which does not count.
     pub in_washout: bool,
-    /// Finished blocks.
     pub blocks: usize,
     /// Finished pairs that say something.
     pub pairs: usize,
@@ -126,7 +122,6 @@ pub struct ExperimentStatus {
     pub ratio: f64,
     /// Evidence against "no difference"; it is rejected beyond `e_value_needed`.
     pub e_value: f64,
-    /// 1 / alpha.
     pub e_value_needed: f64,
     /// Why it ended: `gated`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
     /// `stopped`, `core_stopping`, `interrupted`, `internal`.

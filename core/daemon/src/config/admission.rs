@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_ipc::wire;
 
-/// `[socket]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Socket {
@@ -76,7 +75,6 @@ impl Default for Admission {
     }
 }
 
-/// `[high_priority]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HighPriority {
@@ -84,7 +82,6 @@ pub struct HighPriority {
     pub uids: Option<Vec<u32>>,
 }
 
-/// `[admin]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {

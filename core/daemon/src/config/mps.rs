@@ -1,5 +1,3 @@
-//! `[sharing mode.mps]`.
-
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;

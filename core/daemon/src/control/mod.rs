@@ -38,17 +38,14 @@ const KERNELS_MAX: usize = 1_000;
 
 /// What all connections share.
 pub struct Plane {
-    /// Settings.
     pub config: Config,
     /// Who may what.
     pub rules: Rules,
     /// To the dispatch thread.
     pub control: ControlSender,
-    /// Clients.
     pub registry: RefCell<Registry>,
     /// Programs that are none.
     pub ungoverned: RefCell<Ungoverned>,
-    /// The policy.
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
     pub lab: crate::ab::Lab,
@@ -60,9 +57,7 @@ pub struct Plane {
     pub sharing: RefCell<Option<SharingMode>>,
     /// Somebody asked the core to stop.
     pub stop: Notify,
-    /// For status.
     pub started: Instant,
-    /// For status.
     pub pinned: Option<u32>,
     /// The machine's GPUs.
     pub gpus: Arc<Gpus>,
@@ -246,10 +241,8 @@ const ADMINS_STRANGER: usize = 4;
 /// Registrations of one user at once, before their rate counts.
 const JOINS_BURST: u32 = 64;
 
-/// Which socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
-    /// For registrations.
     Clients,
     /// For admin requests.
     Admin,

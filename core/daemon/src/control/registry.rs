@@ -19,7 +19,6 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// End it.
     pub fn now(&self, why: &'static str) {
         self.why.set(why);
         self.notify.notify_one();
@@ -35,9 +34,7 @@ impl Cut {
 /// A connected client.
 #[derive(Debug)]
 pub struct Record {
-    /// Who.
     pub identity: Identity,
-    /// Since when.
     pub since: Instant,
     /// To end its connection.
     pub cut: Rc<Cut>,
@@ -71,7 +68,6 @@ impl Registry {
         self.next_id
     }
 
-    /// It registered.
     pub fn add(&mut self, info: &ClientInfo, pid: u32, uid: u32, class_reason: String) -> Rc<Cut> {
         let cut = Rc::new(Cut::default());
         let identity = Identity {
@@ -95,7 +91,6 @@ impl Registry {
         cut
     }
 
-    /// It left.
     pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);

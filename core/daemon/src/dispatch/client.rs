@@ -84,7 +84,6 @@ pub struct Oddities {
     pub abandoned: u64,
 }
 
-/// One client.
 pub struct DispatchClient {
     /// As handed over.
     pub link: NewClient,
@@ -92,7 +91,6 @@ pub struct DispatchClient {
     pub touched: bool,
     /// More of its threads may sleep than were woken.
     pub sleeps_on: bool,
-    /// See [`Oddities`].
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
     pub meter: Meter,
@@ -121,7 +119,6 @@ pub struct DispatchClient {
 }
 
 impl DispatchClient {
-    /// Start serving.
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
@@ -157,7 +154,6 @@ impl DispatchClient {
         }
     }
 
-    /// Its id.
     pub fn id(&self) -> u32 {
         self.link.info.id
     }

@@ -77,11 +77,8 @@ pub struct Settings {
     pub pin_cpu: Option<u32>,
     /// Look at completions this often at first while asleep.
     pub completion_poll_ns: u64,
-    /// See [`probe::Probe`].
     pub probe_after_ns: u64,
-    /// See [`standstill::Standstill`].
     pub high_stall_ns: u64,
-    /// The engine's.
     pub engine: EngineConfig,
 }
 

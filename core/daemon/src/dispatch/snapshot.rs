@@ -21,7 +21,6 @@ const PIECE: u32 = 1_024;
 
 /// What the shim counts; see `tally_ipc::layout::Counters`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Counters and Activity")]
 pub struct ShimCounts {
     pub launches: u64,
     pub launch_kernel: u64,
@@ -49,7 +48,6 @@ pub struct ShimCounts {
     pub graph_nodes_transformed: u64,
     /// Of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
-    /// See above.
     pub turnaround_p99_ns: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
@@ -58,7 +56,6 @@ pub struct ShimCounts {
 
 /// What the shim reports; see [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Report")]
 pub struct ReportWords {
     pub governed: u32,
     pub time_slice: u32,
@@ -97,7 +94,6 @@ impl ReportWords {
 /// All figures of one client.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientNumbers {
-    /// Its id.
     pub id: u32,
     /// The engine's counts.
     pub stats: ClientStats,
@@ -109,14 +105,12 @@ pub struct ClientNumbers {
     pub shim: ShimCounts,
     /// The shim's report.
     pub report: ReportWords,
-    /// Protocol oddities.
     pub oddities: Oddities,
     /// High priority: how often it was busy for too long without a launch.
     pub standstills: u64,
 }
 
 impl ClientNumbers {
-    /// Read them.
     pub fn of(client: &DispatchClient, engine: &Engine) -> Self {
         let id = client.id();
         let region = &client.link.region;
@@ -190,17 +184,12 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
 /// A kernel's measured times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelNumbers {
-    /// Its name.
     pub name: String,
     /// Digest of its code image and its whole name; 0 if the image is unknown.
     pub image: u128,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
-    /// Launches measured.
     pub count: u64,
-    /// Mean, ns.
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
@@ -212,7 +201,6 @@ pub struct KernelNumbers {
     pub forms: Vec<(Form, u32, FormStats)>,
 }
 
-/// All figures.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The engine's counts of the policy.
@@ -231,11 +219,9 @@ pub struct Snapshot {
     pub high_busy: bool,
     /// Times the dispatch thread slept.
     pub parks: u64,
-    /// Clients.
     pub clients: Vec<ClientNumbers>,
     /// Kernels by measured time in all, most first.
     pub kernels: Vec<KernelNumbers>,
-    /// Kernels known.
     pub kernels_known: u32,
     /// The GPU, once it is known.
     pub device: Option<Device>,
@@ -251,7 +237,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begin.
     pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
         Job { reply, most, cursor: 0, top: Vec::new() }
     }

@@ -21,7 +21,6 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Its name.
     pub fn name(&self) -> &str {
         self.program.name()
     }

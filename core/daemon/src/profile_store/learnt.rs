@@ -18,7 +18,6 @@ pub const SMS_MAX: u32 = 1_024;
 pub struct Device {
     /// Its UUID, two little-endian words.
     pub uuid: [u64; 2],
-    /// Its SMs.
     pub sm_count: u32,
     /// CUDA driver version.
     pub driver_version: u32,
@@ -42,15 +41,11 @@ impl Device {
 /// A kernel in a form other than whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormFigures {
-    /// Which.
     pub form: Form,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
-    /// Launches measured.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
-    /// See [`FormStats::turnaround_ns`].
     pub turnaround_ns: u64,
 }
 
@@ -59,13 +54,11 @@ pub struct FormFigures {
 pub struct Figures {
     /// Launches measured whole.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
     /// What the next was expected to take.
     pub predicted_ns: u64,
     /// 99th percentile of the recent ones.
     pub p99_ns: u64,
-    /// Other forms.
     pub forms: Vec<FormFigures>,
 }
 
@@ -105,9 +98,7 @@ impl Figures {
 /// What a run learnt of a kernel.
 #[derive(Clone, Debug)]
 pub struct News {
-    /// Which.
     pub key: KernelKey,
-    /// Its times.
     pub figures: Figures,
     /// Why it is only run whole, if it is; see `Refusal::text`.
     pub whole_only: Option<&'static str>,

@@ -35,7 +35,6 @@ pub struct Request {
     pub completions: bool,
 }
 
-/// For `tallyctl`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct LogStatus {
     /// A log is being written.
@@ -46,9 +45,7 @@ pub struct LogStatus {
     pub started_unix_s: u64,
     /// What policies see is described; from here on every call is in it.
     pub live: bool,
-    /// Records written.
     pub records: u64,
-    /// Bytes written.
     pub bytes: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
@@ -77,7 +74,6 @@ impl Progress {
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         reason.get_or_insert_with(|| why.into());
     }
-    /// Likewise.
     fn fail(&self, why: &str) {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.get_or_insert_with(|| why.into());
@@ -219,7 +215,6 @@ impl FileRecording {
         self.id
     }
 
-    /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -239,7 +234,6 @@ impl FileRecording {
         self.progress.end(why);
     }
 
-    /// For people.
     pub fn status(&self) -> LogStatus {
         let p = &self.progress;
         let recording = self.is_running();

@@ -12,9 +12,7 @@ pub struct KernelStatus {
     /// First 8 hexadecimal digits of what identifies its code: tells kernels of one name and
     /// several images apart; empty if the image is unknown.
     pub image: String,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Launches measured (not all are).
     pub measured: u64,
@@ -38,7 +36,6 @@ pub struct FormStatus {
     pub form: &'static str,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
-    /// Launches measured.
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,

@@ -231,7 +231,6 @@ pub fn hold(client: &ClientRegion) {
     client.gates.gate.host.store(1, SeqCst);
 }
 
-/// See [`hold`].
 pub fn release() {
     let held = OPENING.lock();
     HOLDS.fetch_sub(1, SeqCst);

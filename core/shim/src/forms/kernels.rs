@@ -181,7 +181,6 @@ pub fn cut(index: usize) -> Option<&'static Cut> {
     unsafe { kernel.cut.load(Acquire).as_ref() }
 }
 
-/// Launch attributes.
 pub fn attributes(arguments: &KernelArguments) -> &[LaunchAttribute] {
     if arguments.attributes.is_null() {
         return &[];

@@ -94,7 +94,6 @@ pub fn initialised() {
 /// Where a launch goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Its slot.
     pub slot: usize,
     /// The context of its stream.
     pub context: usize,

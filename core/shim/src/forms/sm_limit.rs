@@ -34,7 +34,6 @@ use tally_rewriter::Refusal;
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
 
-/// One width.
 #[derive(Debug)]
 struct Width {
     sms: u32,

@@ -48,9 +48,7 @@ pub type Events = Box<[usize; 2 * PARTS_MAX]>;
 pub struct Again {
     /// The transformed form.
     pub function: usize,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
@@ -67,15 +65,12 @@ pub struct Again {
 /// A transformed launch under way.
 #[derive(Debug)]
 pub struct Open {
-    /// Its ticket.
     pub ticket: u64,
     /// Its kernel's index.
     pub kernel: usize,
-    /// Its slot.
     pub slot: usize,
     /// Its number in the slot.
     pub number: u32,
-    /// See [`Events`].
     pub events: Events,
     /// How far it has come.
     pub progress: Progress,
@@ -97,7 +92,6 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Their parts.
 static PARTS: AtomicUsize = AtomicUsize::new(0);
 /// A launch has waited for room in vain, and there was none since.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);

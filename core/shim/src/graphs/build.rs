@@ -83,7 +83,6 @@ impl Home {
         Self::new(context)
     }
 
-    /// Its handle.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -298,7 +297,6 @@ pub struct Kept {
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
     pub kernel_nodes: u32,
-    /// Nodes.
     pub nodes: usize,
     flags: u64,
     /// Those that could be launched by themselves.

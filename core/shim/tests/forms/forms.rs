@@ -427,7 +427,6 @@ fn parameters_come_through_either_way() {
 
 #[test]
 fn more_shared_memory_than_the_default() {
-    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     const MAX_DYNAMIC: i32 = 8;
     const BYTES: u32 = 96 << 10;
     both(

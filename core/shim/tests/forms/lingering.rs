@@ -74,7 +74,6 @@ fn warm_up(device: &Device, stream: Ptr) {
     BEFORE.fetch_add(count(), SeqCst);
 }
 
-/// One launch.
 fn run(device: &Device, stream: Ptr) {
     device.step(&device.cells(2), GRID, stream, 1, WORK);
 }

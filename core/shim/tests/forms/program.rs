@@ -83,10 +83,8 @@ functions! {
     cuLaunchCooperativeKernel: fn(Ptr, u32, u32, u32, u32, u32, u32, u32, Ptr, *mut Ptr);
 }
 
-/// `CUdevResource`.
 pub type Resource = [u32; 36];
 
-/// `CUlaunchConfig`.
 #[repr(C)]
 pub struct Config {
     pub grid: [u32; 3],
@@ -97,7 +95,6 @@ pub struct Config {
     pub count: u32,
 }
 
-/// `CUlaunchAttribute`.
 #[repr(C)]
 pub struct Attribute {
     pub id: u32,

@@ -1,5 +1,3 @@
-//! `cuCtx*`.
-
 use crate::capture;
 use crate::config::{DRIVER_VERSION, PRIORITY_RANGE};
 use crate::context::{Context, Current, current, current_any, current_entry, with_stack};
@@ -12,7 +10,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// `CU_LIMIT_STACK_SIZE`.
 const STACK_SIZE: u32 = 0;
 
 fn create(out: &Out<usize>, flags: u32, device: i32) -> CuResult {

@@ -1,5 +1,3 @@
-//! `cuModule*`.
-
 use crate::config::{IMAGE_BYTES_MAX, load_time};
 use crate::context::{Context, current};
 use crate::driver::driver;

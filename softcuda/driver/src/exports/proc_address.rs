@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; 1 asks for the legacy one.
 const PER_THREAD: u64 = 2;
-/// `CUdriverProcAddressQueryResult`.
 const FOUND: u32 = 0;
 const NOT_FOUND: u32 = 1;
 const VERSION_TOO_LOW: u32 = 2;

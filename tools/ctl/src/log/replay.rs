@@ -23,10 +23,9 @@ Exit codes, besides those of `tallyctl --help`:
   3  no proof: answers differ in a part of the log that begins while the policy was running, whose memory is not in
      the log; or records are missing";
 
-/// `log replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The log.
+    /// The decision log to read
     pub file: PathBuf,
     /// The component. Default: the file that the log names, if it still is what it was.
     #[arg(long, value_name = "FILE")]
@@ -122,7 +121,6 @@ impl Source {
     }
 }
 
-/// Replay.
 pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
     let file = &args.file;
     let mut log = open(file)?;

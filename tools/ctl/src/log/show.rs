@@ -10,7 +10,6 @@ use tally_decision_log::compare::{commands, fault, fault_name, shown};
 use tally_decision_log::{Answer, Begin, Outcome, Record, world};
 use tally_engine::policy::{Class, Completion, Context, Event, Launch, Sharing};
 
-/// Show it.
 pub fn run(
     out: &mut impl Write,
     file: &Path,

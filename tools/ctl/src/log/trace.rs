@@ -6,7 +6,6 @@ use std::io::Write;
 use std::path::Path;
 use tally_decision_log::trace::Trace;
 
-/// Convert.
 pub fn run(out: &mut impl Write, file: &Path, client: &str, to: &Path) -> Result<(), CtlError> {
     let mut log = open(file)?;
     let mut trace = Trace::of(client);

@@ -4,13 +4,12 @@ use crate::error::CtlError;
 use clap::Args;
 use std::path::PathBuf;
 
-/// `policy check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The component.
+    /// The policy component, a `.wasm` file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A capability that the policy has been granted; may be given several times.
@@ -27,7 +26,6 @@ pub struct CheckArgs {
     pub limits: super::LimitsArg,
 }
 
-/// Check.
 #[cfg(feature = "wasm")]
 pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     use std::io::{IsTerminal, Write};
@@ -71,7 +69,6 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     Err(CtlError::Failed(format!("{} does not pass: {}", args.file.display(), bad.join(", "))))
 }
 
-/// Check.
 #[cfg(not(feature = "wasm"))]
 pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     Err(super::without_wasm(&args.file))

@@ -13,7 +13,6 @@ const POLICY_BYTES_MAX: u64 = 1 << 30;
 /// No key file is longer.
 const KEY_BYTES_MAX: u64 = 4096;
 
-/// `policy keygen`.
 #[derive(Debug, Args)]
 pub struct KeygenArgs {
     /// File of the private key, made with mode 0600; the public one goes to FILE.pub.
@@ -22,7 +21,6 @@ pub struct KeygenArgs {
     pub out: PathBuf,
 }
 
-/// `policy sign`.
 #[derive(Debug, Args)]
 pub struct SignArgs {
     /// The component; its signature goes to FILE.sig.
@@ -33,7 +31,6 @@ pub struct SignArgs {
     pub key: PathBuf,
 }
 
-/// `policy verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The component; its signature is FILE.sig.

@@ -7,7 +7,6 @@ use wasmparser::{BinaryReaderError, Parser, Payload};
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-/// `policy wrap`.
 #[derive(Debug, Args)]
 pub struct WrapArgs {
     /// The core module: exports the functions of the contract's `scheduler` by the names
@@ -19,7 +18,6 @@ pub struct WrapArgs {
     pub output: PathBuf,
 }
 
-/// Wrap.
 pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
     let refused = |path: &Path, why: String| CtlError::Failed(format!("{}: {why}", path.display()));
     let module = std::fs::read(&args.file).map_err(|e| refused(&args.file, e.to_string()))?;
