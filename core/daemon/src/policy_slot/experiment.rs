@@ -106,7 +106,7 @@ impl PolicySlot {
         let what_to_do = "leave A out to test B against the active policy, or give --replace-active to have A replace \
                           it, for the test and after it";
         let short = |digest: &str| digest.get(..12).unwrap_or("none").to_owned();
-        let active = self.active();
+        let record = self.active();
         let active = self.history.borrow().same();
         let Some(active) = active else {
             return Err(format!(
@@ -119,15 +119,15 @@ impl PolicySlot {
                 "A ({}, sha256 {}) is not the active policy, which is {} (sha256 {}): {what_to_do}",
                 a.name(),
                 short(a.digest()),
-                active.name,
-                short(&active.digest),
+                record.name,
+                short(&record.digest),
             ));
         }
         if active.config_text != a.config_text {
             return Err(format!(
                 "A has the component of the active policy ({}), but another configuration: {what_to_do}, or name the \
                  active policy's configuration with --config-a",
-                active.name,
+                record.name,
             ));
         }
         Ok(())
