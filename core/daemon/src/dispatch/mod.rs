@@ -24,6 +24,8 @@ pub mod client;
 pub mod control;
 pub mod errand;
 pub mod handover;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 pub mod kernels;
 pub mod latency;
 pub mod measure;
@@ -140,6 +142,16 @@ struct Draining {
     done: oneshot::Sender<bool>,
 }
 
+/// What comes after a turn of the loop.
+enum Turn {
+    /// Another one, at once.
+    Busy,
+    /// Sleep, unless something has come.
+    Idle,
+    /// Nothing.
+    Ended,
+}
+
 struct Dispatch {
     settings: Settings,
     engine: Engine,
@@ -223,41 +235,45 @@ impl Dispatch {
 
     fn run(mut self) {
         loop {
-            let now = now_ns();
-            let mut active = self.take_control(now);
-            active |= self.pass(now);
-            if self.tape.is_on() {
-                let policy = &self.policy;
-                let mut state = || policy.observe().map(seat::saved_state);
-                active |= self.tape.pump(self.engine.world_mut(), &mut state);
-            }
-            if now >= self.next_heartbeat_ns {
-                self.heartbeat(now);
-            }
-            if self.neighbours_changed && now >= self.neighbours_due_ns() {
-                self.tell_of_neighbours(now);
-            }
-            self.report();
-            if let Some(errand) = self.errand.take() {
-                self.errand = errand.step(&mut self.engine, &self.recall);
-            }
-            let sweeps = self.engine.sweep_kernels(SWEPT);
-            if self.has_drained(now) {
-                return;
-            }
-            if active {
-                self.last_active_ns = now;
-            }
-            if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
-                || self.status.is_some()
-                || self.errand.is_some()
-                || sweeps
-            {
-                std::hint::spin_loop();
-            } else {
-                self.park();
+            match self.turn(now_ns()) {
+                Turn::Busy => std::hint::spin_loop(),
+                Turn::Idle => self.park(),
+                Turn::Ended => return,
             }
         }
+    }
+
+    /// All that is due now, once.
+    fn turn(&mut self, now: u64) -> Turn {
+        let mut active = self.take_control(now);
+        active |= self.pass(now);
+        if self.tape.is_on() {
+            let policy = &self.policy;
+            let mut state = || policy.observe().map(seat::saved_state);
+            active |= self.tape.pump(self.engine.world_mut(), &mut state);
+        }
+        if now >= self.next_heartbeat_ns {
+            self.heartbeat(now);
+        }
+        if self.neighbours_changed && now >= self.neighbours_due_ns() {
+            self.tell_of_neighbours(now);
+        }
+        self.report();
+        if let Some(errand) = self.errand.take() {
+            self.errand = errand.step(&mut self.engine, &self.recall);
+        }
+        let sweeps = self.engine.sweep_kernels(SWEPT);
+        if self.has_drained(now) {
+            return Turn::Ended;
+        }
+        if active {
+            self.last_active_ns = now;
+        }
+        let spins = now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
+            || self.status.is_some()
+            || self.errand.is_some()
+            || sweeps;
+        if spins { Turn::Busy } else { Turn::Idle }
     }
 
     /// Everything that clients did since the last pass. True if it was anything.
@@ -376,11 +392,7 @@ impl Dispatch {
     }
 
     fn park(&mut self) {
-        let notify = self.wants_high_activity();
-        for c in &self.clients {
-            c.set_parked(true, notify);
-        }
-        if !self.control.is_pending() && !self.clients.iter().any(|c| c.has_news(notify)) {
+        if self.may_sleep() {
             self.parks += 1;
             let now = now_ns();
             self.parker.sleep(self.sleep_ns(now));
@@ -388,6 +400,15 @@ impl Dispatch {
         for c in &self.clients {
             c.set_parked(false, false);
         }
+    }
+
+    /// Say that the core sleeps. True if nothing has come that nobody will ring for.
+    fn may_sleep(&self) -> bool {
+        let notify = self.wants_high_activity();
+        for c in &self.clients {
+            c.set_parked(true, notify);
+        }
+        !self.control.is_pending() && !self.clients.iter().any(|c| c.has_news(notify))
     }
 
     /// How long there is nothing to do unless somebody rings.

@@ -1,0 +1,7 @@
+//! See `bodies/registration.rs`.
+#![no_main]
+
+#[path = "../bodies/registration.rs"]
+mod registration;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| registration::registration(data));
