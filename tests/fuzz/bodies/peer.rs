@@ -4,6 +4,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::cell::RefCell;
 use tally_core::control::harness::Message;
+use tally_ipc::frame::DESCRIPTORS_MAX;
 use tally_ipc::map;
 
 pub struct Input<'a> {
@@ -44,7 +45,7 @@ impl<'a> Input<'a> {
     /// Flags, a number of descriptors and their kinds, where the bytes are split, the bytes.
     pub fn new(data: &'a [u8]) -> Option<Self> {
         let (&[flags, fds, low, high], data) = data.split_first_chunk::<4>()?;
-        let (kinds, rest) = data.split_at_checked(usize::from(fds % 10))?;
+        let (kinds, rest) = data.split_at_checked(usize::from(fds) % (DESCRIPTORS_MAX + 1))?;
         let fds = kinds.iter().map(|kind| descriptor(*kind, rest)).collect();
         Some(Input { flags, fds, split: usize::from(u16::from_le_bytes([low, high])), rest })
     }

@@ -187,6 +187,7 @@ struct Dispatch {
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
+    turns: u64,
     parks: u64,
 }
 
@@ -229,6 +230,7 @@ impl Dispatch {
             last_active_ns: now_ns(),
             last_progress_ns: 0,
             next_heartbeat_ns: 0,
+            turns: 0,
             parks: 0,
         }
     }
@@ -245,6 +247,8 @@ impl Dispatch {
 
     /// All that is due now, once.
     fn turn(&mut self, now: u64) -> Turn {
+        self.turns += 1;
+        self.engine.begin_pass();
         let mut active = self.take_control(now);
         active |= self.pass(now);
         if self.tape.is_on() {
@@ -272,7 +276,8 @@ impl Dispatch {
         let spins = now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
             || self.status.is_some()
             || self.errand.is_some()
-            || sweeps;
+            || sweeps
+            || self.clients.iter().any(|c| c.is_to_be_woken());
         if spins { Turn::Busy } else { Turn::Idle }
     }
 
@@ -316,7 +321,7 @@ impl Dispatch {
             self.apply(now);
             at += 1;
         }
-        active |= self.clients.iter().any(|c| c.sleeps_on);
+        active |= self.clients.iter().any(|c| c.is_to_be_woken());
         if !was_in_flight && self.engine.has_in_flight() {
             self.last_progress_ns = now;
         }
@@ -334,7 +339,7 @@ impl Dispatch {
 
     /// Write the engine's answers into the regions and wake who waits for them.
     fn apply(&mut self, now: u64) {
-        if self.actions.is_empty() && !self.clients.iter().any(|c| c.touched || c.sleeps_on) {
+        if self.actions.is_empty() && !self.clients.iter().any(|c| c.is_to_be_woken()) {
             return;
         }
         let mut answered_ns = None;
@@ -362,8 +367,8 @@ impl Dispatch {
                 Some(answer) => self.clients[at].answer(ticket, answer, note),
             }
         }
-        for c in self.clients.iter_mut().filter(|c| c.touched || c.sleeps_on) {
-            c.wake();
+        for c in self.clients.iter_mut().filter(|c| c.is_to_be_woken()) {
+            c.wake(self.turns);
         }
     }
 
