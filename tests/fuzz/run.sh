@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [OUT] [TARGET...]}
 out=${2:-fuzz-out}
 [ $# -ge 2 ] && shift 2 || shift $#
-if [ $# -gt 0 ]; then targets=("$@"); else targets=($(ls "$here/bin")); fi
+if [ $# -gt 0 ]; then targets=("$@"); else targets=($(ls "$here/bin" | sed 's/\.gz$//')); fi
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 cpus=$(nproc)
@@ -23,7 +23,7 @@ more=$((cpus % ${#targets[@]}))
 # One process: its messages go to LOG, its CPU time, s, to LOG.cpu, its status to LOG.rc.
 one() {
     local target=$1 log=$2 rc TIMEFORMAT='%U %S'
-    { time nice timeout -k 30 $((seconds + 120)) "$here/bin/$target" \
+    { time nice timeout -k 30 $((seconds + 120)) "$out/bin/$target" \
         -artifact_prefix="$out/artifacts/$target/" -timeout=20 -rss_limit_mb=2048 \
         -max_total_time="$seconds" -print_final_stats=1 "$out/corpus/$target" >"$log" 2>&1; } 2>"$log.cpu"
     rc=$?
@@ -32,8 +32,8 @@ one() {
 
 n=0
 for target in "${targets[@]}"; do
-    [ -x "$here/bin/$target" ] || { echo "no target $target in $here/bin" >&2; exit 2; }
-    mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "$out/log" || exit 2
+    mkdir -p "$out/bin" "$out/corpus/$target" "$out/artifacts/$target" "$out/log" || exit 2
+    gunzip -c "$here/bin/$target.gz" >"$out/bin/$target" && chmod +x "$out/bin/$target" || exit 2
     cp "$here/corpus/$target"/* "$out/corpus/$target/" || exit 2
     rm -f "$out/log/$target".*
     processes=$((each + (n < more)))
@@ -42,6 +42,7 @@ for target in "${targets[@]}"; do
 done
 wait
 
+rm -rf "$out/bin"
 status=0
 : >"$out/summary.jsonl"
 for target in "${targets[@]}"; do

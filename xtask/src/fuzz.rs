@@ -230,8 +230,9 @@ fn bundle(out: &Path) -> Result<()> {
         let carried = out.join("bin").join(target.name);
         let mut strip = Command::new("strip");
         crate::build::succeed(strip.arg("-o").arg(&carried).arg(&program))?;
+        crate::build::succeed(Command::new("gzip").arg(&carried))?;
         target.copy_corpus(&out.join("corpus").join(target.name))?;
-        bytes += fs::metadata(&carried)?.len();
+        bytes += fs::metadata(carried.with_extension("gz"))?.len();
     }
     fs::copy(repository().join("tests/fuzz/run.sh"), out.join("run.sh"))?;
     ensure!(bytes <= BYTES_MAX, "its programs have {bytes} bytes, more than {BYTES_MAX}");

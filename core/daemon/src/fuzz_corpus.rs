@@ -6,6 +6,8 @@ mod admin;
 mod config;
 #[path = "../../../tests/fuzz/bodies/dispatch.rs"]
 mod dispatch;
+#[path = "../../../tests/fuzz/bodies/peer.rs"]
+mod peer;
 #[path = "../../../tests/fuzz/bodies/profiles.rs"]
 mod profiles;
 #[path = "../../../tests/fuzz/bodies/registration.rs"]

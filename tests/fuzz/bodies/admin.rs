@@ -1,9 +1,7 @@
-//! A connection at the admin socket: whatever a peer sends, and whichever descriptors with it.
+//! A connection at the admin socket: whatever a peer sends, and whichever descriptors with it. Who includes
+//! this has `peer.rs` beside it.
 
-#[path = "peer.rs"]
-mod peer;
-
-use peer::Input;
+use super::peer::{self, Input};
 use serde_json::Value;
 use tally_core::control::{Door, harness};
 use tally_ipc::admin::LINE_BYTES_MAX;
