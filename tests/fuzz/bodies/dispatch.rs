@@ -1,7 +1,6 @@
 //! The dispatch loop and its engine at a virtual time, an honest client, and others that write what they like into what
 //! they share with the core. An input is a sequence of what they do.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -35,6 +34,8 @@ const DECISIONS_MAX: u64 = 64;
 const DECISIONS_MAX_ALL: u64 = 512;
 /// Clients at once, the honest one among them.
 const CLIENTS_MAX: usize = 40;
+/// Requests of the control plane that wait; the core takes more.
+const REQUESTS_MAX: usize = 100;
 /// Turns in which the honest client's launches are done once the others are gone.
 const TURNS_TO_END: usize = 4_000;
 const HEARTBEAT_NS: u64 = 200_000_000;
@@ -242,7 +243,8 @@ struct World {
     others: Vec<Client>,
     next_id: u32,
     now_ns: u64,
-    turns: Cell<u64>,
+    /// Handed over, and not taken yet.
+    requests: usize,
 }
 
 fn policy(script: &Arc<Script>, subscribes: u32) -> Shared {
@@ -312,10 +314,10 @@ impl World {
             others: Vec::new(),
             next_id: 2,
             now_ns: 1_000_000_000,
-            turns: Cell::new(0),
+            requests: 0,
         };
         let (done, _joined) = oneshot::channel();
-        assert!(world.harness.send(Control::Join { client: new, done }));
+        assert!(world.send(Control::Join { client: new, done }));
         world.turn();
         world
     }
@@ -327,7 +329,7 @@ impl World {
         let (client, new) = new_client(self.next_id, class, first_ticket, &mut self.shares);
         self.next_id += 1;
         let (done, _joined) = oneshot::channel();
-        if self.harness.send(Control::Join { client: new, done }) {
+        if self.send(Control::Join { client: new, done }) {
             self.others.push(client);
         }
     }
@@ -335,15 +337,22 @@ impl World {
     fn leave(&mut self, at: usize) {
         let client = self.others.remove(at);
         let (done, mut left) = oneshot::channel();
-        assert!(self.harness.send(Control::Leave { id: client.id, done }));
-        // Those that join may be before it.
-        let requests = CLIENTS_MAX + 1;
-        let answered = (0..=requests / REQUESTS_IN_A_TURN).any(|_| {
+        assert!(self.send(Control::Leave { id: client.id, done }));
+        let turns = self.requests.div_ceil(REQUESTS_IN_A_TURN);
+        let answered = (0..turns).any(|_| {
             self.turn();
             // `None`: it was cut off before.
             left.try_recv().map(drop).is_ok()
         });
         assert!(answered, "client {} does not leave", client.id);
+    }
+
+    fn send(&mut self, request: Control) -> bool {
+        if self.requests == REQUESTS_MAX {
+            self.turn();
+        }
+        self.requests += 1;
+        self.harness.send(request)
     }
 
     /// The others come and go; one that was cut off stays until it leaves.
@@ -365,7 +374,7 @@ impl World {
             .collect();
         *self.script.calls.lock().unwrap() = Calls::default();
         let sleeps = self.harness.turn(self.now_ns);
-        self.turns.set(self.turns.get() + 1);
+        self.requests = self.requests.saturating_sub(REQUESTS_IN_A_TURN);
         self.see_that_bounded(&before);
         self.see_to_honest();
         while self.harness.notices.try_recv().is_ok() {}
@@ -445,29 +454,29 @@ impl World {
         match which % 6 {
             0 => {
                 let (done, _) = oneshot::channel();
-                self.harness.send(Control::Status { kernels: more.into(), done });
+                self.send(Control::Status { kernels: more.into(), done });
             }
             1 => {
                 let (done, _) = oneshot::channel();
-                self.harness.send(Control::Learnt { from: more.into(), done });
+                self.send(Control::Learnt { from: more.into(), done });
             }
             2 => {
                 let (done, _) = oneshot::channel();
-                self.harness.send(Control::Forget { done });
+                self.send(Control::Forget { done });
             }
             3 => {
                 let (done, _) = oneshot::channel();
-                self.harness.send(Control::SavePolicy { done });
+                self.send(Control::SavePolicy { done });
             }
             4 => {
                 let (done, _) = oneshot::channel();
                 let next = (more & 1 != 0).then(|| Box::new(tally_ab::Sample::new()));
-                self.harness.send(Control::Measure { next, cut: more & 2 != 0, done });
+                self.send(Control::Measure { next, cut: more & 2 != 0, done });
             }
             _ => {
                 let policy = policy(&self.script, self.subscribes ^ u32::from(more & 3));
                 let (done, _) = oneshot::channel();
-                self.harness.send(Control::SetPolicy { policy, generation: more.into(), done });
+                self.send(Control::SetPolicy { policy, generation: more.into(), done });
             }
         }
     }
