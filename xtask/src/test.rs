@@ -28,9 +28,10 @@ const PTXAS: &str = "TALLY_PTXAS";
 const FUZZ_S: u32 = 20;
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 10] = [
+const USUAL: [Group; 11] = [
     Group::Fmt,
     Group::Clippy,
+    Group::Words,
     Group::Unit,
     Group::Policies,
     Group::Python,
@@ -48,6 +49,8 @@ pub enum Group {
     Fmt,
     /// Clippy over all three workspaces, warnings denied.
     Clippy,
+    /// The language of code and documents: doc comments, glossary, lengths, links, commands.
+    Words,
     /// Unit and integration tests of the crates, and their documentation's examples.
     Unit,
     /// The policies' own tests, on the host.
@@ -138,6 +141,13 @@ pub fn run(args: &Args) -> Result<()> {
     for group in groups {
         let began = Instant::now();
         left_out.extend(why_left_out(group, std::env::var_os(PTXAS).is_some()));
+        if group == Group::Words {
+            let count = crate::words::run(args.filter.as_deref())?;
+            if count.failed > 0 {
+                failed.push("failed: cargo xtask test words".into());
+            }
+            sum += count;
+        }
         for mut command in commands(group, args)? {
             let count = counted(&mut command)?;
             if count.failed > 0 {
@@ -168,6 +178,7 @@ fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
         Group::Languages => crate::languages::left_out(),
         Group::E2e => crate::preload::left_out(),
         Group::Unit => unit_left_out(has_systemd(), is_root()),
+        Group::Words => crate::words::left_out(),
         _ => Vec::new(),
     }
 }
@@ -287,7 +298,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.push(test);
         }
         // No test programs: see `run`.
-        Group::Ab | Group::Reload => {}
+        Group::Words | Group::Ab | Group::Reload => {}
         Group::Fuzz => {
             let seconds = args.seconds.unwrap_or(FUZZ_S).to_string();
             let asked = |name: &&str| filter.is_none_or(|filter| name.contains(filter));

@@ -94,32 +94,26 @@ impl Shared {
         Shared(Arc::new(Mutex::new(inner)))
     }
 
-    /// See [`Hosted::figures`].
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.lock().policy.figures()
     }
 
-    /// See [`Hosted::config`].
     pub fn config(&self) -> String {
         self.lock().policy.config().to_owned()
     }
 
-    /// See [`Hosted::started_with`].
     pub fn started_with(&self) -> Option<Saved> {
         self.lock().policy.started_with().cloned()
     }
 
-    /// See [`Hosted::snapshot`].
     pub fn snapshot(&self) -> Option<Result<Saved, Fault>> {
         self.lock().policy.snapshot()
     }
 
-    /// See [`Hosted::observe`].
     pub fn observe(&self) -> Option<Saved> {
         self.lock().policy.observe()
     }
 
-    /// See [`Hosted::is_disabled`].
     pub fn is_disabled(&self) -> bool {
         self.lock().policy.is_disabled()
     }
@@ -174,7 +168,6 @@ impl Policy for Shared {
 /// A policy that was compiled and can be started. Kept for rollback: what it was made
 /// of may be gone.
 pub trait Program: Send + Sync {
-    /// Its name.
     fn name(&self) -> &str;
     /// SHA-256 of its file.
     fn digest(&self) -> &str;

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 /// Whom a quota is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct User {
-    /// Its number.
     pub uid: u32,
     /// In a container: apart from the same number outside.
     pub foreign: bool,

@@ -151,8 +151,12 @@ pub struct ClientStats {
     pub waited_ns: u64,
     /// Seen done.
     pub completed: u64,
-    /// Sum of measured GPU time.
-    pub gpu_ns: u64,
+    /// Sum of what launches were charged: see [`Completion::charged_ns`](crate::policy::Completion).
+    pub charged_ns: u64,
+    /// Launches of which it is known how long they took on the device.
+    pub measured: u64,
+    /// Sum of those times.
+    pub measured_ns: u64,
 }
 
 /// One client.
@@ -242,6 +246,11 @@ impl Client {
         self.info.class == Class::High && (self.busy || self.in_flight > 0)
     }
 
+    /// Whether it has work on the GPU, as far as is known.
+    pub fn is_active(&self) -> bool {
+        self.in_flight > 0 || self.is_busy_high()
+    }
+
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
     /// launches of unknown length (0) one at a time, since a queue of them could
     /// be of any length.
@@ -269,9 +278,9 @@ impl Client {
         self.moved_ns = now_ns;
     }
 
-    /// Mean measured time of its launches so far; 0 if none was.
+    /// What its launches were charged on average; 0 if none was.
     pub fn mean_ns(&self) -> u64 {
-        self.stats.gpu_ns.checked_div(self.stats.completed).unwrap_or(0)
+        self.stats.charged_ns.checked_div(self.stats.completed).unwrap_or(0)
     }
 
     /// A launch is not in flight any more.

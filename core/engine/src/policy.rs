@@ -136,8 +136,20 @@ pub struct Completion {
     pub argument: u32,
     /// Predicted when decided; 0 if unknown.
     pub predicted_ns: u64,
-    /// Measured GPU time.
-    pub measured_ns: u64,
+    /// Time seen on the device, as its client reports it, bounded by what can be true; `None` if
+    /// nobody timed it.
+    pub measured_ns: Option<u64>,
+    /// GPU time that the accounts count for it: what was measured, or the share of the time until
+    /// its end was seen, in bounds that its prediction sets.
+    pub charged_ns: u64,
+}
+
+impl Completion {
+    /// What the contract's `completion.measured-ns` says: 0.1 has one time, and that is the charged
+    /// one. The only place that maps the two.
+    pub fn contract_measured_ns(&self) -> u64 {
+        self.charged_ns
+    }
 }
 
 /// Something a policy is told.

@@ -44,7 +44,7 @@ fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
     assert_eq!((calls, e.client_stats(1).unwrap().completed), (30, 3_000));
     assert_eq!(e.client_state(1).unwrap().in_flight, 0);
     // They share the time, as if they had been dealt with at once.
-    let gpu_ns = e.client_stats(1).unwrap().gpu_ns;
+    let gpu_ns = e.client_stats(1).unwrap().charged_ns;
     assert!((3_900_000..=3_999_000).contains(&gpu_ns), "{gpu_ns}");
 }
 

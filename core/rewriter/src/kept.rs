@@ -40,7 +40,6 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// As bytes.
 pub fn to_bytes(key: &Key, rewritten: &Rewritten) -> Vec<u8> {
     let mut out = Vec::with_capacity(rewritten.image.len() + 4096);
     out.extend(MAGIC);

@@ -93,7 +93,7 @@ pub fn event(event: &engine::Event, granted: Capabilities) -> types::Event {
             form: form(done.form),
             argument: done.argument,
             predicted_ns: done.predicted_ns,
-            measured_ns: done.measured_ns,
+            measured_ns: done.contract_measured_ns(),
         }),
         engine::Event::Timer(token) => types::Event::Timer(*token),
     }

@@ -26,8 +26,6 @@ use tally_engine::policy::{
     Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
 };
 
-/// The longest a launch is held before it is offered again.
-const HOLD_NS_MAX: u64 = 1_000_000_000;
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
 
@@ -363,7 +361,7 @@ impl WasmPolicy {
         }
         match decision {
             types::Decision::Run(lease) => Ok(Decision::Run(lease)),
-            types::Decision::Hold(ns) => Ok(Decision::Hold(ns.min(HOLD_NS_MAX))),
+            types::Decision::Hold(ns) => Ok(Decision::Hold(ns)),
             types::Decision::Preemptible => Ok(Decision::Preemptible),
             types::Decision::Slice(0) => {
                 Err(self.nonsense("answered slice(0): a slice has at least 1 block", launch.now_ns))

@@ -114,7 +114,8 @@ fn events_arrive() {
             form,
             argument: 0,
             predicted_ns: 3,
-            measured_ns: 1_000,
+            measured_ns: Some(900),
+            charged_ns: 1_000,
         };
         bench.tell(Event::KernelDone(done)).unwrap();
     }

@@ -135,9 +135,9 @@ fn a_call_whose_thread_is_not_running_is_not_struck() {
 }
 
 #[test]
-fn holds_are_cut_to_a_second_and_that_is_no_fault() {
+fn how_long_a_launch_is_held_at_most_is_left_to_the_engine() {
     let mut bench = Bench::new(chaos());
-    assert_eq!(bench.decide(kernel::HOLD_MAX), Ok(Decision::Hold(1_000_000_000)));
+    assert_eq!(bench.decide(kernel::HOLD_MAX), Ok(Decision::Hold(u64::MAX)));
     assert_eq!(bench.policy.status().faults.total(), 0);
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The hardware gives each of several best-effort processes a few tenths of a millisecond at a
 //! time, so that high-priority work never waits for long, and takes some 0.2 ms to change to
-//! another (measured; `docs/residency.md`): two that both have work would spend much of the GPU on
+//! another (measured; `docs/operate.md`): two that both have work would spend much of the GPU on
 //! changing. So one of them launches for some milliseconds, and then the next; who has nothing to
 //! launch loses its turn at once.
 

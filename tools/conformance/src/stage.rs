@@ -382,7 +382,8 @@ impl Stage {
             form: running.form,
             argument: running.argument,
             predicted_ns: running.predicted_ns,
-            measured_ns,
+            measured_ns: Some(measured_ns),
+            charged_ns: measured_ns,
         }))
     }
 

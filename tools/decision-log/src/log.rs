@@ -15,11 +15,11 @@ use std::io::{ErrorKind, Read, Write};
 
 /// The first bytes of a log.
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
-/// Of this format. Version 1 had no begin of 3, and bases that say nothing of how the GPU is
-/// shared; it is read as well.
-pub const VERSION: u32 = 2;
+/// Of this format. Before version 3 completions had one time only, which was called measured and
+/// was the charged one.
+pub const VERSION: u32 = 3;
 /// The oldest that is read.
-const VERSION_MIN: u32 = 1;
+const VERSION_MIN: u32 = 3;
 /// Longest header.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 

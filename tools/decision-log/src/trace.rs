@@ -96,7 +96,7 @@ impl Trace {
         let (now_ns, mut done) = (self.group.0, std::mem::take(&mut self.group.1));
         let sum =
             |of: fn(&Completion) -> u64| done.iter().fold(0u64, |all, d| all.saturating_add(of(d)));
-        let (together, expected) = (sum(|d| d.measured_ns), sum(|d| d.predicted_ns));
+        let (together, expected) = (sum(|d| d.charged_ns), sum(|d| d.predicted_ns));
         let known = done.iter().all(|d| d.predicted_ns > 0);
         let mut start_ns = now_ns.saturating_sub(together);
         for d in &done {
@@ -105,7 +105,7 @@ impl Trace {
                     let share = u128::from(together) * u128::from(d.predicted_ns);
                     (share / u128::from(expected.max(1))) as u64
                 }
-                false => d.measured_ns,
+                false => d.charged_ns,
             };
             self.cut += u64::from(d.form != Form::Whole);
             if self.rows.len() < ROWS_MAX {
@@ -174,8 +174,9 @@ mod tests {
     use super::*;
     use tally_engine::policy::{Class, ClientInfo};
 
-    fn done(client: ClientId, kernel: KernelId, predicted_ns: u64, measured_ns: u64) -> Completion {
-        Completion { client, kernel, form: Form::Whole, argument: 0, predicted_ns, measured_ns }
+    fn done(client: ClientId, kernel: KernelId, predicted_ns: u64, charged_ns: u64) -> Completion {
+        let (form, measured_ns) = (Form::Whole, None);
+        Completion { client, kernel, form, argument: 0, predicted_ns, measured_ns, charged_ns }
     }
 
     #[test]

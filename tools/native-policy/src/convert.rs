@@ -50,7 +50,7 @@ pub fn event(event: &engine::Event) -> sdk::Event {
             form: form(done.form),
             argument: done.argument,
             predicted_ns: done.predicted_ns,
-            measured_ns: done.measured_ns,
+            measured_ns: done.contract_measured_ns(),
         }),
         engine::Event::Timer(token) => sdk::Event::Timer(*token),
     }

@@ -33,9 +33,6 @@ use tally_sdk::native;
 /// Names that [`by_name`] knows.
 pub const NAMES: [&str; 1] = ["tally-priority"];
 
-/// The longest a launch is held before it is offered again; as the policy host has it.
-const HOLD_NS_MAX: u64 = tally_sdk::HOLD_NS_MAX;
-
 /// A policy of this repository, with a configuration.
 ///
 /// # Errors
@@ -107,7 +104,7 @@ impl<P: tally_sdk::Policy> Policy for NativePolicy<P> {
         let answer = self.call(context, |policy| policy.decide(&asked))?;
         Ok(match answer {
             tally_sdk::Decision::Run(lease) => Decision::Run(lease),
-            tally_sdk::Decision::Hold(ns) => Decision::Hold(ns.min(HOLD_NS_MAX)),
+            tally_sdk::Decision::Hold(ns) => Decision::Hold(ns),
             tally_sdk::Decision::Slice(blocks) => Decision::Slice(blocks),
             tally_sdk::Decision::Preemptible => Decision::Preemptible,
             tally_sdk::Decision::Partition(sms) => Decision::Partition(sms),

@@ -84,7 +84,6 @@ pub struct Oddities {
     pub abandoned: u64,
 }
 
-/// One client.
 pub struct DispatchClient {
     /// As handed over.
     pub link: NewClient,
@@ -94,7 +93,6 @@ pub struct DispatchClient {
     pub sleeps_on: bool,
     /// The last turn in which it was woken.
     woken_in: u64,
-    /// See [`Oddities`].
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
     pub meter: Meter,
@@ -123,7 +121,6 @@ pub struct DispatchClient {
 }
 
 impl DispatchClient {
-    /// Start serving.
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
@@ -160,7 +157,6 @@ impl DispatchClient {
         }
     }
 
-    /// Its id.
     pub fn id(&self) -> u32 {
         self.link.info.id
     }

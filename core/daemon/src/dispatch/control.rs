@@ -41,27 +41,22 @@ pub struct NewClient {
     pub kernels: Arc<KernelShare>,
 }
 
-/// A request.
 pub enum Control {
     /// Serve this client.
     Join {
-        /// It.
         client: Box<NewClient>,
         /// Told when it is served: it may be welcomed.
         done: oneshot::Sender<()>,
     },
     /// Forget this client.
     Leave {
-        /// Which.
         id: u32,
         /// Gets its last figures and what must be dropped elsewhere.
         done: oneshot::Sender<Option<Left>>,
     },
-    /// Report.
     Status {
         /// At most so many kernels.
         kernels: usize,
-        /// Gets it.
         done: oneshot::Sender<Snapshot>,
     },
     /// Tell what was learnt of kernels since it was told last.
@@ -92,7 +87,6 @@ pub enum Control {
     },
     /// Put another active policy.
     SetPolicy {
-        /// It.
         policy: Shared,
         /// Which it is, for [`Notice::Disabled`].
         generation: u64,
@@ -106,9 +100,7 @@ pub enum Control {
         /// Told when it is in.
         done: oneshot::Sender<()>,
     },
-    /// No longer.
     Untap {
-        /// Which.
         id: u64,
         /// Gets what must be dropped elsewhere.
         done: oneshot::Sender<Removed>,
@@ -147,12 +139,7 @@ impl Retired {
 #[derive(Debug)]
 pub enum Notice {
     /// A client broke the protocol and is no longer served.
-    Misbehaved {
-        /// Which.
-        id: u32,
-        /// How.
-        why: &'static str,
-    },
+    Misbehaved { id: u32, why: &'static str },
     /// The active policy failed too often: the built-in rule serves.
     Disabled {
         /// Which it was.

@@ -16,8 +16,9 @@
 //! What a pass does for one client is bounded ([`client::Share`]), whatever the client has asked for or made to wait:
 //! the rest is done in later passes, behind what others ask for.
 //!
-//! It must never log, wait for a lock that another thread may hold, or allocate
-//! without bound. Read next: [`client`] for what is read from clients,
+//! It must never wait: not for a lock that another thread may hold, and not for a log line to be
+//! written. Log lines (a policy's, and those about its faults) go into a bounded queue of the log's
+//! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`] for what is read from clients,
 //! [`control`] for what the control plane may ask.
 
 pub mod adapter;
@@ -78,11 +79,8 @@ pub struct Settings {
     pub pin_cpu: Option<u32>,
     /// Look at completions this often at first while asleep.
     pub completion_poll_ns: u64,
-    /// See [`probe::Probe`].
     pub probe_after_ns: u64,
-    /// See [`standstill::Standstill`].
     pub high_stall_ns: u64,
-    /// The engine's.
     pub engine: EngineConfig,
 }
 
@@ -621,6 +619,7 @@ impl Dispatch {
         let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
+            snapshot.device = self.profile_cache.device();
             snapshot.figures = self.policy.figures();
             snapshot.swap_pause = self.swap_pause.us();
             snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());

@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tally_wasm_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
 
-/// Records shown.
 pub const RECORDS_MAX: usize = 64;
 /// Different policies (a component with a configuration) kept to be put back.
 pub const KEPT_MAX: usize = 8;
@@ -77,9 +76,7 @@ pub struct Disabled {
 /// One policy's time active.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// Which.
     pub generation: u64,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
@@ -119,13 +116,10 @@ pub struct Record {
 pub struct Kept {
     /// Which it was.
     pub generation: u64,
-    /// See [`Record::same_as_generation`].
     pub same_as_generation: u64,
     /// Where it came from.
     pub source: Source,
-    /// Compiled.
     pub program: Arc<dyn Program>,
-    /// Its configuration.
     pub config_text: String,
     /// What it knew when it went.
     pub saved: Option<Saved>,
@@ -160,7 +154,6 @@ impl Entry {
 pub struct Content {
     /// SHA-256 of the component.
     pub digest: String,
-    /// The configuration.
     pub config_text: String,
 }
 

@@ -250,7 +250,9 @@ impl Engine {
             Form::Whole => {}
         }
         let high_periods = high_periods(high_busy, self.high_periods);
+        let was_active = c.is_active();
         c.let_go(&s, Way { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
+        self.beside.note(now_ns, was_active, c.is_active());
         if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
             let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);

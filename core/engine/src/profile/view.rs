@@ -113,6 +113,7 @@ impl Profiles {
         }
         (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
         p.recent = [view.p99_ns; RECENT];
+        (p.samples, p.contended) = (view.count.min(RECENT as u64), false);
         p.cut = view.cut;
         p.forms.clear();
         for f in &view.forms {

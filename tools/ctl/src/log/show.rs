@@ -10,7 +10,6 @@ use tally_decision_log::compare::{commands, fault, fault_name, shown};
 use tally_decision_log::{Answer, Begin, Outcome, Record, world};
 use tally_engine::policy::{Class, Completion, Context, Event, Launch, Sharing};
 
-/// Show it.
 pub fn run(
     out: &mut impl Write,
     file: &Path,
@@ -61,7 +60,7 @@ pub fn run(
         writeln!(out, "{line}")?;
     }
     match rest {
-        Some(why) => Err(CtlError::Refused { message: why }),
+        Some(why) => Err(CtlError::Failed(why)),
         None => Ok(()),
     }
 }
@@ -156,7 +155,7 @@ fn done(d: &Completion, context: &Context) -> Value {
     json!({
         "client": d.client, "kernel": d.kernel, "name": name(context, d.kernel),
         "form": format!("{:?}", d.form).to_lowercase(), "argument": d.argument,
-        "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns,
+        "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns, "charged_ns": d.charged_ns,
     })
 }
 
