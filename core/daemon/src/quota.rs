@@ -83,6 +83,12 @@ impl Pool {
         Rc::new(RefCell::new(Pool { all, kept, taken, taken_all: 0, taken_others: 0 }))
     }
 
+    /// Places that are taken.
+    #[cfg(any(test, fuzzing))]
+    pub fn taken(&self) -> usize {
+        self.taken_all
+    }
+
     fn why_not(&self, user: User, user_max: usize, may_have_kept: bool) -> Option<Full> {
         if self.taken_all >= self.all
             || (!may_have_kept && self.taken_others >= self.all - self.kept)

@@ -197,6 +197,10 @@ pub(crate) struct Client {
     /// Doubles with each stall in which nothing ends: what is in flight may wait for the last of many.
     pub stall_burst: u32,
     pub stall_left: u32,
+    /// In this pass of the engine's it was offered so often.
+    pub offers: (u64, usize),
+    /// The first so many that wait are answered by the built-in rule: the policy let the GPU idle.
+    pub by_rule: usize,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
@@ -229,6 +233,8 @@ impl Client {
             window_stalled: false,
             stall_burst: 0,
             stall_left: 0,
+            offers: (0, 0),
+            by_rule: 0,
             busy: false,
             served_ns,
             stats: ClientStats::default(),

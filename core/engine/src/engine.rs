@@ -165,6 +165,10 @@ pub struct Engine {
     stats: PolicyStats,
     work_done: WorkDone,
     order: Vec<ClientId>,
+    /// See [`Engine::begin_pass`]; 0 before.
+    pass: u64,
+    /// Offers left in it.
+    pass_offers: usize,
 }
 
 impl Engine {
@@ -194,6 +198,8 @@ impl Engine {
             stats: PolicyStats::default(),
             work_done: WorkDone::default(),
             order: Vec::new(),
+            pass: 0,
+            pass_offers: 0,
         };
         engine.policy.start(&mut engine.context);
         engine.carry_out(0, &mut Vec::new());
@@ -406,6 +412,13 @@ impl Engine {
             self.high_periods += 1;
         }
         self.settle(now_ns, out);
+    }
+
+    /// All inputs until the next call are one pass of the caller's: together they offer no more launches than one of
+    /// them may. What is left is offered in the next pass, at its [`Engine::tick`].
+    pub fn begin_pass(&mut self) {
+        self.pass += 1;
+        self.pass_offers = offer::OFFERS_MAX_ALL;
     }
 
     /// Time has passed: fire timers, offer what was held until now.

@@ -85,7 +85,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
 }
 
 /// The next request; `None` at the end of the connection.
-async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
+pub(super) async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
     loop {
         if let Some(request) = requests.take() {
             return Some(request);
@@ -136,7 +136,12 @@ fn is_about_recording(request: &Value) -> bool {
     name.starts_with("log_") || name.starts_with("shadow_")
 }
 
-async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) -> Value {
+pub(super) async fn answer(
+    plane: &Rc<Plane>,
+    line: &[u8],
+    fds: Vec<OwnedFd>,
+    peer: &Peer,
+) -> Value {
     let (uid, may_change) = (peer.uid, plane.may_change(peer));
     let denied = |what: &str| {
         let message = match peer.foreign {

@@ -2,6 +2,8 @@
 //! decision path: what it wants of the dispatch thread goes through a channel.
 
 pub mod admin;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 pub mod journal;
 pub mod registration;
 pub mod registry;

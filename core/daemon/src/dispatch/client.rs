@@ -91,6 +91,8 @@ pub struct DispatchClient {
     pub touched: bool,
     /// More of its threads may sleep than were woken.
     pub sleeps_on: bool,
+    /// The last turn in which it was woken.
+    woken_in: u64,
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
     pub meter: Meter,
@@ -130,6 +132,7 @@ impl DispatchClient {
             link,
             touched: false,
             sleeps_on: false,
+            woken_in: 0,
             oddities: Oddities::default(),
             meter,
             stuck_since_ns: None,
@@ -234,14 +237,22 @@ impl DispatchClient {
         wait::change(word, word.load(Relaxed).wrapping_add(1));
     }
 
-    /// Wake its threads after answers, or those that are left from then. True: it may have more.
-    pub fn wake(&mut self) -> bool {
+    /// Whether [`DispatchClient::wake`] has something to do.
+    pub fn is_to_be_woken(&self) -> bool {
+        self.touched || self.sleeps_on
+    }
+
+    /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in it.
+    /// The rest is for later turns.
+    pub fn wake(&mut self, turn: u64) {
+        if std::mem::replace(&mut self.woken_in, turn) == turn {
+            return;
+        }
         let (region, core) = (&self.link.region, &self.link.core);
         self.sleeps_on = match std::mem::take(&mut self.touched) {
             true => wait::wake(region, core),
             false => self.sleeps_on && wait::wake_more(core),
         };
-        self.sleeps_on
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.

@@ -198,13 +198,22 @@ impl ControlSender {
         request: impl FnOnce(oneshot::Sender<T>) -> Control,
     ) -> Result<T, AskError> {
         let (done, reply) = oneshot::channel();
-        self.sender.try_send(request(done)).map_err(|error| match error {
+        self.send(request(done))?;
+        reply.await.map_err(|_| AskError::Gone)
+    }
+
+    /// Hand over a request.
+    ///
+    /// # Errors
+    /// If the dispatch thread cannot take it.
+    pub(super) fn send(&self, request: Control) -> Result<(), AskError> {
+        self.sender.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
             TrySendError::Disconnected(_) => AskError::Gone,
         })?;
         self.shared.pending.store(true, SeqCst);
         let _ = rustix::io::write(&self.shared.eventfd, &1u64.to_ne_bytes());
-        reply.await.map_err(|_| AskError::Gone)
+        Ok(())
     }
 }
 

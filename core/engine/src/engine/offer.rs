@@ -1,7 +1,7 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
 use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
-use crate::client::{CUT_IN_FLIGHT_MAX, Submission, Way, form_of, gives_way};
+use crate::client::{CUT_IN_FLIGHT_MAX, Client, Submission, Way, form_of, gives_way};
 use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
 use crate::profile::{CutState, Profiles};
 
@@ -14,14 +14,23 @@ const FORMS: u32 = launch_flags::CAN_SLICE
 
 /// Launches let go in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
 /// can have a ring of them wait, and say that they take no time.
-const OFFERS_MAX: usize = 64;
-const OFFERS_MAX_ALL: usize = 512;
+pub(super) const OFFERS_MAX: usize = 64;
+pub(super) const OFFERS_MAX_ALL: usize = 512;
 
-/// Who decides.
-#[derive(Clone, Copy)]
-enum Judge {
-    Policy,
-    Rule,
+/// Whether one more launch of a client may be offered in this pass, of which `left` are left.
+fn may_offer(c: &mut Client, pass: u64, left: &mut usize) -> bool {
+    if pass == 0 {
+        return true;
+    }
+    if c.offers.0 != pass {
+        c.offers = (pass, 0);
+    }
+    if *left == 0 || c.offers.1 == OFFERS_MAX {
+        return false;
+    }
+    c.offers.1 += 1;
+    *left -= 1;
+    true
 }
 
 impl Engine {
@@ -83,25 +92,10 @@ impl Engine {
         let_go
     }
 
-    /// Offer the head of one client's queue to the policy. True if it was let go, so
-    /// that the next one may be offered.
-    fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
-        self.offer_to(Judge::Policy, now_ns, id, again, out)
-    }
-
-    /// The same to the built-in rule, whatever the policy said.
-    pub(super) fn offer_by_rule(
+    /// Offer the head of one client's queue to the policy, or to the built-in rule if that is to answer. True if it was
+    /// let go, so that the next one may be offered.
+    pub(super) fn offer(
         &mut self,
-        now_ns: u64,
-        id: ClientId,
-        out: &mut Vec<Action>,
-    ) -> bool {
-        self.offer_to(Judge::Rule, now_ns, id, true, out)
-    }
-
-    fn offer_to(
-        &mut self,
-        judge: Judge,
         now_ns: u64,
         id: ClientId,
         again: bool,
@@ -111,14 +105,19 @@ impl Engine {
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
+        let is_granted = s.ticket < c.granted_until;
+        if !is_granted && !again && c.hold_until_ns > now_ns {
+            return false;
+        }
+        if !may_offer(c, self.pass, &mut self.pass_offers) {
+            self.offers_left = true;
+            return false;
+        }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
-        if s.ticket < c.granted_until {
+        if is_granted {
             c.stats.run += 1;
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
             return true;
-        }
-        if !again && c.hold_until_ns > now_ns {
-            return false;
         }
         if !c.has_room(predicted_ns) {
             if !c.window_noted {
@@ -128,6 +127,7 @@ impl Engine {
             c.hold_until_ns = 0;
             if !c.is_stalled(now_ns, self.config.window_stall_ns) {
                 c.window_until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
+                c.by_rule = 0;
                 return false;
             }
             c.window_stalled = true;
@@ -158,15 +158,16 @@ impl Engine {
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
-        let decision = match judge {
-            Judge::Policy => self.ask_policy(&launch, out),
-            Judge::Rule => self.ask_rule(&launch),
+        let decision = match c.by_rule {
+            0 => self.ask_policy(&launch, out),
+            _ => self.ask_rule(&launch),
         };
         self.carry_out(now_ns, out);
         if let Decision::Hold(for_ns) = decision {
             let Some(c) = self.clients.get_mut(&id) else { return false };
             let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
             c.hold_until_ns = now_ns.saturating_add(for_ns);
+            c.by_rule = 0;
             c.stats.held += 1;
             c.stats.launches_held += u64::from(!head.offered);
             if let Some(w) = c.waiting.front_mut() {
@@ -212,6 +213,7 @@ impl Engine {
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
+        c.by_rule = c.by_rule.saturating_sub(1);
         if std::mem::take(&mut c.window_stalled) {
             c.stats.window_stalls += 1;
             c.stall_left = c.stall_left.saturating_sub(1);
