@@ -405,7 +405,7 @@ impl World {
             bounded("tickets taken", taken, share.submissions as u64);
             let ended = stats.completed - before.stats.completed;
             bounded("ends of launches", ended, share.completions as u64);
-            let turned = stats.launches_yielded - before.stats.launches_yielded;
+            let turned = stats.gave_way - before.stats.gave_way;
             bounded("reports of yielding", turned, share.turnarounds as u64);
             let wakes = client.core.wake.load(SeqCst).wrapping_sub(before.wake);
             bounded("wakes", wakes.into(), 1);
