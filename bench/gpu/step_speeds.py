@@ -2,7 +2,7 @@
 
 An inference as one CUDA graph, and a graph of very many very small kernels, alone, by themselves and
 under MPS: as the program starts, after kernels in two streams, after something else has used the GPU. Then
-the inference beside a training under the core in `mps`, with and without `[residency.mps] refresh_ms`,
+the inference beside a training under the core in `mps`, with and without `[sharing.mps] refresh_ms`,
 launches on some of the SMs, and short windows. See docs/internals.md.
 """
 
@@ -19,7 +19,7 @@ SEED = 7
 # A graph's time is the median of so many.
 REQUESTS = 150
 # Name: the core's configuration, the policy's.
-NEVER = "[sharing mode.mps]\nrefresh_ms = 0\n"
+NEVER = "[sharing.mps]\nrefresh_ms = 0\n"
 UNDER_THE_CORE = {
     "as it comes": ("", None),
     "never refreshed": (NEVER, None),

@@ -103,7 +103,7 @@ fn an_ab_test_without_programs_holds_the_slot_until_it_is_stopped() {
     let status = core.status();
     assert_eq!(status["experiment"]["running"], false);
     assert_eq!(
-        (&status["policy"]["name"], &status["policy"]["came"]),
+        (&status["policy"]["name"], &status["policy"]["loaded_because"]),
         (&json!("fifo"), &json!("experiment"))
     );
     core.ask(json!({"cmd": "policy_load", "path": fifo}));
@@ -210,7 +210,7 @@ fn what_cannot_start_says_why_with_its_exit_code() {
 #[test]
 fn mps_that_cannot_be_had_falls_back_and_status_says_so() {
     let config = format!(
-        "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = \"/nonexistent/mps\"\n"
+        "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing.mps]\ncontrol = \"/nonexistent/mps\"\n"
     );
     let core = Core::start(&config, &[]);
     let status = core.status();
@@ -259,7 +259,7 @@ fn contexts_are_refreshed_while_clients_of_both_classes_are_there() {
     let program = script(&dir, "refresh", &noting);
     let config = |program| {
         format!(
-            "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = {fake}\n\
+            "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing.mps]\ncontrol = {fake}\n\
              refresh_ms = 5\nrefresh_program = {program}\n"
         )
     };
@@ -295,8 +295,7 @@ fn contexts_are_refreshed_while_clients_of_both_classes_are_there() {
 fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let fake = script(&dir, "fake-mps", FAKE_MPS);
-    let config =
-        format!("{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = {fake}\n");
+    let config = format!("{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing.mps]\ncontrol = {fake}\n");
     let mut core = Core::start_in(dir, &config, &[]);
     let mps = core.status()["sharing"]["mps"].clone();
     assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));

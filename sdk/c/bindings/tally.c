@@ -6,55 +6,55 @@
 // Imported Functions from `tally:policy/host@0.1.2`
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("log")))
-extern void __wasm_import_tally_wasm_host_log(int32_t, uint8_t *, size_t);
+extern void __wasm_import_tally_policy_host_log(int32_t, uint8_t *, size_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter")))
-extern int32_t __wasm_import_tally_wasm_host_counter(uint8_t *, size_t);
+extern int32_t __wasm_import_tally_policy_host_counter(uint8_t *, size_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter-add")))
-extern void __wasm_import_tally_wasm_host_counter_add(int32_t, int64_t);
+extern void __wasm_import_tally_policy_host_counter_add(int32_t, int64_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge")))
-extern int32_t __wasm_import_tally_wasm_host_gauge(uint8_t *, size_t);
+extern int32_t __wasm_import_tally_policy_host_gauge(uint8_t *, size_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge-set")))
-extern void __wasm_import_tally_wasm_host_gauge_set(int32_t, int64_t);
+extern void __wasm_import_tally_policy_host_gauge_set(int32_t, int64_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("clients")))
-extern void __wasm_import_tally_wasm_host_clients(uint8_t *);
+extern void __wasm_import_tally_policy_host_clients(uint8_t *);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("client")))
-extern void __wasm_import_tally_wasm_host_client(int32_t, uint8_t *);
+extern void __wasm_import_tally_policy_host_client(int32_t, uint8_t *);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-profile")))
-extern void __wasm_import_tally_wasm_host_kernel_profile(int32_t, uint8_t *);
+extern void __wasm_import_tally_policy_host_kernel_profile(int32_t, uint8_t *);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-mean-ns")))
-extern int64_t __wasm_import_tally_wasm_host_kernel_mean_ns(int32_t);
+extern int64_t __wasm_import_tally_policy_host_kernel_mean_ns(int32_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("subscribe")))
-extern void __wasm_import_tally_wasm_host_subscribe(int32_t);
+extern void __wasm_import_tally_policy_host_subscribe(int32_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-timer")))
-extern void __wasm_import_tally_wasm_host_set_timer(int64_t, int64_t);
+extern void __wasm_import_tally_policy_host_set_timer(int64_t, int64_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-window")))
-extern void __wasm_import_tally_wasm_host_set_window(int32_t, int64_t);
+extern void __wasm_import_tally_policy_host_set_window(int32_t, int64_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("revoke-lease")))
-extern void __wasm_import_tally_wasm_host_revoke_lease(int32_t);
+extern void __wasm_import_tally_policy_host_revoke_lease(int32_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-yield")))
-extern void __wasm_import_tally_wasm_host_set_yield(int32_t, int32_t);
+extern void __wasm_import_tally_policy_host_set_yield(int32_t, int32_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-auto-yield")))
-extern void __wasm_import_tally_wasm_host_set_auto_yield(int32_t, int32_t, int64_t);
+extern void __wasm_import_tally_policy_host_set_auto_yield(int32_t, int32_t, int64_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-standing-grant")))
-extern void __wasm_import_tally_wasm_host_set_standing_grant(int32_t, int32_t);
+extern void __wasm_import_tally_policy_host_set_standing_grant(int32_t, int32_t);
 
 __attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("residency")))
-extern int32_t __wasm_import_tally_wasm_host_residency(void);
+extern int32_t __wasm_import_tally_policy_host_residency(void);
 
 // Exported Functions from `tally:policy/scheduler@0.1.2`
 
@@ -175,33 +175,33 @@ void tally_policy_types_event_free(tally_policy_types_event_t *ptr) {
   }
 }
 
-void tally_wasm_host_client_info_free(tally_wasm_host_client_info_t *ptr) {
+void tally_policy_host_client_info_free(tally_policy_host_client_info_t *ptr) {
   tally_policy_types_client_info_free(ptr);
 }
 
-void tally_wasm_host_profile_free(tally_wasm_host_profile_t *ptr) {
+void tally_policy_host_profile_free(tally_policy_host_profile_t *ptr) {
   tally_policy_types_kernel_profile_free(ptr);
 }
 
-void tally_wasm_host_list_client_id_free(tally_wasm_host_list_client_id_t *ptr) {
+void tally_policy_host_list_client_id_free(tally_policy_host_list_client_id_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    tally_wasm_host_client_id_t *list_ptr = ptr->ptr;
+    tally_policy_host_client_id_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
     }
     free(list_ptr);
   }
 }
 
-void tally_wasm_host_option_client_info_free(tally_wasm_host_option_client_info_t *ptr) {
+void tally_policy_host_option_client_info_free(tally_policy_host_option_client_info_t *ptr) {
   if (ptr->is_some) {
-    tally_wasm_host_client_info_free(&ptr->val);
+    tally_policy_host_client_info_free(&ptr->val);
   }
 }
 
-void tally_wasm_host_option_profile_free(tally_wasm_host_option_profile_t *ptr) {
+void tally_policy_host_option_profile_free(tally_policy_host_option_profile_t *ptr) {
   if (ptr->is_some) {
-    tally_wasm_host_profile_free(&ptr->val);
+    tally_policy_host_profile_free(&ptr->val);
   }
 }
 
@@ -247,42 +247,42 @@ void tally_string_free(tally_string_t *ret) {
 
 // Component Adapters
 
-void tally_wasm_host_log(tally_wasm_host_level_t level, tally_string_t *message) {
-  __wasm_import_tally_wasm_host_log((int32_t) level, (uint8_t *) (*message).ptr, (*message).len);
+void tally_policy_host_log(tally_policy_host_level_t level, tally_string_t *message) {
+  __wasm_import_tally_policy_host_log((int32_t) level, (uint8_t *) (*message).ptr, (*message).len);
 }
 
-uint32_t tally_wasm_host_counter(tally_string_t *name) {
-  int32_t ret = __wasm_import_tally_wasm_host_counter((uint8_t *) (*name).ptr, (*name).len);
+uint32_t tally_policy_host_counter(tally_string_t *name) {
+  int32_t ret = __wasm_import_tally_policy_host_counter((uint8_t *) (*name).ptr, (*name).len);
   return (uint32_t) (ret);
 }
 
-void tally_wasm_host_counter_add(uint32_t counter, uint64_t delta) {
-  __wasm_import_tally_wasm_host_counter_add((int32_t) (counter), (int64_t) (delta));
+void tally_policy_host_counter_add(uint32_t counter, uint64_t delta) {
+  __wasm_import_tally_policy_host_counter_add((int32_t) (counter), (int64_t) (delta));
 }
 
-uint32_t tally_wasm_host_gauge(tally_string_t *name) {
-  int32_t ret = __wasm_import_tally_wasm_host_gauge((uint8_t *) (*name).ptr, (*name).len);
+uint32_t tally_policy_host_gauge(tally_string_t *name) {
+  int32_t ret = __wasm_import_tally_policy_host_gauge((uint8_t *) (*name).ptr, (*name).len);
   return (uint32_t) (ret);
 }
 
-void tally_wasm_host_gauge_set(uint32_t gauge, int64_t value) {
-  __wasm_import_tally_wasm_host_gauge_set((int32_t) (gauge), value);
+void tally_policy_host_gauge_set(uint32_t gauge, int64_t value) {
+  __wasm_import_tally_policy_host_gauge_set((int32_t) (gauge), value);
 }
 
-void tally_wasm_host_clients(tally_wasm_host_list_client_id_t *ret) {
+void tally_policy_host_clients(tally_policy_host_list_client_id_t *ret) {
   __attribute__((__aligned__(sizeof(void*))))
   uint8_t ret_area[(2*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_wasm_host_clients(ptr);
-  *ret = (tally_wasm_host_list_client_id_t) { (tally_wasm_host_client_id_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
+  __wasm_import_tally_policy_host_clients(ptr);
+  *ret = (tally_policy_host_list_client_id_t) { (tally_policy_host_client_id_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
 }
 
-bool tally_wasm_host_client(tally_wasm_host_client_id_t id, tally_wasm_host_client_info_t *ret) {
+bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_host_client_info_t *ret) {
   __attribute__((__aligned__(sizeof(void*))))
   uint8_t ret_area[(8+5*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_wasm_host_client((int32_t) (id), ptr);
-  tally_wasm_host_option_client_info_t option;
+  __wasm_import_tally_policy_host_client((int32_t) (id), ptr);
+  tally_policy_host_option_client_info_t option;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
       option.is_some = false;
@@ -303,12 +303,12 @@ bool tally_wasm_host_client(tally_wasm_host_client_id_t id, tally_wasm_host_clie
   return option.is_some;
 }
 
-bool tally_wasm_host_kernel_profile(tally_wasm_host_kernel_id_t kernel, tally_wasm_host_profile_t *ret) {
+bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tally_policy_host_profile_t *ret) {
   __attribute__((__aligned__(8)))
   uint8_t ret_area[(72+6*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_wasm_host_kernel_profile((int32_t) (kernel), ptr);
-  tally_wasm_host_option_profile_t option;
+  __wasm_import_tally_policy_host_kernel_profile((int32_t) (kernel), ptr);
+  tally_policy_host_option_profile_t option;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
       option.is_some = false;
@@ -364,41 +364,41 @@ bool tally_wasm_host_kernel_profile(tally_wasm_host_kernel_id_t kernel, tally_wa
   return option.is_some;
 }
 
-uint64_t tally_wasm_host_kernel_mean_ns(tally_wasm_host_kernel_id_t kernel) {
-  int64_t ret = __wasm_import_tally_wasm_host_kernel_mean_ns((int32_t) (kernel));
+uint64_t tally_policy_host_kernel_mean_ns(tally_policy_host_kernel_id_t kernel) {
+  int64_t ret = __wasm_import_tally_policy_host_kernel_mean_ns((int32_t) (kernel));
   return (uint64_t) (ret);
 }
 
-void tally_wasm_host_subscribe(tally_wasm_host_subscription_t to) {
-  __wasm_import_tally_wasm_host_subscribe(to);
+void tally_policy_host_subscribe(tally_policy_host_subscription_t to) {
+  __wasm_import_tally_policy_host_subscribe(to);
 }
 
-void tally_wasm_host_set_timer(uint64_t delay_ns, uint64_t token) {
-  __wasm_import_tally_wasm_host_set_timer((int64_t) (delay_ns), (int64_t) (token));
+void tally_policy_host_set_timer(uint64_t delay_ns, uint64_t token) {
+  __wasm_import_tally_policy_host_set_timer((int64_t) (delay_ns), (int64_t) (token));
 }
 
-void tally_wasm_host_set_window(tally_wasm_host_client_id_t client, uint64_t window_ns) {
-  __wasm_import_tally_wasm_host_set_window((int32_t) (client), (int64_t) (window_ns));
+void tally_policy_host_set_window(tally_policy_host_client_id_t client, uint64_t window_ns) {
+  __wasm_import_tally_policy_host_set_window((int32_t) (client), (int64_t) (window_ns));
 }
 
-void tally_wasm_host_revoke_lease(tally_wasm_host_client_id_t client) {
-  __wasm_import_tally_wasm_host_revoke_lease((int32_t) (client));
+void tally_policy_host_revoke_lease(tally_policy_host_client_id_t client) {
+  __wasm_import_tally_policy_host_revoke_lease((int32_t) (client));
 }
 
-void tally_wasm_host_set_yield(tally_wasm_host_client_id_t client, bool yielded) {
-  __wasm_import_tally_wasm_host_set_yield((int32_t) (client), yielded);
+void tally_policy_host_set_yield(tally_policy_host_client_id_t client, bool yielded) {
+  __wasm_import_tally_policy_host_set_yield((int32_t) (client), yielded);
 }
 
-void tally_wasm_host_set_auto_yield(tally_wasm_host_client_id_t client, bool enabled, uint64_t quiet_ns) {
-  __wasm_import_tally_wasm_host_set_auto_yield((int32_t) (client), enabled, (int64_t) (quiet_ns));
+void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t client, bool enabled, uint64_t quiet_ns) {
+  __wasm_import_tally_policy_host_set_auto_yield((int32_t) (client), enabled, (int64_t) (quiet_ns));
 }
 
-void tally_wasm_host_set_standing_grant(tally_wasm_host_client_id_t client, bool granted) {
-  __wasm_import_tally_wasm_host_set_standing_grant((int32_t) (client), granted);
+void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted) {
+  __wasm_import_tally_policy_host_set_standing_grant((int32_t) (client), granted);
 }
 
-tally_wasm_host_sharing_t tally_wasm_host_residency(void) {
-  int32_t ret = __wasm_import_tally_wasm_host_residency();
+tally_policy_host_sharing_t tally_policy_host_residency(void) {
+  int32_t ret = __wasm_import_tally_policy_host_residency();
   return ret;
 }
 

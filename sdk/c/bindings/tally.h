@@ -276,34 +276,34 @@ typedef uint8_t tally_policy_types_level_t;
 #define TALLY_POLICY_TYPES_LEVEL_WARN 3
 #define TALLY_POLICY_TYPES_LEVEL_ERROR 4
 
-typedef tally_policy_types_client_id_t tally_wasm_host_client_id_t;
+typedef tally_policy_types_client_id_t tally_policy_host_client_id_t;
 
-typedef tally_policy_types_kernel_id_t tally_wasm_host_kernel_id_t;
+typedef tally_policy_types_kernel_id_t tally_policy_host_kernel_id_t;
 
-typedef tally_policy_types_client_info_t tally_wasm_host_client_info_t;
+typedef tally_policy_types_client_info_t tally_policy_host_client_info_t;
 
-typedef tally_policy_types_kernel_profile_t tally_wasm_host_profile_t;
+typedef tally_policy_types_kernel_profile_t tally_policy_host_profile_t;
 
-typedef tally_policy_types_level_t tally_wasm_host_level_t;
+typedef tally_policy_types_level_t tally_policy_host_level_t;
 
-typedef tally_policy_types_sharing_t tally_wasm_host_sharing_t;
+typedef tally_policy_types_sharing_t tally_policy_host_sharing_t;
 
-typedef tally_policy_types_subscription_t tally_wasm_host_subscription_t;
+typedef tally_policy_types_subscription_t tally_policy_host_subscription_t;
 
 typedef struct {
-  tally_wasm_host_client_id_t *ptr;
+  tally_policy_host_client_id_t *ptr;
   size_t len;
-} tally_wasm_host_list_client_id_t;
+} tally_policy_host_list_client_id_t;
 
 typedef struct {
   bool is_some;
-  tally_wasm_host_client_info_t val;
-} tally_wasm_host_option_client_info_t;
+  tally_policy_host_client_info_t val;
+} tally_policy_host_option_client_info_t;
 
 typedef struct {
   bool is_some;
-  tally_wasm_host_profile_t val;
-} tally_wasm_host_option_profile_t;
+  tally_policy_host_profile_t val;
+} tally_policy_host_option_profile_t;
 
 typedef tally_policy_types_launch_t exports_tally_policy_scheduler_launch_t;
 
@@ -320,49 +320,49 @@ typedef struct {
 
 // Imported Functions from `tally:policy/host@0.1.2`
 // Write to the core's log. At most 64 lines a second; more are dropped and counted.
-extern void tally_wasm_host_log(tally_wasm_host_level_t level, tally_string_t *message);
+extern void tally_policy_host_log(tally_policy_host_level_t level, tally_string_t *message);
 // A monotonic counter that `tallyctl status` shows under the policy. The
 // same name gives the same id; at most 64 counters and gauges.
-extern uint32_t tally_wasm_host_counter(tally_string_t *name);
-extern void tally_wasm_host_counter_add(uint32_t counter, uint64_t delta);
+extern uint32_t tally_policy_host_counter(tally_string_t *name);
+extern void tally_policy_host_counter_add(uint32_t counter, uint64_t delta);
 // A value that can go up and down, shown likewise.
-extern uint32_t tally_wasm_host_gauge(tally_string_t *name);
-extern void tally_wasm_host_gauge_set(uint32_t gauge, int64_t value);
+extern uint32_t tally_policy_host_gauge(tally_string_t *name);
+extern void tally_policy_host_gauge_set(uint32_t gauge, int64_t value);
 // Clients now connected.
-extern void tally_wasm_host_clients(tally_wasm_host_list_client_id_t *ret);
-extern bool tally_wasm_host_client(tally_wasm_host_client_id_t id, tally_wasm_host_client_info_t *ret);
+extern void tally_policy_host_clients(tally_policy_host_list_client_id_t *ret);
+extern bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_host_client_info_t *ret);
 // What is known of a kernel. `none` for an id never passed to this policy.
-extern bool tally_wasm_host_kernel_profile(tally_wasm_host_kernel_id_t kernel, tally_wasm_host_profile_t *ret);
+extern bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tally_policy_host_profile_t *ret);
 // The cheap form: its mean GPU time in nanoseconds, 0 if never measured.
-extern uint64_t tally_wasm_host_kernel_mean_ns(tally_wasm_host_kernel_id_t kernel);
+extern uint64_t tally_policy_host_kernel_mean_ns(tally_policy_host_kernel_id_t kernel);
 // Choose the costly events to be told of; replaces the earlier choice.
 // Initially none.
-extern void tally_wasm_host_subscribe(tally_wasm_host_subscription_t to);
+extern void tally_policy_host_subscribe(tally_policy_host_subscription_t to);
 // Send `timer(token)` after `delay-ns`. At most 64 timers are pending;
 // setting a token again moves it.
-extern void tally_wasm_host_set_timer(uint64_t delay_ns, uint64_t token);
+extern void tally_policy_host_set_timer(uint64_t delay_ns, uint64_t token);
 // Let a client have at most so much predicted GPU time unfinished at once
 // (one launch is always let in). The core holds launches beyond that without
 // asking the policy.
-extern void tally_wasm_host_set_window(tally_wasm_host_client_id_t client, uint64_t window_ns);
+extern void tally_policy_host_set_window(tally_policy_host_client_id_t client, uint64_t window_ns);
 // End a lease given with `decision.run`. Launches already let go still run.
-extern void tally_wasm_host_revoke_lease(tally_wasm_host_client_id_t client);
+extern void tally_policy_host_revoke_lease(tally_policy_host_client_id_t client);
 // Ask a client to give way, or to go on. A launch of it that runs sliced or
 // preemptible stops at the next boundary, loses nothing, and goes on where it
 // stopped. Launches in other forms are not affected.
-extern void tally_wasm_host_set_yield(tally_wasm_host_client_id_t client, bool yielded);
+extern void tally_policy_host_set_yield(tally_policy_host_client_id_t client, bool yielded);
 // Have the core do that by itself, without a call: ask the client to give way
 // whenever high-priority work appears, and to go on once there has been none for
 // `quiet-ns`. Off at first. While it is on, `set-yield` adds to it.
-extern void tally_wasm_host_set_auto_yield(tally_wasm_host_client_id_t client, bool enabled, uint64_t quiet_ns);
+extern void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t client, bool enabled, uint64_t quiet_ns);
 // Give (`true`) or take away (`false`) a client's right to launch without
 // being decided. High-priority clients have it from the start. Needs the capability
 // `high-priority`: without it the call ends this turn as a fault.
-extern void tally_wasm_host_set_standing_grant(tally_wasm_host_client_id_t client, bool granted);
+extern void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted);
 // How clients share this GPU: does not change while the core runs. Not known yet
 // during `init`, where it is `concurrent`; ask when the first client joins.
 // Since 0.1.2.
-extern tally_wasm_host_sharing_t tally_wasm_host_residency(void);
+extern tally_policy_host_sharing_t tally_policy_host_residency(void);
 
 // Exported Functions from `tally:policy/scheduler@0.1.2`
 bool exports_tally_policy_scheduler_init(tally_string_t *config, tally_string_t *err);
@@ -387,15 +387,15 @@ void tally_policy_types_kernel_profile_free(tally_policy_types_kernel_profile_t 
 
 void tally_policy_types_event_free(tally_policy_types_event_t *ptr);
 
-void tally_wasm_host_client_info_free(tally_wasm_host_client_info_t *ptr);
+void tally_policy_host_client_info_free(tally_policy_host_client_info_t *ptr);
 
-void tally_wasm_host_profile_free(tally_wasm_host_profile_t *ptr);
+void tally_policy_host_profile_free(tally_policy_host_profile_t *ptr);
 
-void tally_wasm_host_list_client_id_free(tally_wasm_host_list_client_id_t *ptr);
+void tally_policy_host_list_client_id_free(tally_policy_host_list_client_id_t *ptr);
 
-void tally_wasm_host_option_client_info_free(tally_wasm_host_option_client_info_t *ptr);
+void tally_policy_host_option_client_info_free(tally_policy_host_option_client_info_t *ptr);
 
-void tally_wasm_host_option_profile_free(tally_wasm_host_option_profile_t *ptr);
+void tally_policy_host_option_profile_free(tally_policy_host_option_profile_t *ptr);
 
 void exports_tally_policy_scheduler_decision_free(exports_tally_policy_scheduler_decision_t *ptr);
 

@@ -24,7 +24,7 @@ void exports_tally_policy_scheduler_on_event(uint64_t now_ns,
 
 void tally_log(tally_policy_types_level_t level, const char *line) {
   tally_string_t text = {(uint8_t *)line, strlen(line)};
-  tally_wasm_host_log(level, &text);
+  tally_policy_host_log(level, &text);
 }
 
 /* ---- configuration ---- */

@@ -2,7 +2,7 @@
  *
  * A policy implements `policy_init`, `policy_decide` and `policy_on_event` below. What it
  * may ask of the core is in tally.h, generated from the contract, as
- * `tally_wasm_host_...`; what fields, decisions and events mean is written in
+ * `tally_policy_host_...`; what fields, decisions and events mean is written in
  * wit/policy.wit, and there only.
  *
  * Rules of the house: the same inputs give the same decisions (there is no clock, no

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
 const QUIET_NS: u64 = 100_000;
@@ -50,7 +50,7 @@ pub struct SimArgs {
     pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
-    pub residency: ResidencyArg,
+    pub sharing: SharingArg,
     /// Which of the training's kernels can be cut: none, all but NVIDIA's closed
     /// libraries', all.
     #[arg(long, value_enum, default_value = "open")]
@@ -59,7 +59,7 @@ pub struct SimArgs {
     #[arg(long)]
     pub eager: bool,
     /// The GPU stays with the high-priority program for so long after its last kernel, as
-    /// `[residency.timeslice] linger_us` has it (timeslice only).
+    /// `[sharing.timeslice] linger_us` has it (timeslice only).
     /// Default: the core's.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
@@ -93,7 +93,7 @@ pub struct SimArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ResidencyArg {
+pub enum SharingArg {
     /// One process at a time.
     Timeslice,
     /// Blocks of both side by side.
@@ -241,9 +241,9 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let load = positive("load", args.load, 100.0)?;
     let config = args.policy_config.as_deref();
     let policies = Policies::open(&args.policy, config, args.limits, &args.grants)?;
-    let residency = match args.residency {
-        ResidencyArg::Timeslice => Residency::Timeslice,
-        ResidencyArg::Mps => Residency::Mps,
+    let sharing = match args.sharing {
+        SharingArg::Timeslice => SharingMode::Timeslice,
+        SharingArg::Mps => SharingMode::Mps,
     };
     let cut = match args.cut {
         CutArg::None => Cut::None,
@@ -263,7 +263,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     }
     let graph = !args.eager;
     let setup =
-        Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+        Setup { sharing, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
         return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
@@ -293,7 +293,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
 
 fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
     let h = &r.high_priority;
-    writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.residency, r.seconds, r.seed)?;
+    writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.sharing, r.seconds, r.seed)?;
     writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
     writeln!(
         out,

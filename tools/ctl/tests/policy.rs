@@ -49,7 +49,7 @@ fn a_file_that_is_not_there_is_named() {
     assert!(words(&absent.stdout).contains("absent.wasm"), "{}", words(&absent.stdout));
     let config = ["policy", "check", "--config", "absent.toml", &guest("policies", "fifo")];
     let config = tallyctl(folder.path(), &config);
-    assert_eq!(config.status.code(), Some(2));
+    assert_eq!(config.status.code(), Some(1));
     assert!(words(&config.stderr).contains("absent.toml"), "{}", words(&config.stderr));
 }
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tally_engine::policy::{Class, ClientInfo, Context, Event, Form, Launch, Policy, launch_flags};
 use tally_engine::profile::{CutState, KernelKey};
-use tally_simulator::{Arrivals, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
 const SINGLE_CALLS: usize = 400_000;
@@ -144,10 +144,10 @@ fn simulated(criterion: &mut Criterion, host: &PolicyHost) {
     let open = |name| Trace::open(name).expect("a built-in trace");
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     let load = Arrivals::Poisson { load: 0.5 };
-    for residency in [Residency::Timeslice, Residency::Mps] {
-        let setup = Setup { seconds: 2.0, graph: false, residency, ..Setup::default() };
+    for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
+        let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
         let run = |policy| simulate(&setup, &high, Some(&low), &load, Some(policy));
-        let mut group = criterion.benchmark_group(format!("simulated launches, {residency:?}"));
+        let mut group = criterion.benchmark_group(format!("simulated launches, {sharing:?}"));
         group.sample_size(10).throughput(Throughput::Elements(run(native()).launches));
         group.bench_function("native", |b| b.iter(|| run(native())));
         group.bench_function("component", |b| b.iter(|| run(component(host))));

@@ -257,16 +257,16 @@ fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
 /// Whole simulations, byte for byte.
 #[test]
 fn a_simulation_comes_out_the_same() {
-    use tally_simulator::{Arrivals, Cut, Residency, Setup, Trace, simulate};
+    use tally_simulator::{Arrivals, Cut, Setup, SharingMode, Trace, simulate};
     let open = |name| Trace::open(name).unwrap();
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
-    for residency in [Residency::Timeslice, Residency::Mps] {
-        let setup = Setup { seconds: 0.5, residency, cut: Cut::All, ..Setup::default() };
+    for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
+        let setup = Setup { seconds: 0.5, sharing, cut: Cut::All, ..Setup::default() };
         let report = |policy: Box<dyn Policy + Send>| {
             let load = Arrivals::Poisson { load: 0.5 };
             format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))
         };
         let native = report(tally_native_policy::by_name("tally-priority", "").unwrap());
-        assert_eq!(native, report(Box::new(component(""))), "{residency:?}");
+        assert_eq!(native, report(Box::new(component(""))), "{sharing:?}");
     }
 }

@@ -2,22 +2,22 @@
 
 use criterion::{Criterion, Throughput};
 use tally_engine::BuiltIn;
-use tally_simulator::{Arrivals, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
 
 fn main() {
     let open = |name| Trace::open(name).expect("a built-in trace");
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     let load = Arrivals::Poisson { load: 0.5 };
     let mut criterion = Criterion::default().configure_from_args();
-    for residency in [Residency::Timeslice, Residency::Mps] {
-        let setup = Setup { seconds: 2.0, graph: false, residency, ..Setup::default() };
+    for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
+        let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
         let run = || {
             let policy = Box::new(BuiltIn { quiet_ns: 100_000 });
             simulate(&setup, &high, Some(&low), &load, Some(policy))
         };
         let mut group = criterion.benchmark_group("launches");
         group.sample_size(10).throughput(Throughput::Elements(run().launches));
-        group.bench_function(format!("{residency:?}"), |b| b.iter(run));
+        group.bench_function(format!("{sharing:?}"), |b| b.iter(run));
         group.finish();
     }
     criterion.final_summary();

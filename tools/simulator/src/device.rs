@@ -12,7 +12,7 @@
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{RESUME_NS, ROOM, Residency, Work};
+use crate::gpu::{RESUME_NS, ROOM, SharingMode, Work};
 use crate::model::Model;
 use std::collections::VecDeque;
 
@@ -108,7 +108,7 @@ impl Lane {
 /// The GPU.
 #[derive(Debug)]
 pub struct Device {
-    residency: Residency,
+    sharing: SharingMode,
     model: Model,
     slices_ns: [u64; 2],
     lanes: [Lane; 2],
@@ -129,9 +129,9 @@ pub struct Device {
 
 impl Device {
     /// An idle one.
-    pub fn new(residency: Residency, model: Model, slices_ns: [u64; 2]) -> Self {
+    pub fn new(sharing: SharingMode, model: Model, slices_ns: [u64; 2]) -> Self {
         Device {
-            residency,
+            sharing,
             model,
             slices_ns,
             lanes: Default::default(),
@@ -243,7 +243,7 @@ impl Device {
             running.map(|r| Some(ROOM - r.work.room[0]).filter(|&left| left > 0))
         });
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let beside = beside[1 - index].filter(|_| self.residency == Residency::Mps);
+            let beside = beside[1 - index].filter(|_| self.sharing == SharingMode::Mps);
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
@@ -266,9 +266,9 @@ impl Device {
                 });
             }
         }
-        match self.residency {
-            Residency::Timeslice => self.take_turns(),
-            Residency::Mps => self.share_room(),
+        match self.sharing {
+            SharingMode::Timeslice => self.take_turns(),
+            SharingMode::Mps => self.share_room(),
         }
     }
 
@@ -340,7 +340,7 @@ mod tests {
     fn beside_ns(room: u64, beside_ns: u64) -> u64 {
         const ALONE_NS: u64 = 10_000;
         let model = Model { beside_ns, ..Model::default() };
-        let mut device = Device::new(Residency::Mps, model, [0; 2]);
+        let mut device = Device::new(SharingMode::Mps, model, [0; 2]);
         let work = |launch, ready_ns, total_ns, room| Work {
             launch,
             last: true,

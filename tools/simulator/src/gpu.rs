@@ -54,7 +54,7 @@ pub const ROOM: u64 = 1_024;
 /// Who runs at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Residency {
+pub enum SharingMode {
     /// One process at a time.
     #[default]
     Timeslice,

@@ -17,7 +17,7 @@ pub struct Model {
     /// Of that, while the old one still runs.
     pub stop_ns: u64,
     /// Under the core the GPU stays with the high-priority program for so long after its
-    /// last kernel (`[residency.timeslice] linger_us`).
+    /// last kernel (`[sharing.timeslice] linger_us`).
     pub linger_ns: u64,
     /// A program whose thread went to sleep launches so long after it was let go.
     pub wake_ns: u64,

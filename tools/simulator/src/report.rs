@@ -1,7 +1,7 @@
 //! What a simulation found. Everything in it is of virtual time, so that it is the same
 //! each time.
 
-use crate::gpu::{Cut, Residency};
+use crate::gpu::{Cut, SharingMode};
 use serde::Serialize;
 
 /// What a simulation found.
@@ -14,7 +14,7 @@ pub struct Report {
     /// Of the arrivals.
     pub seed: u64,
     /// Who ran at once.
-    pub residency: Residency,
+    pub sharing: SharingMode,
     /// Which kernels could be cut.
     pub cut: Cut,
     /// No engine: the GPU as its driver shares it.

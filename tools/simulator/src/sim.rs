@@ -6,7 +6,7 @@ mod solo;
 use crate::arrivals::{Arrivals, Random};
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
+use crate::gpu::{Cut, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, work};
 use crate::host::Host;
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
@@ -31,7 +31,7 @@ const UNSUBMITTED: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Who runs at once.
-    pub residency: Residency,
+    pub sharing: SharingMode,
     /// Which best-effort kernels can be cut.
     pub cut: Cut,
     /// Window of arrivals.
@@ -52,7 +52,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Setup {
-            residency: Residency::Timeslice,
+            sharing: SharingMode::Timeslice,
             cut: Cut::Open,
             seconds: 5.0,
             overrun_seconds: 5.0,
@@ -121,11 +121,11 @@ pub fn simulate(
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
     let high = if setup.graph { high.as_graph() } else { high.clone() };
-    let plain = high.timed_in(Residency::Timeslice);
+    let plain = high.timed_in(SharingMode::Timeslice);
     let solo = Solo::new(&plain, &high, setup);
-    let here = high.timed_in(setup.residency);
-    let low_plain_ns = low.map_or(1, |low| low.timed_in(Residency::Timeslice).period_ns);
-    let low = low.map(|low| low.timed_in(setup.residency));
+    let here = high.timed_in(setup.sharing);
+    let low_plain_ns = low.map_or(1, |low| low.timed_in(SharingMode::Timeslice).period_ns);
+    let low = low.map(|low| low.timed_in(setup.sharing));
     let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
     let warm_ns = low
         .as_ref()
@@ -161,11 +161,11 @@ impl<'a> Sim<'a> {
         let model = Model { linger_ns, ..setup.model };
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.residency, model, slices),
+            device: Device::new(setup.sharing, model, slices),
             engine: policy.map(|policy| {
-                let sharing = match setup.residency {
-                    Residency::Timeslice => Sharing::TimeSliced,
-                    Residency::Mps => Sharing::Concurrent,
+                let sharing = match setup.sharing {
+                    SharingMode::Timeslice => Sharing::TimeSliced,
+                    SharingMode::Mps => Sharing::Concurrent,
                 };
                 let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
@@ -213,7 +213,7 @@ impl<'a> Sim<'a> {
                 if cut {
                     flags |= launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
                 }
-                let partition = self.setup.residency == Residency::Mps && lane == LOW;
+                let partition = self.setup.sharing == SharingMode::Mps && lane == LOW;
                 if partition && self.setup.cut != Cut::None {
                     flags |= launch_flags::CAN_PARTITION;
                 }
@@ -512,7 +512,7 @@ impl<'a> Sim<'a> {
             schema: 1,
             seconds: self.setup.seconds,
             seed: self.setup.seed,
-            residency: self.setup.residency,
+            sharing: self.setup.sharing,
             cut: self.setup.cut,
             unscheduled,
             launches: self.hosts.iter().flatten().map(|h| h.done).sum(),

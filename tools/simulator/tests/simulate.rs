@@ -6,17 +6,17 @@ use tally_engine::BuiltIn;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Cut, Model, Report, Residency, Setup, Trace, builtin_traces, gpu, simulate,
+    Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, builtin_traces, gpu, simulate,
 };
 
-const BOTH: [Residency; 2] = [Residency::Timeslice, Residency::Mps];
+const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
 fn built_in() -> Option<Box<dyn Policy + Send>> {
     Some(Box::new(BuiltIn { quiet_ns: 100_000 }))
 }
 
-fn setup(residency: Residency) -> Setup {
-    Setup { residency, seconds: 0.5, overrun_seconds: 60.0, ..Setup::default() }
+fn setup(sharing: SharingMode) -> Setup {
+    Setup { sharing, seconds: 0.5, overrun_seconds: 60.0, ..Setup::default() }
 }
 
 fn pair() -> (Trace, Trace) {
@@ -78,9 +78,9 @@ impl Policy for Erratic {
 #[test]
 fn the_same_inputs_give_the_same_bytes() {
     let (high, low) = pair();
-    for residency in BOTH {
+    for sharing in BOTH {
         let run = |seed| {
-            let setup = Setup { seed, ..setup(residency) };
+            let setup = Setup { seed, ..setup(sharing) };
             let load = Arrivals::Poisson { load: 0.5 };
             let policy: Box<dyn Policy + Send> = Box::new(Erratic(7));
             let report = simulate(&setup, &high, Some(&low), &load, Some(policy));
@@ -96,9 +96,9 @@ fn alone_a_program_takes_what_was_recorded() {
     let (high, low) = pair();
     let at_once = Arrivals::At(vec![0]);
     let costs_ms = (LAUNCH_LATENCY_NS + gpu::SEEN_NS) as f64 / 1e6;
-    for residency in BOTH {
+    for sharing in BOTH {
         let solo_ms = |trace: &Trace, graph| {
-            let setup = Setup { graph, ..setup(residency) };
+            let setup = Setup { graph, ..setup(sharing) };
             let report = simulate(&setup, trace, None, &at_once, None);
             assert_eq!(report.high_priority.served, 1);
             (report.high_priority.solo_ms, report.high_priority.service_p50_ms)
@@ -117,13 +117,13 @@ fn alone_a_program_takes_what_was_recorded() {
             let (solo, served) = solo_ms(&trace, trace.is_graph());
             assert!((solo * 1e6 / plain.ns as f64 - 1.0).abs() < 2e-3, "{name}: {solo} {plain:?}");
             if trace.is_graph() {
-                let here = trace.timed_in(residency).period_ns as f64 / 1e6;
+                let here = trace.timed_in(sharing).period_ns as f64 / 1e6;
                 assert!((served / here - 1.0).abs() < 2e-3, "{name}: {served} {here}");
             }
         }
         // An inference of nothing to speak of leaves the training alone.
         let model = Model { hosts_permille: 0, ..Model::default() };
-        let setup = Setup { seconds: 2.0, model, ..setup(residency) };
+        let setup = Setup { seconds: 2.0, model, ..setup(sharing) };
         let tiny = Trace {
             kernels: vec![Kernel { dur_ns: 1, ..high.kernels[0].clone() }],
             alone: [None; 2],
@@ -144,7 +144,7 @@ fn an_own_part_has_the_median_and_the_99th_percentile_that_it_has_alone() {
     for p99_over_median in [1.4, 8.0] {
         let p99_ns = (alone.ns as f64 * p99_over_median) as u64;
         eager.alone[0] = Some(Alone { p99_ns, ..alone });
-        let setup = Setup { seconds: 40.0, graph: false, ..setup(Residency::Timeslice) };
+        let setup = Setup { seconds: 40.0, graph: false, ..setup(SharingMode::Timeslice) };
         let r = simulate(&setup, &eager, None, &Arrivals::Poisson { load: 0.1 }, None);
         let high = &r.high_priority;
         assert!(high.served > 500 && high.unserved == 0, "{high:?}");
@@ -163,14 +163,14 @@ fn the_built_in_rule_never_makes_high_priority_slower() {
             Trace::open("gpt2_12l_train_b8_s1024").unwrap(),
         ),
     ] {
-        for residency in BOTH {
+        for sharing in BOTH {
             for load in [0.1, 0.5] {
                 let load = Arrivals::Poisson { load };
-                let run = |policy| simulate(&setup(residency), &high, Some(&low), &load, policy);
+                let run = |policy| simulate(&setup(sharing), &high, Some(&low), &load, policy);
                 let (with, without) = (run(built_in()), run(None));
                 let (a, b) = (&with.high_priority, &without.high_priority);
-                assert!(a.service_p50_ms <= b.service_p50_ms, "{residency:?}: {a:?} {b:?}");
-                assert!(a.service_p99_ms <= b.service_p99_ms, "{residency:?}: {a:?} {b:?}");
+                assert!(a.service_p50_ms <= b.service_p50_ms, "{sharing:?}: {a:?} {b:?}");
+                assert!(a.service_p99_ms <= b.service_p99_ms, "{sharing:?}: {a:?} {b:?}");
                 assert!(a.service_p50_over_solo >= 0.999);
                 for report in [with, without] {
                     conserved(&report);
@@ -188,14 +188,14 @@ fn a_training_warms_up_as_long_as_asked_and_five_iterations_otherwise() {
     // Unscheduled, so that an iteration takes the training the same time each time.
     let model = Model { hosts_permille: 0, ..Model::default() };
     let iterations = |warm_up_seconds| {
-        let setup = Setup { warm_up_seconds, model, ..setup(Residency::Timeslice) };
+        let setup = Setup { warm_up_seconds, model, ..setup(SharingMode::Timeslice) };
         let report = simulate(&setup, &high, Some(&low), &Arrivals::At(vec![]), None);
         let training = report.best_effort.unwrap();
         // What was done before the window is not in the share.
         assert!((0.97..=1.001).contains(&training.share), "{training:?}");
         training.iterations as i64
     };
-    let iteration_s = low.timed_in(Residency::Timeslice).period_ns as f64 / 1e9;
+    let iteration_s = low.timed_in(SharingMode::Timeslice).period_ns as f64 / 1e9;
     let none = iterations(Some(0.0));
     for (warm_up_seconds, expected) in [(None, 5), (Some(40.0 * iteration_s), 40)] {
         let more = iterations(warm_up_seconds) - none;
@@ -221,7 +221,7 @@ fn a_kernel_that_gives_way_is_waited_for_less() {
     }
     let (high, _) = pair();
     let low = Trace::open("gpt2_12l_train_b8_s1024").unwrap();
-    let setup = Setup { cut: Cut::All, ..setup(Residency::Mps) };
+    let setup = Setup { cut: Cut::All, ..setup(SharingMode::Mps) };
     let run = |cut| {
         let load = Arrivals::Poisson { load: 0.3 };
         simulate(&setup, &high, Some(&low), &load, Some(Box::new(Cutting(cut))))
@@ -237,14 +237,15 @@ fn a_request_soon_after_another_finds_the_gpu_still_its_own_if_it_lingers() {
     let (high, low) = pair();
     // Twenty pairs of requests; each second one comes 30 us after the first is done.
     let graph = high.as_graph();
-    let alone = simulate(&setup(Residency::Timeslice), &graph, None, &Arrivals::At(vec![0]), None);
+    let alone =
+        simulate(&setup(SharingMode::Timeslice), &graph, None, &Arrivals::At(vec![0]), None);
     let solo_ns = (alone.high_priority.solo_ms * 1e6) as u64;
     let changed_ns = 500_000;
     let at = (0..20).flat_map(|i| [i * 20_000_000, i * 20_000_000 + solo_ns + changed_ns]);
     let at = Arrivals::At(at.collect());
     let run = |linger_ns| {
         let model = Model { linger_ns, ..Model::default() };
-        let setup = Setup { model, ..setup(Residency::Timeslice) };
+        let setup = Setup { model, ..setup(SharingMode::Timeslice) };
         simulate(&setup, &graph, Some(&low), &at, built_in())
     };
     let (without, with) = (run(0), run(1_000_000));
@@ -259,7 +260,7 @@ fn a_request_soon_after_another_finds_the_gpu_still_its_own_if_it_lingers() {
     // Without a core nothing lingers.
     let unscheduled = |linger_ns| {
         let model = Model { linger_ns, ..Model::default() };
-        let setup = Setup { model, ..setup(Residency::Timeslice) };
+        let setup = Setup { model, ..setup(SharingMode::Timeslice) };
         simulate(&setup, &graph, Some(&low), &at, None).context_changes
     };
     assert_eq!(unscheduled(0), unscheduled(1_000_000));
@@ -286,7 +287,7 @@ fn a_program_that_waits_for_each_step_is_not_ahead_at_the_next() {
     let tiny =
         Trace { kernels: vec![kernel(Pace::AfterLaunch(0), 0)], ..trace(Pace::AfterLaunch(0)) };
     let model = Model { hosts_permille: 0, ..Model::default() };
-    let setup = Setup { seconds: 1.0, model, ..setup(Residency::Timeslice) };
+    let setup = Setup { seconds: 1.0, model, ..setup(SharingMode::Timeslice) };
     let steps = |first| {
         let low = trace(first);
         let report = simulate(&setup, &tiny, Some(&low), &Arrivals::At(vec![0]), None);
@@ -359,13 +360,13 @@ proptest! {
         beside_ns in 0u64..20_000,
         warm_up_ms in prop::option::of(0u32..20),
     ) {
-        let residency = if mps { Residency::Mps } else { Residency::Timeslice };
+        let sharing = if mps { SharingMode::Mps } else { SharingMode::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
         let model = Model { linger_ns, beside_ns, ..Model::default() };
         let cut = Cut::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+            Setup { sharing, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);

@@ -12,7 +12,7 @@ static uint32_t shown; /* the same for `tallyctl status` */
 static void learn(uint64_t pause) {
   if (pause > most_ns) pause = most_ns;
   if (pause > pause_ns) pause_ns = pause;
-  tally_wasm_host_gauge_set(shown, (int64_t)pause_ns);
+  tally_policy_host_gauge_set(shown, (int64_t)pause_ns);
 }
 
 const char *policy_init(tally_string_t text) {
@@ -21,9 +21,9 @@ const char *policy_init(tally_string_t text) {
   tally_config_read(&config, text);
   tally_config_integer(&config, "most_us", &most_us, 0, 100000);
   most_ns = most_us * 1000;
-  tally_wasm_host_subscribe(TALLY_POLICY_TYPES_SUBSCRIPTION_HIGH_ACTIVITY);
+  tally_policy_host_subscribe(TALLY_POLICY_TYPES_SUBSCRIPTION_HIGH_ACTIVITY);
   tally_string_t name = TALLY_TEXT("pause_ns");
-  shown = tally_wasm_host_gauge(&name);
+  shown = tally_policy_host_gauge(&name);
   return tally_config_finish(&config);
 }
 

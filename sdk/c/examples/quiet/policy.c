@@ -16,7 +16,7 @@ const char *policy_init(tally_string_t text) {
   tally_config_integer(&config, "quiet_us", &quiet_us, 0, 1000000);
   tally_config_integer(&config, "lease", &lease, 0, 1000000);
   quiet_ns = quiet_us * 1000;
-  if (lease > 0) tally_wasm_host_subscribe(TALLY_POLICY_TYPES_SUBSCRIPTION_HIGH_ACTIVITY);
+  if (lease > 0) tally_policy_host_subscribe(TALLY_POLICY_TYPES_SUBSCRIPTION_HIGH_ACTIVITY);
   return tally_config_finish(&config);
 }
 
@@ -48,7 +48,7 @@ tally_decision policy_decide(const tally_launch *launch) {
 void policy_on_event(uint64_t now_ns, const tally_event *event) {
   (void)now_ns;
   if (event->tag == TALLY_POLICY_TYPES_EVENT_HIGH_BUSY) {
-    for (size_t i = 0; i < leased_count; i++) tally_wasm_host_revoke_lease(leased[i]);
+    for (size_t i = 0; i < leased_count; i++) tally_policy_host_revoke_lease(leased[i]);
     leased_count = 0;
   } else if (event->tag == TALLY_POLICY_TYPES_EVENT_CLIENT_LEFT) {
     forget(event->val.client_left);

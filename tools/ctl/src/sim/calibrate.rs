@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::Path;
 use tally_engine::policy::Policy;
 use tally_simulator::trace::Alone;
-use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, simulate};
 
 /// A measured program and its trace.
 const PROGRAMS: [(&str, &str); 10] = [
@@ -217,15 +217,15 @@ fn known(name: &str) -> Option<&'static str> {
 
 impl<'a> Measured<'a> {
     fn of(row: &'a Value, setup: &Setup) -> Option<Self> {
-        let (residency, scheduled) = match (text(row, "mode"), text(row, "policy")) {
-            ("time-slicing", _) => (Residency::Timeslice, false),
-            ("mps", _) => (Residency::Mps, false),
-            ("tally-timeslice", "tally-priority") => (Residency::Timeslice, true),
-            ("tally-mps", "tally-priority") => (Residency::Mps, true),
+        let (sharing, scheduled) = match (text(row, "mode"), text(row, "policy")) {
+            ("time-slicing", _) => (SharingMode::Timeslice, false),
+            ("mps", _) => (SharingMode::Mps, false),
+            ("tally-timeslice", "tally-priority") => (SharingMode::Timeslice, true),
+            ("tally-mps", "tally-priority") => (SharingMode::Mps, true),
             _ => return None,
         };
         let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
-        let cut = match (is_vendor(row), row.get("cut")) {
+        let cut = match (is_vendor(row), row.get("transformed")) {
             (true, _) => Cut::All,
             (false, Some(_)) => Cut::Open,
             // Of a time when nothing was cut.
@@ -239,7 +239,7 @@ impl<'a> Measured<'a> {
         // A mode that could not keep up was given as long again.
         let overrun_seconds = seconds;
         let setup =
-            Setup { residency, cut, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
+            Setup { sharing, cut, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
         let p99 = number(row, "p99_over_beside_idle").or(number(row, "p99_over_solo"))?;
         let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);
@@ -250,7 +250,7 @@ impl<'a> Measured<'a> {
     fn has_drifted(&self) -> bool {
         let times = [number(self.row, "own_solo_p50_ms"), alone_ms(self.row, "p50")];
         let [Some(own_ms), Some(solo_ms)] = times else { return false };
-        let more = if self.setup.residency == Residency::Mps { MPS_ALONE } else { 0.0 };
+        let more = if self.setup.sharing == SharingMode::Mps { MPS_ALONE } else { 0.0 };
         own_ms > solo_ms * (DRIFT_MAX + more)
     }
 
@@ -388,7 +388,7 @@ impl<'a> Measured<'a> {
             let plain = like(high.alone[0], solo_ns);
             high.alone[0] = Some(Alone { p99_ns: alone_ns("p99").unwrap_or(0), ..plain });
             if let Some(own_ns) =
-                ns("own_solo_p50_ms").filter(|_| self.setup.residency == Residency::Mps)
+                ns("own_solo_p50_ms").filter(|_| self.setup.sharing == SharingMode::Mps)
             {
                 high.alone[1] = Some(like(high.alone[1].or(Some(plain)), own_ns));
             }
@@ -415,7 +415,7 @@ impl Own {
 
 /// What a training makes alone without a core.
 fn plain_steps_per_s(low: &Trace) -> f64 {
-    1e9 / low.timed_in(Residency::Timeslice).period_ns.max(1) as f64
+    1e9 / low.timed_in(SharingMode::Timeslice).period_ns.max(1) as f64
 }
 
 /// The same training, so many times as slow alone.

@@ -2,7 +2,7 @@
 
 use super::{Setup, Sim};
 use crate::device::Device;
-use crate::gpu::{Residency, SLICES_DRIVER_NS};
+use crate::gpu::{SLICES_DRIVER_NS, SharingMode};
 use crate::trace::Trace;
 
 /// A request alone, plain.
@@ -23,7 +23,7 @@ impl Solo {
     pub fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
         // From the start of its service until it is seen done.
         let mut sim = Sim::new(*setup, [plain; 2], false, &[0], None);
-        sim.device = Device::new(Residency::Timeslice, setup.model, SLICES_DRIVER_NS);
+        sim.device = Device::new(SharingMode::Timeslice, setup.model, SLICES_DRIVER_NS);
         sim.run_until(u64::MAX, true);
         let ns = sim.service_ns.first().copied().unwrap_or(0);
         let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());

@@ -2,7 +2,7 @@
 //! does without a profiler.
 
 use super::{LAUNCH_LATENCY_NS, Pace, Trace};
-use crate::gpu::{Residency, SEEN_NS};
+use crate::gpu::{SEEN_NS, SharingMode};
 use crate::host::AHEAD_MAX;
 
 /// What an iteration takes alone, timed without a profiler.
@@ -62,10 +62,10 @@ impl Trace {
 
     /// As timed there without a profiler, if it was.
     #[must_use]
-    pub fn timed_in(&self, residency: Residency) -> Trace {
-        let alone = match residency {
-            Residency::Timeslice => self.alone[0],
-            Residency::Mps => self.alone[1].or(self.alone[0]),
+    pub fn timed_in(&self, sharing: SharingMode) -> Trace {
+        let alone = match sharing {
+            SharingMode::Timeslice => self.alone[0],
+            SharingMode::Mps => self.alone[1].or(self.alone[0]),
         };
         alone.filter(|a| a.ns > 0).map_or_else(|| self.clone(), |alone| self.timed(alone))
     }

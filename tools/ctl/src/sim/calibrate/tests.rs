@@ -12,7 +12,7 @@ fn policies() -> Policies {
 fn own_row(be: &str, mode: &str, steps_per_s: f64) -> Value {
     let policy = if mode == "mps" { "none" } else { "tally-priority" };
     json!({
-        "hp": "bert-graph", "be": be, "mode": mode, "policy": policy, "cut": {},
+        "hp": "bert-graph", "be": be, "mode": mode, "policy": policy, "transformed": {},
         "p99_over_solo": 1.5, "be_share": 0.35, "be_solo_steps_per_s": 10.0, "seconds": 0.5,
         "own_be_solo_steps_per_s": steps_per_s, "be_share_of_own": 0.5, "be_alone_seconds": 0.5,
     })
