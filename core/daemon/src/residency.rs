@@ -6,7 +6,7 @@ use crate::mps::{self, MpsStatus, PrivateDaemon};
 use crate::refresh::{self, RefreshStatus};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tally_engine::policy::{Class, Sharing};
+use tally_engine::policy::{Class, SharingMode};
 use tally_ipc::wire;
 
 /// There is an NVIDIA driver if this exists.
@@ -160,10 +160,10 @@ impl Residency {
     }
 
     /// For policies.
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> SharingMode {
         match self.in_force {
-            InForce::Timeslice => Sharing::TimeSliced,
-            InForce::Mps { .. } | InForce::None => Sharing::Concurrent,
+            InForce::Timeslice => SharingMode::TimeSliced,
+            InForce::Mps { .. } | InForce::None => SharingMode::Concurrent,
         }
     }
 

@@ -93,7 +93,7 @@ fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only()
 }
 
 #[test]
-fn of_launches_of_unknown_length_one_at_a_time_is_let_go() {
+fn of_launches_of_unknown_length_one_at_a_time_is_granted() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("new"));
@@ -201,13 +201,13 @@ fn a_stall_lets_twice_as_many_launches_in_as_the_one_before() {
     for t in 0..101 {
         e.submitted(0, LOW, submission(t, None), &mut out);
     }
-    let mut let_go = vec![granted(&out, LOW).unwrap()];
-    while *let_go.last().unwrap() < 101 {
+    let mut grants = vec![granted(&out, LOW).unwrap()];
+    while *grants.last().unwrap() < 101 {
         let due = e.next_deadline_ns().expect("it is looked at again");
         e.tick(due, &mut out);
-        let_go.push(granted(&out, LOW).unwrap());
+        grants.push(granted(&out, LOW).unwrap());
     }
-    assert_eq!(let_go, [1, 2, 4, 8, 16, 32, 64, 101]);
+    assert_eq!(grants, [1, 2, 4, 8, 16, 32, 64, 101]);
     e.progress(e.next_deadline_ns().unwrap_or(1 << 40), LOW, 0, 101, None, &mut out);
     for t in 101..104 {
         e.submitted(1 << 41, LOW, submission(t, None), &mut out);
@@ -269,7 +269,7 @@ fn leases_run_without_asking_until_revoked() {
     assert_eq!(seen.lock().unwrap().launches.len(), 1, "leased launches are not decided");
     // Another policy takes over: the lease ends, at the first ticket not started.
     out.clear();
-    e.set_policy(3, Box::new(BuiltIn { quiet_ns: 0 }), &mut out);
+    e.set_policy(3, Box::new(BuiltIn { idle_ns: 0 }), &mut out);
     assert_eq!(granted(&out, LOW), Some(5));
     assert_eq!(e.client_stats(LOW).unwrap().leased, 4);
     assert_eq!(e.client_state(LOW).unwrap().in_flight, 5);
@@ -279,7 +279,7 @@ fn leases_run_without_asking_until_revoked() {
 fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     let fault = |kind| Err(Fault { kind, message: "x".into() });
     let script = Script {
-        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Slice(0))].into(),
+        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Sliced(0))].into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -299,10 +299,10 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
 }
 
 #[test]
-fn what_a_policy_gave_is_taken_back_when_it_is_switched_off() {
+fn what_a_policy_granted_is_taken_back_when_it_is_disabled() {
     let off = || Err(Fault { kind: FaultKind::Disabled, message: String::new() });
     let script = Script {
-        on_event: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+        on_event: [Command::SetUngated { client: LOW, ungated: true }].into(),
         answers: [off(), off()].into(),
         ..Default::default()
     };
@@ -342,7 +342,7 @@ fn timers_fire_once_and_moving_one_replaces_it() {
 #[test]
 fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     let script = Script {
-        on_event: [Command::SetStandingGrant { client: HIGH, granted: false }].into(),
+        on_event: [Command::SetUngated { client: HIGH, ungated: false }].into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -351,9 +351,9 @@ fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     assert_eq!(granted(&out, HIGH), Some(40), "falls back to the first undecided ticket");
     e.submitted(1, HIGH, submission(40, None), &mut out);
     assert_eq!(granted(&out, HIGH), Some(41));
-    assert!(e.high_busy());
+    assert!(e.high_active());
     e.progress(9, HIGH, 0, 41, None, &mut out);
-    assert!(!e.high_busy());
+    assert!(!e.high_active());
 }
 
 #[derive(Clone, Debug)]
@@ -378,30 +378,43 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Answers anything at all, reproducibly.
-struct Erratic(u64);
+struct Erratic {
+    seed: u64,
+    subscriptions: u8,
+}
 
 impl Erratic {
+    fn new(seed: u64) -> Self {
+        Erratic { seed, subscriptions: u8::MAX }
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
+        self.seed =
+            self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed >> 33
     }
 }
 
 impl Policy for Erratic {
-    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::of_bits(self.subscriptions)
+    }
+
+    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         let n = self.next();
         if n.is_multiple_of(7) {
             context.commands.push(Command::SetWindow { client: (n % 5) as u32, window_ns: n });
         }
-        Ok(match n % 6 {
+        let decision = match n % 7 {
             0 => Decision::Hold(self.next() * 1_000),
-            1 => Decision::Slice(self.next() as u32 % 3),
+            6 => Decision::HoldUntilCompletion(self.next() * 1_000),
+            1 => Decision::Sliced(self.next() as u32 % 3),
             2 => Decision::Run(self.next() as u32 % 4),
             3 => return Err(Fault { kind: FaultKind::Trap, message: String::new() }),
             4 => Decision::Preemptible,
             _ => Decision::Run(0),
-        })
+        };
+        Ok(Answer { decision, reason: n as u8 })
     }
 
     fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -411,7 +424,7 @@ impl Policy for Erratic {
             1 => context
                 .commands
                 .push(Command::SetTimer { delay_ns: self.next(), token: self.next() }),
-            2 => context.commands.push(Command::Subscribe(self.next() as u32)),
+            2 => self.subscriptions = self.next() as u8,
             _ => {}
         }
         Ok(())
@@ -445,7 +458,7 @@ proptest! {
     /// order, nothing is lost, and once work ends and time passes, everything runs.
     #[test]
     fn no_launch_is_lost_or_doubled(ops in prop::collection::vec(op(), 1..200), seed: u64) {
-        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic(seed)));
+        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic::new(seed)));
         let mut out = Vec::new();
         let mut now = 1u64;
         e.client_joined(now, info(0, Class::High), 0, &mut out);
@@ -488,8 +501,8 @@ proptest! {
                     let ticket = models[i].next_ticket;
                     models[i].next_ticket += 1;
                     let started = ticket < models[i].granted && ticket == models[i].started;
-                    let flags = if seed.is_multiple_of(2) { launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT } else { 0 };
-                    let s = Submission { started, flags, ..submission(ticket, kernels[i]) };
+                    let offered = if seed.is_multiple_of(2) { forms_offered::SLICED | forms_offered::PREEMPTIBLE } else { 0 };
+                    let s = Submission { started, offered, ..submission(ticket, kernels[i]) };
                     e.submitted(now, ids[i], s, &mut out);
                     if started { models[i].started += 1; }
                 }
@@ -506,7 +519,7 @@ proptest! {
                     e.client_joined(now, info(ids[i], Class::BestEffort), 0, &mut out);
                 }
                 Op::Reload => {
-                    let old = e.set_policy(now, Box::new(Erratic(seed ^ now)), &mut out);
+                    let old = e.set_policy(now, Box::new(Erratic::new(seed ^ now)), &mut out);
                     drop(old);
                 }
             }
@@ -514,7 +527,7 @@ proptest! {
         }
         // High priority ends, the built-in rule takes over, launches finish.
         e.high_activity(now, 0, false, now, &mut out);
-        e.set_policy(now, Box::new(BuiltIn { quiet_ns: QUIET }), &mut out);
+        e.set_policy(now, Box::new(BuiltIn { idle_ns: QUIET }), &mut out);
         for _ in 0..2_000 {
             now += 1_000_000;
             e.tick(now, &mut out);

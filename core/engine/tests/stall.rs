@@ -23,24 +23,20 @@ impl Policy for Holds {
         self.strikes.lock().unwrap().push((now_ns, fault.clone()));
     }
 
-    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         let runs = *self.runs.lock().unwrap();
-        Ok(if runs { Decision::Run(0) } else { Decision::Hold(self.hold_ns) })
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+        Ok(if runs { Decision::Run(0) } else { Decision::Hold(self.hold_ns) }.into())
     }
 }
 
-struct Stage {
+struct Harness {
     engine: Engine,
     runs: Arc<Mutex<bool>>,
     strikes: Arc<Mutex<Vec<(u64, Fault)>>>,
     out: Vec<Action>,
 }
 
-impl Stage {
+impl Harness {
     fn new(hold_ns: u64, policy_stall_ns: u64) -> Self {
         let (runs, strikes) = (Arc::<Mutex<bool>>::default(), Arc::default());
         let holds = Holds { hold_ns, runs: runs.clone(), strikes: Arc::clone(&strikes) };
@@ -49,7 +45,7 @@ impl Stage {
         let mut out = Vec::new();
         engine.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
         engine.client_joined(0, info(HIGH, Class::High), 0, &mut out);
-        Stage { engine, runs, strikes, out }
+        Harness { engine, runs, strikes, out }
     }
 
     fn submit(&mut self, now_ns: u64, ticket: u64) {
@@ -79,7 +75,7 @@ impl Stage {
 
 #[test]
 fn holding_while_there_is_nothing_to_do_is_a_strike_and_the_rule_answers() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(5, 0);
     s.pass(4 + STALL);
     assert_eq!((s.strikes(), granted(&s.out, LOW)), (vec![], Some(0)));
@@ -98,7 +94,7 @@ fn holding_while_there_is_nothing_to_do_is_a_strike_and_the_rule_answers() {
 
 #[test]
 fn everybody_who_waits_is_answered_and_windows_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.engine.client_joined(1, info(3, Class::BestEffort), 0, &mut s.out);
     s.engine.submitted(1, 3, submission(0, None), &mut s.out);
     (0..4).for_each(|ticket| s.submit(2, ticket));
@@ -111,7 +107,7 @@ fn everybody_who_waits_is_answered_and_windows_hold() {
 
 #[test]
 fn short_holds_are_the_policys_own_business() {
-    let mut s = Stage::new(300 * MS, STALL);
+    let mut s = Harness::new(300 * MS, STALL);
     s.submit(0, 0);
     s.pass(899 * MS);
     *s.runs.lock().unwrap() = true;
@@ -121,8 +117,8 @@ fn short_holds_are_the_policys_own_business() {
 }
 
 #[test]
-fn each_launch_let_go_starts_the_time_anew() {
-    let mut s = Stage::new(700 * MS, STALL);
+fn each_launch_granted_starts_the_time_anew() {
+    let mut s = Harness::new(700 * MS, STALL);
     for ticket in 0..10 {
         let at = ticket * 800 * MS;
         *s.runs.lock().unwrap() = false;
@@ -137,7 +133,7 @@ fn each_launch_let_go_starts_the_time_anew() {
 
 #[test]
 fn high_priority_work_is_a_reason_to_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(0, 0);
     s.high(900 * MS, true);
     s.pass(10 * STALL);
@@ -153,7 +149,7 @@ fn high_priority_work_is_a_reason_to_hold() {
 
 #[test]
 fn what_is_in_flight_is_a_reason_to_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     *s.runs.lock().unwrap() = true;
     s.submit(0, 0);
     *s.runs.lock().unwrap() = false;
@@ -167,7 +163,7 @@ fn what_is_in_flight_is_a_reason_to_hold() {
 
 #[test]
 fn nobody_waits_and_nothing_stalls() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.pass(100 * STALL);
     assert_eq!(s.engine.next_deadline_ns(), None);
     s.submit(100 * STALL, 0);
@@ -178,7 +174,7 @@ fn nobody_waits_and_nothing_stalls() {
 
 #[test]
 fn another_policy_starts_with_a_clean_slate() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(0, 0);
     s.pass(900 * MS);
     let strikes = Arc::default();
@@ -192,7 +188,7 @@ fn another_policy_starts_with_a_clean_slate() {
 
 #[test]
 fn where_it_is_switched_off_a_policy_may_hold_for_ever() {
-    let mut s = Stage::new(u64::MAX, u64::MAX);
+    let mut s = Harness::new(u64::MAX, u64::MAX);
     s.submit(0, 0);
     s.pass(3_600_000 * MS);
     assert_eq!((s.strikes(), granted(&s.out, LOW)), (vec![], Some(0)));

@@ -39,7 +39,7 @@ fn deciding_does_not_allocate() {
         let mut asked = launch(1);
         let mut decide = |high_clients| {
             asked.high_clients = high_clients;
-            asked.high_quiet_ns = 5;
+            asked.high_idle_ns = 5;
             bench.policy.decide(&asked, &mut bench.context)
         };
         decide(0).unwrap();

@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::checks::{first_line, not_run, pass, runner};
 use crate::report::{Check, Outcome};
-use crate::stage::Stage;
+use crate::harness::Harness;
 use crate::steady::Stopped;
 use crate::stream::{self, Step};
 use crate::subject::Subject;
@@ -20,10 +20,10 @@ fn fail(detail: String, advice: &'static str) -> Check {
 
 /// What one fresh instance saves after a stream.
 fn saved_after(subject: &dyn Subject, steps: &[Step]) -> Result<Option<Saved>, Stopped> {
-    let mut stage = Stage::new(subject.start(None)?);
-    stage.record(steps);
+    let mut harness = Harness::new(subject.start(None)?);
+    harness.record(steps);
     // An instance that trapped in its last call has nothing to tell.
-    Ok(stage.snapshot().transpose()?)
+    Ok(harness.snapshot().transpose()?)
 }
 
 /// Snapshots of like histories are alike, an own one is taken back, instances that
@@ -62,8 +62,8 @@ fn looked_at(subject: &dyn Subject, options: &Options) -> Result<Check, Stopped>
                 "`restore` must take what `snapshot` of the same version and configuration made",
             ));
         }
-        let one = Stage::new(first).record(after);
-        let other = Stage::new(subject.start(Some(&saved))?).record(after);
+        let one = Harness::new(first).record(after);
+        let other = Harness::new(subject.start(Some(&saved))?).record(after);
         if one != other {
             return Ok(fail(
                 format!("stream {n}: two instances that started from one snapshot differ"),

@@ -14,7 +14,7 @@ use tally_engine::policy::Policy;
 use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
-const QUIET_NS: u64 = 100_000;
+const IDLE_GAP_NS: u64 = 100_000;
 /// Longest window, and longest warm-up.
 const SECONDS_MAX: f64 = 3_600.0;
 
@@ -176,7 +176,7 @@ impl Policies {
         let config = if self.config.is_empty() { config } else { &self.config };
         match self.name.as_str() {
             "none" => Ok(None),
-            "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
+            "built-in" => Ok(Some(Box::new(BuiltIn { idle_ns: IDLE_GAP_NS }))),
             name => match name.strip_prefix(NATIVE) {
                 Some(native) => tally_native_policy::by_name(native, config)
                     .map(Some)
@@ -318,18 +318,18 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
     if let Some(d) = &r.decisions {
         writeln!(
             out,
-            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} partitioned, {} holds; {} leased, {} degraded, {} by the built-in rule",
+            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} SM-limited, {} holds; {} leased, {} degraded, {} by the built-in rule",
             d.asked,
             d.whole,
             d.sliced,
             d.preemptible,
-            d.partitioned,
+            d.sm_limited,
             d.held,
             d.leased,
             d.degraded,
             d.fallback
         )?;
-        writeln!(out, "giving way     asked {} times, {} launches did", d.yields, d.gave_way)?;
+        writeln!(out, "yields         asked for {} times, {} launches did", d.yields, d.launches_yielded)?;
     }
     writeln!(
         out,

@@ -27,7 +27,7 @@ impl Policy for Named {
     fn start(&mut self, context: &mut Context) {
         self.0.start(context);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -37,7 +37,7 @@ impl Policy for Named {
 
 fn policy(name: &str) -> Box<dyn Policy + Send> {
     if name == "native" {
-        return Box::new(BuiltIn { quiet_ns: 100_000 });
+        return Box::new(BuiltIn { idle_ns: 100_000 });
     }
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let target = target.parent().expect("the target folder");
@@ -52,14 +52,15 @@ fn launch() -> Launch {
         client: 1,
         class: Class::BestEffort,
         kernel: 0,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 1024,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 20_000,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: 500_000,
+        high_idle_ns: 500_000,
         high_clients: 1,
         waiting_clients: 1,
         stream: 0,

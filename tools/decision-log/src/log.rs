@@ -15,11 +15,8 @@ use std::io::{ErrorKind, Read, Write};
 
 /// The first bytes of a log.
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
-/// Of this format. Version 1 had no begin of 3, and bases that say nothing of how the GPU is
-/// shared; it is read as well.
-pub const VERSION: u32 = 2;
-/// The oldest that is read.
-const VERSION_MIN: u32 = 1;
+/// Of this format.
+pub const VERSION: u32 = 1;
 /// Longest header.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 
@@ -35,7 +32,6 @@ pub struct Header {
     /// What policies might use: `[policy.limits]` of the core's configuration.
     pub limits: serde_json::Value,
     /// What policies were granted: `[policy] capabilities`.
-    #[serde(default)]
     pub capabilities: Vec<String>,
 }
 
@@ -52,7 +48,7 @@ pub enum LogError {
     NotALog,
     /// Of another release.
     #[error(
-        "its format is version {found}; this release reads versions {VERSION_MIN} to {VERSION}"
+        "its format is version {found}; this release reads version {VERSION}"
     )]
     Version {
         /// What it says.
@@ -200,7 +196,7 @@ impl<R: Read> Reader<R> {
             return Err(LogError::NotALog);
         }
         let (version, length, sum) = (word(&start[8..]), word(&start[12..]), word(&start[16..]));
-        if got >= 12 && !(VERSION_MIN..=VERSION).contains(&version) {
+        if got >= 12 && version != VERSION {
             return Err(LogError::Version { found: version });
         }
         if got < start.len() || length > HEADER_BYTES_MAX {

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use tally_decision_log::{Recorder, Tap, Tape};
 use tally_engine::BuiltIn;
 use tally_engine::policy::{Class, Context, Event, Launch, Policy};
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::profile::{Transformation, KernelKey};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 fn built_in() -> Named {
-    Named(Box::new(BuiltIn { quiet_ns: 100_000 }), "built-in")
+    Named(Box::new(BuiltIn { idle_ns: 100_000 }), "built-in")
 }
 
 fn launch(kernel: u32) -> Launch {
@@ -46,14 +46,15 @@ fn launch(kernel: u32) -> Launch {
         client: 1,
         class: Class::BestEffort,
         kernel,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 1,
         block_threads: 1,
         shared_bytes: 0,
         predicted_ns: 0,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: u64::MAX,
+        high_idle_ns: u64::MAX,
         high_clients: 0,
         waiting_clients: 1,
         stream: 0,
@@ -69,7 +70,7 @@ fn recording_does_not_allocate() {
     policy.start(&mut context);
     let info = common::client(1);
     context.world.clients.insert(1, info.clone());
-    policy.on_event(1, &Event::ClientJoined(info), &mut context).unwrap();
+    policy.on_event(1, &Event::Joined(info), &mut context).unwrap();
     for x in 0..500 {
         let key = KernelKey { name: format!("k{x}"), image: 1, grid: [1; 3], block: [1; 3] };
         context.world.profiles.intern(&key);
@@ -84,9 +85,9 @@ fn recording_does_not_allocate() {
         tape.pump(&mut context.world, &mut || None);
         let kernel = round % 500;
         context.world.profiles.record(kernel, u64::from(round) + 1);
-        context.world.profiles.set_cut(kernel, CutState::Preparable);
+        context.world.profiles.set_transformation(kernel, Transformation::Preparable);
         policy.decide(&launch(kernel), &mut context).unwrap();
-        policy.on_event(u64::from(round), &Event::HighIdle, &mut context).unwrap();
+        policy.on_event(u64::from(round), &Event::HighEnded, &mut context).unwrap();
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
     assert!(large_reader.is_live() && large_reader.dropped() == 0);

@@ -8,16 +8,16 @@ use proptest::prelude::*;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, Sharing,
+    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, SharingMode,
 };
-use tally_engine::profile::{CutState, FormView, KernelKey, KernelView};
+use tally_engine::profile::{Transformation, FormView, KernelKey, KernelView};
 
 fn form() -> impl Strategy<Value = Form> {
     prop_oneof![
         Just(Form::Whole),
         Just(Form::Sliced),
         Just(Form::Preemptible),
-        Just(Form::Partitioned)
+        Just(Form::SmLimited)
     ]
 }
 
@@ -42,9 +42,9 @@ fn command() -> impl Strategy<Value = Command> {
         (c, b, n).prop_map(|(client, enabled, quiet_ns)| Command::SetAutoYield {
             client,
             enabled,
-            quiet_ns
+            idle_ns
         }),
-        (c, b).prop_map(|(client, granted)| Command::SetStandingGrant { client, granted }),
+        (c, b).prop_map(|(client, granted)| Command::SetUngated { client, ungated }),
     ]
 }
 
@@ -71,9 +71,9 @@ fn decision() -> impl Strategy<Value = Decision> {
     prop_oneof![
         any::<u32>().prop_map(Decision::Run),
         any::<u64>().prop_map(Decision::Hold),
-        any::<u32>().prop_map(Decision::Slice),
+        any::<u32>().prop_map(Decision::Sliced),
         Just(Decision::Preemptible),
-        any::<u32>().prop_map(Decision::Partition),
+        any::<u32>().prop_map(Decision::SmLimited),
     ]
 }
 
@@ -90,7 +90,7 @@ fn launch() -> impl Strategy<Value = Launch> {
         predicted_ns: n[2],
         waited_ns: n[3],
         in_flight_ns: n[4],
-        high_quiet_ns: n[5],
+        high_idle_ns: n[5],
         high_clients: w[5],
         waiting_clients: w[6],
         stream: w[7],
@@ -111,13 +111,13 @@ fn completion() -> impl Strategy<Value = Completion> {
 
 fn view() -> impl Strategy<Value = KernelView> {
     let cut = prop_oneof![
-        Just(CutState::Unknown),
-        Just(CutState::Preparable),
-        Just(CutState::Preparing),
+        Just(Transformation::Unknown),
+        Just(Transformation::Preparable),
+        Just(Transformation::Preparing),
         any::<[bool; 2]>()
-            .prop_map(|[sliceable, preemptible]| CutState::Ready { sliceable, preemptible }),
-        Just(CutState::WholeOnly("a reason")),
-        Just(CutState::WholeOnly("another reason")),
+            .prop_map(|[sliceable, preemptible]| Transformation::Ready { sliceable, preemptible }),
+        Just(Transformation::WholeOnly("a reason")),
+        Just(Transformation::WholeOnly("another reason")),
     ];
     let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 3]>(), 0..16);
     (any::<[u64; 3]>(), cut, forms).prop_map(|(n, cut, forms)| KernelView {
@@ -155,11 +155,11 @@ fn about() -> impl Strategy<Value = About> {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        client().prop_map(Event::ClientJoined),
-        any::<u32>().prop_map(Event::ClientLeft),
-        Just(Event::HighBusy),
-        Just(Event::HighIdle),
-        completion().prop_map(Event::KernelDone),
+        client().prop_map(Event::Joined),
+        any::<u32>().prop_map(Event::Left),
+        Just(Event::HighStarted),
+        Just(Event::HighEnded),
+        completion().prop_map(Event::Completed),
         any::<u64>().prop_map(Event::Timer),
     ]
 }
@@ -170,8 +170,8 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
-        Just(Record::Base(Sharing::Concurrent)),
-        Just(Record::Base(Sharing::TimeSliced)),
+        Just(Record::Base(SharingMode::Concurrent)),
+        Just(Record::Base(SharingMode::TimeSliced)),
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
@@ -316,7 +316,7 @@ fn other_files_and_versions_are_named() {
     let mut long = file(&[]);
     long[15] = 0xff;
     assert!(text(&long).contains("too long"), "{}", text(&long));
-    let whole = file(&[Record::Base(Sharing::Concurrent)]);
+    let whole = file(&[Record::Base(SharingMode::Concurrent)]);
     let (_, error) = read(&whole[..whole.len() - 1]);
     let said = error.unwrap().to_string();
     assert!(said.contains("cut off within record 1") && said.contains("before is good"), "{said}");

@@ -49,7 +49,7 @@ impl Policy for Both {
     fn strike(&mut self, now_ns: u64, fault: &Fault) {
         self.0.lock().unwrap().strike(now_ns, fault);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.lock().unwrap().decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -334,7 +334,7 @@ impl Policy for Struck {
     fn strike(&mut self, _: u64, _: &Fault) {
         self.0.fetch_add(1, Relaxed);
     }
-    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         Ok(Decision::Run(0))
     }
     fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {

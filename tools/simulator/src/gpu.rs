@@ -146,7 +146,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
         more_launches: 0,
     };
     match decision {
-        Decision::Run(_) | Decision::Hold(_) => whole,
+        Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => whole,
         Decision::Preemptible => {
             let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
             // The parts behind it find nothing left to do.
@@ -164,7 +164,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
                 ..whole
             }
         }
-        Decision::Slice(n) => {
+        Decision::Sliced(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
             let by_offset = blocks > WHOLE_GRID_MAX && k.grid[1..] == [1; 2];
             let prelude_ns = if by_offset { 0 } else { PRELUDE_NS };
@@ -178,7 +178,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
             let more_launches = blocks.div_ceil(n) - 1;
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
-        Decision::Partition(n) => {
+        Decision::SmLimited(n) => {
             let sms = u64::from(n.min(SMS));
             let waves_here = blocks.div_ceil(each * sms);
             let run_ns = u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves);

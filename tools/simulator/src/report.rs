@@ -97,7 +97,7 @@ pub struct Decisions {
     /// Able to give way.
     pub preemptible: u64,
     /// On some of the SMs.
-    pub partitioned: u64,
+    pub sm_limited: u64,
     /// In a form that was not on offer, so whole.
     pub degraded: u64,
     /// `hold` answers.
@@ -115,7 +115,7 @@ pub struct Decisions {
     /// Times the training was asked to give way.
     pub yields: u64,
     /// Launches that did.
-    pub gave_way: u64,
+    pub launches_yielded: u64,
 }
 
 /// Smallest value that this share of all is not above; 0 of none. Sorts.

@@ -12,8 +12,10 @@ use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use solo::Solo;
-use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::policy::{
+    Class, ClientInfo, Decision, Form, Policy, SharingMode, forms_offered, launch_state,
+};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
@@ -24,7 +26,7 @@ const SPIN_NS: u64 = 1_000_000;
 /// [`Setup`] says how long.
 const WARM_ITERATIONS: u64 = 5;
 
-/// Stands for the ticket of a launch under a standing grant: it was not submitted.
+/// Stands for the ticket of a launch of an ungated client: it was not submitted.
 const UNSUBMITTED: u64 = u64::MAX;
 
 /// What is simulated, besides the programs and the policy.
@@ -68,7 +70,8 @@ impl Default for Setup {
 #[derive(Clone, Copy)]
 struct Known {
     kernel: Option<u32>,
-    flags: u32,
+    state: u32,
+    offered: u32,
     blocks: u64,
     threads: u32,
     shared: u32,
@@ -164,8 +167,8 @@ impl<'a> Sim<'a> {
             device: Device::new(setup.residency, model, slices),
             engine: policy.map(|policy| {
                 let sharing = match setup.residency {
-                    Residency::Timeslice => Sharing::TimeSliced,
-                    Residency::Mps => Sharing::Concurrent,
+                    Residency::Timeslice => SharingMode::TimeSliced,
+                    Residency::Mps => SharingMode::Concurrent,
                 };
                 let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
@@ -209,26 +212,28 @@ impl<'a> Sim<'a> {
                 let k = &self.traces[lane].kernels[launch.kernels.start];
                 let graph = launch.kernels.len() > 1;
                 let cut = lane == LOW && !graph && self.setup.cut.allows(&k.name);
-                let mut flags = if graph { launch_flags::GRAPH } else { 0 };
+                let state = if graph { launch_state::GRAPH } else { 0 };
+                let mut offered = 0;
                 if cut {
-                    flags |= launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+                    offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
                 let partition = self.setup.residency == Residency::Mps && lane == LOW;
                 if partition && self.setup.cut != Cut::None {
-                    flags |= launch_flags::CAN_PARTITION;
+                    offered |= forms_offered::SM_LIMITED;
                 }
                 let key =
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
                     if cut {
-                        e.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+                        e.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
                     }
                     Some(id)
                 });
                 self.known[lane].push(Known {
                     kernel,
-                    flags,
+                    state,
+                    offered,
                     blocks: k.blocks(),
                     threads: k.threads(),
                     shared: k.smem,
@@ -302,7 +307,7 @@ impl<'a> Sim<'a> {
                 }
                 Happened::GaveWay { lane, launch, turnaround_ns } => {
                     if let Some(engine) = &mut self.engine {
-                        engine.gave_way(lane as u32, launch, turnaround_ns);
+                        engine.launch_yielded(lane as u32, launch, turnaround_ns);
                     }
                 }
             }
@@ -358,7 +363,7 @@ impl<'a> Sim<'a> {
         let Some(engine) = &mut self.engine else { return };
         let Some(host) = &mut self.hosts[lane] else { return };
         let tickets = &mut self.tickets[lane];
-        // Under a standing grant nothing is submitted.
+        // Of an ungated client nothing is submitted.
         if tickets.granted_until == u64::MAX {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
@@ -369,7 +374,8 @@ impl<'a> Sim<'a> {
         let submission = Submission {
             ticket,
             kernel: known.kernel,
-            flags: known.flags,
+            state: known.state,
+            offered: known.offered,
             grid_blocks: known.blocks,
             block_threads: known.threads,
             shared_bytes: known.shared,
@@ -462,7 +468,7 @@ impl<'a> Sim<'a> {
                     if self.held(lane) && ticket + 1 == self.tickets[lane].next {
                         let known =
                             self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
-                        let form = offered(known.flags, decision);
+                        let form = offered(known.offered, decision);
                         let cost_ns = self.decided_ns(now_ns);
                         self.release(now_ns, lane, ticket, form, cost_ns);
                     }
@@ -541,14 +547,14 @@ impl<'a> Sim<'a> {
 }
 
 /// What is not on offer runs whole.
-fn offered(flags: u32, decision: Decision) -> Decision {
-    let needed = match decision {
-        Decision::Slice(_) => launch_flags::CAN_SLICE,
-        Decision::Preemptible => launch_flags::CAN_PREEMPT,
-        Decision::Partition(_) => launch_flags::CAN_PARTITION,
-        Decision::Run(_) | Decision::Hold(_) => 0,
+fn offered(offered: u32, decision: Decision) -> Decision {
+    let needed = match decision.form().0 {
+        Form::Whole => 0,
+        Form::Sliced => forms_offered::SLICED,
+        Form::Preemptible => forms_offered::PREEMPTIBLE,
+        Form::SmLimited => forms_offered::SM_LIMITED,
     };
-    if flags & needed == needed { decision } else { Decision::Run(0) }
+    if offered & needed == needed { decision } else { Decision::Run(0) }
 }
 
 fn decisions(engine: &Engine) -> Decisions {
@@ -559,7 +565,7 @@ fn decisions(engine: &Engine) -> Decisions {
         leased: stats.leased,
         sliced: stats.sliced,
         preemptible: stats.preemptible,
-        partitioned: stats.partitioned,
+        sm_limited: stats.sm_limited,
         degraded: stats.degraded,
         held: stats.held,
         launches_held: stats.launches_held,
@@ -568,6 +574,6 @@ fn decisions(engine: &Engine) -> Decisions {
         gpu_ms: ms(stats.gpu_ns),
         fallback: stats.fallback,
         yields: stats.yields,
-        gave_way: stats.gave_way,
+        launches_yielded: stats.launches_yielded,
     }
 }

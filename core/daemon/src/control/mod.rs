@@ -146,7 +146,7 @@ impl Plane {
             decision_latency: s.decision,
             held_latency: s.held,
             high_priority_busy: s.high_busy,
-            clients: registry.clients(&s.clients, residency.is_mps()),
+            clients: registry.clients(&s, residency.is_mps()),
             departed: registry.departed(),
             ungoverned,
             kernels: s.kernels.into_iter().map(Into::into).collect(),

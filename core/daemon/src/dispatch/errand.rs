@@ -4,7 +4,7 @@
 use super::recall::Recall;
 use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
 use std::sync::Arc;
-use tally_engine::Engine;
+use super::Engine;
 use tokio::sync::oneshot;
 
 /// Kernels looked at in one pass.
@@ -132,7 +132,7 @@ mod tests {
     /// An engine in which the first `measured` of `kernels` kernels took 1 us.
     fn engine(kernels: u32, measured: u32) -> Engine {
         let config = EngineConfig { window_ns: u64::MAX, ..Default::default() };
-        let mut engine = Engine::new(config, Box::new(BuiltIn { quiet_ns: 0 }));
+        let mut engine = Engine::with_policy(config, super::super::built_in());
         let mut out = Vec::new();
         let info = ClientInfo { id: 1, class: Class::BestEffort, name: "c".into(), labels: vec![] };
         engine.client_joined(0, info, 0, &mut out);
@@ -144,7 +144,8 @@ mod tests {
             let submission = Submission {
                 ticket: x.into(),
                 kernel,
-                flags: 0,
+                state: 0,
+                offered: 0,
                 grid_blocks: 1,
                 block_threads: 1,
                 shared_bytes: 0,

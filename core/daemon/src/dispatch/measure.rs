@@ -11,7 +11,7 @@
 use super::client::DispatchClient;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use tally_ab::Sample;
-use tally_engine::Engine;
+use super::Engine;
 use tally_ipc::layout::Activity;
 
 /// A client's requests as far as they are counted.

@@ -3,7 +3,7 @@
 
 use crate::profile_store::learnt::{Device, Learnt, Loaded};
 use std::sync::Arc;
-use tally_engine::Engine;
+use super::Engine;
 use tally_engine::policy::KernelId;
 use tally_engine::profile::KernelKey;
 

@@ -7,8 +7,9 @@ use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
-use tally_engine::profile::{CutState, FormStats};
-use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
+use tally_engine::profile::{Transformation, FormStats};
+use super::Engine;
+use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
 use tally_wasm_host::PolicyStatus;
@@ -120,7 +121,8 @@ impl ClientNumbers {
             id,
             stats: engine.client_stats(id).unwrap_or_default(),
             state: engine.client_state(id).unwrap_or(ClientState {
-                standing_grant: false,
+                ungated: false,
+                reason: 0,
                 window_ns: 0,
                 waiting: 0,
                 in_flight: 0,
@@ -197,7 +199,7 @@ pub struct KernelNumbers {
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
     /// Whether it can be cut.
-    pub cut: CutState,
+    pub cut: Transformation,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
 }
@@ -280,7 +282,7 @@ impl Job {
             fault_cost: FaultCost::default(),
             decision: Quantiles::default(),
             held: Quantiles::default(),
-            high_busy: engine.high_busy(),
+            high_busy: engine.high_active(),
             parks: 0,
             clients: Vec::new(),
             kernels: kernels

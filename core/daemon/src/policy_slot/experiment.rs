@@ -7,7 +7,7 @@ use super::history::{Came, Content};
 use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
-use crate::loader::{Program, Shared};
+use crate::loader::Loaded;
 use std::sync::Arc;
 use std::time::Instant;
 use tally_wasm_host::{Cancel, Saved};
@@ -16,7 +16,7 @@ use tally_wasm_host::{Cancel, Saved};
 #[derive(Clone)]
 pub struct Candidate {
     source: Source,
-    program: Arc<dyn Program>,
+    program: Compiled,
     config_text: String,
 }
 
@@ -78,7 +78,7 @@ impl PolicySlot {
         aside(move || {
             let Ready { source, program, config_text } =
                 compile(&*loader, files, &Cancel::never())?;
-            program.start(&config_text, None)?;
+            program.start(&config_text, None).map_err(|error| error.to_string())?;
             Ok(Candidate { source, program, config_text })
         })
         .await
@@ -105,10 +105,11 @@ impl PolicySlot {
     ) -> Result<(), String> {
         let begun = Instant::now();
         let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
-        let policy = aside(move || program.start(&text, saved.as_ref())).await?;
-        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
+        let start = move || program.start(&text, saved.as_ref()).map_err(|error| error.to_string());
+        let policy = aside(start).await?;
+        let restored = policy.restored().clone();
         let generation = self.in_charge.borrow().generation + 1;
-        let policy = Shared::new(policy);
+        let policy = Loaded::from(policy);
         let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
         let retired = set.await.map_err(|e| e.to_string())?;
         // Unmapping an instance's memory takes a while. Of the policy before the test, the

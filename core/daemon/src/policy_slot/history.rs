@@ -3,11 +3,9 @@
 //! does not matter what became of the files.
 
 use super::Source;
-use crate::loader::Program;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use tally_wasm_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
+use tally_wasm_host::{Compiled, FaultCounts, LastFault, PolicyStatus, Restored, Saved};
 
 /// Records shown.
 pub const RECORDS_MAX: usize = 64;
@@ -114,7 +112,7 @@ pub struct Record {
 
 /// What it takes to put a policy back.
 #[derive(Clone)]
-pub struct Kept {
+pub struct Kept<P = Compiled> {
     /// Which it was.
     pub generation: u64,
     /// See [`Record::content_of`].
@@ -122,26 +120,26 @@ pub struct Kept {
     /// Where it came from.
     pub source: Source,
     /// Compiled.
-    pub program: Arc<dyn Program>,
+    pub program: P,
     /// Its configuration.
     pub config_text: String,
     /// What it knew when it went.
     pub saved: Option<Saved>,
 }
 
-struct Entry {
+struct Entry<P> {
     record: Record,
     config_text: String,
-    program: Option<Arc<dyn Program>>,
+    program: Option<P>,
     saved: Option<Saved>,
 }
 
-impl Entry {
+impl<P: Clone> Entry<P> {
     fn content(&self) -> Content {
         Content { digest: self.record.digest.clone(), config_text: self.config_text.clone() }
     }
 
-    fn kept(&self) -> Option<Kept> {
+    fn kept(&self) -> Option<Kept<P>> {
         Some(Kept {
             generation: self.record.generation,
             content_of: self.record.content_of,
@@ -163,10 +161,15 @@ pub struct Content {
 }
 
 /// See the module's documentation. Oldest first; the last one is in charge.
-#[derive(Default)]
-pub struct History {
-    entries: VecDeque<Entry>,
+pub struct History<P = Compiled> {
+    entries: VecDeque<Entry<P>>,
     struck: VecDeque<Content>,
+}
+
+impl<P> Default for History<P> {
+    fn default() -> Self {
+        History { entries: VecDeque::new(), struck: VecDeque::new() }
+    }
 }
 
 /// Why there is no going back.
@@ -189,7 +192,7 @@ pub enum NoWayBack {
     InCharge(u64),
 }
 
-impl History {
+impl<P: Clone> History<P> {
     /// A policy took over; the one before is gone for that reason.
     pub fn came(&mut self, record: Record, config_text: String, program: Option<Arc<dyn Program>>) {
         if let Some(old) = self.entries.back_mut() {
@@ -246,14 +249,14 @@ impl History {
 
     /// The last strike-out, and whose it was.
     pub fn last_struck(&self) -> Option<(u64, &StruckOut)> {
-        let struck = |entry: &'_ Entry| entry.record.struck_out.is_some();
+        let struck = |entry: &'_ Entry<P>| entry.record.struck_out.is_some();
         let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
         Some((entry.record.generation, entry.record.struck_out.as_ref()?))
     }
 
     /// All records, oldest first.
     pub fn records(&self) -> Vec<Record> {
-        let kept = |entry: &Entry| Record { kept: entry.program.is_some(), ..entry.record.clone() };
+        let kept = |entry: &Entry<P>| Record { kept: entry.program.is_some(), ..entry.record.clone() };
         self.entries.iter().map(kept).collect()
     }
 
@@ -264,13 +267,13 @@ impl History {
 
     /// The last policy before the one in charge that differs from it and was not struck
     /// out.
-    pub fn last_good(&self) -> Option<Kept> {
+    pub fn last_good(&self) -> Option<Kept<P>> {
         let in_charge = self.entries.back()?.content();
         self.before(u64::MAX, &in_charge)
     }
 
     /// The policy in charge, to be started again.
-    pub fn same(&self) -> Option<Kept> {
+    pub fn same(&self) -> Option<Kept<P>> {
         self.entries.back()?.kept()
     }
 
@@ -279,7 +282,7 @@ impl History {
     ///
     /// # Errors
     /// If there is none, or it is not kept.
-    pub fn rollback(&self, to: Option<u64>) -> Result<Kept, NoWayBack> {
+    pub fn rollback(&self, to: Option<u64>) -> Result<Kept<P>, NoWayBack> {
         let Some(current) = self.entries.back() else { return Err(NoWayBack::Nothing) };
         let Some(to) = to else {
             let before = self.before(current.record.content_of, &current.content());
@@ -293,7 +296,7 @@ impl History {
     }
 
     /// The latest kept before a generation, other than `content` and not struck out.
-    fn before(&self, generation: u64, content: &Content) -> Option<Kept> {
+    fn before(&self, generation: u64, content: &Content) -> Option<Kept<P>> {
         let earlier = self.entries.iter().rev().filter(|e| e.record.generation < generation);
         let mut good = earlier.filter(|entry| {
             let its = entry.content();
@@ -302,7 +305,7 @@ impl History {
         good.next().and_then(Entry::kept)
     }
 
-    fn entry_mut(&mut self, generation: u64) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, generation: u64) -> Option<&mut Entry<P>> {
         self.entries.iter_mut().rev().find(|entry| entry.record.generation == generation)
     }
 
@@ -335,22 +338,17 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loader::Hosted;
-    use tally_engine::BuiltIn;
 
+    #[derive(Clone)]
     struct Paper(&'static str);
 
-    impl Program for Paper {
+    impl Paper {
         fn name(&self) -> &str {
             self.0
         }
-        fn digest(&self) -> &str {
-            self.0
-        }
-        fn start(&self, _: &str, _: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
-            Ok(Box::new(BuiltIn { quiet_ns: 0 }))
-        }
     }
+
+    type History = super::History<Paper>;
 
     /// Policies by name, each put in charge for a reason.
     fn came(history: &mut History, name: &'static str, came: Came, content_of: Option<u64>) -> u64 {
@@ -374,7 +372,7 @@ mod tests {
             last_fault: None,
             kept: false,
         };
-        history.came(record, String::new(), Some(Arc::new(Paper(name))));
+        history.came(record, String::new(), Some(Paper(name)));
         generation
     }
 

@@ -10,7 +10,7 @@ use tally_decision_log::{
 use tally_engine::policy::{
     Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, launch_flags,
 };
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::profile::{Transformation, KernelKey};
 use tally_engine::{Engine, EngineConfig, Measured, Submission};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
@@ -52,7 +52,7 @@ impl Policy for Named {
     fn strike(&mut self, now_ns: u64, fault: &Fault) {
         self.0.strike(now_ns, fault);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -158,7 +158,7 @@ impl Driver {
                 let submission = Submission {
                     ticket: *ticket,
                     kernel: known,
-                    flags: flags & !launch_flags::HIGH_BUSY,
+                    flags: flags & !launch_state::HIGH_ACTIVE,
                     grid_blocks: u64::from(kernel) * 300 + 1,
                     block_threads: 128,
                     shared_bytes: 0,
@@ -181,14 +181,14 @@ impl Driver {
             Input::Activity(id, busy) => e.high_activity(now, id, busy, now, out),
             Input::Cut(kernel, state) => {
                 if let Some(id) = e.intern(&Self::key(kernel)) {
-                    e.set_cut(
+                    e.set_transformation(
                         id,
                         match state {
-                            0 => CutState::Unknown,
-                            1 => CutState::Preparable,
-                            2 => CutState::Preparing,
-                            3 => CutState::Ready { sliceable: true, preemptible: true },
-                            _ => CutState::WholeOnly("its blocks wait for one another"),
+                            0 => Transformation::Unknown,
+                            1 => Transformation::Preparable,
+                            2 => Transformation::Preparing,
+                            3 => Transformation::Ready { sliced: true, preemptible: true },
+                            _ => Transformation::WholeOnly("its blocks wait for one another"),
                         },
                     );
                 }
