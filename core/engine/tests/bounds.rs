@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Script, granted, info, key, submission};
-use std::collections::VecDeque;
 use tally_engine::client::YIELDING_IN_FLIGHT_MAX;
 use tally_engine::policy::*;
 use tally_engine::{Action, Engine, EngineConfig, Submission};
@@ -104,12 +103,12 @@ fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
     assert_eq!(e.client_stats(1).unwrap().degraded, 50);
     assert_eq!(e.client_state(1).unwrap().in_flight, all, "and none was lost");
     // What they say of the others is not looked for among them.
-    e.yielded_in(1, all - 1, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().yielded_in, 0);
-    e.yielded_in(1, 0, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().yielded_in, 1);
+    e.launch_yielded(1, all - 1, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 0);
+    e.launch_yielded(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1);
     // There is room again for as many as have ended.
     e.progress(9_000, 1, 0, 10, None, &mut out);
-    e.yielded_in(1, 0, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().yielded_in, 1, "it is not in flight any more");
+    e.launch_yielded(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1, "it is not in flight any more");
 }

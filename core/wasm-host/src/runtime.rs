@@ -368,6 +368,22 @@ impl Drop for Ticker {
 mod tests {
     use super::*;
 
+    /// What is built against this contract goes on loading when a core provides more.
+    #[test]
+    fn a_component_of_today_loads_into_a_host_with_one_more_interface() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/policies/corpus/0.1.0");
+        let mut host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
+        let mut later = host.linker.instance("tally:policy/placement@0.1.1").unwrap();
+        later.func_wrap("place", |_, (_, _): (u32, u32)| Ok(())).unwrap();
+        for name in ["fifo", "tally-priority"] {
+            let file = Path::new(corpus).join(name).with_extension("wasm");
+            let mut policy = host.load_file(&file, "").unwrap();
+            let mut context = tally_engine::policy::Context::default();
+            tally_engine::policy::Policy::start(&mut policy, &mut context);
+            assert_eq!(policy.name(), name);
+        }
+    }
+
     /// Times that the thread of this name has slept.
     fn sleeps() -> u64 {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();

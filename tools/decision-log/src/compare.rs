@@ -75,7 +75,7 @@ pub fn commands(list: &[Command]) -> String {
         Command::RevokeLease(client) => format!("revoke-lease {client}"),
         Command::SetYield { client, yielded } => format!("set-yield {client} {yielded}"),
         Command::SetAutoYield { client, enabled, idle_ns } => {
-            format!("set-auto-yield {client} {enabled} {quiet_ns} ns")
+            format!("set-auto-yield {client} {enabled} {idle_ns} ns")
         }
         Command::SetUngated { client, ungated } => format!("set-ungated {client} {ungated}"),
     };

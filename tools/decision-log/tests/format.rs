@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, SharingMode,
+    self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, SharingMode,
+    Subscriptions, Usage,
 };
 use tally_engine::profile::{Transformation, FormView, KernelKey, KernelView};
 
@@ -34,17 +35,16 @@ fn client() -> impl Strategy<Value = ClientInfo> {
 fn command() -> impl Strategy<Value = Command> {
     let (c, n, b) = (any::<u32>(), any::<u64>(), any::<bool>());
     prop_oneof![
-        c.prop_map(Command::Subscribe),
         (n, n).prop_map(|(delay_ns, token)| Command::SetTimer { delay_ns, token }),
         (c, n).prop_map(|(client, window_ns)| Command::SetWindow { client, window_ns }),
         c.prop_map(Command::RevokeLease),
         (c, b).prop_map(|(client, yielded)| Command::SetYield { client, yielded }),
-        (c, b, n).prop_map(|(client, enabled, quiet_ns)| Command::SetAutoYield {
+        (c, b, n).prop_map(|(client, enabled, idle_ns)| Command::SetAutoYield {
             client,
             enabled,
             idle_ns
         }),
-        (c, b).prop_map(|(client, granted)| Command::SetUngated { client, ungated }),
+        (c, b).prop_map(|(client, ungated)| Command::SetUngated { client, ungated }),
     ]
 }
 
@@ -56,7 +56,6 @@ fn answer<T: Clone + std::fmt::Debug>(
         Just(FaultKind::Overrun),
         Just(FaultKind::Memory),
         Just(FaultKind::Nonsense),
-        Just(FaultKind::Denied),
         Just(FaultKind::Stall),
         Just(FaultKind::Disabled)
     ];
@@ -67,23 +66,26 @@ fn answer<T: Clone + std::fmt::Debug>(
         .prop_map(|(outcome, commands)| Answer { outcome, commands })
 }
 
-fn decision() -> impl Strategy<Value = Decision> {
-    prop_oneof![
+fn decision() -> impl Strategy<Value = policy::Answer> {
+    let decision = prop_oneof![
         any::<u32>().prop_map(Decision::Run),
         any::<u64>().prop_map(Decision::Hold),
+        any::<u64>().prop_map(Decision::HoldUntilCompletion),
         any::<u32>().prop_map(Decision::Sliced),
         Just(Decision::Preemptible),
         any::<u32>().prop_map(Decision::SmLimited),
-    ]
+    ];
+    (decision, any::<u8>()).prop_map(|(decision, reason)| policy::Answer { decision, reason })
 }
 
 fn launch() -> impl Strategy<Value = Launch> {
-    (any::<[u64; 6]>(), any::<[u32; 9]>(), class()).prop_map(|(n, w, class)| Launch {
+    (any::<[u64; 6]>(), any::<[u32; 10]>(), class()).prop_map(|(n, w, class)| Launch {
         now_ns: n[0],
         client: w[0],
         class,
         kernel: w[1],
-        flags: w[2],
+        state: w[2],
+        offered: w[9],
         grid_blocks: n[1],
         block_threads: w[3],
         shared_bytes: w[4],
@@ -99,32 +101,35 @@ fn launch() -> impl Strategy<Value = Launch> {
 }
 
 fn completion() -> impl Strategy<Value = Completion> {
-    (any::<[u32; 3]>(), form(), any::<[u64; 2]>()).prop_map(|(w, form, n)| Completion {
+    (any::<[u32; 3]>(), form(), any::<[u64; 3]>()).prop_map(|(w, form, n)| Completion {
         client: w[0],
         kernel: w[1],
         form,
         argument: w[2],
         predicted_ns: n[0],
         measured_ns: n[1],
+        charged_ns: n[2],
     })
 }
 
 fn view() -> impl Strategy<Value = KernelView> {
-    let cut = prop_oneof![
+    let transformation = prop_oneof![
         Just(Transformation::Unknown),
         Just(Transformation::Preparable),
         Just(Transformation::Preparing),
         any::<[bool; 2]>()
-            .prop_map(|[sliceable, preemptible]| Transformation::Ready { sliceable, preemptible }),
+            .prop_map(|[sliced, preemptible]| Transformation::Ready { sliced, preemptible }),
         Just(Transformation::WholeOnly("a reason")),
         Just(Transformation::WholeOnly("another reason")),
     ];
-    let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 3]>(), 0..16);
-    (any::<[u64; 3]>(), cut, forms).prop_map(|(n, cut, forms)| KernelView {
+    let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 6]>(), 0..16);
+    (any::<[u64; 5]>(), transformation, forms).prop_map(|(n, transformation, forms)| KernelView {
         count: n[0],
         mean_ns: n[1],
-        p99_ns: n[2],
-        cut,
+        median_ns: n[2],
+        p99_ns: n[3],
+        recent_ns: n[4],
+        transformation,
         forms: forms
             .into_iter()
             .map(|((form, argument), n)| FormView {
@@ -132,7 +137,10 @@ fn view() -> impl Strategy<Value = KernelView> {
                 argument,
                 count: n[0],
                 mean_ns: n[1],
-                turnaround_ns: n[2],
+                median_ns: n[2],
+                p99_ns: n[3],
+                recent_ns: n[4],
+                turnaround_ns: n[5],
             })
             .collect(),
     })
@@ -141,16 +149,29 @@ fn view() -> impl Strategy<Value = KernelView> {
 fn about() -> impl Strategy<Value = About> {
     let saved = (".{0,9}", any::<u32>(), any::<Vec<u8>>())
         .prop_map(|(format, version, data)| SavedState { format, version, data });
-    (any::<u64>(), ".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}", prop::option::of(saved)).prop_map(
-        |(generation, name, digest, path, config, saved)| About {
+    let reasons = prop::collection::vec((any::<u8>(), ".{0,9}"), 0..4);
+    let texts = (".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}");
+    (any::<u64>(), texts, reasons, prop::option::of(saved)).prop_map(
+        |(generation, (name, digest, path, config), reasons, saved)| About {
             generation,
             name,
             digest,
             path,
             config,
+            reasons,
             saved,
         },
     )
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    (any::<[u64; 4]>(), any::<u32>()).prop_map(|(n, in_flight)| Usage {
+        waiting_since_ns: n[0],
+        in_flight,
+        in_flight_ns: n[1],
+        measured_ns: n[2],
+        charged_ns: n[3],
+    })
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -175,11 +196,12 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
+        (any::<u32>(), usage()).prop_map(|(id, usage)| Record::Usage { id, usage }),
         any::<u32>().prop_map(Record::Gone),
-        (how, any::<u64>(), any::<u32>()).prop_map(|(how, lost, subscribed)| Record::Begin {
+        (how, any::<u64>(), any::<u8>()).prop_map(|(how, lost, bits)| Record::Begin {
             how,
             lost,
-            subscribed
+            subscribed: Subscriptions::of_bits(bits)
         }),
         prop::collection::vec(command(), 0..5).prop_map(Record::Start),
         (launch(), answer(decision()))
@@ -242,12 +264,12 @@ proptest! {
         at in any::<prop::sample::Index>(),
     ) {
         let whole = file(&records);
-        let cut = at.index(whole.len());
-        let (all, error) = read(&whole[..cut]);
+        let end = at.index(whole.len());
+        let (all, error) = read(&whole[..end]);
         prop_assert_eq!(&all[..], &records[..all.len()]);
         // At the end of a record it is only shorter; anywhere else that is said.
         if error.is_none() {
-            prop_assert_eq!(file(&records[..all.len()]).len(), cut);
+            prop_assert_eq!(file(&records[..all.len()]).len(), end);
         }
     }
 
@@ -309,7 +331,7 @@ fn other_files_and_versions_are_named() {
     newer[8] = 9;
     assert!(text(&newer).contains("version 9"), "{}", text(&newer));
     let mut older = file(&[]);
-    for (version, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+    for (version, is_read) in [(0, false), (1, true), (2, false)] {
         older[8] = version;
         assert_eq!(Reader::new(&older[..]).is_ok(), is_read, "{version}");
     }

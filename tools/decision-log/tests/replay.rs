@@ -2,13 +2,15 @@
 
 mod common;
 
-use common::{Driver, Input, Named, guest, host, inputs, load, options, taped, through_a_file};
+use common::{Driver, Input, Named, guest, host, inputs, load, options, recorded_into, through_a_file};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex};
 use tally_decision_log::record::SavedState;
-use tally_decision_log::{Fed, Player, Record, Recorder, Tap, TapOptions, Tape};
-use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
+use tally_decision_log::{Fed, Player, Record, Recorded, Recorder, Tap, TapOptions};
+use tally_engine::policy::{
+    Answer, Context, Decision, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
+};
 use tally_wasm_host::{PolicyHost, Saved, WasmPolicy};
 
 /// Large enough for any stream of these tests.
@@ -30,8 +32,8 @@ fn recorded(
     name: &'static str,
     stream: &[(u64, common::Input)],
 ) -> Vec<Record> {
-    let (tape, mut reader) = taped(RING_BYTES);
-    let mut driver = Driver::new(Named(load(&HOST, folder, name), name), tape);
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
+    let mut driver = Driver::new(Named(load(&HOST, folder, name), name), recorder);
     for (gap, input) in stream {
         driver.feed(*gap, input);
     }
@@ -43,6 +45,9 @@ fn recorded(
 struct Both(Arc<Mutex<WasmPolicy>>);
 
 impl Policy for Both {
+    fn subscriptions(&self) -> Subscriptions {
+        self.0.lock().unwrap().subscriptions()
+    }
     fn start(&mut self, context: &mut Context) {
         self.0.lock().unwrap().start(context);
     }
@@ -98,14 +103,14 @@ proptest! {
     /// world is; what `fifo` remembers is nothing.
     #[test]
     fn a_world_described_in_mid_run_is_the_same(stream in inputs(), at in 0usize..100) {
-        let tape = Tape::default();
-        let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), tape.clone());
+        let recorder = Recorder::default();
+        let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), recorder.clone());
         let at = at.min(stream.len());
         for (gap, input) in &stream[..at] {
             driver.feed(*gap, input);
         }
         let (tap, mut reader) = Tap::new(1, options(RING_BYTES, false));
-        tape.insert(tap, driver.engine.world(), Default::default(), 0);
+        recorder.insert(tap, driver.engine.world(), Default::default(), Subscriptions::NONE);
         driver.pump();
         prop_assert!(reader.is_live());
         for (gap, input) in &stream[at..] {
@@ -143,29 +148,29 @@ proptest! {
             _ => true,
         };
         let stream: Vec<_> = stream.into_iter().filter(rises).collect();
-        let tape = Tape::default();
+        let recorder = Recorder::default();
         let policy = HOST.load_file(&guest("policies", "tally-priority"), "").unwrap();
         let policy = Arc::new(Mutex::new(policy));
         let boxed = Named(Box::new(Both(policy.clone())), "tally-priority");
-        let mut driver = Driver::new(boxed, tape.clone());
+        let mut driver = Driver::new(boxed, recorder.clone());
         let at = at.min(stream.len());
         for (gap, input) in &stream[..at] {
             driver.feed(*gap, input);
         }
         let options = TapOptions { state: true, ..options(RING_BYTES, false) };
         let (tap, mut reader) = Tap::new(1, options);
-        tape.insert(tap, driver.engine.world(), Default::default(), 0);
+        recorder.insert(tap, driver.engine.world(), Default::default(), Subscriptions::NONE);
         let mut asked = 0;
         let mut state = || {
             asked += 1;
             let saved = policy.lock().unwrap().snapshot()?.unwrap();
             Some(SavedState { format: saved.format, version: saved.version, data: saved.data })
         };
-        while tape.pump(driver.engine.world_mut(), &mut state) {}
+        while recorder.pump(driver.engine.world_mut(), &mut state) {}
         prop_assert!(reader.is_live());
         for (gap, input) in &stream[at..] {
             driver.feed(*gap, input);
-            tape.pump(driver.engine.world_mut(), &mut state);
+            recorder.pump(driver.engine.world_mut(), &mut state);
         }
         prop_assert_eq!(asked, 1);
         let records = through_a_file(&mut reader);
@@ -191,9 +196,9 @@ proptest! {
         stream in inputs(),
         drained_every in 5usize..60,
     ) {
-        let (tape, mut reader) = taped(4 << 10);
+        let (recorder, mut reader) = recorded_into(4 << 10);
         let policy = Named(load(&HOST, "policies", "fifo"), "fifo");
-        let mut driver = Driver::new(policy, tape);
+        let mut driver = Driver::new(policy, recorder);
         let mut records = Vec::new();
         let mut made = 1;
         for (i, (gap, input)) in stream.iter().enumerate() {
@@ -230,7 +235,7 @@ fn contended() -> Vec<(u64, common::Input)> {
     let mut stream = vec![(0, Join(0, true)), (0, Join(1, false))];
     for i in 0..40 {
         stream.push((50_000, Activity(0, i % 4 != 3)));
-        stream.push((1_000, Submit(1, 7, 0, 0b1111 << 5)));
+        stream.push((1_000, Submit(1, 7, 0, 0b1111)));
         stream.push((400_000, Tick));
         stream.push((2_000_000, End(1, 1)));
     }
@@ -255,8 +260,8 @@ fn another_policy_parts_and_where_is_told() {
 
 #[test]
 fn a_new_policy_begins_a_part_of_its_own() {
-    let (tape, mut reader) = taped(RING_BYTES);
-    let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), tape);
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
+    let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), recorder);
     let stream = contended();
     for (gap, input) in &stream[..60] {
         driver.feed(*gap, input);
@@ -296,7 +301,7 @@ fn skipped_decisions_are_counted_and_events_are_given() {
 }
 
 #[test]
-fn a_policy_that_is_missing_is_an_error_and_one_that_traps_strikes_out() {
+fn a_policy_that_is_missing_is_an_error_and_one_that_traps_is_disabled() {
     let stream: Vec<_> = contended()
         .into_iter()
         .map(|(gap, input)| match input {
@@ -304,13 +309,13 @@ fn a_policy_that_is_missing_is_an_error_and_one_that_traps_strikes_out() {
             common::Input::Submit(c, _, s, f) => (gap, common::Input::Submit(c, 1, s, f)),
             other => (gap, other),
         })
-        .chain([(1, common::Input::Cut(0, 1))])
+        .chain([(1, common::Input::Transform(0, 1))])
         .collect();
     // Kernel ids are by first launch: make number 0 something else.
-    let stream: Vec<_> = [(0, common::Input::Cut(0, 1))].into_iter().chain(stream).collect();
+    let stream: Vec<_> = [(0, common::Input::Transform(0, 1))].into_iter().chain(stream).collect();
     let records = recorded("policies", "fifo", &stream);
     let player = replay(&records, "test-policies", "chaos");
-    let why = player.struck_out().expect("three traps");
+    let why = player.disabled().expect("three traps");
     assert!(why.contains("trap"), "{why}");
     assert_eq!(player.comparison().faults["trap"], 3);
     assert!(player.comparison().matrix[0][5] > 3, "{:?}", player.comparison().matrix);
@@ -335,19 +340,16 @@ impl Policy for Struck {
         self.0.fetch_add(1, Relaxed);
     }
     fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
-        Ok(Decision::Run(0))
-    }
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+        Ok(Decision::Run(0).into())
     }
 }
 
 #[test]
 fn strikes_reach_the_policy_and_its_replay_but_no_other() {
-    let (tape, mut reader) = taped(RING_BYTES);
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
     let strikes = Arc::new(AtomicU32::new(0));
     let named = Named(Box::new(Struck(strikes.clone())), "struck");
-    let mut recorder = Recorder::new(named, 1, tape);
+    let mut recorder = Recorded::new(named, 1, recorder);
     recorder.start(&mut Context::default());
     let fault = Fault { kind: FaultKind::Stall, message: "held everything".into() };
     recorder.strike(5, &fault);

@@ -320,7 +320,7 @@ fn conserved(r: &Report) {
     let b = r.best_effort.as_ref().unwrap();
     assert_eq!(b.launched, b.done + b.in_flight);
     if let Some(d) = &r.decisions {
-        let decided = d.whole + d.leased + d.sliced + d.preemptible + d.partitioned + d.degraded;
+        let decided = d.whole + d.leased + d.sliced + d.preemptible + d.sm_limited + d.degraded;
         // Under a standing grant launches are not decided; at most one is held at the end.
         assert!(decided <= b.launched, "{d:?} {b:?}");
     }
@@ -381,7 +381,7 @@ proptest! {
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
             Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
-        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
+        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);
         let h = &report.high_priority;
