@@ -137,7 +137,7 @@ pub fn left_out() -> Vec<String> {
     ALL.iter()
         .filter_map(missing)
         .map(|(name, why)| match name {
-            "rust" => format!("policies in rust and docs/write-a-policy.md ({why})"),
+            "rust" => format!("policies in rust and the tutorial of docs/policies.md ({why})"),
             _ => format!("policies in {name} ({why})"),
         })
         .collect()
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if had.iter().any(|(lang, _)| *lang == Lang::Rust) {
         let (out, environment) = (suite.out.clone(), suite.environment.clone());
-        suite.step("docs/write-a-policy.md, followed", || walkthrough::follow(&out, &environment));
+        suite.step("docs/policies.md, its tutorial followed", || walkthrough::follow(&out, &environment));
     }
     // As Cargo says it: `cargo xtask test` counts by that.
     println!("test result: {} passed; {} failed; 0 ignored", suite.passed, suite.failed);

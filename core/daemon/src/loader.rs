@@ -136,9 +136,9 @@ impl Policy for Loaded {
         }
     }
 
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         if let Rule::Wasm(policy) = &mut self.rule {
-            policy.strike(now_ns, fault);
+            policy.count_fault(now_ns, fault);
         }
     }
 

@@ -14,7 +14,7 @@ use tally_engine::BuiltIn;
 
 fn read(file: &Path) -> Vec<Record> {
     let mut log = Reader::new(BufReader::new(std::fs::File::open(file).unwrap())).unwrap();
-    assert_eq!(log.header().contract, "tally:policy@0.1.2");
+    assert_eq!(log.header().contract, "tally:policy@0.1.0");
     let mut all = Vec::new();
     while let Some(record) = log.next_record().unwrap() {
         all.push(record);

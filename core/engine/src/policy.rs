@@ -504,7 +504,7 @@ pub trait Policy {
 
     /// The engine found fault with it, in something that no single call shows. It
     /// counts like a call that failed.
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         let _ = (now_ns, fault);
     }
 
@@ -533,8 +533,8 @@ impl<P: Policy + ?Sized> Policy for Box<P> {
         (**self).start(context);
     }
 
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        (**self).strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        (**self).count_fault(now_ns, fault);
     }
 
     #[inline]

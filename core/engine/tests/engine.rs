@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{HIGH, LOW, QUIET, Script, Seen, built_in, granted, info, key, submission, took};
+use common::{HIGH, LOW, IDLE_GAP, Script, Seen, built_in, granted, info, key, submission, took};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
@@ -18,14 +18,14 @@ fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
     assert_eq!(granted(&out, LOW), None);
     e.high_activity(50_000, HIGH, false, 40_000, &mut out);
     assert_eq!(granted(&out, LOW), None, "silence has only begun");
-    assert_eq!(e.next_deadline_ns(), Some(40_000 + QUIET));
-    e.tick(40_000 + QUIET - 1, &mut out);
+    assert_eq!(e.next_deadline_ns(), Some(40_000 + IDLE_GAP));
+    e.tick(40_000 + IDLE_GAP - 1, &mut out);
     assert_eq!(granted(&out, LOW), None);
-    e.tick(40_000 + QUIET, &mut out);
+    e.tick(40_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
     let stats = e.client_stats(LOW).unwrap();
     assert_eq!((stats.run, stats.launches_held), (1, 1));
-    assert_eq!(stats.waited_ns, 40_000 + QUIET - 2_000);
+    assert_eq!(stats.waited_ns, 40_000 + IDLE_GAP - 2_000);
 }
 
 #[test]
@@ -37,9 +37,9 @@ fn a_burst_of_high_priority_work_between_two_looks_restarts_the_silence() {
     e.submitted(30_000, LOW, submission(0, None), &mut out);
     // Seen only after it was over.
     e.high_activity(90_000, HIGH, false, 80_000, &mut out);
-    e.tick(20_000 + QUIET, &mut out);
+    e.tick(20_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), None);
-    e.tick(80_000 + QUIET, &mut out);
+    e.tick(80_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
 }
 
@@ -50,7 +50,7 @@ fn a_high_priority_client_that_dies_busy_does_not_hold_others_for_ever() {
     e.high_activity(1_000, HIGH, true, 1_000, &mut out);
     e.submitted(2_000, LOW, submission(0, None), &mut out);
     e.client_left(3_000, HIGH, &mut out);
-    e.tick(3_000 + QUIET, &mut out);
+    e.tick(3_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
 }
 
@@ -527,7 +527,7 @@ proptest! {
         }
         // High priority ends, the built-in rule takes over, launches finish.
         e.high_activity(now, 0, false, now, &mut out);
-        e.set_policy(now, Box::new(BuiltIn { idle_ns: QUIET }), &mut out);
+        e.set_policy(now, Box::new(BuiltIn { idle_ns: IDLE_GAP }), &mut out);
         for _ in 0..2_000 {
             now += 1_000_000;
             e.tick(now, &mut out);

@@ -57,8 +57,8 @@ pub struct WasmPolicy {
     events: u64,
     faults: FaultCounts,
     /// Faults that are not forgotten.
-    strikes: u32,
-    last_strike_ns: u64,
+    recent_faults: u32,
+    last_fault_ns: u64,
     last_fault: Option<LastFault>,
     respawns: u64,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
@@ -111,8 +111,8 @@ impl WasmPolicy {
             decides: 0,
             events: 0,
             faults: FaultCounts::default(),
-            strikes: 0,
-            last_strike_ns: 0,
+            recent_faults: 0,
+            last_fault_ns: 0,
             last_fault: None,
             respawns: 0,
             mute: false,
@@ -129,7 +129,7 @@ impl WasmPolicy {
     }
 
     /// The same for an onlooker, such as a recording. A fault is counted and costs the instance,
-    /// but is no strike, for nothing that the policy is there for needed an answer; and onlookers
+    /// but is not counted, for nothing that the policy is there for needed an answer; and onlookers
     /// are not answered any more, so that they cannot cost it one instance after the other.
     pub fn observe(&mut self) -> Option<Saved> {
         if self.mute {
@@ -197,7 +197,7 @@ impl WasmPolicy {
             faults: self.faults,
             last_fault: self.last_fault.clone(),
             restored: self.restored.clone(),
-            strikes: self.strikes,
+            recent_faults: self.recent_faults,
             respawns: self.respawns,
             disabled: self.is_disabled(),
             reasons: state.map(|state| state.reasons.status()).unwrap_or_default(),
@@ -226,7 +226,7 @@ impl WasmPolicy {
 
     /// Disabled after too many faults: no call is made any more.
     pub fn is_disabled(&self) -> bool {
-        self.strikes >= self.compiled.checked.limits.faults_max
+        self.recent_faults >= self.compiled.checked.limits.faults_max
     }
 
     /// Call the instance, making one first if the last one failed.
@@ -335,22 +335,22 @@ impl WasmPolicy {
         fault
     }
 
-    /// Count a fault and a strike, and say so.
+    /// Count a fault, and log it.
     fn note(&mut self, fault: Fault, now_ns: u64) -> Fault {
         let limits = &self.compiled.checked.limits;
         let forgotten_after_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
-        if now_ns.saturating_sub(self.last_strike_ns) >= forgotten_after_ns {
-            self.strikes = 0;
+        if now_ns.saturating_sub(self.last_fault_ns) >= forgotten_after_ns {
+            self.recent_faults = 0;
         }
-        self.strikes += 1;
-        self.last_strike_ns = now_ns;
+        self.recent_faults += 1;
+        self.last_fault_ns = now_ns;
         self.count(&fault, now_ns);
         if self.is_disabled() {
             self.subscriptions = Subscriptions::NONE;
             tracing::error!(
                 target: "policy", policy = self.compiled.name(),
                 "disabled after {} faults; the built-in rule serves until another is loaded",
-                self.strikes
+                self.recent_faults
             );
         }
         fault
@@ -378,7 +378,7 @@ impl WasmPolicy {
 }
 
 impl Policy for WasmPolicy {
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         self.note(fault.clone(), now_ns);
         if self.is_disabled() {
             self.down = self.live.take().map(Live::end).or(self.down.take());

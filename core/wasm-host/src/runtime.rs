@@ -155,7 +155,7 @@ impl PolicyHost {
         }
         let Verified { digest, signed_by } = self.trust.check(file, bytes, signature.as_deref())?;
         let digest = digest.hex();
-        let checked = match self.recall(&digest) {
+        let checked = match self.cached(&digest) {
             Some(known) => known,
             None => self.check(file, bytes, digest, cancel)?,
         };
@@ -215,7 +215,7 @@ impl PolicyHost {
     }
 
     /// A component of this digest, if it was compiled lately.
-    fn recall(&self, digest: &str) -> Option<Arc<Checked>> {
+    fn cached(&self, digest: &str) -> Option<Arc<Checked>> {
         let mut remembered = self.remembered();
         let at = remembered.iter().position(|checked| checked.digest == digest)?;
         let known = remembered.remove(at)?;

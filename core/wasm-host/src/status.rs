@@ -37,7 +37,7 @@ pub struct PolicyStatus {
     /// What became of the state that it was offered when it was started.
     pub restored: Restored,
     /// Faults that count: those since it last went long without one.
-    pub strikes: u32,
+    pub recent_faults: u32,
     /// Times it was started anew after a fault.
     pub respawns: u64,
     /// Disabled after too many faults.

@@ -82,16 +82,16 @@ fn data_is_bounded_where_fuel_is_not() {
 }
 
 #[test]
-fn cpu_time_is_bounded_where_fuel_is_not_and_each_overrun_is_a_strike() {
+fn cpu_time_is_bounded_where_fuel_is_not_and_each_overrun_is_a_fault() {
     let limits = Limits { decide_fuel: u64::MAX, ..Limits::default() };
     let mut bench = Bench::new(chaos_with(limits, "").unwrap());
-    for strikes in 1..=3 {
+    for recent_faults in 1..=3 {
         let started = Instant::now();
         let fault = bench.decide(kernel::LOOP).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Overrun);
         assert!(fault.message.contains("more than 2 ms of CPU time"), "{}", fault.message);
         assert!(started.elapsed() >= Duration::from_millis(2));
-        assert_eq!(bench.policy.status().strikes, strikes);
+        assert_eq!(bench.policy.status().recent_faults, recent_faults);
     }
     assert!(bench.policy.is_disabled());
 }
@@ -131,7 +131,7 @@ fn a_call_whose_thread_is_not_running_is_not_struck() {
     assert_eq!(answer, Ok(Decision::Run(0)));
     assert!(started.elapsed() >= WAITS * WAIT);
     let status = bench.policy.status();
-    assert_eq!((status.faults.total(), status.strikes), (0, 0));
+    assert_eq!((status.faults.total(), status.recent_faults), (0, 0));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_restore_that_fails_is_started_anew_without() {
         let Restored::Failed(why) = bench.policy.restored().clone() else { panic!("{how}") };
         assert!(why.starts_with(kind), "{why}");
         assert_eq!(bench.decide(kernel::DECIDES), Ok(Decision::Hold(1)), "a new instance");
-        assert_eq!(bench.policy.status().faults.total(), 0, "it never was in charge");
+        assert_eq!(bench.policy.status().faults.total(), 0, "it never was active");
     }
     let generous = Limits { init_fuel: 1 << 40, ..limits() };
     let hoard = host(generous).compile_file(&guest("test-policies", "chaos")).unwrap();
@@ -96,7 +96,7 @@ fn a_snapshot_that_fails_is_a_fault_like_any_other() {
 }
 
 #[test]
-fn an_onlooker_costs_a_policy_no_strike_and_at_most_one_instance() {
+fn an_onlooker_costs_a_policy_no_fault_and_at_most_one_instance() {
     for how in ["snapshot-1", "snapshot-2", "snapshot-101"] {
         let mut bench = Bench::new(chaos_with(limits(), how).unwrap());
         bench.join(4, Class::High).unwrap();
@@ -105,18 +105,18 @@ fn an_onlooker_costs_a_policy_no_strike_and_at_most_one_instance() {
             assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(4)), "{how}");
         }
         let status = bench.policy.status();
-        assert_eq!((status.faults.total(), status.strikes, status.respawns), (1, 0, 1), "{how}");
+        assert_eq!((status.faults.total(), status.recent_faults, status.respawns), (1, 0, 1), "{how}");
         assert!(status.last_fault.is_some());
         // Whoever replaces it may ask.
         bench.policy.snapshot().unwrap().unwrap_err();
-        assert_eq!(bench.policy.status().strikes, 1, "{how}");
+        assert_eq!(bench.policy.status().recent_faults, 1, "{how}");
     }
     let mut fine = Bench::new(chaos_with(limits(), "").unwrap());
     assert_eq!(fine.policy.observe(), Some(saved(0)));
 }
 
 #[test]
-fn what_an_onlooker_sees_keeps_no_strike_from_being_forgotten() {
+fn what_an_onlooker_sees_keeps_no_fault_from_being_forgotten() {
     let limits = Limits { faults_max: 3, faults_forgotten_after_s: 600, ..limits() };
     let mut bench = Bench::new(chaos_with(limits, "snapshot-1").unwrap());
     let decide_at = |bench: &mut Bench, s: u64, kernel| {
@@ -129,7 +129,7 @@ fn what_an_onlooker_sees_keeps_no_strike_from_being_forgotten() {
     decide_at(&mut bench, 599, kernel::GOOD).unwrap();
     assert_eq!(bench.policy.observe(), None);
     decide_at(&mut bench, 700, kernel::UNREACHABLE).unwrap_err();
-    assert_eq!(bench.policy.status().strikes, 1);
+    assert_eq!(bench.policy.status().recent_faults, 1);
     decide_at(&mut bench, 700, kernel::GOOD).unwrap();
 }
 
@@ -215,7 +215,7 @@ fn faults_are_forgotten_after_a_while() {
         let mut asked = launch(kernel::UNREACHABLE);
         asked.now_ns = s * 1_000_000_000;
         let kind = bench.policy.decide(&asked, &mut bench.context).unwrap_err().kind;
-        (kind, bench.policy.status().strikes)
+        (kind, bench.policy.status().recent_faults)
     };
     assert_eq!(fault_at(100), (FaultKind::Trap, 1));
     assert_eq!(fault_at(110), (FaultKind::Trap, 1));
@@ -229,7 +229,7 @@ fn what_the_engine_finds_fault_with_counts_too() {
     let limits = Limits { faults_max: 1, ..limits() };
     let mut bench = Bench::new(chaos_with(limits, "").unwrap());
     let fault = tally_engine::policy::Fault { kind: FaultKind::Stall, message: "held".into() };
-    bench.policy.strike(7, &fault);
+    bench.policy.count_fault(7, &fault);
     let status = bench.policy.status();
     assert_eq!((status.faults.stall, status.disabled), (1, true));
     assert_eq!(status.last_fault.unwrap().kind, "stall");

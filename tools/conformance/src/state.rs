@@ -1,4 +1,4 @@
-//! The optional interface `state`: what was learnt must come out, and go in again.
+//! The optional interface `state`: what was learned must come out, and go in again.
 
 use crate::Options;
 use crate::checks::{first_line, not_run, pass, runner};
@@ -86,10 +86,10 @@ fn looked_at(subject: &dyn Subject, options: &Options) -> Result<Check, Stopped>
 /// Refusing is as good as taking; trapping is not, and neither is taking what another
 /// policy wrote.
 fn damaged(subject: &dyn Subject, saved: &Saved) -> Result<Option<Check>, Stopped> {
-    let cut = Saved { data: saved.data[..saved.data.len() / 2].to_vec(), ..saved.clone() };
+    let half = Saved { data: saved.data[..saved.data.len() / 2].to_vec(), ..saved.clone() };
     let mut noise = saved.clone();
     noise.data.iter_mut().enumerate().for_each(|(at, byte)| *byte ^= (at * 73 + 41) as u8);
-    for (what, offered) in [("half of it", cut), ("noise", noise)] {
+    for (what, offered) in [("half of it", half), ("noise", noise)] {
         if let Restored::Failed(why) = subject.start(Some(&offered))?.restored() {
             return Ok(Some(fail(
                 format!("`restore` of {what} fails: {}", first_line(&why)),

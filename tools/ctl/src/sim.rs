@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_simulator::{Arrivals, Cut, Model, Report, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Transformable, Model, Report, Residency, Setup, Trace, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
 const IDLE_GAP_NS: u64 = 100_000;
@@ -52,10 +52,10 @@ pub struct SimArgs {
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub residency: ResidencyArg,
-    /// Which of the training's kernels can be cut: none, all but NVIDIA's closed
+    /// Which of the training's kernels can be transformed: none, all but NVIDIA's closed
     /// libraries', all.
     #[arg(long, value_enum, default_value = "open")]
-    pub cut: CutArg,
+    pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
@@ -102,9 +102,9 @@ pub enum ResidencyArg {
     Mps,
 }
 
-/// `--cut`.
+/// `--transformable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CutArg {
+pub enum TransformableArg {
     /// None.
     None,
     /// All but those of closed libraries.
@@ -248,10 +248,10 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         ResidencyArg::Timeslice => Residency::Timeslice,
         ResidencyArg::Mps => Residency::Mps,
     };
-    let cut = match args.cut {
-        CutArg::None => Cut::None,
-        CutArg::Open => Cut::Open,
-        CutArg::All => Cut::All,
+    let transformable = match args.transformable {
+        TransformableArg::None => Transformable::None,
+        TransformableArg::Open => Transformable::Open,
+        TransformableArg::All => Transformable::All,
     };
     let overrun_seconds = seconds;
     let warm_up_seconds = args.warm_up_seconds.map(warm_up).transpose()?;
@@ -266,7 +266,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     }
     let graph = !args.eager;
     let setup =
-        Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+        Setup { residency, transformable, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
         return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);

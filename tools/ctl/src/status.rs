@@ -190,9 +190,11 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         count(p, "/events"),
         count(p, "/fallbacks")
     )?;
-    let reasons = list(p, "/reasons").iter().filter(|reason| count(reason, "/decisions") > 0);
-    for reason in reasons {
-        let (decisions, why) = (count(reason, "/decisions"), text(reason, "/text"));
+    for reason in list(p, "/reasons") {
+        let (decisions, why) = (reason["decisions"].as_u64().unwrap_or(0), text(reason, "/text"));
+        if decisions == 0 {
+            continue;
+        }
         writeln!(out, "           {decisions:>10} decisions: {why}")?;
     }
     let faults: Vec<String> = p["faults"]

@@ -338,11 +338,11 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             })?,
         },
         kind::COMPLETION => Record::Completion { now_ns: b.u64()?, done: b.done()? },
-        kind::STRIKE => {
+        kind::FAULT => {
             let now_ns = b.u64()?;
             let kind = fault_kind(b.u8()?).ok_or(Malformed("an unknown fault"))?;
             let _timed = b.flag()?;
-            Record::Strike { now_ns, kind, message: b.text()?.to_owned() }
+            Record::Fault { now_ns, kind, message: b.text()?.to_owned() }
         }
         kind::END => Record::End { reason: b.text()?.to_owned(), dropped: b.u64()? },
         _ => return Err(Malformed("an unknown kind of record")),

@@ -220,11 +220,11 @@ impl<'a> Player<'a> {
                 self.note_fault(&answer.outcome);
                 return Ok(Fed::Called { equal });
             }
-            Record::Strike { now_ns, kind, message } => {
+            Record::Fault { now_ns, kind, message } => {
                 // What the log's policy did wrong is not another's fault.
                 if let Some(policy) = self.policy.as_mut().filter(|_| self.is_logs_own) {
                     let fault = Fault { kind: *kind, message: message.clone() };
-                    policy.strike(*now_ns, &fault);
+                    policy.count_fault(*now_ns, &fault);
                 }
             }
             Record::Kernel { .. }

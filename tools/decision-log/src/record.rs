@@ -41,8 +41,8 @@ pub mod kind {
     pub const COMPLETION: u8 = 11;
     /// [`super::Record::End`].
     pub const END: u8 = 12;
-    /// [`super::Record::Strike`].
-    pub const STRIKE: u8 = 13;
+    /// [`super::Record::Fault`].
+    pub const FAULT: u8 = 13;
     /// [`super::Record::Usage`].
     pub const USAGE: u8 = 14;
 }
@@ -183,7 +183,7 @@ pub enum Record {
         done: Completion,
     },
     /// The engine found fault with the policy, in something that no single call shows.
-    Strike {
+    Fault {
         /// When.
         now_ns: u64,
         /// Which fault.
@@ -537,9 +537,9 @@ impl Encoder<'_> {
         self.u64(done.charged_ns);
     }
 
-    /// [`Record::Strike`].
-    pub fn strike(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
-        self.u8(kind::STRIKE);
+    /// [`Record::Fault`].
+    pub fn counted_fault(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
+        self.u8(kind::FAULT);
         self.u64(now_ns);
         self.fault(kind, false, message);
     }
@@ -577,7 +577,7 @@ impl Encoder<'_> {
                 self.event(*now_ns, event, borrowed(&answer.outcome), &answer.commands);
             }
             Record::Completion { now_ns, done } => self.completion(*now_ns, done),
-            Record::Strike { now_ns, kind, message } => self.strike(*now_ns, *kind, message),
+            Record::Fault { now_ns, kind, message } => self.counted_fault(*now_ns, *kind, message),
             Record::End { reason, dropped } => self.end(reason, *dropped),
         }
     }

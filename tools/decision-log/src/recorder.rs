@@ -594,14 +594,14 @@ impl<P: Policy + Described> Policy for Recorded<P> {
         if self.recorder.wants_completions() { own.and(Subscriptions::COMPLETIONS) } else { own }
     }
 
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         if self.recorder.is_on() {
             let inner = &mut *self.recorder.lock();
             inner.scratch.clear();
-            frame(&mut inner.scratch, |e| e.strike(now_ns, fault.kind, &fault.message));
+            frame(&mut inner.scratch, |e| e.counted_fault(now_ns, fault.kind, &fault.message));
             inner.log(1);
         }
-        self.policy.strike(now_ns, fault);
+        self.policy.count_fault(now_ns, fault);
     }
 
     fn start(&mut self, context: &mut Context) {

@@ -211,7 +211,7 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u64>(), completion()).prop_map(|(now_ns, done)| Record::Completion { now_ns, done }),
         (any::<u64>(), ".{0,30}").prop_map(|(now_ns, message)| {
             let kind = FaultKind::Stall;
-            Record::Strike { now_ns, kind, message }
+            Record::Fault { now_ns, kind, message }
         }),
         (".{0,30}", any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
     ]

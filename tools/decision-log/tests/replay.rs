@@ -51,8 +51,8 @@ impl Policy for Both {
     fn start(&mut self, context: &mut Context) {
         self.0.lock().unwrap().start(context);
     }
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.0.lock().unwrap().strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.lock().unwrap().count_fault(now_ns, fault);
     }
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.lock().unwrap().decide(launch, context)
@@ -333,10 +333,10 @@ fn a_player_can_move_to_another_thread() {
 }
 
 /// Counts how often the engine found fault with it.
-struct Struck(Arc<AtomicU32>);
+struct Faulty(Arc<AtomicU32>);
 
-impl Policy for Struck {
-    fn strike(&mut self, _: u64, _: &Fault) {
+impl Policy for Faulty {
+    fn count_fault(&mut self, _: u64, _: &Fault) {
         self.0.fetch_add(1, Relaxed);
     }
     fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
@@ -345,27 +345,27 @@ impl Policy for Struck {
 }
 
 #[test]
-fn strikes_reach_the_policy_and_its_replay_but_no_other() {
+fn faults_reach_the_policy_and_its_replay_but_no_other() {
     let (recorder, mut reader) = recorded_into(RING_BYTES);
-    let strikes = Arc::new(AtomicU32::new(0));
-    let named = Named(Box::new(Struck(strikes.clone())), "struck");
+    let faults = Arc::new(AtomicU32::new(0));
+    let named = Named(Box::new(Faulty(faults.clone())), "faulty");
     let mut recorder = Recorded::new(named, 1, recorder);
     recorder.start(&mut Context::default());
     let fault = Fault { kind: FaultKind::Stall, message: "held everything".into() };
-    recorder.strike(5, &fault);
-    assert_eq!(strikes.load(Relaxed), 1);
+    recorder.count_fault(5, &fault);
+    assert_eq!(faults.load(Relaxed), 1);
     let records = through_a_file(&mut reader);
-    assert!(matches!(records.last(), Some(Record::Strike { now_ns: 5, .. })));
+    assert!(matches!(records.last(), Some(Record::Fault { now_ns: 5, .. })));
     for (another, expected) in [(false, 1), (true, 0)] {
-        let strikes = Arc::new(AtomicU32::new(0));
-        let seen = strikes.clone();
-        let mut player = Player::new(move |_| Ok(Box::new(Struck(seen.clone()))));
+        let faults = Arc::new(AtomicU32::new(0));
+        let seen = faults.clone();
+        let mut player = Player::new(move |_| Ok(Box::new(Faulty(seen.clone()))));
         if another {
             player = player.of_another();
         }
         for record in &records {
             player.feed(record, true).unwrap();
         }
-        assert_eq!(strikes.load(Relaxed), expected);
+        assert_eq!(faults.load(Relaxed), expected);
     }
 }

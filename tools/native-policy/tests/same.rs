@@ -252,11 +252,11 @@ fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
 /// Whole simulations, byte for byte.
 #[test]
 fn a_simulation_comes_out_the_same() {
-    use tally_simulator::{Arrivals, Cut, Residency, Setup, Trace, simulate};
+    use tally_simulator::{Arrivals, Transformable, Residency, Setup, Trace, simulate};
     let open = |name| Trace::open(name).unwrap();
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     for residency in [Residency::Timeslice, Residency::Mps] {
-        let setup = Setup { seconds: 0.5, residency, cut: Cut::All, ..Setup::default() };
+        let setup = Setup { seconds: 0.5, residency, transformable: Transformable::All, ..Setup::default() };
         let report = |policy: Box<dyn Policy + Send>| {
             let load = Arrivals::Poisson { load: 0.5 };
             format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))

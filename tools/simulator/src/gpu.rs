@@ -41,7 +41,7 @@ pub const PRELUDE_NS: u64 = 1_200;
 const EMPTY_NS: u64 = 360;
 /// Thousand blocks that see the flag and exit.
 const EXIT_NS: u64 = 1_800;
-/// Parts of a cut launch.
+/// Parts of a sliced or preemptible launch.
 pub const PARTS_MAX: u64 = 32;
 /// Larger grids of one dimension are sliced by offset: no prelude, no blocks with nothing to do
 /// (`core/shim/src/cut/form.rs`).
@@ -65,7 +65,7 @@ pub enum Residency {
 /// Which best-effort kernels have other forms than whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Cut {
+pub enum Transformable {
     /// None.
     None,
     /// All but those that look like closed libraries'.
@@ -75,13 +75,13 @@ pub enum Cut {
     All,
 }
 
-impl Cut {
-    /// Whether this kernel can be cut.
+impl Transformable {
+    /// Whether this kernel can be transformed.
     pub fn allows(self, name: &str) -> bool {
         match self {
-            Cut::None => false,
-            Cut::All => true,
-            Cut::Open => !closed(name),
+            Transformable::None => false,
+            Transformable::All => true,
+            Transformable::Open => !closed(name),
         }
     }
 }

@@ -6,7 +6,7 @@ mod solo;
 use crate::arrivals::{Arrivals, Random};
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{Cut, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
+use crate::gpu::{Transformable, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
 use crate::host::Host;
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
@@ -34,8 +34,8 @@ const UNSUBMITTED: u64 = u64::MAX;
 pub struct Setup {
     /// Who runs at once.
     pub residency: Residency,
-    /// Which best-effort kernels can be cut.
-    pub cut: Cut,
+    /// Which best-effort kernels can be transformed.
+    pub transformable: Transformable,
     /// Window of arrivals.
     pub seconds: f64,
     /// At most so much longer until all are served.
@@ -55,7 +55,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             residency: Residency::Timeslice,
-            cut: Cut::Open,
+            transformable: Transformable::Open,
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
@@ -211,21 +211,21 @@ impl<'a> Sim<'a> {
             for launch in &host.program {
                 let k = &self.traces[lane].kernels[launch.kernels.start];
                 let graph = launch.kernels.len() > 1;
-                let cut = lane == LOW && !graph && self.setup.cut.allows(&k.name);
+                let transformable = lane == LOW && !graph && self.setup.transformable.allows(&k.name);
                 let state = if graph { launch_state::GRAPH } else { 0 };
                 let mut offered = 0;
-                if cut {
+                if transformable {
                     offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
                 let partition = self.setup.residency == Residency::Mps && lane == LOW;
-                if partition && self.setup.cut != Cut::None {
+                if partition && self.setup.transformable != Transformable::None {
                     offered |= forms_offered::SM_LIMITED;
                 }
                 let key =
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
-                    if cut {
+                    if transformable {
                         e.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
                     }
                     Some(id)
@@ -519,7 +519,7 @@ impl<'a> Sim<'a> {
             seconds: self.setup.seconds,
             seed: self.setup.seed,
             residency: self.setup.residency,
-            cut: self.setup.cut,
+            transformable: self.setup.transformable,
             unscheduled,
             launches: self.hosts.iter().flatten().map(|h| h.done).sum(),
             kernels: self.kernels,

@@ -6,7 +6,7 @@ use tally_engine::BuiltIn;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Cut, Model, Report, Residency, Setup, Trace, builtin_traces, gpu, simulate,
+    Arrivals, Transformable, Model, Report, Residency, Setup, Trace, builtin_traces, gpu, simulate,
 };
 
 const BOTH: [Residency; 2] = [Residency::Timeslice, Residency::Mps];
@@ -236,14 +236,14 @@ fn a_kernel_that_yields_is_waited_for_less() {
     }
     let (high, _) = pair();
     let low = Trace::open("gpt2_12l_train_b8_s1024").unwrap();
-    let setup = Setup { cut: Cut::All, ..setup(Residency::Mps) };
+    let setup = Setup { transformable: Transformable::All, ..setup(Residency::Mps) };
     let run = |on| {
         let load = Arrivals::Poisson { load: 0.3 };
         simulate(&setup, &high, Some(&low), &load, Some(Box::new(Preempting(on))))
     };
-    let (whole, cut) = (run(false), run(true));
-    assert!(cut.decisions.unwrap().launches_yielded > 0);
-    let (a, b) = (cut.high_priority.service_p99_ms, whole.high_priority.service_p99_ms);
+    let (whole, preemptible) = (run(false), run(true));
+    assert!(preemptible.decisions.unwrap().launches_yielded > 0);
+    let (a, b) = (preemptible.high_priority.service_p99_ms, whole.high_priority.service_p99_ms);
     assert!(a * 2.0 < b, "{a} {b}");
 }
 
@@ -377,10 +377,10 @@ proptest! {
         let residency = if mps { Residency::Mps } else { Residency::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
         let model = Model { linger_ns, beside_ns, ..Model::default() };
-        let cut = Cut::All;
+        let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { residency, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+            Setup { residency, transformable, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);

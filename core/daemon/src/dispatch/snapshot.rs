@@ -198,8 +198,8 @@ pub struct KernelNumbers {
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
-    /// Whether it can be cut.
-    pub cut: Transformation,
+    /// Whether it can be transformed.
+    pub transformation: Transformation,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
 }
@@ -293,7 +293,7 @@ impl Job {
                     count: p.count,
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
-                    cut: p.cut,
+                    transformation: p.transformation,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),

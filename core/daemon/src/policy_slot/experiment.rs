@@ -8,9 +8,8 @@ use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
 use crate::loader::Loaded;
-use std::sync::Arc;
 use std::time::Instant;
-use tally_wasm_host::{Cancel, Saved};
+use tally_wasm_host::{Cancel, Compiled, Saved};
 
 /// A policy that takes part: compiled once, started for each of its blocks.
 #[derive(Clone)]

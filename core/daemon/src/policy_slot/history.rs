@@ -194,7 +194,7 @@ pub enum NoWayBack {
 
 impl<P: Clone> History<P> {
     /// A policy took over; the one before is gone for that reason.
-    pub fn came(&mut self, record: Record, config_text: String, program: Option<Arc<dyn Program>>) {
+    pub fn came(&mut self, record: Record, config_text: String, program: Option<P>) {
         if let Some(old) = self.entries.back_mut() {
             old.record.went = Some(Went::because(record.came));
             old.record.went_at_unix_s = Some(record.came_at_unix_s);

@@ -53,7 +53,7 @@ impl PolicyLife {
             came: in_charge.came,
             content_of: in_charge.content_of,
             restored: in_charge.restored.clone(),
-            strikes: s.figures.as_ref().map_or(0, |figures| figures.strikes),
+            strikes: s.figures.as_ref().map_or(0, |figures| figures.recent_faults),
             last_struck_out: last.map(|(generation, how)| LastStruckOut { generation, how }),
             swap_pause_us: s.swap_pause,
             fault_cost_us: FaultCostUs {

@@ -7,7 +7,7 @@
 //!    ^                                                              |
 //!    +-- a launch is granted, or ends, or high priority comes <------+
 //!    |                                                              | `policy_stall_ns`
-//!    +-- a strike; the built-in rule answers who waits <------------+
+//!    +-- a fault; the built-in rule answers who waits <-------------+
 //! ```
 //! A policy may hold for as long as it likes in the sum: each launch that it grants
 //! starts the time anew.
@@ -36,7 +36,7 @@ impl<P: Policy> Engine<P> {
                 "held the launches of {clients} clients for {ms} ms while the GPU had nothing to do"
             ),
         };
-        self.policy.strike(now_ns, &fault);
+        self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
         let waiting: Vec<ClientId> =
             self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&id, _)| id).collect();

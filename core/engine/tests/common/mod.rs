@@ -84,10 +84,10 @@ pub fn granted(out: &[Action], client: ClientId) -> Option<u64> {
 
 pub const HIGH: ClientId = 1;
 pub const LOW: ClientId = 2;
-pub const QUIET: u64 = 100_000;
+pub const IDLE_GAP: u64 = 100_000;
 
 pub fn built_in() -> Engine {
-    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { idle_ns: QUIET }));
+    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { idle_ns: IDLE_GAP }));
     let mut out = Vec::new();
     e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
     assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority is ungated");

@@ -18,7 +18,7 @@ pub struct Truth {
     pub whole_ns: u64,
     /// What being preemptible adds.
     pub preemptible_permille: u64,
-    /// How long it then takes to give way, on top of the least that it can.
+    /// How long it then takes to yield, on top of the least that it can.
     pub yielding_ns: u64,
     /// Between two slices.
     pub gate_ns: u64,

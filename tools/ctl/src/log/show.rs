@@ -130,8 +130,8 @@ fn line(record: &Record, context: &Context) -> String {
         Record::Completion { now_ns, done } => {
             format!("{now_ns} done (not told) {done:?} {}", name(context, done.kernel))
         }
-        Record::Strike { now_ns, kind, message } => {
-            format!("{now_ns} strike: {}", fault(*kind, message))
+        Record::Fault { now_ns, kind, message } => {
+            format!("{now_ns} fault: {}", fault(*kind, message))
         }
         Record::End { reason, dropped } => format!("end: {reason}, {dropped} dropped"),
     }
@@ -247,7 +247,7 @@ fn value(record: &Record, context: &Context) -> Value {
         Record::Completion { now_ns, done: d } => {
             json!({"completion": {"now_ns": now_ns, "done": done(d, context)}})
         }
-        Record::Strike { now_ns, kind, message } => json!({"strike": {
+        Record::Fault { now_ns, kind, message } => json!({"fault": {
             "now_ns": now_ns, "kind": fault_name(*kind), "message": message,
         }}),
         Record::End { reason, dropped } => json!({"end": {"reason": reason, "dropped": dropped}}),

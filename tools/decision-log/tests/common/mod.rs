@@ -52,8 +52,8 @@ impl Policy for Named {
     fn start(&mut self, context: &mut Context) {
         self.0.start(context);
     }
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.0.strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.count_fault(now_ns, fault);
     }
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.decide(launch, context)
