@@ -100,7 +100,8 @@ impl Policy for Waits {
 fn a_hold_until_completion_ends_with_another_clients_launch_and_not_with_its_own() {
     let seen = Arc::default();
     let policy = Waits { seen: Arc::clone(&seen), wants_usage: true };
-    let mut e = Engine::new(EngineConfig::default(), Box::new(policy));
+    let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
+    let mut e = Engine::new(config, Box::new(policy));
     let mut out = Vec::new();
     for id in [LOW, OTHER] {
         e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);

@@ -367,10 +367,15 @@ impl Drop for Ticker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// One of these tests counts what the tickers of this process do.
+    static TICKERS: Mutex<()> = Mutex::new(());
 
     /// What is built against this contract goes on loading when a core provides more.
     #[test]
     fn a_component_of_today_loads_into_a_host_with_one_more_interface() {
+        let _alone = TICKERS.lock().unwrap_or_else(PoisonError::into_inner);
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/policies/corpus/0.1.0");
         let mut host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
         let mut later = host.linker.instance("tally:policy/placement@0.1.1").unwrap();
@@ -399,6 +404,7 @@ mod tests {
 
     #[test]
     fn without_calls_the_ticker_sleeps_and_a_call_wakes_it() {
+        let _alone = TICKERS.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Engine::default();
         let ticker = Ticker::start(&engine, Duration::from_millis(1)).unwrap();
         let beat = ticker.beat();

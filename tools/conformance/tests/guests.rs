@@ -144,14 +144,15 @@ fn odd_answers_warn() {
 
 #[test]
 fn holding_for_ever_fails_no_starvation_and_warns_of_high_priority() {
-    let report = chaos("always 10");
+    let (limits, granted) = (Limits::default(), Capabilities::all());
+    let report = report_with(&limits, granted, "test-policies", "nosy", "hold");
     fails(&report, &["no-starvation"]);
     assert_eq!(report.names(Outcome::Warn), ["high-priority"]);
 }
 
 #[test]
 fn what_was_not_granted_fails_to_load() {
-    let report = report("test-policies", "chaos", "");
+    let report = report("test-policies", "nosy", "");
     fails(&report, &["loads"]);
     assert!(report.checks[0].detail.contains("`high-priority`"), "{report:#?}");
 }

@@ -98,7 +98,7 @@ fn shipped_components_are_forwarded() {
             seen += 1;
         }
     }
-    assert!(seen >= 9, "{seen} components");
+    assert!(seen >= 3, "{seen} components");
 }
 
 /// Everything that counts what is moved, behind what moves it: options of lifts, an instance of

@@ -119,9 +119,9 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(policy: Named, recorder: Recorder) -> Self {
-        let recorder = Recorded::new(policy, 1, recorder.clone());
+        let recorded = Recorded::new(policy, 1, recorder.clone());
         let config = EngineConfig { window_ns: 300_000, sm_count: 132, ..Default::default() };
-        let engine = Engine::new(config, Box::new(recorder));
+        let engine = Engine::new(config, Box::new(recorded));
         Driver {
             engine,
             recorder,
@@ -135,8 +135,8 @@ impl Driver {
 
     pub fn set_policy(&mut self, policy: Named) {
         self.generation += 1;
-        let recorder = Recorded::new(policy, self.generation, self.recorder.clone());
-        self.engine.set_policy(self.now_ns, Box::new(recorder), &mut self.out);
+        let recorded = Recorded::new(policy, self.generation, self.recorder.clone());
+        self.engine.set_policy(self.now_ns, Box::new(recorded), &mut self.out);
     }
 
     fn key(kernel: u8) -> KernelKey {
