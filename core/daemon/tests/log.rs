@@ -28,7 +28,7 @@ fn replay(records: &[Record]) -> Player<'static> {
     // As `engine.fallback_quiet_us` is by default.
     let mut player = Player::new(|about| {
         assert_eq!(about.name, "built-in");
-        Ok(Box::new(BuiltIn { quiet_ns: 100_000 }))
+        Ok(Box::new(BuiltIn { idle_ns: 100_000 }))
     });
     for record in records {
         player.feed(record, true).unwrap();

@@ -538,7 +538,7 @@ mod tests {
     use crate::quota::User;
     use rustix::fd::AsFd;
     use tally_engine::policy::ClientInfo;
-    use tally_engine::{BuiltIn, EngineConfig};
+    use tally_engine::{EngineConfig};
     use tally_ipc::ClientRegion;
     use tally_ipc::ring::Request;
 
@@ -645,7 +645,10 @@ mod tests {
 
     #[test]
     fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
-        assert_eq!(engine_flags(u32::MAX), 0b1_1111_1100);
-        assert_eq!(engine_flags(submission_flags::LEASED), 0);
+        let known_better = launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN;
+        assert_eq!(translated(u32::MAX, STATES), launch_state::ALL & !known_better);
+        assert_eq!(translated(u32::MAX, FORMS), forms_offered::ALL);
+        assert_eq!(translated(submission_flags::LEASED, STATES), 0);
+        assert_eq!(translated(submission_flags::LEASED, FORMS), 0);
     }
 }

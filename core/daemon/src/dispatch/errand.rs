@@ -123,7 +123,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_engine::profile::KernelKey;
-    use tally_engine::{BuiltIn, EngineConfig, Measured, Submission};
+    use tally_engine::{EngineConfig, Measured, Submission};
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }

@@ -216,7 +216,7 @@ impl KernelCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_engine::{BuiltIn, EngineConfig};
+    use tally_engine::{EngineConfig};
     use tally_ipc::layout::KERNEL_UNKNOWN;
 
     fn request(kernel: u32, x: u32) -> Request {
