@@ -168,7 +168,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if had.iter().any(|(lang, _)| *lang == Lang::Rust) {
         let (out, environment) = (suite.out.clone(), suite.environment.clone());
-        suite.step("docs/policies.md, its tutorial followed", || walkthrough::follow(&out, &environment));
+        suite.step("docs/policies.md, its tutorial followed", || {
+            walkthrough::follow(&out, &environment)
+        });
     }
     // As Cargo says it: `cargo xtask test` counts by that.
     println!("test result: {} passed; {} failed; 0 ignored", suite.passed, suite.failed);

@@ -57,7 +57,8 @@ fn promised(project: &Path) -> Result<()> {
 
 /// The text from one second-level heading to the next.
 fn section<'a>(document: &'a str, title: &str) -> Result<&'a str> {
-    let (_, rest) = document.split_once(&format!("\n{title}\n")).with_context(|| format!("no {title:?}"))?;
+    let (_, rest) =
+        document.split_once(&format!("\n{title}\n")).with_context(|| format!("no {title:?}"))?;
     Ok(rest.split_once("\n## ").map_or(rest, |(section, _)| section))
 }
 

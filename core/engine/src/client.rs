@@ -91,7 +91,13 @@ pub(crate) struct Granted {
 impl Granted {
     /// As it is.
     pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
-        Granted { form: Form::Whole, argument: 0, predicted_ns, window_ns: predicted_ns, high_periods }
+        Granted {
+            form: Form::Whole,
+            argument: 0,
+            predicted_ns,
+            window_ns: predicted_ns,
+            high_periods,
+        }
     }
 }
 

@@ -23,10 +23,10 @@ mod yielding;
 pub use progress::Progress;
 pub use rule::{BuiltIn, fallback};
 
-use crate::client::{Client, ClientStats, Submission, Granted};
+use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{
-    Answer, Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId, Policy,
-    SharingMode, Subscriptions, TIMERS_MAX, World,
+    Answer, Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind,
+    KernelId, Policy, SharingMode, Subscriptions, TIMERS_MAX, World,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};

@@ -182,7 +182,9 @@ impl Profile {
 
     /// Whether anything is known of it that another launch would have to show again.
     fn is_measured(&self) -> bool {
-        self.count > 0 || !self.forms.is_empty() || matches!(self.transformation, Transformation::WholeOnly(_))
+        self.count > 0
+            || !self.forms.is_empty()
+            || matches!(self.transformation, Transformation::WholeOnly(_))
     }
 
     fn record(&mut self, measured_ns: u64) {
@@ -330,7 +332,9 @@ impl Profiles {
     /// run whole stays.
     pub fn set_transformation(&mut self, kernel: KernelId, to: Transformation) {
         match self.get_mut(kernel) {
-            Some(p) if !matches!(p.transformation, Transformation::WholeOnly(_)) => p.transformation = to,
+            Some(p) if !matches!(p.transformation, Transformation::WholeOnly(_)) => {
+                p.transformation = to
+            }
             _ => return,
         }
         self.note_changed(kernel);
@@ -465,7 +469,9 @@ mod tests {
     fn news_is_told_once_and_forgetting_leaves_none() {
         let (mut all, kernel) = known();
         assert!(!all.has_news() && all.take_news(kernel).is_none());
-        for state in [Transformation::Preparable, Transformation::WholeHere("its context is another one")] {
+        for state in
+            [Transformation::Preparable, Transformation::WholeHere("its context is another one")]
+        {
             all.set_transformation(kernel, state);
             assert!(!all.has_news(), "a state that every run finds out anew");
         }
@@ -479,7 +485,10 @@ mod tests {
         assert!(all.forget(kernel) && !all.forget(kernel + 1));
         assert!(!all.has_news());
         let p = all.get(kernel).unwrap();
-        assert_eq!((p.count, p.predicted_ns, p.p99_ns(), p.transformation), (0, 0, 0, Transformation::Unknown));
+        assert_eq!(
+            (p.count, p.predicted_ns, p.p99_ns(), p.transformation),
+            (0, 0, 0, Transformation::Unknown)
+        );
         assert!(p.forms.is_empty());
         all.record(kernel, 8);
         assert_eq!((all.predicted_ns(kernel), all.get(kernel).unwrap().p99_ns()), (8, 8));

@@ -22,12 +22,20 @@ fn engine(script: Script) -> (Engine, Vec<tally_engine::Action>) {
 
 #[test]
 fn only_what_was_subscribed_to_is_told() {
-    for deaf_to in
-        [Subscriptions::ACTIVITY, Subscriptions::COMPLETIONS, Subscriptions::MEMBERSHIP, Subscriptions::TIMER]
-    {
+    for deaf_to in [
+        Subscriptions::ACTIVITY,
+        Subscriptions::COMPLETIONS,
+        Subscriptions::MEMBERSHIP,
+        Subscriptions::TIMER,
+    ] {
         let seen = Arc::default();
         let timer = Command::SetTimer { delay_ns: 10, token: 4 };
-        let script = Script { seen: Arc::clone(&seen), deaf_to, on_event: [timer].into(), ..Default::default() };
+        let script = Script {
+            seen: Arc::clone(&seen),
+            deaf_to,
+            on_event: [timer].into(),
+            ..Default::default()
+        };
         let (mut e, mut out) = engine(script);
         let kernel = e.intern(&key("k"));
         e.high_activity(1, HIGH, true, 1, &mut out);
@@ -44,7 +52,11 @@ fn only_what_was_subscribed_to_is_told() {
             (Subscriptions::MEMBERSHIP, 4),
             (Subscriptions::TIMER, 1),
         ] {
-            assert_eq!(told(kind), if kind == deaf_to { 0 } else { count }, "{kind:?} without {deaf_to:?}");
+            assert_eq!(
+                told(kind),
+                if kind == deaf_to { 0 } else { count },
+                "{kind:?} without {deaf_to:?}"
+            );
         }
         assert_eq!(e.policy_stats().events, seen.events.len() as u64);
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{HIGH, LOW, IDLE_GAP, Script, Seen, built_in, granted, info, key, submission, took};
+use common::{HIGH, IDLE_GAP, LOW, Script, Seen, built_in, granted, info, key, submission, took};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
@@ -279,7 +279,8 @@ fn leases_run_without_asking_until_revoked() {
 fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     let fault = |kind| Err(Fault { kind, message: "x".into() });
     let script = Script {
-        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Sliced(0))].into(),
+        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Sliced(0))]
+            .into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -389,8 +390,10 @@ impl Erratic {
     }
 
     fn next(&mut self) -> u64 {
-        self.seed =
-            self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         self.seed >> 33
     }
 }

@@ -143,17 +143,28 @@ fn what_one_process_cannot_transform_is_offered_by_another() {
     let kernel = e.intern(&key("k")).unwrap();
     let offered = forms_offered::SLICED | forms_offered::PREEMPTIBLE;
     let mut launch = |e: &mut Engine, t: u64| {
-        e.submitted(t * 1_000, LOW, Submission { offered, ..submission(t, Some(kernel)) }, &mut out);
+        e.submitted(
+            t * 1_000,
+            LOW,
+            Submission { offered, ..submission(t, Some(kernel)) },
+            &mut out,
+        );
         e.progress(t * 1_000 + 500, LOW, 0, t as u32 + 1, None, &mut out);
     };
     e.set_transformation(kernel, Transformation::WholeHere("its context is another one"));
     launch(&mut e, 0);
     e.set_transformation(kernel, Transformation::Ready { sliced: true, preemptible: true });
-    assert!(matches!(e.world().profiles.get(kernel).unwrap().transformation, Transformation::Ready { .. }));
+    assert!(matches!(
+        e.world().profiles.get(kernel).unwrap().transformation,
+        Transformation::Ready { .. }
+    ));
     launch(&mut e, 1);
     e.set_transformation(kernel, Transformation::WholeOnly("its blocks waited"));
     e.set_transformation(kernel, Transformation::WholeHere("its context is another one"));
-    assert!(matches!(e.world().profiles.get(kernel).unwrap().transformation, Transformation::WholeOnly(_)));
+    assert!(matches!(
+        e.world().profiles.get(kernel).unwrap().transformation,
+        Transformation::WholeOnly(_)
+    ));
     launch(&mut e, 2);
     let seen: Vec<_> = seen.lock().unwrap().launches.iter().map(|l| l.offered).collect();
     assert_eq!(seen, [offered, offered, 0]);

@@ -10,7 +10,8 @@ use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tally_engine::policy::{
-    Answer, Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, forms_offered, launch_state,
+    Answer, Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, forms_offered,
+    launch_state,
 };
 use tally_wasm_host::{Compiler, Limits, PolicyHost, WasmPolicy};
 

@@ -45,11 +45,16 @@ impl Exported {
     ///
     /// # Errors
     /// If one is another than the contract's.
-    pub fn find(pre: ProvidedPre<HostState>, exported: &BTreeSet<String>) -> wasmtime::Result<Self> {
+    pub fn find(
+        pre: ProvidedPre<HostState>,
+        exported: &BTreeSet<String>,
+    ) -> wasmtime::Result<Self> {
         let instance_pre = pre.instance_pre();
         let has = |name: &str| exported.contains(name).then_some(());
         Ok(Exported {
-            activity: has("activity").map(|()| activity::GuestIndices::new(instance_pre)).transpose()?,
+            activity: has("activity")
+                .map(|()| activity::GuestIndices::new(instance_pre))
+                .transpose()?,
             completions: has("completions")
                 .map(|()| completions::GuestIndices::new(instance_pre))
                 .transpose()?,
@@ -65,12 +70,28 @@ impl Exported {
     ///
     /// # Errors
     /// If one is another than the contract's.
-    pub fn of(&self, instance: &Instance, store: &mut Store<HostState>) -> wasmtime::Result<Exports> {
+    pub fn of(
+        &self,
+        instance: &Instance,
+        store: &mut Store<HostState>,
+    ) -> wasmtime::Result<Exports> {
         Ok(Exports {
             scheduler: Provided::new(&mut *store, instance)?,
-            activity: self.activity.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
-            completions: self.completions.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
-            membership: self.membership.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
+            activity: self
+                .activity
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
+            completions: self
+                .completions
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
+            membership: self
+                .membership
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
             timer: self.timer.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
         })
     }

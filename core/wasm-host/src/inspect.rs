@@ -89,7 +89,8 @@ pub fn imports(
             import,
             provided: format!("{PACKAGE}*@{VERSION} with {}", IMPORTS.join(", ")),
         };
-        let (ComponentItem::ComponentInstance(interface), Some(bare)) = (import.ty, bare(name)) else {
+        let (ComponentItem::ComponentInstance(interface), Some(bare)) = (import.ty, bare(name))
+        else {
             return Err(unknown(name.into()));
         };
         if !IMPORTS.contains(&bare) {
@@ -153,11 +154,13 @@ impl Exported<'_> {
             return Err(missing(self.file, &format!("{}#{name}", self.full()), expected(), found));
         };
         // The bindings would find this too, but not say which function.
-        function.typecheck::<P, R>(&self.component.instance_type()).map_err(|error| LoadError::WrongExport {
-            file: self.file.into(),
-            export: format!("{}#{name}", self.full()),
-            expected: expected(),
-            why: format!("{error:#}"),
+        function.typecheck::<P, R>(&self.component.instance_type()).map_err(|error| {
+            LoadError::WrongExport {
+                file: self.file.into(),
+                export: format!("{}#{name}", self.full()),
+                expected: expected(),
+                why: format!("{error:#}"),
+            }
         })
     }
 }
@@ -179,7 +182,8 @@ fn exported<'a>(
     wanted: &'a str,
 ) -> Result<Option<(String, Exported<'a>)>, LoadError> {
     let ty = component.component_type();
-    let Some((name, found)) = ty.exports(engine).find(|(name, _)| bare(name) == Some(wanted)) else {
+    let Some((name, found)) = ty.exports(engine).find(|(name, _)| bare(name) == Some(wanted))
+    else {
         return Ok(None);
     };
     let ComponentItem::ComponentInstance(interface) = found.ty else {
@@ -325,7 +329,10 @@ mod tests {
     fn signatures_come_from_the_contract() {
         let decide = "decide: func(launch: launch) -> answer;";
         assert_eq!(signature("scheduler", "decide"), Some(decide));
-        assert_eq!(signature("control", "revoke-lease"), Some("revoke-lease: func(client: client-id);"));
+        assert_eq!(
+            signature("control", "revoke-lease"),
+            Some("revoke-lease: func(client: client-id);")
+        );
         assert_eq!((signature("control", "lease"), signature("log", "decide")), (None, None));
         assert!(CONTRACT.contains(&format!("package tally:policy@{VERSION};")));
     }
@@ -375,10 +382,7 @@ mod tests {
         assert_eq!(refused("0.2.0", &[]), Ok(false), "another contract's is not ours");
         for (functions, parts) in [
             (&[][..], ["state@0.1.0#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
-            (
-                &["snapshot"],
-                ["state@0.1.0#snapshot` with another type", "it.wasm", "-> saved;"],
-            ),
+            (&["snapshot"], ["state@0.1.0#snapshot` with another type", "it.wasm", "-> saved;"]),
             (
                 &["restore"],
                 ["state@0.1.0#snapshot`", "exports restore", "snapshot: func() -> saved;"],
@@ -392,9 +396,17 @@ mod tests {
     #[test]
     fn an_event_interface_of_another_type_is_refused_by_name() {
         for (interface, functions, parts) in [
-            ("scheduler@0.1.0", &["init"][..], ["scheduler@0.1.0#init", "another type", "init: func("]),
+            (
+                "scheduler@0.1.0",
+                &["init"][..],
+                ["scheduler@0.1.0#init", "another type", "init: func("],
+            ),
             ("scheduler@0.1.0", &[], ["scheduler@0.1.0#init", "exports nothing", "init: func("]),
-            ("timer@0.1.0", &["fired"], ["scheduler@0.1.0", "exports tally:policy/timer@0.1.0", "it.wasm"]),
+            (
+                "timer@0.1.0",
+                &["fired"],
+                ["scheduler@0.1.0", "exports tally:policy/timer@0.1.0", "it.wasm"],
+            ),
         ] {
             let (engine, component) = exporting(interface, functions);
             let error = exports("it.wasm", &component, &engine).unwrap_err().to_string();

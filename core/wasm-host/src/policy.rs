@@ -23,7 +23,8 @@ use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
 use std::time::Instant;
 use tally_engine::policy::{
-    Answer, Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
+    Answer, Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+    Subscriptions,
 };
 
 /// Fuel that a new instance may use beyond twice what the first one did.
@@ -425,7 +426,9 @@ impl Policy for WasmPolicy {
         self.call(now_ns, context, joining, |policy, store| {
             let Exports { activity, completions, membership, timer, .. } = policy;
             match (event, activity, completions, membership, timer) {
-                (Event::HighStarted, Some(activity), ..) => activity.call_high_started(store, now_ns),
+                (Event::HighStarted, Some(activity), ..) => {
+                    activity.call_high_started(store, now_ns)
+                }
                 (Event::HighEnded, Some(activity), ..) => activity.call_high_ended(store, now_ns),
                 (Event::Completed(done), _, Some(completions), ..) => {
                     completions.call_completed(store, now_ns, convert::completion(done))

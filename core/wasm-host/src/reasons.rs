@@ -47,7 +47,8 @@ impl Reasons {
 
     /// Those that were named or given.
     pub fn status(&self) -> Vec<ReasonStatus> {
-        let known = |reason: &u8| self.texts.contains_key(reason) || self.counts[usize::from(*reason)] > 0;
+        let known =
+            |reason: &u8| self.texts.contains_key(reason) || self.counts[usize::from(*reason)] > 0;
         let one = |reason: u8| ReasonStatus {
             reason,
             text: self.texts.get(&reason).cloned().unwrap_or_default(),

@@ -167,7 +167,9 @@ impl Live {
         let answer = restore.call(&mut self.store, (saved.clone(),));
         self.store.data().end();
         Some(match answer {
-            Ok((answer,)) => Ok(answer.map_err(|why| beginning(&why, REFUSAL_BYTES_MAX).to_owned())),
+            Ok((answer,)) => {
+                Ok(answer.map_err(|why| beginning(&why, REFUSAL_BYTES_MAX).to_owned()))
+            }
             Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
         })
     }

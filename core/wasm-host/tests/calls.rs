@@ -5,8 +5,8 @@ mod common;
 use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
 use sha2::{Digest, Sha256};
 use tally_engine::policy::{
-    Answer, COMMANDS_MAX, ClientView, Subscriptions, Usage, Class, Command, Completion, Context, Decision, Event, Form, HOLD_UNTIL_CHANGE, Policy, SharingMode,
-    launch_state,
+    Answer, COMMANDS_MAX, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
+    HOLD_UNTIL_CHANGE, Policy, SharingMode, Subscriptions, Usage, launch_state,
 };
 use tally_engine::profile::KernelKey;
 use tally_wasm_host::Limits;
@@ -30,7 +30,9 @@ fn reasons_arrive_with_their_texts_and_are_counted() {
     bench.decide(kernel::REASON_9).unwrap();
     bench.decide(kernel::GOOD).unwrap();
     let reasons = bench.policy.status().reasons;
-    let of = |reason: &tally_wasm_host::ReasonStatus| (reason.reason, reason.text.clone(), reason.decisions);
+    let of = |reason: &tally_wasm_host::ReasonStatus| {
+        (reason.reason, reason.text.clone(), reason.decisions)
+    };
     assert_eq!(reasons.iter().map(of).collect::<Vec<_>>(), [(9, "because it can".into(), 2)]);
 }
 

@@ -75,7 +75,8 @@ fn a_component_that_exports_a_later_interface_loads_without_it() {
 
 #[test]
 fn a_component_that_imports_a_later_interface_is_refused_by_name() {
-    let import = "(import \"tally:policy/placement@0.1.1\" \"place\" (func $place (param i32 i32)))";
+    let import =
+        "(import \"tally:policy/placement@0.1.1\" \"place\" (func $place (param i32 i32)))";
     let export = "(func (export \"never\") (call $place (i32.const 0) (i32.const 0)))";
     let bytes = component("placing", import, export);
     let error = bare_host(limits()).compile_bytes("later.wasm", &bytes).err().unwrap();

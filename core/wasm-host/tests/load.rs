@@ -79,7 +79,10 @@ fn a_component_of_another_world_names_what_is_missing() {
 #[test]
 fn imports_that_nobody_provides_are_named() {
     let text = refused_wat("(component (import \"acme:gpu/clock@1.0.0\" (instance)))");
-    says(&text, &["imports `acme:gpu/clock@1.0.0`", "it provides tally:policy/*@0.1.0 with types, log"]);
+    says(
+        &text,
+        &["imports `acme:gpu/clock@1.0.0`", "it provides tally:policy/*@0.1.0 with types, log"],
+    );
     let text = refused_wat("(component (import \"tally:policy/log@0.2.0\" (instance)))");
     says(&text, &["imports `tally:policy/log@0.2.0`", "wit/policy.wit"]);
     let text = refused_wat(

@@ -105,7 +105,11 @@ fn an_onlooker_costs_a_policy_no_fault_and_at_most_one_instance() {
             assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(4)), "{how}");
         }
         let status = bench.policy.status();
-        assert_eq!((status.faults.total(), status.recent_faults, status.respawns), (1, 0, 1), "{how}");
+        assert_eq!(
+            (status.faults.total(), status.recent_faults, status.respawns),
+            (1, 0, 1),
+            "{how}"
+        );
         assert!(status.last_fault.is_some());
         // Whoever replaces it may ask.
         bench.policy.snapshot().unwrap().unwrap_err();

@@ -4,8 +4,8 @@ mod common;
 
 use common::{bare_host, guest, limits};
 use std::path::PathBuf;
-use tally_wasm_host::{LoadError, PolicyHost, Trust, TrustError, TrustSettings};
 use tally_trust::{Digest, SecretKey, signature_file};
+use tally_wasm_host::{LoadError, PolicyHost, Trust, TrustError, TrustSettings};
 
 struct Desk {
     _dir: tempfile::TempDir,

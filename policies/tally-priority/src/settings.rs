@@ -5,11 +5,13 @@ use tally_sdk::SharingMode;
 use tally_sdk::config::Config;
 
 /// Defaults where clients' kernels run at once.
-const CONCURRENT: Defaults = Defaults { idle_gap_us: 100, window_us: 1_000, forms: true, turn_us: 0 };
+const CONCURRENT: Defaults =
+    Defaults { idle_gap_us: 100, window_us: 1_000, forms: true, turn_us: 0 };
 /// Where contexts take turns: the hardware interrupts a best-effort kernel whatever its form and
 /// however much is queued behind it, and the core has the GPU linger with high-priority work in
 /// place of the idle gap. Holding back, slicing and preemption would only cost best effort.
-const TIME_SLICED: Defaults = Defaults { idle_gap_us: 0, window_us: 20_000, forms: false, turn_us: 20_000 };
+const TIME_SLICED: Defaults =
+    Defaults { idle_gap_us: 0, window_us: 20_000, forms: false, turn_us: 20_000 };
 
 /// What depends on the sharing mode, if the operator says nothing.
 struct Defaults {
@@ -128,7 +130,8 @@ impl Configured {
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { idle_gap_ns, window_ns, lease_launches, forms, turnaround_ns_max, .. } = self;
+        let Settings { idle_gap_ns, window_ns, lease_launches, forms, turnaround_ns_max, .. } =
+            self;
         let Settings { slowdown_percent_max, samples, explore_permille, .. } = self;
         let Settings { review_launches, reserve_sms, .. } = self;
         let Settings { sm_limit_slowdown_percent_max, .. } = self;

@@ -13,8 +13,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tally_sdk::testing::{Call, calls, client, launch, set_sharing_mode};
 use tally_sdk::{
-    Decision, FormsOffered, HOLD_UNTIL_CHANGE, Launch, LaunchState, Membership, Policy, PriorityClass,
-    SharingMode, WINDOW_OPEN,
+    Decision, FormsOffered, HOLD_UNTIL_CHANGE, Launch, LaunchState, Membership, Policy,
+    PriorityClass, SharingMode, WINDOW_OPEN,
 };
 
 const IDLE_GAP_NS: u64 = 100_000;

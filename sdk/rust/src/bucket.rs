@@ -65,7 +65,11 @@ mod tests {
         for permille in [0, 1, 50, 333, 1_000] {
             let bucket = TokenBucket::new(permille, 8);
             for round in 1..=10 {
-                assert_eq!(spent(&mut bucket.clone(), round * 1_000), round * permille, "{permille}");
+                assert_eq!(
+                    spent(&mut bucket.clone(), round * 1_000),
+                    round * permille,
+                    "{permille}"
+                );
             }
             assert_eq!(spent(&mut bucket.clone(), 999), 999 * permille / 1_000);
         }

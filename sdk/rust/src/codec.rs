@@ -29,7 +29,9 @@ pub struct Writer {
 impl Writer {
     /// An empty one, for this format and version.
     pub fn new(format: &str, version: u32) -> Self {
-        Writer { saved: Saved { format: format.into(), version, data: Vec::with_capacity(16 << 10) } }
+        Writer {
+            saved: Saved { format: format.into(), version, data: Vec::with_capacity(16 << 10) },
+        }
     }
 
     /// Whether so many more bytes certainly fit.
@@ -119,7 +121,8 @@ mod tests {
 
     #[test]
     fn numbers_of_every_length_come_back() {
-        let numbers: Vec<u64> = (0..64).flat_map(|bit| [1 << bit, (1 << bit) - 1]).chain([u64::MAX]).collect();
+        let numbers: Vec<u64> =
+            (0..64).flat_map(|bit| [1 << bit, (1 << bit) - 1]).chain([u64::MAX]).collect();
         let mut out = Writer::new("f", 1);
         numbers.iter().for_each(|n| out.number(*n));
         let saved = out.finish();

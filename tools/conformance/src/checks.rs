@@ -1,8 +1,8 @@
 //! The checks, one after the other.
 
 use crate::Options;
+use crate::harness::{Harness, Seen, Turn};
 use crate::report::{Check, Fuel, Outcome, Report};
-use crate::harness::{Seen, Harness, Turn};
 use crate::state::state;
 use crate::steady::{self, Stopped};
 use crate::stream::{self, Step};
@@ -232,7 +232,8 @@ fn memory(
     memory_bytes: &mut usize,
 ) -> Check {
     let name = "memory";
-    let advice = "bound every table, forget a client at `membership.left`; kernels are at most 65 536";
+    let advice =
+        "bound every table, forget a client at `membership.left`; kernels are at most 65 536";
     let fail = |detail| Check { name, outcome: Outcome::Fail, detail, advice };
     if let Some(fault) = faults.get(&FaultKind::Memory) {
         return fail(fault.clone());

@@ -23,8 +23,8 @@
 #![forbid(unsafe_code)]
 
 mod checks;
-mod report;
 pub mod harness;
+mod report;
 mod state;
 mod steady;
 pub mod stream;

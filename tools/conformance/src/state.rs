@@ -2,8 +2,8 @@
 
 use crate::Options;
 use crate::checks::{first_line, not_run, pass, runner};
-use crate::report::{Check, Outcome};
 use crate::harness::Harness;
+use crate::report::{Check, Outcome};
 use crate::steady::Stopped;
 use crate::stream::{self, Step};
 use crate::subject::Subject;

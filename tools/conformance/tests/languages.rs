@@ -86,7 +86,8 @@ fn the_example_is_the_same_policy_in_every_language() {
         PolicyHost::compiling_by(Compiler::in_process(), Wasm::limits(&Limits::interpreted()))
             .unwrap();
     let all = components(&host, "idle-gap");
-    for config in ["", "idle_gap_us = 250 # a comment", "lease = 50", "idle_gap_us = 0\nlease = 3"] {
+    for config in ["", "idle_gap_us = 250 # a comment", "lease = 50", "idle_gap_us = 0\nlease = 3"]
+    {
         let mut decided = 0;
         for (n, steps) in streams().iter().enumerate() {
             let (first, compiled) = &all[0];

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_simulator::{Arrivals, Transformable, Model, Report, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Model, Report, Residency, Setup, Trace, Transformable, simulate};
 
 /// Silence that the built-in rule waits for, as in the core.
 const IDLE_GAP_NS: u64 = 100_000;
@@ -265,8 +265,16 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         model.set(name, value).map_err(wrong)?;
     }
     let graph = !args.eager;
-    let setup =
-        Setup { residency, transformable, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+    let setup = Setup {
+        residency,
+        transformable,
+        seconds,
+        overrun_seconds,
+        warm_up_seconds,
+        seed,
+        graph,
+        model,
+    };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
         return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
@@ -329,7 +337,11 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
             d.degraded,
             d.fallback
         )?;
-        writeln!(out, "yields         asked for {} times, {} launches did", d.yields, d.launches_yielded)?;
+        writeln!(
+            out,
+            "yields         asked for {} times, {} launches did",
+            d.yields, d.launches_yielded
+        )?;
     }
     writeln!(
         out,

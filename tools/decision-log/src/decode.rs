@@ -7,7 +7,7 @@ use tally_engine::policy::{
     self, COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form,
     Launch, SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{Transformation, FORMS_MAX, FormView, KernelKey, KernelView};
+use tally_engine::profile::{FORMS_MAX, FormView, KernelKey, KernelView, Transformation};
 
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.

@@ -47,9 +47,7 @@ pub enum LogError {
     )]
     NotALog,
     /// Of another release.
-    #[error(
-        "its format is version {found}; this release reads version {VERSION}"
-    )]
+    #[error("its format is version {found}; this release reads version {VERSION}")]
     Version {
         /// What it says.
         found: u32,

@@ -5,10 +5,10 @@
 //! so that none of them allocates once it is large enough.
 
 use tally_engine::policy::{
-    self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind, Form,
-    KernelId, Launch, SharingMode, Subscriptions, Usage,
+    self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind,
+    Form, KernelId, Launch, SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{Transformation, FormView, KernelKey, KernelView, Profile};
+use tally_engine::profile::{FormView, KernelKey, KernelView, Profile, Transformation};
 
 /// Longest text of a fault that is kept.
 pub const FAULT_BYTES_MAX: usize = 512;

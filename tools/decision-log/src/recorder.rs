@@ -20,8 +20,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_engine::policy::{
-    Answer, ClientId, Completion, Context, Event, Fault, KernelId, Launch, Policy, Subscriptions, Usage,
-    World,
+    Answer, ClientId, Completion, Context, Event, Fault, KernelId, Launch, Policy, Subscriptions,
+    Usage, World,
 };
 use tally_engine::profile::{KERNELS_MAX, Profiles};
 

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
-    self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, SharingMode,
-    Subscriptions, Usage,
+    self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+    SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{Transformation, FormView, KernelKey, KernelView};
+use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
 fn form() -> impl Strategy<Value = Form> {
     prop_oneof![

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Driver, Input, Named, guest, host, inputs, load, options, recorded_into, through_a_file};
+use common::{
+    Driver, Input, Named, guest, host, inputs, load, options, recorded_into, through_a_file,
+};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex};

@@ -9,10 +9,12 @@ use criterion::{Criterion, Throughput};
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tally_engine::policy::{Class, ClientInfo, Context, Event, Form, Launch, Policy, forms_offered, launch_state};
-use tally_engine::profile::{Transformation, KernelKey};
-use tally_wasm_host::{Compiler, Limits, PolicyHost};
+use tally_engine::policy::{
+    Class, ClientInfo, Context, Event, Form, Launch, Policy, forms_offered, launch_state,
+};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_simulator::{Arrivals, Residency, Setup, Trace, simulate};
+use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
 const SINGLE_CALLS: usize = 400_000;
 const KERNELS: u32 = 16;

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tally_engine::policy::{
-    Answer, Class, ClientInfo, Command, Context, Decision, Event, Form, Launch, Policy, forms_offered,
-    launch_state,
+    Answer, Class, ClientInfo, Command, Context, Decision, Event, Form, Launch, Policy,
+    forms_offered, launch_state,
 };
-use tally_engine::profile::{Transformation, KernelKey};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_native_policy::NativePolicy;
-use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 use tally_priority::Priority;
+use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 
 const STEPS: u64 = 60_000;
 const KERNELS: u32 = 48;
@@ -252,11 +252,16 @@ fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
 /// Whole simulations, byte for byte.
 #[test]
 fn a_simulation_comes_out_the_same() {
-    use tally_simulator::{Arrivals, Transformable, Residency, Setup, Trace, simulate};
+    use tally_simulator::{Arrivals, Residency, Setup, Trace, Transformable, simulate};
     let open = |name| Trace::open(name).unwrap();
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     for residency in [Residency::Timeslice, Residency::Mps] {
-        let setup = Setup { seconds: 0.5, residency, transformable: Transformable::All, ..Setup::default() };
+        let setup = Setup {
+            seconds: 0.5,
+            residency,
+            transformable: Transformable::All,
+            ..Setup::default()
+        };
         let report = |policy: Box<dyn Policy + Send>| {
             let load = Arrivals::Poisson { load: 0.5 };
             format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))

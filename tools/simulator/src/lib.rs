@@ -46,7 +46,7 @@ pub mod trace;
 
 pub use arrivals::{Arrivals, ArrivalsError};
 pub use builtin::names as builtin_traces;
-pub use gpu::{Transformable, Residency};
+pub use gpu::{Residency, Transformable};
 pub use model::Model;
 pub use report::Report;
 pub use sim::{Setup, simulate};

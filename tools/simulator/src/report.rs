@@ -1,7 +1,7 @@
 //! What a simulation found. Everything in it is of virtual time, so that it is the same
 //! each time.
 
-use crate::gpu::{Transformable, Residency};
+use crate::gpu::{Residency, Transformable};
 use serde::Serialize;
 
 /// What a simulation found.

@@ -6,7 +6,9 @@ mod solo;
 use crate::arrivals::{Arrivals, Random};
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{Transformable, Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, work};
+use crate::gpu::{
+    Residency, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, Transformable, work,
+};
 use crate::host::Host;
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
@@ -211,7 +213,8 @@ impl<'a> Sim<'a> {
             for launch in &host.program {
                 let k = &self.traces[lane].kernels[launch.kernels.start];
                 let graph = launch.kernels.len() > 1;
-                let transformable = lane == LOW && !graph && self.setup.transformable.allows(&k.name);
+                let transformable =
+                    lane == LOW && !graph && self.setup.transformable.allows(&k.name);
                 let state = if graph { launch_state::GRAPH } else { 0 };
                 let mut offered = 0;
                 if transformable {
@@ -226,7 +229,10 @@ impl<'a> Sim<'a> {
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
                     if transformable {
-                        e.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
+                        e.set_transformation(
+                            id,
+                            Transformation::Ready { sliced: true, preemptible: true },
+                        );
                     }
                     Some(id)
                 });

@@ -6,7 +6,7 @@ use tally_engine::BuiltIn;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Transformable, Model, Report, Residency, Setup, Trace, builtin_traces, gpu, simulate,
+    Arrivals, Model, Report, Residency, Setup, Trace, Transformable, builtin_traces, gpu, simulate,
 };
 
 const BOTH: [Residency; 2] = [Residency::Timeslice, Residency::Mps];
@@ -31,7 +31,8 @@ struct Erratic {
 
 impl Erratic {
     fn next(&mut self) -> u64 {
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        self.seed =
+            self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         self.seed >> 33
     }
 
@@ -94,7 +95,8 @@ fn the_same_inputs_give_the_same_bytes() {
         let run = |seed| {
             let setup = Setup { seed, ..setup(residency) };
             let load = Arrivals::Poisson { load: 0.5 };
-            let policy: Box<dyn Policy + Send> = Box::new(Erratic { seed: 7, subscriptions: u8::MAX });
+            let policy: Box<dyn Policy + Send> =
+                Box::new(Erratic { seed: 7, subscriptions: u8::MAX });
             let report = simulate(&setup, &high, Some(&low), &load, Some(policy));
             serde_json::to_string(&report).unwrap()
         };

@@ -106,7 +106,11 @@ impl Registry {
         let reasons = s.figures.as_ref().map(|f| &f.reasons[..]).unwrap_or_default();
         let text = |reason: u8| {
             let known = reasons.iter().find(|r| r.reason == reason)?;
-            Some(if known.text.is_empty() { format!("reason {reason}") } else { known.text.clone() })
+            Some(if known.text.is_empty() {
+                format!("reason {reason}")
+            } else {
+                known.text.clone()
+            })
         };
         let with = |n: &ClientNumbers| {
             let record = self.clients.get(&n.id)?;

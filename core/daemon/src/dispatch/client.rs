@@ -2,6 +2,7 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
@@ -12,7 +13,6 @@ use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_engine::policy::{Class, forms_offered, launch_state};
-use super::Engine;
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
@@ -537,8 +537,8 @@ mod tests {
     use super::*;
     use crate::quota::User;
     use rustix::fd::AsFd;
+    use tally_engine::EngineConfig;
     use tally_engine::policy::ClientInfo;
-    use tally_engine::{EngineConfig};
     use tally_ipc::ClientRegion;
     use tally_ipc::ring::Request;
 

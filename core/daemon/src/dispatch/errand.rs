@@ -1,10 +1,10 @@
 //! What takes the dispatch thread longer than a pass may: collecting what it learnt of
 //! kernels, and forgetting it. Done in pieces, a few kernels a pass.
 
+use super::Engine;
 use super::recall::Recall;
 use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
 use std::sync::Arc;
-use super::Engine;
 use tokio::sync::oneshot;
 
 /// Kernels looked at in one pass.

@@ -1,6 +1,7 @@
 //! Which kernel a submission launches: the client's table, read once an entry
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
+use super::Engine;
 use super::recall::Recall;
 use crate::gpus::Witness;
 use crate::quota::User;
@@ -9,9 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use super::Engine;
 use tally_engine::policy::KernelId;
-use tally_engine::profile::{Transformation, KERNELS_MAX, KernelKey};
+use tally_engine::profile::{KERNELS_MAX, KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
 use tally_ipc::ring::Request;
@@ -118,7 +118,9 @@ fn transformation_of(word: u32) -> Transformation {
                 | Refusal::HostMemory
                 | Refusal::Sandboxed),
             ) => Transformation::WholeHere(why.text()),
-            why => Transformation::WholeOnly(why.map_or("its client gives no reason", Refusal::text)),
+            why => {
+                Transformation::WholeOnly(why.map_or("its client gives no reason", Refusal::text))
+            }
         },
         _ => Transformation::Unknown,
     }
@@ -216,7 +218,7 @@ impl KernelCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_engine::{EngineConfig};
+    use tally_engine::EngineConfig;
     use tally_ipc::layout::KERNEL_UNKNOWN;
 
     fn request(kernel: u32, x: u32) -> Request {

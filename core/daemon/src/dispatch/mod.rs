@@ -119,7 +119,8 @@ pub fn start(
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
             let recall = Recall::new(loaded);
-            Dispatch::new(settings, policy, recorder, recall, receiver, parker, notice_sender).run();
+            Dispatch::new(settings, policy, recorder, recall, receiver, parker, notice_sender)
+                .run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -314,7 +315,9 @@ impl Dispatch {
 
     /// Whether anything depends on how long high-priority clients are busy.
     fn wants_high_activity(&self) -> bool {
-        self.policy().subscriptions().has(Subscriptions::ACTIVITY) || self.engine.has_waiting() || self.measuring.is_on()
+        self.policy().subscriptions().has(Subscriptions::ACTIVITY)
+            || self.engine.has_waiting()
+            || self.measuring.is_on()
     }
 
     /// Write the engine's answers into the regions and wake who waits for them.

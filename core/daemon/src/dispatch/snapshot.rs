@@ -2,13 +2,13 @@
 //! plane. Taken between two passes; the kernel table is read in pieces, because
 //! all of it at once would be a pause.
 
+use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
-use tally_engine::profile::{Transformation, FormStats};
-use super::Engine;
+use tally_engine::profile::{FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};

@@ -256,7 +256,8 @@ impl<P: Clone> History<P> {
 
     /// All records, oldest first.
     pub fn records(&self) -> Vec<Record> {
-        let kept = |entry: &Entry<P>| Record { kept: entry.program.is_some(), ..entry.record.clone() };
+        let kept =
+            |entry: &Entry<P>| Record { kept: entry.program.is_some(), ..entry.record.clone() };
         self.entries.iter().map(kept).collect()
     }
 

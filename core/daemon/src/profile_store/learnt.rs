@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tally_engine::policy::Form;
-use tally_engine::profile::{Transformation, FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile};
+use tally_engine::profile::{FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation};
 use tally_ipc::layout::Report;
 use tally_rewriter::Refusal;
 

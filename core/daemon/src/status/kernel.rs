@@ -47,7 +47,9 @@ fn cut_text(cut: Transformation) -> String {
         Transformation::Preparable => "preparable".into(),
         Transformation::Preparing => "preparing".into(),
         Transformation::Ready { .. } => "ready".into(),
-        Transformation::WholeOnly(why) | Transformation::WholeHere(why) => format!("whole only: {why}"),
+        Transformation::WholeOnly(why) | Transformation::WholeHere(why) => {
+            format!("whole only: {why}")
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
 use crate::client::{Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
 use crate::policy::{
-    Answer, Class, ClientId, Decision, Form, Launch, NEVER, NO_KERNEL, Policy, forms_offered, launch_state,
+    Answer, Class, ClientId, Decision, Form, Launch, NEVER, NO_KERNEL, Policy, forms_offered,
+    launch_state,
 };
 use crate::profile::{Profiles, Transformation};
 
@@ -230,7 +231,8 @@ impl<P: Policy> Engine<P> {
             Form::Preemptible => forms & forms_offered::PREEMPTIBLE != 0,
             Form::SmLimited => forms & forms_offered::SM_LIMITED != 0,
             Form::Whole => true,
-        } && (!can_yield(form) || c.can_yield_in_flight.len() < YIELDING_IN_FLIGHT_MAX);
+        } && (!can_yield(form)
+            || c.can_yield_in_flight.len() < YIELDING_IN_FLIGHT_MAX);
         // Asked for in vain, but it can be had for later launches.
         let prepare = !offered && can_yield(form) && forms & forms_offered::PREPARABLE != 0;
         let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };

@@ -1,6 +1,8 @@
 //! The built-in rule: what decides when no policy can.
 
-use crate::policy::{Answer, Class, Context, Decision, Fault, HOLD_UNTIL_CHANGE, Launch, Policy, launch_state};
+use crate::policy::{
+    Answer, Class, Context, Decision, Fault, HOLD_UNTIL_CHANGE, Launch, Policy, launch_state,
+};
 
 /// The built-in rule: high priority first, best-effort after an idle gap.
 pub fn fallback(launch: &Launch, idle_ns: u64) -> Decision {

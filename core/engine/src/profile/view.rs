@@ -4,8 +4,8 @@
 //! A [`Profile`] keeps more than it tells (the samples behind a percentile). What is
 //! put back with [`Profiles::adopt`] tells the same, and is not for measuring on.
 
-use super::table::{VACANT, place};
 use super::samples::Samples;
+use super::table::{VACANT, place};
 use super::{FORMS_MAX, FormStats, KERNELS_MAX, Profile, Profiles, TURNAROUNDS, Transformation};
 use crate::policy::{Form, KernelId};
 

@@ -96,12 +96,8 @@ pub fn has_boundaries(launch: &Launch) -> bool {
 /// to small, then on some of the SMs.
 pub fn candidates(launch: &Launch, settings: &Settings) -> Candidates {
     let whole_ns = launch.predicted_ns;
-    let whole = Candidate {
-        form: Decision::Run(0),
-        parts: 1,
-        time_ns: whole_ns,
-        turnaround_ns: whole_ns,
-    };
+    let whole =
+        Candidate { form: Decision::Run(0), parts: 1, time_ns: whole_ns, turnaround_ns: whole_ns };
     let mut all = Candidates { list: [whole; CANDIDATES_MAX], len: 1 };
     if has_boundaries(launch) {
         if launch.can_preempt() {

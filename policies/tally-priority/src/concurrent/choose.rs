@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn of_those_within_the_bound_the_fastest() {
-        let (slow, fast) = (form(Decision::Preemptible, 140, 10), form(Decision::Sliced(9), 105, 30));
+        let (slow, fast) =
+            (form(Decision::Preemptible, 140, 10), form(Decision::Sliced(9), 105, 30));
         assert_eq!(best(&[whole(100), slow, fast], ""), Decision::Sliced(9));
     }
 
@@ -110,19 +111,22 @@ mod tests {
 
     #[test]
     fn over_the_bound_is_no_choice_while_another_keeps_it() {
-        let (long, kept) = (form(Decision::Preemptible, 100, 40), form(Decision::Sliced(9), 145, 30));
+        let (long, kept) =
+            (form(Decision::Preemptible, 100, 40), form(Decision::Sliced(9), 145, 30));
         assert_eq!(best(&[whole(100), long, kept], ""), Decision::Sliced(9));
     }
 
     #[test]
     fn if_none_keeps_the_bound_the_least_turnaround() {
-        let (a, b) = (form(Decision::Preemptible, 1_010, 300), form(Decision::Sliced(9), 1_400, 200));
+        let (a, b) =
+            (form(Decision::Preemptible, 1_010, 300), form(Decision::Sliced(9), 1_400, 200));
         assert_eq!(best(&[whole(1_000), a, b], ""), Decision::Sliced(9));
     }
 
     #[test]
     fn never_beyond_the_slowdown_limit_not_even_to_keep_the_bound() {
-        let (a, b) = (form(Decision::Preemptible, 1_010, 300), form(Decision::Sliced(9), 1_600, 20));
+        let (a, b) =
+            (form(Decision::Preemptible, 1_010, 300), form(Decision::Sliced(9), 1_600, 20));
         assert_eq!(best(&[whole(1_000), a, b], ""), Decision::Preemptible);
         assert_eq!(best(&[whole(1_000), b], ""), Decision::Run(0));
         assert_eq!(best(&[whole(1_000), a, b], "slowdown_percent_max = 60"), Decision::Sliced(9));
@@ -133,7 +137,8 @@ mod tests {
 
     #[test]
     fn near_the_least_turnaround_the_fastest() {
-        let (a, b) = (form(Decision::Preemptible, 1_010, 260), form(Decision::Sliced(9), 1_400, 200));
+        let (a, b) =
+            (form(Decision::Preemptible, 1_010, 260), form(Decision::Sliced(9), 1_400, 200));
         assert_eq!(best(&[whole(1_000), a, b], ""), Decision::Preemptible);
         assert_eq!(best(&[whole(1_000), b, a], ""), Decision::Preemptible);
     }

@@ -346,7 +346,8 @@ mod tests {
 
     #[test]
     fn forms_come_back_and_nothing_else_is_a_form() {
-        let forms = [WHOLE, Decision::Preemptible, Decision::Sliced(9), Decision::SmLimited(u32::MAX)];
+        let forms =
+            [WHOLE, Decision::Preemptible, Decision::Sliced(9), Decision::SmLimited(u32::MAX)];
         let mut out = Writer::new("f", 1);
         forms.iter().for_each(|form| write_form(&mut out, *form));
         for bad in [[0, 1], [1, 0], [2, 1], [3, 0], [4, 0]] {

@@ -1,6 +1,8 @@
 //! Which forms of which kernels are considered.
 
-use crate::concurrent::candidates::{CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down};
+use crate::concurrent::candidates::{
+    CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down,
+};
 use crate::settings::Settings;
 use crate::tests::{OFFERS, any_launch};
 use proptest::prelude::*;

@@ -8,7 +8,9 @@ use crate::settings::Settings;
 use crate::tests::policy;
 use std::collections::{BTreeMap, VecDeque};
 use tally_sdk::testing::{kernel, launch, set_kernels};
-use tally_sdk::{Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, Policy, RECENT_SAMPLES};
+use tally_sdk::{
+    Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, Policy, RECENT_SAMPLES,
+};
 
 /// How a kernel behaves.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +78,8 @@ impl Truth {
     /// Whether a form is that, give or take one per cent of what was measured of
     /// each sliced or preemptible form: as much as the gates of many slices can add to a long kernel.
     pub fn is_best(&self, choice: Decision, settings: &Settings) -> bool {
-        let is_transformed = |c: &Candidate| !matches!(c.form, Decision::Run(0) | Decision::SmLimited(_));
+        let is_transformed =
+            |c: &Candidate| !matches!(c.form, Decision::Run(0) | Decision::SmLimited(_));
         let is_best = |errors: u32| {
             let mut costs = self.costs(settings);
             for (at, cost) in costs.iter_mut().filter(|c| is_transformed(c)).enumerate() {
@@ -163,7 +166,8 @@ impl Device {
         let estimates =
             candidates(&self.truths[at].launch(0, self.predicted_ns(at)), &self.settings);
         let estimate = estimates.iter().find(|c| c.form == choice).copied();
-        let cost = self.truths[at].cost(&estimate.unwrap_or(Candidate { form: choice, ..estimates[0] }));
+        let cost =
+            self.truths[at].cost(&estimate.unwrap_or(Candidate { form: choice, ..estimates[0] }));
         let profile = &mut self.measured[at];
         if choice == Decision::Run(0) {
             if !disturbed || profile.count == 0 {

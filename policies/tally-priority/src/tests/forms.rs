@@ -5,8 +5,8 @@ use crate::tests::{OFFERS, any_launch, beside_high, policy};
 use proptest::prelude::*;
 use tally_sdk::testing::{Call, calls, kernel, launch, set_kernels};
 use tally_sdk::{
-    Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, LaunchState, Policy, Transformation,
-    TransformedForms,
+    Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, LaunchState, Policy,
+    Transformation, TransformedForms,
 };
 
 const IDLE_GAP_NS: u64 = 1_000_000;
@@ -75,7 +75,10 @@ fn while_it_is_made_the_kernel_is_not_counted_as_hopeless() {
             .any(|c| matches!(c, Call::GaugeSet { name, value: 1 } if name == "long_whole_kernels"))
     };
     assert!(!hopeless(&calls()));
-    known(KernelProfile { transformation: Transformation::WholeOnly("spins".into()), ..kernel(6_400) });
+    known(KernelProfile {
+        transformation: Transformation::WholeOnly("spins".into()),
+        ..kernel(6_400)
+    });
     assert_eq!(policy.decide(&long(FormsOffered::empty())), Decision::Run(0));
     let calls = calls();
     assert!(hopeless(&calls));
@@ -148,11 +151,18 @@ fn any_profile() -> impl Strategy<Value = KernelProfile> {
         Just(Transformation::Unknown),
         Just(Transformation::Preparable),
         Just(Transformation::Preparing),
-        any::<u8>().prop_map(|bits| Transformation::Ready(TransformedForms::from_bits_truncate(bits))),
+        any::<u8>()
+            .prop_map(|bits| Transformation::Ready(TransformedForms::from_bits_truncate(bits))),
         Just(Transformation::WholeOnly("spins".into())),
     ];
     (prop::collection::vec(form, 0..16), any::<u64>(), any::<u64>(), transformation).prop_map(
-        |(forms, count, mean_ns, transformation)| KernelProfile { forms, count, mean_ns, transformation, ..kernel(64) },
+        |(forms, count, mean_ns, transformation)| KernelProfile {
+            forms,
+            count,
+            mean_ns,
+            transformation,
+            ..kernel(64)
+        },
     )
 }
 

@@ -3,8 +3,8 @@
 use crate::tests::OFFERS;
 use crate::tests::device::{Device, Truth};
 use proptest::prelude::*;
-use tally_sdk::{Decision, FormsOffered};
 use tally_sdk::testing::{Call, calls};
+use tally_sdk::{Decision, FormsOffered};
 
 /// A large matrix product: 6 400 blocks of 225 us, one an SM at a time.
 const GEMM: Truth = Truth {

@@ -5,7 +5,9 @@ use crate::tests::{join, policy};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tally_sdk::testing::{Call, calls, launch, set_sharing_mode};
-use tally_sdk::{Answer, ClientId, Decision, Launch, Membership, Policy, PriorityClass, SharingMode};
+use tally_sdk::{
+    Answer, ClientId, Decision, Launch, Membership, Policy, PriorityClass, SharingMode,
+};
 
 const TURN_NS: u64 = 20_000_000;
 const KERNEL_NS: u64 = 200_000;

@@ -5,7 +5,8 @@
 
 use tally_sdk::config::Config;
 use tally_sdk::{
-    Activity, Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Membership, Policy, host,
+    Activity, Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Membership, Policy,
+    host,
 };
 
 struct IdleGap {

@@ -8,8 +8,8 @@
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
 use tally_sdk::{
-    Activity, Answer, Client, ClientId, Completion, Completions, Decision, Launch, Level, Membership,
-    Policy, Saved, SharingMode, Stateful, Timer,
+    Activity, Answer, Client, ClientId, Completion, Completions, Decision, Launch, Level,
+    Membership, Policy, Saved, SharingMode, Stateful, Timer,
 };
 
 /// What it remembers, to tell an old instance from a new one.
@@ -288,7 +288,8 @@ fn metrics() {
 
 /// A sum over what the core tells of clients and kernels.
 fn described() -> u64 {
-    let clients: u64 = host::clients().iter().map(|c| u64::from(c.weight) + 100 * u64::from(c.id)).sum();
+    let clients: u64 =
+        host::clients().iter().map(|c| u64::from(c.weight) + 100 * u64::from(c.id)).sum();
     let kernel = host::kernel_profile(0).map_or(0, |kernel| {
         kernel.count * 10_000
             + u64::from(kernel.grid.0) * 100_000
@@ -302,7 +303,11 @@ fn described() -> u64 {
 /// A sum over what client 1 has used.
 fn used() -> u64 {
     host::client(1).map_or(0, |c| {
-        c.measured_ns + 10 * c.charged_ns + 100 * c.in_flight_ns + u64::from(c.in_flight) + c.waiting_since_ns
+        c.measured_ns
+            + 10 * c.charged_ns
+            + 100 * c.in_flight_ns
+            + u64::from(c.in_flight)
+            + c.waiting_since_ns
     })
 }
 

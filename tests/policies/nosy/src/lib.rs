@@ -36,7 +36,9 @@ impl Policy for Nosy {
                 let kernel = host::kernel_identity(0);
                 let client =
                     client.map_or(0, |it| it.name.len() as u64 + 100 * it.labels.len() as u64);
-                Decision::Hold(client + kernel.map_or(0, |it| 1_000 * it.name.len() as u64 + it.image))
+                Decision::Hold(
+                    client + kernel.map_or(0, |it| 1_000 * it.name.len() as u64 + it.image),
+                )
             }
             3 => Decision::Hold(1),
             4 => Decision::Sliced(7),

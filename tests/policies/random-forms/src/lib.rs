@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 use tally_sdk::config::Config;
 use tally_sdk::host::{self, Counter};
 use tally_sdk::{
-    Answer, Client, ClientId, Decision, Launch, Level, Membership, Policy, PriorityClass, Timer, WINDOW_OPEN,
+    Answer, Client, ClientId, Decision, Launch, Level, Membership, Policy, PriorityClass, Timer,
+    WINDOW_OPEN,
 };
 
 /// The one timer.

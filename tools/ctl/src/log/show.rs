@@ -209,7 +209,9 @@ fn value(record: &Record, context: &Context) -> Value {
             "generation": p.generation, "name": p.name, "digest": p.digest, "path": p.path,
             "config": p.config, "reasons": p.reasons, "saved": p.saved.as_ref().map(|s| s.data.len()),
         }}),
-        Record::Base(sharing) => json!({"base": {"time_sliced": *sharing == SharingMode::TimeSliced}}),
+        Record::Base(sharing) => {
+            json!({"base": {"time_sliced": *sharing == SharingMode::TimeSliced}})
+        }
         Record::Kernel { id, key } => json!({"kernel": {
             "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
         }}),

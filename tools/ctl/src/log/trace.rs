@@ -33,7 +33,10 @@ pub fn run(out: &mut impl Write, file: &Path, client: &str, to: &Path) -> Result
     writeln!(out, "{}: {} kernels of {client}", to.display(), trace.rows())?;
     if trace.transformed > 0 {
         let share = format!("{} of them", trace.transformed);
-        writeln!(out, "{share} ran in another form than whole, which takes longer: record the program alone")?;
+        writeln!(
+            out,
+            "{share} ran in another form than whole, which takes longer: record the program alone"
+        )?;
     }
     if trace.left_out > 0 {
         writeln!(out, "{} more do not fit a trace", trace.left_out)?;

@@ -234,7 +234,9 @@ mod measure {
             self.launch.now_ns += 20_000;
             // One that it is told of, if it is told of any.
             let event = match self.policy.subscriptions() {
-                told if told.has(Subscriptions::ACTIVITY) && n.is_multiple_of(2) => Event::HighStarted,
+                told if told.has(Subscriptions::ACTIVITY) && n.is_multiple_of(2) => {
+                    Event::HighStarted
+                }
                 told if told.has(Subscriptions::ACTIVITY) => Event::HighEnded,
                 told if told.has(Subscriptions::MEMBERSHIP) => Event::Left(u32::MAX),
                 _ => Event::Timer(0),

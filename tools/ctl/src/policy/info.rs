@@ -50,7 +50,9 @@ impl Info {
     /// Of a component's bytes; what is wrong with them otherwise.
     fn of(bytes: &[u8]) -> Result<Self, String> {
         if !bytes.starts_with(b"\0asm\x0d\0\x01\0") {
-            return Err("is not a component: `tallyctl policy wrap` makes one of a core module".into());
+            return Err(
+                "is not a component: `tallyctl policy wrap` makes one of a core module".into()
+            );
         }
         let mut info = Info { schema: 1, ..Info::default() };
         let mut depth = 0_u32;
@@ -122,7 +124,8 @@ pub fn run(args: &InfoArgs) -> Result<(), CtlError> {
         writeln!(out, "{text}")?;
         return Ok(());
     }
-    let list = |names: &[String]| if names.is_empty() { "nothing".into() } else { names.join(", ") };
+    let list =
+        |names: &[String]| if names.is_empty() { "nothing".into() } else { names.join(", ") };
     writeln!(out, "{file}: a policy for contract {}", info.contract)?;
     writeln!(out, "  has to be granted  {}", list(&info.needs))?;
     writeln!(out, "  uses               {}", list(&info.uses))?;

@@ -90,7 +90,9 @@ fn component(mut module: Vec<u8>) -> Result<Vec<u8>, String> {
         let world = resolve
             .push_str("policy.wit", &world(&exported))
             .and_then(|package| resolve.select_world(&[package], Some("wrapped")))
-            .map_err(|e| format!("it exports another version of this tallyctl's contract: {e:#}"))?;
+            .map_err(|e| {
+                format!("it exports another version of this tallyctl's contract: {e:#}")
+            })?;
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false)
             .map_err(|e| format!("{e:#}"))?;
     }
@@ -124,7 +126,8 @@ mod tests {
         };
         let state = "tally:policy/state@0.1.0";
         assert_eq!(exported(&module("tally:policy/state@0.1.0#snapshot")), Ok(vec![state.into()]));
-        for other in ["snapshot", "tally:policy/scheduler@0.1.0#init", "tally:policy/units@0.1.0#f"] {
+        for other in ["snapshot", "tally:policy/scheduler@0.1.0#init", "tally:policy/units@0.1.0#f"]
+        {
             assert_eq!(exported(&module(other)), Ok(vec![]), "{other}");
         }
         let mut short = module("tally:policy/state@0.1.0#snapshot");
@@ -134,7 +137,8 @@ mod tests {
 
     #[test]
     fn the_world_of_every_interface_is_one_of_the_contract() {
-        let all: Vec<String> = OPTIONAL.iter().map(|name| format!("{PACKAGE}{name}@0.1.0")).collect();
+        let all: Vec<String> =
+            OPTIONAL.iter().map(|name| format!("{PACKAGE}{name}@0.1.0")).collect();
         let mut resolve = Resolve::default();
         let package = resolve.push_str("policy.wit", &world(&all)).unwrap();
         assert!(resolve.select_world(&[package], Some("wrapped")).is_ok());

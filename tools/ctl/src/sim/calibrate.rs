@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::Path;
 use tally_engine::policy::Policy;
 use tally_simulator::trace::Alone;
-use tally_simulator::{Arrivals, Transformable, Model, Report, Residency, Setup, Trace, simulate};
+use tally_simulator::{Arrivals, Model, Report, Residency, Setup, Trace, Transformable, simulate};
 
 /// A measured program and its trace.
 const PROGRAMS: [(&str, &str); 10] = [
@@ -238,8 +238,15 @@ impl<'a> Measured<'a> {
         let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
         // A mode that could not keep up was given as long again.
         let overrun_seconds = seconds;
-        let setup =
-            Setup { residency, transformable, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
+        let setup = Setup {
+            residency,
+            transformable,
+            graph,
+            seconds,
+            overrun_seconds,
+            warm_up_seconds,
+            ..*setup
+        };
         let p99 = number(row, "p99_over_beside_idle").or(number(row, "p99_over_solo"))?;
         let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);
