@@ -16,7 +16,7 @@ import pathlib
 import shutil
 import sys
 
-import render_cut
+import render_forms
 import render_decide
 import render_kept
 import render_policy
@@ -31,7 +31,7 @@ from stats import host_drift
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILES = (
-    "pairs.json", "counts.json", "correct.json", "exact.json", "cut.json", "overhead.json", "latency.json",
+    "pairs.json", "counts.json", "correct.json", "exact.json", "forms.json", "overhead.json", "latency.json",
     "policy.json", "several.json", "shim.json", "speeds.json", "speeds-vendor.json",
     "waits.json", "streams.json", "kept.json", "decide.json", "litmus.json", "jit.json", "start.json",
 )  # fmt: skip
@@ -71,7 +71,7 @@ def pair_section(content, notes):
             "context is faster then (docs/residency.md), so that this is the stricter figure to compare with. Service "
             "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of "
             "solo. Best-effort share: training rate over its rate alone; of its own: over what the very process made alone in that mode. Vendor kernels: whether those of NVIDIA's "
-            "closed libraries were cut as well (trainings that load their kernels eagerly, for else many of these may not be cut). Launches cut: of the training, in any form; in brackets, how many gave way."
+            "closed libraries were cut as well (trainings that load their kernels eagerly, for else many of these may not be cut). Launches cut: of the training, in any form; in brackets, how many yielded."
         ),
         "",
     ]
@@ -156,7 +156,7 @@ def summary(content):
         rows.append([
             mode + "".join(f", without {row['hp']}" for row in drifted),
             "–" if policy == "none" else policy,
-            "–" if policy == "none" else "cut" if vendor else "untouched",
+            "–" if policy == "none" else "transformed" if vendor else "untouched",
             *both("p99_over_solo"),
             *both("p99_over_beside_idle"),
             number(share),
@@ -217,16 +217,16 @@ def pair_cells(row, notes, solo_p99_ms):
     share = number(row["be_share"]) if row["be_share"] is not None else ""
     if row.get("be_share_of_own"):
         share += f" ({number(row['be_share_of_own'])} of its own)"
-    vendor = "–" if row["policy"] == "none" else "cut" if row["vendor_rewrite"] else "untouched"
+    vendor = "–" if row["policy"] == "none" else "transformed" if row["vendor_rewrite"] else "untouched"
     cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over, over_idle]
-    return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_cut(row.get("cut"))]
+    return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_cut(row.get("transformed"))]
 
 
 def launches_cut(cut):
-    """Launches in any cut form, and how many gave way; nothing for rows from before there were any."""
+    """Launches in any transformed form, and how many yielded; nothing for rows from before there were any."""
     if cut is None:
         return ""
-    return f"{sum(cut.get(form, 0) for form in FORMS)} ({cut.get('gave_way', 0)})"
+    return f"{sum(cut.get(form, 0) for form in FORMS)} ({cut.get('launches_yielded', 0)})"
 
 
 def count_section(content, notes):
@@ -277,41 +277,41 @@ def correct_section(content, notes):
         passed = "yes" if row["passed"] else "no"
         if not row["passed"]:
             told = "" if row["required"] else " (reported only: under MPS a killed client may disturb the others)"
-            passed += notes.mark(f"{names.get(row['scene'])}, {row['residency']}: {'; '.join(row['problems'])}{told}.")
+            passed += notes.mark(f"{names.get(row['scene'])}, {row['sharing']}: {'; '.join(row['problems'])}{told}.")
         device, commit, date = (row.get(key, content["machine"].get(key)) for key in ("device", "commit", "date"))
         made = f"{device}, `{commit}`, {date}"
-        rows.append([names.get(row["scene"], row["scene"]), row["residency"], made, passed])
-    return lines + table(["scene", "residency", "on, commit", "right, and bit-identical"], rows)
+        rows.append([names.get(row["scene"], row["scene"]), row["sharing"], made, passed])
+    return lines + table(["scene", "sharing", "on, commit", "right, and bit-identical"], rows)
 
 
 def exact_section(content, notes):
-    lines = ["## Cut launches compute the same", ""]
+    lines = ["## Transformed launches compute the same", ""]
     lines += made_with(content["machine"], "exact")
     lines += [
         (
-            "Deterministic trainings whose launches are cut in forms chosen at random and give way at random, against the "
+            "Deterministic trainings whose launches are cut in forms chosen at random and yield at random, against the "
             "same trainings alone: digests over all losses and parameters. With vendor kernels cut the trainings load their kernels "
-            "eagerly; their cut forms then come later, and fewer kernels have one."
+            "eagerly; their transformed forms then come later, and fewer kernels have one."
         ),
         "",
     ]
     rows = []
     for row in content["rows"]:
-        vendor, cut = "cut" if row["vendor_libraries"] else "untouched", row["cut"]
+        vendor, cut = "transformed" if row["vendor_libraries"] else "untouched", row["transformed"]
         different = sorted({name for run in row["runs"] for name in run["different"]})
         same = "no" if different else "yes"
         machine = row.get("machine")
         if machine and machine != content["machine"]:
             same += notes.mark(f"On an {machine['device']}, commit `{machine['commit']}`.")
         if different:
-            same += notes.mark(f"{row['residency']}, vendor kernels {vendor}: {', '.join(different)} differ.")
-        cells = [row["residency"], vendor, same, cut["kernels"], cut["kernels_refused"]]
-        cells += [cut[form] for form in FORMS] + [cut["gave_way"], cut["rescued"]]
+            same += notes.mark(f"{row['sharing']}, vendor kernels {vendor}: {', '.join(different)} differ.")
+        cells = [row["sharing"], vendor, same, cut["kernels"], cut["kernels_refused"]]
+        cells += [cut[form] for form in FORMS] + [cut["launches_yielded"], cut["rescued"]]
         rows.append([*cells, f"{number(cut['turnaround_us_p50'], 0)} / {number(cut['turnaround_us_p99'], 0)}"])
-    header = ["residency", "vendor kernels", "bit-identical", "kernels cut", "refused", "preemptible", "sliced"]
-    header += ["on some SMs", "graphs in parts", "gave way", "rescued", "turnaround p50 / p99 us"]
+    header = ["sharing", "vendor kernels", "bit-identical", "kernels cut", "refused", "preemptible", "sliced"]
+    header += ["on some SMs", "graphs in parts", "yielded", "rescued", "turnaround p50 / p99 us"]
     lines += table(header, rows)
-    missing = [r for r in ("timeslice", "mps") if r not in {row["residency"] for row in content["rows"]}]
+    missing = [r for r in ("timeslice", "mps") if r not in {row["sharing"] for row in content["rows"]}]
     if missing:
         lines += [f"Not measured: {', '.join(missing)}.", ""]
     return lines
@@ -343,14 +343,14 @@ def overhead_section(content, notes):
         added = f"{row['added_ns']['p50']:+.0f}"
         if row["kind"] == "high" and row["added_ns"]["p50"] > ADDED_NS_HIGH_MAX:
             added += notes.mark(
-                f"A high-priority launch by way of {row['door']} costs {row['added_ns']['p50']:.0f} ns more; "
+                f"A high-priority launch by way of {row['entry_point']} costs {row['added_ns']['p50']:.0f} ns more; "
                 f"designed for {ADDED_NS_HIGH_MAX}."
             )
         spread = f"{row['added_ns']['min']:+.0f} to {row['added_ns']['max']:+.0f}"
         # Rows without are differences between processes.
         noise = number(row["noise_ns"], 0) if "noise_ns" in row else ""
         rows.append(
-            [row["door"], row["kind"], number(row["plain_ns"], 0), number(row["with_shim_ns"], 0), added, spread, noise]
+            [row["entry_point"], row["kind"], number(row["plain_ns"], 0), number(row["with_shim_ns"], 0), added, spread, noise]
         )
     header = ["`cuLaunchKernel` by way of", "class", "plain ns", "with shim ns", "added ns", "of the runs", "noise ns"]
     lines += table(header, rows)
@@ -449,7 +449,7 @@ def shim_section(content, notes):
         "",
         *made_with(content["machine"], "shim"),
         (
-            f"Cut launches and graphs in parts (`core/shim/tests/cut`, `core/shim/tests/graphs.rs`), every block of every launch counted: "
+            f"Transformed launches and graphs in parts (`core/shim/tests/forms`, `core/shim/tests/graphs.rs`), every block of every launch counted: "
             f"{passed} passed, {len(failed)} failed{note}, {out} left out (why is in the rows: most are of the software device only).{later}"
         ),
         "",
@@ -461,7 +461,7 @@ SECTIONS = (
     ("counts.json", count_section),
     ("correct.json", correct_section),
     ("exact.json", exact_section),
-    ("cut.json", render_cut.section),
+    ("forms.json", render_forms.section),
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
     ("decide.json", lambda content, _notes: render_decide.lines(content, table)),
@@ -525,17 +525,17 @@ def take_over(out, folder):
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             write_json(target, merge_rows(old, new, PAIR_KEY))
         elif name == "correct.json" and target.is_file():
-            # One residency may have run alone.
+            # One sharing mode may have run alone.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             for content in (old, new):
                 for row in content["rows"]:
                     for key in ("device", "commit", "date"):
                         row.setdefault(key, content["machine"].get(key))
-            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "residency", "scene"))})
-        elif name == "cut.json" and target.is_file():
+            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "sharing", "scene"))})
+        elif name == "forms.json" and target.is_file():
             # Some kernels may have been measured, and facts, or not.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, render_cut.merged(old, new))
+            write_json(target, render_forms.merged(old, new))
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

@@ -1,9 +1,9 @@
-"""The section of `docs/results.md` on cut forms that are kept on disk."""
+"""The section of `docs/results.md` on transformed forms that are kept on disk."""
 
 
 def lines(content, table, made_with):
     """The section's lines."""
-    text = ["## Cut forms kept on disk", ""]
+    text = ["## Transformed forms kept on disk", ""]
     text += made_with(content["machine"], "kept")
     text += [content["note"], ""] if content.get("note") else []
     text += [

@@ -36,7 +36,7 @@ def log(rows):
 def shadow(row):
     """Of the shadow."""
     text = (
-        f"`{row['policy']}` as the shadow of `{row['in_charge']}`: {number(row['agreement_percent'])} % of {row['decisions']} "
+        f"`{row['policy']}` as the shadow of `{row['active']}`: {number(row['agreement_percent'])} % of {row['decisions']} "
         f"decisions equal, {row['skipped']} left out, {row['dropped']} records dropped. It took {number(row['cpu_percent'])} % of a CPU "
         f"(it may take {number(row['cpu_percent_max'], 0)} %)."
     )
@@ -64,7 +64,7 @@ def interval(effect):
 def ab(rows):
     """Of the A/B tests."""
     text = (
-        "Effect: B's figure over A's, with its 95 % interval. Back: from the moment the test ended until A was in charge."
+        "Effect: B's figure over A's, with its 95 % interval. Back: from the moment the test ended until A was active."
     )
     cells = [
         [
@@ -106,7 +106,7 @@ def chaos(rows):
         ]
         for row in rows
     ]
-    header = ["fault", "first counted ms", "struck out, and why, ms", "good policy back ms", "p99 before ms", "p99 around ms"]
+    header = ["fault", "first counted ms", "disabled, and why, ms", "good policy back ms", "p99 before ms", "p99 around ms"]
     return "Policies that misbehave", text, [*header, "longest around ms", "requests", "training"], cells
 
 
@@ -118,7 +118,7 @@ def lines(content, marks, table):
     out = [
         (
             f"`{content['hp']}` with Poisson arrivals at load {content['load']} and `{content['be']}`, clients of one core in "
-            f"`{content['residency']}` from start to end, `{content['policy']}` in charge.{marks}"
+            f"`{content['sharing']}` from start to end, `{content['policy']}` active.{marks}"
         ),
         "",
     ]
@@ -130,7 +130,7 @@ def lines(content, marks, table):
         pause = end["swap_pause_us"]
         out += [
             (
-                f"In the end {len(end['clients'])} of the 2 clients were connected, after {end['policies_in_charge']} policies in "
+                f"In the end {len(end['clients'])} of the 2 clients were connected, after {end['active_policies']} policies in "
                 f"charge; each change kept decisions waiting for {pause['p50']:.0f} us (p50), at most {pause['max']:.0f} us."
             ),
             "",

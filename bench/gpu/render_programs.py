@@ -23,15 +23,15 @@ def jit(content, table, made_with):
     text = ["## Programs that compile kernels of the same names", "", *made_with(content["machine"], "jit")]
     text += [
         "Kernels that differ in one constant, compiled, launched while eight of them are loaded, and unloaded, by several processes at once under "
-        "the policy `random-forms`, which asks them to give way at random times. Every launch's values are compared.",
+        "the policy `random-forms`, which asks them to yield at random times. Every launch's values are compared.",
         "",
     ]
     rows = []
     for row in content["rows"]:
-        cut = row["cut"]
+        cut = row["transformed"]
         counts = [row[key] for key in ("processes", "kernels", "launches", "wrong")]
-        rows.append([row["residency"], row["backend"], *counts, cut.get("kernels", 0), cut.get("gave_way", 0), row["seconds"]])
-    return text + table(["sharing", "compiler", "processes", "kernels", "launches", "wrong values", "transformed", "gave way", "s"], rows)
+        rows.append([row["sharing"], row["backend"], *counts, cut.get("kernels", 0), cut.get("launches_yielded", 0), row["seconds"]])
+    return text + table(["sharing", "compiler", "processes", "kernels", "launches", "wrong values", "transformed", "yielded", "s"], rows)
 
 
 def start(content, table, made_with, number):

@@ -5,7 +5,7 @@
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-all_steps=(count correct latency memops cut overhead pairs demo)
+all_steps=(count correct latency memops forms overhead pairs demo)
 
 usage() {
     echo "usage: run.sh --bundle DIR --out DIR [step…]"
@@ -20,7 +20,7 @@ limit_s() {
         overhead) echo 300 ;;
         latency) echo 180 ;;
         memops) echo 60 ;;
-        cut) echo 300 ;;
+        forms) echo 300 ;;
         exact) echo 400 ;;
         correct) echo 240 ;;
         demo) echo 200 ;;

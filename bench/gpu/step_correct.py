@@ -2,7 +2,7 @@
 
 Reference: two deterministic trainings (ResNet-50, GPT-2 small) in a process
 alone; both runs must agree, or the comparison means nothing: a model that
-differs fails the step, and only the other is compared. Then, for each residency,
+differs fails the step, and only the other is compared. Then, for each sharing,
 one core with two inferences and two trainings:
 
 1. shared     training next to an inference under load to the training's end:
@@ -65,10 +65,10 @@ class Load:
 
 
 class Scene:
-    """The programs of one residency and what they should produce."""
+    """The programs of one sharing mode and what they should produce."""
 
-    def __init__(self, suite, residency, core, clients, reference):
-        self.suite, self.residency, self.core, self.reference = suite, residency, core, reference
+    def __init__(self, suite, sharing, core, clients, reference):
+        self.suite, self.sharing, self.core, self.reference = suite, sharing, core, reference
         self.hp, self.hp_spare, self.be, self.be_spare = clients
         self.solo = {}
         # Of the scene under way: its load, and what it took, for the result.
@@ -145,7 +145,7 @@ class Scene:
         self.note_decisions(state)
         if not self.figures.get("launches_held"):
             problems.append("no launch of the training was held: nothing was shared")
-        return problems + shortfalls(state, self.residency, [self.hp.name, self.be.name])
+        return problems + shortfalls(state, self.sharing, [self.hp.name, self.be.name])
 
     def core_dies(self):
         load = self.load(self.hp)
@@ -169,7 +169,7 @@ class Scene:
         self.note_decisions(state)
         if not self.figures.get("run", 0) + self.figures.get("leased", 0):
             problems.append("the new core decided no launch of the training")
-        return problems + shortfalls(state, self.residency, [self.hp.name, self.be.name])
+        return problems + shortfalls(state, self.sharing, [self.hp.name, self.be.name])
 
     def hp_dies(self):
         self.load(self.hp)
@@ -227,15 +227,15 @@ def reference_digests(suite, failures):
     return agreed
 
 
-def run_residency(suite, residency, reference, rows, failures):
+def run_sharing_mode(suite, sharing, reference, rows, failures):
     with contextlib.ExitStack() as stack:
-        core = stack.enter_context(Core(suite, residency, "tally-priority", residency))
-        clients = [Client(suite, f"{residency}-{n}", [HP_JOB], core, "high", DETERMINISTIC) for n in ("hp", "hp-spare")]
+        core = stack.enter_context(Core(suite, sharing, "tally-priority", sharing))
+        clients = [Client(suite, f"{sharing}-{n}", [HP_JOB], core, "high", DETERMINISTIC) for n in ("hp", "hp-spare")]
         clients += [
-            Client(suite, f"{residency}-{n}", ["exact"], core, "best-effort", DETERMINISTIC) for n in ("be", "be-spare")
+            Client(suite, f"{sharing}-{n}", ["exact"], core, "best-effort", DETERMINISTIC) for n in ("be", "be-spare")
         ]
         stack.enter_context(started(clients))
-        scene = Scene(suite, residency, core, clients, reference)
+        scene = Scene(suite, sharing, core, clients, reference)
         for name in SCENES:
             problems, begin, scene.figures = [], time.monotonic(), {}
             try:
@@ -243,14 +243,14 @@ def run_residency(suite, residency, reference, rows, failures):
             except Exception as error:  # noqa: BLE001 - every scene has its own programs' trouble; report and go on
                 problems = [f"{type(error).__name__}: {error}"]
             scene.tidy()
-            required = not (residency == "mps" and name in ("hp_dies", "be_dies"))
-            row = {"residency": residency, "scene": name, "passed": not problems, "required": required}
+            required = not (sharing == "mps" and name in ("hp_dies", "be_dies"))
+            row = {"sharing": sharing, "scene": name, "passed": not problems, "required": required}
             row |= {"problems": problems, "seconds": round(time.monotonic() - begin, 1), "figures": scene.figures}
             rows.append(row)
             write(suite, reference, rows)
             print(row, flush=True)
             if problems and required:
-                failures.add(f"{residency}, {name}: {problems}")
+                failures.add(f"{sharing}, {name}: {problems}")
             if core.process is None:
                 core.start()
 
@@ -264,15 +264,15 @@ def main(suite):
     failures, rows, reference = Failures(), [], None
     with failures.guard("reference"):
         reference = reference_digests(suite, failures)
-        for residency in suite.args.residencies.split(","):
-            with failures.guard(residency):
-                run_residency(suite, residency, reference, rows, failures)
+        for sharing in suite.args.sharing_modes.split(","):
+            with failures.guard(sharing):
+                run_sharing_mode(suite, sharing, reference, rows, failures)
     write(suite, reference, rows)
     return failures.messages
 
 
 def add_arguments(parser):
-    parser.add_argument("--residencies", default="timeslice,mps", help="comma-separated")
+    parser.add_argument("--sharing_modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each model")
 
 

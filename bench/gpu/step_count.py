@@ -28,7 +28,7 @@ def main(suite):
         "DISABLE_CUPTI_LAZY_REINIT": "1",
         "TEARDOWN_CUPTI": "0",
     }
-    with Core(suite, "count", "fifo", suite.args.residency) as core, contextlib.ExitStack() as stack:
+    with Core(suite, "count", "fifo", suite.args.sharing) as core, contextlib.ExitStack() as stack:
         variables["SUITE_SOCKET"] = str(core.socket)
         running = {}
         for name, priority in CLIENTS.items():
@@ -54,12 +54,12 @@ def main(suite):
                     if not row["equal"]:
                         failures.add(f"{name}, {row['job']}: {row.get('error') or row['differences']}")
                     print(f"{name} {row['job']} equal={row['equal']} kernels={row.get('profiler_kernels')}", flush=True)
-    suite.write("counts.json", {"residency": suite.args.residency, "rows": rows})
+    suite.write("counts.json", {"sharing": suite.args.sharing, "rows": rows})
     return failures.messages
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
     parser.add_argument("--in-turn", action="store_true", help="one client after the other")
 
 

@@ -1,12 +1,12 @@
-"""Bit-identical training while every kernel that can be cut is cut, and gives way at random.
+"""Bit-identical training while every kernel that can be cut is cut, and yields at random.
 
 Reference: deterministic trainings (ResNet-50, BERT, GPT-2 small) in a process
-alone; two runs must agree. Then, for each residency, with and without kernels
+alone; two runs must agree. Then, for each sharing, with and without kernels
 of the vendor's closed libraries: the same trainings as a best-effort client
 under the policy `random-forms`, which runs launches preemptible, sliced and (where
-offered) on some of the SMs, chosen at random, and asks the client to give way
-at random moments. The first run only has the cut forms made; then runs are
-repeated until launches have given way often enough. Every digest of every run
+offered) on some of the SMs, chosen at random, and asks the client to yield
+at random moments. The first run only has the transformed forms made; then runs are
+repeated until launches have yielded often enough. Every digest of every run
 must be the reference's.
 """
 
@@ -45,38 +45,38 @@ def kernels_by_state(status):
     """How many kernels are in which state, and the longest of each."""
     states = collections.defaultdict(lambda: {"kernels": 0, "longest_us": 0.0, "longest": ""})
     for kernel in status["kernels"]:
-        state = states[kernel["cut"]]
+        state = states[kernel["transformed"]]
         state["kernels"] += 1
         if kernel["mean_us"] > state["longest_us"]:
             state |= {"longest_us": round(kernel["mean_us"], 1), "longest": kernel["name"][:120]}
     return dict(states)
 
 
-def run_mode(suite, residency, vendor, expected, failures):
+def run_mode(suite, sharing, vendor, expected, failures):
     """One core, one client; a row of what happened."""
     args = suite.args
-    label = f"{residency}-{'vendor' if vendor else 'own'}"
+    label = f"{sharing}-{'vendor' if vendor else 'own'}"
     file = suite.work / f"core-{label}.toml"
     file.write_text(f"[rewrite]\nvendor_libraries = {str(vendor).lower()}\nrescue_ms = {args.rescue_ms}\n")
     config = f"form = {args.form}\nslices = 4\nsms = 116\ntoggle_us = {args.toggle_us}\nseed = 5\n"
-    row = {"machine": suite.machine, "residency": residency, "vendor_libraries": vendor, "runs": []}
-    with Core(suite, label, POLICY, residency, config, ["--config", file]) as core:
+    row = {"machine": suite.machine, "sharing": sharing, "vendor_libraries": vendor, "runs": []}
+    with Core(suite, label, POLICY, sharing, config, ["--config", file]) as core:
         worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
         with started([worker]):
             for _ in range(RUNS_MAX):
                 digests, seconds = train(worker, args)
                 status = core.status()
-                cut = client(status, label)["cut"]
+                cut = client(status, label)["transformed"]
                 different = [name for name in digests if digests[name] != expected[name]]
-                row["runs"].append({"seconds": seconds, "different": different, "gave_way": cut["gave_way"]})
+                row["runs"].append({"seconds": seconds, "different": different, "launches_yielded": cut["launches_yielded"]})
                 print(label, row["runs"][-1], cut, flush=True)
                 for name in different:
                     failures.add(f"{label}: {name} differs from the unshared run")
-                if different or cut["gave_way"] >= args.gave_way:
+                if different or cut["launches_yielded"] >= args.launches_yielded:
                     break
-            row |= {"cut": cut, "decisions": client(status, label)["decisions"], "kernels": kernels_by_state(status)}
-    if row["cut"]["gave_way"] < args.gave_way:
-        failures.add(f"{label}: only {row['cut']['gave_way']} launches gave way, {args.gave_way} were wanted")
+            row |= {"transformed": cut, "decisions": client(status, label)["decisions"], "kernels": kernels_by_state(status)}
+    if row["transformed"]["launches_yielded"] < args.launches_yielded:
+        failures.add(f"{label}: only {row['transformed']['launches_yielded']} launches yielded, {args.launches_yielded} were wanted")
     return row
 
 
@@ -86,20 +86,20 @@ def main(suite):
     with failures.guard("reference"):
         expected, seconds = reference(suite)
         print(f"reference: {expected} in {seconds} s", flush=True)
-        for residency in suite.args.residencies.split(","):
+        for sharing in suite.args.sharing_modes.split(","):
             for vendor in suite.args.vendor.split(","):
-                with failures.guard(f"{residency}, vendor {vendor}"):
-                    rows.append(run_mode(suite, residency, vendor == "on", expected, failures))
+                with failures.guard(f"{sharing}, vendor {vendor}"):
+                    rows.append(run_mode(suite, sharing, vendor == "on", expected, failures))
                 suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
     return failures.messages
 
 
 def add_arguments(parser):
-    parser.add_argument("--residencies", default="timeslice,mps", help="comma-separated")
+    parser.add_argument("--sharing_modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
-    parser.add_argument("--gave-way", type=int, default=100, help="launches that must have given way")
+    parser.add_argument("--gave-way", type=int, default=100, help="launches that must have yielded")
     parser.add_argument("--toggle-us", type=int, default=1500, help="longest time between two requests")
     parser.add_argument("--form", type=int, default=3, help="of the policy: 0 preemptible, 1 sliced, 3 mixed")
     parser.add_argument("--rescue-ms", type=int, default=50, help="of the core's configuration")

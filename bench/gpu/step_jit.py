@@ -1,7 +1,7 @@
 """Programs that compile kernels under a few names again and again, while they are preempted: every value is right.
 
 NVRTC with the driver API, CuPy and Triton, several processes of each at once, as best-effort clients under the policy
-`random-forms`, which has all kernels transformed, gives launches forms at random and asks clients to give way at random times.
+`random-forms`, which has all kernels transformed, gives launches forms at random and asks clients to yield at random times.
 First one short job of each without the shim: what is wrong there is not the shim's.
 """
 
@@ -57,10 +57,10 @@ def bare(suite, failures):
     return works
 
 
-def run_mode(suite, residency, backends, failures):
+def run_mode(suite, sharing, backends, failures):
     """All processes under one core; a row of each backend."""
     args, rows = suite.args, []
-    with Core(suite, residency, POLICY, residency, CONFIG) as core:
+    with Core(suite, sharing, POLICY, sharing, CONFIG) as core:
         jobs = []
         for backend in backends:
             count = PROCESSES[backend]
@@ -68,21 +68,21 @@ def run_mode(suite, residency, backends, failures):
             jobs += [Job(suite, f"{backend}-{i}", backend, n, 100 * i + 7, core) for i, n in enumerate(kernels)]
         results = {}
         for job in jobs:
-            with failures.guard(f"{residency}, {job.name}"):
+            with failures.guard(f"{sharing}, {job.name}"):
                 results[job.name] = job.result(args.seconds + 60)
         status = core.status()
-        for message in shortfalls(status, residency, []):
-            failures.add(f"{residency}: {message}")
+        for message in shortfalls(status, sharing, []):
+            failures.add(f"{sharing}: {message}")
         for backend in backends:
             names = [job.name for job in jobs if job.backend == backend and job.name in results]
             entries = [client(status, name) for name in names]
-            row = {"residency": residency, "backend": backend, "processes": len(names)}
+            row = {"sharing": sharing, "backend": backend, "processes": len(names)}
             for key in ("kernels", "launches", "wrong"):
                 row[key] = sum(results[name][key] for name in names)
             row["seconds"] = max((results[name]["seconds"] for name in names), default=0)
             row["examples"] = [e for name in names for e in results[name]["examples"]][:5]
             row["decisions"] = add([entry["decisions"] for entry in entries if entry])
-            row["cut"] = add([entry["cut"] for entry in entries if entry])
+            row["transformed"] = add([entry["transformed"] for entry in entries if entry])
             rows.append(row)
             print(json.dumps(row), flush=True)
             judge(row, args, failures)
@@ -97,31 +97,31 @@ def add(counts):
 
 def judge(row, args, failures):
     """What must be of a row."""
-    about = f"{row['residency']}, {row['backend']}"
+    about = f"{row['sharing']}, {row['backend']}"
     if row["wrong"]:
         failures.add(f"{about}: {row['wrong']} of {row['launches']} launches left wrong values: {row['examples']}")
     if row["kernels"] < args.kernels:
         failures.add(f"{about}: {row['kernels']} kernels of {args.kernels} in {row['seconds']} s")
-    if row["cut"].get("gave_way", 0) < args.gave_way:
-        failures.add(f"{about}: {row['cut'].get('gave_way', 0)} launches gave way, {args.gave_way} were wanted")
+    if row["transformed"].get("launches_yielded", 0) < args.launches_yielded:
+        failures.add(f"{about}: {row['transformed'].get('launches_yielded', 0)} launches yielded, {args.launches_yielded} were wanted")
 
 
 def main(suite):
     """All backends at once, in each sharing mode."""
     failures, rows = Failures(), []
     backends = bare(suite, failures)
-    for residency in suite.args.residencies.split(","):
-        with failures.guard(residency):
-            rows += run_mode(suite, residency, backends, failures)
+    for sharing in suite.args.sharing_modes.split(","):
+        with failures.guard(sharing):
+            rows += run_mode(suite, sharing, backends, failures)
         suite.write("jit.json", {"rows": rows, "failures": failures.messages})
     return failures.messages
 
 
 def add_arguments(parser):
     parser.add_argument("--backends", default="nvrtc,cupy,triton", help="comma-separated")
-    parser.add_argument("--residencies", default="mps", help="comma-separated: mps, timeslice")
+    parser.add_argument("--sharing_modes", default="mps", help="comma-separated: mps, timeslice")
     parser.add_argument("--kernels", type=int, default=2000, help="kernels compiled with each")
-    parser.add_argument("--gave-way", type=int, default=50, help="launches that must have given way, of each")
+    parser.add_argument("--gave-way", type=int, default=50, help="launches that must have yielded, of each")
     parser.add_argument("--seconds", type=float, default=200, help="no more kernels are compiled after so long")
 
 

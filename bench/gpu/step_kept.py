@@ -1,4 +1,4 @@
-"""What cut forms kept on disk save a program's next start (docs/cutting.md, "Kept for the next start").
+"""What transformed forms kept on disk save a program's next start (docs/cutting.md, "Kept for the next start").
 
 Under a core in `mps`, beside an inference that is connected and idle, the same training is started over
 and over with a cache folder of the step's own: with `cache_mib = 0` nothing is kept, with the default the first
@@ -42,9 +42,9 @@ def watch(core, name, came):
     """Note when the client had launched, and when it had how many kernels cut."""
     entry = client({"clients": core.status()["clients"]}, name)
     if entry and entry["launches"]:
-        now, cut = time.monotonic(), entry["cut"]
+        now, cut = time.monotonic(), entry["transformed"]
         came.setdefault("launched", now)
-        came.setdefault("cut", {}).setdefault(cut["kernels"], now)
+        came.setdefault("transformed", {}).setdefault(cut["kernels"], now)
         came["refused"] = cut["kernels_refused"]
 
 
@@ -69,15 +69,15 @@ def start(suite, core, name, cache):
         cpu = cpu_s(one.pid)
     finally:
         one.process.stop(grace_s=0)
-    if "cut" not in came:
+    if "transformed" not in came:
         raise RuntimeError(f"{name} launched nothing under the core")
-    kernels = max(came["cut"])
+    kernels = max(came["transformed"])
     return {
         "kernels": kernels,
         "kernels_refused": came["refused"],
         "ready_s": round(ready - came["launched"], 2),
-        "cut_s": {str(n): round(at - came["launched"], 2) for n, at in came["cut"].items()},
-        "all_cut_s": round(came["cut"][kernels] - came["launched"], 2),
+        "cut_s": {str(n): round(at - came["launched"], 2) for n, at in came["transformed"].items()},
+        "all_cut_s": round(came["transformed"][kernels] - came["launched"], 2),
         "steps_per_s": round(trained["steps_per_s"], 4),
         "cpu_s": cpu,
         "cpu_s_in_all": round(sum(cpu.values()), 2),

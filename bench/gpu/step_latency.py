@@ -66,7 +66,7 @@ def main(suite):
     program = compile_program(suite, "launch.cpp", "launch")
     spinning = ["--spin-us", str(args.spin_us)]
     for name, (policy, config) in POLICIES.items():
-        with failures.guard(name), Core(suite, name, policy, args.residency, config, spinning) as core:
+        with failures.guard(name), Core(suite, name, policy, args.sharing, config, spinning) as core:
             for _ in range(args.rounds):
                 for burst in BURSTS:
                     arguments = ("getproc", args.launches, burst, "single")
@@ -103,14 +103,14 @@ def main(suite):
         row["added_p99_us_of_runs"] = summary([(b["p99"] - a["p99"]) / 1e3 for a, b in pairs])
         rows.append(row)
         print(row, flush=True)
-    result = {"residency": args.residency, "spin_us": args.spin_us, "promise_p99_us": PROMISE_P99_US}
+    result = {"sharing": args.sharing, "spin_us": args.spin_us, "promise_p99_us": PROMISE_P99_US}
     result |= {"roundtrip": roundtrips, "rows": rows, "states": states}
     suite.write("latency.json", {**result, "memops": suite.read("latency.json").get("memops")})
     return failures.messages
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
     parser.add_argument("--spin-us", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=15, help="runs of the round trip")

@@ -24,7 +24,7 @@ from tally import Core
 KINDS = {"plain": None, "high": "high", "best-effort": "best-effort"}
 JOBS = {"resnet50-eager": 120, "resnet50-graph": 400}  # requests a turn
 DISCARD = 20  # first requests of a turn: the GPU has just changed process
-DOORS = ("link", "dlopen", "getproc")
+ENTRY_POINTS = ("link", "dlopen", "getproc")
 PROMISE_RATIO_MAX = 1.005
 # Launches of a request of resnet50-eager, as CUPTI counts them (counts.json).
 EAGER_LAUNCHES = 280
@@ -93,39 +93,39 @@ def run_launch(program, core, kind, arguments, name):
 
 
 def measure_launches(suite, cores):
-    """Rows of {door, kind, added ns a launch, noise}: medians of each process, and over the processes."""
+    """Rows of {entry point, kind, added ns a launch, noise}: medians of each process, and over the processes."""
     args, program = suite.args, compile_program(suite, "launch.cpp", "launch")
     found = {}
     for _ in range(args.launch_rounds):
-        for door in DOORS:
+        for entry_point in ENTRY_POINTS:
             for kind, priority in KINDS.items():
-                result = run_launch(program, cores.get(kind), priority, (door, args.launches, BURST, "paired"), f"launch-{kind}")
-                found.setdefault((door, kind), []).append(result)
+                result = run_launch(program, cores.get(kind), priority, (entry_point, args.launches, BURST, "paired"), f"launch-{kind}")
+                found.setdefault((entry_point, kind), []).append(result)
     rows = []
-    for door in DOORS:
-        noise = median([abs(run["added_p50"]) for run in found[door, "plain"]])
+    for entry_point in ENTRY_POINTS:
+        noise = median([abs(run["added_p50"]) for run in found[entry_point, "plain"]])
         for kind in KINDS:
             if kind != "plain":
-                rows.append(launch_row(door, kind, found[door, kind], noise))
+                rows.append(launch_row(entry_point, kind, found[entry_point, kind], noise))
                 print(rows[-1], flush=True)
     return rows
 
 
-def launch_row(door, kind, runs, noise_ns):
+def launch_row(entry_point, kind, runs, noise_ns):
     """What the runs of one kind say together."""
     added, plain_ns = [run["added_p50"] for run in runs], median([run["p50"] for run in runs])
-    row = {"door": door, "kind": kind, "plain_ns": round(plain_ns, 1), "with_shim_ns": round(plain_ns + median(added), 1)}
+    row = {"entry_point": entry_point, "kind": kind, "plain_ns": round(plain_ns, 1), "with_shim_ns": round(plain_ns + median(added), 1)}
     row |= {"added_ns": {**summary(added), "p50": round(median(added), 1)}, "noise_ns": round(noise_ns, 1)}
     return row
 
 
 def main(suite):
     """Cost of the shim for a program that is alone."""
-    failures, result = Failures(), {"residency": suite.args.residency, "promise_ratio_max": PROMISE_RATIO_MAX}
+    failures, result = Failures(), {"sharing": suite.args.sharing, "promise_ratio_max": PROMISE_RATIO_MAX}
     result["eager_launches"] = EAGER_LAUNCHES
     with (
-        Core(suite, "high", "tally-priority", suite.args.residency) as high,
-        Core(suite, "best-effort", "tally-priority", suite.args.residency) as best_effort,
+        Core(suite, "high", "tally-priority", suite.args.sharing) as high,
+        Core(suite, "best-effort", "tally-priority", suite.args.sharing) as best_effort,
     ):
         cores = {"high": high, "best-effort": best_effort}
         with failures.guard("launches"):
@@ -140,7 +140,7 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="none", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--sharing", default="none", choices=("timeslice", "mps", "none"))
     parser.add_argument("--rounds", type=int, default=10, help="turns of every process")
     parser.add_argument("--processes", type=int, default=2, help="processes of each kind")
     parser.add_argument("--launch-rounds", type=int, default=5)

@@ -38,7 +38,7 @@ PAIRS = {
 }
 # What fits the step's time limit with all modes.
 DEFAULT_PAIRS = "bert+gpt2,resnet50+resnet50"
-# name: (mode in the row, policy, residency or baseline kind)
+# name: (mode in the row, policy, sharing mode or baseline kind)
 MODES = {
     "plain": ("time-slicing", "none", "plain"),
     "mps": ("mps", "none", "mps"),
@@ -61,7 +61,7 @@ TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
 # Of each client's status, if a program does not answer.
-STUCK_KEYS = ("name", "class", "busy", "standstills", "waiting", "in_flight", "in_flight_us", "standing_grant", "cut")
+STUCK_KEYS = ("name", "class", "busy", "standstills", "waiting", "in_flight", "in_flight_us", "standing_grant", "forms")
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
 
 
@@ -161,14 +161,14 @@ def measure_shared(args, pair, hp, be, core):
 
     (inference's answer, training's answer, the inference's warmed p50 alone, the training's rate alone).
     """
-    # As a training that has run for a while: it has its cut forms, and the policy knows its kernels. And a
+    # As a training that has run for a while: it has its transformed forms, and the policy knows its kernels. And a
     # training that its CPU limits is as fast as its process is: what sharing takes is told by this rate.
     seconds, own, cut = args.be_alone_seconds, {}, []
     # The first time to warm up, and not looked at; more often until no kernel is cut that was not the time before,
     # for the driver loads some images for seconds.
     while seconds and len(cut) < ALONE_TIMES_MAX and (len(cut) < ALONE_TIMES or cut[-1] != cut[-2]):
         own = be.ask("train", job=pair.be_job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60)
-        cut.append(client(core.status(), names(pair)[1])["cut"]["kernels"] if core else 0)
+        cut.append(client(core.status(), names(pair)[1])["transformed"]["kernels"] if core else 0)
     warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)
@@ -225,9 +225,9 @@ def row(suite, pair, mode, policy, served, trained, own_solo_ms, own_be_steps_pe
     }
 
 
-def drift(own_ms, idle_ms, residency):
+def drift(own_ms, idle_ms, sharing):
     """A note if the inference beside idle programs is not what it was."""
-    slower = host_drift(own_ms, idle_ms, residency.startswith("mps"))
+    slower = host_drift(own_ms, idle_ms, sharing.startswith("mps"))
     return [f"alone it took {slower:.2f} of what it had taken before: its host was slower by then"] if slower else []
 
 
@@ -308,7 +308,7 @@ def measure_mode(suite, mode, pairs, results, failures):
                     continue
                 served, trained, own, own_be = measure_shared(suite.args, pair, hp, be, core)
                 state = core.status() if core else None
-                notes = shortfalls(state, core.residency, names(pair)) if core else []
+                notes = shortfalls(state, core.sharing, names(pair)) if core else []
                 for note in notes:
                     failures.add(f"{mode}, {pair.name}: {note}")
                 if suite.args.apart and MODES[mode][2] != "timeslice":
@@ -317,7 +317,7 @@ def measure_mode(suite, mode, pairs, results, failures):
                 notes += drift(own, percentile(pair.beside_idle["service_ms"], 0.5), MODES[mode][2])
                 line = row(suite, pair, label, policy, served, trained, own, own_be, suite.policy_config(mode), is_vendor(mode))
                 if core:
-                    line["cut"] = client(state, names(pair)[1])["cut"]
+                    line["transformed"] = client(state, names(pair)[1])["transformed"]
                 results.add({**line, "notes": notes}, served, state)
 
 

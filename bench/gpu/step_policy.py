@@ -1,8 +1,8 @@
 """The policy's life on a GPU: its log, a shadow, A/B tests, and policies that misbehave, beside real programs.
 
-One core in one residency, one inference with Poisson arrivals and one training
+One core in one sharing, one inference with Poisson arrivals and one training
 as unmodified clients, started once; everything below happens to that core while
-they run. The policy in charge is `tally-priority`.
+they run. The active policy is `tally-priority`.
 
 log      `log record`, the policy anew, some seconds, `log stop`; then `log replay` with the same component. And
          once more begun in mid-run, with what the policy knew then.
@@ -48,7 +48,7 @@ FAULTS = {
 # Around a load of `chaos`: arrivals before it, and after it.
 BEFORE_S, AFTER_S = 1.5, 1.0
 BACK_MAX_S = 15
-# `chaos` is loaded time and again: the good policy is not to wait longer each time that it is struck out. Nothing
+# `chaos` is loaded time and again: the good policy is not to wait longer each time that it is disabled. Nothing
 # is loaded but by command, whatever becomes of its file.
 CONFIG = "[policy]\nwatch = false\n[policy.strikes]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
 # A guard that no policy keeps: a request takes longer.
@@ -218,7 +218,7 @@ def measure_log(stage, seconds, failures):
 
 
 def measure_shadow(stage, seconds, percent):
-    """`fifo` as the shadow of the policy in charge; windows without it before and after."""
+    """`fifo` as the shadow of the active policy; windows without it before and after."""
     core, without = stage.core, [stage.window(seconds)]
     ctl(core, "shadow", "start", stage.policy(OTHER), "--cpu-percent", percent)
     begin, at = ctl_json(core, "shadow", "status"), time.monotonic()
@@ -229,7 +229,7 @@ def measure_shadow(stage, seconds, percent):
     comparison = end["comparison"]
     row = {
         "policy": OTHER,
-        "in_charge": end["in_charge"],
+        "active": end["active"],
         "cpu_percent_max": percent,
         "cpu_percent": round((end["cpu_ms"] - begin["cpu_ms"]) / (wall_s * 10), 3),
         "agreement_percent": round(end["agreement_percent"], 3),
@@ -251,7 +251,7 @@ def measure_shadow(stage, seconds, percent):
 
 
 def wait_for_end(core, timeout_s):
-    """Poll until the test has ended and A is in charge."""
+    """Poll until the test has ended and A is active."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if not ctl_json(core, "ab", "status")["running"]:
@@ -283,7 +283,7 @@ def ab_test(stage, what, metric, block, max_s, guard, failures):
         wait_for_end(core, max_s + 15)
         report, serving = ctl_json(core, "ab", "report"), core.status()["policy"]
     if serving["name"] != POLICY or serving["disabled"]:
-        failures.add(f"{what}: {serving['name']} is in charge after it, not A")
+        failures.add(f"{what}: {serving['name']} is active after it, not A")
     keys = ("plan", "ended", "elapsed_s", "verdict", "e_value", "effect", "mean_effect", "pairs", "sample_ratio")
     keys += ("caveats", "a_back_after_ns")
     row = {"test": what, **{key: report[key] for key in keys}}
@@ -350,13 +350,13 @@ def watch(core, kinds, before, loaded):
         now = time.monotonic()
         if faults_of(policy, kinds) > before:
             seen.setdefault("counted", now)
-        struck = policy["last_struck_out"]
+        struck = policy["last_disabled"]
         if struck and struck["generation"] == loaded and struck["kind"] in kinds:
             seen.setdefault("named", now)
             seen.setdefault("message", struck["message"].splitlines()[0][:200])
         if policy["generation"] > loaded and policy["name"] == POLICY:
             seen.setdefault("back", now)
-            seen["came"] = policy["came"]
+            seen["loaded_because"] = policy["loaded_because"]
         time.sleep(POLL_S)
     return seen
 
@@ -374,8 +374,8 @@ def misbehave(stage, kind, trainings, failures):
     time.sleep(max(0.0, start_at + BEFORE_S - time.monotonic()))
     sent = time.monotonic()
     ctl(core, "policy", "load", stage.policy("chaos"), "--config", file)
-    in_charge = time.monotonic()
-    # It may have been struck out already.
+    active = time.monotonic()
+    # It may have been disabled already.
     history = ctl_json(core, "policy", "history")
     loaded = max(entry["generation"] for entry in history if entry["name"] == "chaos")
     seen = watch(core, names, before, loaded)
@@ -388,16 +388,16 @@ def misbehave(stage, kind, trainings, failures):
     around = [s for end, s, _ in rows if end >= sent and end - s / 1e3 < until]
 
     def ms(name):
-        return round((seen[name] - in_charge) * 1e3, 1) if name in seen else None
+        return round((seen[name] - active) * 1e3, 1) if name in seen else None
 
     row = {
         "fault": kind,
-        "load_ms": round((in_charge - sent) * 1e3, 1),
+        "load_ms": round((active - sent) * 1e3, 1),
         "counted_ms": ms("counted"),
         "named_ms": ms("named"),
         "back_ms": ms("back"),
         "message": seen.get("message"),
-        "came": seen.get("came"),
+        "loaded_because": seen.get("loaded_because"),
         "fallbacks": policy["fallbacks"] - fallbacks,
         "fault_cost_us_max": policy["fault_cost_us"]["max"],
         "before_ms": times([s for end, s, _ in rows if end < sent]),
@@ -416,8 +416,8 @@ def misbehave(stage, kind, trainings, failures):
     if "back" not in seen:
         failures.add(f"chaos, {kind}: {POLICY} was not back after {BACK_MAX_S} s")
         ctl(core, "policy", "load", stage.policy(POLICY))
-    if trained["ended"] < in_charge:
-        failures.add(f"chaos, {kind}: the training had ended before it was in charge: nothing is shown")
+    if trained["ended"] < active:
+        failures.add(f"chaos, {kind}: the training had ended before it was active: nothing is shown")
     if not row["training_equal"]:
         failures.add(f"chaos, {kind}: the training's digest differs from the one alone")
     return row
@@ -443,7 +443,7 @@ def clients_at_end(core, pids, failures):
         if not entry["governed"] or entry["unscheduled"]:
             failures.add(f"{name}: governed {entry['governed']}, {entry['unscheduled']} launches unscheduled")
     policy = state["policy"]
-    return {"clients": rows, "policies_in_charge": policy["generation"], "swap_pause_us": policy["swap_pause_us"]}
+    return {"clients": rows, "active_policies": policy["generation"], "swap_pause_us": policy["swap_pause_us"]}
 
 
 def main(suite):
@@ -453,7 +453,7 @@ def main(suite):
     unknown = [k for k in args.faults.split(",") if k not in FAULTS] + [p for p in parts if p not in PARTS]
     if unknown:
         raise SystemExit(f"unknown: {unknown}; faults are {list(FAULTS)}, parts {list(PARTS)}")
-    content = {"hp": HP_JOB, "be": BE_JOB, "exact": EXACT, "load": args.load, "residency": args.residency, "policy": POLICY}
+    content = {"hp": HP_JOB, "be": BE_JOB, "exact": EXACT, "load": args.load, "sharing": args.sharing, "policy": POLICY}
 
     def keep(**more):
         content.update(more)
@@ -461,14 +461,14 @@ def main(suite):
 
     config = suite.work / "core-policy.toml"
     config.write_text(CONFIG)
-    with Core(suite, "policy", POLICY, args.residency, extra=["--config", config]) as core:
+    with Core(suite, "policy", POLICY, args.sharing, extra=["--config", config]) as core:
         hp = Client(suite, "hp", [HP_JOB], core, "high")
         be = Client(suite, "be", [BE_JOB, "exact"], core, "best-effort", DETERMINISTIC)
         with started([hp, be]):
             stage = Stage(suite, core, hp, be)
             pids = {one.name: one.pid for one in (hp, be)}
             keep(solo=measure_solo(stage, args.load))
-            for note in shortfalls(core.status(), args.residency, NAMES):
+            for note in shortfalls(core.status(), args.sharing, NAMES):
                 failures.add(note)
             measure = {
                 "log": lambda: measure_log(stage, args.seconds, failures),
@@ -485,7 +485,7 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="timeslice", help="of the core")
+    parser.add_argument("--sharing", default="timeslice", help="of the core")
     parser.add_argument("--seconds", type=float, default=5, help="length of the log's and the shadow's windows")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
     parser.add_argument("--metric", default="be_throughput", help="of the A/B tests")

@@ -1,4 +1,4 @@
-"""The shim's own tests of cut launches and of graphs in parts, on this GPU in place of the software device.
+"""The shim's own tests of transformed launches and of graphs in parts, on this GPU in place of the software device.
 
 Each test is a process of its own, with a program as a second one; what they compare is exact (memory,
 counts of runs of each block, counters). Tests of a faulty device, and those that count what only a device of few SMs can hold,
@@ -16,7 +16,7 @@ import time
 from common import SYSTEM_LIBRARIES, Failures, clean_environment, step_main
 from procs import threads
 
-BINARIES = ("cut", "graphs")
+BINARIES = ("forms", "graphs")
 # Why a test says nothing here, by a part of its name.
 LEFT_OUT = {
     "at_once_or_whole": "the software device is made to hold fewer blocks",

@@ -2,7 +2,7 @@
 
 An inference as one CUDA graph, and a graph of very many very small kernels, alone, by themselves and
 under MPS: as the program starts, after kernels in two streams, after something else has used the GPU. Then
-the inference beside a training under the core in `mps`, with and without `[residency.mps] refresh_ms`,
+the inference beside a training under the core in `mps`, with and without `[sharing.mps] refresh_ms`,
 launches on some of the SMs, and short windows. See docs/residency.md.
 """
 
@@ -19,7 +19,7 @@ SEED = 7
 # A graph's time is the median of so many.
 REQUESTS = 150
 # Name: the core's configuration, the policy's.
-NEVER = "[residency.mps]\nrefresh_ms = 0\n"
+NEVER = "[sharing mode.mps]\nrefresh_ms = 0\n"
 UNDER_THE_CORE = {
     "as it comes": ("", None),
     "never refreshed": (NEVER, None),
@@ -85,8 +85,8 @@ def beside(suite, name, alone_ms, rate_per_s, failures):
         row["requests_ms"] = summary(served["service_ms"])
         row["p99_over_alone"] = round(percentile(served["service_ms"], 0.99) / alone_ms, 4)
         row["be_share"] = round(shared["steps_per_s"] / trained["steps_per_s"], 4)
-        row["cut"] = client(state, be.name)["cut"]
-        row["refreshed"] = state["residency"]["refresh"]
+        row["transformed"] = client(state, be.name)["transformed"]
+        row["refreshed"] = state["sharing"]["refresh"]
         refreshed = row["refreshed"] or {}
         if core_config != NEVER and not (refreshed.get("count") and refreshed["state"] == "running"):
             failures.add(f"{name}: contexts were not refreshed: {row['refreshed']}")
@@ -123,7 +123,7 @@ def add_arguments(parser):
     parser.add_argument("--seconds", type=float, default=6, help="length of each measurement")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(UNDER_THE_CORE)}; spaces may be underscores")
-    parser.add_argument("--vendor", action="store_true", help="cut kernels of closed libraries, too: read docs/cutting.md first")
+    parser.add_argument("--vendor", action="store_true", help="transformed kernels of closed libraries, too: read docs/cutting.md first")
 
 
 if __name__ == "__main__":

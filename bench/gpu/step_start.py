@@ -42,7 +42,7 @@ def start_s(core, kind):
 def main(suite):
     """The cost of starting as a client."""
     failures, times = Failures(), {kind: [] for kind in KINDS}
-    with Core(suite, "start", "tally-priority", suite.args.residency) as core:
+    with Core(suite, "start", "tally-priority", suite.args.sharing) as core:
         # Files into memory, and the core's first client.
         for kind in KINDS:
             start_s(core if KINDS[kind] else None, kind)
@@ -61,12 +61,12 @@ def main(suite):
         print(row, flush=True)
         if row["ratio"] > PROMISE_RATIO_MAX + noise:
             failures.add(f"{kind}: {row['ratio']:.3f} of plain, promised <= {PROMISE_RATIO_MAX}")
-    suite.write("start.json", {"residency": suite.args.residency, "promise_ratio_max": PROMISE_RATIO_MAX, "times_s": times, "rows": rows})
+    suite.write("start.json", {"sharing": suite.args.sharing, "promise_ratio_max": PROMISE_RATIO_MAX, "times_s": times, "rows": rows})
     return failures.messages
 
 
 def add_arguments(parser):
-    parser.add_argument("--residency", default="timeslice", choices=("timeslice", "mps", "none"))
+    parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
     parser.add_argument("--rounds", type=int, default=6)
 
 

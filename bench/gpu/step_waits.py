@@ -1,6 +1,6 @@
 """Which driver calls wait for what is in other streams of their context, each tried in a process of its own.
 
-What gives way waits at a gate in its stream, and a kernel that is stuck has to be helped by a launch beside it:
+What yields waits at a gate in its stream, and a kernel that is stuck has to be helped by a launch beside it:
 a call that waits for either holds its thread up, and one that keeps others from launching meanwhile keeps help
 away (docs/cutting.md, "Rescue"). Needs no core.
 """

@@ -21,8 +21,8 @@ STATUS_TIMEOUT_S = 15
 class Core:
     """A running `tally-core` with a socket of its own."""
 
-    def __init__(self, suite, name, policy, residency, policy_config=None, extra=()):
-        self.suite, self.name, self.policy, self.residency = suite, name, policy, residency
+    def __init__(self, suite, name, policy, sharing, policy_config=None, extra=()):
+        self.suite, self.name, self.policy, self.sharing = suite, name, policy, sharing
         self.policy_config, self.extra = policy_config, list(extra)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="c-", dir=suite.work))
         self.socket = self.folder / "clients" / "s"
@@ -34,7 +34,7 @@ class Core:
         command = [
             self.suite.program("tally-core"),
             "--policy", self.suite.program(f"policies/{self.policy}.wasm"),
-            "--residency", self.residency,
+            "--sharing", self.sharing,
             "--socket", self.socket,
             "--log-format", "json",
             *self.extra,
@@ -116,29 +116,29 @@ def client(state, name, pid=None):
 
 def launches(entry):
     """The launch counters of a connected client (schema 1); a missing one is an error."""
-    doors = entry["launches_by_door"]
+    entry_points = entry["launches_by_entry_point"]
     return {
         "total": entry["launches"],
-        "launch_kernel": doors["kernel"],
-        "launch_kernel_ex": doors["kernel_ex"],
-        "launch_cooperative": doors["cooperative"],
-        "graph_launch": doors["graph"],
+        "launch_kernel": entry_points["kernel"],
+        "launch_kernel_ex": entry_points["kernel_ex"],
+        "launch_cooperative": entry_points["cooperative"],
+        "graph_launch": entry_points["graph"],
         "graph_kernels": entry["graph_kernels"],
         "captured": entry["captured"],
     }
 
 
-def residency_of(state):
+def sharing_of(state):
     """(mode in force, reason) as status says them."""
-    return state["residency"]["in_force"], state["residency"]["reason"]
+    return state["sharing"]["in_force"], state["sharing"]["reason"]
 
 
-def shortfalls(state, residency, expected):
+def shortfalls(state, sharing, expected):
     """What of a core's promises is not in force, as sentences; `expected` names the clients that must be governed."""
     found = []
-    in_force, reason = residency_of(state)
-    if in_force != residency:
-        found.append(f"residency in force is {in_force}, not {residency}: {reason}")
+    in_force, reason = sharing_of(state)
+    if in_force != sharing:
+        found.append(f"sharing mode in force is {in_force}, not {sharing}: {reason}")
     for name in expected:
         entry = client({"clients": state["clients"]}, name)
         if entry is None:
@@ -151,7 +151,7 @@ def shortfalls(state, residency, expected):
             found.append(f"{name}: time slice {report['time_slice']}: {report}")
         if report["linger"] == "failed":
             found.append(f"{name} does not linger: CUDA error {report['linger_error']}")
-        if residency == "mps" and report["mps"] != "as asked":
+        if sharing == "mps" and report["mps"] != "as asked":
             found.append(f"{name}: {report['mps']}")
     faults = {kind: n for kind, n in state["policy"]["faults"].items() if n}
     if faults or state["policy"]["disabled"]:

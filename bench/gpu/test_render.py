@@ -65,8 +65,8 @@ class Renderer(unittest.TestCase):
         self.assertIn("+3060 %[^1]", self.text())
         self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
 
-    def test_pairs_say_whose_kernels_were_cut_and_old_rows_stay_readable(self):
-        cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "gave_way": 3}
+    def test_pairs_say_whose_kernels_were_transformed_and_old_rows_stay_readable(self):
+        cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "launches_yielded": 3}
         self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, cut=cut), pair_row(policy="none")])
         text = self.text()
         self.assertIn("| tally-mps | tally-priority | untouched |", text)
@@ -86,9 +86,9 @@ class Renderer(unittest.TestCase):
         self.assertIsNone(stats.host_drift(None, 1.0, under_mps=False))
 
     def test_wrong_results_of_cut_kernels_have_a_footnote(self):
-        counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "gave_way", "rescued"), 1)
+        counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "launches_yielded", "rescued"), 1)
         cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
-        row = {"residency": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "cut": cut}
+        row = {"sharing": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "transformed": cut}
         self.put("exact.json", {"rows": [row]})
         series = {"flag_mask": 3, "raised_by": "writes", "equal": True, "once": False, "complete": True}
         series |= {"turnaround_p50_us": 31, "turnaround_p99_us": 50}
@@ -99,7 +99,7 @@ class Renderer(unittest.TestCase):
         steps = [{"call": "cuStreamWriteValue32", "us": 40}, {"call": "seen", "us": 960}, {"call": "launch", "us": 5}]
         facts = {"while-held": {"cuMemFree": {"steps": steps}, "cuMemFree_writes_first": {"steps": steps}}}
         facts["raise"] = {"exit": 1, "error": "e"}
-        self.put("cut.json", {"rewritten": {"ptx prelude": {"refused": {"g": "why"}}}, "kernels": [kernel], "facts": facts})
+        self.put("forms.json", {"rewritten": {"ptx prelude": {"refused": {"g": "why"}}}, "kernels": [kernel], "facts": facts})
         text = self.text()
         for expected in (
             "| mps | cut | no[^1] |",
@@ -117,7 +117,7 @@ class Renderer(unittest.TestCase):
     def test_every_section_renders(self):
         count = {"job": "j", "priority": "high", "equal": False, "differences": ["kernels: 1, 2"]}
         self.put("counts.json", {"rows": [count, {"job": "k", "priority": "high", "equal": False, "error": "E"}]})
-        self.put("correct.json", {"rows": [{"scene": "shared", "residency": "mps", "passed": True, "required": True}]})
+        self.put("correct.json", {"rows": [{"scene": "shared", "sharing": "mps", "passed": True, "required": True}]})
         ratio = {
             "ratio": 1.02,
             "ratio_low": 1.01,
@@ -126,13 +126,13 @@ class Renderer(unittest.TestCase):
             "plain_ms": 1,
             "with_shim_ms": 1.02,
         }
-        launch = {"door": "link", "kind": "high", "plain_ns": 2500, "with_shim_ns": 2700}
+        launch = {"entry_point": "link", "kind": "high", "plain_ns": 2500, "with_shim_ns": 2700}
         launch["added_ns"] = {"p50": 200, "min": 190, "max": 210}
         content = {
             "promise_ratio_max": 1.005,
             "eager_launches": 250,
             "requests": [{"job": "r", "kind": "high", **ratio}, {"job": "resnet50-eager", "kind": "high", **ratio}],
-            "launches": [launch, {**launch, "door": "dlopen", "noise_ns": 12}],
+            "launches": [launch, {**launch, "entry_point": "dlopen", "noise_ns": 12}],
         }
         self.put("overhead.json", content)
         row = {
@@ -169,7 +169,7 @@ class Renderer(unittest.TestCase):
         window = {"service_ms": times, "queued_ms": times, "be_steps_per_s": 12.5}
         log = {"begun": "in mid-run", "decisions": 100, "decisions_per_s": 50, "equal_decisions": 98, "equal": False}
         log |= {"calls_differ": 2, "dropped": 3, "bytes": 20480, "recorded_s": 2, "replay_s": 0.5, "while_recording": window}
-        shadow = {"policy": "fifo", "in_charge": "tally-priority", "agreement_percent": 61.5, "decisions": 200, "skipped": 1}
+        shadow = {"policy": "fifo", "active": "tally-priority", "agreement_percent": 61.5, "decisions": 200, "skipped": 1}
         shadow |= {"dropped": 0, "cpu_percent": 2.4, "cpu_percent_max": 5, "with": window, "without": [window, window]}
         arm = {"name": "fifo", "hp_p99_ms": 1.25, "be_gpu_ms_per_s": 300.0}
         ab = {"test": "a guard", "plan": {"metric": "be_throughput"}, "ended": {"reason": "guard"}, "elapsed_s": 0.25, "pairs": 0}
@@ -177,9 +177,9 @@ class Renderer(unittest.TestCase):
         fault = {"fault": "stall", "counted_ms": 1998.3, "named_ms": None, "back_ms": 4124.3, "before_ms": times, "around_ms": None}
         fault |= {"training_equal": False}
         pause = {"p50": 40.2, "max": 91.0}
-        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "residency": "timeslice", "policy": "tally-priority"}
+        content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "sharing": "timeslice", "policy": "tally-priority"}
         content |= {"log": [log], "shadow": shadow, "ab": [ab], "chaos": [fault], "failures": ["it broke"]}
-        content["end"] = {"clients": [{}], "policies_in_charge": 40, "swap_pause_us": pause}
+        content["end"] = {"clients": [{}], "active_policies": 40, "swap_pause_us": pause}
         self.put("policy.json", content)
         text = self.text()
         for expected in (
@@ -193,7 +193,7 @@ class Renderer(unittest.TestCase):
             "[^1]: Policy: it broke.",
         ):
             self.assertIn(expected, text)
-        self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "residency", "policy")})
+        self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "sharing", "policy")})
         self.assertNotIn("### A shadow", self.text())
 
     def test_a_share_of_what_the_process_itself_makes_stands_beside_the_other(self):
@@ -233,7 +233,7 @@ class Renderer(unittest.TestCase):
         self.assertIsNotNone(step_shim.left_out("graphs::a_part_that_fails_ends_the_launch"))
         self.assertIsNone(step_shim.left_out("graphs::long_kernels"))
         states = {"a": "passed", "b": "hung", "c": "left out"}
-        self.put("shim.json", {"rows": [{"binary": "cut", "test": name, "state": state} for name, state in states.items()]})
+        self.put("shim.json", {"rows": [{"binary": "transformed", "test": name, "state": state} for name, state in states.items()]})
         self.assertIn("counted: 1 passed, 1 failed[^1], 1 left out", self.text())
         self.assertIn("[^1]: The shim's tests: cut b hung.", self.text())
 
@@ -246,7 +246,7 @@ class Renderer(unittest.TestCase):
             "requests_ms": {"p50": 1.125, "p99": 2.0},
             "p99_over_alone": 1.99,
             "be_share": 0.35,
-            "cut": {"partitioned": 12},
+            "transformed": {"partitioned": 12},
             "refreshed": {"count": 9},
         }
         content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "vendor_rewrite": False}
@@ -287,7 +287,7 @@ class Renderer(unittest.TestCase):
             base = {"form": "sass sub-grid", "load": "CUDA_SUCCESS", "whole_percent": 0.4, "slices_8_percent": 30.9}
             return {"kernel": name, "blocks": 9, "block_us": 1, "forms": [{**base, **form}]}
 
-        self.put("cut.json", {"rewritten": {}, "kernels": [kernel("a"), kernel("b")], "facts": {"raise": {}}})
+        self.put("forms.json", {"rewritten": {}, "kernels": [kernel("a"), kernel("b")], "facts": {"raise": {}}})
         out = self.docs / "out"
         out.mkdir()
         bounds = {"slices_in_bound": 3, "slice_us": 25.0, "slices_in_bound_percent": 11.84}
@@ -295,9 +295,9 @@ class Renderer(unittest.TestCase):
         used = {"slices_in_use": 2, "in_use_turnaround_p50_us": 15.0, "in_use_turnaround_p99_us": 35.0}
         new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5}), kernel("d", **bounds, **used)]
         content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
-        (out / "cut.json").write_text(json.dumps(content))
-        self.assertEqual(render.take_over(out, self.docs / "results"), ["cut.json"])
-        kept = json.loads((self.docs / "results" / "cut.json").read_text())
+        (out / "forms.json").write_text(json.dumps(content))
+        self.assertEqual(render.take_over(out, self.docs / "results"), ["forms.json"])
+        kept = json.loads((self.docs / "results" / "forms.json").read_text())
         self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer"), ("d", "newer")])
         self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
         text = self.text()
@@ -311,20 +311,20 @@ class Renderer(unittest.TestCase):
             return {"kernel": name, "blocks": 9, "block_us": 1, "original_us": us, "forms": [form]}
 
         kernels = [kernel("a", 101, 1), kernel("b", 900, 4), kernel("c", 100, 70)]
-        self.put("cut.json", {"rewritten": {}, "kernels": kernels})
+        self.put("forms.json", {"rewritten": {}, "kernels": kernels})
         self.assertIn("more than 100 us: +2.5 % (sass prelude, 2 kernels).", self.text())
 
-    def test_scenes_of_one_residency_keep_the_others_and_their_commit(self):
+    def test_scenes_of_one_sharing_mode_keep_the_others_and_their_commit(self):
         row = {"scene": "shared", "passed": True, "required": True}
-        self.put("correct.json", {"rows": [{**row, "residency": r} for r in ("timeslice", "mps")]})
+        self.put("correct.json", {"rows": [{**row, "sharing": r} for r in ("timeslice", "mps")]})
         out = self.docs / "out"
         out.mkdir()
-        content = {"machine": {**MACHINE, "commit": "newer"}, "rows": [{**row, "residency": "timeslice"}]}
+        content = {"machine": {**MACHINE, "commit": "newer"}, "rows": [{**row, "sharing": "timeslice"}]}
         (out / "correct.json").write_text(json.dumps(content))
         self.assertEqual(render.take_over(out, self.docs / "results"), ["correct.json"])
         rows = json.loads((self.docs / "results" / "correct.json").read_text())["rows"]
         self.assertEqual(
-            [(r["residency"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
+            [(r["sharing"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
         )
         self.assertIn("| timeslice | GPU, `newer`, 2026-11-21 | yes |", self.text())
 

@@ -26,7 +26,7 @@ import kernel_rows
 import launch_records
 import procs
 import stats
-import step_cut
+import step_forms
 import step_latency
 import step_overhead
 import step_pairs
@@ -257,7 +257,7 @@ class Pairs(unittest.TestCase):
         )
         return step_pairs.row(suite, pair, "tally-mps", "fifo", served, {"steps_per_s": 2.0}, 1.0, own_be_steps_per_s)
 
-    def test_a_training_runs_alone_until_no_more_of_its_kernels_are_cut(self):
+    def test_a_training_runs_alone_until_no_more_of_its_kernels_are_transformed(self):
         def alone(kernels):
             """How often, if the core says that so many are cut after each time."""
             said, asked = iter(kernels), []
@@ -269,7 +269,7 @@ class Pairs(unittest.TestCase):
             worker = types.SimpleNamespace(
                 ask=ask, send=lambda *_, **__: None, receive=lambda **_: {}, process=types.SimpleNamespace(send=lambda _: None)
             )
-            core = types.SimpleNamespace(status=lambda: {"clients": [{"name": "be-a+b", "pid": 1, "cut": {"kernels": next(said)}}]})
+            core = types.SimpleNamespace(status=lambda: {"clients": [{"name": "be-a+b", "pid": 1, "transformed": {"kernels": next(said)}}]})
             args = types.SimpleNamespace(be_alone_seconds=3, seconds=8)
             pair = step_pairs.Pair("a+b", "a", "b")
             own = step_pairs.measure_shared(args, pair, worker, worker, core)[3]
@@ -342,7 +342,7 @@ class Cut(unittest.TestCase):
     def broken(self, *row):
         failures = Failures()
         with contextlib.redirect_stdout(io.StringIO()):
-            step_cut.check_row("k", self.row(*row), failures)
+            step_forms.check_row("k", self.row(*row), failures)
         return failures.messages
 
     def test_what_counts_is_the_form_that_the_shim_uses(self):
@@ -353,7 +353,7 @@ class Cut(unittest.TestCase):
         self.assertEqual(len(self.broken(16384, 19.0, 61.0, 37.0)), 1, "longer blocks: the prelude's")
         other = self.row(65536, 1.5, 174.0, 37.0)
         del other["forms"][1]["in_use_turnaround_p99_us"]
-        self.assertIsNone(step_cut.turnaround_in_use(other, "sass"), "the shim's number of slices was not measured")
+        self.assertIsNone(step_forms.turnaround_in_use(other, "sass"), "the shim's number of slices was not measured")
 
     def test_longer_blocks_have_longer(self):
         self.assertEqual(len(self.broken(4096, 15.0, 61.0, None)), 1)
@@ -363,12 +363,12 @@ class Cut(unittest.TestCase):
 
     @unittest.skipUnless(DOCS.is_dir(), "beside a bundle there are no docs")
     def test_the_figures_in_the_repository_hold(self):
-        kernels = json.loads((DOCS / "results" / "cut.json").read_text())["kernels"]
-        in_use = {row["kernel"]: step_cut.turnaround_in_use(row, "sass") for row in kernels}
+        kernels = json.loads((DOCS / "results" / "forms.json").read_text())["kernels"]
+        in_use = {row["kernel"]: step_forms.turnaround_in_use(row, "sass") for row in kernels}
         self.assertLessEqual(in_use["vecadd"], 60)
         failures = Failures()
         for row in kernels:
-            step_cut.check_row(row["kernel"], row, failures)
+            step_forms.check_row(row["kernel"], row, failures)
         self.assertEqual(failures.messages, [])
 
 

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const TABLE: &str = "../shim/src/doors.rs";
+const TABLE: &str = "../shim/src/entry_points.rs";
 const PROTOCOL: &str = "../ipc/src/lib.rs";
 
 fn main() {
@@ -67,9 +67,9 @@ fn library(folder: &Path) {
     std::fs::rename(&new, place.join(NAME)).unwrap();
 }
 
-/// The lines of the form `cuName(...) ...;` in the invocation of `doors!`.
+/// The lines of the form `cuName(...) ...;` in the invocation of `entry_points!`.
 fn names(table: &str) -> Vec<&str> {
-    let rows = table.lines().skip_while(|line| *line != "doors! {").skip(1);
+    let rows = table.lines().skip_while(|line| *line != "entry_points! {").skip(1);
     let rows = rows.take_while(|line| *line != "}");
     rows.filter_map(|row| row.trim().split_once('(').map(|(name, _)| name))
         .filter(|name| name.starts_with("cu"))

@@ -1,4 +1,4 @@
-//! What cut forms are made by: a number over this crate's sources, so that forms that were kept
+//! What transformed forms are made by: a number over this crate's sources, so that forms that were kept
 //! on disk (`src/kept.rs`) are not taken for those that other code would make.
 
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,4 +1,4 @@
-//! A/B tests of policies while programs run: what is in charge, what is counted, what is
+//! A/B tests of policies while programs run: what is active, what is counted, what is
 //! reported, and that the programs notice nothing but time. Nothing here depends on how
 //! long anything takes.
 
@@ -124,7 +124,7 @@ fn a_test_runs_and_reports_and_nothing_else_loads_a_policy_meanwhile() -> Result
 
 /// No request takes less than a nanosecond: B breaches the guard with its second request.
 #[test]
-fn a_breached_guard_puts_a_in_charge_at_once() -> Result<()> {
+fn a_breached_guard_makes_a_active_at_once() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let alone = jobs::training_checksum(&scene, STEPS)?;

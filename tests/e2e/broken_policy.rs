@@ -25,7 +25,7 @@ fn number_kernels(probe: &mut Probe, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Launches kernel `number` until the policy is struck out.
+/// Launches kernel `number` until the policy is disabled.
 fn strike_out(probe: &mut Probe, number: u32) -> Result<()> {
     for _ in 0..5 {
         probe.ask(&format!("launch 2 10 {}", number + 1))?;
@@ -49,7 +49,7 @@ fn core(scene: &Scene, policy: &std::path::Path, more: &str) -> Result<Process> 
 fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
-    // The kernels before it get their numbers while another policy is in charge.
+    // The kernels before it get their numbers while another policy is active.
     let mut core = core(&scene, &artefacts.policy("fifo")?, "")?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
     number_kernels(&mut probe, number)?;
@@ -68,8 +68,8 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     probe.check()?;
     // The last good policy is back by itself, and the status says why.
     let status = back(&scene, "fifo", "strikes")?;
-    let struck = status.struck_out().unwrap_or_default();
-    ensure!(kinds.contains(&&*struck), "struck out for {struck:?}, not {kinds:?}: {:#}", status.0);
+    let struck = status.disabled().unwrap_or_default();
+    ensure!(kinds.contains(&&*struck), "disabled for {struck:?}, not {kinds:?}: {:#}", status.0);
     let cost = status.0["policy"]["fault_cost_us"]["max"].as_f64().unwrap_or(0.0);
     ensure!(struck == "stall" || cost > 0.0, "no cost was measured: {:#}", status.0["policy"]);
     println!("{struck}: a call that failed kept its launch waiting for at most {cost:.0} us");
@@ -79,11 +79,11 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     scene.stop(&mut core, JOB_MAX)
 }
 
-/// Waits until that policy is in charge for that reason.
-fn back(scene: &Scene, name: &str, came: &str) -> Result<Status> {
+/// Waits until that policy is active for that reason.
+fn back(scene: &Scene, name: &str, loaded_because: &str) -> Result<Status> {
     wait_until(&format!("waiting for {name} to come back"), ANSWER_MAX, || {
         let status = scene.status()?;
-        Ok((status.policy_name() == name && status.came() == came).then_some(status))
+        Ok((status.policy_name() == name && status.came() == loaded_because).then_some(status))
     })
 }
 
@@ -116,7 +116,7 @@ fn a_stall() -> Result<()> {
 /// The file watch takes a policy that fails; the last good one comes back from memory,
 /// and the same file is not taken again, unless somebody asks for it.
 #[test]
-fn a_struck_out_file_is_not_taken_again() -> Result<()> {
+fn a_disabled_file_is_not_taken_again() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let file = scene.dir().join("policy.wasm");
@@ -149,7 +149,7 @@ fn a_struck_out_file_is_not_taken_again() -> Result<()> {
     let generation = scene.status()?.generation();
     replace(&chaos)?;
     wait_until("waiting for the refusal in the log", ANSWER_MAX, || {
-        Ok(core.stderr()?.contains("this policy was struck out").then_some(()))
+        Ok(core.stderr()?.contains("this policy was disabled").then_some(()))
     })?;
     ensure!(scene.status()?.generation() == generation, "taken again");
     // Somebody wants it: so be it.
@@ -173,8 +173,8 @@ fn without_a_good_one_the_same_is_tried_again_later() -> Result<()> {
     number_kernels(&mut probe, 1)?;
     strike_out(&mut probe, 1)?;
     let status = back(&scene, "chaos", "retry")?;
-    ensure!(status.struck_out().as_deref() == Some("trap"), "{:#}", status.0["policy"]);
-    ensure!(status.0["policy"]["content_of"] == 1, "{:#}", status.0["policy"]);
+    ensure!(status.disabled().as_deref() == Some("trap"), "{:#}", status.0["policy"]);
+    ensure!(status.0["policy"]["same_as_generation"] == 1, "{:#}", status.0["policy"]);
     probe.check()?;
     probe.quit()?;
     scene.stop(&mut core, JOB_MAX)
@@ -194,7 +194,7 @@ fn the_built_in_rule_can_be_all_that_comes_back() -> Result<()> {
     strike_out(&mut probe, 1)?;
     let status = wait_until("waiting for the strike-out in the status", ANSWER_MAX, || {
         let status = scene.status()?;
-        Ok(status.struck_out().is_some().then_some(status))
+        Ok(status.disabled().is_some().then_some(status))
     })?;
     ensure!(status.policy_disabled() && status.policy_name() == "chaos", "{:#}", status.0);
     strike_out(&mut probe, 1)?;

@@ -67,7 +67,7 @@ fn because(client: &serde_json::Value) -> &str {
 fn a_program_whose_calls_are_all_seen_is_transformed() -> Result<()> {
     let client = ran("plain", |_, _| Ok(()))?;
     ensure!(because(&client).is_empty(), "{client:#}");
-    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     Ok(())
 }
 
@@ -79,7 +79,7 @@ fn a_deep_binding_of_what_does_not_use_the_driver_does_not_matter() -> Result<()
         Ok(())
     })?;
     ensure!(because(&client).is_empty(), "{client:#}");
-    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     Ok(())
 }
 
@@ -92,7 +92,7 @@ fn beside_a_library_that_binds_the_driver_first_nothing_is_transformed() -> Resu
             Ok(())
         })?;
         ensure!(because(&client).contains("RTLD_DEEPBIND"), "{way}: {client:#}");
-        ensure!(client["cut"]["sliced"] == 0, "{way}: {client:#}");
+        ensure!(client["transformed"]["sliced"] == 0, "{way}: {client:#}");
     }
     Ok(())
 }
@@ -111,7 +111,7 @@ fn behind_a_library_with_a_dlsym_of_its_own_nothing_is_transformed() -> Result<(
         Ok(())
     })?;
     ensure!(because(&client).contains("LD_PRELOAD"), "{client:#}");
-    ensure!(client["cut"]["sliced"] == 0, "{client:#}");
+    ensure!(client["transformed"]["sliced"] == 0, "{client:#}");
     Ok(())
 }
 
@@ -128,7 +128,7 @@ fn before_a_library_that_changes_code_nothing_is_transformed_and_nothing_is_copi
         Ok(())
     })?;
     ensure!(because(&client).contains("stands between"), "{client:#}");
-    ensure!(client["cut"]["sliced"] == 0, "{client:#}");
+    ensure!(client["transformed"]["sliced"] == 0, "{client:#}");
     Ok(())
 }
 
@@ -138,7 +138,7 @@ fn a_constructor_may_wait_for_a_thread_that_loads_and_launches() -> Result<()> {
         program.arg(compile(scene, "waiting.c", "waiting.so", &LIBRARY)?);
         Ok(())
     })?;
-    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn a_threads_own_descriptors_are_not_taken_for_the_programs() -> Result<()> {
         program.arg(scene.dir());
         Ok(())
     })?;
-    ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+    ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     Ok(())
 }
 
@@ -159,7 +159,7 @@ fn a_program_meets_no_descriptor_of_the_shims() -> Result<()> {
             program.arg(scene.dir().join("own"));
             Ok(())
         })?;
-        ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+        ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     }
     Ok(())
 }
@@ -179,7 +179,7 @@ fn on_an_old_system_too_a_program_meets_no_descriptor_of_the_shims() -> Result<(
             program.arg(scene.dir().join("own"));
             without(CLOSE_RANGE, scene, program)
         })?;
-        ensure!(client["cut"]["sliced"].as_u64() > Some(0), "{client:#}");
+        ensure!(client["transformed"]["sliced"].as_u64() > Some(0), "{client:#}");
     }
     Ok(())
 }

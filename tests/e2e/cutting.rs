@@ -1,5 +1,5 @@
-//! Launches in cut forms, on the software device, through the real core, shim and
-//! policy: results are those of a run alone, and launches really were cut.
+//! Launches in transformed forms, on the software device, through the real core, shim and
+//! policy: results are those of a run alone, and launches really were transformed.
 
 use anyhow::{Result, ensure};
 use tally_tests::jobs::{self, JOB_MAX};
@@ -12,7 +12,7 @@ const STEPS: u64 = 60;
 /// figures of the status before it ended.
 fn trained(config: &str, extra: &[&str]) -> Result<serde_json::Value> {
     let artefacts = Artefacts::locate()?;
-    // Two SMs at least, so that there is something to be narrowed to.
+    // Two SMs at least, so that there is something to be SM-limited to.
     let scene = Scene::new(&artefacts, Device::Software { sms: 2 })?;
     let alone = jobs::training_checksum(&scene, STEPS)?;
     let file = scene.dir().join("random-forms.toml");
@@ -33,11 +33,11 @@ fn trained(config: &str, extra: &[&str]) -> Result<serde_json::Value> {
 }
 
 fn count(figures: &serde_json::Value, which: &str) -> u64 {
-    figures["cut"][which].as_u64().unwrap_or_default()
+    figures["transformed"][which].as_u64().unwrap_or_default()
 }
 
 #[test]
-fn preemptible_launches_that_give_way_at_random_compute_the_same() -> Result<()> {
+fn preemptible_launches_that_yield_at_random_compute_the_same() -> Result<()> {
     let figures = trained("form = 0\ntoggle_us = 3000\nseed = 7\n", &[])?;
     ensure!(count(&figures, "kernels") > 0, "nothing was made cuttable: {figures:#}");
     ensure!(count(&figures, "preemptible") > 20, "{figures:#}");
@@ -46,7 +46,7 @@ fn preemptible_launches_that_give_way_at_random_compute_the_same() -> Result<()>
 }
 
 #[test]
-fn slices_that_give_way_at_random_compute_the_same() -> Result<()> {
+fn slices_that_yield_at_random_compute_the_same() -> Result<()> {
     let figures = trained("form = 1\nslices = 5\ntoggle_us = 3000\nseed = 8\n", &[])?;
     ensure!(count(&figures, "sliced") > 20, "{figures:#}");
     Ok(())

@@ -180,11 +180,11 @@ fn a_shadow_agrees_with_itself_and_not_with_another() -> Result<()> {
         let stopped = ctl(&scene, &["shadow", "stop"])?;
         ensure!(stopped.contains("asked to stop"), "{stopped}");
         let s = shadow(&scene)?;
-        ensure!(s["running"] == false && s["in_charge"] == "tally-priority", "{s:#}");
+        ensure!(s["running"] == false && s["active"] == "tally-priority", "{s:#}");
         ensure!(count(&s, "/comparison/decisions") > 50, "{s:#}");
         ensure!(count(&s, "/dropped") == 0 && count(&s, "/parts/lost") == 0, "{s:#}");
         if same {
-            // What the clock did to the policy in charge is not the shadow's doing.
+            // What the clock did to the active policy is not the shadow's doing.
             let timed = count(&s, "/parts/timed_faults") > 0;
             ensure!(timed || s["agreement_percent"] == 100.0, "{s:#}");
             ensure!(timed || count(&s, "/comparison/calls_differ") == 0, "{s:#}");
@@ -199,7 +199,7 @@ fn a_shadow_agrees_with_itself_and_not_with_another() -> Result<()> {
     scene.stop(&mut core, JOB_MAX)
 }
 
-/// `chaos` traps on the second kernel, three times, and is struck out.
+/// `chaos` traps on the second kernel, three times, and is disabled.
 #[test]
 fn a_shadow_that_traps_hurts_nobody() -> Result<()> {
     let artefacts = Artefacts::locate()?;
@@ -210,7 +210,7 @@ fn a_shadow_that_traps_hurts_nobody() -> Result<()> {
     // While it is connected every best-effort launch is decided.
     let high = Probe::start(&scene, Class::High, "high")?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
-    wait_until("waiting for the shadow to be struck out", ANSWER_MAX, || {
+    wait_until("waiting for the shadow to be disabled", ANSWER_MAX, || {
         for blocks in [1, 2] {
             probe.ask(&format!("launch 3 10 {blocks}"))?;
             probe.ask("sync")?;

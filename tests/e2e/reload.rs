@@ -12,7 +12,7 @@ const REQUESTS: u64 = 120;
 const STEPS: u64 = 100;
 
 /// Programs run; `reload` is called again and again and must each time put
-/// another generation in charge.
+/// another generation active.
 fn reloaded(reload: impl Fn(&Scene, &mut Process, &Path, u32) -> Result<()>) -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
@@ -68,7 +68,7 @@ fn by_tallyctl() -> Result<()> {
         let output = scene.ctl(&["policy", "load", &file.to_string_lossy()])?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let name = scene.status()?.policy_name();
-        ensure!(file.ends_with(format!("{name}.wasm")), "{name} is in charge after {file:?}");
+        ensure!(file.ends_with(format!("{name}.wasm")), "{name} is active after {file:?}");
         Ok(())
     })
 }
@@ -93,7 +93,7 @@ fn ctl(scene: &Scene, arguments: &[&str]) -> Result<String> {
 }
 
 /// What `tally-priority` learnt of kernels is there after a reload, and after another
-/// policy was in charge meanwhile.
+/// policy was active meanwhile.
 #[test]
 fn what_was_learnt_outlives_a_reload() -> Result<()> {
     let artefacts = Artefacts::locate()?;
@@ -187,21 +187,21 @@ fn a_rollback_needs_no_file() -> Result<()> {
     };
     ensure!(all("generation") == ["1", "2", "3", "4"], "{history:#}");
     let quoted = |words: [&str; 4]| words.map(|word| format!("{word:?}"));
-    ensure!(all("came") == quoted(["start", "asked", "rollback", "rollback"]), "{history:#}");
-    ensure!(all("content_of") == ["1", "2", "1", "2"], "{history:#}");
-    let went = all("went");
-    ensure!(went[..3] == quoted(["replaced", "rolled-back", "rolled-back", ""])[..3], "{went:?}");
-    ensure!(went[3] == "null" && all("kept").iter().all(|kept| kept == "true"), "{history:#}");
+    ensure!(all("loaded_because") == quoted(["start", "asked", "rollback", "rollback"]), "{history:#}");
+    ensure!(all("same_as_generation") == ["1", "2", "1", "2"], "{history:#}");
+    let unloaded_because = all("unloaded_because");
+    ensure!(unloaded_because[..3] == quoted(["replaced", "rolled-back", "rolled-back", ""])[..3], "{unloaded_because:?}");
+    ensure!(unloaded_because[3] == "null" && all("kept").iter().all(|kept| kept == "true"), "{history:#}");
     let decided = history[1]["decides"].as_u64().unwrap_or(0);
     ensure!(decided >= 1, "fifo decided {decided} launches: {history:#}");
     let table = ctl(&scene, &["policy", "history"])?;
-    ensure!(table.contains("rollback of 1") && table.contains("in charge"), "{table}");
+    ensure!(table.contains("rollback of 1") && table.contains("active"), "{table}");
     scene.stop(&mut core, JOB_MAX)
 }
 
-/// What a collector of metrics reads names the policy in charge.
+/// What a collector of metrics reads names the active policy.
 #[test]
-fn the_metrics_name_the_policy_in_charge() -> Result<()> {
+fn the_metrics_name_the_active_policy() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let mut core = scene.core(&artefacts.policy("fifo")?, &[])?;
@@ -225,7 +225,7 @@ fn the_metrics_name_the_policy_in_charge() -> Result<()> {
 
 /// A file that is being written, or was written wrong, changes nothing.
 #[test]
-fn a_bad_file_leaves_the_policy_in_charge() -> Result<()> {
+fn a_bad_file_leaves_the_active_policy() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let policy = scene.dir().join("policy.wasm");

@@ -91,7 +91,7 @@ fn best_effort_programs_have_longer_time_slices_while_there_are_several() -> Res
     let scene = Scene::new(&artefacts, Device::software())?;
     let policy = artefacts.policy("tally-priority")?;
     // The software device has no time slices: what the programs would set is looked at.
-    let mut core = scene.core(&policy, &["--residency", "timeslice"])?;
+    let mut core = scene.core(&policy, &["--sharing", "timeslice"])?;
     let slices = |expected: &[(&str, u64)]| {
         wait_until(&format!("waiting for the time slices {expected:?}"), ANSWER_MAX, || {
             let status = scene.status()?;

@@ -1,5 +1,5 @@
 //! Who may decide what runs: a policy that nobody vouches for is refused by name and the
-//! one in charge stays; one that does what it was not granted loses its turn.
+//! one active stays; one that does what it was not granted loses its turn.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -66,7 +66,7 @@ impl Desk {
     }
 
     /// Loading it fails with a message that has these parts, status shows the same, and
-    /// what is in charge stays and serves.
+    /// what is active stays and serves.
     fn refused(&self, file: &Path, parts: &[&str]) -> Result<()> {
         let before = self.scene.status()?;
         let load = self.scene.ctl(&["policy", "load", &file.to_string_lossy()])?;
@@ -226,7 +226,7 @@ fn takes_grants(configuration: &str) -> Result<Value> {
     let config = scene.dir().join("core.toml");
     std::fs::write(&config, configuration)?;
     let config = config.to_string_lossy().into_owned();
-    // The kernels before it get their numbers while another policy is in charge.
+    // The kernels before it get their numbers while another policy is active.
     let mut core = scene.core(&artefacts.policy("fifo")?, &["--config", &config])?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
     for blocks in 1..=KERNEL {

@@ -84,7 +84,7 @@ fn watch(mut admin: Admin, kinds: &[&str], bad: u64, back: &AtomicBool) -> Resul
         if kinds.iter().any(|kind| policy["faults"][kind].as_u64() > Some(0)) {
             seen.counted.get_or_insert(now);
         }
-        let struck = &policy["last_struck_out"];
+        let struck = &policy["last_disabled"];
         if struck["generation"] == bad && kinds.iter().any(|kind| struck["kind"] == *kind) {
             seen.named.get_or_insert(now);
         }
@@ -178,7 +178,7 @@ fn guard(artefacts: &Artefacts) -> Result<Value> {
         at("began_s") + at("measured_s")
     });
     let row = json!({
-        "b_in_charge_ms": number("/ended/after_ns")? / 1e6 - b_began_s * 1e3,
+        "b_active_ms": number("/ended/after_ns")? / 1e6 - b_began_s * 1e3,
         "a_back_after_ms": number("/a_back_after_ns")? / 1e6,
     });
     ended(both)?;

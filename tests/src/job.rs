@@ -66,7 +66,7 @@ impl Start {
         let Some(path) = &self.go_file else { return Ok(()) };
         let began = Instant::now();
         while !path.exists() {
-            ensure!(began.elapsed() < START_WAIT_MAX, "{} never came", path.display());
+            ensure!(began.elapsed() < START_WAIT_MAX, "{} never loaded_because", path.display());
             std::thread::sleep(START_POLL);
         }
         Ok(())

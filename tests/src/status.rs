@@ -70,7 +70,7 @@ impl Status {
         self.0["policy"]["disabled"] == true
     }
 
-    /// Name of the policy in charge.
+    /// Name of the active policy.
     pub fn policy_name(&self) -> String {
         self.0["policy"]["name"].as_str().unwrap_or_default().to_owned()
     }
@@ -80,14 +80,14 @@ impl Status {
         self.0["policy"]["digest"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// How many policies were put in charge so far.
+    /// How many policies were put active so far.
     pub fn generation(&self) -> u64 {
         self.0["policy"]["generation"].as_u64().unwrap_or(0)
     }
 
     /// Why it came: `start`, `asked`, `file-changed`, `rollback`, `strikes`, `retry`.
     pub fn came(&self) -> String {
-        self.0["policy"]["came"].as_str().unwrap_or_default().to_owned()
+        self.0["policy"]["loaded_because"].as_str().unwrap_or_default().to_owned()
     }
 
     /// What became of the state that it was offered.
@@ -95,9 +95,9 @@ impl Status {
         self.0["policy"]["restored"]["outcome"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Why the last policy that was struck out was.
-    pub fn struck_out(&self) -> Option<String> {
-        Some(self.0["policy"]["last_struck_out"]["kind"].as_str()?.to_owned())
+    /// Why the last policy that was disabled was.
+    pub fn disabled(&self) -> Option<String> {
+        Some(self.0["policy"]["last_disabled"]["kind"].as_str()?.to_owned())
     }
 
     /// Why the last attempt to load another failed, if it did.

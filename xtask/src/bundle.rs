@@ -29,14 +29,14 @@ const PROGRAMS: [&str; 12] = [
     "libtally_shim.so",
     "tally-demo-inference",
     "tally-demo-training",
-    "tally-cut",
+    "tally-rewrite",
     "tally-litmus",
     "tally-roundtrip",
     "tally-test-probe",
     "xtask",
 ];
 /// Tests of the shim that can have a GPU in place of the software device.
-const TESTS: [&str; 2] = ["cut", "graphs"];
+const TESTS: [&str; 2] = ["forms", "graphs"];
 /// Runs the demo where there is no Cargo.
 const DEMO: &str = "#!/bin/sh\n# The demo on this machine's GPU; --help tells the options.\n\
                     exec \"$(dirname \"$0\")/xtask\" demo --no-build --device cuda \"$@\"\n";

@@ -44,7 +44,7 @@ fn cell(rounds: &Value, key: &str, digits: usize) -> String {
 /// As in `docs/operate.md`.
 fn tables(found: &Value) -> String {
     let mut out = String::from(
-        "| fault | first counted, ms | struck out, and why, ms | good policy back, ms | a failed call, us | launch before, us | longest before, us | \
+        "| fault | first counted, ms | disabled, and why, ms | good policy back, ms | a failed call, us | launch before, us | longest before, us | \
          longest launch meanwhile, us |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for row in found["faults"].as_array().into_iter().flatten() {
@@ -65,8 +65,8 @@ fn tables(found: &Value) -> String {
     }
     let guard = &found["guard"];
     out += &format!(
-        "\nguard: B was in charge for {} ms, A was back {} ms after that\n",
-        cell(guard, "b_in_charge_ms", 0),
+        "\nguard: B was active for {} ms, A was back {} ms after that\n",
+        cell(guard, "b_active_ms", 0),
         cell(guard, "a_back_after_ms", 2)
     );
     let shadow = &found["shadow"];
@@ -91,7 +91,7 @@ mod tests {
             "faults": [{"fault": "trap", "rounds": [
                 {"counted_ms": 1.0, "launch_before_p50_us": 30.0}, {"counted_ms": 9.0},
                 {"counted_ms": 2.0}]}],
-            "guard": [{"b_in_charge_ms": 150.0, "a_back_after_ms": 0.5}],
+            "guard": [{"b_active_ms": 150.0, "a_back_after_ms": 0.5}],
             "shadow": {"cpu_percent": 2.5, "cpu_percent_max": 5.0, "decisions_per_s": 900.0},
         });
         let text = tables(&found);

@@ -213,9 +213,9 @@ impl Demo {
         Run::new(&outcomes[0], &outcomes[1], status.decisions())
     }
 
-    /// Cutting costs a block some tens of instructions. A GPU does not notice; the software
+    /// Transforming costs a block some tens of instructions. A GPU does not notice; the software
     /// device executes them one by one, for every block of every part, and the training
-    /// would lose half its speed to them. `tests/e2e/cutting.rs` cuts there.
+    /// would lose half its speed to them. `tests/e2e/transforming.rs` cuts there.
     fn whole_kernels(&self, policy: &Path) -> bool {
         self.device != Device::Cuda && policy.ends_with("tally-priority.wasm")
     }

@@ -53,7 +53,7 @@ pub fn run(artefacts: &Artefacts, check: bool) -> Result<()> {
     })?;
     std::fs::write(scene.dir().join("go"), "go\n")?;
 
-    // On the software device a cut kernel costs half its speed; see `cargo xtask demo`.
+    // On the software device a transformed kernel costs half its speed; see `cargo xtask demo`.
     let config = scene.dir().join("b.toml");
     std::fs::write(&config, "forms = false\n")?;
     let mut start = scene.program("tallyctl")?;
@@ -82,7 +82,7 @@ pub fn run(artefacts: &Artefacts, check: bool) -> Result<()> {
     let status = scene.status()?;
     scene.stop(&mut core, Duration::from_secs(30))?;
     ensure!(served["errors"] == 0, "answers were wrong: {served}");
-    ensure!(status.policy_name() == "fifo", "A is not in charge again: {:#}", status.0["policy"]);
+    ensure!(status.policy_name() == "fifo", "A is not active again: {:#}", status.0["policy"]);
     if check {
         let ratio = report["effect"]["ratio"].as_f64().context("the report tells no effect")?;
         ensure!(

@@ -2,7 +2,7 @@
 //!
 //! For each language: a new project by `tallyctl policy new`, built by `make`, checked by
 //! `tallyctl policy check`; then the SDK's examples in its place, built, checked and run.
-//! Then the examples against each other (`tools/conformance/tests/languages.rs`), in charge of
+//! Then the examples against each other (`tools/conformance/tests/languages.rs`), active of
 //! a core (`tests/e2e/interpreted.rs`), and the tutorial (`crate::walkthrough`). A language
 //! whose tools are not there is left out and named; it never counts as passed.
 

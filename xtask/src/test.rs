@@ -61,7 +61,7 @@ pub enum Group {
     E2e,
     /// Small programs made from seeds, bare and under Tally: same values, no hangs.
     Litmus,
-    /// Cut kernels against themselves in the interpreter, in more ways (only when named).
+    /// Transformed kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
     /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
     Ab,
@@ -82,7 +82,7 @@ pub struct Args {
     /// Use what is built already.
     #[arg(long)]
     no_build: bool,
-    /// `differential`: ways to cut each kernel (24 by default).
+    /// `differential`: ways to transform each kernel (24 by default).
     #[arg(long, value_name = "N")]
     schedules: Option<u32>,
     /// `ab`: simulated experiments without an effect, of each kind of noise (1000 by default).

@@ -3,7 +3,7 @@
 //
 //   cut KERNEL ORIGINAL NAME=IMAGE:PARAMETERS...
 //
-// An IMAGE is what `tally-cut` wrote, PARAMETERS how many the original has. A NAME that
+// An IMAGE is what `tally-rewrite` wrote, PARAMETERS how many the original has. A NAME that
 // contains `sub-grid` is of that form; others have the prelude.
 #include "cut.h"
 
@@ -40,7 +40,7 @@ static const Spec SPECS[] = {
 static const unsigned MASKS[] = {0, 3, 15, 127};
 static const unsigned STRIDE = 128, SLICES = 8, PIECES_MAX = 64;
 static const double STUCK_US = 60e3, LIMIT_US = 3e6, SLICE_BOUND_US = 31.6;
-// The shim's, `core/shim/src/cut/form.rs`.
+// The shim's, `core/shim/src/forms/form.rs`.
 static const unsigned WHOLE_GRID_MAX = 8 * 1024;
 static const double EXIT_US = 2e-3, US_PER_SLICE = 32;
 // A whole series of preemptions of one kind, and of trials at most.

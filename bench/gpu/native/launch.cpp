@@ -1,4 +1,4 @@
-// The cost of cuLaunchKernel as a program sees it, through three doors:
+// The cost of cuLaunchKernel as a program sees it, through three entry points:
 //   link    the symbol, bound by the dynamic linker
 //   dlopen  dlsym on libcuda.so.1
 //   getproc cuGetProcAddress, as the CUDA runtime and its static copies do
@@ -6,8 +6,8 @@
 // BURST launches with a synchronisation after each that is not timed. HOW:
 //   whole   a burst is timed as a whole (average ns a launch of each burst)
 //   single  every launch is timed alone
-//   paired  bursts by way of the door and bursts straight into the driver, in
-//           turns: what the door adds, of one process, so that where its code and
+//   paired  bursts by way of the entry point and bursts straight into the driver, in
+//           turns: what the entry point adds, of one process, so that where its code and
 //           data happen to lie is the same for both
 // Prints one JSON object: ns.
 // BURST stays below the driver's queue depth (1024), so no launch waits for the GPU.
@@ -40,7 +40,7 @@ static const char *const EMPTY =
 using LaunchFn = CUresult (*)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                               unsigned, CUstream, void **, void **);
 
-static LaunchFn door(const char *name) {
+static LaunchFn entry_point(const char *name) {
     if (!std::strcmp(name, "link")) return &cuLaunchKernel;
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) return nullptr;
@@ -108,11 +108,11 @@ int main(int argc, char **argv) {
         std::fprintf(stderr, "usage: launch link|dlopen|getproc LAUNCHES BURST whole|single|paired\n");
         return 2;
     }
-    LaunchFn launch = door(argv[1]);
+    LaunchFn launch = entry_point(argv[1]);
     long launches = std::atol(argv[2]), burst = std::atol(argv[3]);
     bool single = !std::strcmp(argv[4], "single"), paired = !std::strcmp(argv[4], "paired");
     if (!launch || burst < 1 || burst > 1000 || launches < burst || !(single || paired || !std::strcmp(argv[4], "whole"))) {
-        std::fprintf(stderr, "no such door or way, or counts out of range (burst 1..1000)\n");
+        std::fprintf(stderr, "no such entry point or way, or counts out of range (burst 1..1000)\n");
         return 2;
     }
     LaunchFn straight = paired ? driver() : launch;
@@ -149,13 +149,13 @@ int main(int argc, char **argv) {
         return 0;
     };
     for (long done = 0; paired && done + burst <= launches; done += burst) {
-        double by_door, by_driver;
+        double by_entry_point, by_driver;
         // Each is first as often as second.
-        bool door_first = done / burst % 2;
-        if (timed(door_first ? launch : straight, door_first ? &by_door : &by_driver)) return 1;
-        if (timed(door_first ? straight : launch, door_first ? &by_driver : &by_door)) return 1;
+        bool entry_point_first = done / burst % 2;
+        if (timed(entry_point_first ? launch : straight, entry_point_first ? &by_entry_point : &by_driver)) return 1;
+        if (timed(entry_point_first ? straight : launch, entry_point_first ? &by_driver : &by_entry_point)) return 1;
         ns.push_back(by_driver);
-        added.push_back(by_door - by_driver);
+        added.push_back(by_entry_point - by_driver);
     }
     for (long done = 0; !paired && done + burst <= launches; done += burst) {
         double begin = now_ns();
@@ -172,7 +172,7 @@ int main(int argc, char **argv) {
     }
     double total_s = (now_ns() - begin_all) / 1e9;
     std::sort(ns.begin(), ns.end());
-    std::printf("{\"door\": \"%s\", \"launches\": %ld, \"burst\": %ld, \"how\": \"%s\", \"p10\": %.1f, \"p50\": %.1f, "
+    std::printf("{\"entry_point\": \"%s\", \"launches\": %ld, \"burst\": %ld, \"how\": \"%s\", \"p10\": %.1f, \"p50\": %.1f, "
                 "\"p90\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"max\": %.1f, \"seconds\": %.3f",
                 argv[1], launches, burst, argv[4], rank(ns, 0.1), rank(ns, 0.5), rank(ns, 0.9), rank(ns, 0.99),
                 rank(ns, 0.999), ns.back(), total_s);

@@ -1,6 +1,6 @@
 //! The command line: every flag once, and how the process ends.
 
-use crate::config::{Config, ResidencyMode};
+use crate::config::{Config, SharingChoice};
 use crate::error::{CoreError, EXIT_RUNTIME, EXIT_USAGE};
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ Signals:
 
 Exit codes:
   0  drained and stopped
-  1  failed while running, or a required residency mode cannot be had
+  1  failed while running, or a required sharing mode cannot be had
   2  wrong command line or configuration
   3  the policy could not be loaded
   4  the socket is in use by a live core
@@ -51,7 +51,7 @@ pub struct Cli {
     /// else timeslice, else none (no NVIDIA device). mps starts a private MPS
     /// daemon if needed; under MPS a fatal fault of one client reaches the others.
     #[arg(long, value_name = "MODE")]
-    pub residency: Option<ResidencyMode>,
+    pub sharing: Option<SharingChoice>,
     /// Where clients register. Default: $XDG_RUNTIME_DIR/tally/clients/core.sock, else
     /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
     /// A container that is to use the core gets this socket's folder.
@@ -93,8 +93,8 @@ impl Cli {
         if let Some(path) = &self.policy_config {
             config.policy.config_file = Some(path.clone());
         }
-        if let Some(mode) = self.residency {
-            config.residency.mode = mode;
+        if let Some(mode) = self.sharing {
+            config.sharing.mode = mode;
         }
         if let Some(path) = &self.socket {
             config.socket.path = Some(path.clone());
@@ -186,13 +186,13 @@ mod tests {
             file.to_str().unwrap(),
             "--socket",
             "/b/clients/s",
-            "--residency",
+            "--sharing",
             "mps",
         ])
         .unwrap();
         let config = cli.resolve().unwrap();
         assert_eq!(config.dispatch.spin_us, Some(7));
         assert_eq!(config.socket.path.as_deref(), Some(std::path::Path::new("/b/clients/s")));
-        assert_eq!(config.residency.mode, ResidencyMode::Mps);
+        assert_eq!(config.sharing.mode, SharingChoice::Mps);
     }
 }

@@ -41,8 +41,8 @@ pub struct Config {
     /// What clients are told.
     pub client: Client,
     /// How clients share the GPU.
-    pub residency: Residency,
-    /// Cut forms of kernels.
+    pub sharing: SharingMode,
+    /// Transformed forms of kernels.
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
     pub width: Width,
@@ -204,15 +204,15 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
-    /// Give best-effort clients' kernels cut forms where a policy asks for them.
+    /// Give best-effort clients' kernels transformed forms where a policy asks for them.
     pub enabled: bool,
     /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
-    /// forbids modifying them: read docs/cutting.md before switching it on.
+    /// forbids modifying them: read docs/transforming.md before switching it on.
     pub vendor_libraries: bool,
-    /// A launch that was asked to give way and has not after so long is helped to its
-    /// end and never cut again, ms.
+    /// A launch that was asked to yield and has not after so long is helped to its
+    /// end and never transformed again, ms.
     pub rescue_ms: u32,
-    /// Each user's programs keep cut forms on disk for their next start, up to so many MiB. 0: none.
+    /// Each user's programs keep transformed forms on disk for their next start, up to so many MiB. 0: none.
     pub cache_mib: u32,
 }
 
@@ -227,7 +227,7 @@ impl Default for Rewrite {
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
     /// Make a green context in each best-effort client that keeps so many SMs free,
-    /// with residency `mps`. Rounded up to what the GPU can split off.
+    /// with sharing mode `mps`. Rounded up to what the GPU can split off.
     pub reserve_sms: Vec<u32>,
 }
 
@@ -241,7 +241,7 @@ impl Default for Width {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
-    /// Keep measured times of kernels, and which must not be cut, for the next run.
+    /// Keep measured times of kernels, and which must not be transformed, for the next run.
     pub enabled: bool,
     /// Where; none: see [`Profiles::directory`].
     pub directory: Option<PathBuf>,
@@ -279,7 +279,7 @@ impl Profiles {
 /// How clients share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum ResidencyMode {
+pub enum SharingChoice {
     /// By what is there.
     Auto,
     /// All at once, through NVIDIA MPS.
@@ -290,36 +290,36 @@ pub enum ResidencyMode {
     None,
 }
 
-impl ResidencyMode {
+impl SharingChoice {
     /// As written on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
-            ResidencyMode::Auto => "auto",
-            ResidencyMode::Mps => "mps",
-            ResidencyMode::Timeslice => "timeslice",
-            ResidencyMode::None => "none",
+            SharingChoice::Auto => "auto",
+            SharingChoice::Mps => "mps",
+            SharingChoice::Timeslice => "timeslice",
+            SharingChoice::None => "none",
         }
     }
 }
 
-/// `[residency]`.
+/// `[sharing mode]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Residency {
+pub struct SharingMode {
     /// Which.
-    pub mode: ResidencyMode,
+    pub mode: SharingChoice,
     /// End with exit code 1 instead of falling back when `mps` cannot be had.
     pub required: bool,
-    /// `[residency.timeslice]`.
+    /// `[sharing mode.timeslice]`.
     pub timeslice: Timeslice,
-    /// `[residency.mps]`.
+    /// `[sharing mode.mps]`.
     pub mps: Mps,
 }
 
-impl Default for Residency {
+impl Default for SharingMode {
     fn default() -> Self {
-        Residency {
-            mode: ResidencyMode::Auto,
+        SharingMode {
+            mode: SharingChoice::Auto,
             required: false,
             timeslice: Timeslice::default(),
             mps: Mps::default(),
@@ -327,7 +327,7 @@ impl Default for Residency {
     }
 }
 
-/// `[residency.timeslice]`.
+/// `[sharing mode.timeslice]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
@@ -383,11 +383,11 @@ impl Config {
     }
 
     /// What a client of a class may do to its kernels.
-    pub fn cutting(&self, class: tally_engine::policy::Class) -> tally_ipc::wire::Cutting {
+    pub fn rewrite_settings(&self, class: tally_engine::policy::Class) -> tally_ipc::wire::RewriteSettings {
         if class == tally_engine::policy::Class::High {
             return Default::default();
         }
-        tally_ipc::wire::Cutting {
+        tally_ipc::wire::RewriteSettings {
             enabled: self.rewrite.enabled,
             vendor_libraries: self.rewrite.vendor_libraries,
             rescue_ms: self.rewrite.rescue_ms,
@@ -431,19 +431,19 @@ impl Config {
         within("dispatch.completion_poll_us", self.dispatch.completion_poll_us, 5, 10_000)?;
         within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;
         within("client.spin_us", self.client.spin_us(), 0, 1_000_000)?;
-        let slices = &self.residency.timeslice;
-        within("residency.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
+        let slices = &self.sharing.timeslice;
+        within("sharing mode.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
         within(
-            "residency.timeslice.best_effort_shared_us",
+            "sharing mode.timeslice.best_effort_shared_us",
             slices.best_effort_shared_us,
             0,
             1_000_000,
         )?;
-        within("residency.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
+        within("sharing mode.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
         let most = tally_ipc::wire::LINGER_US_MAX.into();
-        within("residency.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
+        within("sharing mode.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
         let most = mps::REFRESH_MS_MAX;
-        within("residency.mps.refresh_ms", self.residency.mps.refresh_ms, 0, most)?;
+        within("sharing mode.mps.refresh_ms", self.sharing.mps.refresh_ms, 0, most)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
         within("rewrite.cache_mib", self.rewrite.cache_mib.into(), 0, 65_536)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;

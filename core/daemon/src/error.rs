@@ -60,8 +60,8 @@ pub enum CoreError {
         message: String,
     },
     /// The way of sharing the GPU that was required is not to be had.
-    #[error("residency: {0}")]
-    Residency(String),
+    #[error("sharing: {0}")]
+    SharingMode(String),
     /// A system call that should not fail did.
     #[error("{what}: {source}")]
     Os {
@@ -90,7 +90,7 @@ impl CoreError {
             CoreError::Policy(_) => EXIT_POLICY,
             CoreError::InUse { .. } => EXIT_IN_USE,
             CoreError::Socket { .. }
-            | CoreError::Residency(_)
+            | CoreError::SharingMode(_)
             | CoreError::Os { .. }
             | CoreError::Dispatch(_) => EXIT_RUNTIME,
         })

@@ -5,7 +5,7 @@
 //! | thread | module | does | never |
 //! | --- | --- | --- | --- |
 //! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | logs, blocks on a lock, touches the socket |
-//! | control | [`control`] | registration and admin requests, policy loads, residency, profiles, drain | decides a launch |
+//! | control | [`control`] | registration and admin requests, policy loads, sharing mode, profiles, drain | decides a launch |
 //!
 //! Read next: [`run`] for how they are put together and taken apart,
 //! [`dispatch`] for the loop, [`status`] for what operators see.
@@ -30,7 +30,7 @@ pub mod profile_store;
 pub mod quota;
 pub mod record;
 pub mod refresh;
-pub mod residency;
+pub mod sharing;
 pub mod run;
 pub mod signals;
 pub mod socket;

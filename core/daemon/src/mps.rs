@@ -34,7 +34,7 @@ const STEADY: Duration = Duration::from_secs(60);
 pub enum MpsError {
     /// The control program cannot be run.
     #[error(
-        "{program}: {source} (part of the NVIDIA driver; set residency.mps.control to its path)"
+        "{program}: {source} (part of the NVIDIA driver; set sharing mode.mps.control to its path)"
     )]
     Program {
         /// Which.

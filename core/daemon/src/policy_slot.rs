@@ -1,4 +1,4 @@
-//! The policy in charge and how another takes its place. A policy that cannot be loaded
+//! The active policy and how another takes its place. A policy that cannot be loaded
 //! changes nothing but what status shows.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! What the old one learns between the two steps is lost, and that is all: events reach
 //! it as before. Both steps are bounded and measured (`swap_pause_us` in the status).
 //!
-//! [`history`] is what can be put back, by hand or when a policy is struck out
+//! [`history`] is what can be put back, by hand or when a policy is disabled
 //! ([`PolicySlot::recover`]).
 
 mod experiment;
@@ -27,7 +27,7 @@ use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::files::PolicyFiles;
 use crate::loader::{Loaded, Loader};
-use history::{Came, Content, History, Kept, NoWayBack, Record, StruckOut};
+use history::{LoadedBecause, Content, History, Kept, NoWayBack, Record, Disabled};
 pub use loads::By;
 use loads::Loads;
 use serde::{Deserialize, Serialize};
@@ -51,9 +51,9 @@ pub struct Source {
     pub config_file: Option<PathBuf>,
 }
 
-/// What is in charge.
+/// What is active.
 #[derive(Clone, Debug, Serialize)]
-pub struct InCharge {
+pub struct Active {
     /// Where it came from; `None`: the built-in rule.
     pub source: Option<Source>,
     /// Its name.
@@ -62,16 +62,16 @@ pub struct InCharge {
     pub digest: String,
     /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
     pub signed_by: Option<String>,
-    /// Rises by one with each policy put in charge; the first is 1.
+    /// Rises by one with each policy put active; the first is 1.
     pub generation: u64,
     /// When, seconds since the epoch.
     pub loaded_at_unix_s: u64,
     /// How long compiling, starting and `init` took, ms.
     pub load_ms: f64,
     /// Why it came.
-    pub came: Came,
-    /// See [`Record::content_of`].
-    pub content_of: u64,
+    pub loaded_because: LoadedBecause,
+    /// See [`Record::same_as_generation`].
+    pub same_as_generation: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
 }
@@ -87,7 +87,7 @@ pub struct LoadFailure {
     pub at_unix_s: u64,
 }
 
-/// Why a policy was not put in charge.
+/// Why a policy was not put active.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// It could not be loaded.
@@ -104,9 +104,9 @@ pub enum SlotError {
         /// For what.
         by: By,
     },
-    /// An A/B test decides which policy is in charge.
+    /// An A/B test decides which policy is active.
     #[error(
-        "an A/B test is running and decides which policy is in charge: end it with `tallyctl ab stop`"
+        "an A/B test is running and decides which policy is active: end it with `tallyctl ab stop`"
     )]
     Experiment,
     /// There is nothing to go back to.
@@ -122,7 +122,7 @@ pub enum SlotError {
 pub enum Trigger {
     /// Somebody did: loaded even if nothing changed.
     Asked,
-    /// The file changed: not if its content did not, nor if that was struck out.
+    /// The file changed: not if its content did not, nor if that was disabled.
     Changed,
 }
 
@@ -136,7 +136,7 @@ pub struct PolicySlot {
     /// A policy that lasts for so long ends a row of strike-outs.
     lasting: Duration,
     row: Cell<(u32, Option<Instant>)>,
-    in_charge: RefCell<InCharge>,
+    active: RefCell<Active>,
     history: RefCell<History>,
     /// What the core was started with, whose files it opens itself.
     configured: crate::config::Policy,
@@ -267,7 +267,7 @@ impl PolicySlot {
             }
         };
         let load_ms = ready.as_ref().map_or(0.0, |_| begun.elapsed().as_secs_f64() * 1_000.0);
-        let in_charge = InCharge {
+        let active = Active {
             source: ready.as_ref().map(|ready| ready.source.clone()),
             name: ready.as_ref().map_or("built-in", |ready| ready.program.name()).into(),
             digest: ready.as_ref().map_or("", |ready| ready.program.digest()).into(),
@@ -275,14 +275,14 @@ impl PolicySlot {
             generation: 1,
             loaded_at_unix_s: now_unix_s(),
             load_ms,
-            came: Came::Start,
-            content_of: 1,
+            loaded_because: LoadedBecause::Start,
+            same_as_generation: 1,
             restored: Restored::NotOffered,
         };
         let mut history = History::default();
         let own_seen = RefCell::new(ready.as_ref().map(Ready::content));
         let (config_text, program) = ready.map(|r| (r.config_text, r.program)).unzip();
-        history.came(record(&in_charge), config_text.unwrap_or_default(), program);
+        history.came(record(&active), config_text.unwrap_or_default(), program);
         let slot = PolicySlot {
             loader,
             turn: tokio::sync::Mutex::new(()),
@@ -290,7 +290,7 @@ impl PolicySlot {
             strikes: config.strikes.clone(),
             lasting: Duration::from_secs(config.limits.faults_forgotten_after_s),
             row: Cell::default(),
-            in_charge: RefCell::new(in_charge),
+            active: RefCell::new(active),
             history: RefCell::new(history),
             configured: config.clone(),
             own_seen,
@@ -302,9 +302,9 @@ impl PolicySlot {
         Ok((slot, policy))
     }
 
-    /// What is in charge.
-    pub fn in_charge(&self) -> InCharge {
-        self.in_charge.borrow().clone()
+    /// What is active.
+    pub fn active(&self) -> Active {
+        self.active.borrow().clone()
     }
 
     /// All that were, oldest first; bounded.
@@ -312,12 +312,12 @@ impl PolicySlot {
         self.history.borrow().records()
     }
 
-    /// The last policy that was struck out, and how.
-    pub fn last_struck(&self) -> Option<(u64, StruckOut)> {
-        self.history.borrow().last_struck().map(|(generation, how)| (generation, how.clone()))
+    /// The last policy that was disabled, and how.
+    pub fn last_disabled(&self) -> Option<(u64, Disabled)> {
+        self.history.borrow().last_disabled().map(|(generation, how)| (generation, how.clone()))
     }
 
-    /// The last failure since a policy was put in charge.
+    /// The last failure since a policy was put active.
     pub fn last_failure(&self) -> Option<LoadFailure> {
         self.last_failure.borrow().clone()
     }
@@ -337,7 +337,7 @@ impl PolicySlot {
         self.follows_own.set(self.own_seen.borrow().as_ref() == Some(asked_for));
     }
 
-    /// The policy of this generation was struck out, and the built-in rule serves: put
+    /// The policy of this generation was disabled, and the built-in rule serves: put
     /// the last good one back, as the configuration says, after a while if this has
     /// happened before. Ends early if another policy comes meanwhile.
     pub async fn recover(
@@ -349,19 +349,19 @@ impl PolicySlot {
         let (kind, message) = fault.map_or(("unknown", String::new()), |f| (f.kind, f.message));
         let row = {
             let _turn = self.turn.lock().await;
-            let in_charge = self.in_charge();
+            let active = self.active();
             // A fault ends an A/B test by itself.
-            if in_charge.generation != generation || self.experiment.get() {
+            if active.generation != generation || self.experiment.get() {
                 return;
             }
-            let how = StruckOut { kind: kind.into(), message, at_unix_s: now_unix_s() };
-            self.history.borrow_mut().struck_out(generation, how);
+            let how = Disabled { kind: kind.into(), message, at_unix_s: now_unix_s() };
+            self.history.borrow_mut().disabled(generation, how);
             tracing::error!(
-                name = in_charge.name,
-                digest = in_charge.digest,
+                name = active.name,
+                digest = active.digest,
                 generation,
                 kind,
-                "policy struck out: the built-in rule serves"
+                "policy disabled: the built-in rule serves"
             );
             self.next_in_row()
         };
@@ -380,30 +380,30 @@ impl PolicySlot {
             }
             tokio::time::sleep(delay).await;
             let _turn = self.turn.lock().await;
-            if self.in_charge.borrow().generation != generation || self.experiment.get() {
+            if self.active.borrow().generation != generation || self.experiment.get() {
                 return;
             }
-            let (kept, came) = {
+            let (kept, loaded_because) = {
                 let history = self.history.borrow();
                 match history.last_good() {
-                    Some(kept) => (Some(kept), Came::Strikes),
-                    None => (history.same(), Came::Retry),
+                    Some(kept) => (Some(kept), LoadedBecause::Strikes),
+                    None => (history.same(), LoadedBecause::Retry),
                 }
             };
             let Some(kept) = kept else { return };
             let from = kept.generation;
-            match self.put_back(control, kept, came).await {
-                Err(SlotError::Load(message)) if came == Came::Strikes => {
+            match self.put_back(control, kept, loaded_because).await {
+                Err(SlotError::Load(message)) if loaded_because == LoadedBecause::Strikes => {
                     // It started once; now it counts as bad as the other.
-                    let how = StruckOut { kind: "start".into(), message, at_unix_s: now_unix_s() };
-                    self.history.borrow_mut().struck_out(from, how);
+                    let how = Disabled { kind: "start".into(), message, at_unix_s: now_unix_s() };
+                    self.history.borrow_mut().disabled(from, how);
                 }
                 _ => return,
             }
         }
     }
 
-    /// How many policies were struck out in a row, this one included.
+    /// How many policies were disabled in a row, this one included.
     fn next_in_row(&self) -> u32 {
         let (row, last) = self.row.get();
         let goes_on = last.is_some_and(|last| last.elapsed() < self.lasting);
@@ -416,10 +416,10 @@ impl PolicySlot {
         &self,
         control: &ControlSender,
         kept: Kept,
-        came: Came,
-    ) -> Result<InCharge, SlotError> {
-        let Kept { content_of, source, program, config_text, saved, .. } = kept;
-        let next = Next { came, content_of: Some(content_of), own: saved, begun: Instant::now() };
+        loaded_because: LoadedBecause,
+    ) -> Result<Active, SlotError> {
+        let Kept { same_as_generation, source, program, config_text, saved, .. } = kept;
+        let next = Next { loaded_because, same_as_generation: Some(same_as_generation), own: saved, begun: Instant::now() };
         self.put(control, Ready { source, program, config_text }, next).await
     }
 
@@ -429,8 +429,8 @@ impl PolicySlot {
         control: &ControlSender,
         ready: Ready,
         next: Next,
-    ) -> Result<InCharge, SlotError> {
-        let old = self.in_charge.borrow().generation;
+    ) -> Result<Active, SlotError> {
+        let old = self.active.borrow().generation;
         let saved = match control.ask(|done| Control::SavePolicy { done }).await? {
             Some(Ok(saved)) => Some(saved),
             None => None,
@@ -453,7 +453,7 @@ impl PolicySlot {
             Err(message) => return Err(self.failed(ready.source, message)),
         };
         let generation = old + 1;
-        let in_charge = InCharge {
+        let active = Active {
             source: Some(ready.source),
             name: ready.program.name().into(),
             digest: ready.program.digest().into(),
@@ -461,8 +461,8 @@ impl PolicySlot {
             generation,
             loaded_at_unix_s: now_unix_s(),
             load_ms: next.begun.elapsed().as_secs_f64() * 1_000.0,
-            came: next.came,
-            content_of: next.content_of.unwrap_or(generation),
+            loaded_because: next.loaded_because,
+            same_as_generation: next.same_as_generation.unwrap_or(generation),
             restored,
         };
         let policy = Loaded::from(policy);
@@ -471,20 +471,20 @@ impl PolicySlot {
         // not pile up when one reload follows another.
         let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
         tracing::info!(
-            name = in_charge.name,
-            digest = in_charge.digest,
+            name = active.name,
+            digest = active.digest,
             generation,
-            came = ?in_charge.came,
-            load_ms = in_charge.load_ms,
-            state = %in_charge.restored,
-            "policy in charge"
+            loaded_because = ?active.loaded_because,
+            load_ms = active.load_ms,
+            state = %active.restored,
+            "active policy"
         );
         let mut history = self.history.borrow_mut();
-        history.came(record(&in_charge), ready.config_text, Some(ready.program));
+        history.came(record(&active), ready.config_text, Some(ready.program));
         history.retired(old, figures.ok().flatten(), saved);
-        *self.in_charge.borrow_mut() = in_charge.clone();
+        *self.active.borrow_mut() = active.clone();
         *self.last_failure.borrow_mut() = None;
-        Ok(in_charge)
+        Ok(active)
     }
 
     /// A policy whose files a peer opened could not be read.
@@ -493,7 +493,7 @@ impl PolicySlot {
     }
 
     fn failed(&self, source: Source, message: String) -> SlotError {
-        tracing::error!(file = %source.file.display(), "policy not loaded, the one in charge stays: {message}");
+        tracing::error!(file = %source.file.display(), "policy not loaded, the active one stays: {message}");
         self.failures.set(self.failures.get() + 1);
         *self.last_failure.borrow_mut() =
             Some(LoadFailure { source, message: message.clone(), at_unix_s: now_unix_s() });
@@ -503,29 +503,29 @@ impl PolicySlot {
 
 /// How a policy comes.
 struct Next {
-    came: Came,
+    loaded_because: LoadedBecause,
     /// Of a rollback.
-    content_of: Option<u64>,
-    /// What it knew when it was in charge last.
+    same_as_generation: Option<u64>,
+    /// What it knew when it was active last.
     own: Option<Saved>,
     begun: Instant,
 }
 
 /// A record of what has just come.
-fn record(in_charge: &InCharge) -> Record {
+fn record(active: &Active) -> Record {
     Record {
-        generation: in_charge.generation,
-        name: in_charge.name.clone(),
-        digest: in_charge.digest.clone(),
-        signed_by: in_charge.signed_by.clone(),
-        source: in_charge.source.clone(),
-        came: in_charge.came,
-        content_of: in_charge.content_of,
-        came_at_unix_s: in_charge.loaded_at_unix_s,
-        restored: in_charge.restored.clone(),
-        went: None,
-        went_at_unix_s: None,
-        struck_out: None,
+        generation: active.generation,
+        name: active.name.clone(),
+        digest: active.digest.clone(),
+        signed_by: active.signed_by.clone(),
+        source: active.source.clone(),
+        loaded_because: active.loaded_because,
+        same_as_generation: active.same_as_generation,
+        loaded_at_unix_s: active.loaded_at_unix_s,
+        restored: active.restored.clone(),
+        unloaded_because: None,
+        unloaded_at_unix_s: None,
+        disabled: None,
         decides: 0,
         events: 0,
         faults: Default::default(),

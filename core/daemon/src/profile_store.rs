@@ -1,5 +1,5 @@
 //! What was learnt of kernels is kept on disk from one run of the core to the next:
-//! measured times, and verdicts that a kernel must not be cut.
+//! measured times, and verdicts that a kernel must not be transformed.
 //!
 //! ```text
 //! start: files of the folder --(off the dispatch thread)--> memory, read-only
@@ -59,7 +59,7 @@ pub struct ProfilesStatus {
     pub file: Option<String>,
     /// Kernels (name, image, grid, block) kept for this GPU.
     pub kernels: usize,
-    /// Kernels (name, image) that must not be cut.
+    /// Kernels (name, image) that must not be transformed.
     pub whole_only: usize,
     /// When the file was written last in this run, seconds since the epoch.
     pub written_unix_s: Option<u64>,

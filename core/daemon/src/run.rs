@@ -1,6 +1,6 @@
 //! From a configuration to a serving core, and back to nothing.
 //!
-//! Up: lock, policy, residency, kept profiles, dispatch thread, socket. Down, on SIGTERM,
+//! Up: lock, policy, sharing mode, kept profiles, dispatch thread, socket. Down, on SIGTERM,
 //! SIGINT or `tallyctl stop`: no new connections, every launch let go, rings
 //! empty (at most [`DRAIN_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
 //! signal ends at once.
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::config::see_that_apart;
 use crate::control::journal::Journal;
 use crate::control::registry::Registry;
-use crate::control::{self, Door, Places, Plane};
+use crate::control::{self, EntryPoint, Places, Plane};
 use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
@@ -23,7 +23,7 @@ use crate::profile_store::ProfileStore;
 use crate::quota::Room;
 use crate::record::Recordings;
 use crate::refresh;
-use crate::residency::Residency;
+use crate::sharing::SharingMode;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -79,7 +79,7 @@ fn raise_descriptors(clients_max: usize) -> Room {
     room
 }
 
-/// `engine.sharing` is that of the residency that comes about.
+/// `engine.sharing` is that of the sharing mode that comes about.
 fn settings(config: &Config) -> Settings {
     Settings {
         spin_ns: config.dispatch.spin_us() * 1_000,
@@ -110,8 +110,8 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let loader = Arc::new(Loader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.fallback_idle_ns)?;
-    let residency = Residency::establish(&config.residency, socket::folder(&path)).await?;
-    settings.engine.sharing = residency.sharing();
+    let sharing = SharingMode::establish(&config.sharing, socket::folder(&path)).await?;
+    settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
     let lab = crate::ab::Lab::open(&config, &path);
@@ -126,10 +126,10 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         UnixListener::from_std(claim.listen(mode)?).map_err(CoreError::os("socket"))
     };
     let (clients, admins) = (listen(&claims.0, mode)?, listen(&claims.1, admin_mode)?);
-    let in_charge = slot.in_charge();
+    let active = slot.active();
     tracing::info!(
         socket = %path.display(), admin_socket = %admin_path.display(),
-        policy = in_charge.name, digest = in_charge.digest,
+        policy = active.name, digest = active.digest,
         spin_us = config.dispatch.spin_us(), cpu = pinned, clients_max = room.clients,
         descriptors = room.descriptors, "serving"
     );
@@ -144,7 +144,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         lab,
         profiles,
         recordings,
-        residency: RefCell::new(Some(residency)),
+        sharing: RefCell::new(Some(sharing)),
         stop: Notify::new(),
         started: Instant::now(),
         pinned,
@@ -156,12 +156,12 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         places,
         journal: Journal::default(),
     });
-    let accepting = [(clients, Door::Clients), (admins, Door::Admin)].map(|(listener, door)| {
-        tokio::task::spawn_local(control::accept(plane.clone(), listener, door))
+    let accepting = [(clients, EntryPoint::Clients), (admins, EntryPoint::Admin)].map(|(listener, entry_point)| {
+        tokio::task::spawn_local(control::accept(plane.clone(), listener, entry_point))
     });
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     plane.recordings.heed(&plane.control);
-    let refresh = plane.residency.borrow().as_ref().and_then(Residency::refresh);
+    let refresh = plane.sharing.borrow().as_ref().and_then(SharingMode::refresh);
     if let Some((program, shown)) = refresh {
         let plane = plane.clone();
         let is_wanted = move || plane.registry.borrow().has_both_classes();
@@ -180,10 +180,10 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         error => error,
     };
     plane.recordings.finish().await;
-    let residency = plane.residency.borrow_mut().take();
-    if let Some(residency) = residency {
+    let sharing = plane.sharing.borrow_mut().take();
+    if let Some(sharing) = sharing {
         tokio::select! {
-            () = residency.end() => {}
+            () = sharing.end() => {}
             () = second_stop(&mut signals) => {}
         }
     }

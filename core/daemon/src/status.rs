@@ -16,7 +16,7 @@ use crate::policy_slot::{LoadFailure, Source};
 use crate::profile_store::ProfilesStatus;
 use crate::record::file::LogStatus;
 use crate::record::shadow::ShadowBrief;
-use crate::residency::ResidencyStatus;
+use crate::sharing::SharingStatus;
 use crate::ungoverned::UngovernedStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ pub struct Status {
     /// The daemon.
     pub core: CoreStatus,
     /// How clients share the GPU.
-    pub residency: ResidencyStatus,
-    /// The policy in charge.
+    pub sharing: SharingStatus,
+    /// The active policy.
     pub policy: PolicyReport,
     /// From submission seen by the core to answered: launches answered at once.
     pub decision_latency: Quantiles,
@@ -59,7 +59,7 @@ pub struct Status {
     pub experiment: Option<crate::ab::ExperimentStatus>,
     /// The decision log.
     pub log: LogStatus,
-    /// The policy that sees what the one in charge sees; `null` if there was none.
+    /// The policy that sees what the active one sees; `null` if there was none.
     pub shadow: Option<ShadowBrief>,
 }
 
@@ -96,7 +96,7 @@ pub struct CoreStatus {
     pub descriptors: u64,
 }
 
-/// The policy in charge.
+/// The active policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyReport {
     /// Its file and configuration; `null`: the built-in rule serves.
@@ -114,7 +114,7 @@ pub struct PolicyReport {
     pub needs: Vec<&'static str>,
     /// Why it decided as it did, by its own table, and how often.
     pub reasons: Vec<tally_wasm_host::ReasonStatus>,
-    /// Rises with each policy put in charge.
+    /// Rises with each policy put active.
     pub generation: u64,
     /// Seconds since the epoch.
     pub loaded_at_unix_s: u64,
@@ -147,7 +147,7 @@ pub struct PolicyReport {
     pub log_dropped: u64,
     /// Loads that failed since the core started.
     pub load_failures: u64,
-    /// The last failed load since a policy was put in charge.
+    /// The last failed load since a policy was put active.
     pub last_load_error: Option<LoadFailure>,
     /// How it came, and how others went.
     #[serde(flatten)]
@@ -157,7 +157,7 @@ pub struct PolicyReport {
 impl PolicyReport {
     /// Put together.
     pub fn new(
-        in_charge: crate::policy_slot::InCharge,
+        active: crate::policy_slot::Active,
         last_load_error: Option<LoadFailure>,
         load_failures: u64,
         life: PolicyLife,
@@ -177,15 +177,15 @@ impl PolicyReport {
             .collect();
         let figures = s.figures.clone();
         PolicyReport {
-            source: in_charge.source,
-            name: in_charge.name,
-            digest: in_charge.digest,
-            signed_by: in_charge.signed_by,
+            source: active.source,
+            name: active.name,
+            digest: active.digest,
+            signed_by: active.signed_by,
             granted: figures.as_ref().map(|f| f.granted.clone()).unwrap_or_default(),
             needs: figures.as_ref().map(|f| f.needs.clone()).unwrap_or_default(),
-            generation: in_charge.generation,
-            loaded_at_unix_s: in_charge.loaded_at_unix_s,
-            load_ms: in_charge.load_ms,
+            generation: active.generation,
+            loaded_at_unix_s: active.loaded_at_unix_s,
+            load_ms: active.load_ms,
             decides: s.policy.decides,
             events: s.policy.events,
             fallbacks: s.policy.fallbacks,
@@ -237,10 +237,10 @@ pub struct ClientStatus {
     pub governed: bool,
     /// Why not; empty if they are.
     pub not_governed_reason: String,
-    /// Launches so far, all doors.
+    /// Launches so far, all entry points.
     pub launches: u64,
-    /// By door: `kernel`, `kernel_ex`, `cooperative`, `graph`.
-    pub launches_by_door: BTreeMap<&'static str, u64>,
+    /// By entry point: `kernel`, `kernel_ex`, `cooperative`, `graph`.
+    pub launches_by_entry_point: BTreeMap<&'static str, u64>,
     /// Kernel nodes of the graphs launched.
     pub graph_kernels: u64,
     /// Launches recorded into a capture and not run.
@@ -257,8 +257,8 @@ pub struct ClientStatus {
     pub stream_overflow: u64,
     /// What was decided.
     pub decisions: Decisions,
-    /// How launches were cut.
-    pub cut: Cut,
+    /// How launches were transformed.
+    pub transformed: Transformed,
     /// Launches waiting for a decision now.
     pub waiting: u64,
     /// Time launches waited, by the core's account, ms.
@@ -314,7 +314,7 @@ pub struct Decisions {
     pub partitioned: u64,
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,
-    /// Decided by the built-in rule because the policy failed.
+    /// Gated by the built-in rule because the policy failed.
     pub fallback: u64,
     /// Seen done.
     pub completed: u64,
@@ -341,10 +341,10 @@ impl Decisions {
     }
 }
 
-/// How a client's launches were cut, by its own side's account.
+/// How a client's launches were transformed, by its own side's account.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Cut {
-    /// Kernels that have a cut form.
+pub struct Transformed {
+    /// Kernels that have a transformed form.
     pub kernels: u64,
     /// Kernels looked at that have none; `kernels` of the status says why.
     pub kernels_refused: u64,
@@ -352,43 +352,43 @@ pub struct Cut {
     pub sliced: u64,
     /// Of these, by offset: each slice a launch of its own blocks only.
     pub sliced_by_offset: u64,
-    /// Launches run so that they give way.
+    /// Launches run so that they yield.
     pub preemptible: u64,
     /// Launches run on some of the SMs.
     pub partitioned: u64,
     /// Graph launches run as chains of parts.
     pub graph_chained: u64,
-    /// Kernels of these that were launched by themselves, in a cut form.
-    pub graph_nodes_cut: u64,
-    /// Times it was asked to give way while a cut launch was under way.
+    /// Kernels of these that were launched by themselves, in a transformed form.
+    pub graph_nodes_transformed: u64,
+    /// Times it was asked to yield while a transformed launch was under way.
     pub yields: u64,
-    /// It is asked to give way now.
+    /// It is asked to yield now.
     pub yielded: bool,
-    /// Launches that gave way at least once.
-    pub gave_way: u64,
+    /// Launches that yielded at least once.
+    pub launches_yielded: u64,
     /// Launches whose blocks waited for one another when cut, and that were rescued.
     pub rescued: u64,
-    /// From being asked to give way until a launch had, of the latest, median, us.
+    /// From being asked to yield until a launch had, of the latest, median, us.
     pub turnaround_us_p50: f64,
     /// 99th percentile of the same.
     pub turnaround_us_p99: f64,
 }
 
-impl Cut {
+impl Transformed {
     fn new(n: &ClientNumbers) -> Self {
         let s = &n.shim;
-        Cut {
-            kernels: s.cut_kernels,
+        Transformed {
+            kernels: s.transformed_kernels,
             kernels_refused: s.refused_kernels,
             sliced: s.sliced,
             sliced_by_offset: s.sliced_by_offset,
             preemptible: s.preemptible,
             partitioned: s.partitioned,
             graph_chained: s.graph_chained,
-            graph_nodes_cut: s.graph_nodes_cut,
+            graph_nodes_transformed: s.graph_nodes_transformed,
             yields: n.stats.yields,
             yielded: n.state.yielded,
-            gave_way: s.gave_way,
+            launches_yielded: s.launches_yielded,
             rescued: s.rescued,
             turnaround_us_p50: s.turnaround_p50_ns as f64 / 1e3,
             turnaround_us_p99: s.turnaround_p99_ns as f64 / 1e3,
@@ -501,7 +501,7 @@ fn gpu_ns(class: &str, n: &ClientNumbers) -> u64 {
     if class == "high" { n.shim.busy_total_ns } else { n.stats.gpu_ns }
 }
 
-fn doors(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
+fn entry_points(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
     [
         ("kernel", s.launch_kernel),
         ("kernel_ex", s.launch_kernel_ex),
@@ -520,7 +520,7 @@ impl ClientStatus {
             governed,
             not_governed_reason,
             launches: n.shim.launches,
-            launches_by_door: doors(&n.shim),
+            launches_by_entry_point: entry_points(&n.shim),
             graph_kernels: n.shim.graph_kernels,
             captured: n.shim.captured,
             failed: n.shim.failed,
@@ -529,7 +529,7 @@ impl ClientStatus {
             lingered: n.shim.lingered,
             stream_overflow: n.shim.stream_overflow,
             decisions: Decisions::new(n),
-            cut: Cut::new(n),
+            transformed: Transformed::new(n),
             waiting: n.state.waiting,
             waited_ms: n.stats.waited_ns as f64 / 1e6,
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
@@ -559,14 +559,14 @@ pub struct Departed {
     pub connected_s: f64,
     /// How it left.
     pub reason: String,
-    /// Launches, all doors.
+    /// Launches, all entry points.
     pub launches: u64,
-    /// By door.
-    pub launches_by_door: BTreeMap<&'static str, u64>,
+    /// By entry point.
+    pub launches_by_entry_point: BTreeMap<&'static str, u64>,
     /// What was decided.
     pub decisions: Decisions,
-    /// How launches were cut.
-    pub cut: Cut,
+    /// How launches were transformed.
+    pub transformed: Transformed,
     /// Launches that went ahead without a core.
     pub unscheduled: u64,
     /// Time launches waited, ms.
@@ -587,9 +587,9 @@ impl Departed {
             connected_s,
             reason,
             launches: n.map_or(0, |n| n.shim.launches),
-            launches_by_door: n.map(|n| doors(&n.shim)).unwrap_or_default(),
+            launches_by_entry_point: n.map(|n| entry_points(&n.shim)).unwrap_or_default(),
             decisions: n.map(Decisions::new).unwrap_or_default(),
-            cut: n.map(Cut::new).unwrap_or_default(),
+            transformed: n.map(Transformed::new).unwrap_or_default(),
             unscheduled: n.map_or(0, |n| n.shim.unscheduled),
             waited_ms: n.map_or(0.0, |n| n.stats.waited_ns as f64 / 1e6),
             gpu_ms: n.map_or(0.0, |n| gpu_ns(identity.class, n) as f64 / 1e6),

@@ -151,8 +151,8 @@ fn what_cannot_start_says_why_with_its_exit_code() {
     let (code, log) = run("", &["--policy", "/nonexistent/p.wasm"]);
     assert!(code == 3 && log.contains("/nonexistent/p.wasm"), "{code} {log}");
     let required = format!(
-        "{BUILT_IN}[residency]\nmode = \"mps\"\nrequired = true\n\
-         [residency.mps]\ncontrol = \"/nonexistent/mps\"\n"
+        "{BUILT_IN}[sharing]\nmode = \"mps\"\nrequired = true\n\
+         [sharing.mps]\ncontrol = \"/nonexistent/mps\"\n"
     );
     let (code, log) = run(&required, &[]);
     assert!(code == 1 && log.contains("/nonexistent/mps"), "{code} {log}");
@@ -166,13 +166,13 @@ fn what_cannot_start_says_why_with_its_exit_code() {
 #[test]
 fn mps_that_cannot_be_had_falls_back_and_status_says_so() {
     let config = format!(
-        "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = \"/nonexistent/mps\"\n"
+        "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = \"/nonexistent/mps\"\n"
     );
     let core = Core::start(&config, &[]);
     let status = core.status();
-    assert_eq!(status["residency"]["asked"], "mps");
-    assert_eq!(status["residency"]["in_force"], "timeslice");
-    assert!(status["residency"]["reason"].as_str().unwrap().contains("/nonexistent/mps"));
+    assert_eq!(status["sharing"]["asked"], "mps");
+    assert_eq!(status["sharing"]["in_force"], "timeslice");
+    assert!(status["sharing"]["reason"].as_str().unwrap().contains("/nonexistent/mps"));
 }
 
 /// Stands in for `nvidia-cuda-mps-control`.
@@ -210,14 +210,14 @@ fn contexts_are_refreshed_while_clients_of_both_classes_are_there() {
     let program = script(&dir, "refresh", &noting);
     let config = |program| {
         format!(
-            "{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {fake}\n\
+            "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = {fake}\n\
              refresh_ms = 5\nrefresh_program = {program}\n"
         )
     };
     let failing = script(&dir, "failing", "#!/bin/sh\necho no device >&2\nexit 1\n");
     let failing = config(failing);
     let core = Core::start(&config(program), &[]);
-    let shown = |core: &Core| core.status()["residency"]["refresh"].clone();
+    let shown = |core: &Core| core.status()["sharing"]["refresh"].clone();
     let _low = Client::best_effort(&core, "low");
     assert_eq!(
         shown(&core),
@@ -247,15 +247,15 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let fake = script(&dir, "fake-mps", FAKE_MPS);
     let config =
-        format!("{BUILT_IN}[residency]\nmode = \"mps\"\n[residency.mps]\ncontrol = {fake}\n");
+        format!("{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing mode.mps]\ncontrol = {fake}\n");
     let mut core = Core::start_in(dir, &config, &[]);
-    let mps = core.status()["residency"]["mps"].clone();
+    let mps = core.status()["sharing"]["mps"].clone();
     assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));
     let pipes = core.dir.path().join("run/clients/mps/pipe");
     let client = Client::best_effort(&core, "x");
     assert_eq!(
-        client.welcome.residency,
-        tally_ipc::wire::Residency::Mps {
+        client.welcome.sharing,
+        tally_ipc::wire::SharingMode::Mps {
             pipe_directory: pipes.display().to_string(),
             client_priority: 1
         }
@@ -265,7 +265,7 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
     eventually("it is started again", || {
-        let mps = core.status()["residency"]["mps"].clone();
+        let mps = core.status()["sharing"]["mps"].clone();
         mps["restarts"] == 1 && mps["state"] == "running"
     });
     core.signal(Signal::TERM);
@@ -334,7 +334,7 @@ fn a_broken_file_never_replaces_the_policy_and_a_good_one_does() {
     Client::best_effort(&core, "x").launch();
     // A good one by rename, then the same again by SIGHUP.
     replace(&std::fs::read(policy("tally-priority")).unwrap());
-    eventually("the new one is in charge", || shown(&core)["generation"] == 2);
+    eventually("the new one is active", || shown(&core)["generation"] == 2);
     assert_ne!(shown(&core)["digest"], first["digest"]);
     assert_eq!(shown(&core)["last_load_error"], json!(null));
     assert!(shown(&core)["load_failures"].as_u64().unwrap() >= 2);

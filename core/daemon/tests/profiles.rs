@@ -73,7 +73,7 @@ fn written(core: &Core) {
 }
 
 #[test]
-fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_not_be_cut() {
+fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_not_be_transformed() {
     let core = start(tempfile::tempdir().unwrap(), RARELY);
     let mut first = client(&core, 5);
     assert_eq!(predicted_us(&core, &mut first), 0.0, "nobody has measured it");
@@ -103,12 +103,12 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     assert!(us >= 15_000.0, "{us}");
     let kernel = core.status()["kernels"][0].clone();
     assert_eq!(kernel["name"], "gemm");
-    assert_eq!(kernel["cut"], format!("whole only: {}", Refusal::BlocksWaited));
+    assert_eq!(kernel["transform"], format!("whole only: {}", Refusal::BlocksWaited));
     // Its client knows nothing of that, and may think otherwise.
     let ready = cut_state::pack(cut_state::READY, cut_state::SLICEABLE | cut_state::PREEMPTIBLE);
     second.region.kernels[0].cut.store(ready, Release);
     launch(&core, &mut second, Duration::ZERO);
-    assert_eq!(core.status()["kernels"][0]["cut"], kernel["cut"]);
+    assert_eq!(core.status()["kernels"][0]["transform"], kernel["transform"]);
     let mut other = client(&core, 6);
     other.region.kernels[0].publish(b"another", 7);
     assert_eq!(predicted_us(&core, &mut other), 0.0);

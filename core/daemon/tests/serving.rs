@@ -11,28 +11,28 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::ring::{self, Answer};
-use tally_ipc::wire::{self, Residency, Welcome, WireError};
+use tally_ipc::wire::{self, SharingMode, Welcome, WireError};
 
 #[test]
 fn clients_are_admitted_as_the_rules_say() {
-    let core = Core::start(BUILT_IN, &["--residency", "timeslice"]);
+    let core = Core::start(BUILT_IN, &["--sharing", "timeslice"]);
     let high = Client::high(&core, "server");
     let low = Client::best_effort(&core, "train\x1b[31m");
     assert_eq!(high.core.granted.ticket.load(SeqCst), u64::MAX);
     assert_eq!(low.core.granted.ticket.load(SeqCst), 0);
     let slices =
-        |slice_us, shared_us, linger_us| Residency::TimeSlice { slice_us, shared_us, linger_us };
-    assert_eq!(high.welcome.residency, slices(100_000, 100_000, 100));
-    assert_eq!(low.welcome.residency, slices(10, 350, 0));
+        |slice_us, shared_us, linger_us| SharingMode::TimeSlice { slice_us, shared_us, linger_us };
+    assert_eq!(high.welcome.sharing, slices(100_000, 100_000, 100));
+    assert_eq!(low.welcome.sharing, slices(10, 350, 0));
     assert_ne!(high.id(), low.id());
     eventually("there is somebody to keep the GPU from", || high.core.neighbours.load(SeqCst) == 1);
     assert_eq!(low.core.neighbours.load(SeqCst), 1, "from the first moment on");
     let other = Client::best_effort(&core, "other");
-    eventually("its attendant is told of another", || low.probed());
+    eventually("its helper thread is told of another", || low.probed());
     assert_eq!(low.core.neighbours.load(SeqCst), 2);
     eventually("both know", || other.core.neighbours.load(SeqCst) == 2);
     drop(other);
-    eventually("its attendant is told that it is alone again", || low.probed());
+    eventually("its helper thread is told that it is alone again", || low.probed());
     assert_eq!(low.core.neighbours.load(SeqCst), 1);
     let shown = core.client(low.id()).unwrap();
     assert_eq!(shown["name"], "train?[31m");
@@ -41,7 +41,7 @@ fn clients_are_admitted_as_the_rules_say() {
     assert_eq!(core.client(high.id()).unwrap()["standing_grant"], true);
     let status = core.status();
     assert_eq!(
-        (&status["schema"], &status["residency"]["in_force"]),
+        (&status["schema"], &status["sharing"]["in_force"]),
         (&json!(1), &json!("timeslice"))
     );
     assert_eq!(status["policy"]["source"], json!(null));
@@ -52,7 +52,7 @@ fn clients_are_admitted_as_the_rules_say() {
 
 #[test]
 fn who_comes_and_goes_is_told_to_the_others_ten_times_a_second_at_most() {
-    let core = Core::start(BUILT_IN, &["--residency", "timeslice"]);
+    let core = Core::start(BUILT_IN, &["--sharing", "timeslice"]);
     let client = Client::best_effort(&core, "told");
     let start = std::time::Instant::now();
     let before = client.core.probes.load(SeqCst);

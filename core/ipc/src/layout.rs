@@ -14,7 +14,7 @@ pub const RING_SLOTS: usize = 256;
 pub const STREAM_SLOTS: usize = 64;
 /// Distinct kernels of one client that can be told apart.
 pub const KERNEL_SLOTS: usize = 4096;
-/// Longest kernel name kept; longer ones are cut and told apart by their hash.
+/// Longest kernel name kept; longer ones are transformed and told apart by their hash.
 pub const KERNEL_NAME_BYTES: usize = 224;
 /// In [`Submission::kernel`]: not in the table (it is full, or a graph).
 pub const KERNEL_UNKNOWN: u32 = u32::MAX;
@@ -36,11 +36,11 @@ pub mod submission_flags {
     pub const LEASED: u32 = 1 << 3;
     /// The shim can run it as slices.
     pub const CAN_SLICE: u32 = 1 << 4;
-    /// The shim can run it so that it gives way at block boundaries.
+    /// The shim can run it so that it yields at block boundaries.
     pub const CAN_PREEMPT: u32 = 1 << 5;
     /// The shim can run it on some of the SMs.
     pub const CAN_PARTITION: u32 = 1 << 6;
-    /// A cut form may come about if it is asked for.
+    /// A transformed form may come about if it is asked for.
     pub const CAN_PREPARE: u32 = 1 << 7;
     /// All of them.
     pub const ALL: u32 = (1 << 8) - 1;
@@ -52,15 +52,15 @@ pub mod cut_state {
     pub const UNKNOWN: u8 = 0;
     /// Its image is at hand.
     pub const PREPARABLE: u8 = 1;
-    /// Its cut form is being made.
+    /// Its transformed form is being made.
     pub const PREPARING: u8 = 2;
-    /// It has cut forms: [`SLICEABLE`], [`PREEMPTIBLE`].
+    /// It has transformed forms: [`SLICEABLE`], [`PREEMPTIBLE`].
     pub const READY: u8 = 3;
     /// It is only run whole: the code of the reason (`tally_rewriter::Refusal`).
     pub const WHOLE_ONLY: u8 = 4;
     /// Detail of [`READY`]: as slices.
     pub const SLICEABLE: u8 = 1;
-    /// Detail of [`READY`]: giving way.
+    /// Detail of [`READY`]: yielding.
     pub const PREEMPTIBLE: u8 = 2;
 
     /// As a word.
@@ -213,42 +213,42 @@ pub struct Counters {
     pub host_func: AtomicU64,
     /// Launches run as slices.
     pub sliced: AtomicU64,
-    /// Launches run so that they give way.
+    /// Launches run so that they yield.
     pub preemptible: AtomicU64,
     /// Launches run on some of the SMs.
     pub partitioned: AtomicU64,
     /// Graph launches run as chains of parts.
     pub graph_chained: AtomicU64,
-    /// Launches that gave way at least once.
-    pub gave_way: AtomicU64,
+    /// Launches that yielded at least once.
+    pub launches_yielded: AtomicU64,
     /// Launches whose blocks waited for one another when cut, and that were rescued.
     pub rescued: AtomicU64,
-    /// Kernels that have a cut form.
-    pub cut_kernels: AtomicU64,
+    /// Kernels that have a transformed form.
+    pub transformed_kernels: AtomicU64,
     /// Kernels that were looked at and have none.
     pub refused_kernels: AtomicU64,
     /// Waits behind which the program lingered on the GPU.
     pub lingered: AtomicU64,
     /// Of `sliced`, those by offset.
     pub sliced_by_offset: AtomicU64,
-    /// Kernels of `graph_chained` launches that were launched by themselves, in a cut form.
-    pub graph_nodes_cut: AtomicU64,
+    /// Kernels of `graph_chained` launches that were launched by themselves, in a transformed form.
+    pub graph_nodes_transformed: AtomicU64,
 }
 
 impl Counters {
-    /// Launches so far, all doors, graphs counting one, captured ones none; those over several
+    /// Launches so far, all entry points, graphs counting one, captured ones none; those over several
     /// devices, which are not governed, among the cooperative ones.
     pub fn launches(&self) -> u64 {
         [&self.launch_kernel, &self.launch_kernel_ex, &self.launch_cooperative, &self.graph_launch]
             .iter()
-            .fold(0, |all, door| all.wrapping_add(door.load(Relaxed)))
+            .fold(0, |all, entry_point| all.wrapping_add(entry_point.load(Relaxed)))
     }
 }
 
-/// Times from being asked to give way until it had, the latest ones; a ring.
+/// Times from being asked to yield until it had, the latest ones; a ring.
 pub const TURNAROUND_SLOTS: usize = 256;
 
-/// One launch that gave way.
+/// One launch that yielded.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Turnaround {
@@ -258,7 +258,7 @@ pub struct Turnaround {
     pub ns: AtomicU64,
 }
 
-/// What cut launches report; written by the client.
+/// What transformed launches report; written by the client.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Turnarounds {
@@ -268,12 +268,12 @@ pub struct Turnarounds {
     pub latest: [Turnaround; TURNAROUND_SLOTS],
 }
 
-/// The page of words that cut launches share with the GPU (exactly 4096 bytes,
+/// The page of words that transformed launches share with the GPU (exactly 4096 bytes,
 /// registered with CUDA): a word a line.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Gates {
-    /// 0: streams pass; else cut launches wait here between their parts.
+    /// 0: streams pass; else transformed launches wait here between their parts.
     pub gate: SharedWord,
     /// The state of the yield flag that the GPU has taken in last.
     pub flag_seen: SharedWord,
@@ -281,11 +281,11 @@ pub struct Gates {
     pub notices: [SharedWord; STREAM_SLOTS - 2],
 }
 
-/// Asks a client to give way; on a line of its own, written by the core.
+/// Asks a client to yield; on a line of its own, written by the core.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct YieldLine {
-    /// Counts changes: odd means give way. Threads sleep on it.
+    /// Counts changes: odd means yield. Threads sleep on it.
     pub word: AtomicU32,
     _pad: u32,
     /// When it last changed, monotonic ns.
@@ -356,7 +356,7 @@ pub mod whole_because {
 pub struct KernelEntry {
     /// 0 until the rest is valid, then the name's length in bytes + 1.
     pub ready: AtomicU32,
-    /// Whether it can be cut: [`cut_state`]. May change at any time.
+    /// Whether it can be transformed: [`cut_state`]. May change at any time.
     pub cut: AtomicU32,
     /// Digest of the code image and the whole name, two little-endian words; 0 if the image is unknown.
     pub identity: [AtomicU64; 2],
@@ -386,9 +386,9 @@ pub struct ClientRegion {
     pub kernel_count: AtomicU32,
     /// How far each stream slot is.
     pub completions: [Completion; STREAM_SLOTS],
-    /// Words of cut launches on a page of their own.
+    /// Words of transformed launches on a page of their own.
     pub gates: Gates,
-    /// Launches that gave way.
+    /// Launches that yielded.
     pub turnarounds: Turnarounds,
     /// The submission ring.
     pub submissions: [Submission; RING_SLOTS],
@@ -431,7 +431,7 @@ pub struct CoreRegion {
     /// Bumped, and who sleeps on it woken, to ask the client what it still runs. A word and not a descriptor: what it
     /// costs to wake is the core's to bound, however many of a client's threads wait.
     pub probes: AtomicU32,
-    /// Asks for giving way.
+    /// Asks for yielding.
     pub yielding: YieldLine,
     /// Decisions by ticket.
     pub decisions: [DecisionSlot; RING_SLOTS],

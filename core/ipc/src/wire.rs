@@ -119,27 +119,27 @@ pub struct Welcome {
     /// Why it is not what it asked to be; empty otherwise.
     pub class_reason: String,
     /// How it shares the GPU.
-    pub residency: Residency,
+    pub sharing: SharingMode,
     /// How long a waiting thread spins before it sleeps, ns.
     pub spin_ns: u64,
     /// What to do when the core goes away: hold launches instead of running
     /// them unscheduled.
     pub fail_hold: bool,
     /// What it may do to kernels.
-    pub cutting: Cutting,
+    pub rewrite: RewriteSettings,
 }
 
 /// What a client may do to its kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cutting {
-    /// Make cut forms of kernels.
+pub struct RewriteSettings {
+    /// Make transformed forms of kernels.
     pub enabled: bool,
     /// Of NVIDIA's closed libraries too.
     pub vendor_libraries: bool,
-    /// A launch asked to give way that has not after so long, ms, is helped to its
-    /// end and never cut again.
+    /// A launch asked to yield that has not after so long, ms, is helped to its
+    /// end and never transformed again.
     pub rescue_ms: u32,
-    /// Keep cut forms on disk, up to so many MiB in all. 0: none.
+    /// Keep transformed forms on disk, up to so many MiB in all. 0: none.
     pub cache_mib: u32,
     /// Keep so many SMs free: one green context each is made. Empty: none.
     pub reserve_sms: Vec<u32>,
@@ -148,7 +148,7 @@ pub struct Cutting {
 /// Most widths.
 pub const WIDTHS_MAX: usize = 16;
 
-/// The longest [`Residency::TimeSlice::linger_us`].
+/// The longest [`SharingMode::TimeSlice::linger_us`].
 pub const LINGER_US_MAX: u32 = 1_000;
 
 /// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
@@ -169,7 +169,7 @@ pub struct Notice {
 
 /// How a client shares the GPU with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Residency {
+pub enum SharingMode {
     /// Contexts take turns; set this hardware time slice.
     TimeSlice {
         /// Microseconds; 0 leaves the driver's.
@@ -252,7 +252,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Hello {
-    /// As a payload. Over-long texts are cut, surplus labels dropped.
+    /// As a payload. Over-long texts are transformed, surplus labels dropped.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(Vec::new());
         w.u8(self.high_priority.into());
@@ -290,7 +290,7 @@ impl Hello {
 }
 
 impl Notice {
-    /// As a payload. Over-long texts are cut.
+    /// As a payload. Over-long texts are transformed.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(vec![NOTICE]);
         w.text_within(&self.name, NOTICE_BYTES_MAX);
@@ -325,15 +325,15 @@ impl Welcome {
         w.u32(self.client_id);
         w.u8(self.high_priority.into());
         w.text(&self.class_reason);
-        match &self.residency {
-            Residency::Unmanaged => w.u8(0),
-            Residency::TimeSlice { slice_us, shared_us, linger_us } => {
+        match &self.sharing {
+            SharingMode::Unmanaged => w.u8(0),
+            SharingMode::TimeSlice { slice_us, shared_us, linger_us } => {
                 w.u8(1);
                 w.u64(*slice_us);
                 w.u64(*shared_us);
                 w.u32(*linger_us);
             }
-            Residency::Mps { pipe_directory, client_priority } => {
+            SharingMode::Mps { pipe_directory, client_priority } => {
                 w.u8(2);
                 w.text(pipe_directory);
                 w.u32(*client_priority);
@@ -341,8 +341,8 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
-        let Cutting { enabled, vendor_libraries, rescue_ms, cache_mib, reserve_sms } =
-            &self.cutting;
+        let RewriteSettings { enabled, vendor_libraries, rescue_ms, cache_mib, reserve_sms } =
+            &self.rewrite;
         w.u8((*enabled).into());
         w.u8((*vendor_libraries).into());
         w.u32(*rescue_ms);
@@ -374,19 +374,19 @@ impl Welcome {
             client_id: r.u32()?,
             high_priority: r.flag()?,
             class_reason: r.text()?,
-            residency: match r.u8()? {
-                0 => Residency::Unmanaged,
-                1 => Residency::TimeSlice {
+            sharing: match r.u8()? {
+                0 => SharingMode::Unmanaged,
+                1 => SharingMode::TimeSlice {
                     slice_us: r.u64()?,
                     shared_us: r.u64()?,
                     linger_us: r.u32()?,
                 },
-                2 => Residency::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
-                _ => return Err(WireError::Malformed("unknown residency mode")),
+                2 => SharingMode::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
+                _ => return Err(WireError::Malformed("unknown sharing mode mode")),
             },
             spin_ns: r.u64()?,
             fail_hold: r.flag()?,
-            cutting: Cutting {
+            rewrite: RewriteSettings {
                 enabled: r.flag()?,
                 vendor_libraries: r.flag()?,
                 rescue_ms: r.u32()?,
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_round_trip_and_long_ones_are_cut() {
+    fn notices_round_trip_and_long_ones_are_transformed() {
         let notice = Notice { name: "train".into(), reason: "no libgcc_s".into() };
         assert_eq!(Notice::decode(&notice.encode()).unwrap(), notice);
         let long = Notice { name: "n".into(), reason: "x".repeat(2 * NOTICE_BYTES_MAX) };
@@ -443,8 +443,8 @@ mod tests {
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
-                residency: Residency::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
-                cutting: Cutting {
+                sharing: SharingMode::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
+                rewrite: RewriteSettings {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, cache_mib: id / 2,
                     reserve_sms: vec![8, id],
                 },

@@ -1,6 +1,6 @@
 //! `tally-refresh`: has each GPU change its context once, when told.
 //!
-//! Started by the core, outside of its MPS daemon, with `[residency.mps] refresh_ms`. For each byte on
+//! Started by the core, outside of its MPS daemon, with `[sharing mode.mps] refresh_ms`. For each byte on
 //! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
 //! byte on standard output; it ends with the input. Why: `docs/residency.md`, "a GPU's two speeds".
 //! A device that fails, or whose memory gets short, is left alone from then on: a context takes some that clients

@@ -1,6 +1,6 @@
-//! The control block: what a cut launch tells its kernel, in one extra parameter.
+//! The control block: what a transformed launch tells its kernel, in one extra parameter.
 //!
-//! A kernel in a cut form has its own code, unchanged, behind a short prelude, and
+//! A kernel in a transformed form has its own code, unchanged, behind a short prelude, and
 //! one more by-value parameter of [`CONTROL_BYTES`] bytes, last in its list. The
 //! launch layer fills it; machine code made from PTX and patched machine code read
 //! the same block.

@@ -1,7 +1,7 @@
-//! From the bytes that a program loads to the cut form of its kernels.
+//! From the bytes that a program loads to the transformed form of its kernels.
 
 use crate::fatbin::{self, Fatbin};
-use crate::{CutForm, Refusal, Rewritten, cubin, ptx};
+use crate::{KernelForm, Refusal, Rewritten, cubin, ptx};
 
 /// What kind of image some bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,18 +29,18 @@ impl ImageKind {
     }
 }
 
-/// Give the kernels named in `only` (all, if it is `None`) of an image the cut form
+/// Give the kernels named in `only` (all, if it is `None`) of an image the transformed form
 /// `form` for a device of architecture `arch` (90 for compute capability 9.0), of the
 /// code that the driver would choose there: machine code where there is some for the
 /// device, else PTX.
 ///
 /// # Errors
-/// Why nothing of the image can be cut. What only concerns one kernel is in
+/// Why nothing of the image can be transformed. What only concerns one kernel is in
 /// [`Rewritten::refused`].
 pub fn rewrite(
     image: &[u8],
     arch: u32,
-    form: CutForm,
+    form: KernelForm,
     only: Option<&[&str]>,
 ) -> Result<Rewritten, Refusal> {
     match ImageKind::of(image).ok_or(Refusal::UnknownImage)? {
@@ -94,7 +94,7 @@ fn occurrences(bytes: &[u8], word: &[u8]) -> usize {
     count
 }
 
-fn rewrite_text(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
+fn rewrite_text(image: &[u8], form: KernelForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
     let text = image.split(|b| *b == 0).next().unwrap_or_default();
     let text = std::str::from_utf8(text).map_err(|_| Refusal::Malformed)?;
     ptx::rewrite(text, form, only)

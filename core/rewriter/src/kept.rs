@@ -10,7 +10,7 @@
 //! | SHA-256 of all before          (a name: its length, 4, and UTF-8)
 //! ```
 
-use crate::{CutForm, CutKernel, Refusal, Rewritten};
+use crate::{KernelForm, TransformedKernel, Refusal, Rewritten};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"TALLYCUT";
@@ -22,13 +22,13 @@ pub struct Key([u8; DIGEST_BYTES]);
 
 impl Key {
     /// Of `image`, for a device of architecture `arch`.
-    pub fn new(image: &[u8], arch: u32, form: CutForm) -> Self {
+    pub fn new(image: &[u8], arch: u32, form: KernelForm) -> Self {
         let mut all = Sha256::new();
         all.update(MAGIC);
         all.update(env!("CARGO_PKG_VERSION"));
         all.update(env!("TALLY_KERNELS_SOURCES"));
         all.update(arch.to_le_bytes());
-        all.update([u8::from(form == CutForm::SubGrid)]);
+        all.update([u8::from(form == KernelForm::SubGrid)]);
         all.update(image);
         Key(all.finalize().into())
     }
@@ -91,7 +91,7 @@ pub fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Rewritten> {
         let cluster = [from.number()?, from.number()?, from.number()?];
         let cluster = fixed.then_some(cluster);
         let (may_wait, reads_sm) = (from.flag()?, from.flag()?);
-        Some(CutKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm })
+        Some(TransformedKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm })
     })?;
     let refused = from.list(|from| Some((from.name()?, Refusal::from_code(from.take(1)?[0])?)))?;
     let length = u64::from_le_bytes(from.take(8)?.try_into().ok()?);
@@ -142,13 +142,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn key(image: &[u8]) -> Key {
-        Key::new(image, 90, CutForm::Prelude)
+        Key::new(image, 90, KernelForm::Prelude)
     }
 
-    fn any_kernel() -> impl Strategy<Value = CutKernel> {
+    fn any_kernel() -> impl Strategy<Value = TransformedKernel> {
         (".{0,40}", any::<(u32, u32, Option<[u32; 3]>, (bool, bool))>()).prop_map(|(name, rest)| {
             let (parameter_count, control_offset, cluster, (may_wait, reads_sm)) = rest;
-            CutKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm }
+            TransformedKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm }
         })
     }
 
@@ -210,11 +210,11 @@ mod tests {
 
     #[test]
     fn a_key_is_of_all_that_it_depends_on() {
-        let one = Key::new(b"image", 90, CutForm::Prelude);
-        assert_eq!(one, Key::new(b"image", 90, CutForm::Prelude));
-        assert_ne!(one, Key::new(b"imagf", 90, CutForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 89, CutForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 90, CutForm::SubGrid));
+        let one = Key::new(b"image", 90, KernelForm::Prelude);
+        assert_eq!(one, Key::new(b"image", 90, KernelForm::Prelude));
+        assert_ne!(one, Key::new(b"imagf", 90, KernelForm::Prelude));
+        assert_ne!(one, Key::new(b"image", 89, KernelForm::Prelude));
+        assert_ne!(one, Key::new(b"image", 90, KernelForm::SubGrid));
         assert_eq!(one.to_string().len(), 64);
     }
 }

@@ -1,8 +1,8 @@
-//! CUDA code containers, and cutting the kernels in them.
+//! CUDA code containers, and transforming the kernels in them.
 //!
 //! [`fatbin`] reads the container that `nvcc` embeds in programs and that
 //! `cuModuleLoadData` takes, [`cubin`] the machine code in it, [`ptx`] the PTX.
-//! [`image::rewrite`] gives kernels of any of the three a cut form: the claim-table
+//! [`image::rewrite`] gives kernels of any of the three a transformed form: the claim-table
 //! prelude or offset block indices, both driven by a [`ControlBlock`]. What cannot be
 //! cut is refused with a [`Refusal`]. [`kept`] keeps what was made for the next time.
 //!
@@ -23,4 +23,4 @@ pub mod rewritten;
 
 pub use control::ControlBlock;
 pub use refusal::Refusal;
-pub use rewritten::{CutForm, CutKernel, Rewritten};
+pub use rewritten::{KernelForm, TransformedKernel, Rewritten};

@@ -65,7 +65,7 @@ const SEMAPHORES: [&str; 11] = [
     "cooperative_groups",
 ];
 
-/// Why a kernel of this name, mangled or plain, is not cut; `None` says nothing.
+/// Why a kernel of this name, mangled or plain, is not transformed; `None` says nothing.
 pub fn waits_by_name(name: &str) -> Option<Refusal> {
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     if has(&COMMUNICATION) {

@@ -1,4 +1,4 @@
-//! A kernel whose results are known, to be cut on a machine before anything else is.
+//! A kernel whose results are known, to be transformed on a machine before anything else is.
 //!
 //! Each block mixes the numbers of its threads through shared memory for some rounds
 //! and writes their sum; one block in seven ends at once. [`expected`] computes the

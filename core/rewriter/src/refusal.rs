@@ -1,6 +1,6 @@
-//! Why a kernel is not cut.
+//! Why a kernel is not transformed.
 
-/// Why a kernel, or a whole image, has no cut form. The number is what crosses
+/// Why a kernel, or a whole image, has no transformed form. The number is what crosses
 /// process boundaries; it never changes its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -40,7 +40,7 @@ pub enum Refusal {
     Communication = 16,
     /// Its blocks wait for one another, by its name.
     BlocksWaitByName = 17,
-    /// It did not end after it was asked to give way, and had to be rescued.
+    /// It did not end after it was asked to yield, and had to be rescued.
     BlocksWaited = 18,
     /// Its address is taken: somebody may call it as a function.
     AddressTaken = 19,
@@ -50,15 +50,15 @@ pub enum Refusal {
     PtxVersion = 21,
     /// A closed NVIDIA library's, and `rewrite.vendor_libraries` is off.
     VendorLibrary = 22,
-    /// The driver did not load the cut form.
+    /// The driver did not load the transformed form.
     DriverRefused = 23,
-    /// The cut form's attributes differ from the original's.
+    /// The transformed form's attributes differ from the original's.
     AttributesDiffer = 24,
     /// The image's bytes were not kept, or are not there any more.
     ImageGone = 25,
     /// Launched in a way that cannot be repeated with one more parameter.
     LaunchForm = 26,
-    /// A kernel with known results computed others on this GPU when it was cut.
+    /// A kernel with known results computed others on this GPU when it was transformed.
     ResultsDiffer = 27,
     /// Its machine code reads the block's index, or the grid's width, in a way that the patch
     /// does not know (sub-grid form only).
@@ -67,7 +67,7 @@ pub enum Refusal {
     NoSpareRegister = 29,
     /// Its code lets its blocks wait for one another: held back in part they might do so for ever.
     BlocksMayWait = 30,
-    /// The GPU's memory was full when the driver was to load the cut form.
+    /// The GPU's memory was full when the driver was to load the transformed form.
     OutOfMemory = 31,
     /// On some of the SMs it did not end.
     StuckLimited = 32,
@@ -153,8 +153,8 @@ impl Refusal {
             Refusal::VendorLibrary => {
                 "it belongs to a closed NVIDIA library and rewrite.vendor_libraries is off"
             }
-            Refusal::DriverRefused => "the driver refused its cut form",
-            Refusal::AttributesDiffer => "the attributes of its cut form differ",
+            Refusal::DriverRefused => "the driver refused its transformed form",
+            Refusal::AttributesDiffer => "the attributes of its transformed form differ",
             Refusal::ImageGone => "its image is not at hand",
             Refusal::LaunchForm => "it is launched in a way that cannot be cut",
             Refusal::ResultsDiffer => {
@@ -165,12 +165,12 @@ impl Refusal {
             }
             Refusal::NoSpareRegister => "it leaves no register free for the patch",
             Refusal::BlocksMayWait => "its code lets its blocks wait for one another",
-            Refusal::OutOfMemory => "the GPU's memory was full when its cut form was to be loaded",
+            Refusal::OutOfMemory => "the GPU's memory was full when its transformed form was to be loaded",
             Refusal::StuckLimited => "it did not end when it was limited to some of the SMs",
             Refusal::SeveralCodes => "its image holds several codes for this GPU",
             Refusal::HostMemory => "the process has too little memory left to rewrite its image",
             Refusal::Sandboxed => {
-                "the program installed a seccomp filter before its cut form was made"
+                "the program installed a seccomp filter before its transformed form was made"
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::Refusal;
 
-/// Which cut form an image was given.
+/// Which transformed form an image was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CutForm {
+pub enum KernelForm {
     /// The claim-table prelude: any range of blocks, preemptible. The grid stays.
     Prelude,
     /// Block indices offset: a launch of few blocks computes a range of a larger
@@ -12,9 +12,9 @@ pub enum CutForm {
     SubGrid,
 }
 
-/// One kernel in its cut form: how it is launched.
+/// One kernel in its transformed form: how it is launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutKernel {
+pub struct TransformedKernel {
     /// Its name in the rewritten image (the same as in the original).
     pub name: String,
     /// Parameters that the original has: the control block is the next.
@@ -38,15 +38,15 @@ pub struct Rewritten {
     pub image: Vec<u8>,
     /// Whether [`Rewritten::image`] is PTX.
     pub is_ptx: bool,
-    /// Kernels that have the cut form.
-    pub kernels: Vec<CutKernel>,
+    /// Kernels that have the transformed form.
+    pub kernels: Vec<TransformedKernel>,
     /// Kernels that were asked for and have not.
     pub refused: Vec<(String, Refusal)>,
 }
 
 impl Rewritten {
-    /// The cut form of a kernel, or why it has none.
-    pub fn kernel(&self, name: &str) -> Result<&CutKernel, Refusal> {
+    /// The transformed form of a kernel, or why it has none.
+    pub fn kernel(&self, name: &str) -> Result<&TransformedKernel, Refusal> {
         if let Some(kernel) = self.kernels.iter().find(|k| k.name == name) {
             return Ok(kernel);
         }

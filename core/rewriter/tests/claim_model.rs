@@ -13,7 +13,7 @@ use common::{COUNTER, Case, Random, World};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use tally_rewriter::control::FLAG_RAISED;
-use tally_rewriter::{ControlBlock, CutForm, ptx};
+use tally_rewriter::{ControlBlock, KernelForm, ptx};
 use tally_softcuda_vm::{Module, Scratch};
 
 const WARPS_MAX: usize = 6;
@@ -210,7 +210,7 @@ fn launches_at_work_at_once_run_each_block_once() {
     const BLOCKS: u32 = 400;
     const WARPS: u32 = 5;
     let case = Case::read(COUNTER, "k grid=400,1,1 block=150,1,1");
-    let cut = ptx::rewrite(COUNTER, CutForm::Prelude, None).unwrap();
+    let cut = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
     let offset = cut.kernels[0].control_offset;
     let module = Module::parse(std::str::from_utf8(&cut.image).unwrap()).unwrap();
     let mut world = World::new(&case, &module, "k", 1, false);

@@ -1,11 +1,11 @@
-//! Kernels in their cut forms against themselves, in the interpreter.
+//! Kernels in their transformed forms against themselves, in the interpreter.
 //!
 //! Every kernel of the corpus, and as many that are made at random, runs whole once.
 //! Then it runs cut: in slices, as sub-grids, given up at random blocks and resumed,
 //! also with two launches at work at once. Memory must come out the same, bit for
 //! bit, and every block must have run exactly once.
 //!
-//! `TALLY_DIFFERENTIAL_SCHEDULES` is the number of ways to cut each kernel.
+//! `TALLY_DIFFERENTIAL_SCHEDULES` is the number of ways to transform each kernel.
 #![allow(missing_docs)]
 
 mod common;
@@ -14,7 +14,7 @@ mod generated;
 use common::{Case, Random, World, cases};
 use tally_rewriter::control::FLAG_RAISED;
 use tally_rewriter::ptx;
-use tally_rewriter::{ControlBlock, CutForm, CutKernel, Refusal};
+use tally_rewriter::{ControlBlock, KernelForm, TransformedKernel, Refusal};
 use tally_softcuda_vm::{Module, Scratch};
 
 const SCHEDULES_DEFAULT: usize = 24;
@@ -26,7 +26,7 @@ const SMS: usize = 4;
 /// text that is not yet rewritten.
 fn counting(case: &Case) -> Option<String> {
     let only = [case.kernel.as_str()];
-    let plan = ptx::plan(&case.source, CutForm::Prelude, Some(&only)).ok()?;
+    let plan = ptx::plan(&case.source, KernelForm::Prelude, Some(&only)).ok()?;
     plan.kernels.first()?;
     let code = "\n{ .reg .pred %cnt_p; .reg .b32 %cnt_<5>; .reg .b64 %cnt_d<3>;\n\
         mov.u32 %cnt_0, %tid.x; mov.u32 %cnt_1, %tid.y; or.b32 %cnt_0, %cnt_0, %cnt_1;\n\
@@ -52,14 +52,14 @@ fn counting(case: &Case) -> Option<String> {
     Some(out)
 }
 
-/// A cut form, parsed.
+/// A transformed form, parsed.
 struct Cut {
     module: Module,
-    kernel: CutKernel,
+    kernel: TransformedKernel,
 }
 
 impl Cut {
-    fn of(case: &Case, form: CutForm) -> Result<Cut, Refusal> {
+    fn of(case: &Case, form: KernelForm) -> Result<Cut, Refusal> {
         let only = [case.kernel.as_str()];
         let cut = ptx::rewrite(&case.source, form, Some(&only))?;
         if let Some((_, why)) = cut.refused.first() {
@@ -182,7 +182,7 @@ struct Counts {
 /// All schedules of one kernel.
 fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
     if case.refused {
-        for form in [CutForm::Prelude, CutForm::SubGrid] {
+        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
             let why = Cut::of(case, form).err();
             assert_eq!(why, Some(Refusal::WritableGlobals), "{} {form:?}", case.kernel);
         }
@@ -200,9 +200,9 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
             whole.run(&whole.params, case.grid, block, 0, &mut scratch);
         }
         let want = whole.device.snapshot(whole.compared);
-        let prelude = Cut::of(case, CutForm::Prelude);
+        let prelude = Cut::of(case, KernelForm::Prelude);
         let prelude = prelude.unwrap_or_else(|e| panic!("{}: {e}", case.kernel));
-        let sub_grid = Cut::of(case, CutForm::SubGrid);
+        let sub_grid = Cut::of(case, KernelForm::SubGrid);
         assert_eq!(sub_grid.is_err(), case.prelude_only, "{}: {:?}", case.kernel, sub_grid.err());
         for schedule in (variant..schedules).step_by(variants.len()) {
             let mut random = Random::new(seed + 1000 * schedule as u64);
@@ -245,7 +245,7 @@ fn schedules() -> usize {
 }
 
 #[test]
-fn cut_kernels_do_what_whole_ones_do() {
+fn transformed_kernels_do_what_whole_ones_do() {
     let schedules = schedules();
     let mut counts = Counts { kernels: 0, schedules: 0 };
     let corpus = cases();

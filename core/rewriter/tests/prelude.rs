@@ -5,7 +5,7 @@ mod common;
 
 use common::{COUNTER, Case, World};
 use tally_rewriter::control::FLAG_RAISED;
-use tally_rewriter::{ControlBlock, CutForm, ptx};
+use tally_rewriter::{ControlBlock, KernelForm, ptx};
 use tally_softcuda_vm::{Module, Scratch};
 
 const WARPS: u32 = 3;
@@ -22,7 +22,7 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let case = Case::read(COUNTER, "k grid=8,1,1 block=70,1,1");
-        let cut = ptx::rewrite(COUNTER, CutForm::Prelude, None).unwrap();
+        let cut = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
         let module = Module::parse(std::str::from_utf8(&cut.image).unwrap()).unwrap();
         let mut world = World::new(&case, &module, "k", 1, false);
         let counts = world.device.alloc_words(&[0; 8]);

@@ -5,12 +5,12 @@ mod common;
 
 use Refusal::*;
 use tally_rewriter::ptx;
-use tally_rewriter::{CutForm, Refusal, Rewritten};
+use tally_rewriter::{KernelForm, Refusal, Rewritten};
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
-const FORMS: [CutForm; 2] = [CutForm::Prelude, CutForm::SubGrid];
+const FORMS: [KernelForm; 2] = [KernelForm::Prelude, KernelForm::SubGrid];
 
-fn cut(text: &str, form: CutForm) -> Rewritten {
+fn cut(text: &str, form: KernelForm) -> Rewritten {
     ptx::rewrite(text, form, None).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
@@ -50,7 +50,7 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
     // What a function gives back is named in its head.
     let adds = ".func (.reg .u32 got) f(.reg .u64 q) { atom.global.add.u32 got, [q], 1; ret; }";
     let text = format!("{HEAD}{adds} {}", common::waits("call (%r1), f, (%rd1);"));
-    assert!(cut(&text, CutForm::Prelude).kernel("k").unwrap().may_wait);
+    assert!(cut(&text, KernelForm::Prelude).kernel("k").unwrap().may_wait);
     // What a function does that is called, and what a call by a register may do, count as its own.
     let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
          ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";
@@ -59,7 +59,7 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
         "mov.u64 %rd2, f; { .param .u64 a; st.param.u64 [a], %rd1; call %rd2, (a), proto; }";
     for statements in ["", calls, &format!("proto: .callprototype _ (.param .u64 _); {named}")] {
         let text = format!("{HEAD}{waiting} {}", common::waits(statements));
-        let cut = cut(&text, CutForm::Prelude);
+        let cut = cut(&text, KernelForm::Prelude);
         assert_eq!(cut.kernel("k").unwrap().may_wait, !statements.is_empty(), "{statements}");
     }
 }
@@ -98,7 +98,7 @@ fn what_was_rewritten_is_not_rewritten_again() {
 fn the_control_block_comes_after_every_parameter() {
     let of = |list: &str| {
         let text = format!("{HEAD}.visible .entry k{list} .maxntid 32, 1, 1 {{ ret; }}");
-        let cut = cut(&text, CutForm::Prelude);
+        let cut = cut(&text, KernelForm::Prelude);
         let kernel = cut.kernel("k").unwrap().clone();
         let image = String::from_utf8(cut.image).unwrap();
         assert!(image.contains(".param .align 8 .b8 k_param_tally[56]"), "{image}");
@@ -120,7 +120,7 @@ fn parameters_that_leave_no_room_are_refused() {
             ".version {version}\n.target {target}\n.address_size 64\n\
              .entry k(.param .align 8 .b8 m[{bytes}]) {{ ret; }}"
         );
-        cut(&text, CutForm::Prelude).kernel("k").map(|k| k.control_offset)
+        cut(&text, KernelForm::Prelude).kernel("k").map(|k| k.control_offset)
     };
     assert_eq!(of("8.0", "sm_90", 4040), Ok(4040));
     assert_eq!(of("8.0", "sm_90", 4041), Err(ParameterSpace));
@@ -135,7 +135,7 @@ fn parameters_that_leave_no_room_are_refused() {
 fn versions_are_raised_where_they_can_be() {
     let of = |head: &str| {
         let text = format!("{head} .entry k() {{ ret; }}");
-        ptx::rewrite(&text, CutForm::Prelude, None).map(|cut| String::from_utf8(cut.image).unwrap())
+        ptx::rewrite(&text, KernelForm::Prelude, None).map(|cut| String::from_utf8(cut.image).unwrap())
     };
     let raised = of(".version 4.2 .target sm_35 .address_size 64").unwrap();
     assert!(raised.starts_with(".version 6.0 .target sm_35"), "{raised}");
@@ -155,20 +155,20 @@ fn versions_are_raised_where_they_can_be() {
 #[test]
 fn only_what_is_asked_for_is_touched() {
     let text = format!("{HEAD}.entry a() {{ ret; }}\n.entry b() {{ ret; }}\n.entry c();\n");
-    let cut = ptx::rewrite(&text, CutForm::Prelude, Some(&["b", "nobody"])).unwrap();
+    let cut = ptx::rewrite(&text, KernelForm::Prelude, Some(&["b", "nobody"])).unwrap();
     let names: Vec<_> = cut.kernels.iter().map(|k| k.name.as_str()).collect();
     assert_eq!((names, cut.refused.len()), (vec!["b"], 0));
     assert_eq!(cut.kernel("nobody"), Err(NoSuchKernel));
     let image = String::from_utf8(cut.image).unwrap();
     assert!(image.contains(".entry a() { ret; }") && image.contains(".entry c();"));
-    let none = ptx::rewrite(&text, CutForm::Prelude, Some(&[])).unwrap();
+    let none = ptx::rewrite(&text, KernelForm::Prelude, Some(&[])).unwrap();
     assert_eq!(none.image, text.as_bytes());
 }
 
 #[test]
 fn declarations_get_the_parameter_too() {
     let text = format!("{HEAD}.entry k(.param .u64 p);\n.entry k(.param .u64 p) {{ ret; }}");
-    let image = String::from_utf8(cut(&text, CutForm::Prelude).image).unwrap();
+    let image = String::from_utf8(cut(&text, KernelForm::Prelude).image).unwrap();
     assert_eq!(image.matches("k_param_tally[56]").count(), 2, "{image}");
 }
 
@@ -225,7 +225,7 @@ fn what_functions_do_counts_for_those_that_reach_them() {
 }
 
 #[test]
-fn clusters_are_cut_whole_or_not_at_all() {
+fn clusters_are_transformed_whole_or_not_at_all() {
     let of = |directive: &str, statements: &str| {
         let text = format!("{HEAD}.entry k() {directive} {{ .reg .b32 %r<9>; {statements} ret; }}");
         FORMS.map(|form| cut(&text, form).kernel("k").map(|k| k.cluster))
@@ -249,7 +249,7 @@ fn every_read_of_the_index_is_replaced_in_a_sub_grid() {
     let statements = "mov.u32 %r1, %ctaid.x; @!%p cvt.s64.s32 %rd1, %nctaid.z; \
         mov.b32 %r1, %ctaid.y; mov.v4.u32 {%r1, %r2, %r3, %r4}, %nctaid;";
     let text = format!("{HEAD}.entry k() {{ {statements} ret; }}");
-    let cut = cut(&text, CutForm::SubGrid);
+    let cut = cut(&text, KernelForm::SubGrid);
     assert!(cut.kernel("k").is_ok());
     let image = String::from_utf8(cut.image).unwrap();
     for want in [
@@ -364,7 +364,7 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
         "{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\
         .entry k() {{ {printed} ret; }}\n.entry w() {{ st.global.u8 [$str], 1; ret; }}\n.entry free() {{ ret; }}"
     );
-    let cut = cut(&two, CutForm::Prelude);
+    let cut = cut(&two, KernelForm::Prelude);
     assert_eq!(cut.kernel("k"), Err(WritableGlobals));
     assert_eq!(cut.kernel("w"), Err(WritableGlobals));
     assert!(cut.kernel("free").is_ok());
@@ -385,7 +385,7 @@ fn what_is_not_understood_is_refused() {
         (".version 8.0", PtxVersion),
         (".version x.y\n.target sm_90", Malformed),
     ] {
-        assert_eq!(ptx::rewrite(text, CutForm::Prelude, None).map(|_| ()), Err(why), "{text}");
+        assert_eq!(ptx::rewrite(text, KernelForm::Prelude, None).map(|_| ()), Err(why), "{text}");
     }
     for rest in [
         ".entry k( { ret; }",
@@ -406,7 +406,7 @@ fn what_is_not_understood_is_refused() {
     ] {
         let text = format!("{HEAD}{rest}");
         let got =
-            ptx::rewrite(&text, CutForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
+            ptx::rewrite(&text, KernelForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
         assert_eq!(got, Err(Malformed), "{rest}");
     }
 }
@@ -434,7 +434,7 @@ fn work_is_linear_in_the_text() {
         );
     }
     let start = std::time::Instant::now();
-    let cut = cut(&text, CutForm::SubGrid);
+    let cut = cut(&text, KernelForm::SubGrid);
     assert_eq!(cut.kernels.len(), n);
     assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use tally_ipc::map;
 use tally_ipc::ring::{self, Polled};
-use tally_ipc::wire::{self, Hello, Residency, Welcome};
+use tally_ipc::wire::{self, Hello, SharingMode, Welcome};
 use tally_shim::{attach, resolve, state};
 
 type Ptr = *mut c_void;
@@ -73,10 +73,10 @@ fn core(listener: &UnixListener) {
         client_id: 1,
         high_priority: true,
         class_reason: String::new(),
-        residency: Residency::Unmanaged,
+        sharing: SharingMode::Unmanaged,
         spin_ns: 1_000_000,
         fail_hold: false,
-        cutting: Default::default(),
+        rewrite: Default::default(),
     };
     let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let (doorbell, probe) = (new(), new());
@@ -158,7 +158,7 @@ fn benches(c: &mut Criterion) {
     assert_eq!(unsafe { init(0) }, 0);
     let client = state::client().unwrap();
     launch(wrapped, STREAM);
-    assert!(state::is_standing());
+    assert!(state::is_ungated());
     c.bench_function("standing grant, a stream", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0))
     });
@@ -204,7 +204,7 @@ fn benches(c: &mut Criterion) {
     });
     let before = client.activity.next_ticket.load(SeqCst);
     STANDING.store(0, SeqCst);
-    while state::is_standing() {
+    while state::is_ungated() {
         std::hint::spin_loop();
     }
     // Two spinning threads: on a machine with less than two free CPUs the mean

@@ -5,7 +5,7 @@
 //! and counts nothing. Must never delay a program by more than the two bounded
 //! waits below, and never print.
 
-use crate::attendant;
+use crate::helper;
 use crate::cu::{ATTRIBUTE_MPS_ENABLED, ATTRIBUTE_SM_COUNT, SUCCESS, driver};
 use crate::lock::{Lock, Locked};
 use crate::state::{self, Epoch};
@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 use tally_ipc::layout::{CORE_MAGIC, report_state};
-use tally_ipc::wire::{self, Hello, Residency, Welcome};
+use tally_ipc::wire::{self, Hello, SharingMode, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion, map};
 
 /// Longest wait for a connection.
@@ -149,9 +149,9 @@ fn connect(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
 
 impl Connection {
     /// Put it in force.
-    pub fn enter(self, client: &ClientRegion) -> Residency {
+    pub fn enter(self, client: &ClientRegion) -> SharingMode {
         let Connection { welcome, first_ticket, core } = self;
-        if let Residency::Mps { pipe_directory, client_priority } = &welcome.residency
+        if let SharingMode::Mps { pipe_directory, client_priority } = &welcome.sharing
             && !INITIALISED.load(Acquire)
         {
             if !pipe_directory.is_empty() {
@@ -166,8 +166,8 @@ impl Connection {
         state::set_high_priority(welcome.high_priority);
         // What this client was started with wins.
         state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
-        let slice = match welcome.residency {
-            Residency::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,
+        let slice = match welcome.sharing {
+            SharingMode::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,
             _ => report_state::UNUSED,
         };
         client.report.time_slice.store(slice, Relaxed);
@@ -176,19 +176,19 @@ impl Connection {
             "client {} ({}) {:?} {}",
             welcome.client_id,
             if welcome.high_priority { "high" } else { "best-effort" },
-            welcome.residency,
+            welcome.sharing,
             welcome.class_reason
         );
         crate::completion::forget_samples();
-        crate::cut::configure(&welcome.cutting, &welcome.residency);
-        crate::linger::configure(client, welcome.high_priority, &welcome.residency);
+        crate::forms::configure(&welcome.rewrite, &welcome.sharing);
+        crate::linger::configure(client, welcome.high_priority, &welcome.sharing);
         state::enter(Epoch {
             core: core.leak(),
             spin: Duration::from_nanos(welcome.spin_ns),
             first_ticket,
             stuck_at: AtomicU64::new(0),
         });
-        welcome.residency
+        welcome.sharing
     }
 }
 
@@ -244,7 +244,7 @@ pub fn after_init() {
         let _ = unsafe { f(&mut version) };
     }
     client.report.driver_version.store(version.max(0) as u32, Relaxed);
-    crate::cut::initialised();
+    crate::forms::initialised();
     if !EXIT_HANDLER.swap(true, SeqCst) {
         // After the driver has registered its own, so that ours runs before.
         // SAFETY: a function without state.
@@ -305,15 +305,15 @@ fn begin(settings: Settings) -> Result<(), String> {
     state::set_high_priority(settings.hello.high_priority);
     threads::count_cpus();
     let (client, connection) = link::start(settings)?;
-    let residency = connection.map(|connection| connection.enter(client));
-    if residency.is_none() {
+    let sharing = connection.map(|connection| connection.enter(client));
+    if sharing.is_none() {
         client.report.governed.store(report_state::FAILED, Relaxed);
     }
     // Its threads look for it.
     state::set_client(client);
-    crate::cut::tools::look();
+    crate::forms::tools::look();
     let poller = poller::spawn().map_err(|error| format!("helper thread: {error}"));
-    poller.and_then(|()| attendant::spawn(client, residency)).inspect_err(link::give_up)
+    poller.and_then(|()| helper::spawn(client, sharing)).inspect_err(link::give_up)
 }
 
 /// Report the device of the first launch; `device` below 0 if unknown.
@@ -357,23 +357,23 @@ pub fn exit_before_others() {
 }
 
 extern "C" fn at_exit() {
-    attendant::program_exits();
+    helper::program_exits();
 }
 
-/// The child has no attendant, no connection and no CUDA: it starts afresh at
+/// The child has no helper thread, no connection and no CUDA: it starts afresh at
 /// its own `cuInit`. Only async-signal-safe calls: the parent had threads.
 unsafe extern "C" fn in_forked_child() {
     ONCE.reset();
     apart::reset();
     BEFORE.reset(Vec::new());
-    attendant::reset();
+    helper::reset();
     link::reset();
     log::reset();
     state::reset();
     capture::reset();
     completion::reset();
     contexts::reset();
-    crate::cut::reset();
+    crate::forms::reset();
     events::reset();
     graphs::reset();
     lifecycle::reset();

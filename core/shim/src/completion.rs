@@ -15,10 +15,10 @@
 
 use crate::activity::{self, Snapshot};
 use crate::cu::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
-use crate::cut::width;
+use crate::forms::guarded::Guarded;
+use crate::forms::sm_limit;
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{attendant, poller};
+use crate::{helper, poller};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU64;
@@ -254,13 +254,13 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
                     // Exact to a sixteenth where the time is wanted.
                     let later_ns =
                         if oldest.is_sample { since_ns / 16 } else { (since_ns / 4).max(NAP_NS) };
-                    let stuck = (since_ns > width::STUCK_NS).then_some(oldest.number);
+                    let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }
                 _ => (Found::Later(0), None),
             });
             if let Some(number) = stuck {
-                width::stuck(index, number);
+                sm_limit::stuck(index, number);
             }
             return found;
         }
@@ -335,18 +335,18 @@ fn report(client: &ClientRegion, index: usize, number: u32, took_ns: Option<u64>
 
 /// The busy bit, if no launch came since.
 fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
-    width::ended(index, number);
+    sm_limit::ended(index, number);
     // A slot of many streams is not idle because one of them is.
     if index != OVERFLOW || !slots::overflow_ran_ahead() {
         let seen = Snapshot::settled_at(number);
         let bit = slots::bit(index);
-        attendant::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+        helper::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
     }
 }
 
 /// A call that waits has shown that everything up to `number` is done.
 pub fn seen_done(client: &ClientRegion, index: usize, number: u32) {
-    width::ended(index, number);
+    sm_limit::ended(index, number);
     TRACKS[index & 63].with(|track| {
         report(client, index, number, None);
         let Track { markers, last, unmarked, .. } = track;

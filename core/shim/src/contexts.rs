@@ -7,9 +7,9 @@
 //! launches on some of the SMs, hold references of their own: they are given up before that.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::slots;
-use crate::{completion, cut, graphs, linger, names, poller, state, streams};
+use crate::{completion, forms, graphs, linger, names, poller, state, streams};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
@@ -22,14 +22,14 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     let events = completion::take_context(context);
     linger::forget_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
-    let was_cut = cut::close_context(context);
+    let was_transformed = forms::close_context(context);
     poller::wait_out();
     let made = streams::take_context(context);
     let is_gone = destroy();
     if is_gone {
         graphs::forget_context(context);
     }
-    cut::closed(context, was_cut, is_gone);
+    forms::closed(context, was_transformed, is_gone);
     if !is_gone {
         completion::put_back(events);
         slots::reopen(&closed);
@@ -127,7 +127,7 @@ pub unsafe fn primary_reset(
     };
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
-            cut::width::give_up(context);
+            forms::sm_limit::give_up(context);
             destroying(context, call);
         }
         _ => {
@@ -155,7 +155,7 @@ pub unsafe fn primary_release(
         result = real();
     } else {
         // Else the references of the shim's green contexts would keep it.
-        cut::width::give_up(context);
+        forms::sm_limit::give_up(context);
         destroying(context, || {
             result = real();
             result == SUCCESS && !is_active(device)

@@ -75,7 +75,7 @@ pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
 /// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_*`: width, height, depth.
 pub const FUNC_REQUIRED_CLUSTER: [c_int; 3] = [11, 12, 13];
 /// `CU_FUNC_ATTRIBUTE_*` that say how a kernel runs: threads, static shared and local
-/// memory. Its registers may be more in a cut form.
+/// memory. Its registers may be more in a transformed form.
 pub const FUNC_COMPARED: [c_int; 3] = [0, 1, 3];
 /// `CU_FUNC_ATTRIBUTE_*` that a program may set: maximum dynamic shared memory,
 /// carve-out, cluster dimensions that are required, non-portable clusters, scheduling.

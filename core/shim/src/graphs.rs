@@ -2,13 +2,13 @@
 //!
 //! | read | for |
 //! | --- | --- |
-//! | [`partition`] | where a graph is cut |
+//! | [`partition`] | where a graph is divided |
 //! | [`build`] | the driver calls: copies, parts |
 //! | [`own`] | kernels that are launched by themselves, cut |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
-//! [`chain`] of an exec makes sub-graphs from it, each its own exec, and takes out kernels that can be cut;
+//! [`chain`] of an exec makes sub-graphs from it, each its own exec, and takes out kernels that can be divided;
 //! launching them one after the other on one stream does what launching the whole does. What cannot be shown to be so is
 //! launched whole, for a [`Reason`].
 //!
@@ -22,7 +22,7 @@ pub mod own;
 pub mod partition;
 
 use crate::cu::{CuResult, Ptr};
-use crate::cut::kernels;
+use crate::forms::kernels;
 use crate::lock::{Lock, Locked};
 use crate::state;
 use build::{Event, Kept, Parts};
@@ -54,7 +54,7 @@ pub enum Reason {
     TooManyKept,
     /// More nodes, or edges, than are looked at.
     TooManyNodes(usize),
-    /// Fewer than two nodes with kernels: nothing to cut between.
+    /// Fewer than two nodes with kernels: nothing to divide between.
     OneKernel,
     /// It allocates or frees memory.
     Memory,
@@ -154,7 +154,7 @@ pub enum CutState {
     /// Nothing: its instantiation was not seen, or not kept.
     Unknown,
     /// It can be launched in parts.
-    Cuttable {
+    Transformable {
         /// Kernel nodes, those in child graphs included.
         kernel_nodes: u32,
     },
@@ -166,7 +166,7 @@ impl fmt::Display for CutState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CutState::Unknown => f.write_str("unknown"),
-            CutState::Cuttable { kernel_nodes } => {
+            CutState::Transformable { kernel_nodes } => {
                 write!(f, "can be launched in parts ({kernel_nodes} kernels)")
             }
             CutState::Whole(reason) => write!(f, "launched whole: {reason}"),
@@ -366,7 +366,7 @@ pub fn state(exec: Ptr) -> CutState {
     TABLE.with(|table| match table.records.get(&(exec as usize)) {
         None => CutState::Unknown,
         Some(Record { kept: Ok(kept), .. }) => {
-            CutState::Cuttable { kernel_nodes: kept.kernel_nodes }
+            CutState::Transformable { kernel_nodes: kept.kernel_nodes }
         }
         Some(Record { kept: Err(reason), .. }) => CutState::Whole(*reason),
     })
@@ -374,7 +374,7 @@ pub fn state(exec: Ptr) -> CutState {
 
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
 /// [`partition`]), and kernels by themselves ([`own`]). Made at the first call, which may take
-/// milliseconds, and kept until another size is asked for or other kernels can be cut; a chain in
+/// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
 /// use stays valid.
 ///
 /// # Errors
@@ -416,7 +416,7 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
             return Ok(Err(Chain(made.parts.clone())));
         }
         if own.is_empty()
-            && let Err(reason) = kept.could_be_cut(kernels_per_part)
+            && let Err(reason) = kept.could_be_divided(kernels_per_part)
         {
             record.refused = Some((kernels_per_part, changes, reason));
             return Err(reason);
@@ -464,7 +464,7 @@ fn keep(
         }
         Err(reason) if reason.is_of_this_size() => {
             if let Some(made) = record.chain.as_mut().filter(|made| made.size == size) {
-                // As good as before: kernels that cannot be cut any more go by themselves as they are.
+                // As good as before: kernels that cannot be divided any more go by themselves as they are.
                 made.changes = changes;
                 return (Ok(Chain(made.parts.clone())), None);
             }

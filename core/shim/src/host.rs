@@ -4,7 +4,7 @@
 #[path = "../../preload/src/abi.rs"]
 pub mod abi;
 
-use crate::doors::{DIRECT, DOORS};
+use crate::entry_points::{DIRECT, ENTRY_POINTS};
 use crate::{resolve, timeslice};
 use abi::{DeepBind, Entries, Host};
 use std::ffi::{CStr, c_void};
@@ -24,7 +24,7 @@ static ENTRIES: Entries =
 /// `host` is valid as far as its first word at least.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tally_shim_start(host: &'static Host) -> *const Entries {
-    let abi = DOORS.iter().fold(abi::VERSION, |hash, door| abi::hash(hash, door.name.as_bytes()));
+    let abi = ENTRY_POINTS.iter().fold(abi::VERSION, |hash, entry_point| abi::hash(hash, entry_point.name.as_bytes()));
     if host.abi != abi {
         return null();
     }
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn tally_shim_start(host: &'static Host) -> *const Entries
 }
 
 unsafe extern "C" fn wrap(index: usize, real: usize) -> usize {
-    DOORS.get(index).map_or(real, |door| door.wrap(real))
+    ENTRY_POINTS.get(index).map_or(real, |entry_point| entry_point.wrap(real))
 }
 
 fn host() -> Option<&'static Host> {
@@ -71,7 +71,7 @@ pub fn next(name: &CStr) -> Option<NonNull<c_void>> {
 /// The preloaded library's exports.
 pub fn exports() -> &'static [*const ()] {
     // SAFETY: the preloaded library has one for each entry of the table: the hash of their names was compared.
-    host().map_or(&[], |host| unsafe { std::slice::from_raw_parts(host.exports, DOORS.len()) })
+    host().map_or(&[], |host| unsafe { std::slice::from_raw_parts(host.exports, ENTRY_POINTS.len()) })
 }
 
 /// An address in the preloaded library. Those of its exports may be another library's of the same name, which stands

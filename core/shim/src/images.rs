@@ -9,8 +9,8 @@
 //! Must never read memory that may be gone, and never let the program wait for the loader's lock while
 //! it holds one of ours.
 
-use crate::cut::guarded::Guarded;
-use crate::cut::{takes_vendor, vendor};
+use crate::forms::guarded::Guarded;
+use crate::forms::{takes_vendor, vendor};
 use crate::objects;
 use crate::span::{self, Span};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The launch path: bodies of the launch doors, and what a launch costs under a
+//! The launch path: bodies of the launch entry points, and what a launch costs under a
 //! standing grant.
 //!
 //! Standing: a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
@@ -10,7 +10,7 @@ use crate::cu::{
     CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
     LaunchConfig, Ptr, SUCCESS,
 };
-use crate::{attach, attendant, capture, decided, graphs, lifecycle, names, quiesce, slots, state};
+use crate::{attach, helper, capture, gated, graphs, lifecycle, names, quiesce, slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -69,7 +69,7 @@ pub struct KernelArguments {
 /// Passed by value and put into memory on the slow path only, which is why this
 /// is a trait of plain structures and not a pair of closures.
 pub trait Launch: Copy {
-    /// Its door's counter.
+    /// Its entry point's counter.
     fn counter(counters: &Counters) -> &AtomicU64;
     /// What it runs.
     fn shape(&self) -> Shape;
@@ -83,7 +83,7 @@ pub trait Launch: Copy {
 
 /// A call on the slow path.
 pub struct Call<'a> {
-    /// Its door's counter.
+    /// Its entry point's counter.
     pub counter: fn(&Counters) -> &AtomicU64,
     /// The stream as passed.
     pub stream: Ptr,
@@ -99,7 +99,7 @@ pub struct Call<'a> {
 
 #[inline(always)]
 fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
-    if state::is_standing()
+    if state::is_ungated()
         && capture::allows_fast_path()
         && let Some(slot) = slots::find_fast(stream, per_thread)
         && let Some(client) = state::client()
@@ -108,7 +108,7 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         word.begin();
         // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
         if capture::allows_fast_path() {
-            return standing(client, slot, L::counter(&client.counters), || launch.real());
+            return ungated(client, slot, L::counter(&client.counters), || launch.real());
         }
         word.end();
     }
@@ -117,7 +117,7 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
 
 /// Launch without asking. The launch was counted in its slot's word.
 #[inline(always)]
-fn standing(
+fn ungated(
     client: &ClientRegion,
     slot: usize,
     counter: &AtomicU64,
@@ -125,7 +125,7 @@ fn standing(
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
     if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
-        attendant::report_change(Change::Started);
+        helper::report_change(Change::Started);
     }
     counter.fetch_add(1, Relaxed);
     let result = real();
@@ -141,11 +141,11 @@ fn failed(client: &ClientRegion) {
     client.counters.failed.fetch_add(1, Relaxed);
 }
 
-/// Launch without asking, from the slow path and from [`decided`].
+/// Launch without asking, from the slow path and from [`gated`].
 pub fn unasked(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
     slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| standing(client, slot, counter, call.real))
+    state::inside(|| ungated(client, slot, counter, call.real))
 }
 
 #[cold]
@@ -185,13 +185,13 @@ fn govern(call: &Call<'_>) -> CuResult {
     if slot == slots::OVERFLOW {
         client.counters.stream_overflow.fetch_add(1, Relaxed);
     }
-    if state::is_standing() {
+    if state::is_ungated() {
         slots::ran_ahead(slot);
         let result = quiesce::entered(|| unasked(client, slot, call));
         slots::mark_if_wanted(slot);
         result
     } else {
-        decided::launch(client, slot, call)
+        gated::launch(client, slot, call)
     }
 }
 

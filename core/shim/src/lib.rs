@@ -10,17 +10,17 @@
 //!
 //! | read | for |
 //! | --- | --- |
-//! | [`doors`] | the functions replaced, and their bodies' names |
+//! | [`entry_points`] | the functions replaced, and their bodies' names |
 //! | [`host`] | the preloaded library, which leads calls and look-ups here |
 //! | [`resolve`] | how the real functions are found, and what look-ups lead to |
 //! | [`launch`] | the launch path under a standing grant |
-//! | [`decided`] | the launch path with a decision a launch |
+//! | [`gated`] | the launch path with a decision a launch |
 //! | [`activity`], [`slots`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
-//! | [`cut`] | launches as slices, preemptible, or on some of the SMs |
+//! | [`forms`] | launches as slices, preemptible, or on some of the SMs |
 //! | [`completion`], [`poller`] | how the core learns that a launch is done |
 //! | [`turn`] | the lock over a gated launch |
 //! | [`quiesce`] | when the shim may load code |
-//! | [`attach`], [`attendant`], [`state`] | the core: meeting it, losing it, finding it again |
+//! | [`attach`], [`helper`], [`state`] | the core: meeting it, losing it, finding it again |
 //! | [`graphs`] | graphs of best-effort clients, to be launched in parts |
 //! | [`lifecycle`], [`contexts`], [`streams`], [`capture`] | graphs; contexts; streams; captures |
 //! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
@@ -32,14 +32,14 @@
 pub mod activity;
 pub mod apart;
 pub mod attach;
-pub mod attendant;
+pub mod helper;
 pub mod capture;
 pub mod completion;
 pub mod contexts;
 pub mod cu;
-pub mod cut;
-pub mod decided;
-pub mod doors;
+pub mod forms;
+pub mod gated;
+pub mod entry_points;
 pub mod events;
 pub mod graphs;
 pub mod handles;

@@ -1,6 +1,6 @@
 //! Staying on the GPU between requests.
 //!
-//! Where contexts take turns (residency `timeslice`), the GPU leaves a program once nothing that
+//! Where contexts take turns (sharing mode `timeslice`), the GPU leaves a program once nothing that
 //! it launched is *pending*: a last kernel that still runs does not keep it. A request that comes
 //! just then pays for two changes of context: 0.38 ms, not 0.2 (measured; `docs/residency.md`).
 //! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
@@ -28,14 +28,14 @@ use crate::cu::{
     STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::slots::{OVERFLOW, SLOTS};
-use crate::{attendant, capture, log, poller, quiesce, state, streams};
+use crate::{helper, capture, log, poller, quiesce, state, streams};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
-use tally_ipc::wire::{LINGER_US_MAX, Residency};
+use tally_ipc::wire::{LINGER_US_MAX, SharingMode};
 
 /// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
 /// so many looks at a timer that may be coarse, each of which takes from half a microsecond to
@@ -127,9 +127,9 @@ pub enum Awaited {
 }
 
 /// A core took this client on, or (with `Unmanaged`) let it go.
-pub fn configure(client: &ClientRegion, high_priority: bool, residency: &Residency) {
-    let length_us = match residency {
-        Residency::TimeSlice { linger_us, .. } if high_priority => (*linger_us).min(LINGER_US_MAX),
+pub fn configure(client: &ClientRegion, high_priority: bool, sharing: &SharingMode) {
+    let length_us = match sharing {
+        SharingMode::TimeSlice { linger_us, .. } if high_priority => (*linger_us).min(LINGER_US_MAX),
         _ => 0,
     };
     LENGTH_US.store(length_us, Relaxed);
@@ -161,7 +161,7 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let launch = (slot as u64 + 1) << 32 | u64::from(sequence);
     // Without a core programs run unscheduled: there may be somebody.
     let alone = state::epoch().is_some_and(|epoch| epoch.core.neighbours.load(Relaxed) == 0);
-    if alone || LAST.load(Relaxed) == launch || capture::is_active() || attendant::is_exiting() {
+    if alone || LAST.load(Relaxed) == launch || capture::is_active() || helper::is_exiting() {
         return;
     }
     // Taken for long: something is destroyed. For moments: a capture begins, another thread is here. The GPU
@@ -171,7 +171,7 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let d = driver();
     // Another thread that waits for the same, or the program's end, may have come meanwhile.
     if LAST.load(Relaxed) == launch
-        || attendant::is_exiting()
+        || helper::is_exiting()
         || capture::is_active()
         || context == 0
         || d.current_context() != context
@@ -247,7 +247,7 @@ fn make_now(context: usize) {
     let d = driver();
     let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
     if STATE.load(Acquire) != UNMADE
-        || attendant::is_exiting()
+        || helper::is_exiting()
         || capture::is_active()
         || d.current_context() != context
     {

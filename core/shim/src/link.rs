@@ -4,7 +4,7 @@
 //! driver, or waits for the loader: the program may wait for the first while a library's constructors run.
 
 use crate::attach::{Connection, Settings};
-use crate::attendant::{self, News};
+use crate::helper::{self, News};
 use crate::lock::Locked;
 use crate::sandbox::Filters;
 use crate::{apart, log, state, threads};
@@ -19,7 +19,7 @@ use tally_ipc::{ClientRegion, map};
 
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// Between two looks whether somebody still wants the connection, until the attendant has it.
+/// Between two looks whether somebody still wants the connection, until the helper thread has it.
 const CHECK: Duration = Duration::from_secs(1);
 /// Longest wait for the thread's first answer: more than its own waits.
 const FIRST_MAX: Duration = Duration::from_secs(5);
@@ -158,7 +158,7 @@ fn run(settings: &Settings) {
             if watch(socket) {
                 held = None;
                 DOORBELL.with(Option::take);
-                attendant::tell(News::Ended);
+                helper::tell(News::Ended);
             }
             continue;
         }
@@ -171,7 +171,7 @@ fn run(settings: &Settings) {
             return state::set_fail_hold(false);
         }
         match connect(&mut held) {
-            Ok(connection) => attendant::tell(News::Connected(Box::new(connection))),
+            Ok(connection) => helper::tell(News::Connected(Box::new(connection))),
             Err(error) => log!("no core: {error}"),
         }
     }
@@ -195,7 +195,7 @@ fn answer(first: First) {
 fn watch(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };
-    if rustix::event::poll(&mut fds, (!attendant::is_there()).then_some(&check)).is_err() {
+    if rustix::event::poll(&mut fds, (!helper::is_there()).then_some(&check)).is_err() {
         threads::nap(RETRY);
         return false;
     }

@@ -4,7 +4,7 @@
 //! copied first and loaded from the copy. If the driver does not take it, the program's own call is made as it came.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::cut::bypass;
+use crate::forms::bypass;
 use crate::images::{self, Options, Snapshot};
 use crate::{names, span, state};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};

@@ -2,7 +2,7 @@
 //! child, where its owner does not exist any more.
 //!
 //! Must never be held while the program's own code runs, apart from a slot's
-//! lock, which a launch holds while it waits for its turn (see `decided`).
+//! lock, which a launch holds while it waits for its turn (see `gated`).
 
 use rustix::thread::futex;
 use std::cell::UnsafeCell;

@@ -6,11 +6,11 @@
 //! an unknown image: nothing is known of its code, and nothing is kept of it.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
 use crate::images;
 use crate::lock::Lock;
-use crate::{cut, state};
+use crate::{forms, state};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
@@ -166,7 +166,7 @@ pub unsafe fn unload(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(module) };
     for digest in unused {
-        cut::kernels::image_unloaded(digest);
+        forms::kernels::image_unloaded(digest);
     }
     result
 }
@@ -195,8 +195,8 @@ fn forget(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Ve
     let mut tags: Vec<u32> = owners.map(tag).collect();
     tags.sort_unstable();
     let is_gone = |value: u64| tags.binary_search(&((value >> 32) as u32)).is_ok();
-    if cut::is_enabled() {
-        cut::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
+    if forms::is_enabled() {
+        forms::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
     {
         let _held = LOCK.lock();
@@ -208,7 +208,7 @@ fn forget(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Ve
 /// A context was destroyed, its modules with it, and every function handle of it.
 pub fn forget_context(context: usize) {
     for digest in forget(|_, loaded| loaded.context == context, None) {
-        cut::kernels::image_unloaded(digest);
+        forms::kernels::image_unloaded(digest);
     }
     // Functions of libraries' kernels in this context cannot be told from those in others.
     let _held = LOCK.lock();
@@ -358,8 +358,8 @@ pub unsafe fn kernel_set_attribute(
 }
 
 fn set(result: CuResult, function: Ptr) -> CuResult {
-    if result == SUCCESS && cut::is_enabled() {
-        cut::kernels::attribute_set(function);
+    if result == SUCCESS && forms::is_enabled() {
+        forms::kernels::attribute_set(function);
     }
     result
 }

@@ -14,7 +14,7 @@ use crate::activity::{self, Snapshot};
 use crate::completion::{self, Found};
 use crate::cu::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
-use crate::{attendant, capture, state, threads};
+use crate::{helper, capture, state, threads};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -85,7 +85,7 @@ pub fn wait_out() {
 /// still there.
 pub fn ask<T>(is_there: impl Fn() -> bool, question: impl FnOnce() -> T) -> Option<T> {
     ASKING.fetch_add(1, SeqCst);
-    let answer = (!attendant::is_exiting() && is_there()).then(question);
+    let answer = (!helper::is_exiting() && is_there()).then(question);
     ASKING.fetch_sub(1, SeqCst);
     answer
 }
@@ -133,7 +133,7 @@ fn run() {
     let mut active_ns = now_ns();
     loop {
         let Some(client) = state::client() else { return };
-        if attendant::is_exiting() {
+        if helper::is_exiting() {
             return;
         }
         let word = WORK.load(SeqCst);
@@ -226,7 +226,7 @@ impl Probe {
 fn over(client: &ClientRegion, index: usize, slot: &Slot, seen: Snapshot) {
     completion::seen_done(client, index, seen.sequence());
     let bit = slots::bit(index);
-    attendant::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+    helper::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
 }
 
 /// Free the slots of destroyed streams whose work is over.

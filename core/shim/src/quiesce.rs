@@ -19,7 +19,7 @@
 use crate::cu::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::lock::Lock;
 use crate::slots::{self, LIVE};
-use crate::{attendant, capture, poller, state, streams, threads};
+use crate::{helper, capture, poller, state, streams, threads};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -186,7 +186,7 @@ pub fn load<T>(context: usize, patience: Duration, load: impl FnOnce() -> T) -> 
     close(LOADS);
     let start = Instant::now();
     let result = loop {
-        if attendant::is_exiting() {
+        if helper::is_exiting() {
             break None;
         }
         if is_empty(context) && is_idle(context) {

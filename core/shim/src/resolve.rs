@@ -8,7 +8,7 @@
 //!
 //! Must never call `dlsym` by name: the preloaded library has one, which leads here.
 
-use crate::doors::{self, DOORS, Door};
+use crate::entry_points::{self, ENTRY_POINTS, EntryPoint};
 use crate::{host, objects};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -44,8 +44,8 @@ pub unsafe fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's NUL-terminated name.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(real) = lookup(handle as usize, name) else { return std::ptr::null_mut() };
-    match doors::exact(name.to_bytes()) {
-        Some(door) => door.wrap(real.as_ptr() as usize) as *mut c_void,
+    match entry_points::exact(name.to_bytes()) {
+        Some(entry_point) => entry_point.wrap(real.as_ptr() as usize) as *mut c_void,
         None => real.as_ptr(),
     }
 }
@@ -81,7 +81,7 @@ pub fn in_driver(name: &CStr) -> Option<NonNull<c_void>> {
         0 => {
             // A driver under another name (a program's own path): whoever the
             // first wrapped function belongs to.
-            let base = doors::first_real().map_or(0, object_handle);
+            let base = entry_points::first_real().map_or(0, object_handle);
             if base != 0 { base } else { open_driver(libc::RTLD_LAZY) }
         }
         handle => handle,
@@ -91,7 +91,7 @@ pub fn in_driver(name: &CStr) -> Option<NonNull<c_void>> {
     }
     let found = lookup(handle, name)?;
     // The preloaded library stands before the driver where a handle covers both.
-    if doors::is_ours(found.as_ptr() as usize) {
+    if entry_points::is_ours(found.as_ptr() as usize) {
         return host::next(name);
     }
     Some(found)
@@ -124,7 +124,7 @@ pub fn direct(cache: &AtomicUsize, name: &CStr) -> usize {
             }
         })
         .map_or(0, |p| p.as_ptr() as usize);
-    if found != 0 && !doors::is_ours(found) {
+    if found != 0 && !entry_points::is_ours(found) {
         inspect(found);
         cache.store(found, Release);
         return found;
@@ -141,7 +141,7 @@ fn inspect(real: usize) {
     if driver.is_some() && start(real) != driver {
         crate::log!("another interposer stands before the driver");
         crate::capture::set_nesting();
-        crate::cut::bypass::interposed();
+        crate::forms::bypass::interposed();
     }
 }
 
@@ -156,7 +156,7 @@ pub fn driver_address() -> usize {
         handle => lookup(handle, c"cuInit"),
     };
     let found = found.map_or(0, |found| found.as_ptr() as usize);
-    if doors::is_ours(found) {
+    if entry_points::is_ours(found) {
         return 0;
     }
     DRIVER_ADDRESS.store(found, Release);
@@ -166,13 +166,13 @@ pub fn driver_address() -> usize {
 /// Look up at once what would else be looked up by the program's first call of each entry point: that waits for the
 /// loader, which a thread may keep that waits for the calling one. `cuInit` itself loads libraries.
 pub fn settle() {
-    for door in DOORS {
-        if door.linked.load(Acquire) == 0
-            && let Some(found) = in_loaded_driver(door.symbol).map(|found| found.as_ptr() as usize)
-            && !doors::is_ours(found)
+    for entry_point in ENTRY_POINTS {
+        if entry_point.linked.load(Acquire) == 0
+            && let Some(found) = in_loaded_driver(entry_point.symbol).map(|found| found.as_ptr() as usize)
+            && !entry_points::is_ours(found)
         {
             inspect(found);
-            door.linked.store(found, Release);
+            entry_point.linked.store(found, Release);
         }
     }
     for (known, name) in CONTEXT_SYNCHRONIZE.iter().zip(CONTEXT_SYNCHRONIZE_NAMES) {
@@ -195,27 +195,27 @@ pub unsafe fn replace_found(
     }
     // SAFETY: the driver has just read the one and written the other.
     let (name, real) = unsafe { (CStr::from_ptr(symbol), *pfn) };
-    if real.is_null() || doors::is_ours(real as usize) {
+    if real.is_null() || entry_points::is_ours(real as usize) {
         return;
     }
     let per_thread = flags & crate::cu::PROC_PER_THREAD != 0;
-    let Some(door) = by_request(name.to_bytes(), version, per_thread, real as usize) else {
+    let Some(entry_point) = by_request(name.to_bytes(), version, per_thread, real as usize) else {
         return;
     };
     // SAFETY: as above; the wrapper has the signature that was asked for.
-    unsafe { *pfn = door.wrap(real as usize) as *mut c_void };
+    unsafe { *pfn = entry_point.wrap(real as usize) as *mut c_void };
 }
 
-/// The door for a `cuGetProcAddress` request. Base names stand for the version
+/// The entry point for a `cuGetProcAddress` request. Base names stand for the version
 /// that `version` selects; all versions of a wrapped function take the same
 /// leading arguments, except for the two handled here.
-fn by_request(name: &[u8], version: c_int, per_thread: bool, real: usize) -> Option<&'static Door> {
+fn by_request(name: &[u8], version: c_int, per_thread: bool, real: usize) -> Option<&'static EntryPoint> {
     if name == b"cuGetProcAddress" {
-        return doors::exact(if version >= 12000 { b"cuGetProcAddress_v2" } else { name });
+        return entry_points::exact(if version >= 12000 { b"cuGetProcAddress_v2" } else { name });
     }
     if name == b"cuCtxSynchronize" {
         if version < 13000 {
-            return doors::exact(name);
+            return entry_points::exact(name);
         }
         // `_v2` takes the context. Which one this is, only the driver can say.
         let known = CONTEXT_SYNCHRONIZE.each_ref().map(|known| known.load(Acquire));
@@ -224,18 +224,18 @@ fn by_request(name: &[u8], version: c_int, per_thread: bool, real: usize) -> Opt
             known => known == real,
         };
         let found = CONTEXT_SYNCHRONIZE_NAMES.into_iter().zip(known).find(|one| is(*one));
-        return found.and_then(|(name, _)| doors::exact(name.to_bytes()));
+        return found.and_then(|(name, _)| entry_points::exact(name.to_bytes()));
     }
-    doors::requested(name, per_thread)
+    entry_points::requested(name, per_thread)
 }
 
-impl Door {
+impl EntryPoint {
     /// The wrapper for a real function: the same one every time for the same
     /// function. Returns the function itself where it is ours already, or where
     /// more distinct ones than we have wrappers exist (logged; those launches
     /// are not governed).
     pub fn wrap(&self, real: usize) -> usize {
-        if doors::is_ours(real) {
+        if entry_points::is_ours(real) {
             return real;
         }
         for (cell, wrapper) in self.reals.iter().zip(&self.wrappers) {

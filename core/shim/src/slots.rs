@@ -9,7 +9,7 @@
 //! Must never give a slot to another stream while its old one has work in flight.
 
 use crate::activity::SlotWord;
-use crate::attendant;
+use crate::helper;
 use crate::cu::{
     LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
     LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
@@ -361,7 +361,7 @@ pub fn drop_context(context: usize) {
         // Others are of a new context with its handle.
         if slot.context.load(Relaxed) == context && slot.phase.load(SeqCst) == GONE {
             completion::seen_done(client, i, slot.word.snapshot().sequence());
-            attendant::report_change(crate::activity::clear(&client.activity, bit(i)));
+            helper::report_change(crate::activity::clear(&client.activity, bit(i)));
             detach(i);
             release(i);
         }

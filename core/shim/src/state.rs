@@ -82,20 +82,20 @@ pub fn forget_client() {
     CLIENT.store(std::ptr::null_mut(), Release);
 }
 
-/// The core in charge, if any.
+/// The core active, if any.
 pub fn epoch() -> Option<&'static Epoch> {
     // SAFETY: null, or leaked by `enter`.
     unsafe { EPOCH.load(Acquire).as_ref() }
 }
 
-/// Whether `epoch` is not in charge any more.
+/// Whether `epoch` is not active any more.
 pub fn is_over(epoch: &'static Epoch) -> bool {
     !std::ptr::eq(EPOCH.load(Acquire), epoch)
 }
 
 /// Whether launches have a standing grant now: the launch path's one question.
 #[inline(always)]
-pub fn is_standing() -> bool {
+pub fn is_ungated() -> bool {
     // SAFETY: `NO_GRANT` or a word in a leaked region, always valid.
     unsafe { &*GRANT.load(Acquire) }.load(Acquire) == u64::MAX
 }

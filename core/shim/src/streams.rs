@@ -7,7 +7,7 @@
 //! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
 use crate::cu::{CuResult, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
-use crate::cut::guarded::Guarded;
+use crate::forms::guarded::Guarded;
 use crate::{slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

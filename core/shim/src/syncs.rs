@@ -16,7 +16,7 @@ use crate::activity::{self, Snapshot};
 use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
 use crate::linger::{self, Awaited};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{attendant, capture, completion, events, quiesce, state};
+use crate::{helper, capture, completion, events, quiesce, state};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -74,7 +74,7 @@ fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
     }
     let change =
         activity::covered(&client.activity, &SLOTS[slot & 63].word, slots::bit(slot), seen);
-    attendant::report_change(change);
+    helper::report_change(change);
     linger::after_wait(SLOTS[slot & 63].context.load(Relaxed));
 }
 

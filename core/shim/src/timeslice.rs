@@ -2,7 +2,7 @@
 //!
 //! The driver allocates a channel group (class 0xA06C) for each engine of each
 //! context through an ioctl on its device file; `ioctl` is watched for those, and
-//! the attendant sets their time slice a millisecond later, by the same kind of
+//! the helper thread sets their time slice a millisecond later, by the same kind of
 //! ioctl. Structures and numbers are those of NVIDIA's open kernel modules
 //! (`nvos.h`: NVOS00, NVOS21, NVOS54, NVOS64; `ctrla06c.h`). It takes about 1 ms
 //! for a process's four groups and is not privileged (measured). It is set again
@@ -14,7 +14,7 @@
 //! Must never change what an ioctl returns, nor errno, and must be silent for all
 //! other files: every ioctl of the process comes through here.
 
-use crate::{attendant, state};
+use crate::{helper, state};
 use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -179,7 +179,7 @@ fn allocated(fd: c_int, head: &AllocHead) {
     group.tries.store(0, Relaxed);
     group.old_us.store(0, Relaxed);
     group.phase.store(NEW, Release);
-    attendant::nudge();
+    helper::nudge();
 }
 
 /// An object, its parent or its whole client is freed.

@@ -181,7 +181,7 @@ fn a_sleeping_core_is_rung() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     client.rang();
     client.core.notify_activity.store(1, SeqCst);
-    client.standing();
+    client.ungated();
     p.ok(&["launch 0"]);
     eventually("busy", || client.rang() == 1);
     p.ok(&["launch 0", "launch 0"]);
@@ -199,14 +199,14 @@ fn grants_come_and_go_and_numbers_go_on() {
     p.tell("launch 0 3");
     client.serve(3);
     assert_eq!(p.answer(), "0");
-    client.standing();
+    client.ungated();
     p.ok(&["launch 0 5"]);
     assert!(client.poll().is_none(), "nobody asks under a standing grant");
     client.revoke();
     p.tell("launch 0");
     assert_eq!(client.take().completion, 9);
     // While it waits, the grant becomes standing: that is an answer too.
-    client.standing();
+    client.ungated();
     assert_eq!(p.answer(), "0");
     assert_eq!(client.region.counters.launches(), 9);
     assert_eq!(p.driver("fake_disorder"), 0);
@@ -299,7 +299,7 @@ fn more_streams_than_slots_share_the_last() {
 fn calls_that_wait_make_it_idle_and_others_do_not() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);
-    client.standing();
+    client.ungated();
     p.ok(&["stream 1", "stream 2"]);
     p.driver("fake_hold 1");
     p.ok(&["launch 1", "launch 2"]);
@@ -332,7 +332,7 @@ fn calls_that_wait_make_it_idle_and_others_do_not() {
 fn the_probe_finds_out_what_still_runs() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);
-    client.standing();
+    client.ungated();
     p.ok(&["stream 1"]);
     p.driver("fake_hold 1");
     p.ok(&["launch 1", "launch 0"]);
@@ -357,7 +357,7 @@ fn the_probe_finds_out_what_still_runs() {
 fn destroyed_streams_give_their_slots_back() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);
-    client.standing();
+    client.ungated();
     for _ in 0..200 {
         p.ok(&["stream 1", "launch 1 3", "sync 1", "destroy 1"]);
     }
@@ -374,7 +374,7 @@ fn only_best_effort_clients_keep_copies_of_graphs() {
         let welcome = Welcome { high_priority, ..welcome() };
         let (mut p, client) = attached(&core, &welcome, &[]);
         // By class: a best-effort client with nobody to yield to has a standing grant as well.
-        client.standing();
+        client.ungated();
         p.ok(&["graph 0", "graph 0"]);
         // The same handle twice: the second instantiation's copy takes the place of the first's.
         assert_eq!(p.driver("fake_clones"), i64::from(!high_priority));

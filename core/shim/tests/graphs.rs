@@ -106,7 +106,7 @@ fn parts_do_what_the_whole_does() {
             assert_eq!(graphs::state(exec), CutState::Whole(Reason::OneKernel));
             continue;
         }
-        assert_eq!(graphs::state(exec), CutState::Cuttable { kernel_nodes: kernels });
+        assert_eq!(graphs::state(exec), CutState::Transformable { kernel_nodes: kernels });
         let whole = run(&device, &[exec as usize], stream);
         for size in [1, 3, 10] {
             let chain = graphs::chain(exec, size);
@@ -131,7 +131,7 @@ fn parts_do_what_the_whole_does() {
 }
 
 #[test]
-fn a_diamond_is_cut_before_and_behind_its_branches() {
+fn a_diamond_is_transformed_before_and_behind_its_branches() {
     let device = Device::get();
     let stream = device.stream();
     let graph = Graph::new(&device);
@@ -166,7 +166,7 @@ fn a_child_graph_stays_in_one_piece() {
     if graphs::state(exec) == CutState::Whole(Reason::ChildGraph) {
         eprintln!("NOT TESTED: no cuGraphChildGraphNodeGetGraph on this software device");
     } else {
-        assert_eq!(graphs::state(exec), CutState::Cuttable { kernel_nodes: 8 });
+        assert_eq!(graphs::state(exec), CutState::Transformable { kernel_nodes: 8 });
         let whole = run(&device, &[exec as usize], stream);
         let chain = graphs::chain(exec, 2).unwrap();
         assert_eq!(execs(&chain).len(), 3, "two kernels, the child's five, one");
@@ -251,7 +251,7 @@ fn parts_live_as_long_as_exec_or_chain() {
 }
 
 #[test]
-fn what_cannot_be_cut_says_why() {
+fn what_cannot_be_transformed_says_why() {
     let device = Device::get();
     let whole = |graph: &Graph<'_>| match graphs::state(device.instantiate(graph)) {
         CutState::Whole(reason) => reason,

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::report_state;
-use tally_ipc::wire::{Residency, Welcome};
+use tally_ipc::wire::{SharingMode, Welcome};
 
 #[test]
 fn a_lost_core_fails_open() {
@@ -78,7 +78,7 @@ fn threads_lose_nothing_while_cores_come_and_go() {
             }
         }
         // Whatever is left is asked of the last core.
-        client.standing();
+        client.ungated();
         assert_eq!(p.answer(), "0");
         assert_eq!(p.driver("fake_launched"), 1200, "hold: {fail_hold}");
         assert_eq!(p.driver("fake_ran"), 1200);
@@ -156,7 +156,7 @@ fn a_core_that_refuses_or_talks_nonsense_is_no_core() {
 #[test]
 fn mps_is_set_up_before_the_driver_starts() {
     let mps = Welcome {
-        residency: Residency::Mps { pipe_directory: "/run/tally/mps".into(), client_priority: 1 },
+        sharing: SharingMode::Mps { pipe_directory: "/run/tally/mps".into(), client_priority: 1 },
         ..welcome()
     };
     let core = Core::new();
@@ -176,8 +176,8 @@ fn mps_is_set_up_before_the_driver_starts() {
 #[test]
 fn among_others_of_its_class_the_time_slice_is_another() {
     let core = Core::new();
-    let residency = Residency::TimeSlice { slice_us: 10, shared_us: 350, linger_us: 0 };
-    let (p, client) = attached(&core, &Welcome { residency, ..welcome() }, &[]);
+    let sharing = SharingMode::TimeSlice { slice_us: 10, shared_us: 350, linger_us: 0 };
+    let (p, client) = attached(&core, &Welcome { sharing, ..welcome() }, &[]);
     let wanted = || client.region.report.time_slice_us.load(SeqCst);
     eventually("its own", || wanted() == 10);
     for (best_effort, slice_us) in [(2, 350), (3, 350), (1, 10), (2, 350)] {
@@ -192,7 +192,7 @@ fn among_others_of_its_class_the_time_slice_is_another() {
 fn a_forked_child_is_a_client_of_its_own() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);
-    client.standing();
+    client.ungated();
     p.ok(&["launch 0 3"]);
     p.tell("fork");
     let mut child = core.accept(&welcome(), |hello, _| assert_eq!(hello.first_ticket, 0));
@@ -293,7 +293,7 @@ fn behind_another_interposer_a_launch_is_one_launch() {
         p.tell("launch 0 5");
         assert_eq!(client.serve(5).len(), 5);
         assert_eq!(p.answer(), "0");
-        client.standing();
+        client.ungated();
         p.ok(&["launch 0 5"]);
         assert_eq!(p.driver("other_saw"), 10, "it is not cut out ({look_up})");
         assert_eq!(p.driver("fake_ran"), 10);

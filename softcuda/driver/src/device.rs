@@ -18,7 +18,7 @@ pub(crate) fn check(device: i32) -> CuResult {
 }
 
 /// The same in every process on the host, and unlike any GPU's.
-pub(crate) const UUID: [u8; 16] = *b"tally-softcuda-v1";
+pub(crate) const UUID: [u8; 16] = *b"tally-softcuda-1";
 
 /// Domain, bus and device as in `cuDeviceGetPCIBusId`.
 pub(crate) const PCI_BUS_ID: &str = "0000:54:00.0";

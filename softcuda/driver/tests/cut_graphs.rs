@@ -111,14 +111,14 @@ fn captured(
     graph
 }
 
-/// For every place to cut at: the two parts, one after the other, leave the
+/// For every place to transform at: the two parts, one after the other, leave the
 /// same memory as the whole.
 #[test]
 fn halves_do_what_the_whole_does() {
     on_device("halves_do_what_the_whole_does", 3, || {
         static CALLS: AtomicU32 = AtomicU32::new(0);
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (a, b) = (stream(1), stream(1));
         let at = [zeros(N as usize), zeros(N as usize)];
         let graph = captured(a, b, raw(&module, "affine"), at, &CALLS);
@@ -160,7 +160,7 @@ fn nodes_say_what_they_do() {
     on_device("nodes_say_what_they_do", 2, || {
         static CALLS: AtomicU32 = AtomicU32::new(0);
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (a, b, f) = (stream(1), stream(1), raw(&module, "affine"));
         let at = [zeros(N as usize), zeros(N as usize)];
         let graph = captured(a, b, f, at, &CALLS);
@@ -249,7 +249,7 @@ fn graphs_that_allocate_are_not_cloned() {
 fn a_parameter_buffer_stays_one() {
     on_device("a_parameter_buffer_stays_one", 1, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (data, a) = (zeros(N as usize), stream(1));
         // u64 data, then n, mul, add.
         let mut buffer = data.to_ne_bytes().to_vec();

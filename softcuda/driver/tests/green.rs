@@ -116,7 +116,7 @@ fn resources_split_and_join() {
 fn kernels_stay_in_their_partition() {
     on_device("kernels_stay_in_their_partition", 4, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let f = raw(&module, "whereabouts");
         let (groups, rest) = split(&device(), 1, 1);
         let (one, three) = (green(&groups[0]), green(&rest));
@@ -175,7 +175,7 @@ fn write_device(stream: CUstream, at: u64, value: u32) {
 fn a_graph_keeps_the_partition_it_was_captured_in() {
     on_device("a_graph_keeps_the_partition_it_was_captured_in", 3, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let f = raw(&module, "whereabouts");
         let (groups, _) = split(&device(), 1, 2);
         let green = green(&groups[0]);
@@ -210,7 +210,7 @@ fn a_graph_keeps_the_partition_it_was_captured_in() {
 fn handles_and_order() {
     on_device("handles_and_order", 2, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (groups, _) = split(&device(), 1, 1);
         let green = green(&groups[0]);
         let inside = green_stream(green);

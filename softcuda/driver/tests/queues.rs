@@ -45,7 +45,7 @@ fn urgent() -> CUstream {
 
 /// A kernel whose module stays loaded.
 fn kept(context: &Arc<CudaContext>, name: &str) -> sys::CUfunction {
-    let module = load_cutting(context);
+    let module = load_transforming(context);
     let f = raw(&module, name);
     std::mem::forget(module);
     f

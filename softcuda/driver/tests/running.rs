@@ -38,7 +38,7 @@ fn write_word(how: usize, stream: CUstream, at: u64, value: u32) {
 fn a_spinning_kernel_is_released_by_another_stream() {
     on_device("a_spinning_kernel_is_released_by_another_stream", 1, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (a, b, f) = (stream(1), stream(1), raw(&module, "until"));
         for how in 0..4 {
             let (flag, started, seen) = (zeros(1), pinned_word(), zeros(1));
@@ -57,7 +57,7 @@ fn a_spinning_kernel_is_released_by_another_stream() {
 fn later_blocks_see_a_flag_raised_meanwhile() {
     on_device("later_blocks_see_a_flag_raised_meanwhile", 1, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (a, b, f) = (stream(1), stream(1), raw(&module, "note"));
         for how in 0..4 {
             let (flag, out, reached) = (zeros(1), zeros(10), pinned_word());
@@ -96,7 +96,7 @@ fn claimed_blocks_run_once() {
 /// runs once in each instance.
 fn claim(stopped_blocks: Option<usize>) {
     let context = CudaContext::new(0).unwrap();
-    let module = load_cutting(&context);
+    let module = load_transforming(&context);
     let (a, b, f) = (stream(1), stream(1), raw(&module, "claimed"));
     let (grid, block) = ([11, 3, 2], [5, 9, 1]);
     let threads = (66 * 45) as usize;
@@ -156,7 +156,7 @@ fn urgent_streams_go_first_between_blocks() {
     const BLOCKS: u32 = 10_000;
     on_device("urgent_streams_go_first_between_blocks", 1, || {
         let context = CudaContext::new(0).unwrap();
-        let module = load_cutting(&context);
+        let module = load_transforming(&context);
         let (fed, affine) = (raw(&module, "fed"), raw(&module, "affine"));
         let (mut least, mut greatest) = (9, 9);
         let prioritised = |priority| {

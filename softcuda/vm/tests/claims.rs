@@ -1,4 +1,4 @@
-//! The claim protocol of cut kernels (`tally_rewriter::control`): blocks of any
+//! The claim protocol of transformed kernels (`tally_rewriter::control`): blocks of any
 //! size, on several host threads, in launches that overlap, while the flag is
 //! raised.
 #![allow(missing_docs)]

@@ -132,7 +132,7 @@ struct CampaignArgs {
     /// Percent of the loops that kernels are to spin.
     #[arg(long, default_value_t = 100)]
     work_percent: u32,
-    /// Cut kernels of closed libraries, too.
+    /// Transformed kernels of closed libraries, too.
     #[arg(long)]
     vendor: bool,
     /// Write the figures, and all that was found, to this file.

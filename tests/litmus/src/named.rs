@@ -14,7 +14,7 @@ fn each(word: Word, value: u32, blocks: u32, loops: u32) -> Kernel {
 }
 
 /// A kernel whose blocks wait for one another, as many as the device holds, launched again and
-/// again. Narrowed to some of the SMs it never ends.
+/// again. SM-limited to some of the SMs it never ends.
 fn one_wave(
     name: &str,
     blocks: Blocks,

@@ -14,7 +14,7 @@ use tally_rewriter::fatbin;
 
 /// Pairs whose images are loaded at one time.
 const GROUP: usize = 16;
-/// Launches of each image, and the pause between two rounds, in which cut forms are made.
+/// Launches of each image, and the pause between two rounds, in which transformed forms are made.
 const ROUNDS: u32 = 7;
 const PAUSE: Duration = Duration::from_millis(3);
 /// Blocks of a launch, and words that each writes to.

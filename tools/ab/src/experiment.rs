@@ -27,7 +27,7 @@ const EMPTY_PAIRS_MAX: u32 = 10;
 /// What the caller is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Put a fresh instance of this arm's policy in charge, begin a new sample, and
+    /// Put a fresh instance of this arm's active policy, begin a new sample, and
     /// call [`Experiment::switched`] or [`Experiment::failed`].
     Switch(Arm),
     /// At `at_ns` take the sample and pass it to [`Experiment::took`].
@@ -37,7 +37,7 @@ pub enum Action {
         /// Whether a new stretch begins.
         cut: bool,
     },
-    /// It is over: put A in charge.
+    /// It is over: put A active.
     End,
 }
 
@@ -70,7 +70,7 @@ pub enum Reason {
 pub struct Ended {
     /// Why.
     pub reason: Reason,
-    /// The arm in charge then.
+    /// The arm active then.
     pub arm: Option<Arm>,
     /// For people.
     pub message: String,
@@ -159,7 +159,7 @@ impl Experiment {
         self.faults = faults;
     }
 
-    /// The arm asked for is in charge. `sample` is what was recorded since the last cut; it
+    /// The arm asked for is active. `sample` is what was recorded since the last cut; it
     /// belongs to nobody.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
         if self.ended.is_some() || self.phase != Phase::Between {
@@ -178,7 +178,7 @@ impl Experiment {
         };
     }
 
-    /// The arm asked for could not be put in charge.
+    /// The arm asked for could not be put active.
     pub fn failed(&mut self, now_ns: u64, message: String) {
         self.end(now_ns, Reason::PolicyFailed, message);
     }
@@ -305,7 +305,7 @@ impl Experiment {
         &self.plan
     }
 
-    /// The arm in charge, or to be put in charge next.
+    /// The arm active, or to be put active next.
     pub fn arm(&self) -> Arm {
         self.arm
     }

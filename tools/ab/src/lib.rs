@@ -1,6 +1,6 @@
 //! A/B tests of scheduling policies on one GPU.
 //!
-//! One GPU is shared, so two policies cannot be in charge side by side without touching
+//! One GPU is shared, so two policies cannot be active side by side without touching
 //! each other. They take turns: time is cut into blocks, blocks into pairs, and a coin
 //! says which policy has the first block of each pair (a switchback experiment; Bojinov,
 //! Simchi-Levi and Zhao, Management Science 69(7), 2023). The start of each block is a

@@ -142,8 +142,8 @@ pub struct Report {
     pub ended: Option<Ended>,
     /// Since it began, s.
     pub elapsed_s: f64,
-    /// From its end until A was put in charge again, ns; `null` while it runs, or if A was
-    /// in charge then.
+    /// From its end until A was put active again, ns; `null` while it runs, or if A was
+    /// active then.
     #[serde(default)]
     pub a_back_after_ns: Option<u64>,
     /// What the test says.

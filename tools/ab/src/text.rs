@@ -24,7 +24,7 @@ fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Decided => "decided",
         Reason::MaxTime => "out of time",
-        Reason::Guard => "a guard was breached: A is in charge again",
+        Reason::Guard => "a guard was breached: A is active again",
         Reason::PolicyFailed => "a policy failed",
         Reason::NoTraffic => "no traffic",
         Reason::Stopped => "stopped",
@@ -90,7 +90,7 @@ impl Report {
                     message => writeln!(out, ": {message}")?,
                 }
                 if let Some(ns) = self.a_back_after_ns {
-                    writeln!(out, "A was in charge again {} later", time(ns as f64))?;
+                    writeln!(out, "A was active again {} later", time(ns as f64))?;
                 }
             }
         }

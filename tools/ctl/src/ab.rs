@@ -15,7 +15,7 @@ use tally_ab::{Metric, Plan, Report};
 /// `ab`.
 #[derive(Debug, Subcommand)]
 pub enum AbCommand {
-    /// Begin a test: A and B are in charge by turns, in random order; A serves in the end.
+    /// Begin a test: A and B are active by turns, in random order; A serves in the end.
     Start(Box<StartArgs>),
     /// Show how far the test is.
     Status {
@@ -26,7 +26,7 @@ pub enum AbCommand {
         #[arg(long)]
         watch: bool,
     },
-    /// End the test, put A in charge and show the report.
+    /// End the test, put A active and show the report.
     Stop,
     /// Take the reports of the same test on several GPUs together.
     Combine {
@@ -65,7 +65,7 @@ pub struct StartArgs {
     /// (best-effort work a second) or slo_attainment (share of requests within --slo).
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
-    /// Length of a block; each has one policy in charge.
+    /// Length of a block; each has one active policy.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
     block: u64,
     /// The part at the start of each block that does not count.
@@ -75,7 +75,7 @@ pub struct StartArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "10m")]
     max_time: u64,
     /// A limit that B must keep, as in 'hp_p99<8ms', 'slo_attainment>95%' or
-    /// 'be_throughput>20%'; A is in charge at once if it does not. May be given up to 8 times.
+    /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
     /// Guards look at the last so much time under B.

@@ -52,7 +52,7 @@ pub enum Command {
         command: PolicyCommand,
     },
     /// Show or clear what is known of kernels: their measured times, and which must not
-    /// be cut.
+    /// be transformed.
     Profiles {
         /// What to do.
         #[command(subcommand)]
@@ -70,7 +70,7 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
-    /// Compare a policy with the one in charge on the same launches; it decides nothing.
+    /// Compare a policy with the active one on the same launches; it decides nothing.
     Shadow {
         /// What to do.
         #[command(subcommand)]
@@ -171,13 +171,13 @@ pub enum PolicyCommand {
     Info(crate::policy::info::InfoArgs),
     /// Make a component of a core module that implements the contract.
     Wrap(crate::policy::wrap::WrapArgs),
-    /// Show the policy in charge.
+    /// Show the active policy.
     Show {
         /// As JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Put another policy in charge; if it cannot be loaded, the old one stays.
+    /// Put another active policy; if it cannot be loaded, the old one stays.
     Load {
         /// The component.
         #[arg(value_name = "FILE")]
@@ -192,7 +192,7 @@ pub enum PolicyCommand {
     Sign(crate::policy::SignArgs),
     /// Check a policy's signature.
     Verify(crate::policy::VerifyArgs),
-    /// Show which policies were in charge, why each came and went, and which can be put
+    /// Show which policies were active, why each came and went, and which can be put
     /// back.
     History {
         /// As JSON, for programs.
@@ -202,7 +202,7 @@ pub enum PolicyCommand {
     /// Put an earlier policy back, from memory: its file may be gone. Again: the one
     /// before that.
     Rollback {
-        /// This one, rather than the last that differs and was not struck out.
+        /// This one, rather than the last that differs and was not disabled.
         #[arg(long, value_name = "GENERATION")]
         to: Option<u64>,
     },

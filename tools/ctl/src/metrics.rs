@@ -119,8 +119,8 @@ impl Collector<'_> {
     fn core(&mut self) {
         let s = self.status;
         let version = s["core"]["version"].as_str().unwrap_or_default();
-        let residency = s["residency"]["in_force"].as_str().unwrap_or_default();
-        let of = [("version", version), ("residency", residency)];
+        let sharing = s["sharing"]["in_force"].as_str().unwrap_or_default();
+        let of = [("version", version), ("sharing", sharing)];
         self.level("tally_core", "The core that runs.", &of, &json!(1), 1.0);
         let uptime = &s["core"]["uptime_s"];
         self.level("tally_core_uptime_seconds", "Since it started.", &[], uptime, 1.0);
@@ -149,13 +149,13 @@ impl Collector<'_> {
             ("name", text("name")),
             ("digest", text("digest")),
             ("signed_by", text("signed_by")),
-            ("came", text("came")),
+            ("loaded_because", text("loaded_because")),
         ];
-        self.level("tally_policy", "The policy in charge.", &of, &json!(1), 1.0);
+        self.level("tally_policy", "The active policy.", &of, &json!(1), 1.0);
         let generation = &p["generation"];
-        let help = "Rises with each policy put in charge.";
+        let help = "Rises with each policy put active.";
         self.level("tally_policy_generation", help, &[], generation, 1.0);
-        self.level("tally_policy_disabled", "It is struck out.", &[], &p["disabled"], 1.0);
+        self.level("tally_policy_disabled", "It is disabled.", &[], &p["disabled"], 1.0);
         for (key, name, help) in [
             ("decides", "tally_policy_decides", "Calls of decide, all policies."),
             ("events", "tally_policy_events", "Calls of on-event, all policies."),

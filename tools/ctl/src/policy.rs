@@ -86,7 +86,7 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
             let files = policy_files("", &file, config.as_deref())?;
             let config = config.as_deref().map(absolute);
             let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            in_charge(&mut out, &core()?.ask_about(request, &files)?)?;
+            active(&mut out, &core()?.ask_about(request, &files)?)?;
         }
         PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
         PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
@@ -94,12 +94,12 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
     Ok(())
 }
 
-/// What was put in charge, on one line.
-fn in_charge(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
+/// What was put active, on one line.
+fn active(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
     let text = |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
     writeln!(
         out,
-        "{} is in charge: generation {}, sha256 {}, loaded in {:.0} ms",
+        "{} is active: generation {}, sha256 {}, loaded in {:.0} ms",
         text("name"),
         loaded.get("generation").unwrap_or(&Value::Null),
         text("digest"),

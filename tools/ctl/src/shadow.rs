@@ -1,4 +1,4 @@
-//! `tallyctl shadow`: a second policy that sees what the one in charge sees.
+//! `tallyctl shadow`: a second policy that sees what the active one sees.
 
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// `shadow`.
 #[derive(Debug, Subcommand)]
 pub enum ShadowCommand {
-    /// Let a policy see what the one in charge sees; its answers are compared, never used.
+    /// Let a policy see what the active one sees; its answers are compared, never used.
     Start {
         /// The component.
         file: PathBuf,
@@ -69,7 +69,7 @@ fn show(out: &mut impl Write, s: &Value) -> std::io::Result<()> {
         out,
         "shadow     {} beside {}, {:.0} ms of CPU time, at most {} % of a CPU",
         text(s, "/name"),
-        text(s, "/in_charge"),
+        text(s, "/active"),
         number(s, "/cpu_ms"),
         number(s, "/cpu_percent")
     )?;
@@ -90,7 +90,7 @@ fn show(out: &mut impl Write, s: &Value) -> std::io::Result<()> {
     if !missing.is_empty() {
         writeln!(
             out,
-            "           it gets no {}: the policy in charge does not",
+            "           it gets no {}: the active policy does not",
             missing.join(", ")
         )?;
     }

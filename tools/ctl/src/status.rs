@@ -131,16 +131,16 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     writeln!(
         out,
         "{}  {} (asked: {}): {}",
-        paint.bold("residency"),
-        text(s, "/residency/in_force"),
-        text(s, "/residency/asked"),
-        text(s, "/residency/reason")
+        paint.bold("sharing"),
+        text(s, "/sharing/in_force"),
+        text(s, "/sharing/asked"),
+        text(s, "/sharing/reason")
     )?;
-    if let Some(state) = s.pointer("/residency/mps/state").and_then(Value::as_str) {
+    if let Some(state) = s.pointer("/sharing/mps/state").and_then(Value::as_str) {
         writeln!(
             out,
             "           MPS daemon at {}: {state}",
-            text(s, "/residency/mps/pipe_directory")
+            text(s, "/sharing/mps/pipe_directory")
         )?;
     }
     policy_lines(out, &s["policy"], paint)?;
@@ -214,14 +214,14 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         let state = text(p, "/restored/outcome");
         writeln!(
             out,
-            "           came: {} (state: {state}); pause {last:.0} us, at most {max:.0} us",
-            text(p, "/came")
+            "           loaded_because: {} (state: {state}); pause {last:.0} us, at most {max:.0} us",
+            text(p, "/loaded_because")
         )?;
     }
-    if let Some(struck) = p.get("last_struck_out").filter(|s| !s.is_null()) {
+    if let Some(struck) = p.get("last_disabled").filter(|s| !s.is_null()) {
         let message = text(struck, "/message").lines().next().unwrap_or_default();
         let line = format!(
-            "generation {} was struck out: {}: {message}",
+            "generation {} was disabled: {}: {message}",
             count(struck, "/generation"),
             text(struck, "/kind")
         );
@@ -252,7 +252,7 @@ pub fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::R
 
 /// Launches made in any form but whole; `?` of a core that does not say.
 fn cut_launches(client: &Value) -> String {
-    if client.get("cut").is_none() {
+    if client.get("transformed").is_none() {
         return "?".into();
     }
     let forms = ["/cut/sliced", "/cut/preemptible", "/cut/partitioned", "/cut/graph_chained"];

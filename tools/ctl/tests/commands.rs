@@ -181,13 +181,13 @@ const PAIR: [&str; 4] = ["--hp", "resnet50_infer_b1", "--be", "resnet50_train_b1
 
 #[test]
 fn a_simulation_needs_no_core_and_prints_the_same_bytes_each_time() {
-    for residency in ["timeslice", "mps"] {
-        let args = [&PAIR[..], &["--residency", residency, "--json", "--seed", "3"]].concat();
+    for sharing in ["timeslice", "mps"] {
+        let args = [&PAIR[..], &["--sharing", sharing, "--json", "--seed", "3"]].concat();
         let (first, second) = (sim(&args), sim(&args));
         assert!(first.status.success(), "{}", said(&first));
         assert_eq!(first.stdout, second.stdout);
         let report: serde_json::Value = serde_json::from_slice(&first.stdout).unwrap();
-        assert_eq!((&report["seed"], &report["residency"]), (&3.into(), &residency.into()));
+        assert_eq!((&report["seed"], &report["sharing"]), (&3.into(), &sharing.into()));
         assert!(report["best_effort"]["share"].as_f64().unwrap() < 1.0);
     }
     let people = sim(&PAIR);
@@ -223,7 +223,7 @@ fn the_default_policy_is_simulated_alike_each_time() {
     let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
     let policy = programs.join("policies/tally-priority.wasm");
     assert!(policy.exists(), "{}: build it by `cargo xtask policies`", policy.display());
-    let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy.to_str().unwrap()]];
+    let args = [&PAIR[..], &["--sharing", "mps", "--json", "--policy", policy.to_str().unwrap()]];
     let (first, second) = (sim(&args.concat()), sim(&args.concat()));
     assert!(first.status.success(), "{}", said(&first));
     assert_eq!(first.stdout, second.stdout);
@@ -238,7 +238,7 @@ fn the_native_rule_gives_the_report_of_its_component_but_for_the_name() {
     let programs = Path::new(env!("CARGO_BIN_EXE_tallyctl")).parent().unwrap();
     let policy = programs.join("policies/tally-priority.wasm");
     let report = |policy: &str| {
-        let args = [&PAIR[..], &["--residency", "mps", "--json", "--policy", policy]].concat();
+        let args = [&PAIR[..], &["--sharing", "mps", "--json", "--policy", policy]].concat();
         let out = sim(&args);
         assert!(out.status.success(), "{}", said(&out));
         String::from_utf8(out.stdout).unwrap().replace(policy, "POLICY")

@@ -1,4 +1,4 @@
-//! One experiment from its first block until A is in charge again.
+//! One experiment from its first block until A is active again.
 
 use super::Running;
 use crate::control::Plane;
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 const KEEP_EVERY: Duration = Duration::from_secs(2);
 
 /// An arm: the policy and what it knows.
-struct Seat {
+struct Adapter {
     candidate: Candidate,
     saved: Option<Saved>,
 }
@@ -24,10 +24,10 @@ struct Seat {
 pub(super) struct Course {
     plane: Rc<Plane>,
     running: Rc<Running>,
-    a: Seat,
-    b: Seat,
-    /// The arm whose instance is in charge.
-    in_charge: Option<Arm>,
+    a: Adapter,
+    b: Adapter,
+    /// The arm whose instance is active.
+    active: Option<Arm>,
     /// To record into next; each exchange gives one back.
     #[expect(clippy::vec_box, reason = "handed over as boxes, and 200 KiB each")]
     spare: Vec<Box<Sample>>,
@@ -43,9 +43,9 @@ impl Course {
         [a, b]: [Candidate; 2],
         known: Option<Saved>,
     ) -> Self {
-        let seat = |candidate| Seat { candidate, saved: known.clone() };
-        let (a, b) = (seat(a), seat(b));
-        Course { plane, running, a, b, in_charge: None, spare: Vec::new(), kept: (0, None, None) }
+        let adapter = |candidate| Adapter { candidate, saved: known.clone() };
+        let (a, b) = (adapter(a), adapter(b));
+        Course { plane, running, a, b, active: None, spare: Vec::new(), kept: (0, None, None) }
     }
 
     /// Carry it out.
@@ -105,7 +105,7 @@ impl Course {
         self.kept = (known, Some(Instant::now()), Some(writing));
     }
 
-    /// Say what the policy failed on, while it is in charge.
+    /// Say what the policy failed on, while it is active.
     async fn explain(&self) {
         if !self.has_failed() {
             return;
@@ -127,29 +127,29 @@ impl Course {
         self.running.experiment.borrow_mut().stop(now_ns(), reason, message);
     }
 
-    fn seat(&mut self, arm: Arm) -> &mut Seat {
+    fn adapter(&mut self, arm: Arm) -> &mut Adapter {
         match arm {
             Arm::A => &mut self.a,
             Arm::B => &mut self.b,
         }
     }
 
-    /// What the arm in charge knows is kept for its next block.
+    /// What the arm active knows is kept for its next block.
     async fn save(&mut self) -> Result<(), String> {
-        let Some(arm) = self.in_charge else { return Ok(()) };
+        let Some(arm) = self.active else { return Ok(()) };
         if let Some(saved) = self.plane.policy.save(&self.plane.control).await? {
             let at = usize::from(arm == Arm::B);
             self.running.arms[at].borrow_mut().keeps_state = true;
-            self.seat(arm).saved = Some(saved);
+            self.adapter(arm).saved = Some(saved);
         }
         Ok(())
     }
 
     async fn put(&mut self, arm: Arm) -> Result<(), String> {
-        let seat = self.seat(arm);
-        let (candidate, saved) = (seat.candidate.clone(), seat.saved.clone());
+        let adapter = self.adapter(arm);
+        let (candidate, saved) = (adapter.candidate.clone(), adapter.saved.clone());
         self.plane.policy.put_candidate(&self.plane.control, &candidate, saved).await?;
-        self.in_charge = Some(arm);
+        self.active = Some(arm);
         Ok(())
     }
 
@@ -157,7 +157,7 @@ impl Course {
         let swapped = match self.save().await {
             Ok(()) => self.put(arm).await.map_err(|why| format!("arm {arm}: {why}")),
             Err(why) => {
-                let arm = self.in_charge.map_or_else(String::new, |arm| format!("arm {arm}: "));
+                let arm = self.active.map_or_else(String::new, |arm| format!("arm {arm}: "));
                 Err(format!("{arm}what it knows cannot be saved: {why}"))
             }
         };
@@ -196,14 +196,14 @@ impl Course {
 
     /// However it ended. An instance of A that serves stays, unless it failed.
     async fn back_to_a(&mut self) {
-        if self.in_charge == Some(Arm::A) && !self.has_failed() {
+        if self.active == Some(Arm::A) && !self.has_failed() {
             return;
         }
         if let Err(why) = self.put(Arm::A).await {
             // What it learnt may be what it fails on.
             self.a.saved = None;
             if let Err(again) = self.put(Arm::A).await {
-                return tracing::error!("arm A cannot be put in charge again: {why}; {again}");
+                return tracing::error!("arm A cannot be put active again: {why}; {again}");
             }
         }
         self.running.a_back_ns.set(Some(now_ns()));

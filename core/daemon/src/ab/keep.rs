@@ -109,7 +109,7 @@ fn interrupted(report: &Report) -> Ended {
         reason: Reason::Interrupted,
         arm: None,
         message: "the core died in mid-test; what is here was known shortly before. The policy of \
-                  its configuration is in charge since"
+                  its configuration is active since"
             .into(),
         after_ns: (report.elapsed_s * 1e9) as u64,
     }

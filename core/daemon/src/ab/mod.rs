@@ -1,8 +1,8 @@
 //! A/B tests: the task that carries out what [`tally_ab::Experiment`] says.
 //!
-//! One experiment at a time. It puts the arms in charge by turns, each block a new
+//! One experiment at a time. It puts the arms active by turns, each block a new
 //! instance that is offered what the same arm knew at the end of its last block; takes
-//! what the dispatch thread measured; and in the end, however it ends, A is in charge.
+//! what the dispatch thread measured; and in the end, however it ends, A is active.
 //! While it runs nobody else loads a policy.
 
 mod course;
@@ -39,7 +39,7 @@ pub(crate) struct Running {
     /// Why it is to be stopped.
     pub(crate) asked: Cell<Option<Reason>>,
     pub(crate) stop: Notify,
-    /// When A was put in charge after the end.
+    /// When A was put active after the end.
     pub(crate) a_back_ns: Cell<Option<u64>>,
     /// What is written down in mid-test and not finished when it ends.
     pub(crate) writing: Cell<Option<tokio::task::JoinHandle<()>>>,
@@ -100,7 +100,7 @@ pub struct ExperimentStatus {
     pub a: String,
     /// B's policy.
     pub b: String,
-    /// The arm in charge, or to be put in charge; `null` once it ended.
+    /// The arm active, or to be put active; `null` once it ended.
     pub arm: Option<Arm>,
     /// The block's start is under way, which does not count.
     pub in_washout: bool,
@@ -118,7 +118,7 @@ pub struct ExperimentStatus {
     pub e_value: f64,
     /// 1 / alpha.
     pub e_value_needed: f64,
-    /// Why it ended: `decided`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
+    /// Why it ended: `gated`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
     /// `stopped`, `core_stopping`, `interrupted`, `internal`.
     pub ended: Option<Reason>,
     /// The same for people.
@@ -205,9 +205,9 @@ async fn begin(
     let (a, b) = (read(Arm::A, a).await?, read(Arm::B, b).await?);
     let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
     let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
-    // What the policy in charge has learnt is offered to both, as a reload would.
+    // What the active policy has learnt is offered to both, as a reload would.
     let known = slot.save(&plane.control).await.unwrap_or_else(|why| {
-        tracing::warn!("the arms start without what the policy in charge knows: {why}");
+        tracing::warn!("the arms start without what the active policy knows: {why}");
         None
     });
     let source = |c: &crate::policy_slot::Candidate| {
@@ -239,9 +239,9 @@ async fn begin(
         let report = match tokio::task::spawn_local(course.run()).await {
             Ok(report) => report,
             Err(error) => {
-                tracing::error!("the A/B test failed, A is put in charge: {error}");
+                tracing::error!("the A/B test failed, A is put active: {error}");
                 if let Err(why) = plane.policy.put_candidate(&plane.control, &left, None).await {
-                    tracing::error!("arm A cannot be put in charge: {why}");
+                    tracing::error!("arm A cannot be put active: {why}");
                 }
                 let _ = plane.control.ask(course::measure(None, true)).await;
                 let failed = Reason::Internal;
@@ -310,7 +310,7 @@ impl Lab {
         }
     }
 
-    /// End the experiment. Its report, once A is in charge again.
+    /// End the experiment. Its report, once A is active again.
     ///
     /// # Errors
     /// If none runs.

@@ -1,4 +1,4 @@
-//! `[residency.mps]`.
+//! `[sharing mode.mps]`.
 
 use serde::Deserialize;
 use std::path::PathBuf;

@@ -3,24 +3,24 @@
 use serde::Deserialize;
 use std::time::Duration;
 
-/// What takes the place of a policy that was struck out.
+/// What takes the place of a policy that was disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
-    /// The last one before it that was not struck out.
+    /// The last one before it that was not disabled.
     LastGood,
     /// The built-in rule, until somebody loads another.
     BuiltIn,
 }
 
-/// `[policy.strikes]`. How many faults strike a policy out, and when they are
+/// `[policy.strikes]`. How many faults disable a policy, and when they are
 /// forgotten, is `faults_max` and `faults_forgotten_after_s` of `[policy.limits]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strikes {
     /// What takes its place.
     pub restore: Restore,
-    /// Wait so long before the next attempt if the one put in its place was struck out,
+    /// Wait so long before the next attempt if the one put in its place was disabled,
     /// too, ms; doubled each time.
     pub back_off_initial_ms: u64,
     /// At most so long, ms.
@@ -48,7 +48,7 @@ impl Strikes {
     }
 
     /// How long to wait after the `row`-th strike-out in a row (1 is the first) before
-    /// another policy is put in charge; `again`: before the same is.
+    /// another policy is put active; `again`: before the same is.
     pub fn delay(&self, row: u32, again: bool) -> Duration {
         let doublings = row.saturating_sub(if again { 1 } else { 2 });
         if row <= 1 && !again {

@@ -5,9 +5,9 @@
 //! | --- | --- | --- |
 //! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
 //! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
-//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the policy in charge | admins |
-//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was in charge, oldest first | whoever may open the socket |
-//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the policy in charge | admins |
+//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the active policy | admins |
+//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was active, oldest first | whoever may open the socket |
+//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the active policy | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
 //! | `{"cmd":"ab_start","a":SOURCE,"b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
@@ -84,7 +84,7 @@ pub enum Code {
     BadRequest,
     /// The peer's user may not do this.
     Denied,
-    /// The policy could not be loaded; the old one stays in charge.
+    /// The policy could not be loaded; the old one stays active.
     PolicyRefused,
     /// Not while an A/B test runs, or none runs; or another request came before.
     Conflict,
@@ -260,14 +260,14 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
                 Err(why) => return slot_error(&plane.policy.refused(source, why)),
             };
             match plane.load_policy(files).await {
-                Ok(in_charge) => json!({"ok": in_charge}),
+                Ok(active) => json!({"ok": active}),
                 Err(e) => slot_error(&e),
             }
         }
         Request::PolicyHistory {} => json!({"ok": plane.policy.history()}),
         Request::PolicyRollback { .. } if !may_change => denied("roll the policy back"),
         Request::PolicyRollback { to } => match plane.rollback_policy(to).await {
-            Ok(in_charge) => json!({"ok": in_charge}),
+            Ok(active) => json!({"ok": active}),
             Err(e) => slot_error(&e),
         },
         Request::AbStart { .. } | Request::AbStop {} if !may_change => {

@@ -13,11 +13,11 @@ use crate::dispatch::kernels::KernelShares;
 use crate::files::{Opened, PolicyFiles, Reading};
 use crate::gpus::Gpus;
 use crate::peer::Peer;
-use crate::policy_slot::{InCharge, PolicySlot, SlotError, Source, Trigger};
+use crate::policy_slot::{Active, PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
 use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
 use crate::record::Recordings;
-use crate::residency::Residency;
+use crate::sharing::SharingMode;
 use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
 use crate::ungoverned::{self, Ungoverned, UngovernedStatus};
 use journal::{Journal, Kind};
@@ -57,7 +57,7 @@ pub struct Plane {
     /// The decision log and the shadow.
     pub recordings: Recordings,
     /// How clients share the GPU.
-    pub residency: RefCell<Option<Residency>>,
+    pub sharing: RefCell<Option<SharingMode>>,
     /// Somebody asked the core to stop.
     pub stop: Notify,
     /// For status.
@@ -116,8 +116,8 @@ impl Plane {
         let kernels = kernels.unwrap_or(KERNELS_DEFAULT).min(KERNELS_MAX);
         let s = self.control.ask(|done| Control::Status { kernels, done }).await?;
         let ungoverned = self.ungoverned().await;
-        let residency = self.residency.borrow();
-        let Some(residency) = residency.as_ref() else { return Err(AskError::Gone) };
+        let sharing = self.sharing.borrow();
+        let Some(sharing) = sharing.as_ref() else { return Err(AskError::Gone) };
         let registry = self.registry.borrow();
         Ok(Status {
             schema: SCHEMA,
@@ -141,12 +141,12 @@ impl Plane {
                 clients_fit: self.room.clients_fit,
                 descriptors: self.room.descriptors,
             },
-            residency: residency.status(),
+            sharing: sharing.status(),
             policy: self.policy_report(&s),
             decision_latency: s.decision,
             held_latency: s.held,
             high_priority_busy: s.high_busy,
-            clients: registry.clients(&s, residency.is_mps()),
+            clients: registry.clients(&s, sharing.is_mps()),
             departed: registry.departed(),
             ungoverned,
             kernels: s.kernels.into_iter().map(Into::into).collect(),
@@ -168,8 +168,8 @@ impl Plane {
 
     fn policy_report(&self, s: &crate::dispatch::snapshot::Snapshot) -> PolicyReport {
         let slot = &self.policy;
-        let life = PolicyLife::new(&slot.in_charge(), slot.last_struck(), s);
-        PolicyReport::new(slot.in_charge(), slot.last_failure(), slot.failures(), life, s)
+        let life = PolicyLife::new(&slot.active(), slot.last_disabled(), s);
+        PolicyReport::new(slot.active(), slot.last_failure(), slot.failures(), life, s)
     }
 
     /// Whether a peer may load policies and stop the core.
@@ -191,11 +191,11 @@ impl Plane {
         self.reading.aside(move || PolicyFiles::read_opened(source, opened, bytes_max)).await
     }
 
-    /// Put a policy in charge.
+    /// Put a active policy.
     ///
     /// # Errors
     /// If it cannot be loaded.
-    pub async fn load_policy(&self, files: PolicyFiles) -> Result<InCharge, SlotError> {
+    pub async fn load_policy(&self, files: PolicyFiles) -> Result<Active, SlotError> {
         self.policy.load(&self.control, files).await
     }
 
@@ -203,11 +203,11 @@ impl Plane {
     ///
     /// # Errors
     /// If there is none.
-    pub async fn rollback_policy(&self, to: Option<u64>) -> Result<InCharge, SlotError> {
+    pub async fn rollback_policy(&self, to: Option<u64>) -> Result<Active, SlotError> {
         self.policy.rollback(&self.control, to).await
     }
 
-    /// The policy of this generation was struck out.
+    /// The policy of this generation was disabled.
     async fn recover_policy(&self, generation: u64) {
         let fault = {
             let _turn = self.status_turn.lock().await;
@@ -245,7 +245,7 @@ const JOINS_BURST: u32 = 64;
 
 /// Which socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum EntryPoint {
     /// For registrations.
     Clients,
     /// For admin requests.
@@ -253,10 +253,10 @@ pub enum Door {
 }
 
 /// Accept connections until the task is dropped.
-pub async fn accept(plane: Rc<Plane>, listener: UnixListener, door: Door) {
+pub async fn accept(plane: Rc<Plane>, listener: UnixListener, entry_point: EntryPoint) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => receive(&plane, stream, door),
+            Ok((stream, _)) => receive(&plane, stream, entry_point),
             Err(error) => {
                 if plane.journal.may(Kind::Connections) {
                     tracing::error!("no connection can be accepted: {error}");
@@ -268,17 +268,17 @@ pub async fn accept(plane: Rc<Plane>, listener: UnixListener, door: Door) {
 }
 
 /// Serve a connection if there is a place for it.
-fn receive(plane: &Rc<Plane>, stream: UnixStream, door: Door) {
+fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
     let Ok(peer) = Peer::of(stream.as_fd()) else { return };
     let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
-    let place = match door {
-        Door::Clients => {
+    let place = match entry_point {
+        EntryPoint::Clients => {
             // In a container, too: its high-priority programs are not to wait for strangers.
             let share = if plane.is_trusted(&peer) { 4 } else { 8 };
             let most = plane.room.strangers / share;
             Place::take(&plane.places.strangers, user, most, plane.rules.is_trusted(peer.uid))
         }
-        Door::Admin => {
+        EntryPoint::Admin => {
             let is_admin = plane.may_change(&peer);
             let most = if is_admin { ADMINS_MAX / 2 } else { ADMINS_STRANGER };
             Place::take(&plane.places.admins, user, most, is_admin)
@@ -286,13 +286,13 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, door: Door) {
     };
     let place = match place {
         Ok(place) => place,
-        Err(full) => return turn_away(plane, &stream, door, &peer, full),
+        Err(full) => return turn_away(plane, &stream, entry_point, &peer, full),
     };
     let plane = plane.clone();
     tokio::task::spawn_local(async move {
-        match door {
-            Door::Clients => registration::serve(plane, place, stream, peer).await,
-            Door::Admin => {
+        match entry_point {
+            EntryPoint::Clients => registration::serve(plane, place, stream, peer).await,
+            EntryPoint::Admin => {
                 let _place = place;
                 admin::serve(plane, stream, peer).await;
             }
@@ -301,7 +301,7 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, door: Door) {
 }
 
 /// Say why, without waiting: a connection just made has room for it.
-fn turn_away(plane: &Plane, stream: &UnixStream, door: Door, peer: &Peer, full: Full) {
+fn turn_away(plane: &Plane, stream: &UnixStream, entry_point: EntryPoint, peer: &Peer, full: Full) {
     let (uid, pid) = (peer.uid, peer.pid);
     let why = match full {
         Full::User(has) => {
@@ -310,11 +310,11 @@ fn turn_away(plane: &Plane, stream: &UnixStream, door: Door, peer: &Peer, full: 
         Full::All(_) => "too many connections wait to be served: try again later".into(),
     };
     if plane.journal.may(Kind::Connections) {
-        tracing::warn!(uid, pid, ?door, "a connection was closed: {why}");
+        tracing::warn!(uid, pid, ?entry_point, "a connection was closed: {why}");
     }
-    match door {
-        Door::Clients => drop(wire::send(stream.as_fd(), &Welcome::encode_refusal(&why), &[])),
-        Door::Admin => {
+    match entry_point {
+        EntryPoint::Clients => drop(wire::send(stream.as_fd(), &Welcome::encode_refusal(&why), &[])),
+        EntryPoint::Admin => {
             let answer = format!("{}\n", admin::error(admin::Code::Unavailable, why));
             let _ = stream.try_write(answer.as_bytes());
         }
@@ -333,7 +333,7 @@ pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
                     record.cut.now(why);
                 }
             }
-            Notice::StruckOut { generation } => {
+            Notice::Disabled { generation } => {
                 let plane = plane.clone();
                 tokio::task::spawn_local(async move { plane.recover_policy(generation).await });
             }

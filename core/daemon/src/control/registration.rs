@@ -235,15 +235,15 @@ async fn hand_over(
     (class, class_reason): (Class, String),
     (kernels, witness): (Arc<KernelShare>, Witness),
 ) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), Refusal> {
-    let residency = plane.residency.borrow().as_ref().map(|r| r.for_client(class));
+    let sharing = plane.sharing.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
         client_id: id,
         high_priority: class == Class::High,
         class_reason,
-        residency: residency.unwrap_or(wire::Residency::Unmanaged),
+        sharing: sharing.unwrap_or(wire::SharingMode::Unmanaged),
         spin_ns: plane.config.client.spin_us() * 1_000,
         fail_hold: plane.config.client.fail == Fail::Hold,
-        cutting: plane.config.cutting(class),
+        rewrite: plane.config.rewrite_settings(class),
     };
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();
     let info = ClientInfo { id, class, name: printable(hello.name), labels };

@@ -8,7 +8,7 @@ use super::control::NewClient;
 use super::kernels::KernelCache;
 use super::measure::Meter;
 use super::probe::{Launches, Probe};
-use super::recall::Recall;
+use super::profile_cache::ProfileCache;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -25,7 +25,7 @@ pub struct Share {
     pub submissions: usize,
     /// Ends of launches told to the engine.
     pub completions: usize,
-    /// Reports of how soon a launch gave way.
+    /// Reports of how soon a launch yielded.
     pub turnarounds: usize,
 }
 
@@ -310,7 +310,7 @@ impl DispatchClient {
         now_ns: u64,
         share: Share,
         engine: &mut Engine,
-        recall: &mut Recall,
+        profile_cache: &mut ProfileCache,
         out: &mut Vec<Action>,
     ) -> Taken {
         let mut launches = 0;
@@ -334,7 +334,7 @@ impl DispatchClient {
                 Polled::Request(request) => {
                     self.abandoned_in_a_row = 0;
                     launches += 1;
-                    self.submit(now_ns, ticket, &request, engine, recall, out);
+                    self.submit(now_ns, ticket, &request, engine, profile_cache, out);
                 }
             }
             self.stuck_since_ns = None;
@@ -350,7 +350,7 @@ impl DispatchClient {
         ticket: u64,
         request: &ring::Request,
         engine: &mut Engine,
-        recall: &mut Recall,
+        profile_cache: &mut ProfileCache,
         out: &mut Vec<Action>,
     ) {
         let index = request.stream as usize % STREAM_SLOTS;
@@ -373,7 +373,7 @@ impl DispatchClient {
             });
         }
         let NewClient { region, witness, .. } = &self.link;
-        let kernel = self.kernels.id(region, request, witness, engine, recall);
+        let kernel = self.kernels.id(region, request, witness, engine, profile_cache);
         let is_graph = request.flags & submission_flags::GRAPH != 0;
         let product =
             |a: [u32; 3]| a.iter().fold(1u64, |all, &n| all.saturating_mul(u64::from(n.max(1))));
@@ -455,7 +455,7 @@ impl DispatchClient {
         ticket.saturating_sub(RING_SLOTS as u64 - 1).min(oldest)
     }
 
-    /// Have its cut launches give way, or go on.
+    /// Have its transformed launches yield, or go on.
     pub fn set_yielded(&mut self, now_ns: u64, yielded: bool) {
         let line = &self.link.core.yielding;
         line.at_ns.store(now_ns, Relaxed);
@@ -465,7 +465,7 @@ impl DispatchClient {
         }
     }
 
-    /// Tell the engine which launches gave way, and how soon.
+    /// Tell the engine which launches yielded, and how soon.
     fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
         let all = &self.link.region.turnarounds;
         let count = all.count.load(Acquire);
@@ -551,10 +551,10 @@ mod tests {
     }
 
     impl Hostile {
-        fn new(is_standing: bool) -> Self {
+        fn new(is_ungated: bool) -> Self {
             let (fd, theirs) = tally_ipc::map::create_client().unwrap();
             let (_, core) = tally_ipc::map::create_core().unwrap();
-            let class = if is_standing { Class::High } else { Class::BestEffort };
+            let class = if is_ungated { Class::High } else { Class::BestEffort };
             let info = ClientInfo { id: 1, class, name: "hostile".into(), labels: vec![] };
             let link = NewClient {
                 info: info.clone(),
@@ -594,9 +594,9 @@ mod tests {
         }
 
         fn take(&mut self, share: Share) -> Taken {
-            let mut recall = Recall::new(Default::default());
+            let mut profile_cache = ProfileCache::new(Default::default());
             let Hostile { client, engine, out, .. } = self;
-            client.poll_submissions(1_000, share, engine, &mut recall, out)
+            client.poll_submissions(1_000, share, engine, &mut profile_cache, out)
         }
     }
 
@@ -626,7 +626,7 @@ mod tests {
         while hostile.take(SHARE) != Taken::Launches(0) {}
         let stats = |hostile: &Hostile| hostile.engine.client_stats(1).unwrap();
         assert_eq!(stats(&hostile).submitted, RING_SLOTS as u64);
-        // It says that all have ended, and that more have given way than there are launches.
+        // It says that all have ended, and that more have yielded than there are launches.
         hostile.theirs.completions[0].done.store(RING_SLOTS as u32, SeqCst);
         hostile.theirs.turnarounds.count.store(u64::MAX / 2, SeqCst);
         let mut passes = 0;

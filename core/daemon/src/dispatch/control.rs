@@ -1,7 +1,7 @@
 //! What the control plane asks of the dispatch thread. A bounded channel, a
 //! flag that the loop looks at, and an eventfd that ends its sleep.
 
-use super::errand::{Forgotten, Piece};
+use super::background::{Forgotten, Piece};
 use super::kernels::KernelShare;
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::gpus::Witness;
@@ -76,7 +76,7 @@ pub enum Control {
         /// Told when it is done; gets what must be dropped elsewhere.
         done: oneshot::Sender<Forgotten>,
     },
-    /// Have the policy in charge write down what it knows.
+    /// Have the active policy write down what it knows.
     SavePolicy {
         /// Gets it; `None` if it keeps nothing.
         done: oneshot::Sender<Option<Result<Saved, Fault>>>,
@@ -90,11 +90,11 @@ pub enum Control {
         /// Gets what was recorded until now.
         done: oneshot::Sender<Option<Box<Sample>>>,
     },
-    /// Put another policy in charge.
+    /// Put another active policy.
     SetPolicy {
         /// It.
         policy: Loaded,
-        /// Which it is, for [`Notice::StruckOut`].
+        /// Which it is, for [`Notice::Disabled`].
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
@@ -130,7 +130,7 @@ pub struct Left {
     pub(super) _client: Box<super::client::DispatchClient>,
 }
 
-/// A policy that is no longer in charge; takes tens of microseconds to drop.
+/// A policy that is no longer active; takes tens of microseconds to drop.
 pub struct Retired {
     pub(super) policy: Loaded,
 }
@@ -152,8 +152,8 @@ pub enum Notice {
         /// How.
         why: &'static str,
     },
-    /// The policy in charge failed too often: the built-in rule serves.
-    StruckOut {
+    /// The active policy failed too often: the built-in rule serves.
+    Disabled {
         /// Which it was.
         generation: u64,
     },

@@ -2,7 +2,7 @@
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
 use super::Engine;
-use super::recall::Recall;
+use super::profile_cache::ProfileCache;
 use crate::gpus::Witness;
 use crate::quota::User;
 use foldhash::quality::RandomState;
@@ -91,7 +91,7 @@ impl KernelShares {
 
 type Shape = (u32, [u32; 3], [u32; 3]);
 
-/// The engine's id of a combination, and what it was last told of its cut form.
+/// The engine's id of a combination, and what it was last told of its transformed form.
 struct Known {
     id: Option<KernelId>,
     cut: u32,
@@ -157,7 +157,7 @@ impl KernelCache {
         request: &Request,
         witness: &Witness,
         engine: &mut Engine,
-        recall: &mut Recall,
+        profile_cache: &mut ProfileCache,
     ) -> Option<KernelId> {
         let shape = (request.kernel, request.grid, request.block);
         if let Some(known) = self.ids.get_mut(&shape) {
@@ -180,7 +180,7 @@ impl KernelCache {
         match id {
             Some(id) => {
                 self.held.push(id);
-                recall.restore(witness.device(&region.report), &key, id, engine);
+                profile_cache.restore(witness.device(&region.report), &key, id, engine);
             }
             None => self.share.give_back(1),
         }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_cannot_cut_for_its_environment_another_can() {
+    fn what_a_client_cannot_transform_for_its_environment_another_can() {
         let mut engine = engine();
         let mut said = |refusal: Refusal| {
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
@@ -257,7 +257,7 @@ mod tests {
                     &request(3, 1),
                     &Witness::default(),
                     &mut engine,
-                    &mut Recall::default(),
+                    &mut ProfileCache::default(),
                 )
             };
             let id = launch().and(launch()).unwrap();
@@ -280,7 +280,7 @@ mod tests {
         let (mut cache, mut engine) = (cache(), engine());
         region.kernels[3].publish(b"gemm", 9);
         let first = cache
-            .id(&region, &request(3, 1), &Witness::default(), &mut engine, &mut Recall::default())
+            .id(&region, &request(3, 1), &Witness::default(), &mut engine, &mut ProfileCache::default())
             .unwrap();
         region.kernels[3].publish(b"other", 1);
         assert_eq!(
@@ -289,19 +289,19 @@ mod tests {
                 &request(3, 1),
                 &Witness::default(),
                 &mut engine,
-                &mut Recall::default()
+                &mut ProfileCache::default()
             ),
             Some(first)
         );
         let second = cache
-            .id(&region, &request(3, 2), &Witness::default(), &mut engine, &mut Recall::default())
+            .id(&region, &request(3, 2), &Witness::default(), &mut engine, &mut ProfileCache::default())
             .unwrap();
         assert_ne!(first, second);
         assert_eq!(engine.world().profiles.get(second).unwrap().key.name, "gemm");
         let mut graph = request(KERNEL_UNKNOWN, 12);
         graph.flags = submission_flags::GRAPH;
         let graph = cache
-            .id(&region, &graph, &Witness::default(), &mut engine, &mut Recall::default())
+            .id(&region, &graph, &Witness::default(), &mut engine, &mut ProfileCache::default())
             .unwrap();
         assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
     }
@@ -311,7 +311,7 @@ mod tests {
         let (_fd, region) = tally_ipc::map::create_client().unwrap();
         region.kernels[0].publish(name.as_bytes(), 1);
         let id = |x| {
-            cache.id(&region, &request(0, x), &Witness::default(), engine, &mut Recall::default())
+            cache.id(&region, &request(0, x), &Witness::default(), engine, &mut ProfileCache::default())
         };
         (0..kernels).filter_map(id).count()
     }
@@ -367,7 +367,7 @@ mod tests {
                             &kernel,
                             &Witness::default(),
                             &mut engine,
-                            &mut Recall::default()
+                            &mut ProfileCache::default()
                         )
                         .is_some()
                 );

@@ -22,14 +22,14 @@
 
 pub mod client;
 pub mod control;
-pub mod errand;
+pub mod background;
 pub mod handover;
 pub mod kernels;
 pub mod latency;
 pub mod measure;
 pub mod park;
 pub mod probe;
-pub mod recall;
+pub mod profile_cache;
 pub mod snapshot;
 pub mod standstill;
 
@@ -38,12 +38,12 @@ use crate::loader::{Loaded, saved_state};
 use crate::profile_store::learnt;
 use client::{DispatchClient, Share, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
-use errand::Errand;
+use background::Background;
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use measure::Measuring;
 use park::Parker;
-use recall::Recall;
+use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -118,8 +118,8 @@ pub fn start(
             let _end = end_sender;
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
-            let recall = Recall::new(loaded);
-            Dispatch::new(settings, policy, recorder, recall, receiver, parker, notice_sender)
+            let profile_cache = ProfileCache::new(loaded);
+            Dispatch::new(settings, policy, recorder, profile_cache, receiver, parker, notice_sender)
                 .run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
@@ -162,9 +162,9 @@ struct Dispatch {
     decision: Latency,
     held: Latency,
     measuring: Measuring,
-    recall: Recall,
+    profile_cache: ProfileCache,
     status: Option<Job>,
-    errand: Option<Errand>,
+    background: Option<Background>,
     draining: Option<Draining>,
     /// Of clients dropped of which the control plane has not heard: it closes their connections.
     dropped: Vec<Notice>,
@@ -182,7 +182,7 @@ impl Dispatch {
         settings: Settings,
         policy: Loaded,
         recorder: Recorder,
-        recall: Recall,
+        profile_cache: ProfileCache,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
@@ -204,9 +204,9 @@ impl Dispatch {
             decision: Latency::new(),
             held: Latency::new(),
             measuring: Measuring::default(),
-            recall,
+            profile_cache,
             status: None,
-            errand: None,
+            background: None,
             draining: None,
             dropped: Vec::new(),
             neighbours_changed: false,
@@ -235,8 +235,8 @@ impl Dispatch {
                 self.tell_of_neighbours(now);
             }
             self.report();
-            if let Some(errand) = self.errand.take() {
-                self.errand = errand.step(&mut self.engine, &self.recall);
+            if let Some(background) = self.background.take() {
+                self.background = background.step(&mut self.engine, &self.profile_cache);
             }
             let sweeps = self.engine.sweep_kernels(SWEPT);
             if self.has_drained(now) {
@@ -247,7 +247,7 @@ impl Dispatch {
             }
             if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
                 || self.status.is_some()
-                || self.errand.is_some()
+                || self.background.is_some()
                 || sweeps
             {
                 std::hint::spin_loop();
@@ -287,7 +287,7 @@ impl Dispatch {
         while at < self.clients.len() {
             let c = &mut self.clients[at];
             let (engine, out) = (&mut self.engine, &mut self.actions);
-            match c.poll_submissions(now, share, engine, &mut self.recall, out) {
+            match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
                 Taken::Launches(count) => active |= count > 0,
                 Taken::Misbehaved(why) => {
                     self.cut_off(now, at, why);
@@ -364,7 +364,7 @@ impl Dispatch {
             }
         }
         if !self.noticed && self.policy().is_disabled() {
-            let notice = Notice::StruckOut { generation: self.generation };
+            let notice = Notice::Disabled { generation: self.generation };
             // With too many notices waiting: at the next heartbeat.
             self.noticed = self.notices.try_send(notice).is_ok();
         }
@@ -444,9 +444,9 @@ impl Dispatch {
                     self.status = Some(Job::new(done, kernels));
                 }
                 // One of these at a time, too.
-                Control::Learnt { from, done } => self.errand = Some(Errand::collect(from, done)),
+                Control::Learnt { from, done } => self.background = Some(Background::collect(from, done)),
                 Control::Forget { done } => {
-                    self.errand = Some(Errand::forget(&mut self.recall, done));
+                    self.background = Some(Background::forget(&mut self.profile_cache, done));
                 }
                 Control::SavePolicy { done } => {
                     let start = now_ns();

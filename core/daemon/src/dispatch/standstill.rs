@@ -1,6 +1,6 @@
 //! High-priority clients that are busy and get nowhere.
 //!
-//! Best effort is held, and gives way, while high-priority work is on the GPU. If that work waits in turn for
+//! Best effort is held, and yields, while high-priority work is on the GPU. If that work waits in turn for
 //! something of best effort's (an answer of another program, or, under MPS, whatever the driver and the GPU do not keep apart
 //! there), or its program was stopped in the middle of a request, nobody would ever go on. So who has launched nothing for long, and is still busy, counts as idle until it launches again.
 

@@ -1,10 +1,10 @@
-//! The slot while an A/B test decides who is in charge: nobody else may load a policy.
+//! The slot while an A/B test decides who is active: nobody else may load a policy.
 //!
 //! The blocks of a test are not part of the history (there are hundreds of them, and what
-//! is kept there is meant to be put back); the policy that it leaves in charge is.
+//! is kept there is meant to be put back); the policy that it leaves active is.
 
-use super::history::{Came, Content};
-use super::{InCharge, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
+use super::history::{LoadedBecause, Content};
+use super::{Active, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
 use crate::loader::Loaded;
@@ -55,16 +55,16 @@ impl PolicySlot {
         if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
     }
 
-    /// Policies may be loaded again. `left`: what the test left in charge, if it began.
+    /// Policies may be loaded again. `left`: what the test left active, if it began.
     pub fn end_experiment(&self, left: Option<&Candidate>) {
         self.experiment.set(false);
         let Some(left) = left else { return };
-        let in_charge = self.in_charge.borrow();
-        if in_charge.source.as_ref() != Some(&left.source) {
+        let active = self.active.borrow();
+        if active.source.as_ref() != Some(&left.source) {
             return;
         }
         let (text, program) = (left.config_text.clone(), left.program.clone());
-        self.history.borrow_mut().came(record(&in_charge), text.clone(), Some(program));
+        self.history.borrow_mut().came(record(&active), text.clone(), Some(program));
         self.follow_own_if(&Content { digest: left.digest().into(), config_text: text });
     }
 
@@ -83,7 +83,7 @@ impl PolicySlot {
         .await
     }
 
-    /// What the policy in charge knows; `None` if it keeps nothing.
+    /// What the active policy knows; `None` if it keeps nothing.
     ///
     /// # Errors
     /// If it failed to say, or the dispatch thread does not answer.
@@ -92,7 +92,7 @@ impl PolicySlot {
         saved.map_err(|e| e.to_string())?.transpose().map_err(|fault| fault.to_string())
     }
 
-    /// Put a new instance of a candidate in charge, offered what it knew.
+    /// Put a new instance of a candidate active, offered what it knew.
     ///
     /// # Errors
     /// If it does not start, or the dispatch thread does not take it.
@@ -107,7 +107,7 @@ impl PolicySlot {
         let start = move || program.start(&text, saved.as_ref()).map_err(|error| error.to_string());
         let policy = aside(start).await?;
         let restored = policy.restored().clone();
-        let generation = self.in_charge.borrow().generation + 1;
+        let generation = self.active.borrow().generation + 1;
         let policy = Loaded::from(policy);
         let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
         let retired = set.await.map_err(|e| e.to_string())?;
@@ -115,15 +115,15 @@ impl PolicySlot {
         // history keeps the figures; of a block's, nobody.
         let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
         self.history.borrow_mut().retired(generation - 1, figures.ok().flatten(), None);
-        *self.in_charge.borrow_mut() = InCharge {
+        *self.active.borrow_mut() = Active {
             source: Some(candidate.source.clone()),
             name: candidate.name().into(),
             digest: candidate.digest().into(),
             generation,
             loaded_at_unix_s: now_unix_s(),
             load_ms: begun.elapsed().as_secs_f64() * 1e3,
-            came: Came::Experiment,
-            content_of: generation,
+            loaded_because: LoadedBecause::Experiment,
+            same_as_generation: generation,
             signed_by: candidate.program.signed_by().map(Into::into),
             restored,
         };

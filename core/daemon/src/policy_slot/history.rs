@@ -1,4 +1,4 @@
-//! Which policies were in charge, why each came and went, and what is kept of them to
+//! Which policies were active, why each came and went, and what is kept of them to
 //! put one back: the compiled component and the text of its configuration, so that it
 //! does not matter what became of the files.
 
@@ -17,7 +17,7 @@ const STRUCK_MAX: usize = 32;
 /// Why a policy came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Came {
+pub enum LoadedBecause {
     /// The core started.
     Start,
     /// Somebody asked for it.
@@ -26,18 +26,18 @@ pub enum Came {
     FileChanged,
     /// Somebody asked to go back to it.
     Rollback,
-    /// The one in charge was struck out; this one was the last good one.
+    /// The one active was disabled; this one was the last good one.
     Strikes,
-    /// It was struck out and is tried again.
+    /// It was disabled and is tried again.
     Retry,
-    /// An A/B test had it in charge, and left it so.
+    /// An A/B test had it active, and left it so.
     Experiment,
 }
 
 /// Why a policy went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Went {
+pub enum UnloadedBecause {
     /// Another was asked for.
     Replaced,
     /// Its file changed.
@@ -45,23 +45,23 @@ pub enum Went {
     /// Somebody asked to go back to an earlier one.
     RolledBack,
     /// It failed too often.
-    StruckOut,
+    Disabled,
 }
 
-impl Went {
-    fn because(next: Came) -> Self {
+impl UnloadedBecause {
+    fn because(next: LoadedBecause) -> Self {
         match next {
-            Came::Start | Came::Asked | Came::Experiment => Went::Replaced,
-            Came::FileChanged => Went::FileChanged,
-            Came::Rollback => Went::RolledBack,
-            Came::Strikes | Came::Retry => Went::StruckOut,
+            LoadedBecause::Start | LoadedBecause::Asked | LoadedBecause::Experiment => UnloadedBecause::Replaced,
+            LoadedBecause::FileChanged => UnloadedBecause::FileChanged,
+            LoadedBecause::Rollback => UnloadedBecause::RolledBack,
+            LoadedBecause::Strikes | LoadedBecause::Retry => UnloadedBecause::Disabled,
         }
     }
 }
 
-/// How a policy was struck out.
+/// How a policy was disabled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StruckOut {
+pub struct Disabled {
     /// `trap`, `overrun`, `memory`, `nonsense` or `stall`: its last fault.
     pub kind: String,
     /// That in full; of a trap with its backtrace.
@@ -70,7 +70,7 @@ pub struct StruckOut {
     pub at_unix_s: u64,
 }
 
-/// One policy's time in charge.
+/// One policy's time active.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
     /// Which.
@@ -84,21 +84,21 @@ pub struct Record {
     /// Where it came from; `null`: the built-in rule.
     pub source: Option<Source>,
     /// Why it came.
-    pub came: Came,
+    pub loaded_because: LoadedBecause,
     /// The generation that had this component and configuration first in a row of
     /// rollbacks; itself if it is no rollback.
-    pub content_of: u64,
+    pub same_as_generation: u64,
     /// When, seconds since the epoch.
-    pub came_at_unix_s: u64,
+    pub loaded_at_unix_s: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
-    /// Why it went; `null`: it is in charge.
-    pub went: Option<Went>,
+    /// Why it went; `null`: it is active.
+    pub unloaded_because: Option<UnloadedBecause>,
     /// When, seconds since the epoch.
-    pub went_at_unix_s: Option<u64>,
-    /// How it was struck out, if it was.
-    pub struck_out: Option<StruckOut>,
-    /// Launches it decided; of the one in charge, see the status.
+    pub unloaded_at_unix_s: Option<u64>,
+    /// How it was disabled, if it was.
+    pub disabled: Option<Disabled>,
+    /// Launches it decided; of the active one, see the status.
     pub decides: u64,
     /// Events it took, likewise.
     pub events: u64,
@@ -115,8 +115,8 @@ pub struct Record {
 pub struct Kept<P = Compiled> {
     /// Which it was.
     pub generation: u64,
-    /// See [`Record::content_of`].
-    pub content_of: u64,
+    /// See [`Record::same_as_generation`].
+    pub same_as_generation: u64,
     /// Where it came from.
     pub source: Source,
     /// Compiled.
@@ -142,7 +142,7 @@ impl<P: Clone> Entry<P> {
     fn kept(&self) -> Option<Kept<P>> {
         Some(Kept {
             generation: self.record.generation,
-            content_of: self.record.content_of,
+            same_as_generation: self.record.same_as_generation,
             source: self.record.source.clone()?,
             program: self.program.clone()?,
             config_text: self.config_text.clone(),
@@ -160,7 +160,7 @@ pub struct Content {
     pub config_text: String,
 }
 
-/// See the module's documentation. Oldest first; the last one is in charge.
+/// See the module's documentation. Oldest first; the last one is active.
 pub struct History<P = Compiled> {
     entries: VecDeque<Entry<P>>,
     struck: VecDeque<Content>,
@@ -177,7 +177,7 @@ impl<P> Default for History<P> {
 pub enum NoWayBack {
     /// Nothing earlier would do.
     #[error(
-        "there is no earlier policy that was not struck out: `tallyctl policy history` shows what \
+        "there is no earlier policy that was not disabled: `tallyctl policy history` shows what \
          is kept, `tallyctl policy load` loads another"
     )]
     Nothing,
@@ -187,19 +187,19 @@ pub enum NoWayBack {
          {KEPT_MAX} different policies)"
     )]
     NotKept(u64),
-    /// It is in charge.
-    #[error("generation {0} is in charge already")]
-    InCharge(u64),
+    /// It is active.
+    #[error("generation {0} is active already")]
+    Active(u64),
 }
 
 impl<P: Clone> History<P> {
     /// A policy took over; the one before is gone for that reason.
     pub fn came(&mut self, record: Record, config_text: String, program: Option<P>) {
         if let Some(old) = self.entries.back_mut() {
-            old.record.went = Some(Went::because(record.came));
-            old.record.went_at_unix_s = Some(record.came_at_unix_s);
+            old.record.unloaded_because = Some(UnloadedBecause::because(record.loaded_because));
+            old.record.unloaded_at_unix_s = Some(record.loaded_at_unix_s);
         }
-        if record.came == Came::Asked {
+        if record.loaded_because == LoadedBecause::Asked {
             // Somebody wants it in spite of everything: a clean slate.
             let content =
                 Content { digest: record.digest.clone(), config_text: config_text.clone() };
@@ -229,10 +229,10 @@ impl<P: Clone> History<P> {
         self.trim();
     }
 
-    /// It was struck out.
-    pub fn struck_out(&mut self, generation: u64, how: StruckOut) {
+    /// It was disabled.
+    pub fn disabled(&mut self, generation: u64, how: Disabled) {
         let Some(entry) = self.entry_mut(generation) else { return };
-        entry.record.struck_out = Some(how);
+        entry.record.disabled = Some(how);
         let content = entry.content();
         if !self.struck.contains(&content) {
             self.struck.push_back(content);
@@ -242,16 +242,16 @@ impl<P: Clone> History<P> {
         }
     }
 
-    /// Whether a policy was struck out and nobody has asked for it since.
-    pub fn is_struck(&self, content: &Content) -> bool {
+    /// Whether a policy was disabled and nobody has asked for it since.
+    pub fn is_disabled(&self, content: &Content) -> bool {
         self.struck.contains(content)
     }
 
     /// The last strike-out, and whose it was.
-    pub fn last_struck(&self) -> Option<(u64, &StruckOut)> {
-        let struck = |entry: &'_ Entry<P>| entry.record.struck_out.is_some();
+    pub fn last_disabled(&self) -> Option<(u64, &Disabled)> {
+        let struck = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
         let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
-        Some((entry.record.generation, entry.record.struck_out.as_ref()?))
+        Some((entry.record.generation, entry.record.disabled.as_ref()?))
     }
 
     /// All records, oldest first.
@@ -266,14 +266,14 @@ impl<P: Clone> History<P> {
         self.entries.iter().rev().find_map(|entry| entry.saved.clone())
     }
 
-    /// The last policy before the one in charge that differs from it and was not struck
+    /// The last policy before the active one that differs from it and was not struck
     /// out.
     pub fn last_good(&self) -> Option<Kept<P>> {
-        let in_charge = self.entries.back()?.content();
-        self.before(u64::MAX, &in_charge)
+        let active = self.entries.back()?.content();
+        self.before(u64::MAX, &active)
     }
 
-    /// The policy in charge, to be started again.
+    /// The active policy, to be started again.
     pub fn same(&self) -> Option<Kept<P>> {
         self.entries.back()?.kept()
     }
@@ -286,22 +286,22 @@ impl<P: Clone> History<P> {
     pub fn rollback(&self, to: Option<u64>) -> Result<Kept<P>, NoWayBack> {
         let Some(current) = self.entries.back() else { return Err(NoWayBack::Nothing) };
         let Some(to) = to else {
-            let before = self.before(current.record.content_of, &current.content());
+            let before = self.before(current.record.same_as_generation, &current.content());
             return before.ok_or(NoWayBack::Nothing);
         };
         if to == current.record.generation {
-            return Err(NoWayBack::InCharge(to));
+            return Err(NoWayBack::Active(to));
         }
         let entry = self.entries.iter().find(|entry| entry.record.generation == to);
         entry.and_then(Entry::kept).ok_or(NoWayBack::NotKept(to))
     }
 
-    /// The latest kept before a generation, other than `content` and not struck out.
+    /// The latest kept before a generation, other than `content` and not disabled.
     fn before(&self, generation: u64, content: &Content) -> Option<Kept<P>> {
         let earlier = self.entries.iter().rev().filter(|e| e.record.generation < generation);
         let mut good = earlier.filter(|entry| {
             let its = entry.content();
-            entry.program.is_some() && its != *content && !self.is_struck(&its)
+            entry.program.is_some() && its != *content && !self.is_disabled(&its)
         });
         good.next().and_then(Entry::kept)
     }
@@ -351,8 +351,8 @@ mod tests {
 
     type History = super::History<Paper>;
 
-    /// Policies by name, each put in charge for a reason.
-    fn came(history: &mut History, name: &'static str, came: Came, content_of: Option<u64>) -> u64 {
+    /// Policies by name, each put active for a reason.
+    fn came(history: &mut History, name: &'static str, loaded_because: LoadedBecause, same_as_generation: Option<u64>) -> u64 {
         let generation = history.entries.back().map_or(0, |e| e.record.generation) + 1;
         let record = Record {
             generation,
@@ -360,13 +360,13 @@ mod tests {
             digest: name.into(),
             signed_by: None,
             source: Some(Source { file: name.into(), config_file: None }),
-            came,
-            content_of: content_of.unwrap_or(generation),
-            came_at_unix_s: generation,
+            loaded_because,
+            same_as_generation: same_as_generation.unwrap_or(generation),
+            loaded_at_unix_s: generation,
             restored: Restored::NotOffered,
-            went: None,
-            went_at_unix_s: None,
-            struck_out: None,
+            unloaded_because: None,
+            unloaded_at_unix_s: None,
+            disabled: None,
             decides: 0,
             events: 0,
             faults: FaultCounts::default(),
@@ -378,8 +378,8 @@ mod tests {
     }
 
     fn strike(history: &mut History, generation: u64) {
-        let how = StruckOut { kind: "trap".into(), message: "m".into(), at_unix_s: 0 };
-        history.struck_out(generation, how);
+        let how = Disabled { kind: "trap".into(), message: "m".into(), at_unix_s: 0 };
+        history.disabled(generation, how);
     }
 
     fn saved(version: u32) -> Option<Saved> {
@@ -390,17 +390,17 @@ mod tests {
     fn going_back_again_leads_further_back() {
         let mut h = History::default();
         for name in ["a", "b", "c"] {
-            came(&mut h, name, Came::Asked, None);
+            came(&mut h, name, LoadedBecause::Asked, None);
         }
         let back = h.rollback(None).unwrap();
         assert_eq!((back.generation, back.program.name()), (2, "b"));
-        came(&mut h, "b", Came::Rollback, Some(back.content_of));
+        came(&mut h, "b", LoadedBecause::Rollback, Some(back.same_as_generation));
         let back = h.rollback(None).unwrap();
         assert_eq!(back.generation, 1);
-        came(&mut h, "a", Came::Rollback, Some(back.content_of));
+        came(&mut h, "a", LoadedBecause::Rollback, Some(back.same_as_generation));
         assert_eq!(h.rollback(None).err(), Some(NoWayBack::Nothing));
         assert_eq!(h.rollback(Some(3)).unwrap().program.name(), "c");
-        assert_eq!(h.rollback(Some(5)).err(), Some(NoWayBack::InCharge(5)));
+        assert_eq!(h.rollback(Some(5)).err(), Some(NoWayBack::Active(5)));
         assert_eq!(h.rollback(Some(9)).err(), Some(NoWayBack::NotKept(9)));
     }
 
@@ -408,7 +408,7 @@ mod tests {
     fn the_same_policy_again_is_no_way_back() {
         let mut h = History::default();
         for name in ["a", "b", "b", "b"] {
-            came(&mut h, name, Came::Asked, None);
+            came(&mut h, name, LoadedBecause::Asked, None);
         }
         assert_eq!(h.rollback(None).unwrap().generation, 1);
         assert_eq!(h.last_good().unwrap().generation, 1);
@@ -417,16 +417,16 @@ mod tests {
     #[test]
     fn struck_out_policies_are_passed_over_until_somebody_asks() {
         let mut h = History::default();
-        let [_, b, c] = ["a", "b", "c"].map(|name| came(&mut h, name, Came::FileChanged, None));
+        let [_, b, c] = ["a", "b", "c"].map(|name| came(&mut h, name, LoadedBecause::FileChanged, None));
         strike(&mut h, b);
         strike(&mut h, c);
         assert_eq!(h.last_good().unwrap().program.name(), "a");
-        assert_eq!(h.last_struck().unwrap().0, c);
-        came(&mut h, "b", Came::FileChanged, None);
-        came(&mut h, "d", Came::FileChanged, None);
+        assert_eq!(h.last_disabled().unwrap().0, c);
+        came(&mut h, "b", LoadedBecause::FileChanged, None);
+        came(&mut h, "d", LoadedBecause::FileChanged, None);
         assert_eq!(h.last_good().unwrap().program.name(), "a", "its file changed, that is all");
-        came(&mut h, "b", Came::Asked, None);
-        came(&mut h, "d", Came::Asked, None);
+        came(&mut h, "b", LoadedBecause::Asked, None);
+        came(&mut h, "d", LoadedBecause::Asked, None);
         assert_eq!(h.last_good().unwrap().program.name(), "b");
         strike(&mut h, 7);
         assert_eq!(h.same().unwrap().program.name(), "d");
@@ -436,34 +436,34 @@ mod tests {
     fn each_says_why_it_went() {
         let mut h = History::default();
         for (name, why) in [
-            ("a", Came::Start),
-            ("b", Came::Asked),
-            ("c", Came::FileChanged),
-            ("b", Came::Rollback),
-            ("a", Came::Strikes),
+            ("a", LoadedBecause::Start),
+            ("b", LoadedBecause::Asked),
+            ("c", LoadedBecause::FileChanged),
+            ("b", LoadedBecause::Rollback),
+            ("a", LoadedBecause::Strikes),
         ] {
             came(&mut h, name, why, None);
         }
-        let went: Vec<_> = h.records().iter().map(|r| r.went).collect();
-        let expected = [Went::Replaced, Went::FileChanged, Went::RolledBack, Went::StruckOut];
-        assert_eq!(went[..4], expected.map(Some));
-        assert_eq!((went[4], h.records()[3].went_at_unix_s), (None, Some(5)));
+        let unloaded_because: Vec<_> = h.records().iter().map(|r| r.unloaded_because).collect();
+        let expected = [UnloadedBecause::Replaced, UnloadedBecause::FileChanged, UnloadedBecause::RolledBack, UnloadedBecause::Disabled];
+        assert_eq!(unloaded_because[..4], expected.map(Some));
+        assert_eq!((unloaded_because[4], h.records()[3].unloaded_at_unix_s), (None, Some(5)));
     }
 
     #[test]
     fn what_is_kept_is_bounded_by_different_policies_not_by_reloads() {
         let mut h = History::default();
-        let first = came(&mut h, "first", Came::Asked, None);
+        let first = came(&mut h, "first", LoadedBecause::Asked, None);
         for _ in 0..40 {
-            came(&mut h, "x", Came::Asked, None);
-            let generation = came(&mut h, "y", Came::Asked, None);
+            came(&mut h, "x", LoadedBecause::Asked, None);
+            let generation = came(&mut h, "y", LoadedBecause::Asked, None);
             h.retired(generation, None, saved(1));
         }
         assert_eq!(h.records().len(), RECORDS_MAX);
         assert!(h.rollback(Some(first)).is_err(), "too many reloads ago to be listed");
         assert_eq!(h.entries.iter().filter(|e| e.saved.is_some()).count(), 1);
         for name in ["1", "2", "3", "4", "5", "6", "7"] {
-            came(&mut h, name, Came::Asked, None);
+            came(&mut h, name, LoadedBecause::Asked, None);
         }
         let kept: Vec<_> = h.records().into_iter().filter(|r| r.kept).map(|r| r.name).collect();
         assert!(kept.contains(&"y".to_owned()) && !kept.contains(&"x".to_owned()), "{kept:?}");
@@ -473,11 +473,11 @@ mod tests {
     #[test]
     fn what_was_learnt_last_is_found() {
         let mut h = History::default();
-        let a = came(&mut h, "a", Came::Asked, None);
+        let a = came(&mut h, "a", LoadedBecause::Asked, None);
         h.retired(a, None, saved(1));
-        let b = came(&mut h, "b", Came::Asked, None);
+        let b = came(&mut h, "b", LoadedBecause::Asked, None);
         h.retired(b, None, None);
-        came(&mut h, "c", Came::Asked, None);
+        came(&mut h, "c", LoadedBecause::Asked, None);
         assert_eq!(h.latest_saved(), saved(1));
         assert_eq!(h.rollback(Some(a)).unwrap().saved, saved(1));
     }

@@ -1,9 +1,9 @@
 //! Which load counts: the latest that was asked for. What comes later stops the compilation of an
 //! earlier one, so that nobody waits for it.
 
-use super::history::Came;
+use super::history::LoadedBecause;
 use super::{
-    DEFAULT_POLICY, InCharge, Next, PolicySlot, Ready, SlotError, Source, Trigger, aside, compile,
+    DEFAULT_POLICY, Active, Next, PolicySlot, Ready, SlotError, Source, Trigger, aside, compile,
     configured_source,
 };
 use crate::dispatch::control::ControlSender;
@@ -44,7 +44,7 @@ pub struct Loads {
     ended: Notify,
 }
 
-/// One load, until its policy is put in charge or refused.
+/// One load, until its policy is put active or refused.
 pub struct Loading<'a> {
     loads: &'a Loads,
     number: u64,
@@ -104,41 +104,41 @@ impl Drop for Loading<'_> {
 }
 
 impl PolicySlot {
-    /// Load a policy whose files a peer opened and put it in charge. A later load, or a rollback, stops one that is still
+    /// Load a policy whose files a peer opened and put it active. A later load, or a rollback, stops one that is still
     /// being compiled. Of the files nothing is kept but what was compiled.
     ///
     /// # Errors
-    /// If it cannot be loaded; the one in charge stays.
+    /// If it cannot be loaded; the active one stays.
     pub async fn load(
         &self,
         control: &ControlSender,
         files: PolicyFiles,
-    ) -> Result<InCharge, SlotError> {
+    ) -> Result<Active, SlotError> {
         let source = files.source.clone();
         let compiled = self.compile(source, move |loader, cancel| compile(loader, files, cancel));
         let (ready, begun, _turn) = compiled.await?;
         let content = ready.content();
-        let next = Next { came: Came::Asked, content_of: None, own: None, begun };
-        let in_charge = self.put(control, ready, next).await?;
+        let next = Next { loaded_because: LoadedBecause::Asked, same_as_generation: None, own: None, begun };
+        let active = self.put(control, ready, next).await?;
         self.follow_own_if(&content);
-        Ok(in_charge)
+        Ok(active)
     }
 
     /// Load the policy that the core was started with again. [`Trigger::Changed`] does nothing
     /// while another was asked for, and waits for loads that somebody asked for.
     ///
     /// # Errors
-    /// If it cannot be loaded; the one in charge stays.
+    /// If it cannot be loaded; the active one stays.
     pub async fn load_own(
         &self,
         control: &ControlSender,
         trigger: Trigger,
-    ) -> Result<InCharge, SlotError> {
+    ) -> Result<Active, SlotError> {
         loop {
             if trigger == Trigger::Changed {
                 self.loads.idle().await;
                 if !self.follows_own.get() {
-                    return Ok(self.in_charge());
+                    return Ok(self.active());
                 }
             }
             match self.load_own_once(control, trigger).await {
@@ -153,7 +153,7 @@ impl PolicySlot {
         &self,
         control: &ControlSender,
         trigger: Trigger,
-    ) -> Result<InCharge, SlotError> {
+    ) -> Result<Active, SlotError> {
         let source = configured_source(&self.configured).map_err(|message| {
             self.failed(Source { file: DEFAULT_POLICY.into(), config_file: None }, message)
         })?;
@@ -166,30 +166,30 @@ impl PolicySlot {
         let content = ready.content();
         if trigger == Trigger::Changed {
             if self.own_seen.borrow().as_ref() == Some(&content) {
-                return Ok(self.in_charge());
+                return Ok(self.active());
             }
-            if self.history.borrow().is_struck(&content) {
+            if self.history.borrow().is_disabled(&content) {
                 tracing::warn!(
                     file = %source.file.display(), digest = content.digest,
-                    "not loaded: this policy was struck out; `tallyctl policy load` takes it all the same"
+                    "not loaded: this policy was disabled; `tallyctl policy load` takes it all the same"
                 );
                 *self.own_seen.borrow_mut() = Some(content);
-                return Ok(self.in_charge());
+                return Ok(self.active());
             }
         }
-        let came = match trigger {
-            Trigger::Asked => Came::Asked,
-            Trigger::Changed => Came::FileChanged,
+        let loaded_because = match trigger {
+            Trigger::Asked => LoadedBecause::Asked,
+            Trigger::Changed => LoadedBecause::FileChanged,
         };
-        let next = Next { came, content_of: None, own: None, begun };
-        let in_charge = self.put(control, ready, next).await?;
+        let next = Next { loaded_because, same_as_generation: None, own: None, begun };
+        let active = self.put(control, ready, next).await?;
         *self.own_seen.borrow_mut() = Some(content);
         self.follows_own.set(true);
-        Ok(in_charge)
+        Ok(active)
     }
 
     /// Compile one off this thread, unless a later load or a rollback stops it. Gives it, when that began, and the turn to
-    /// put it in charge.
+    /// put it active.
     async fn compile(
         &self,
         source: Source,
@@ -217,7 +217,7 @@ impl PolicySlot {
     }
 
     /// Go back to an earlier policy, from memory: to that generation, or to the last one
-    /// that differs and was not struck out. Stops a load that is still being compiled.
+    /// that differs and was not disabled. Stops a load that is still being compiled.
     ///
     /// # Errors
     /// If there is none, or it does not start any more.
@@ -225,14 +225,14 @@ impl PolicySlot {
         &self,
         control: &ControlSender,
         to: Option<u64>,
-    ) -> Result<InCharge, SlotError> {
+    ) -> Result<Active, SlotError> {
         self.refuse_during_experiment()?;
         self.history.borrow().rollback(to)?;
         self.loads.stop(By::Rollback);
         let _turn = self.turn.lock().await;
         self.refuse_during_experiment()?;
         let kept = self.history.borrow().rollback(to)?;
-        self.put_back(control, kept, Came::Rollback).await
+        self.put_back(control, kept, LoadedBecause::Rollback).await
     }
 }
 

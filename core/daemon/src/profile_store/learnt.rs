@@ -162,7 +162,7 @@ impl Learnt {
         Some(Kept { whole_only: verdict.map(Refusal::text), ..kept })
     }
 
-    /// Why a kernel must not be cut.
+    /// Why a kernel must not be transformed.
     pub fn verdict(&self, image: u128, name: &str) -> Option<Refusal> {
         self.verdicts.get(&image)?.get(name).copied()
     }

@@ -187,7 +187,7 @@ impl Recordings {
         self.file.borrow().as_ref().map(FileRecording::status).unwrap_or_default()
     }
 
-    /// Let a second policy see what the one in charge sees.
+    /// Let a second policy see what the active one sees.
     ///
     /// # Errors
     /// If one does already, or it cannot be loaded.
@@ -212,7 +212,7 @@ impl Recordings {
             .unwrap_or_else(|e| Err(format!("loading it panicked: {e}")))
             .map_err(RecordError::Policy)?;
         let ring_bytes = (config.log.ring_kib as usize) << 10;
-        // What the policy in charge knows is no business of another.
+        // What the active policy knows is no business of another.
         let options =
             TapOptions { ring_bytes, completions: false, from_start: false, state: false };
         let (id, tap, reader) = self.tap(options);

@@ -1,4 +1,4 @@
-//! A second policy that sees what the one in charge sees. Its answers are compared and
+//! A second policy that sees what the active one sees. Its answers are compared and
 //! never used.
 //!
 //! It reads a log as it is made, on a thread of its own: the dispatch thread only copies
@@ -91,15 +91,15 @@ pub struct ShadowStatus {
     pub digest: String,
     /// Its file.
     pub path: String,
-    /// The policy in charge that it is compared with now.
-    pub in_charge: String,
+    /// The active policy that it is compared with now.
+    pub active: String,
     /// Of one CPU.
     pub cpu_percent: f64,
     /// CPU time that its thread used, ms.
     pub cpu_ms: f64,
     /// Equal decisions of those compared, percent.
     pub agreement_percent: f64,
-    /// Names of `comparison.matrix`'s rows (in charge) and columns (shadow).
+    /// Names of `comparison.matrix`'s rows (active) and columns (shadow).
     pub kinds: [&'static str; 6],
     /// The counts.
     pub comparison: Comparison,
@@ -107,7 +107,7 @@ pub struct ShadowStatus {
     pub parts: Parts,
     /// Records that found no room between the threads.
     pub dropped: u64,
-    /// Kinds of events that it subscribed to and the policy in charge did not: it gets
+    /// Kinds of events that it subscribed to and the active policy did not: it gets
     /// none.
     pub events_missing: Vec<&'static str>,
     /// Kernels with the most partings.
@@ -222,7 +222,7 @@ impl Shadow {
             Watching { player, reader, budget, compiling_ns, progress: seen, wish, wished: false }
                 .run();
         })?;
-        tracing::info!(file = %path.display(), "a shadow sees what the policy in charge sees");
+        tracing::info!(file = %path.display(), "a shadow sees what the active policy sees");
         Ok(Shadow { id, path, progress })
     }
 
@@ -320,7 +320,7 @@ impl Watching {
     fn wish_to_end(&mut self, why: &str) {
         if !std::mem::replace(&mut self.wished, true) {
             self.progress.end(why);
-            tracing::warn!("the shadow ends, the policy in charge goes on: {why}");
+            tracing::warn!("the shadow ends, the active policy goes on: {why}");
             self.wish.notify_one();
         }
     }
@@ -340,7 +340,7 @@ impl Watching {
         let (kernels, clients) = (kernels.collect(), clients.collect());
         let mut status = self.progress.status();
         status.running = !over && !self.wished;
-        status.in_charge = self.player.about().name.clone();
+        status.active = self.player.about().name.clone();
         status.cpu_ms = thread_cpu_ns() as f64 / 1e6;
         status.agreement_percent = c.agreement_percent();
         status.comparison = c.summary();

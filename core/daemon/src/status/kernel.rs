@@ -1,4 +1,4 @@
-//! A kernel in the status: its times, its forms, whether it can be cut.
+//! A kernel in the status: its times, its forms, whether it can be transformed.
 
 use serde::Serialize;
 use tally_engine::policy::Form;
@@ -19,9 +19,9 @@ pub struct KernelStatus {
     pub mean_us: f64,
     /// 99th percentile of the recent ones, us.
     pub p99_us: f64,
-    /// Whether it can be cut: `unknown`, `preparable`, `preparing`, `ready`, or
+    /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
-    pub cut: String,
+    pub transform: String,
     /// Measured in forms other than whole.
     pub forms: Vec<FormStatus>,
 }
@@ -37,11 +37,11 @@ pub struct FormStatus {
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,
-    /// From being asked to give way until it had, median, us; 0: never.
+    /// From being asked to yield until it had, median, us; 0: never.
     pub turnaround_us: f64,
 }
 
-fn cut_text(cut: Transformation) -> String {
+fn transform_text(cut: Transformation) -> String {
     match cut {
         Transformation::Unknown => "unknown".into(),
         Transformation::Preparable => "preparable".into(),

@@ -2,8 +2,8 @@
 
 use crate::dispatch::handover::SwapPauseUs;
 use crate::dispatch::snapshot::Snapshot;
-use crate::policy_slot::InCharge;
-use crate::policy_slot::history::{Came, StruckOut};
+use crate::policy_slot::Active;
+use crate::policy_slot::history::{LoadedBecause, Disabled};
 use serde::Serialize;
 use tally_wasm_host::Restored;
 
@@ -11,29 +11,29 @@ use tally_wasm_host::Restored;
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyLife {
     /// Why it came.
-    pub came: Came,
+    pub loaded_because: LoadedBecause,
     /// The generation that it is again, if it was put back; else its own.
-    pub content_of: u64,
+    pub same_as_generation: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
     /// Its faults that are not forgotten.
     pub strikes: u32,
-    /// The last policy that was struck out; not necessarily the one in charge.
-    pub last_struck_out: Option<LastStruckOut>,
+    /// The last policy that was disabled; not necessarily the active one.
+    pub last_disabled: Option<LastDisabled>,
     /// How long changes of policy kept decisions waiting, us.
     pub swap_pause_us: SwapPauseUs,
     /// What failed calls cost, and those after them.
     pub fault_cost_us: FaultCostUs,
 }
 
-/// See [`StruckOut`].
+/// See [`Disabled`].
 #[derive(Clone, Debug, Serialize)]
-pub struct LastStruckOut {
+pub struct LastDisabled {
     /// Which.
     pub generation: u64,
     /// How.
     #[serde(flatten)]
-    pub how: StruckOut,
+    pub how: Disabled,
 }
 
 /// See [`FaultCost`](crate::dispatch::handover::FaultCost).
@@ -48,13 +48,13 @@ pub struct FaultCostUs {
 
 impl PolicyLife {
     /// Put together.
-    pub fn new(in_charge: &InCharge, last: Option<(u64, StruckOut)>, s: &Snapshot) -> Self {
+    pub fn new(active: &Active, last: Option<(u64, Disabled)>, s: &Snapshot) -> Self {
         PolicyLife {
-            came: in_charge.came,
-            content_of: in_charge.content_of,
-            restored: in_charge.restored.clone(),
+            loaded_because: active.loaded_because,
+            same_as_generation: active.same_as_generation,
+            restored: active.restored.clone(),
             strikes: s.figures.as_ref().map_or(0, |figures| figures.recent_faults),
-            last_struck_out: last.map(|(generation, how)| LastStruckOut { generation, how }),
+            last_disabled: last.map(|(generation, how)| LastDisabled { generation, how }),
             swap_pause_us: s.swap_pause,
             fault_cost_us: FaultCostUs {
                 calls: s.fault_cost.calls,

@@ -280,7 +280,7 @@ impl Client {
         self.welcome.client_id
     }
 
-    /// Whether the core wanted something of the attendant since last asked.
+    /// Whether the core wanted something of the helper thread since last asked.
     pub fn probed(&self) -> bool {
         let probes = self.core.probes.load(SeqCst);
         self.probes.replace(probes) != probes

@@ -1,9 +1,9 @@
 //! What must hold for any text that is given to the PTX rewriter.
 
 use tally_rewriter::ptx;
-use tally_rewriter::{CutForm, control};
+use tally_rewriter::{KernelForm, control};
 
-/// Bytes that one cut kernel may add, apart from its own text: the longest prelude
+/// Bytes that one transformed kernel may add, apart from its own text: the longest prelude
 /// and some names.
 const ADDED_BYTES_MAX: usize = 8192;
 
@@ -12,7 +12,7 @@ const ADDED_BYTES_MAX: usize = 8192;
 pub fn ptx(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let module = tally_softcuda_vm::Module::parse(source).ok();
-    for form in [CutForm::Prelude, CutForm::SubGrid] {
+    for form in [KernelForm::Prelude, KernelForm::SubGrid] {
         let Ok(plan) = ptx::plan(source, form, None) else { continue };
         let edits = plan.edits.clone();
         let cut = plan.apply(source);
@@ -36,7 +36,7 @@ pub fn ptx(data: &[u8]) {
         assert!(again.kernels.is_empty() && again.edits.is_empty());
         assert_eq!(again.refused.len(), cut.kernels.len());
         // The interpreter skips whole lines where a directive ends with its line; it
-        // must have seen what was cut.
+        // must have seen what was transformed.
         let seen: Vec<&str> = module.iter().flat_map(|m| m.entry_names()).collect();
         if cut.kernels.iter().all(|k| seen.contains(&k.name.as_str())) {
             let parsed = tally_softcuda_vm::Module::parse(text);

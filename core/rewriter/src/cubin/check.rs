@@ -34,7 +34,7 @@ pub enum CheckError {
     },
 }
 
-/// Whether `patched` is `original` in a cut form and nothing else: original code is
+/// Whether `patched` is `original` in a transformed form and nothing else: original code is
 /// all there, at its place, but for the first instruction of kernels with a prelude, which
 /// jumps to what was appended, or the instructions that know of the grid, every one of them;
 /// metadata only grew by what the form needs; every other section is the same.

@@ -24,7 +24,7 @@ mod templates;
 pub use check::{CheckError, check};
 pub use elf::{Cubin, Relocation, Section, Symbol};
 
-use crate::{CutForm, Refusal, Rewritten};
+use crate::{KernelForm, Refusal, Rewritten};
 use info::{Attribute, Value, attribute};
 use patch::Patch;
 use reach::References;
@@ -32,12 +32,12 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use template::Template;
 
-/// Give kernels of a cubin a cut form; see [`crate::image::rewrite`]. The sub-grid form is one for grids of
+/// Give kernels of a cubin a transformed form; see [`crate::image::rewrite`]. The sub-grid form is one for grids of
 /// one dimension ([`Rewritten::is_ptx`]).
 ///
 /// # Errors
 /// What makes the whole cubin unfit.
-pub fn rewrite(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
+pub fn rewrite(image: &[u8], form: KernelForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
     let mut cubin = Cubin::parse(image)?;
     let template = Template::of(cubin.arch).ok_or(Refusal::Architecture)?;
     check_sections(&cubin)?;
@@ -56,8 +56,8 @@ pub fn rewrite(image: &[u8], form: CutForm, only: Option<&[&str]>) -> Result<Rew
                 return Err(Refusal::Malformed);
             }
             let made = match form {
-                CutForm::Prelude => patch::prelude(&cubin, template, &references, index),
-                CutForm::SubGrid => offset::sub_grid(&cubin, template, &references, index),
+                KernelForm::Prelude => patch::prelude(&cubin, template, &references, index),
+                KernelForm::SubGrid => offset::sub_grid(&cubin, template, &references, index),
             };
             match made {
                 Ok(patch) => patches.push(patch),

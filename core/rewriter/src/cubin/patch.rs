@@ -1,6 +1,6 @@
 //! One kernel's patch: what is checked, what is changed.
 //!
-//! Every cut form has room for the control block among the parameters ([`open`], [`Kernel::close`]); the
+//! Every transformed form has room for the control block among the parameters ([`open`], [`Kernel::close`]); the
 //! prelude, besides, is put in front of the code:
 //!
 //! ```text
@@ -20,7 +20,7 @@ use super::reach::References;
 use super::sass::{self, INSTRUCTION_BYTES};
 use super::template::{CONTROL_OFFSET_MAX, Template};
 use crate::control::CONTROL_BYTES;
-use crate::{CutKernel, Refusal};
+use crate::{TransformedKernel, Refusal};
 
 /// Code sections end at a multiple of this.
 pub(super) const TEXT_ALIGN: usize = 128;
@@ -34,7 +34,7 @@ const PARAMETER_BY_VALUE: u32 = 0x1_f000;
 
 /// New contents of the sections of one kernel.
 pub(super) struct Patch {
-    pub kernel: CutKernel,
+    pub kernel: TransformedKernel,
     pub symbol: usize,
     /// Registers that the new code needs.
     pub registers: u32,
@@ -68,7 +68,7 @@ pub(super) struct Kernel<'c> {
     bank: (usize, Vec<u8>),
 }
 
-/// Looks at the kernel `symbol`, and makes room for the control block, or says why it has no cut form.
+/// Looks at the kernel `symbol`, and makes room for the control block, or says why it has no transformed form.
 pub(super) fn open<'c>(
     cubin: &'c Cubin<'_>,
     template: &'static Template,
@@ -131,7 +131,7 @@ impl Kernel<'_> {
 
     /// The patch with this code.
     pub fn close(self, code: Vec<u8>, registers: u32) -> Result<Patch, Refusal> {
-        let kernel = CutKernel {
+        let kernel = TransformedKernel {
             name: self.name.to_owned(),
             parameter_count: self.parameter_count,
             control_offset: self.control_offset,

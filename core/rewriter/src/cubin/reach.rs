@@ -1,6 +1,6 @@
 //! What a kernel refers to, and whether a second copy of the image would double it.
 //!
-//! The cut form is loaded as a module of its own, with its own copy of every variable
+//! The transformed form is loaded as a module of its own, with its own copy of every variable
 //! in the image: `__device__` variables (`.nv.global`, `.nv.global.init`) and
 //! `__constant__` ones (`.nv.constant3`). A kernel that reads or writes one would use
 //! the wrong copy. The rule, for a kernel and every function that it can reach:
@@ -26,7 +26,7 @@
 //! For 2 and 3 the operand's bits are looked at in every instruction, whether or not
 //! it has such an operand, so that the error is on the refusing side. What the
 //! names stand for cannot be proved from a file: a program that writes PTX by hand and
-//! gives a variable of its own such a name would have its kernels cut wrongly.
+//! gives a variable of its own such a name would have its kernels transformed wrongly.
 //! That rests on two facts about the
 //! compiler which cannot be proved from a file: constant operands name their bank in
 //! those bits, and addresses of variables come from relocated words only.

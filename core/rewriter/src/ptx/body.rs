@@ -1,4 +1,4 @@
-//! What a function's body does that cutting must know of.
+//! What a function's body does that transforming must know of.
 
 use super::lex::{Kind, Token, line_end};
 use super::module::{Module, Symbol};

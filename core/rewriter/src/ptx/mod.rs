@@ -2,7 +2,7 @@
 //!
 //! [`plan`] reads a module and decides, kernel by kernel, which edits give it the cut
 //! form; every other byte of the text stays as it was. The text is taken apart by
-//! `lex` and `module`, `body` and `reach` find what forbids cutting, `prelude` holds
+//! `lex` and `module`, `body` and `reach` find what forbids transforming, `prelude` holds
 //! the code that is put in. What is not understood is refused.
 
 mod body;
@@ -19,7 +19,7 @@ pub use lex::SOURCE_BYTES_MAX;
 pub use params::{PARAM_BYTES_MAX, PARAM_BYTES_MAX_OLD};
 
 use crate::control::CONTROL_BYTES;
-use crate::{CutForm, CutKernel, Refusal, Rewritten};
+use crate::{KernelForm, TransformedKernel, Refusal, Rewritten};
 use body::fact;
 use module::{Entry, Module};
 use reach::Reach;
@@ -35,7 +35,7 @@ const VERSION_RAISED_FROM: (u32, u32) = (3, 0);
 /// The first architecture that has what the prelude uses.
 const TARGET_MIN: u32 = 30;
 
-/// Give kernels of a PTX module a cut form; see [`crate::image::rewrite`].
+/// Give kernels of a PTX module a transformed form; see [`crate::image::rewrite`].
 ///
 /// A kernel that uses variables of the module is refused
 /// ([`Refusal::WritableGlobals`]): the result is loaded beside the original and has
@@ -44,7 +44,7 @@ const TARGET_MIN: u32 = 30;
 ///
 /// # Errors
 /// What makes the whole module unfit.
-pub fn rewrite(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
+pub fn rewrite(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Rewritten, Refusal> {
     plan(source, form, only).map(|plan| plan.apply(source))
 }
 
@@ -53,8 +53,8 @@ pub fn rewrite(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Rew
 pub struct Plan {
     /// In order, and apart.
     pub edits: Vec<Edit>,
-    /// Kernels that get the cut form.
-    pub kernels: Vec<CutKernel>,
+    /// Kernels that get the transformed form.
+    pub kernels: Vec<TransformedKernel>,
     /// Kernels that do not.
     pub refused: Vec<(String, Refusal)>,
 }
@@ -75,7 +75,7 @@ impl Plan {
 ///
 /// # Errors
 /// What makes the whole module unfit.
-pub fn plan(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Plan, Refusal> {
+pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Plan, Refusal> {
     let module = module::parse(source)?;
     let raise = module.version < VERSION_MIN;
     if module.version < VERSION_RAISED_FROM || module.target < TARGET_MIN {
@@ -116,7 +116,7 @@ pub fn plan(source: &str, form: CutForm, only: Option<&[&str]>) -> Result<Plan, 
     Ok(plan)
 }
 
-/// Why a kernel that has to do with all this cannot be cut.
+/// Why a kernel that has to do with all this cannot be transformed.
 fn by_content(all: u16) -> Option<Refusal> {
     let rules = [
         (fact::UNRESOLVED, Refusal::Relocatable),
@@ -131,19 +131,19 @@ fn by_content(all: u16) -> Option<Refusal> {
 struct Planner<'m, 'a> {
     module: &'m Module<'a>,
     reach: &'m Reach,
-    form: CutForm,
+    form: KernelForm,
     stem: &'m str,
 }
 
 impl Planner<'_, '_> {
-    /// Why an entry cannot be cut.
+    /// Why an entry cannot be transformed.
     fn refusal(&self, at: usize) -> Option<Refusal> {
         let entry = &self.module.entries[at];
         let layout = match &entry.layout {
             Ok(layout) => layout,
             Err(why) => return Some(*why),
         };
-        if self.already_cut(entry) {
+        if self.already_transformed(entry) {
             return Some(Refusal::Metadata);
         }
         let long = self.module.version >= (8, 1) && self.module.target >= 70;
@@ -165,7 +165,7 @@ impl Planner<'_, '_> {
     }
 
     fn by_form(&self, entry: &Entry<'_>, own: u16, below: u16, at: usize) -> Option<Refusal> {
-        if self.form == CutForm::Prelude {
+        if self.form == KernelForm::Prelude {
             return None;
         }
         let clusters = entry.may_cluster || entry.cluster.is_some_and(|dims| dims != [1; 3]);
@@ -183,16 +183,16 @@ impl Planner<'_, '_> {
         odd.then_some(Refusal::PtxVersion)
     }
 
-    fn already_cut(&self, entry: &Entry<'_>) -> bool {
+    fn already_transformed(&self, entry: &Entry<'_>) -> bool {
         let list = entry.list.clone().unwrap_or(0..0);
         let last = self.module.tokens[list].iter().rev().find(|t| t.kind == lex::Kind::Word);
         last.is_some_and(|t| t.text(self.module.source).ends_with(PARAM_SUFFIX))
     }
 
-    fn kernel(&self, at: usize, entry: &Entry<'_>) -> CutKernel {
+    fn kernel(&self, at: usize, entry: &Entry<'_>) -> TransformedKernel {
         let layout = entry.layout.unwrap_or_default();
         let all = self.reach.entries[at].bits | self.reach.below[at];
-        CutKernel {
+        TransformedKernel {
             name: entry.name.to_string(),
             parameter_count: layout.count,
             control_offset: layout.next_aligned(),
@@ -228,11 +228,11 @@ impl Planner<'_, '_> {
         let mut edits = vec![self.add_parameter(entry.name_token, entry.list.clone(), &param)];
         let open = self.module.tokens[entry.body.start - 1].end as usize;
         let text = match self.form {
-            CutForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
-            CutForm::SubGrid => prelude::sub_grid(self.stem, &param),
+            KernelForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
+            KernelForm::SubGrid => prelude::sub_grid(self.stem, &param),
         };
         edits.push(Edit::insert(open, text));
-        if self.form == CutForm::SubGrid {
+        if self.form == KernelForm::SubGrid {
             edits.extend(self.reach.entries[at].reads.iter().map(|read| {
                 let text = prelude::index(self.stem, read.size, read.axis);
                 Edit::replace(read.start as usize..read.end as usize, text)

@@ -79,7 +79,7 @@ pub struct Case {
     pub args: Vec<Arg>,
     /// A function reads the block's index: there is no sub-grid form.
     pub prelude_only: bool,
-    /// It uses variables of its module: it has no cut form.
+    /// It uses variables of its module: it has no transformed form.
     pub refused: bool,
 }
 

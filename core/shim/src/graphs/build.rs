@@ -1,4 +1,4 @@
-//! The driver's side of cutting graphs: looking at one, copying it, and making the parts.
+//! The driver's side of dividing graphs: looking at one, copying it, and making the parts.
 //!
 //! Whatever fails, everything made so far is destroyed and the reason is returned; nothing here
 //! touches the program's own graph or exec, and nothing is called once its context is gone (see
@@ -13,9 +13,9 @@ use crate::cu::{
     NODE_FREE, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEMORY_OPERATION, NODE_RECORD_EVENT,
     NODE_SEMAPHORE_SIGNAL, NODE_SEMAPHORE_WAIT, NODE_WAIT_EVENT, Ptr, SUCCESS, driver,
 };
-use crate::cut;
-use crate::cut::guarded::Guarded;
-use crate::cut::kernels::{self, Ready};
+use crate::forms;
+use crate::forms::guarded::Guarded;
+use crate::forms::kernels::{self, Ready};
 use std::collections::{HashMap, HashSet};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -216,7 +216,7 @@ fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr)>, Reason> {
     Ok(from.into_iter().zip(to).take(count).collect())
 }
 
-/// A node's kernels, or why a graph with it is never cut.
+/// A node's kernels, or why a graph with it is never divided.
 fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
     let d = driver();
     let f = d.node_type.ok_or(Reason::Missing("cuGraphNodeGetType"))?;
@@ -332,12 +332,12 @@ impl Kept {
     ///
     /// # Errors
     /// Why it is launched whole.
-    pub fn could_be_cut(&self, kernels_per_part: u32) -> Result<(), Reason> {
+    pub fn could_be_divided(&self, kernels_per_part: u32) -> Result<(), Reason> {
         let parts = self.kernel_nodes.div_ceil(kernels_per_part.max(1)) as usize;
         allowed(parts, 0)
     }
 
-    /// Nodes whose kernels are to be launched by themselves, of those that can be cut now.
+    /// Nodes whose kernels are to be launched by themselves, of those that can be divided now.
     pub fn own(&self, ready: &Ready) -> Vec<usize> {
         own::wanted(&self.own, ready)
     }
@@ -475,7 +475,7 @@ impl Drop for Parts {
             destroy(&self.home, &steps);
         } else {
             RETIRED.with(|all| all.push((self.home.clone(), steps)));
-            cut::sweep(self.home.context);
+            forms::sweep(self.home.context);
         }
     }
 }

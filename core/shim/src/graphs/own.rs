@@ -1,7 +1,7 @@
-//! Kernels of a graph that are launched by themselves, in a cut form.
+//! Kernels of a graph that are launched by themselves, in a transformed form.
 //!
 //! Between two parts of a chain others get in; within a kernel node they do not, however long it is.
-//! So a kernel that has a cut form is taken out of its part, and goes between two parts as a
+//! So a kernel that has a transformed form is taken out of its part, and goes between two parts as a
 //! launch of its own would. Which have one is what the policy wished for when the kernel was launched
 //! outside of a graph, as programs do before they record one: those, in grids of at least half of the
 //! blocks that they had then.
@@ -18,8 +18,8 @@ use crate::cu::{
     LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER,
     LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS, driver,
 };
-use crate::cut::form::{self, Way};
-use crate::cut::kernels::{self, Ready};
+use crate::forms::form::{self, Way};
+use crate::forms::kernels::{self, Ready};
 use crate::launch::KernelArguments;
 use std::cmp::Reverse;
 use tally_rewriter::names as kernel_names;

@@ -1,7 +1,7 @@
-//! Where a graph is cut: from nodes and edges to contiguous pieces of a topological order.
+//! Where a graph is divided: from nodes and edges to contiguous pieces of a topological order.
 //!
 //! Pure: no driver, no handles, the same answer every time for the same input. The rules:
-//! - a graph is cut only where every node before is ordered before every node behind, so that pieces launched
+//! - a graph is divided only where every node before is ordered before every node behind, so that pieces launched
 //!   one after the other add no order: nodes of parallel branches, which may wait for one another, stay in one piece;
 //! - a node that is to stand alone is a piece of its own, where that is so on both of its sides;
 //! - another piece has at most the wanted number of kernels, unless it cannot be cut before;
@@ -252,7 +252,7 @@ mod tests {
                     alone[*n] && is_separator(at) && is_separator(at + 1)
                 };
                 prop_assert!(inside.len() == 1 || !inside.iter().any(stands_alone), "{inside:?}");
-                // It has more than wanted only where it could not be cut.
+                // It has more than wanted only where it could not be divided.
                 let sum: u32 = inside.iter().map(|n| kernels[*n]).sum();
                 if sum > wanted.max(1) {
                     let kernels_before = |at: usize| -> u32 {

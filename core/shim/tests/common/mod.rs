@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Polled, Request};
 use tally_ipc::wait::{now_ns, wake};
-use tally_ipc::wire::{self, Hello, Residency, Welcome};
+use tally_ipc::wire::{self, Hello, SharingMode, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion};
 
 /// Tests that wait for something give up after this long; nothing is measured.
@@ -204,10 +204,10 @@ pub fn welcome() -> Welcome {
         client_id: 7,
         high_priority: false,
         class_reason: String::new(),
-        residency: Residency::Unmanaged,
+        sharing: SharingMode::Unmanaged,
         spin_ns: 20_000,
         fail_hold: false,
-        cutting: Default::default(),
+        rewrite: Default::default(),
     }
 }
 
@@ -296,7 +296,7 @@ impl Client {
         let _ = wake(&self.region, &self.core);
     }
 
-    pub fn standing(&self) {
+    pub fn ungated(&self) {
         ring::grant(&self.core, u64::MAX);
         let _ = wake(&self.region, &self.core);
     }

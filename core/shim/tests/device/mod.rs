@@ -14,7 +14,7 @@ type Host = unsafe extern "C" fn(Ptr);
 
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*);)*) => {
-        /// The driver as the program sees it: with the shim's doors in it.
+        /// The driver as the program sees it: with the shim's entry points in it.
         #[allow(non_snake_case)]
         pub struct Cuda { $(pub $name: unsafe extern "C" fn($($arg),*) -> R,)* }
 
@@ -222,7 +222,7 @@ impl Device {
         Device { cuda, mix, context, buffers, _alone: alone }
     }
 
-    /// That this driver finds nodes in copies of graphs; without, nothing is cut.
+    /// That this driver finds nodes in copies of graphs; without, nothing is transformed.
     pub fn cuts(&self) -> bool {
         let graph = Graph::new(self);
         let node = graph.empty(&[]);

@@ -3,7 +3,7 @@
 //!
 //! A worker keeps its SM from block to block and looks at the SM's word in between
 //! ([`Arbiter::must_yield`]); the lock is taken when a kernel arrives, leaves
-//! or gives way. Waiters sleep in a futex and wake now and then to see whether
+//! or yields. Waiters sleep in a futex and wake now and then to see whether
 //! somebody died holding what they wait for.
 
 use super::file::{self, AttachError, Wish};

@@ -178,7 +178,7 @@ fn a_holder_that_dies_in_the_lock_is_cleaned_up_after() {
     assert!(arbiter.take(&next).is_some() && arbiter.take(&next).is_some());
 }
 
-/// Whatever kernels come, go and give way in whatever order: no SM is given
+/// Whatever kernels come, go and yield in whatever order: no SM is given
 /// twice, none is idle while somebody wants it, and nobody waits behind
 /// somebody less urgent who could have been made to yield.
 #[test]

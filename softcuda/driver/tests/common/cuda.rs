@@ -84,8 +84,8 @@ pub fn fetch(at: u64, n: usize) -> Vec<u32> {
     host
 }
 
-/// The module of kernels that are cut, held and looked at while they run.
-pub fn load_cutting(context: &Arc<CudaContext>) -> Arc<CudaModule> {
+/// The module of kernels that are transformed, held and looked at while they run.
+pub fn load_transforming(context: &Arc<CudaContext>) -> Arc<CudaModule> {
     let ptx = std::fs::read_to_string(kernels().join("cutting.ptx")).unwrap();
     context.load_module(Ptx::from_src(ptx)).unwrap()
 }

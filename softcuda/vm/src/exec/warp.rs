@@ -4,7 +4,7 @@
 //! Lanes that diverge become separate fragments. The fragment deepest in
 //! calls, and of those the one earliest in the code, runs first; it stops
 //! where another one waits, and they merge. Compilers lay code out so that
-//! this is where paths meet. Fragments that spin give way, so that a lane may
+//! this is where paths meet. Fragments that spin yield, so that a lane may
 //! wait for another lane of its warp, as on Volta and later.
 
 use super::lanes::{Lanes, Regs, get, put};

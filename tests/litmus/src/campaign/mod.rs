@@ -53,7 +53,7 @@ pub struct Plan {
     pub seed: u64,
     /// Percent of the loops that kernels are to spin.
     pub work_percent: u32,
-    /// Also cut kernels of closed libraries, and load kernels eagerly whatever programs say.
+    /// Also transformed kernels of closed libraries, and load kernels eagerly whatever programs say.
     pub vendor: bool,
 }
 
@@ -315,9 +315,9 @@ fn start_core(artefacts: &Artefacts, plan: &Plan, setup: &Setup, scene: &Scene) 
     let policy_config = write("policy.toml", setup.policy_config.replace("SEED", &seed))?;
     let config = write("core.toml", plan.core_config(setup))?;
     let mode = setup.mode(plan.device);
-    let arguments = ["--residency", mode, "--config", &config, "--policy-config", &policy_config];
+    let arguments = ["--sharing", mode, "--config", &config, "--policy-config", &policy_config];
     let core = scene.core(&policy, &arguments)?;
-    let in_force = scene.status()?.0["residency"]["in_force"].clone();
+    let in_force = scene.status()?.0["sharing"]["in_force"].clone();
     ensure!(in_force == mode, "the sharing mode is {in_force}, not {mode}");
     Ok(core)
 }

@@ -62,7 +62,7 @@ const CUT: [&str; 8] = [
     "partitioned",
     "graph_chained",
     "yields",
-    "gave_way",
+    "launches_yielded",
     "rescued",
 ];
 const DECISIONS: [&str; 3] = ["launches_held", "window_stalls", "degraded"];
@@ -136,7 +136,7 @@ impl Row {
                 *self.mechanisms.entry(name.into()).or_default() += value.as_u64().unwrap_or(0);
             };
             add("launches", &client["launches"]);
-            CUT.iter().for_each(|name| add(name, &client["cut"][name]));
+            CUT.iter().for_each(|name| add(name, &client["transformed"][name]));
             DECISIONS.iter().for_each(|name| add(name, &client["decisions"][name]));
         }
     }

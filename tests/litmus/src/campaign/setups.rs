@@ -7,7 +7,7 @@ use tally_tests::{Class, Device};
 pub enum Sharing {
     /// In turns. On the software device nothing takes turns; the core and the shim act as if.
     TimeSlice,
-    /// At once. `mps` on a GPU; the software device is shared so anyway (`--residency none`).
+    /// At once. `mps` on a GPU; the software device is shared so anyway (`--sharing mode none`).
     AtOnce,
 }
 
@@ -22,7 +22,7 @@ pub struct Setup {
     /// The policy's configuration; `SEED` stands for a number.
     pub policy_config: &'static str,
     pub sharing: Sharing,
-    /// SMs that narrowed launches may leave free: on the software device, and on a GPU.
+    /// SMs that SM-limited launches may leave free: on the software device, and on a GPU.
     pub reserve_sms: [&'static [u32]; 2],
     /// SMs of the software device.
     pub sms: u32,
@@ -31,7 +31,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The core's `--residency` on a device.
+    /// The core's `--sharing mode` on a device.
     pub fn mode(&self, device: Device) -> &'static str {
         match (self.sharing, device) {
             (Sharing::TimeSlice, _) => "timeslice",

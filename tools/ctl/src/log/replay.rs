@@ -78,7 +78,7 @@ impl Source {
             Some(path) => path.clone(),
             None if about.path.is_empty() => {
                 return Err(format!(
-                    "{} was in charge, which is no component: name one with --policy FILE",
+                    "{} was active, which is no component: name one with --policy FILE",
                     about.name
                 ));
             }

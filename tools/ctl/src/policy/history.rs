@@ -1,4 +1,4 @@
-//! `tallyctl policy history`: which policies were in charge, and why each came and went.
+//! `tallyctl policy history`: which policies were active, and why each came and went.
 
 use crate::admin::Core;
 use crate::error::CtlError;
@@ -39,10 +39,10 @@ fn show(out: &mut impl Write, records: &[Value], now_s: u64) -> std::io::Result<
         writeln!(out, "{line}")?;
     }
     for record in records.iter().rev() {
-        if let Some(message) = record.pointer("/struck_out/message").and_then(Value::as_str) {
+        if let Some(message) = record.pointer("/disabled/message").and_then(Value::as_str) {
             let (generation, kind) =
-                (count(record, "/generation"), text(record, "/struck_out/kind"));
-            writeln!(out, "\n{generation} was struck out: {kind}: {message}")?;
+                (count(record, "/generation"), text(record, "/disabled/kind"));
+            writeln!(out, "\n{generation} was disabled: {kind}: {message}")?;
         }
     }
     Ok(())
@@ -51,20 +51,20 @@ fn show(out: &mut impl Write, records: &[Value], now_s: u64) -> std::io::Result<
 fn row(record: &Value, now_s: u64) -> Vec<String> {
     let faults = record["faults"].as_object().into_iter().flatten();
     let faults: u64 = faults.filter_map(|(_, n)| n.as_u64()).sum();
-    let came = text(record, "/came");
-    let own = record["content_of"] == record["generation"];
-    let came =
-        if own { came.into() } else { format!("{came} of {}", count(record, "/content_of")) };
-    let in_charge = record["went"].is_null();
-    let figure = |n: String| if in_charge { "-".into() } else { n };
+    let loaded_because = text(record, "/loaded_because");
+    let own = record["same_as_generation"] == record["generation"];
+    let loaded_because =
+        if own { loaded_because.into() } else { format!("{loaded_because} of {}", count(record, "/same_as_generation")) };
+    let active = record["unloaded_because"].is_null();
+    let figure = |n: String| if active { "-".into() } else { n };
     vec![
         count(record, "/generation"),
         crate::status::short(text(record, "/name")),
         text(record, "/digest").get(..16).unwrap_or("none").to_owned(),
-        came,
-        ago(now_s.saturating_sub(number(record, "/came_at_unix_s") as u64)),
+        loaded_because,
+        ago(now_s.saturating_sub(number(record, "/loaded_at_unix_s") as u64)),
         text(record, "/restored/outcome").to_owned(),
-        if in_charge { "in charge".into() } else { text(record, "/went").to_owned() },
+        if active { "active".into() } else { text(record, "/unloaded_because").to_owned() },
         figure(count(record, "/decides")),
         figure(faults.to_string()),
         if record["kept"] == true { "yes" } else { "no" }.to_owned(),
@@ -87,14 +87,14 @@ mod tests {
     fn the_latest_comes_first_and_strikes_are_told_in_full() {
         let records = [
             json!({
-                "generation": 1, "name": "old", "digest": "0123456789abcdef0123", "came": "start",
-                "content_of": 1, "came_at_unix_s": 100, "restored": {"outcome": "not-offered"},
-                "went": "struck-out", "decides": 5, "faults": {"trap": 2, "stall": 1},
-                "struck_out": {"kind": "trap", "message": "unreachable\n  at chaos"}, "kept": true,
+                "generation": 1, "name": "old", "digest": "0123456789abcdef0123", "loaded_because": "start",
+                "same_as_generation": 1, "loaded_at_unix_s": 100, "restored": {"outcome": "not-offered"},
+                "unloaded_because": "struck-out", "decides": 5, "faults": {"trap": 2, "stall": 1},
+                "disabled": {"kind": "trap", "message": "unreachable\n  at chaos"}, "kept": true,
             }),
             json!({
-                "generation": 2, "name": "new", "digest": "", "came": "strikes", "content_of": 1,
-                "came_at_unix_s": 400, "restored": {"outcome": "accepted"}, "went": null,
+                "generation": 2, "name": "new", "digest": "", "loaded_because": "strikes", "same_as_generation": 1,
+                "loaded_at_unix_s": 400, "restored": {"outcome": "accepted"}, "unloaded_because": null,
                 "decides": 0, "faults": {}, "kept": true,
             }),
         ];
@@ -104,8 +104,8 @@ mod tests {
         let at =
             |word: &str| shown.find(word).unwrap_or_else(|| panic!("{word:?} is not in\n{shown}"));
         assert!(at("strikes of 1") < at("struck-out"));
-        assert!(at("1 was struck out: trap: unreachable") > at("struck-out"));
-        assert!(shown.contains("100 s") && shown.contains("6 min") && shown.contains("in charge"));
+        assert!(at("1 was disabled: trap: unreachable") > at("struck-out"));
+        assert!(shown.contains("100 s") && shown.contains("6 min") && shown.contains("active"));
     }
 
     #[test]

@@ -8,5 +8,5 @@ use std::io::Write;
 /// Go back to that generation, or to the last good one.
 pub fn run(core: &mut Core, out: &mut impl Write, to: Option<u64>) -> Result<(), CtlError> {
     let back = core.ask(&json!({"cmd": "policy_rollback", "to": to}))?;
-    Ok(super::in_charge(out, &back)?)
+    Ok(super::active(out, &back)?)
 }

@@ -1,0 +1,230 @@
+//! How clients share the GPU: what was asked for, what is in force, and why.
+
+use crate::config::{SharingMode as Config, SharingChoice};
+use crate::error::CoreError;
+use crate::mps::{self, MpsStatus, PrivateDaemon};
+use crate::refresh::{self, RefreshStatus};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use tally_engine::policy::{Class, SharingMode};
+use tally_ipc::wire;
+
+/// There is an NVIDIA driver if this exists.
+const DEVICE: &str = "/dev/nvidiactl";
+
+/// What is in force.
+enum InForce {
+    Mps { pipes: PathBuf, private: Option<PrivateDaemon> },
+    Timeslice,
+    None,
+}
+
+/// See the module's documentation.
+pub struct SharingMode {
+    config: Config,
+    in_force: InForce,
+    reason: String,
+    refresh: Option<refresh::Shown>,
+}
+
+/// For `tallyctl status`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct SharingStatus {
+    /// As configured.
+    pub asked: &'static str,
+    /// What clients are told.
+    pub in_force: &'static str,
+    /// Why it is that.
+    pub reason: String,
+    /// The MPS daemon, if one is used.
+    pub mps: Option<MpsStatus>,
+    /// Changes of context, where there are to be any.
+    pub refresh: Option<RefreshStatus>,
+}
+
+/// Where another daemon may serve.
+fn shared_pipes(config: &Config) -> PathBuf {
+    config.mps.pipe_directory.clone().unwrap_or_else(|| {
+        std::env::var_os(mps::ENV_PIPE_DIRECTORY)
+            .filter(|d| !d.is_empty())
+            .map_or_else(|| mps::DEFAULT_PIPE_DIRECTORY.into(), PathBuf::from)
+    })
+}
+
+/// Why whoever serves there is not to be believed: clients would send it their work.
+fn strangers(pipes: &Path) -> Option<String> {
+    let uid = std::fs::metadata(pipes).ok()?.uid();
+    of_a_stranger(pipes, uid, rustix::process::geteuid().as_raw())
+}
+
+fn of_a_stranger(pipes: &Path, uid: u32, own: u32) -> Option<String> {
+    (uid != 0 && uid != own).then(|| {
+        format!(
+            "{} belongs to user {uid}, neither root nor the core's: not used for MPS",
+            pipes.display()
+        )
+    })
+}
+
+impl SharingMode {
+    /// Decide, and start what is needed. `folder` is the socket's. Must run
+    /// inside a `LocalSet`.
+    ///
+    /// # Errors
+    /// If MPS is required and cannot be had.
+    pub async fn establish(config: &Config, folder: &Path) -> Result<Self, CoreError> {
+        let pipes = shared_pipes(config);
+        let strangers = strangers(&pipes);
+        if let Some(why) = &strangers {
+            tracing::warn!("{why}");
+        }
+        let (in_force, reason) = match config.mode {
+            SharingChoice::None => (InForce::None, "asked for".to_owned()),
+            SharingChoice::Timeslice => (InForce::Timeslice, "asked for".to_owned()),
+            SharingChoice::Auto if !Path::new(DEVICE).exists() => {
+                (InForce::None, format!("no NVIDIA device ({DEVICE} is missing)"))
+            }
+            SharingChoice::Auto | SharingChoice::Mps
+                if strangers.is_none() && mps::is_serving(&config.mps.control, &pipes).await =>
+            {
+                let reason = format!("an MPS daemon serves at {}", pipes.display());
+                (InForce::Mps { pipes, private: None }, reason)
+            }
+            SharingChoice::Auto => {
+                let none = || format!("no MPS daemon serves at {}", pipes.display());
+                (InForce::Timeslice, strangers.unwrap_or_else(none))
+            }
+            SharingChoice::Mps => Self::private(config, folder, pipes).await?,
+        };
+        tracing::info!(asked = config.mode.as_str(), in_force = name(&in_force), %reason, "sharing");
+        let refresh = match in_force {
+            InForce::Mps { .. } => config.mps.refresh().map(refresh::shown),
+            _ => None,
+        };
+        Ok(SharingMode { config: config.clone(), in_force, reason, refresh })
+    }
+
+    async fn private(
+        config: &Config,
+        folder: &Path,
+        shared: PathBuf,
+    ) -> Result<(InForce, String), CoreError> {
+        let outcome = if config.mps.manage {
+            let base = std::path::absolute(folder).unwrap_or_else(|_| folder.into()).join("mps");
+            let pipes = config.mps.pipe_directory.clone().unwrap_or_else(|| base.join("pipe"));
+            PrivateDaemon::start(&config.mps.control, &pipes, &base.join("log"))
+                .await
+                .map(|private| (pipes, private))
+                .map_err(|error| error.to_string())
+        } else {
+            Err(format!("none serves at {} and sharing mode.mps.manage is false", shared.display()))
+        };
+        match outcome {
+            Ok((pipes, private)) => Ok((
+                InForce::Mps { pipes, private: Some(private) },
+                "asked for; the core keeps a private MPS daemon".into(),
+            )),
+            Err(why) if config.required => Err(CoreError::SharingMode(format!("mps: {why}"))),
+            Err(why) => {
+                tracing::warn!("MPS cannot be had, time slices are used instead: {why}");
+                Ok((InForce::Timeslice, format!("mps cannot be had: {why}")))
+            }
+        }
+    }
+
+    /// What a client of this class is told.
+    pub fn for_client(&self, class: Class) -> wire::SharingMode {
+        match &self.in_force {
+            InForce::None => wire::SharingMode::Unmanaged,
+            InForce::Timeslice => wire::SharingMode::TimeSlice {
+                slice_us: match class {
+                    Class::High => self.config.timeslice.high_us,
+                    Class::BestEffort => self.config.timeslice.best_effort_us,
+                },
+                shared_us: match class {
+                    Class::High => self.config.timeslice.high_us,
+                    Class::BestEffort => self.config.timeslice.shared_us(),
+                },
+                linger_us: match class {
+                    Class::High => self.config.timeslice.linger_us,
+                    Class::BestEffort => 0,
+                },
+            },
+            InForce::Mps { pipes, .. } => wire::SharingMode::Mps {
+                pipe_directory: pipes.display().to_string(),
+                client_priority: u32::from(
+                    class == Class::BestEffort && self.config.mps.client_priority,
+                ),
+            },
+        }
+    }
+
+    /// For policies.
+    pub fn sharing(&self) -> SharingMode {
+        match self.in_force {
+            InForce::Timeslice => SharingMode::TimeSliced,
+            InForce::Mps { .. } | InForce::None => SharingMode::Concurrent,
+        }
+    }
+
+    /// Whether clients are expected to be MPS clients.
+    pub fn is_mps(&self) -> bool {
+        matches!(self.in_force, InForce::Mps { .. })
+    }
+
+    /// Changes of context, if there are to be any: the program, if it is configured, and what is shown.
+    pub fn refresh(&self) -> Option<(Option<PathBuf>, refresh::Shown)> {
+        Some((self.config.mps.refresh_program.clone(), self.refresh.clone()?))
+    }
+
+    /// For people.
+    pub fn status(&self) -> SharingStatus {
+        SharingStatus {
+            asked: self.config.mode.as_str(),
+            in_force: name(&self.in_force),
+            reason: self.reason.clone(),
+            mps: match &self.in_force {
+                InForce::Mps { private: Some(daemon), .. } => Some(daemon.status()),
+                InForce::Mps { pipes, private: None } => Some(MpsStatus {
+                    pipe_directory: pipes.clone(),
+                    managed: false,
+                    state: "not watched".into(),
+                    restarts: 0,
+                    pid: None,
+                }),
+                _ => None,
+            },
+            refresh: self.refresh.as_ref().map(|shown| shown.borrow().clone()),
+        }
+    }
+
+    /// Stop what was started.
+    pub async fn end(self) {
+        if let InForce::Mps { private: Some(daemon), .. } = self.in_force {
+            daemon.stop().await;
+        }
+    }
+}
+
+fn name(in_force: &InForce) -> &'static str {
+    match in_force {
+        InForce::Mps { .. } => "mps",
+        InForce::Timeslice => "timeslice",
+        InForce::None => "none",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_roots_and_ones_own_mps_daemon_is_used() {
+        let pipes = Path::new("/tmp/nvidia-mps");
+        assert_eq!(of_a_stranger(pipes, 0, 7), None);
+        assert_eq!(of_a_stranger(pipes, 7, 7), None);
+        let why = of_a_stranger(pipes, 1000, 7).unwrap();
+        assert!(why.contains("/tmp/nvidia-mps belongs to user 1000"), "{why}");
+        assert_eq!(strangers(Path::new("/nonexistent")), None, "nobody's");
+    }
+}

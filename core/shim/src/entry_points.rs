@@ -1,0 +1,436 @@
+//! The table of functions replaced; `core/preload` exports a function of each name. Each has a function
+//! for programs linked to the driver, and a few wrappers that look-ups return, one
+//! for each distinct real function found (see [`crate::resolve`]).
+//!
+//! A body takes the real function, whether the default stream is the thread's
+//! own (`_ptsz`, `_ptds`), and the arguments. A wrapper must never call anything
+//! but its own real function for the program's sake. Bodies whose versions differ
+//! only in trailing register arguments pass those through unread.
+
+#![allow(non_snake_case)]
+
+use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
+use crate::{contexts, graphs, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs};
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Distinct real functions of one name that are told apart.
+pub const REALS: usize = 4;
+
+/// One replaced function.
+#[derive(Debug)]
+pub struct EntryPoint {
+    /// Its exact name.
+    pub name: &'static str,
+    /// The same, to look it up.
+    pub symbol: &'static CStr,
+    /// The real function that a program linked to the driver calls; 0: not known yet.
+    pub linked: &'static AtomicUsize,
+    /// What a program linked to the driver calls.
+    pub direct: *const (),
+    /// Real functions, in the order they were found; 0 is free.
+    pub reals: &'static [AtomicUsize; REALS],
+    /// The wrapper for each.
+    pub wrappers: [*const (); REALS],
+}
+
+// SAFETY: function pointers and atomics.
+unsafe impl Sync for EntryPoint {}
+
+/// See [`DIRECT`].
+#[derive(Debug)]
+pub struct Directs(pub &'static [*const ()]);
+
+// SAFETY: function pointers.
+unsafe impl Sync for Directs {}
+
+macro_rules! entry_points {
+    ($( $name:ident($($arg:ident: $ty:ty),*) $per_thread:literal $($body:ident)::+ ;)*) => {
+        $(
+            /// The driver function of this name.
+            ///
+            /// # Safety
+            /// As the driver's.
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> CuResult {
+                let mut real = wrapped::$name::LINKED.load(Acquire);
+                if real == 0 {
+                    real = resolve::direct(&wrapped::$name::LINKED, wrapped::$name::SYMBOL);
+                    if real == 0 {
+                        return SYMBOL_NOT_FOUND;
+                    }
+                }
+                // SAFETY: the driver's function of this name; arguments are the caller's.
+                unsafe {
+                    let real = std::mem::transmute::<usize, unsafe extern "C" fn($($ty),*) -> CuResult>(real);
+                    $($body)::+(real, $per_thread, $($arg),*)
+                }
+            }
+        )*
+
+        mod wrapped {
+            use super::*;
+            $(
+                pub mod $name {
+                    use super::*;
+                    pub static LINKED: AtomicUsize = AtomicUsize::new(0);
+                    pub const SYMBOL: &CStr =
+                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                            Ok(name) => name,
+                            Err(_) => panic!("NUL in a name"),
+                        };
+                    pub static REALS_OF: [AtomicUsize; REALS] = [const { AtomicUsize::new(0) }; REALS];
+
+                    pub unsafe extern "C" fn wrapper<const I: usize>($($arg: $ty),*) -> CuResult {
+                        let real = REALS_OF[I].load(Relaxed);
+                        // SAFETY: a wrapper is handed out only after its real
+                        // function was stored; arguments are the caller's.
+                        unsafe {
+                            let real = std::mem::transmute::<usize, unsafe extern "C" fn($($ty),*) -> CuResult>(real);
+                            $($body)::+(real, $per_thread, $($arg),*)
+                        }
+                    }
+                }
+            )*
+        }
+
+        /// What programs linked to the driver call, in the table's order.
+        pub static DIRECT: Directs = Directs(&[ $( $name as *const () ),* ]);
+
+        /// All of them.
+        pub static ENTRY_POINTS: &[EntryPoint] = &[ $( EntryPoint {
+            name: stringify!($name),
+            symbol: wrapped::$name::SYMBOL,
+            linked: &wrapped::$name::LINKED,
+            direct: $name as *const (),
+            reals: &wrapped::$name::REALS_OF,
+            wrappers: [
+                wrapped::$name::wrapper::<0> as *const (),
+                wrapped::$name::wrapper::<1> as *const (),
+                wrapped::$name::wrapper::<2> as *const (),
+                wrapped::$name::wrapper::<3> as *const (),
+            ],
+        }, )* ];
+    };
+}
+
+entry_points! {
+    cuInit(flags: c_uint) false lifecycle::init;
+    cuGetProcAddress(symbol: *const c_char, pfn: *mut Ptr, version: c_int, flags: u64) false lifecycle::get_proc_address;
+    cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut Ptr, version: c_int, flags: u64, status: *mut c_int) false lifecycle::get_proc_address_v2;
+
+    cuLaunchKernel(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr) false launch::kernel;
+    cuLaunchKernel_ptsz(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr) true launch::kernel;
+    cuLaunchKernelEx(config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr) false launch::kernel_ex;
+    cuLaunchKernelEx_ptsz(config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr) true launch::kernel_ex;
+    cuLaunchCooperativeKernel(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr) false launch::cooperative;
+    cuLaunchCooperativeKernel_ptsz(f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Ptr, params: *mut Ptr) true launch::cooperative;
+    cuLaunchCooperativeKernelMultiDevice(list: Ptr, count: c_uint, flags: c_uint) false launch::cooperative_multi;
+    cuLaunch(f: Ptr) false launch::legacy;
+    cuLaunchGrid(f: Ptr, width: c_int, height: c_int) false launch::legacy_grid;
+    cuLaunchGridAsync(f: Ptr, width: c_int, height: c_int, stream: Ptr) false launch::legacy_grid_async;
+    cuGraphLaunch(exec: Ptr, stream: Ptr) false launch::graph;
+    cuGraphLaunch_ptsz(exec: Ptr, stream: Ptr) true launch::graph;
+    cuLaunchHostFunc(a: usize, b: usize, c: usize, d: usize) false quiesce::host_func;
+    cuLaunchHostFunc_ptsz(a: usize, b: usize, c: usize, d: usize) true quiesce::host_func;
+    cuLaunchHostFunc_v2(a: usize, b: usize, c: usize, d: usize) false quiesce::host_func;
+    cuLaunchHostFunc_v2_ptsz(a: usize, b: usize, c: usize, d: usize) true quiesce::host_func;
+    cuStreamAddCallback(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamAddCallback_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitEvent_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue32(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue32_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue32_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue64(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue64_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWaitValue64_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWaitValue64_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamBatchMemOp(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamBatchMemOp_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamBatchMemOp_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamBatchMemOp_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuWaitExternalSemaphoresAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuWaitExternalSemaphoresAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoD_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoD_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoA_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoA_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2DUnaligned_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2DUnaligned_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD16_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D16_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyDtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyDtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyHtoAAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyHtoAAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyAtoHAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpyAtoHAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy2DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy2DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD8Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD8Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD16Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD16Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD32Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD32Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D8Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D8Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D16Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D16Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemsetD2D32Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemsetD2D32Async_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue32(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue32_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue32_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue64(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue64_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuStreamWriteValue64_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuStreamWriteValue64_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuSignalExternalSemaphoresAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuSignalExternalSemaphoresAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemAllocAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemAllocAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemAllocFromPoolAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemAllocFromPoolAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemFreeAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemFreeAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemPrefetchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemPrefetchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemPrefetchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemPrefetchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemMapArrayAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemMapArrayAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphUpload(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphUpload_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphicsMapResources(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphicsMapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuGraphicsUnmapResources(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGraphicsUnmapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
+    cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
+
+    cuStreamSynchronize(stream: Ptr) false syncs::stream_wait;
+    cuStreamSynchronize_ptsz(stream: Ptr) true syncs::stream_wait;
+    cuStreamQuery(stream: Ptr) false syncs::stream;
+    cuStreamQuery_ptsz(stream: Ptr) true syncs::stream;
+    cuEventSynchronize(event: Ptr) false syncs::event_wait;
+    cuEventQuery(event: Ptr) false syncs::event;
+    cuEventRecord(event: Ptr, stream: Ptr) false syncs::event_record;
+    cuEventRecord_ptsz(event: Ptr, stream: Ptr) true syncs::event_record;
+    cuEventRecordWithFlags(event: Ptr, stream: Ptr, flags: c_uint) false syncs::event_record_flags;
+    cuEventRecordWithFlags_ptsz(event: Ptr, stream: Ptr, flags: c_uint) true syncs::event_record_flags;
+    cuCtxSynchronize() false syncs::context;
+    cuCtxSynchronize_v2(ctx: Ptr) false syncs::context_given;
+    cuMemcpyDtoH_v2(dst: Ptr, src: u64, bytes: usize) false syncs::copy_to_host;
+    cuMemcpyDtoH_v2_ptds(dst: Ptr, src: u64, bytes: usize) true syncs::copy_to_host;
+    cuMemcpyDtoHAsync_v2(dst: Ptr, src: u64, bytes: usize, stream: Ptr) false syncs::copy_to_host_async;
+    cuMemcpyDtoHAsync_v2_ptsz(dst: Ptr, src: u64, bytes: usize, stream: Ptr) true syncs::copy_to_host_async;
+    cuMemcpyAtoH_v2(dst: Ptr, src: Ptr, offset: usize, bytes: usize) false syncs::array_to_host;
+    cuMemcpyAtoH_v2_ptds(dst: Ptr, src: Ptr, offset: usize, bytes: usize) true syncs::array_to_host;
+    cuMemcpy(dst: u64, src: u64, bytes: usize) false syncs::copy_any;
+    cuMemcpy_ptds(dst: u64, src: u64, bytes: usize) true syncs::copy_any;
+
+    cuEventDestroy(event: Ptr) false syncs::event_destroy;
+    cuEventDestroy_v2(event: Ptr) false syncs::event_destroy;
+    cuStreamCreate(stream: *mut Ptr, flags: c_uint) false streams::create;
+    cuStreamCreateWithPriority(stream: *mut Ptr, flags: c_uint, priority: c_int) false streams::create_with_priority;
+    cuGreenCtxStreamCreate(stream: *mut Ptr, green: Ptr, flags: c_uint, priority: c_int) false streams::create_in_green;
+    cuStreamSetAttribute(stream: Ptr, a: usize, b: usize) false streams::set_attribute;
+    cuStreamSetAttribute_ptsz(stream: Ptr, a: usize, b: usize) true streams::set_attribute;
+    cuStreamCopyAttributes(stream: Ptr, a: usize) false streams::copy_attributes;
+    cuStreamCopyAttributes_ptsz(stream: Ptr, a: usize) true streams::copy_attributes;
+    cuStreamAttachMemAsync(stream: Ptr, a: usize, b: usize, c: usize) false streams::attach_memory;
+    cuStreamAttachMemAsync_ptsz(stream: Ptr, a: usize, b: usize, c: usize) true streams::attach_memory;
+    cuStreamDestroy(stream: Ptr) false lifecycle::stream_destroy;
+    cuStreamDestroy_v2(stream: Ptr) false lifecycle::stream_destroy;
+    cuStreamBeginCapture(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
+    cuStreamBeginCapture_ptsz(stream: Ptr, mode: c_int) true lifecycle::begin_capture;
+    cuStreamBeginCapture_v2(stream: Ptr, mode: c_int) false lifecycle::begin_capture;
+    cuStreamBeginCapture_v2_ptsz(stream: Ptr, mode: c_int) true lifecycle::begin_capture;
+    cuStreamBeginCaptureToGraph(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) false lifecycle::begin_capture_to_graph;
+    cuStreamBeginCaptureToGraph_ptsz(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) true lifecycle::begin_capture_to_graph;
+    cuStreamEndCapture(stream: Ptr, graph: *mut Ptr) false lifecycle::end_capture;
+    cuStreamEndCapture_ptsz(stream: Ptr, graph: *mut Ptr) true lifecycle::end_capture;
+    cuGraphInstantiate(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiate_v2(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithFlags(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithParams(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
+    cuGraphInstantiateWithParams_ptsz(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) true lifecycle::graph_instantiate;
+    cuGraphExecDestroy(exec: Ptr) false lifecycle::graph_exec_destroy;
+    cuGraphExecUpdate(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecUpdate_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecKernelNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecKernelNodeSetParams_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecMemcpyNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecMemsetNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecHostNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecChildGraphNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecEventRecordNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecEventWaitNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecExternalSemaphoresSignalNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecExternalSemaphoresWaitNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecBatchMemOpNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuCtxDestroy(ctx: Ptr) false contexts::destroy;
+    cuCtxDestroy_v2(ctx: Ptr) false contexts::destroy;
+    cuDevicePrimaryCtxRetain(ctx: *mut Ptr, device: c_int) false contexts::primary_retain;
+    cuDevicePrimaryCtxReset(device: c_int) false contexts::primary_reset;
+    cuDevicePrimaryCtxReset_v2(device: c_int) false contexts::primary_reset;
+    cuDevicePrimaryCtxRelease(device: c_int) false contexts::primary_release;
+    cuDevicePrimaryCtxRelease_v2(device: c_int) false contexts::primary_release;
+
+    cuModuleLoad(module: *mut Ptr, path: *const c_char) false loads::module_load;
+    cuModuleLoadData(module: *mut Ptr, image: *const u8) false loads::module_load_data;
+    cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: *mut c_int, values: *mut Ptr) false loads::module_load_data_ex;
+    cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false loads::module_load_data;
+    cuModuleUnload(module: Ptr) false names::unload;
+    cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate;
+    cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate;
+    cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
+    cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_data;
+    cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;
+    cuLibraryUnload(library: Ptr) false names::unload;
+    cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
+    cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
+    cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
+    cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
+    cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
+}
+
+/// The entry point of exactly this name.
+pub fn exact(name: &[u8]) -> Option<&'static EntryPoint> {
+    if !is_driver_name(name) {
+        return None;
+    }
+    ENTRY_POINTS.iter().find(|entry_point| entry_point.name.as_bytes() == name)
+}
+
+/// `cu` and a capital: neither `cudaMalloc` nor `cublasCreate`.
+pub fn is_driver_name(name: &[u8]) -> bool {
+    name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase)
+}
+
+/// The entry point for a `cuGetProcAddress` request by base name: `name`, else
+/// `name_v2`, with the per-thread form of either where asked for and there is one.
+pub fn requested(name: &[u8], per_thread: bool) -> Option<&'static EntryPoint> {
+    if !is_driver_name(name) {
+        return None;
+    }
+    let with = |suffix: &str| {
+        ENTRY_POINTS.iter().find(|entry_point| {
+            entry_point.name.as_bytes().strip_prefix(name).is_some_and(|rest| rest == suffix.as_bytes())
+        })
+    };
+    let per_thread_form =
+        || ["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"].iter().find_map(|s| with(s));
+    // The newer version first: it passes every register the older one has.
+    let plain = || ["_v2", ""].iter().find_map(|s| with(s));
+    if per_thread { per_thread_form().or_else(plain) } else { plain() }
+}
+
+/// Whether an address is one of our own functions, or an export of the preloaded library.
+pub fn is_ours(address: usize) -> bool {
+    ENTRY_POINTS.iter().any(|entry_point| {
+        entry_point.direct as usize == address || entry_point.wrappers.iter().any(|w| *w as usize == address)
+    }) || crate::host::exports().iter().any(|export| *export as usize == address)
+}
+
+/// Some real function found so far.
+pub fn first_real() -> Option<usize> {
+    ENTRY_POINTS.iter().flat_map(|entry_point| entry_point.reals.iter()).map(|r| r.load(Acquire)).find(|r| *r != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str) -> Option<&'static str> {
+        exact(name.as_bytes()).map(|entry_point| entry_point.name)
+    }
+
+    #[test]
+    fn only_exact_driver_names_match() {
+        assert_eq!(found("cuLaunchKernel"), Some("cuLaunchKernel"));
+        assert_eq!(found("cuStreamDestroy_v2"), Some("cuStreamDestroy_v2"));
+        assert_eq!(found("cuEventDestroy_v2"), Some("cuEventDestroy_v2"));
+        for other in [
+            "cudaLaunchKernel",
+            "cublasCreate",
+            "cuLaunchKernelX",
+            "cuLaunchKerne",
+            "cu",
+            "",
+            "cuMemAlloc_v2",
+        ] {
+            assert_eq!(found(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn requests_lead_to_the_form_that_was_asked_for() {
+        let is = |name: &str, per_thread| requested(name.as_bytes(), per_thread).map(|d| d.name);
+        assert_eq!(is("cuLaunchKernel", false), Some("cuLaunchKernel"));
+        assert_eq!(is("cuLaunchKernel", true), Some("cuLaunchKernel_ptsz"));
+        assert_eq!(is("cuMemcpyDtoH", false), Some("cuMemcpyDtoH_v2"));
+        assert_eq!(is("cuMemcpyDtoH", true), Some("cuMemcpyDtoH_v2_ptds"));
+        assert_eq!(is("cuEventQuery", true), Some("cuEventQuery"));
+        assert_eq!(is("cuStreamBeginCapture", false), Some("cuStreamBeginCapture_v2"));
+        assert_eq!(is("cuStreamBeginCapture", true), Some("cuStreamBeginCapture_v2_ptsz"));
+        assert_eq!(is("cuGetExportTable", false), None);
+        assert_eq!(is("cuLaunch", false), Some("cuLaunch"));
+        assert_eq!(is("cuGraphExecUpdate", false), Some("cuGraphExecUpdate_v2"));
+        assert_eq!(is("cuGraphNodeSetEnabled", true), Some("cuGraphNodeSetEnabled"));
+    }
+
+    #[test]
+    fn names_are_unique_and_wrappers_distinct() {
+        let mut names: Vec<_> = ENTRY_POINTS.iter().map(|d| d.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ENTRY_POINTS.len());
+        assert!(is_ours(cuLaunchKernel as *const () as usize));
+        assert!(!is_ours(only_exact_driver_names_match as *const () as usize));
+    }
+}

@@ -1,0 +1,307 @@
+//! The launch path with a decision a launch: what a best-effort client does.
+//!
+//! One launch at a time of a stream, under the slot's [`turn`](crate::turn): publish the request,
+//! wait for the answer, launch, put an event behind it (see [`completion`]). Launches of several
+//! streams wait side by side; the core answers in the order of the tickets.
+//!
+//! What must hold, whatever happens to the core or the driver:
+//! - the real function is called exactly once, in the stream's own order;
+//! - a ticket once taken is published (or the core would wait for it for ever);
+//! - a published launch is reported done, also when the driver refused it: the
+//!   core would count it as in flight for ever;
+//! - nothing here waits for the GPU.
+//!
+//! A ticket may be published to a core that never answers it: it died (its
+//! successor starts at a later ticket), or it is stuck. Without a core the launch
+//! follows the fail mode: go on unscheduled, or take a new ticket at the next core.
+
+use crate::completion;
+use crate::cu::{CuResult, driver};
+use crate::forms::form::Order;
+use crate::launch::{self, Call, Shape, Target};
+use crate::slots::{self, OVERFLOW, SLOTS, Slot};
+use crate::state::{self, Epoch};
+use crate::turn::Held;
+use crate::{helper, forms, link, quiesce};
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::submission_flags::{
+    CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED,
+};
+use tally_ipc::ring::{self, Answer, Request};
+use tally_ipc::wait::{self, CLIENT_NAP, now_ns};
+
+/// A core whose heartbeat stands still this long while a launch waits is stuck.
+pub const STUCK_NS: u64 = 2_000_000_000;
+/// A waiting thread asks for the events of its stream at every so many looks for its answer.
+const LOOKS_PER_POLL: u32 = 4;
+
+/// How a launch goes on.
+enum Way {
+    /// The core said how, to this ticket.
+    Gated(Answer, u64),
+    /// There is no core to ask, and the fail mode says go on.
+    Unscheduled,
+    /// There is a standing grant (now).
+    Ungated,
+}
+
+/// How waiting for the core ended.
+enum Waited<T> {
+    /// As hoped.
+    Done(T),
+    /// The core that was asked is gone.
+    Lost,
+    /// It is there but does nothing.
+    Stuck,
+}
+
+/// Ask for a launch and carry it out.
+pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> CuResult {
+    let slot = &SLOTS[index & 63];
+    let Some(held) = slot.turn.enter() else {
+        // In a signal handler, while this very thread waits with a launch into the same stream.
+        return launch::unasked(client, index, call);
+    };
+    completion::refresh(client, index, slot);
+    // Held since before the first ticket: the order of numbers is the stream's.
+    let before = slot.word.snapshot().sequence();
+    let launch = Gated { client, index, slot, before, held: &held, call };
+    let mut shape = None;
+    let mut answer = None;
+    match launch.ask(&mut shape) {
+        Way::Ungated => {
+            held.goes_on();
+            slots::ran_ahead(index);
+            return launch::unasked(client, index, call);
+        }
+        Way::Unscheduled => {
+            client.counters.unscheduled.fetch_add(1, Relaxed);
+        }
+        Way::Gated(Answer::Whole, _) => {}
+        Way::Gated(decided, ticket) => answer = Some((decided, ticket)),
+    }
+    held.goes_on();
+    // A launch in another form is always measured: it is long, and few are.
+    let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
+    // While the shim loads code nothing may be launched that this could wait for.
+    let result = quiesce::entered(|| match (answer, shape) {
+        (Some((answer, ticket)), Some((shape, _))) => launch.cut(answer, ticket, &shape),
+        _ => launch::unasked(client, index, call),
+    });
+    launch.finish(sample);
+    result
+}
+
+impl Gated<'_> {
+    /// Make the launch in another form, or whole if that cannot be.
+    fn cut(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
+        let Gated { client, index, before, call, .. } = *self;
+        let target = (call.target)();
+        let offered = match answer {
+            Answer::Slice(_) => CAN_SLICE,
+            Answer::Preemptible(_) => CAN_PREEMPT,
+            Answer::Partition(_) => CAN_PARTITION,
+            Answer::Whole => 0,
+        };
+        if shape.flags & offered == 0 {
+            // Asked for so that it can be had later; the core counts this one as whole.
+            let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
+            match &target {
+                Target::Kernel(arguments) if shape.flags & CAN_PREPARE != 0 => {
+                    let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
+                    // How long it is expected to take, where the core says so.
+                    let us = if let Answer::Preemptible(us) = answer { us } else { 0 };
+                    forms::kernels::prepare(kernel, arguments, context, device, us);
+                }
+                Target::Graph(_) => forms::kernels::prepare_gate(context),
+                Target::Kernel(_) | Target::Other => {}
+            }
+            return launch::unasked(client, index, call);
+        }
+        let order = Order {
+            client,
+            slot: index,
+            stream: slots::explicit(call.stream, call.per_thread),
+            kernel: shape.kernel,
+            target,
+            ticket,
+            number: before.wrapping_add(1),
+            follows: false,
+        };
+        let real = || {
+            forms::form::launch(&order, answer).unwrap_or_else(|| {
+                client.counters.degraded.fetch_add(1, Relaxed);
+                (call.real)()
+            })
+        };
+        launch::unasked(client, index, &Call { real: &real, ..*call })
+    }
+}
+
+/// A launch on its way, with its slot's turn held.
+struct Gated<'a> {
+    client: &'a ClientRegion,
+    index: usize,
+    slot: &'a Slot,
+    /// The slot's sequence before it; its own is the next.
+    before: u32,
+    held: &'a Held<'a>,
+    call: &'a Call<'a>,
+}
+
+impl Gated<'_> {
+    fn ask(&self, asked: &mut Option<(Shape, bool)>) -> Way {
+        let Gated { client, index, .. } = *self;
+        loop {
+            let Some(epoch) = state::epoch() else {
+                if !state::fail_hold() {
+                    return Way::Unscheduled;
+                }
+                let start = now_ns();
+                self.held.waits();
+                state::wait_for_core(CLIENT_NAP);
+                client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
+                continue;
+            };
+            if state::is_ungated() {
+                return Way::Ungated;
+            }
+            if epoch.is_stuck() && !state::fail_hold() {
+                return Way::Unscheduled;
+            }
+            let (shape, _) = *asked.get_or_insert_with(|| {
+                let mut shape = (self.call.shape)();
+                if forms::is_enabled() {
+                    let context = self.slot.context.load(Relaxed);
+                    let backlog = completion::backlog(client, index, self.slot);
+                    let place = forms::Place { slot: index, context, backlog };
+                    shape.flags |= forms::offers(&shape, &(self.call.target)(), &place);
+                }
+                (shape, completion::is_sample(shape.kernel, shape.flags))
+            });
+            let mut request = Request {
+                kernel: shape.kernel,
+                flags: shape.flags,
+                grid: shape.grid,
+                block: shape.block,
+                shared_bytes: shape.shared_bytes,
+                stream: index as u32,
+                completion: self.before.wrapping_add(1),
+            };
+            let ticket = ring::take_ticket(client);
+            let published = publish(client, epoch, ticket, &mut request, self.held);
+            let Some(epoch) = published else { continue };
+            if request.flags & LEASED != 0 {
+                return Way::Gated(Answer::Whole, ticket);
+            }
+            let start = now_ns();
+            let looks = Cell::new(0_u32);
+            let waited = wait_until(client, epoch, self.held, || {
+                let answer = ring::answer(epoch.core, ticket);
+                // What it waits for may be something in flight in its own stream.
+                looks.set(looks.get().wrapping_add(1));
+                if answer.is_none()
+                    && index != OVERFLOW
+                    && looks.get().is_multiple_of(LOOKS_PER_POLL)
+                {
+                    // A capture of another thread forbids this one to ask, by default.
+                    driver().relaxed(|| completion::poll_events(client, index, false));
+                }
+                answer
+            });
+            client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
+            match waited {
+                Waited::Done(answer) => return Way::Gated(answer, ticket),
+                Waited::Stuck => return Way::Unscheduled,
+                // Without a core: the top of the loop applies the fail mode. With a
+                // new one already: ask it.
+                Waited::Lost => {}
+            }
+        }
+    }
+}
+
+/// Publish a ticket, once there is room. Returns the core that will read it, or
+/// `None` if none will: its core is gone, and the next one starts behind it.
+fn publish(
+    client: &ClientRegion,
+    asked: &'static Epoch,
+    ticket: u64,
+    request: &mut Request,
+    held: &Held<'_>,
+) -> Option<&'static Epoch> {
+    let mut epoch = Some(asked);
+    while let Some(e) = epoch {
+        let room = || ring::has_room(e.core, ticket).then_some(());
+        if let Waited::Lost = wait_until(client, e, held, room) {
+            epoch = state::epoch();
+        } else {
+            // Stuck counts as room: the requests overwritten are of launches that
+            // went on unscheduled, or will.
+            break;
+        }
+    }
+    // Without a core every earlier ticket's owner is giving up as well: nobody's
+    // request is overwritten. And published it must be: the next core may have
+    // been told to start at or before this ticket.
+    if epoch.is_some_and(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
+        request.flags |= LEASED;
+    }
+    ring::publish(client, ticket, request);
+    let e = epoch?;
+    if ring::must_ring(e.core) {
+        link::ring();
+    }
+    (ticket >= e.first_ticket).then_some(e)
+}
+
+/// Wait for the core to do something: until `done` says that it has, until the
+/// core is gone, or until it is stuck and the fail mode is not to hold.
+fn wait_until<T>(
+    client: &ClientRegion,
+    epoch: &'static Epoch,
+    held: &Held<'_>,
+    done: impl Fn() -> Option<T>,
+) -> Waited<T> {
+    let look =
+        || done().map(Waited::Done).or_else(|| state::is_over(epoch).then_some(Waited::Lost));
+    let mut spin = epoch.spin;
+    let mut heartbeat = epoch.core.heartbeat.load(Relaxed);
+    let mut beat_at = now_ns();
+    loop {
+        if let Some(waited) = wait::spin(spin, look) {
+            return waited;
+        }
+        held.waits();
+        if helper::is_exiting() {
+            return Waited::Stuck;
+        }
+        if let Some(waited) = wait::wait(client, epoch.core, Duration::ZERO, CLIENT_NAP, look) {
+            return waited;
+        }
+        spin = Duration::ZERO;
+        let (now, beat) = (now_ns(), epoch.core.heartbeat.load(Relaxed));
+        if beat != heartbeat {
+            heartbeat = beat;
+            beat_at = now;
+        } else if now.saturating_sub(beat_at) > STUCK_NS && !state::fail_hold() {
+            epoch.stuck_at.store(beat.wrapping_add(1), Relaxed);
+            return Waited::Stuck;
+        }
+    }
+}
+
+impl Gated<'_> {
+    /// See that the launch is reported done when it is.
+    fn finish(&self, sample: bool) {
+        let Gated { index, slot, before, call, .. } = *self;
+        let seen = slot.word.snapshot();
+        // A handler within the wait may have launched, too. One that is being launched now is not counted.
+        let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
+        let stream = slots::explicit(call.stream, call.per_thread);
+        completion::launched(index, slot, stream, number, sample);
+    }
+}

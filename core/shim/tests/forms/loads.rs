@@ -1,0 +1,394 @@
+//! Images that change while they are loaded, files that are none, and callers that cannot be unwound.
+
+use crate::program::{Device, Ptr, ask, ok};
+use crate::{Governor, both, welcome};
+use std::ffi::CString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE};
+use tally_ipc::ring::Answer;
+use tally_rewriter::fatbin::{self, Kind};
+
+const BLOCKS: u32 = 24;
+
+/// Each block writes `number`. The padding makes a load take a while.
+fn which(number: u32, padding: usize) -> String {
+    format!(
+        ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry which(.param .u64 p_out) {{
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [p_out];
+    mov.u32 %r1, %ctaid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd1, %rd1, %rd2;
+    mov.u32 %r2, {number};
+    st.global.u32 [%rd1], %r2;
+    ret;
+}}
+//{}
+",
+        "x".repeat(padding)
+    )
+}
+
+/// The numbers that the blocks of some launches wrote.
+fn written(device: &Device, f: Ptr, launches: u32) -> Vec<u32> {
+    let out = device.memory(BLOCKS as usize);
+    let mut all = Vec::new();
+    for _ in 0..launches {
+        ok(device.launch(f, [BLOCKS, 1, 1], 1, null_mut(), &[out]));
+        device.sync(null_mut());
+        all.extend(device.read(out, BLOCKS as usize));
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+#[test]
+fn an_image_that_changes_while_it_is_loaded_is_one_code() {
+    both(
+        an_image_that_changes_while_it_is_loaded_is_one_code,
+        &welcome(),
+        |device| {
+            let file = tempfile::tempfile().unwrap();
+            let text = which(1111, 200_000);
+            let at = text.find("1111").unwrap() as u64;
+            file.write_all_at(text.as_bytes(), 0).unwrap();
+            file.set_len(text.len() as u64 + 1).unwrap();
+            let length = text.len() + 1;
+            // SAFETY: a new shared mapping of the file.
+            let image = unsafe {
+                use std::os::fd::AsRawFd;
+                let fd = file.as_raw_fd();
+                libc::mmap(null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, fd, 0)
+            };
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for number in ["2222", "1111"].iter().cycle() {
+                        file.write_all_at(number.as_bytes(), at).unwrap();
+                        std::thread::sleep(Duration::from_micros(300));
+                        if stop.load(SeqCst) {
+                            return;
+                        }
+                    }
+                });
+                for _ in 0..6 {
+                    let mut module = null_mut();
+                    // SAFETY: a valid out-pointer; text with a NUL.
+                    ok(unsafe { (device.cuda.cuModuleLoadData)(&mut module, image.cast()) });
+                    let f = device.function_of(module, "which");
+                    let mut numbers = Vec::new();
+                    while ask("again?") == "yes" {
+                        numbers.extend(written(device, f, 4));
+                    }
+                    numbers.extend(written(device, f, 20));
+                    numbers.dedup();
+                    assert!(matches!(numbers[..], [1111 | 2222]), "{numbers:?}");
+                    // SAFETY: a module of ours.
+                    ok(unsafe { (device.cuda.cuModuleUnload)(module) });
+                }
+                stop.store(true, SeqCst);
+            });
+        },
+        |core| {
+            core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
+                0 => Answer::Whole,
+                _ => Answer::Slice(5),
+            });
+            let mut sliced = 0;
+            for module in 0..6 {
+                // Until a launch of this module was transformed.
+                for asked in 0.. {
+                    core.expect("again?");
+                    let now = core.counters().sliced.load(SeqCst);
+                    let is_transformed = now > sliced;
+                    sliced = now;
+                    assert!(asked < 5_000, "no launch of module {module} was cut");
+                    core.say(if is_transformed { "no" } else { "yes" });
+                    if is_transformed {
+                        break;
+                    }
+                }
+            }
+            core.ends(0);
+        },
+    );
+}
+
+fn load_file(device: &Device, path: &Path, as_library: bool) -> i32 {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let (mut handle, none) = (null_mut(), null_mut());
+    // SAFETY: a valid out-pointer; a path; no options.
+    unsafe {
+        if as_library {
+            (device.cuda.cuLibraryLoadFromFile)(
+                &mut handle,
+                path.as_ptr(),
+                none,
+                none,
+                0,
+                none,
+                none,
+                0,
+            )
+        } else {
+            (device.cuda.cuModuleLoad)(&mut handle, path.as_ptr())
+        }
+    }
+}
+
+/// `CUDA_ERROR_INVALID_IMAGE`.
+const INVALID_IMAGE: i32 = 200;
+
+#[test]
+fn files_that_end_early_are_refused_as_the_driver_refuses_them() {
+    both(
+        files_that_end_early_are_refused_as_the_driver_refuses_them,
+        &welcome(),
+        |device| {
+            let text = which(7, 60_000_000);
+            let container = fatbin::pack(&[(Kind::Ptx, 70, text.as_bytes())]);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a.fatbin");
+            for keep in [17, 60, 200, 60_000, 30_000_000] {
+                std::fs::write(&path, &container[..keep]).unwrap();
+                for as_library in [false, true] {
+                    let result = load_file(device, &path, as_library);
+                    assert_eq!(result, INVALID_IMAGE, "{keep} bytes");
+                }
+            }
+            std::fs::write(&path, &container).unwrap();
+            assert_eq!([false, true].map(|library| load_file(device, &path, library)), [0, 0]);
+        },
+        |core| core.ends(0),
+    );
+}
+
+#[test]
+fn a_pipe_is_opened_by_the_driver_only() {
+    both(
+        a_pipe_is_opened_by_the_driver_only,
+        &welcome(),
+        |device| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("pipe");
+            let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+            // SAFETY: a path.
+            assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+            let (text, broken) = (which(7, 10), AtomicUsize::new(0));
+            for _ in 0..300 {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let mut pipe = std::fs::File::options().write(true).open(&path).unwrap();
+                        if pipe.write_all(text.as_bytes()).is_err() {
+                            broken.fetch_add(1, SeqCst);
+                        }
+                    });
+                    std::thread::sleep(Duration::from_micros(50));
+                    assert_eq!(load_file(device, &path, false), 0);
+                });
+            }
+            assert_eq!(broken.load(SeqCst), 0);
+        },
+        |core| core.ends(0),
+    );
+}
+
+/// Runs `body` on a stack whose first frame returns to an address where nothing is.
+///
+/// # Safety
+/// `body` must not unwind.
+#[unsafe(naked)]
+unsafe extern "C" fn on_a_stack_of_its_own(stack: *mut u8, body: extern "C" fn()) {
+    std::arch::naked_asm!(
+        "push rbx",
+        "mov rbx, rsp",
+        "mov rsp, rdi",
+        // What would be the frame above: nothing that is code.
+        "push 16",
+        "push 16",
+        "call rsi",
+        "mov rsp, rbx",
+        "pop rbx",
+        "ret",
+    )
+}
+
+/// `CUlibraryOption`s.
+const HOST_TABLE: i32 = 0;
+const BINARY_IS_PRESERVED: i32 = 1;
+
+/// A library with an option, of text that is overwritten at once unless it is kept, launched until the core says no:
+/// all values are its own.
+fn launch_library(device: &Device, number: u32, option: (i32, usize), is_kept: bool) {
+    let mut text = CString::new(which(number, 10)).unwrap().into_bytes_with_nul();
+    let (mut library, none) = (null_mut(), null_mut());
+    let (mut name, mut value) = option;
+    let (names, values) = ((&raw mut name).cast(), (&raw mut value).cast());
+    // SAFETY: a valid out-pointer; text with a NUL; an option of the library.
+    ok(unsafe {
+        let image = text.as_ptr();
+        (device.cuda.cuLibraryLoadData)(&mut library, image, none, none, 0, names, values, 1)
+    });
+    if !is_kept {
+        text.fill(b'x');
+    }
+    let kernel = device.kernel_of(library, "which");
+    let mut numbers = Vec::new();
+    while ask("again?") == "yes" {
+        numbers.extend(written(device, kernel, 4));
+    }
+    numbers.extend(written(device, kernel, 4));
+    numbers.dedup();
+    assert_eq!(numbers, [number]);
+}
+
+fn slices_of_5(core: &Governor) {
+    core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
+        0 => Answer::Whole,
+        _ => Answer::Slice(5),
+    });
+}
+
+/// Have a library launched so often at most; whether a launch was sliced.
+fn is_sliced_within(core: &mut Governor, rounds: u32) -> bool {
+    core.expect("again?");
+    let before = core.counters().sliced.load(SeqCst);
+    let is_sliced = (0..rounds).any(|_| {
+        core.say("yes");
+        core.expect("again?");
+        core.counters().sliced.load(SeqCst) > before
+    });
+    core.say("no");
+    is_sliced
+}
+
+#[test]
+fn libraries_from_memory_that_is_freed_or_kept_are_transformed() {
+    both(
+        libraries_from_memory_that_is_freed_or_kept_are_transformed,
+        &welcome(),
+        |device| {
+            launch_library(device, 1111, (BINARY_IS_PRESERVED, 0), false);
+            launch_library(device, 2222, (BINARY_IS_PRESERVED, 1), true);
+        },
+        |core| {
+            slices_of_5(core);
+            assert!(is_sliced_within(core, 5_000));
+            assert!(is_sliced_within(core, 5_000));
+            core.ends(0);
+        },
+    );
+}
+
+#[test]
+fn a_library_with_another_option_is_not_transformed_whatever_a_driver_answers() {
+    both(
+        a_library_with_another_option_is_not_transformed_whatever_a_driver_answers,
+        &welcome(),
+        |device| launch_library(device, 3333, (HOST_TABLE, 0), false),
+        |core| {
+            slices_of_5(core);
+            assert!(!is_sliced_within(core, 50));
+            core.ends(0);
+        },
+    );
+}
+
+static COROUTINE_DEVICE: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn load_in_a_coroutine() {
+    // SAFETY: the test's, which lives.
+    let device = unsafe { &*(COROUTINE_DEVICE.load(SeqCst) as *const Device) };
+    device.load(&which(7, 10));
+}
+
+#[test]
+fn a_load_from_a_coroutine_looks_no_further_than_its_caller() {
+    both(
+        a_load_from_a_coroutine_looks_no_further_than_its_caller,
+        &welcome(),
+        |device| {
+            COROUTINE_DEVICE.store(std::ptr::from_ref::<Device>(device) as usize, SeqCst);
+            let mut stack = vec![0_u8; 1 << 20];
+            let top = (stack.as_mut_ptr() as usize + stack.len() - 64) & !15;
+            // SAFETY: a stack, and a function that returns.
+            unsafe { on_a_stack_of_its_own(top as *mut u8, load_in_a_coroutine) };
+        },
+        |core| core.ends(0),
+    );
+}
+
+#[test]
+fn what_a_failed_load_says_is_what_it_says_without_us() {
+    both(
+        what_a_failed_load_says_is_what_it_says_without_us,
+        &welcome(),
+        |device| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("text.ptx");
+            let text = c"this is no PTX at all, but a text of some length\n";
+            std::fs::write(&path, text.to_bytes()).unwrap();
+            let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+            let mut said = Vec::new();
+            for way in 0..3 {
+                let (mut handle, mut log) = (null_mut(), [0_u8; 300]);
+                // CU_JIT_ERROR_LOG_BUFFER and its size.
+                let mut names = [5_i32, 6];
+                let mut values = [log.as_mut_ptr() as Ptr, log.len() as Ptr];
+                let (names, at) = (names.as_mut_ptr().cast(), values.as_mut_ptr().cast());
+                let (cuda, none) = (&device.cuda, null_mut());
+                // SAFETY: valid out-pointers; options of this length; a path, or text with a NUL.
+                let result = unsafe {
+                    match way {
+                        0 => (cuda.cuLibraryLoadFromFile)(
+                            &mut handle,
+                            path.as_ptr(),
+                            names,
+                            at,
+                            2,
+                            none,
+                            none,
+                            0,
+                        ),
+                        1 => {
+                            let image = text.as_ptr().cast();
+                            (cuda.cuLibraryLoadData)(
+                                &mut handle,
+                                image,
+                                names,
+                                at,
+                                2,
+                                none,
+                                none,
+                                0,
+                            )
+                        }
+                        _ => {
+                            let copy = text.to_owned();
+                            let image = copy.as_ptr().cast();
+                            (cuda.cuModuleLoadDataEx)(&mut handle, image, 2, names.cast(), at)
+                        }
+                    }
+                };
+                said.push((result, values[1] as usize, log));
+            }
+            assert_eq!(said[0].0, INVALID_IMAGE);
+            assert!(said.iter().all(|way| *way == said[0]), "{said:?}");
+            let (_, size, log) = &said[0];
+            assert!(*size > 0 && log[..*size].ends_with(b"nor a cubin"), "{size}");
+        },
+        |core| core.ends(0),
+    );
+}

@@ -1,0 +1,588 @@
+//! A program's side: CUDA as it finds it, kernels that show how often and in what order their
+//! blocks ran, and a word with the test.
+
+use std::ffi::{CString, c_void};
+use std::io::{BufRead, Write};
+use std::ptr::null_mut;
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::UNIX_EPOCH;
+
+pub type Ptr = *mut c_void;
+
+macro_rules! functions {
+    ($($name:ident: fn($($arg:ty),*);)*) => {
+        /// The driver as the program sees it: with the shim's entry points in it.
+        #[allow(non_snake_case)]
+        #[derive(Clone, Copy)]
+        pub struct Cuda { $(pub $name: unsafe extern "C" fn($($arg),*) -> i32,)* }
+
+        impl Cuda {
+            fn load(handle: Ptr) -> Self {
+                // SAFETY: driver functions of these names have these types.
+                unsafe { Cuda { $($name: std::mem::transmute::<Ptr, unsafe extern "C" fn($($arg),*) -> i32>(
+                    find(handle, stringify!($name))),)* } }
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit: fn(u32);
+    cuDeviceGetAttribute: fn(*mut i32, i32, i32);
+    cuCtxCreate_v2: fn(*mut Ptr, u32, i32);
+    cuCtxDestroy_v2: fn(Ptr);
+    cuCtxSetCurrent: fn(Ptr);
+    cuCtxSynchronize: fn();
+    cuDevicePrimaryCtxRetain: fn(*mut Ptr, i32);
+    cuDevicePrimaryCtxRelease_v2: fn(i32);
+    cuModuleLoad: fn(*mut Ptr, *const i8);
+    cuModuleLoadData: fn(*mut Ptr, *const u8);
+    cuModuleLoadDataEx: fn(*mut Ptr, *const u8, u32, Ptr, Ptr);
+    cuModuleUnload: fn(Ptr);
+    cuModuleGetFunction: fn(*mut Ptr, Ptr, *const i8);
+    cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
+    cuLibraryLoadFromFile: fn(*mut Ptr, *const i8, Ptr, Ptr, u32, Ptr, Ptr, u32);
+    cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
+    cuKernelGetFunction: fn(*mut Ptr, Ptr);
+    cuFuncSetAttribute: fn(Ptr, i32, i32);
+    cuMemAlloc_v2: fn(*mut u64, usize);
+    cuMemsetD32_v2: fn(u64, u32, usize);
+    cuMemHostAlloc: fn(*mut Ptr, usize, u32);
+    cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
+    cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
+    cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
+    cuStreamCreate: fn(*mut Ptr, u32);
+    cuStreamSynchronize: fn(Ptr);
+    cuStreamQuery: fn(Ptr);
+    cuStreamDestroy_v2: fn(Ptr);
+    cuStreamWaitEvent: fn(Ptr, Ptr, u32);
+    cuStreamBeginCapture_v2: fn(Ptr, i32);
+    cuStreamEndCapture: fn(Ptr, *mut Ptr);
+    cuGraphInstantiateWithFlags: fn(*mut Ptr, Ptr, u64);
+    cuGraphLaunch: fn(Ptr, Ptr);
+    cuEventCreate: fn(*mut Ptr, u32);
+    cuEventRecord: fn(Ptr, Ptr);
+    cuEventSynchronize: fn(Ptr);
+    cuLaunchKernel: fn(Ptr, u32, u32, u32, u32, u32, u32, u32, Ptr, *mut Ptr, *mut Ptr);
+    cuLaunchKernelEx: fn(*const Config, Ptr, *mut Ptr, *mut Ptr);
+    cuLaunchCooperativeKernel: fn(Ptr, u32, u32, u32, u32, u32, u32, u32, Ptr, *mut Ptr);
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub struct Config {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub stream: Ptr,
+    pub attributes: *const Attribute,
+    pub count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+pub struct Attribute {
+    pub id: u32,
+    pub pad: u32,
+    pub value: [u32; 16],
+}
+
+impl Attribute {
+    pub fn new(id: u32, first: &[u32]) -> Self {
+        let mut value = [0; 16];
+        value[..first.len()].copy_from_slice(first);
+        Attribute { id, pad: 0, value }
+    }
+}
+
+fn find(handle: Ptr, name: &str) -> Ptr {
+    let c = CString::new(name).unwrap();
+    // SAFETY: a handle of dlopen's; the shim stands before the C library's.
+    let found = unsafe { libc::dlsym(handle, c.as_ptr()) };
+    assert!(!found.is_null(), "the software device has no {name}");
+    found
+}
+
+pub fn ok(result: i32) {
+    assert_eq!(result, 0);
+}
+
+/// One of the first device's attributes.
+fn attribute(cuda: &Cuda, number: i32) -> u32 {
+    let mut value = 0;
+    // SAFETY: a valid out-pointer.
+    ok(unsafe { (cuda.cuDeviceGetAttribute)(&mut value, number, 0) });
+    value as u32
+}
+
+/// What has as many SMs is a GPU.
+const SOFTWARE_SMS_MAX: u32 = 17;
+
+/// Threads of a block.
+pub const THREADS: u32 = 4;
+
+/// What a whole run of `step` makes of one element.
+pub fn step(old: u32, index: u32, k: u32) -> u32 {
+    old.wrapping_mul(3).wrapping_add(index).wrapping_add(k)
+}
+
+/// Kernels. `step` counts each block's runs and changes every element in a way that shows order
+/// and number of changes; `later`'s first block waits for its last one, and the others for the
+/// host; `sum` adds up what is there when it runs. See [`kernels`].
+const PTX: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry step(.param .u64 p_data, .param .u64 p_counts, .param .u32 p_k, .param .u32 p_work) {
+    .reg .pred %p<3>;
+    .reg .b32 %r<16>;
+    .reg .b64 %rd<6>;
+    mov.u32 %r1, %ctaid.z;
+    mov.u32 %r2, %nctaid.y;
+    mov.u32 %r3, %ctaid.y;
+    mad.lo.u32 %r1, %r1, %r2, %r3;
+    mov.u32 %r2, %nctaid.x;
+    mov.u32 %r3, %ctaid.x;
+    mad.lo.u32 %r1, %r1, %r2, %r3;
+    mov.u32 %r4, %tid.x;
+    mov.u32 %r5, %ntid.x;
+    mad.lo.u32 %r6, %r1, %r5, %r4;
+    setp.ne.u32 %p1, %r4, 0;
+    @%p1 bra counted;
+    ld.param.u64 %rd1, [p_counts];
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd1, %rd1, %rd2;
+    atom.global.add.u32 %r7, [%rd1], 1;
+    ld.param.u32 %r8, [p_work];
+spin:
+    setp.eq.u32 %p2, %r8, 0;
+    @%p2 bra counted;
+    sub.u32 %r8, %r8, 1;
+    bra spin;
+counted:
+    ld.param.u64 %rd3, [p_data];
+    mul.wide.u32 %rd4, %r6, 4;
+    add.s64 %rd3, %rd3, %rd4;
+    ld.global.u32 %r9, [%rd3];
+    mul.lo.u32 %r9, %r9, 3;
+    add.u32 %r9, %r9, %r6;
+    ld.param.u32 %r10, [p_k];
+    add.u32 %r9, %r9, %r10;
+    st.global.u32 [%rd3], %r9;
+    ret;
+}
+.visible .entry later(.param .u64 p_data, .param .u64 p_counts, .param .u64 p_words) {
+    .reg .pred %p<3>;
+    .reg .b32 %r<10>;
+    .reg .b64 %rd<8>;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %nctaid.x;
+    ld.param.u64 %rd1, [p_counts];
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd2, %rd1, %rd2;
+    atom.global.add.u32 %r3, [%rd2], 1;
+    mul.wide.u32 %rd3, %r2, 4;
+    add.s64 %rd3, %rd1, %rd3;
+    ld.param.u64 %rd4, [p_words];
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra others;
+    st.volatile.global.u32 [%rd4], 1;
+first_waits:
+    ld.volatile.global.u32 %r4, [%rd3];
+    setp.eq.u32 %p2, %r4, 0;
+    @%p2 bra first_waits;
+    bra done;
+others:
+    ld.volatile.global.u32 %r4, [%rd4+4];
+    setp.eq.u32 %p2, %r4, 0;
+    @%p2 bra others;
+    add.u32 %r5, %r1, 1;
+    setp.ne.u32 %p2, %r5, %r2;
+    @%p2 bra done;
+    st.volatile.global.u32 [%rd3], 1;
+done:
+    ld.param.u64 %rd5, [p_data];
+    mul.wide.u32 %rd6, %r1, 4;
+    add.s64 %rd5, %rd5, %rd6;
+    ld.global.u32 %r6, [%rd5];
+    mul.lo.u32 %r6, %r6, 3;
+    add.u32 %r6, %r6, %r1;
+    add.u32 %r6, %r6, 1;
+    st.global.u32 [%rd5], %r6;
+    ret;
+}
+.visible .entry sum(.param .u64 p_to, .param .u64 p_from, .param .u32 p_count) {
+    .reg .pred %p1;
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [p_to];
+    ld.param.u64 %rd2, [p_from];
+    ld.param.u32 %r1, [p_count];
+    mov.u32 %r2, 0;
+next:
+    ld.global.u32 %r3, [%rd2];
+    add.u32 %r2, %r2, %r3;
+    add.s64 %rd2, %rd2, 4;
+    sub.u32 %r1, %r1, 1;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra next;
+    st.global.u32 [%rd1], %r2;
+    ret;
+}
+.extern .shared .align 4 .b8 room[];
+.visible .entry through_shared(.param .u64 p_data, .param .u32 p_at) {
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    mov.u32 %r1, %ctaid.x;
+    ld.param.u32 %r2, [p_at];
+    mov.u32 %r3, room;
+    add.u32 %r3, %r3, %r2;
+    add.u32 %r4, %r1, 7;
+    st.shared.u32 [%r3], %r4;
+    ld.shared.u32 %r5, [%r3];
+    ld.param.u64 %rd1, [p_data];
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd1, %rd1, %rd2;
+    st.global.u32 [%rd1], %r5;
+    ret;
+}
+.visible .entry nothing() {
+    ret;
+}
+";
+
+/// These, and `unseen`: `later` with plain loads, by which it cannot be seen that its blocks wait.
+/// (A compiler for a GPU would load once, and wait for ever.)
+fn kernels() -> String {
+    let (start, end) =
+        (PTX.find(".visible .entry later").unwrap(), PTX.find(".visible .entry sum"));
+    let unseen = PTX[start..end.unwrap()].replace("ld.volatile.global", "ld.global");
+    // Long enough for its transformed form to be kept on disk, where that is on.
+    let comment = "// which is no code\n".repeat(2_000);
+    format!("{PTX}{}{comment}", unseen.replace("entry later", "entry unseen"))
+}
+
+/// The device, a context, a module; every thread of the program may use it.
+#[derive(Clone)]
+pub struct Device {
+    pub cuda: Cuda,
+    pub context: Ptr,
+    pub module: Ptr,
+    handle: Ptr,
+    /// A GPU is so many times faster with a block's work than the software device, and more.
+    haste: u32,
+    /// More blocks than a GPU runs at once; on the software device, where any number waits, 40.
+    pub crowd: u32,
+}
+
+// SAFETY: handles that every thread may use.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// Data and counters of one kernel's launches.
+#[derive(Clone, Copy)]
+pub struct Cells {
+    pub data: u64,
+    pub counts: u64,
+    pub blocks: u32,
+}
+
+impl Device {
+    /// Start CUDA, and load the kernels.
+    pub fn start() -> Device {
+        // SAFETY: a library without constructors, found by the loader's path.
+        let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null());
+        let cuda = Cuda::load(handle);
+        // SAFETY: no arguments.
+        ok(unsafe { (cuda.cuInit)(0) });
+        let (sms, blocks_of_sm) = (attribute(&cuda, 16), attribute(&cuda, 106));
+        let (haste, crowd) = match sms {
+            SOFTWARE_SMS_MAX.. => (40, sms * blocks_of_sm + 40),
+            _ => (1, 40),
+        };
+        let (context, module) = (null_mut(), null_mut());
+        let mut device = Device { cuda, context, module, handle, haste, crowd };
+        device.new_context();
+        device
+    }
+
+    /// A context and the kernels in it; it becomes current.
+    pub fn new_context(&mut self) {
+        // SAFETY: a valid out-pointer.
+        ok(unsafe { (self.cuda.cuCtxCreate_v2)(&mut self.context, 0, 0) });
+        self.module = self.load(&kernels());
+    }
+
+    /// The kernels once more.
+    pub fn reload(&mut self) {
+        self.module = self.load(&kernels());
+    }
+
+    pub fn primary_context(&mut self) {
+        // SAFETY: a valid out-pointer.
+        unsafe {
+            ok((self.cuda.cuDevicePrimaryCtxRetain)(&mut self.context, 0));
+            ok((self.cuda.cuCtxSetCurrent)(self.context));
+        }
+        self.module = self.load(&kernels());
+    }
+
+    pub fn destroy_context(&self) {
+        // SAFETY: a context of ours.
+        ok(unsafe { (self.cuda.cuCtxDestroy_v2)(self.context) });
+    }
+
+    /// For a thread that has no context yet.
+    pub fn enter(&self) {
+        // SAFETY: a live context.
+        ok(unsafe { (self.cuda.cuCtxSetCurrent)(self.context) });
+    }
+
+    pub fn load(&self, ptx: &str) -> Ptr {
+        // On the heap: an image that is in no library is copied.
+        let text = CString::new(ptx).unwrap();
+        let mut module = null_mut();
+        // SAFETY: a valid out-pointer; text with a NUL.
+        ok(unsafe { (self.cuda.cuModuleLoadData)(&mut module, text.as_ptr().cast()) });
+        module
+    }
+
+    /// The kernels as a library, which is loaded into a context when something of it is first wanted there.
+    pub fn library(&self) -> Ptr {
+        let (text, mut library, none) = (CString::new(kernels()).unwrap(), null_mut(), null_mut());
+        // SAFETY: a valid out-pointer; text with a NUL; no options.
+        ok(unsafe {
+            let image = text.as_ptr().cast();
+            (self.cuda.cuLibraryLoadData)(&mut library, image, none, none, 0, none, none, 0)
+        });
+        library
+    }
+
+    pub fn kernel_of(&self, library: Ptr, name: &str) -> Ptr {
+        let (mut kernel, name) = (null_mut(), CString::new(name).unwrap());
+        // SAFETY: a valid out-pointer; a library of ours.
+        ok(unsafe { (self.cuda.cuLibraryGetKernel)(&mut kernel, library, name.as_ptr()) });
+        kernel
+    }
+
+    pub fn function_of(&self, module: Ptr, name: &str) -> Ptr {
+        at(&format!("function {name}"));
+        let (mut function, name) = (null_mut(), CString::new(name).unwrap());
+        // SAFETY: a valid out-pointer; a module of ours.
+        ok(unsafe { (self.cuda.cuModuleGetFunction)(&mut function, module, name.as_ptr()) });
+        function
+    }
+
+    pub fn function(&self, name: &str) -> Ptr {
+        self.function_of(self.module, name)
+    }
+
+    /// A launch function as per-thread programs call it.
+    pub fn per_thread_launch(&self) -> Device {
+        // SAFETY: the same type under another name.
+        let cu_launch_kernel = unsafe {
+            std::mem::transmute::<
+                Ptr,
+                unsafe extern "C" fn(
+                    Ptr,
+                    u32,
+                    u32,
+                    u32,
+                    u32,
+                    u32,
+                    u32,
+                    u32,
+                    Ptr,
+                    *mut Ptr,
+                    *mut Ptr,
+                ) -> i32,
+            >(find(self.handle, "cuLaunchKernel_ptsz"))
+        };
+        let mut device = self.clone();
+        device.cuda.cuLaunchKernel = cu_launch_kernel;
+        device
+    }
+
+    /// A stream: 0 blocking, 1 non-blocking.
+    pub fn stream(&self, flags: u32) -> Ptr {
+        let mut stream = null_mut();
+        // SAFETY: a valid out-pointer.
+        ok(unsafe { (self.cuda.cuStreamCreate)(&mut stream, flags) });
+        stream
+    }
+
+    pub fn event(&self) -> Ptr {
+        let mut event = null_mut();
+        // SAFETY: a valid out-pointer.
+        ok(unsafe { (self.cuda.cuEventCreate)(&mut event, 0) });
+        event
+    }
+
+    pub fn sync(&self, stream: Ptr) {
+        at("synchronise");
+        // SAFETY: a stream of ours.
+        ok(unsafe { (self.cuda.cuStreamSynchronize)(stream) });
+    }
+
+    pub fn memory(&self, words: usize) -> u64 {
+        let mut address = 0;
+        // SAFETY: a valid out-pointer, then memory of ours.
+        unsafe {
+            ok((self.cuda.cuMemAlloc_v2)(&mut address, words * 4));
+        }
+        self.set(address, 0, words);
+        address
+    }
+
+    /// Set words; done when it returns, for streams that do not wait for the default one, too.
+    pub fn set(&self, address: u64, value: u32, words: usize) {
+        // SAFETY: memory of ours of this length.
+        unsafe {
+            ok((self.cuda.cuMemsetD32_v2)(address, value, words));
+            ok((self.cuda.cuStreamSynchronize)(null_mut()));
+        }
+    }
+
+    /// Words of host memory that kernels see at the same address; never freed.
+    pub fn words(&self) -> &'static [AtomicU32; 16] {
+        let mut p = null_mut();
+        // SAFETY: a valid out-pointer; the memory is a page of zeros.
+        unsafe {
+            ok((self.cuda.cuMemHostAlloc)(&mut p, 64, 0));
+            p.write_bytes(0, 64);
+            &*p.cast()
+        }
+    }
+
+    pub fn read(&self, address: u64, words: usize) -> Vec<u32> {
+        let mut all = vec![0; words];
+        // SAFETY: memory of ours of this length.
+        ok(unsafe { (self.cuda.cuMemcpyDtoH_v2)(all.as_mut_ptr().cast(), address, words * 4) });
+        all
+    }
+
+    /// Memory for `step` and `later`: one word more of each, for `later`.
+    pub fn cells(&self, blocks: u32) -> Cells {
+        let words = (blocks * THREADS) as usize + 1;
+        Cells { data: self.memory(words), counts: self.memory(blocks as usize + 1), blocks }
+    }
+
+    /// Launch with these parameters, each 8 bytes wide at most.
+    pub fn launch(&self, f: Ptr, grid: [u32; 3], threads: u32, stream: Ptr, params: &[u64]) -> i32 {
+        let mut params: Vec<Ptr> =
+            params.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
+        let [x, y, z] = grid;
+        at("launch");
+        let launch = self.cuda.cuLaunchKernel;
+        // SAFETY: a function, a stream and parameters of ours; little-endian, so that the first
+        // bytes of each are a narrower parameter's value.
+        unsafe { launch(f, x, y, z, threads, 1, 1, 0, stream, params.as_mut_ptr(), null_mut()) }
+    }
+
+    pub fn step(&self, cells: &Cells, grid: [u32; 3], stream: Ptr, k: u32, work: u32) {
+        assert_eq!(grid.iter().product::<u32>(), cells.blocks);
+        let params = [cells.data, cells.counts, k.into(), (work * self.haste).into()];
+        ok(self.launch(self.function("step"), grid, THREADS, stream, &params));
+    }
+
+    /// `step` with launch attributes.
+    pub fn step_with(&self, attributes: &[Attribute], cells: &Cells, stream: Ptr, k: u32) -> i32 {
+        let config = Config {
+            grid: [cells.blocks, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            stream,
+            attributes: attributes.as_ptr(),
+            count: attributes.len() as u32,
+        };
+        let params = [cells.data, cells.counts, k.into(), 0];
+        let mut params = params.each_ref().map(|p| std::ptr::from_ref(p).cast_mut().cast());
+        let launch = self.cuda.cuLaunchKernelEx;
+        // SAFETY: a function, a stream and parameters of ours, as above.
+        unsafe { launch(&config, self.function("step"), params.as_mut_ptr(), null_mut()) }
+    }
+
+    /// That so many words are these.
+    pub fn check_words(&self, address: u64, want: &[u32]) {
+        let got = self.read(address, want.len());
+        let wrong = (0..want.len()).filter(|i| got[*i] != want[*i]);
+        let wrong: Vec<_> = wrong.map(|i| (i, got[i], want[i])).collect();
+        let some = &wrong[..wrong.len().min(20)];
+        assert!(
+            wrong.is_empty(),
+            "{} of {} words (index, is, should be): {some:?}",
+            wrong.len(),
+            want.len()
+        );
+    }
+
+    pub fn sum(&self, to: u64, from: u64, words: u32, stream: Ptr) {
+        ok(self.launch(self.function("sum"), [1; 3], 1, stream, &[to, from, words.into()]));
+    }
+
+    /// Every block ran so often, and the memory is that of these whole runs (their `k`).
+    pub fn check_steps(&self, cells: &Cells, ks: &[u32]) {
+        let counts = self.read(cells.counts, cells.blocks as usize);
+        let wrong: Vec<_> =
+            counts.iter().enumerate().filter(|(_, n)| **n != ks.len() as u32).collect();
+        assert!(wrong.is_empty(), "blocks not run {} times: {wrong:?}", ks.len());
+        let data = self.read(cells.data, (cells.blocks * THREADS) as usize);
+        for (i, word) in data.into_iter().enumerate() {
+            assert_eq!(word, ks.iter().fold(0, |v, k| step(v, i as u32, *k)), "element {i}");
+        }
+    }
+
+    /// Have the transformed form of `step` made: launch it until the core says that it can be transformed.
+    pub fn warm_up(&self) {
+        self.warm_up_with(|| self.step(&self.cells(2), [2, 1, 1], null_mut(), 1, 0));
+    }
+
+    pub fn warm_up_with(&self, launch: impl Fn()) {
+        while ask("ready?") == "no" {
+            launch();
+            // SAFETY: no arguments.
+            ok(unsafe { (self.cuda.cuCtxSynchronize)() });
+        }
+    }
+}
+
+/// What the program is at, for whoever looks why it hangs.
+fn at(what: &str) {
+    static TRACES: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("TALLY_TEST_TRACE").is_some());
+    if *TRACES {
+        eprintln!("{:?} {what}", std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+    }
+}
+
+/// Say something to the test.
+pub fn say(line: &str) {
+    at(line);
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "@{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// What the test says.
+pub fn hear() -> String {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).unwrap();
+    at(&format!("heard {}", line.trim_end()));
+    line.trim_end().to_owned()
+}
+
+pub fn ask(line: &str) -> String {
+    say(line);
+    hear()
+}
+
+/// Wait for a word of pinned memory.
+pub fn wait_for(word: &AtomicU32, value: u32) {
+    while word.load(SeqCst) != value {
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+}
