@@ -68,10 +68,10 @@ def pair_section(content, notes):
         (
             "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Solo: the "
             "inference with the GPU to itself. Beside idle: the same while other programs are connected and idle; a GPU's "
-            "context is faster then (docs/residency.md), so that this is the stricter figure to compare with. Service "
+            "context is faster then (docs/internals.md), so that this is the stricter figure to compare with. Service "
             "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of "
             "solo. Best-effort share: training rate over its rate alone; of its own: over what the very process made alone in that mode. Vendor kernels: whether those of NVIDIA's "
-            "closed libraries were cut as well (trainings that load their kernels eagerly, for else many of these may not be cut). Launches cut: of the training, in any form; in brackets, how many yielded."
+            "closed libraries were transformed as well (trainings that load their kernels eagerly, for else many of these may not be transformed). Launches transformed: of the training, in any form; in brackets, how many yielded."
         ),
         "",
     ]
@@ -108,14 +108,14 @@ def pair_section(content, notes):
             "over solo's",
             "over idle's",
             "best-effort share",
-            "launches cut",
+            "launches transformed",
         ]
         solo_p99_ms = next((row["p99_ms"] for row in rows if row["mode"] == "solo"), None)
         lines += table(header, [pair_cells(row, notes, solo_p99_ms) for row in rows])
     return lines
 
 
-# Pairs that the summary is over: those with kernels cut, in all modes.
+# Pairs that the summary is over: those with kernels transformed, in all modes.
 SUMMARY = {
     ("bert-large-graph", "gpt2-train"),
     ("resnet50-eager", "bert-b32-train"),
@@ -172,7 +172,7 @@ def summary(content):
             + ". The eager inference's p99 alone varies by half from run to run, so that means without it, of CUDA graphs only, stand beside. "
             "System throughput: requests served of those that arrived, plus the best-effort share. The paper's figures are of "
             "other pairs on an A100. An inference alone under MPS is itself up to a quarter slower than without (`own_solo_p50_ms` "
-            "in the rows): no policy can win that back in mode `mps`. In `tally-timeslice` nothing is cut under `tally-priority`, so "
+            "in the rows): no policy can win that back in mode `mps`. In `tally-timeslice` nothing is transformed under `tally-priority`, so "
             "that vendor kernels make no difference there. A pair is left out of a mode where the inference alone was "
             "slower than that by then, for its host was."
         ),
@@ -191,7 +191,7 @@ SOLO_OFF_MAX = 0.1
 
 
 def pair_cells(row, notes, solo_p99_ms):
-    mode = f"{row['mode']}, vendor kernels cut" if row["vendor_rewrite"] else row["mode"]
+    mode = f"{row['mode']}, vendor kernels transformed" if row["vendor_rewrite"] else row["mode"]
     where = f"{row['hp']}, {mode}"
     marks = "".join(notes.mark(f"{where}, {row['policy']}: {n}.") for n in row.get("notes") or [])
     if row.get("unserved"):
@@ -289,8 +289,8 @@ def exact_section(content, notes):
     lines += made_with(content["machine"], "exact")
     lines += [
         (
-            "Deterministic trainings whose launches are cut in forms chosen at random and yield at random, against the "
-            "same trainings alone: digests over all losses and parameters. With vendor kernels cut the trainings load their kernels "
+            "Deterministic trainings whose launches are transformed in forms chosen at random and yield at random, against the "
+            "same trainings alone: digests over all losses and parameters. With vendor kernels transformed the trainings load their kernels "
             "eagerly; their transformed forms then come later, and fewer kernels have one."
         ),
         "",
@@ -308,7 +308,7 @@ def exact_section(content, notes):
         cells = [row["sharing"], vendor, same, cut["kernels"], cut["kernels_refused"]]
         cells += [cut[form] for form in FORMS] + [cut["launches_yielded"], cut["rescued"]]
         rows.append([*cells, f"{number(cut['turnaround_us_p50'], 0)} / {number(cut['turnaround_us_p99'], 0)}"])
-    header = ["sharing", "vendor kernels", "bit-identical", "kernels cut", "refused", "preemptible", "sliced"]
+    header = ["sharing", "vendor kernels", "bit-identical", "kernels transformed", "refused", "preemptible", "sliced"]
     header += ["on some SMs", "graphs in parts", "yielded", "rescued", "turnaround p50 / p99 us"]
     lines += table(header, rows)
     missing = [r for r in ("timeslice", "mps") if r not in {row["sharing"] for row in content["rows"]}]
@@ -475,7 +475,7 @@ SECTIONS = (
     ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),
     ("litmus.json", lambda content, _notes: render_programs.litmus(content, table, made_with)),
     ("jit.json", lambda content, _notes: render_programs.jit(content, table, made_with)),
-    ("start.json", lambda content, _notes: render_programs.start(content, table, made_with, number)),
+    ("start.json", lambda content, _notes: render_programs.start(content, table, made_with)),
 )
 
 

@@ -25,4 +25,4 @@ def lines(content, table, made_with):
         ]
         for row in content["rows"]
     ]
-    return text + table(["start", "`cache_mib`", "files after it", "kernels cut", "last one after s", "rewriting, CPU s", "program ready after s"], rows)
+    return text + table(["start", "`cache_mib`", "files after it", "kernels transformed", "last one after s", "rewriting, CPU s", "program ready after s"], rows)

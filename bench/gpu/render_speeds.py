@@ -4,14 +4,14 @@
 def lines(content, table, made_with):
     """The section's lines."""
     hp, small = content["hp"], "small-kernels-graph"
-    text = [f"## A GPU's two speeds{', kernels of closed libraries cut' if content['vendor_rewrite'] else ''}", ""]
+    text = [f"## A GPU's two speeds{', kernels of closed libraries transformed' if content['vendor_rewrite'] else ''}", ""]
     text += made_with(content["machine"], "speeds")
     if content["vendor_rewrite"]:
         text += ["`SPEEDS_ARGS=--vendor`.", ""]
     text += [f"Medians of `{hp}` and of a graph of 300 kernels of one block. The other program is outside of MPS.", ""]
     rows = [[row["where"], row["state"], f"{row[hp]:.3f}", f"{row[small]:.3f}"] for row in content["alone"]]
     text += table(["", "when", f"{hp} ms", "small kernels ms"], rows)
-    cut = "kernels of closed libraries cut, too" if content["vendor_rewrite"] else "those of closed libraries whole"
+    cut = "kernels of closed libraries transformed, too" if content["vendor_rewrite"] else "those of closed libraries whole"
     text += [
         "",
         (

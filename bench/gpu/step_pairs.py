@@ -8,7 +8,7 @@ For every mode (one set of environment variables, so one set of processes) the
 programs of all pairs start at once; then one pair is measured after the other
 while the other pairs' programs are idle. In plain mode each inference is also
 measured beside the idle ones: a GPU's context is faster then than in a program
-that has the GPU to itself (docs/residency.md), so that this is the stricter
+that has the GPU to itself (docs/internals.md), so that this is the stricter
 figure to compare with. Time-slicing is a phase of the same plain processes.
 
 Service times leave queueing out (as Tally's paper does); the `queued` ones
@@ -56,7 +56,7 @@ WARM_REQUESTS = 300
 # A training runs alone in a mode so many times before it shares, the last of them timed; at most.
 ALONE_TIMES, ALONE_TIMES_MAX = 2, 6
 # Pairs whose programs are alive at once in `timeslice`: two trainings, even if one is idle, have
-# longer time slices than one (docs/residency.md).
+# longer time slices than one (docs/internals.md).
 TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2

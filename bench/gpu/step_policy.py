@@ -277,7 +277,7 @@ def ab_test(stage, what, metric, block, max_s, guard, failures):
     core = stage.core
     with stage.traffic(max_s + 20) as answers:
         ctl(
-            core, "ab", "start", stage.policy(POLICY), stage.policy(OTHER), "--metric", metric, "--block", block,
+            core, "ab", "start", stage.policy(OTHER), "--metric", metric, "--block", block,
             "--washout", "100ms", "--max-time", f"{max_s}s", "--guard", guard, "--seed", SEED,
         )  # fmt: skip
         wait_for_end(core, max_s + 15)

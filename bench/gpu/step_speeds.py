@@ -2,8 +2,8 @@
 
 An inference as one CUDA graph, and a graph of very many very small kernels, alone, by themselves and
 under MPS: as the program starts, after kernels in two streams, after something else has used the GPU. Then
-the inference beside a training under the core in `mps`, with and without `[sharing.mps] refresh_ms`,
-launches on some of the SMs, and short windows. See docs/residency.md.
+the inference beside a training under the core in `mps`, with and without `[residency.mps] refresh_ms`,
+launches on some of the SMs, and short windows. See docs/internals.md.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ def add_arguments(parser):
     parser.add_argument("--seconds", type=float, default=6, help="length of each measurement")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(UNDER_THE_CORE)}; spaces may be underscores")
-    parser.add_argument("--vendor", action="store_true", help="transformed kernels of closed libraries, too: read docs/cutting.md first")
+    parser.add_argument("--vendor", action="store_true", help="cut kernels of closed libraries, too: read docs/operate.md first")
 
 
 if __name__ == "__main__":

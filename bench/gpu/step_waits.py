@@ -2,7 +2,7 @@
 
 What yields waits at a gate in its stream, and a kernel that is stuck has to be helped by a launch beside it:
 a call that waits for either holds its thread up, and one that keeps others from launching meanwhile keeps help
-away (docs/cutting.md, "Rescue"). Needs no core.
+away (docs/internals.md, "Rescue"). Needs no core.
 """
 
 import concurrent.futures

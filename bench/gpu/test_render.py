@@ -55,7 +55,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, cut, overhead, latency, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, forms, overhead, latency, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -67,11 +67,11 @@ class Renderer(unittest.TestCase):
 
     def test_pairs_say_whose_kernels_were_transformed_and_old_rows_stay_readable(self):
         cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "launches_yielded": 3}
-        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, cut=cut), pair_row(policy="none")])
+        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, transformed=cut), pair_row(policy="none")])
         text = self.text()
         self.assertIn("| tally-mps | tally-priority | untouched |", text)
         self.assertIn("| tally-mps | – | – |", text)
-        self.assertRegex(text, r"\| new \| tally-priority \| cut \|.*\| 10 \(3\) \|")
+        self.assertRegex(text, r"\| new \| tally-priority \| transformed \|.*\| 10 \(3\) \|")
 
     def test_a_pair_whose_host_had_changed_is_left_out_of_the_means(self):
         rows = [
@@ -102,8 +102,8 @@ class Renderer(unittest.TestCase):
         self.put("forms.json", {"rewritten": {"ptx prelude": {"refused": {"g": "why"}}}, "kernels": [kernel], "facts": facts})
         text = self.text()
         for expected in (
-            "| mps | cut | no[^1] |",
-            "[^1]: mps, vendor kernels cut: bert differ.",
+            "| mps | transformed | no[^1] |",
+            "[^1]: mps, vendor kernels transformed: bert differ.",
             "Not measured: timeslice.",
             "| +0.0 % | +8.6 % |  | 31 | 50 | no[^2] |",
             "[^2]: k, sass prelude: not once when preempted.",
@@ -159,7 +159,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, cut, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.",
+            "Not measured yet: pairs, exact, forms, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.",
         ):
             self.assertIn(expected, text)
 
@@ -222,6 +222,15 @@ class Renderer(unittest.TestCase):
         self.put("decide.json", {"machine": {**MACHINE, "cpus": 16}, "promise_p50_ns": 200, "rows": rows})
         self.assertIn("| `c` | fifo | 3 | 181 (180 to 200) | 161 (160 to 180) |", self.text())
 
+    def test_starts_say_what_can_be_told(self):
+        times = {"plain": [4.0] * 8, "plain again": [4.0] * 8, "high": [4.04] * 8, "best-effort": [4.4] * 8}
+        self.put("start.json", {"sharing": "timeslice", "promise_ratio_max": 1.03, "times_s": {"wall": times, "cpu": times}})
+        text = self.text()
+        self.assertIn("| high | cpu | 4.0 | +0.040 | 1.010 | 1.010 to 1.010 | kept |", text)
+        self.assertIn("| best-effort | wall | 4.0 | +0.400 | 1.100 | 1.100 to 1.100 | not kept |", text)
+        self.assertIn("| plain again | wall | 4.0 | +0.000 | 1.000 | 1.000 to 1.000 |  |", text)
+        self.assertIn("8 rounds", text)
+
     def test_starts_with_forms_on_disk_are_shown(self):
         row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
         row |= {"cpu_s": {"tally-rewrite": 0.5, "tally-flag": 3}, "files": 27, "files_bytes": 131 << 20}
@@ -233,9 +242,9 @@ class Renderer(unittest.TestCase):
         self.assertIsNotNone(step_shim.left_out("graphs::a_part_that_fails_ends_the_launch"))
         self.assertIsNone(step_shim.left_out("graphs::long_kernels"))
         states = {"a": "passed", "b": "hung", "c": "left out"}
-        self.put("shim.json", {"rows": [{"binary": "transformed", "test": name, "state": state} for name, state in states.items()]})
+        self.put("shim.json", {"rows": [{"binary": "forms", "test": name, "state": state} for name, state in states.items()]})
         self.assertIn("counted: 1 passed, 1 failed[^1], 1 left out", self.text())
-        self.assertIn("[^1]: The shim's tests: cut b hung.", self.text())
+        self.assertIn("[^1]: The shim's tests: forms b hung.", self.text())
 
     def test_speeds_are_shown_alone_and_beside_a_training(self):
         both = {"bert-graph": 1.145, "small-kernels-graph": 0.3125}

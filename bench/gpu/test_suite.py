@@ -25,15 +25,62 @@ import itertools
 import kernel_rows
 import launch_records
 import procs
+import start_times
 import stats
 import step_forms
 import step_latency
 import step_overhead
 import step_pairs
+import step_start
 import step_streams
 import step_traces
 import tally
 from common import Failures, clean_environment
+
+
+class Starts(unittest.TestCase):
+    def times(self, added, noise=0.0, rounds=12):
+        plain = [4.0 + noise * (i % 3 - 1) for i in range(rounds)]
+        later = [4.0 + noise * ((i + 1) % 3 - 1) for i in range(rounds)]
+        return {"plain": plain, "plain again": later, "high": [p + added for p in plain], "best-effort": [p + 2 * added for p in later]}
+
+    def verdicts(self, added, noise=0.0):
+        rows = start_times.rows({"wall": self.times(added, noise), "cpu": self.times(0.0)})
+        return {(row["clock"], row["kind"]): row["verdict"] for row in rows}
+
+    def test_a_promise_is_kept_broken_or_cannot_be_told(self):
+        self.assertEqual(self.verdicts(0.05)["wall", "high"], "kept")
+        self.assertEqual(self.verdicts(0.05)["wall", "best-effort"], "kept")
+        self.assertEqual(self.verdicts(0.07)["wall", "best-effort"], "not kept")
+        self.assertEqual(self.verdicts(0.1, noise=0.6)["wall", "high"], "cannot tell")
+        self.assertEqual(set(self.verdicts(0.1).values()) - {"kept", "not kept"}, set())
+        self.assertEqual([start_times.verdict(*bounds) for bounds in ((0.9, 1.03), (1.02, 1.04), (1.031, 1.04))], ["kept", "cannot tell", "not kept"])
+
+    def test_plain_starts_are_compared_with_plain_ones_by_both_clocks(self):
+        rows = start_times.rows({"wall": self.times(0.2), "cpu": self.times(0.4)})
+        shown = {(row["clock"], row["kind"]): (row["added_s"], row["ratio"]) for row in rows}
+        self.assertEqual(shown["wall", "plain again"], (0.0, 1.0))
+        self.assertEqual((shown["wall", "high"], shown["cpu", "best-effort"]), ((0.2, 1.05), (0.8, 1.2)))
+        # Files from before CPU time was measured.
+        self.assertEqual({row["clock"] for row in start_times.rows(self.times(0.2))}, {"wall"})
+
+    def test_each_kind_is_in_each_place_and_behind_each_other(self):
+        rounds = [start_times.order(turn) for turn in range(4)]
+        for place in range(4):
+            self.assertEqual({order[place] for order in rounds}, set(start_times.KINDS))
+        behind = {(a, b) for order in rounds for a, b in itertools.pairwise(order)}
+        self.assertEqual(len(behind), 12)
+
+    def test_a_process_is_measured_with_its_children_and_must_succeed_in_time(self):
+        busy = "i = 0\nwhile i < 3_000_000: i += 1"
+        child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}], check=True)"
+        times = step_start.run_once([sys.executable, "-c", child])
+        self.assertGreater(times["cpu"], 0.05)
+        self.assertGreater(times["wall"], 0.05)
+        with self.assertRaisesRegex(RuntimeError, "ended with 3"):
+            step_start.run_once([sys.executable, "-c", "import sys; sys.exit(3)"])
+        with self.assertRaisesRegex(RuntimeError, "did not end within"):
+            step_start.run_once(["sleep", "60"], limit_s=0.1)
 
 
 class Statistics(unittest.TestCase):

@@ -175,12 +175,13 @@ fn a_test_is_stopped_by_hand_and_by_the_cores_end() -> Result<()> {
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
     let mut core = scene.core(&priority, &[])?;
     ensure!(ab(&scene, &["report"]).is_err(), "there was no test");
-    start(&scene, &fifo, &priority, &[])?;
+    ensure!(start(&scene, &fifo, &priority, &[]).is_err(), "A is not the active policy");
+    start(&scene, &fifo, &priority, &["--replace-active"])?;
     let said = ab(&scene, &["stop"])?;
     ensure!(said.contains("stopped after"), "{said}");
     ensure!(scene.status()?.policy_name() == "fifo", "A serves after a test");
     ensure!(ab(&scene, &["stop"]).is_err(), "there is none to stop");
-    start(&scene, &priority, &fifo, &[])?;
+    start(&scene, &priority, &fifo, &["--replace-active"])?;
     wait_until("waiting for the first block", ANSWER_MAX, || {
         Ok((status(&scene)?["elapsed_s"].as_f64() > Some(0.1)).then_some(()))
     })?;
@@ -205,7 +206,7 @@ fn a_test_that_a_dead_core_left_is_reported_as_interrupted() -> Result<()> {
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
     let mut core = scene.core(&priority, &[])?;
     // Long enough until ten pairs without traffic end it.
-    start(&scene, &fifo, &priority, &["--block=1s", "--washout=10ms"])?;
+    start(&scene, &fifo, &priority, &["--block=1s", "--washout=10ms", "--replace-active"])?;
     let folder = scene.dir().join("state/tally/ab");
     let file = wait_until("waiting for blocks to be written down", ANSWER_MAX, || {
         let Ok(mut entries) = std::fs::read_dir(&folder) else { return Ok(None) };

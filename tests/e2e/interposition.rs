@@ -2,6 +2,7 @@
 //! else about the program changes.
 
 use anyhow::{Context, Result, ensure};
+use std::path::PathBuf;
 use std::process::Command;
 use tally_tests::jobs::{ANSWER_MAX, Probe};
 use tally_tests::process::{Process, wait_until};
@@ -39,22 +40,53 @@ fn launches_through_a_dynamically_loaded_driver_are_counted() -> Result<()> {
     Ok(())
 }
 
+/// Compiles a C program of this folder.
+fn compile(scene: &Scene, name: &str, libraries: &[String]) -> Result<PathBuf> {
+    let program = scene.dir().join(name);
+    let compiled = Command::new("cc")
+        .args(["-O1", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(format!("{}/e2e/{name}.c", env!("CARGO_MANIFEST_DIR")))
+        .args(libraries)
+        .output()
+        .context("starting cc (Debian: `apt-get install gcc libc6-dev`)")?;
+    ensure!(compiled.status.success(), "cc: {}", String::from_utf8_lossy(&compiled.stderr));
+    Ok(program)
+}
+
+/// With a core and without one: the shim is inert then, and still in front of the driver.
+#[test]
+fn get_proc_address_finds_functions_that_the_shim_does_not_wrap() -> Result<()> {
+    let scene = scene()?;
+    let program = Command::new(compile(&scene, "lookup", &["-ldl".into()])?);
+    let run = |mut command: Command| -> Result<()> {
+        let done = command.output()?;
+        let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        ensure!(
+            done.status.success() && printed == "1 device\n",
+            "{}: {printed}{said}",
+            done.status
+        );
+        Ok(())
+    };
+    run(scene.command(program.get_program()))?;
+    run(scene.governed(Class::BestEffort, "lookup", &program)?)?;
+    let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
+    run(scene.governed(Class::BestEffort, "lookup", &program)?)
+}
+
 #[test]
 fn launches_of_a_c_program_linked_with_the_driver_are_counted() -> Result<()> {
     let scene = scene()?;
     let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
     let folder = env!("CARGO_MANIFEST_DIR");
-    let program = scene.dir().join("direct");
-    let compiled = Command::new("cc")
-        .args(["-O1", "-Wall", "-Werror", "-o"])
-        .arg(&program)
-        .arg(format!("{folder}/e2e/direct.c"))
-        .arg("-L")
-        .arg(scene.driver_dir())
-        .args(["-lcuda", "-Wl,--allow-shlib-undefined"])
-        .output()
-        .context("starting cc (Debian: `apt-get install gcc libc6-dev`)")?;
-    ensure!(compiled.status.success(), "cc: {}", String::from_utf8_lossy(&compiled.stderr));
+    let driver = ["-L", &*scene.driver_dir().to_string_lossy(), "-lcuda"].map(String::from);
+    let program = compile(
+        &scene,
+        "direct",
+        &[&driver[..], &["-Wl,--allow-shlib-undefined".into()]].concat(),
+    )?;
     let mut direct = scene.command(&program);
     direct.arg("140").arg(format!("{folder}/kernels/probe.ptx"));
     let direct = scene.governed(Class::BestEffort, "direct", &direct)?;

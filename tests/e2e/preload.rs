@@ -196,6 +196,24 @@ fn python_workers_are_the_same_however_they_are_started() -> Result<()> {
     Ok(())
 }
 
+/// It asks `cuGetProcAddress` for every function of the driver.
+#[test]
+#[ignore = "needs cuda-python: `pip install cuda-python`"]
+fn cuda_python_finds_the_whole_driver() -> Result<()> {
+    let scene = scene()?;
+    let _core = core(&scene)?;
+    let mut python = Command::new("python3");
+    python.args([
+        "-c",
+        "from cuda.bindings import driver as d; print(d.cuInit(0), d.cuDeviceGetCount())",
+    ]);
+    let [_, governed] = both(&scene, &[], &python)?;
+    let printed = String::from_utf8_lossy(&governed.stdout).into_owned();
+    ensure!(printed.trim_end().ends_with(", 1)"), "no device was found: {printed}");
+    ensure!(same(&scene, &[], &python)?.is_empty());
+    Ok(())
+}
+
 #[test]
 fn address_sanitizer_starts_behind_the_preloaded_library() -> Result<()> {
     let scene = scene()?;

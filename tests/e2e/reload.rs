@@ -214,10 +214,13 @@ fn the_metrics_name_the_active_policy() -> Result<()> {
     ctl(&scene, &["metrics", "--out", &file.to_string_lossy()])?;
     for text in [printed, std::fs::read_to_string(&file)?] {
         let has = |part: &str| text.lines().any(|line| line.contains(part));
-        ensure!(has(&format!("tally_policy_generation{{}} {}.0", status.generation())), "{text}");
+        let socket = format!("socket=\"{}\"", scene.socket().display());
+        let generation = format!("{socket}}} {}", status.generation());
+        ensure!(has("tally_policy_generation{gpu=\"GPU-") && has(&generation), "{text}");
         ensure!(has(&format!("digest=\"{}\"", status.policy_digest())), "{text}");
-        ensure!(has("tally_client_launches_total{client=\"1\",name=\"probe\""), "{text}");
-        ensure!(text.ends_with("# EOF\n"), "{text}");
+        ensure!(has(&format!("{socket},client=\"1\",name=\"probe\"")), "{text}");
+        ensure!(has("# TYPE tally_client_launches_total counter"), "{text}");
+        ensure!(!text.contains("# EOF"), "{text}");
     }
     probe.quit()?;
     scene.stop(&mut core, JOB_MAX)

@@ -35,7 +35,6 @@ impl Artefacts {
         Self { dir: dir.into() }
     }
 
-    /// The folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

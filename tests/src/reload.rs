@@ -45,7 +45,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// For programs.
     pub fn json(&self) -> Value {
         json!({
             "reloads": self.reloads, "launches": self.launches, "lost": self.lost,

@@ -38,9 +38,7 @@ impl Device {
 /// What a client asks to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// `--priority high`.
     High,
-    /// `--priority best-effort`.
     BestEffort,
 }
 

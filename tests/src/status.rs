@@ -75,7 +75,6 @@ impl Status {
         self.0["policy"]["name"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Its SHA-256.
     pub fn policy_digest(&self) -> String {
         self.0["policy"]["digest"].as_str().unwrap_or_default().to_owned()
     }

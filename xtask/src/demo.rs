@@ -69,7 +69,7 @@ pub struct Args {
     /// A policy of your own to compare: a component.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE", requires = "policy")]
     policy_config: Option<PathBuf>,
     /// Use what is built already, beside this program.
@@ -268,6 +268,6 @@ impl Demo {
 enum Load {
     /// As a share of what the server finds it can serve.
     Share(f64),
-    /// A second.
+    /// Measurements in one second
     Rate(f64),
 }

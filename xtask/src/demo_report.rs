@@ -88,7 +88,6 @@ pub struct Report {
     pub seconds: f64,
     /// Arrivals, the same in every run.
     pub rate_per_s: f64,
-    /// By name.
     pub runs: BTreeMap<&'static str, Run>,
 }
 
@@ -115,7 +114,6 @@ impl Report {
         })
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let alone = &self.runs["alone"];

@@ -38,7 +38,6 @@ pub const CLEARED: &[&str] = &[
 
 /// A compiler that can make guests.
 pub struct Toolchain {
-    /// For people.
     pub description: String,
     /// `cargo` of this toolchain.
     pub cargo: PathBuf,

@@ -43,13 +43,13 @@ pub struct Args {
 /// A language that there is an SDK for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Lang {
-    /// Rust.
+    /// Policies in Rust
     Rust,
-    /// C.
+    /// Policies in C
     C,
-    /// JavaScript.
+    /// Policies in JavaScript
     Js,
-    /// Python.
+    /// Policies in Python
     Python,
 }
 

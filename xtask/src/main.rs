@@ -1,4 +1,4 @@
-//! The front door: everything a developer runs that is more than one command.
+//! `cargo xtask`: everything a developer runs that is more than one command.
 //!
 //! One module a subcommand. A subcommand never installs or downloads a Rust
 //! toolchain through `rustup`: what is missing is named, and the user decides.
@@ -25,6 +25,7 @@ mod shim;
 mod test;
 mod test_count;
 mod walkthrough;
+mod words;
 mod wrapper;
 
 use clap::{Parser, Subcommand};

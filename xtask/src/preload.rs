@@ -9,13 +9,15 @@ const ENV_OLD_GLIBC: &str = "TALLY_OLD_GLIBC";
 /// What a test needs.
 #[derive(Clone, Copy, PartialEq)]
 enum Need {
+    CudaPython,
     Musl,
     Root,
     OldGlibc,
     Zig,
 }
 
-const TESTS: [(&str, &[Need]); 5] = [
+const TESTS: [(&str, &[Need]); 6] = [
+    ("cuda_python_finds_the_whole_driver", &[Need::CudaPython]),
     ("a_program_of_musl_is_named", &[Need::Musl]),
     ("a_set_user_id_program_is_named", &[Need::Root]),
     ("with_an_old_glibc_a_program_runs_and_is_named", &[Need::OldGlibc]),
@@ -27,6 +29,12 @@ impl Need {
     /// What is missing, if it is.
     fn missing(self) -> Option<&'static str> {
         let (there, missing) = match self {
+            Need::CudaPython => {
+                let mut import = Command::new("python3");
+                let found = import.args(["-c", "import cuda.bindings.driver"]).output();
+                let missing = "cuda-python (`pip install cuda-python`)";
+                (found.is_ok_and(|done| done.status.success()), missing)
+            }
             Need::Musl => {
                 let found = Command::new("musl-gcc").arg("--version").output();
                 (found.is_ok_and(|done| done.status.success()), "musl-gcc (Debian: musl-tools)")

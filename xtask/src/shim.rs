@@ -24,7 +24,6 @@ const SHIM: &str = "libtally_shim.so";
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Build it.
 pub fn run(_: &Args) -> Result<()> {
     let Some(zig) = zig() else {
         bail!(

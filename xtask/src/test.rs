@@ -24,10 +24,14 @@ const E2E_PACKAGE: &str = "tally-tests";
 /// The assembler that [`Group::Ptxas`] runs. `.ci/run` sets it.
 const PTXAS: &str = "TALLY_PTXAS";
 
+/// Time for each target of [`Group::Fuzz`] by default, s.
+const FUZZ_S: u32 = 20;
+
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 10] = [
+const USUAL: [Group; 11] = [
     Group::Fmt,
     Group::Clippy,
+    Group::Words,
     Group::Unit,
     Group::Policies,
     Group::Python,
@@ -45,6 +49,8 @@ pub enum Group {
     Fmt,
     /// Clippy over all three workspaces, warnings denied.
     Clippy,
+    /// The language of code and documents: doc comments, glossary, lengths, links, commands.
+    Words,
     /// Unit and integration tests of the crates, and their documentation's examples.
     Unit,
     /// The policies' own tests, on the host.
@@ -65,7 +71,7 @@ pub enum Group {
     Differential,
     /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
     Ab,
-    /// The fuzz targets of the code readers, from a fixed seed, for longer (only when named).
+    /// The fuzz targets that do without the daemon, 20 s each under libFuzzer (only when named).
     Fuzz,
     /// Ten thousand changes of policy while programs launch (only when named).
     Reload,
@@ -88,7 +94,7 @@ pub struct Args {
     /// `ab`: simulated experiments without an effect, of each kind of noise (1000 by default).
     #[arg(long, value_name = "N")]
     experiments: Option<u32>,
-    /// `fuzz`: time for each target, s (by default 3000 inputs of PTX, 2 s of each other).
+    /// `fuzz`: time for each target, s (20 by default).
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
     /// `reload`: changes of policy (10000 by default).
@@ -135,6 +141,13 @@ pub fn run(args: &Args) -> Result<()> {
     for group in groups {
         let began = Instant::now();
         left_out.extend(why_left_out(group, std::env::var_os(PTXAS).is_some()));
+        if group == Group::Words {
+            let count = crate::words::run(args.filter.as_deref())?;
+            if count.failed > 0 {
+                failed.push("failed: cargo xtask test words".into());
+            }
+            sum += count;
+        }
         for mut command in commands(group, args)? {
             let count = counted(&mut command)?;
             if count.failed > 0 {
@@ -165,6 +178,7 @@ fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
         Group::Languages => crate::languages::left_out(),
         Group::E2e => crate::preload::left_out(),
         Group::Unit => unit_left_out(has_systemd(), is_root()),
+        Group::Words => crate::words::left_out(),
         _ => Vec::new(),
     }
 }
@@ -284,11 +298,15 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.push(test);
         }
         // No test programs: see `run`.
-        Group::Ab | Group::Reload => {}
+        Group::Words | Group::Ab | Group::Reload => {}
         Group::Fuzz => {
-            let mut test = kernels_tests(&["fuzz_corpus", "fuzz_binary"], filter);
-            test.envs(args.seconds.map(|n| ("TALLY_FUZZ_SECONDS", n.to_string())));
-            commands.push(test);
+            let seconds = args.seconds.unwrap_or(FUZZ_S).to_string();
+            let asked = |name: &&str| filter.is_none_or(|filter| name.contains(filter));
+            for target in crate::fuzz::light().filter(asked) {
+                let mut fuzzer = Command::new(build::release_dir().join("xtask"));
+                fuzzer.current_dir(&root).env("CARGO_TARGET_DIR", target_dir());
+                commands.push(with(fuzzer, &["fuzz", target, "--seconds", &seconds]));
+            }
         }
     }
     Ok(commands)
@@ -469,6 +487,15 @@ mod tests {
             name == "TALLY_DIFFERENTIAL_SCHEDULES" && value.is_some_and(|v| v == "96")
         });
         assert!(set && commands.len() == 1);
+    }
+
+    #[test]
+    fn fuzz_runs_each_target_that_does_without_the_daemon() {
+        let commands = commands(Group::Fuzz, &args(Group::Fuzz, None, Some(7))).unwrap();
+        let lines: Vec<String> = commands.iter().map(line).collect();
+        assert_eq!(lines.len(), crate::fuzz::light().count());
+        assert!(lines.iter().any(|line| line.ends_with("xtask fuzz ptx --seconds 7")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("dispatch")), "{lines:?}");
     }
 
     #[test]

@@ -27,7 +27,6 @@ const SLEEPERS: usize = 400;
 /// What an attacker does every millisecond, besides launching.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Attack {
-    /// Launches only.
     Nothing,
     /// Never lets a launch end, and says that as many as its ring holds have yielded.
     InFlight,

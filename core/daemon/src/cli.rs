@@ -3,6 +3,7 @@
 use crate::config::{Config, SharingChoice};
 use crate::error::{CoreError, EXIT_RUNTIME, EXIT_USAGE};
 use clap::{Parser, ValueEnum};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +25,7 @@ Every setting has a default; core/daemon/tally-core.example.toml lists them all.
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people to read
     Text,
     /// One JSON object a line.
     Json,
@@ -69,9 +70,13 @@ pub struct Cli {
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
     /// Record what reaches the policy and what it decides, from the start on, into this
-    /// file (docs/decision-log.md); if it is there, into one with a number behind it.
+    /// file (docs/operate.md); if it is there, into one with a number behind it.
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
+    /// Check the configuration and the flags, print what they come to, and end: with 0, or with 2
+    /// if something is wrong. Neither the policy nor the GPU is looked at.
+    #[arg(long)]
+    pub check_config: bool,
     /// Run the dispatch thread on this CPU only.
     #[arg(long, value_name = "N")]
     pub pin_cpu: Option<u32>,
@@ -144,6 +149,21 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    if cli.check_config {
+        return match cli.resolve().and_then(|config| config.effective()) {
+            Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("tally-core: standard output: {error}");
+                    ExitCode::from(EXIT_RUNTIME)
+                }
+            },
+            Err(error) => {
+                eprintln!("tally-core: {error}");
+                error.exit_code()
+            }
+        };
+    }
     let log = start_log(cli.log_format);
     let outcome = cli.resolve().and_then(crate::run::run);
     drop(log);

@@ -16,21 +16,21 @@ pub use mps::Mps;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 
 /// Everything that can be set.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Where the core listens.
     pub socket: Socket,
     /// Who may register as what.
     pub admission: Admission,
-    /// High-priority class.
+    /// Settings of the high-priority class
     pub high_priority: HighPriority,
-    /// Admin requests.
+    /// Who may administer the core
     pub admin: Admin,
     /// The policy and its limits.
     pub policy: Policy,
@@ -50,17 +50,16 @@ pub struct Config {
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
-    /// A/B tests.
+    /// Settings of A/B tests
     pub ab: Ab,
 }
 
-/// `[policy]`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
     /// The component; none: `tally-priority.wasm` of the installation.
     pub file: Option<PathBuf>,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     pub config_file: Option<PathBuf>,
     /// End with exit code 3 if it cannot be loaded at start. `false` starts with
     /// the built-in rule, which `tallyctl status` shows.
@@ -95,8 +94,7 @@ impl Default for Policy {
     }
 }
 
-/// `[engine]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
     /// Predicted GPU time that a client may have unfinished until its policy
@@ -125,8 +123,7 @@ impl Default for Engine {
     }
 }
 
-/// `[dispatch]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
     /// Spin so long after the last activity before sleeping, us. None: 2000 with
@@ -156,7 +153,7 @@ impl Dispatch {
 }
 
 /// What a client does while there is no core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
     /// Run launches unscheduled.
@@ -165,8 +162,7 @@ pub enum Fail {
     Hold,
 }
 
-/// `[client]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
     /// How long a thread that waits for a decision spins before it sleeps, us.
@@ -200,14 +196,13 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
     }
 }
 
-/// `[rewrite]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
     /// Give best-effort clients' kernels transformed forms where a policy asks for them.
     pub enabled: bool,
     /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
-    /// forbids modifying them: read docs/transforming.md before switching it on.
+    /// forbids modifying them: read docs/operate.md before switching it on.
     pub vendor_libraries: bool,
     /// A launch that was asked to yield and has not after so long is helped to its
     /// end and never transformed again, ms.
@@ -222,8 +217,7 @@ impl Default for Rewrite {
     }
 }
 
-/// `[width]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
     /// Make a green context in each best-effort client that keeps so many SMs free,
@@ -237,8 +231,7 @@ impl Default for Width {
     }
 }
 
-/// `[profiles]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
     /// Keep measured times of kernels, and which must not be transformed, for the next run.
@@ -277,7 +270,7 @@ impl Profiles {
 }
 
 /// How clients share the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SharingChoice {
     /// By what is there.
@@ -286,7 +279,7 @@ pub enum SharingChoice {
     Mps,
     /// In turns, with hardware time slices set per client.
     Timeslice,
-    /// Left alone.
+    /// Programs share the GPU as the system is set up
     None,
 }
 
@@ -302,17 +295,14 @@ impl SharingChoice {
     }
 }
 
-/// `[sharing mode]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
     /// Which.
     pub mode: SharingChoice,
     /// End with exit code 1 instead of falling back when `mps` cannot be had.
     pub required: bool,
-    /// `[sharing mode.timeslice]`.
     pub timeslice: Timeslice,
-    /// `[sharing mode.mps]`.
     pub mps: Mps,
 }
 
@@ -327,8 +317,7 @@ impl Default for SharingMode {
     }
 }
 
-/// `[sharing mode.timeslice]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
     /// Hardware time slice of a best-effort client that is the only one, us; 0 leaves the
@@ -380,6 +369,22 @@ impl Config {
         })?;
         config.check()?;
         Ok(config)
+    }
+
+    /// The configuration in force as TOML: defaults, and what they depend on this machine for, filled in.
+    ///
+    /// # Errors
+    /// If a socket's place is not known.
+    pub fn effective(&self) -> Result<String, CoreError> {
+        let mut all = self.clone();
+        all.socket.path = Some(self.socket.path());
+        all.admin.socket = Some(self.admin_socket()?);
+        all.dispatch.spin_us = Some(self.dispatch.spin_us());
+        all.client.spin_us = Some(self.client.spin_us());
+        all.profiles.directory = self.profiles.directory();
+        let source = crate::policy_slot::configured_source(&self.policy);
+        all.policy.file = source.ok().map(|source| source.file);
+        toml::to_string(&all).map_err(|error| CoreError::ConfigValue(error.to_string()))
     }
 
     /// What a client of a class may do to its kernels.
@@ -474,6 +479,22 @@ mod tests {
         let example: Config = toml::from_str(EXAMPLE).unwrap();
         assert_eq!(format!("{example:?}"), format!("{:?}", Config::default()));
         example.check().unwrap();
+    }
+
+    #[test]
+    fn the_configuration_in_force_is_printed_as_one_that_comes_to_the_same() {
+        let config = "[socket]\npath = \"/x/clients/s\"\n[policy]\ncapabilities = [\"client-identity\"]\n\
+                      [engine]\nhold_ms_max = 5000\n[policy.limits]\npreset = \"interpreted\"\n";
+        let config: Config = toml::from_str(config).unwrap();
+        let text = config.effective().unwrap();
+        for line in ["hold_ms_max = 5000", "socket = \"/x/admin/s\"", "window_us = 1000", "spin_us"]
+        {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        let again: Config = toml::from_str(&text).unwrap();
+        again.check().unwrap();
+        assert_eq!(again.effective().unwrap(), text);
+        assert_eq!(format!("{:?}", again.policy.limits), format!("{:?}", config.policy.limits));
     }
 
     /// Settings without a default are shown as comments; they must be right too.

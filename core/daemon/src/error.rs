@@ -15,21 +15,33 @@ pub const EXIT_POLICY: u8 = 3;
 /// Exit code when a live core has the socket already.
 pub const EXIT_IN_USE: u8 = 4;
 
+fn holder(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid}"),
+        None => "which process that is is not known".into(),
+    }
+}
+
+fn to_do(pid: Option<u32>, is_gone: bool) -> String {
+    if !is_gone {
+        return "stop it with `tallyctl stop`, or choose another with --socket".into();
+    }
+    let kill = pid.map_or_else(|| "kill it".into(), |pid| format!("`kill {pid}`"));
+    format!(
+        "its socket file is gone, or not there yet; it makes it anew within seconds. Then stop it with `tallyctl stop`, \
+         before with {kill}, or choose another with --socket"
+    )
+}
+
 /// What stops the core.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     /// A configuration file could not be read.
     #[error("configuration file {path}: {source}")]
-    ConfigRead {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    ConfigRead { path: PathBuf, source: std::io::Error },
     /// A configuration file says something that is not understood.
     #[error("configuration file {path}: {message}")]
     ConfigParse {
-        /// Which.
         path: PathBuf,
         /// Where and why.
         message: String,
@@ -37,24 +49,20 @@ pub enum CoreError {
     /// A setting makes no sense.
     #[error("configuration: {0}")]
     ConfigValue(String),
-    /// No policy.
     #[error("{0}")]
     Policy(String),
     /// Another core serves the socket.
-    #[error(
-        "socket {path} is in use by a live core{}: stop it with `tallyctl stop`, or choose another with --socket",
-        pid.map(|p| format!(" (process {p})")).unwrap_or_default()
-    )]
+    #[error("socket {path} is in use by a live core ({}): {}", holder(*pid), to_do(*pid, *is_gone))]
     InUse {
-        /// Which.
         path: PathBuf,
-        /// By whom, if it says.
+        /// By whom, if that is known.
         pid: Option<u32>,
+        /// Its socket file is not there.
+        is_gone: bool,
     },
     /// The socket's place cannot be used.
     #[error("socket {path}: {message}")]
     Socket {
-        /// Which.
         path: PathBuf,
         /// What is wrong and what to do.
         message: String,

@@ -22,7 +22,6 @@ const READS_MAX: usize = 8;
 /// Why a file is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Something else.
     #[error("{name}: is {what}: expected a regular file")]
     Kind {
         /// What it is called.
@@ -30,12 +29,10 @@ pub enum FileError {
         /// What it is.
         what: &'static str,
     },
-    /// Too large.
     #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
     TooLarge {
         /// What it is called.
         name: String,
-        /// The bound.
         bytes_max: usize,
     },
     /// A system call failed.
@@ -45,7 +42,6 @@ pub enum FileError {
         name: String,
         /// What was to be done.
         done: &'static str,
-        /// The error.
         source: Errno,
     },
 }
@@ -129,7 +125,6 @@ pub fn check_output(fd: &OwnedFd, name: &str) -> Result<(), String> {
 pub struct PolicyFiles {
     /// What they are called.
     pub source: Source,
-    /// The component.
     pub component: Vec<u8>,
     /// Its signature, if there is one.
     pub signature: Option<Vec<u8>>,

@@ -11,6 +11,10 @@
 //! [`dispatch`] for the loop, [`status`] for what operators see.
 #![forbid(unsafe_code)]
 
+// What the fuzz targets do names this crate as they see it.
+#[cfg(test)]
+extern crate self as tally_core;
+
 pub mod ab;
 pub mod admit;
 pub mod cli;
@@ -19,6 +23,8 @@ pub mod control;
 pub mod dispatch;
 pub mod error;
 pub mod files;
+#[cfg(test)]
+mod fuzz_corpus;
 pub mod gpus;
 pub mod loader;
 pub mod mps;

@@ -36,20 +36,10 @@ pub enum MpsError {
     #[error(
         "{program}: {source} (part of the NVIDIA driver; set sharing mode.mps.control to its path)"
     )]
-    Program {
-        /// Which.
-        program: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Program { program: PathBuf, source: std::io::Error },
     /// A folder cannot be made.
     #[error("{path}: {source}")]
-    Folder {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Folder { path: PathBuf, source: std::io::Error },
     /// It ended, or does not answer.
     #[error("the MPS daemon {what}; its log is {log}")]
     NotServing {
@@ -63,7 +53,6 @@ pub enum MpsError {
 /// State of the daemon, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MpsStatus {
-    /// Its pipes.
     pub pipe_directory: PathBuf,
     /// Whether the core keeps it.
     pub managed: bool,
@@ -216,7 +205,6 @@ impl PrivateDaemon {
         Ok(PrivateDaemon { status, stop, keeper })
     }
 
-    /// Its state.
     pub fn status(&self) -> MpsStatus {
         self.status.borrow().clone()
     }

@@ -14,7 +14,6 @@ pub enum OwnedError {
     /// Not a plain file, or somebody else's.
     #[error("it is not a plain file of the core's user or root")]
     NotOurs,
-    /// Too large.
     #[error("it has more than {0} bytes")]
     Oversized(usize),
 }

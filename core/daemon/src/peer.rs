@@ -37,7 +37,6 @@ pub enum Foreign {
 /// A process that connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its user.
     pub uid: u32,
     /// Its process; 0 if that is not visible from here.
     pub pid: u32,

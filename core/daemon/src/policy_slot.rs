@@ -30,33 +30,22 @@ use crate::loader::{Loaded, Loader};
 use history::{LoadedBecause, Content, History, Kept, NoWayBack, Record, Disabled};
 pub use loads::By;
 use loads::Loads;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use tally_admin::Source;
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
-/// What a policy's files are called. The core opens them only if its own configuration names
-/// them; else they came as descriptors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Source {
-    /// The component.
-    pub file: PathBuf,
-    /// Its configuration, if any.
-    #[serde(default)]
-    pub config_file: Option<PathBuf>,
-}
 
 /// What is active.
 #[derive(Clone, Debug, Serialize)]
 pub struct Active {
     /// Where it came from; `None`: the built-in rule.
     pub source: Option<Source>,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
@@ -70,7 +59,6 @@ pub struct Active {
     pub load_ms: f64,
     /// Why it came.
     pub loaded_because: LoadedBecause,
-    /// See [`Record::same_as_generation`].
     pub same_as_generation: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
@@ -98,12 +86,7 @@ pub enum SlotError {
         "{}: not loaded: {by} came before it was compiled and stopped it; load it again if it is still wanted",
         .file.display()
     )]
-    Superseded {
-        /// The component.
-        file: PathBuf,
-        /// For what.
-        by: By,
-    },
+    Superseded { file: PathBuf, by: By },
     /// An A/B test decides which policy is active.
     #[error(
         "an A/B test is running and decides which policy is active: end it with `tallyctl ab stop`"

@@ -50,7 +50,6 @@ struct State {
     problem: Option<String>,
 }
 
-/// For `tallyctl`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProfilesStatus {
     /// Where files are; `null` if nothing is kept.
@@ -86,12 +85,7 @@ pub enum ClearError {
     Ask(#[from] AskError),
     /// The file stays.
     #[error("forgotten, but {file} cannot be deleted, and the next core will read it: {source}")]
-    Delete {
-        /// Which.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Delete { file: PathBuf, source: std::io::Error },
 }
 
 /// A folder's files in memory.
@@ -267,7 +261,6 @@ impl ProfileStore {
         Ok(cleared)
     }
 
-    /// For `tallyctl`.
     pub fn status(&self) -> ProfilesStatus {
         let state = self.state.borrow();
         let file = self.folder.as_ref().zip(state.device).map(|(f, d)| file::path(f, &d));

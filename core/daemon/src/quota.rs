@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 /// Whom a quota is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct User {
-    /// Its number.
     pub uid: u32,
     /// In a container: apart from the same number outside.
     pub foreign: bool,
@@ -82,6 +81,12 @@ impl Pool {
     pub fn new(all: usize, kept: usize) -> Rc<RefCell<Self>> {
         let taken = BTreeMap::new();
         Rc::new(RefCell::new(Pool { all, kept, taken, taken_all: 0, taken_others: 0 }))
+    }
+
+    /// Places that are taken.
+    #[cfg(any(test, fuzzing))]
+    pub fn taken(&self) -> usize {
+        self.taken_all
     }
 
     fn why_not(&self, user: User, user_max: usize, may_have_kept: bool) -> Option<Full> {

@@ -1,7 +1,7 @@
 //! Now and then a change of context, under MPS.
 //!
 //! Under MPS all clients share one context of the GPU, which gets slower once two streams have had kernels
-//! at the same time, until the GPU changes to another context and back (`docs/residency.md`). A program
+//! at the same time, until the GPU changes to another context and back (`docs/internals.md`). A program
 //! outside of MPS, `tally-refresh`, runs a kernel that does nothing, as often as is configured, while both
 //! high-priority and best-effort clients are there. Should it fail, it is not started again.
 
@@ -25,7 +25,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Bytes of what it says last that are shown.
 const WORDS_MAX: u64 = 1024;
 
-/// For people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefreshStatus {
     /// Between two, ms.

@@ -40,6 +40,9 @@ use tokio::task::LocalSet;
 /// Longest wait for the rings to empty.
 pub const DRAIN_MAX: Duration = Duration::from_secs(2);
 
+/// How often it is looked whether the sockets' files are still there.
+const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Run a core until it is told to stop.
 ///
 /// # Errors
@@ -103,7 +106,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let room = raise_descriptors(config.admission.clients_max);
     let (path, admin_path) = (config.socket.path(), config.admin_socket()?);
     let (mode, admin_mode) = (config.socket.mode_bits()?, config.admin.mode_bits()?);
-    let claims = (Claim::take(&path, mode)?, Claim::take(&admin_path, admin_mode)?);
+    let claims = [Claim::take(&path, mode)?, Claim::take(&admin_path, admin_mode)?];
     let real = |path| std::fs::canonicalize(socket::folder(path)).map_err(CoreError::os("socket"));
     see_that_apart(&real(&path)?.join("x"), &real(&admin_path)?.join("x"))?;
     let mut settings = settings(&config);
@@ -125,7 +128,8 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let listen = |claim: &Claim, mode| {
         UnixListener::from_std(claim.listen(mode)?).map_err(CoreError::os("socket"))
     };
-    let (clients, admins) = (listen(&claims.0, mode)?, listen(&claims.1, admin_mode)?);
+    let listeners = [listen(&claims[0], mode)?, listen(&claims[1], admin_mode)?];
+    let claims = claims.map(|claim| Rc::new(RefCell::new(claim)));
     let active = slot.active();
     tracing::info!(
         socket = %path.display(), admin_socket = %admin_path.display(),
@@ -156,9 +160,13 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         places,
         journal: Journal::default(),
     });
-    let accepting = [(clients, EntryPoint::Clients), (admins, EntryPoint::Admin)].map(|(listener, entry_point)| {
-        tokio::task::spawn_local(control::accept(plane.clone(), listener, entry_point))
-    });
+    let entry_points =
+        listeners.into_iter().zip([EntryPoint::Clients, EntryPoint::Admin]).zip(claims.clone());
+    let accepting: Vec<_> = entry_points
+        .map(|((listener, entry_point), claim)| {
+            tokio::task::spawn_local(accept_at(plane.clone(), claim, listener, entry_point))
+        })
+        .collect();
     tokio::task::spawn_local(control::heed(plane.clone(), notices));
     plane.recordings.heed(&plane.control);
     let refresh = plane.sharing.borrow().as_ref().and_then(SharingMode::refresh);
@@ -189,6 +197,44 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     }
     drop(claims);
     outcome
+}
+
+/// Accept connections; if the socket's file is taken away, make it anew.
+async fn accept_at(
+    plane: Rc<Plane>,
+    claim: Rc<RefCell<Claim>>,
+    mut listener: UnixListener,
+    entry_point: EntryPoint,
+) {
+    let mut said = String::new();
+    loop {
+        let in_place = async {
+            while claim.borrow().is_in_place() {
+                tokio::time::sleep(SOCKET_LOOK_EVERY).await;
+            }
+        };
+        tokio::select! {
+            () = control::accept(plane.clone(), listener, entry_point) => return,
+            () = in_place => {}
+        }
+        listener = loop {
+            let again = claim.borrow_mut().listen_again();
+            match again.and_then(|l| UnixListener::from_std(l).map_err(CoreError::os("socket"))) {
+                Ok(listener) => break listener,
+                Err(error) if error.to_string() != said => {
+                    said = error.to_string();
+                    tracing::error!(
+                        ?entry_point,
+                        "the socket's file is gone and cannot be made anew: {said}"
+                    );
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(SOCKET_LOOK_EVERY).await;
+        };
+        said.clear();
+        tracing::warn!(?entry_point, "the socket's file was taken away: it is made anew");
+    }
 }
 
 async fn until_stopped(

@@ -6,7 +6,7 @@ use crate::mps::{self, MpsStatus, PrivateDaemon};
 use crate::refresh::{self, RefreshStatus};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tally_engine::policy::{Class, SharingMode};
+use tally_engine::policy::{self, Class};
 use tally_ipc::wire;
 
 /// There is an NVIDIA driver if this exists.
@@ -30,7 +30,6 @@ pub struct SharingMode {
 /// For `tallyctl status`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct SharingStatus {
-    /// As configured.
     pub asked: &'static str,
     /// What clients are told.
     pub in_force: &'static str,
@@ -126,8 +125,12 @@ impl SharingMode {
             )),
             Err(why) if config.required => Err(CoreError::SharingMode(format!("mps: {why}"))),
             Err(why) => {
-                tracing::warn!("MPS cannot be had, time slices are used instead: {why}");
-                Ok((InForce::Timeslice, format!("mps cannot be had: {why}")))
+                let (instead, lack) = without_mps(Path::new(DEVICE).exists());
+                tracing::warn!(
+                    "MPS cannot be had, sharing mode is {}{lack}: {why}",
+                    name(&instead)
+                );
+                Ok((instead, format!("mps cannot be had{lack}: {why}")))
             }
         }
     }
@@ -159,11 +162,10 @@ impl SharingMode {
         }
     }
 
-    /// For policies.
-    pub fn sharing(&self) -> SharingMode {
+    pub fn sharing(&self) -> policy::SharingMode {
         match self.in_force {
-            InForce::Timeslice => SharingMode::TimeSliced,
-            InForce::Mps { .. } | InForce::None => SharingMode::Concurrent,
+            InForce::Timeslice => policy::SharingMode::TimeSliced,
+            InForce::Mps { .. } | InForce::None => policy::SharingMode::Concurrent,
         }
     }
 
@@ -177,7 +179,6 @@ impl SharingMode {
         Some((self.config.mps.refresh_program.clone(), self.refresh.clone()?))
     }
 
-    /// For people.
     pub fn status(&self) -> SharingStatus {
         SharingStatus {
             asked: self.config.mode.as_str(),
@@ -206,6 +207,15 @@ impl SharingMode {
     }
 }
 
+/// What serves where MPS was asked for and cannot be had, and why if it is not time slices.
+fn without_mps(has_device: bool) -> (InForce, String) {
+    if has_device {
+        return (InForce::Timeslice, String::new());
+    }
+    // Time slices are set through the device: they would not be in force either.
+    (InForce::None, format!(", and there is no NVIDIA device ({DEVICE} is missing)"))
+}
+
 fn name(in_force: &InForce) -> &'static str {
     match in_force {
         InForce::Mps { .. } => "mps",
@@ -217,6 +227,14 @@ fn name(in_force: &InForce) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_device_no_time_slices_are_said_to_be_in_force() {
+        let (instead, lack) = without_mps(false);
+        assert_eq!(name(&instead), "none");
+        assert!(lack.contains(DEVICE), "{lack}");
+        assert_eq!(name(&without_mps(true).0), "timeslice");
+    }
 
     #[test]
     fn only_roots_and_ones_own_mps_daemon_is_used() {

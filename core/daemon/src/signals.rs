@@ -3,16 +3,13 @@
 use crate::error::CoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// SIGHUP.
     Reload,
     /// SIGTERM or SIGINT.
     Stop,
 }
 
-/// The signals.
 #[derive(Debug)]
 pub struct Signals {
     hangup: Signal,

@@ -5,17 +5,53 @@
 //! replaced.
 
 use crate::error::CoreError;
-use std::fs::{File, OpenOptions};
+use std::cell::Cell;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a core that finds a place taken waits for the other to write down its process.
+const NAMED_MAX: Duration = Duration::from_millis(300);
 
 /// The right to serve at a path. Kept until the process ends.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    _lock: File,
+    mode: u32,
+    lock: File,
+    /// The socket file that was made: its device and inode.
+    bound: Cell<Option<Id>>,
+}
+
+/// Device and inode of a file.
+type Id = (u64, u64);
+
+fn id(about: &Metadata) -> Id {
+    (about.dev(), about.ino())
+}
+
+/// The live process that a lock file names. A core writes it down as soon as it has the lock; what is there
+/// before may be a dead one's.
+fn holder(lock: &mut File) -> Option<u32> {
+    let end = Instant::now() + NAMED_MAX;
+    loop {
+        let mut text = String::new();
+        let _ = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
+        let pid = text.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
+        // Another user's process may not be signalled, but is there.
+        let lives = |pid| match rustix::process::test_kill_process(pid) {
+            Ok(()) => true,
+            Err(error) => error == rustix::io::Errno::PERM,
+        };
+        match pid.filter(|pid| lives(*pid)) {
+            Some(pid) => return Some(pid.as_raw_nonzero().get().unsigned_abs()),
+            None if Instant::now() >= end => return None,
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
 }
 
 fn wrong(path: &Path, message: impl Into<String>) -> CoreError {
@@ -42,7 +78,7 @@ impl Claim {
             return Err(wrong(path, "the path is longer than 107 bytes: choose a shorter one"));
         }
         make_folder(path, mode)?;
-        let lock_path = path.with_added_extension("lock");
+        let lock_path = lock_path(path);
         let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
@@ -53,26 +89,38 @@ impl Claim {
             .open(&lock_path)
             .map_err(|e| wrong(path, format!("lock file {}: {e}", lock_path.display())))?;
         if lock.try_lock().is_err() {
-            let mut text = String::new();
-            let _ = lock.read_to_string(&mut text);
-            return Err(CoreError::InUse { path: path.into(), pid: text.trim().parse().ok() });
-        }
-        match std::fs::symlink_metadata(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(wrong(path, e.to_string())),
-            Ok(m) if !m.file_type().is_socket() => {
-                return Err(wrong(path, "there is something else than a socket: remove it"));
-            }
-            // Served without our lock: not a core of this kind, but alive.
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(CoreError::InUse { path: path.into(), pid: None });
-            }
-            Ok(_) => std::fs::remove_file(path).map_err(|e| wrong(path, e.to_string()))?,
+            let is_gone = std::fs::symlink_metadata(path).is_err();
+            return Err(CoreError::InUse { path: path.into(), pid: holder(&mut lock), is_gone });
         }
         let _ = lock.set_len(0);
         let _ = lock.rewind();
         let _ = writeln!(lock, "{}", std::process::id());
-        Ok(Claim { path: path.into(), _lock: lock })
+        clear(path)?;
+        Ok(Claim { path: path.into(), mode, lock, bound: Cell::new(None) })
+    }
+
+    /// Whether the socket file is still the one that was made.
+    pub fn is_in_place(&self) -> bool {
+        let there = std::fs::symlink_metadata(&self.path).ok();
+        self.bound.get().is_none() || there.map(|about| id(&about)) == self.bound.get()
+    }
+
+    /// Make a socket file anew that somebody took away: a cleaner of temporary files, say.
+    ///
+    /// # Errors
+    /// If another core serves there meanwhile, or the place cannot be used.
+    pub fn listen_again(&mut self) -> Result<UnixListener, CoreError> {
+        let own = self.lock.metadata().ok().map(|about| id(&about));
+        let there = std::fs::symlink_metadata(lock_path(&self.path)).ok();
+        if own.is_none() || there.map(|about| id(&about)) != own {
+            // The lock file went as well: whoever comes next would lock another.
+            let again = Claim::take(&self.path, self.mode)?;
+            self.bound.set(None);
+            *self = again;
+        } else {
+            clear(&self.path)?;
+        }
+        self.listen(self.mode)
     }
 
     /// Listen, with these permissions from the first moment on.
@@ -87,6 +135,7 @@ impl Claim {
         std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
             .and_then(|()| listener.set_nonblocking(true))
             .map_err(|e| wrong(&self.path, e.to_string()))?;
+        self.bound.set(std::fs::symlink_metadata(&self.path).ok().map(|about| id(&about)));
         Ok(listener)
     }
 }
@@ -94,8 +143,44 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // The lock file stays: removing it would let two cores lock two files
-        // of one name.
-        let _ = std::fs::remove_file(&self.path);
+        // of one name. Nor is another core's socket removed.
+        if self.is_in_place() && self.bound.get().is_some() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    path.with_added_extension("lock")
+}
+
+/// Whether anybody listens there. Does not wait for whoever does.
+fn answers(path: &Path) -> bool {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    // Its backlog is full.
+    matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
+}
+
+/// Take a dead core's socket away.
+fn clear(path: &Path) -> Result<(), CoreError> {
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(wrong(path, e.to_string())),
+        Ok(m) if !m.file_type().is_socket() => {
+            Err(wrong(path, "there is something else than a socket: remove it"))
+        }
+        // Served without our lock: not a core of this kind, but alive.
+        Ok(_) if answers(path) => {
+            Err(CoreError::InUse { path: path.into(), pid: None, is_gone: false })
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(|e| wrong(path, e.to_string())),
     }
 }
 
@@ -153,6 +238,7 @@ fn folder_of_ours(folder: &Path, mode: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn one_core_at_a_time_and_a_dead_cores_socket_is_replaced() {
@@ -175,6 +261,56 @@ mod tests {
         let claim = Claim::take(&path, 0o600).unwrap();
         claim.listen(0o660).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+    }
+
+    #[test]
+    fn a_socket_file_that_was_taken_away_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/core.sock");
+        let mut claim = Claim::take(&path, 0o600).unwrap();
+        let _first = claim.listen(0o600).unwrap();
+        assert!(claim.is_in_place());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!claim.is_in_place());
+        let error = Claim::take(&path, 0o600).unwrap_err().to_string();
+        assert!(error.contains("its socket file is gone") && error.contains("kill"), "{error}");
+        let _second = claim.listen_again().unwrap();
+        assert!(claim.is_in_place() && UnixStream::connect(&path).is_ok());
+        // The whole folder, lock file and all.
+        std::fs::remove_dir_all(dir.path().join("a")).unwrap();
+        let _third = claim.listen_again().unwrap();
+        assert!(matches!(Claim::take(&path, 0o600), Err(CoreError::InUse { .. })));
+        // Another core was quicker: it is left alone, also at the end.
+        std::fs::remove_dir_all(dir.path().join("a")).unwrap();
+        let other = Claim::take(&path, 0o600).unwrap();
+        let _fourth = other.listen(0o600).unwrap();
+        assert!(!claim.is_in_place());
+        assert!(matches!(claim.listen_again(), Err(CoreError::InUse { .. })));
+        drop(claim);
+        assert!(other.is_in_place());
+    }
+
+    #[test]
+    fn a_dead_process_is_not_named_as_the_one_that_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("core.sock");
+        let _claim = Claim::take(&path, 0o600).unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        // As if the winner had not written its own yet.
+        std::fs::write(lock_path(&path), format!("{}\n", dead.id())).unwrap();
+        let error = Claim::take(&path, 0o600).unwrap_err();
+        assert!(matches!(error, CoreError::InUse { pid: None, .. }), "{error}");
+        assert!(error.to_string().contains("which process that is is not known"), "{error}");
+        // It writes while the loser looks.
+        let (to, own) = (lock_path(&path), std::process::id());
+        let writing = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            std::fs::write(to, format!("{own}\n")).unwrap();
+        });
+        let error = Claim::take(&path, 0o600).unwrap_err();
+        writing.join().unwrap();
+        assert!(matches!(error, CoreError::InUse { pid: Some(pid), .. } if pid == own), "{error}");
     }
 
     #[test]

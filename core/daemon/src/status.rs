@@ -20,18 +20,16 @@ use crate::sharing::SharingStatus;
 use crate::ungoverned::UngovernedStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
 use tally_ipc::layout::{report_state, whole_because};
 
 /// Version of this schema.
 pub const SCHEMA: u32 = 1;
 
-/// The whole.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The daemon.
     pub core: CoreStatus,
     /// How clients share the GPU.
     pub sharing: SharingStatus,
@@ -43,8 +41,10 @@ pub struct Status {
     pub held_latency: Quantiles,
     /// High-priority work is on the GPU now.
     pub high_priority_busy: bool,
-    /// Connected clients.
     pub clients: Vec<ClientStatus>,
+    /// Sums over all clients by class (`high`, `best-effort`), those that left included: they do not
+    /// fall while this core runs.
+    pub totals: BTreeMap<&'static str, Totals>,
     /// The last clients that left, newest first; at most 64.
     pub departed: Vec<Departed>,
     /// Programs that were to be governed and are not, newest first.
@@ -63,16 +63,12 @@ pub struct Status {
     pub shadow: Option<ShadowBrief>,
 }
 
-/// The daemon.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoreStatus {
-    /// Its release.
     pub version: &'static str,
     /// Version of the shared-memory protocol.
     pub protocol: u32,
-    /// Its process.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
     /// Since it started, s.
     pub uptime_s: f64,
@@ -84,6 +80,8 @@ pub struct CoreStatus {
     pub pinned_cpu: Option<u32>,
     /// Times the dispatch thread slept.
     pub parks: u64,
+    /// UUID of the GPU that it serves; empty until a client has launched something.
+    pub gpu: String,
     /// Where clients register.
     pub socket: String,
     /// Where admin requests are taken.
@@ -101,7 +99,6 @@ pub struct CoreStatus {
 pub struct PolicyReport {
     /// Its file and configuration; `null`: the built-in rule serves.
     pub source: Option<Source>,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
@@ -155,7 +152,6 @@ pub struct PolicyReport {
 }
 
 impl PolicyReport {
-    /// Put together.
     pub fn new(
         active: crate::policy_slot::Active,
         last_load_error: Option<LoadFailure>,
@@ -211,13 +207,9 @@ impl PolicyReport {
 pub struct Identity {
     /// Its id; never used again in this run of the core.
     pub id: u32,
-    /// Its process.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
-    /// Its name.
     pub name: String,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// `high` or `best-effort`.
     pub class: &'static str,
@@ -228,7 +220,6 @@ pub struct Identity {
 /// A connected client.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClientStatus {
-    /// Who.
     #[serde(flatten)]
     pub identity: Identity,
     /// Since it registered, s.
@@ -249,7 +240,6 @@ pub struct ClientStatus {
     pub failed: u64,
     /// Launches that went ahead without a core.
     pub unscheduled: u64,
-    /// `cuLaunchHostFunc` calls.
     pub host_func: u64,
     /// Waits behind which it lingered on the GPU.
     pub lingered: u64,
@@ -261,12 +251,20 @@ pub struct ClientStatus {
     pub transformed: Transformed,
     /// Launches waiting for a decision now.
     pub waiting: u64,
+    /// Why its work does not go on now; `null` if none of it waits.
+    pub why: Option<Why>,
     /// Time launches waited, by the core's account, ms.
     pub waited_ms: f64,
     /// The same by the client's threads' account, ms.
     pub waited_client_ms: f64,
-    /// GPU time, ms. Best-effort: measured; high priority: time it was busy.
-    pub gpu_ms: f64,
+    /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
+    /// client the time that it was busy.
+    pub charged_ms: f64,
+    /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
+    /// launches that ran beside others it includes time in which the others ran.
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
     /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any longer.
@@ -289,6 +287,31 @@ pub struct ClientStatus {
     pub tickets_abandoned: u64,
 }
 
+/// Why a client's next launch waits, or its launch under way stands aside.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Why {
+    /// `high_priority` (held while high-priority work is on the GPU), `policy` (held otherwise),
+    /// `window` (its in-flight window is full), `yielding` (a launch under way stands aside), or
+    /// `decision` (none has been made yet).
+    pub reason: &'static str,
+    /// Held: it is decided again after so long at the latest, ms.
+    pub for_ms: Option<f64>,
+}
+
+impl Why {
+    fn new(waits_for: WaitsFor, now_ns: u64) -> Self {
+        let until = |until_ns: u64| Some(until_ns.saturating_sub(now_ns) as f64 / 1e6);
+        let (reason, for_ms) = match waits_for {
+            WaitsFor::HighPriority { until_ns } => ("high_priority", until(until_ns)),
+            WaitsFor::Policy { until_ns } => ("policy", until(until_ns)),
+            WaitsFor::Window => ("window", None),
+            WaitsFor::Yielding => ("yielding", None),
+            WaitsFor::Decision => ("decision", None),
+        };
+        Why { reason, for_ms }
+    }
+}
+
 /// What was decided for a client's launches.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Decisions {
@@ -298,7 +321,6 @@ pub struct Decisions {
     pub run: u64,
     /// Started under a lease.
     pub leased: u64,
-    /// `hold` answers.
     pub held: u64,
     /// Launches held at least once.
     pub launches_held: u64,
@@ -308,7 +330,6 @@ pub struct Decisions {
     pub window_stalls: u64,
     /// Run as slices.
     pub sliced: u64,
-    /// Run preemptibly.
     pub preemptible: u64,
     /// Run on a subset of the SMs.
     pub partitioned: u64,
@@ -316,7 +337,6 @@ pub struct Decisions {
     pub degraded: u64,
     /// Gated by the built-in rule because the policy failed.
     pub fallback: u64,
-    /// Seen done.
     pub completed: u64,
 }
 
@@ -497,8 +517,9 @@ fn governed(r: &ReportWords) -> (bool, String) {
     (false, why.into())
 }
 
-fn gpu_ns(class: &str, n: &ClientNumbers) -> u64 {
-    if class == "high" { n.shim.busy_total_ns } else { n.stats.gpu_ns }
+fn charged_ms(class: &str, n: &ClientNumbers) -> f64 {
+    let ns = if class == "high" { n.shim.busy_total_ns } else { n.stats.charged_ns };
+    ns as f64 / 1e6
 }
 
 fn entry_points(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
@@ -512,7 +533,6 @@ fn entry_points(s: &ShimCounts) -> BTreeMap<&'static str, u64> {
 }
 
 impl ClientStatus {
-    /// Put together.
     pub fn new(identity: Identity, connected_s: f64, n: &ClientNumbers, mps_asked: bool) -> Self {
         let (governed, not_governed_reason) = governed(&n.report);
         ClientStatus {
@@ -531,9 +551,12 @@ impl ClientStatus {
             decisions: Decisions::new(n),
             transformed: Transformed::new(n),
             waiting: n.state.waiting,
+            why: n.state.waits_for.map(|waits_for| Why::new(waits_for, n.read_ns)),
             waited_ms: n.stats.waited_ns as f64 / 1e6,
             waited_client_ms: n.shim.waited_ns as f64 / 1e6,
-            gpu_ms: gpu_ns(identity.class, n) as f64 / 1e6,
+            charged_ms: charged_ms(identity.class, n),
+            measured_ms: n.stats.measured_ns as f64 / 1e6,
+            launches_measured: n.stats.measured,
             busy: n.shim.busy && identity.class == "high",
             standstills: n.standstills,
             in_flight: n.state.in_flight,
@@ -546,6 +569,53 @@ impl ClientStatus {
             tickets_abandoned: n.oddities.abandoned,
             identity,
         }
+    }
+}
+
+/// Sums over clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Totals {
+    /// Clients that registered.
+    pub registered: u64,
+    /// Of them, connected now.
+    pub connected: u64,
+    /// Launches, all entry points.
+    pub launches: u64,
+    pub charged_ms: f64,
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+}
+
+impl Totals {
+    /// Of one client.
+    pub fn of(class: &str, n: &ClientNumbers) -> Self {
+        Totals {
+            registered: 1,
+            connected: 1,
+            launches: n.shim.launches,
+            charged_ms: charged_ms(class, n),
+            measured_ms: n.stats.measured_ns as f64 / 1e6,
+            launches_measured: n.stats.measured,
+            waited_ms: n.stats.waited_ns as f64 / 1e6,
+            unscheduled: n.shim.unscheduled,
+        }
+    }
+
+    /// Count another one in.
+    pub fn add(&mut self, other: Totals) {
+        self.registered += other.registered;
+        self.connected += other.connected;
+        self.launches = self.launches.saturating_add(other.launches);
+        self.charged_ms += other.charged_ms;
+        self.measured_ms += other.measured_ms;
+        self.launches_measured = self.launches_measured.saturating_add(other.launches_measured);
+        self.waited_ms += other.waited_ms;
+        self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
     }
 }
 
@@ -571,8 +641,10 @@ pub struct Departed {
     pub unscheduled: u64,
     /// Time launches waited, ms.
     pub waited_ms: f64,
-    /// GPU time, ms.
-    pub gpu_ms: f64,
+    pub charged_ms: f64,
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
 }
 
 impl Departed {
@@ -592,7 +664,9 @@ impl Departed {
             transformed: n.map(Transformed::new).unwrap_or_default(),
             unscheduled: n.map_or(0, |n| n.shim.unscheduled),
             waited_ms: n.map_or(0.0, |n| n.stats.waited_ns as f64 / 1e6),
-            gpu_ms: n.map_or(0.0, |n| gpu_ns(identity.class, n) as f64 / 1e6),
+            charged_ms: n.map_or(0.0, |n| charged_ms(identity.class, n)),
+            measured_ms: n.map_or(0.0, |n| n.stats.measured_ns as f64 / 1e6),
+            launches_measured: n.map_or(0, |n| n.stats.measured),
             identity,
         }
     }

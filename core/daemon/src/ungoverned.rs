@@ -19,11 +19,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// A program that is not governed.
 #[derive(Clone, Debug, Serialize)]
 pub struct UngovernedStatus {
-    /// Its process.
     pub pid: u32,
-    /// Its user.
     pub uid: u32,
-    /// Its name.
     pub name: String,
     /// Why it is not governed.
     pub reason: String,

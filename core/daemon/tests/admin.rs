@@ -13,7 +13,7 @@ use tally_ipc::ring::Answer;
 /// An A/B test of a policy against itself.
 fn ab_start(file: &str, block_ns: u64) -> Value {
     json!({
-        "cmd": "ab_start", "a": {"file": file}, "b": {"file": file},
+        "cmd": "ab_start", "a": {"file": file}, "b": {"file": file}, "replace_active": true,
         "plan": {
             "metric": "hp_p99", "block_ns": block_ns, "washout_ns": 0, "alpha": 0.05,
             "time_ns_max": 600_000_000_000_u64, "blocks_min": 20, "seed": 1,
@@ -39,6 +39,50 @@ fn an_ab_test_is_refused_and_asked_for_in_vain() {
     // Nothing is left over: policies can be loaded, and a test begun.
     let (code, _) = core.refused(json!({"cmd": "policy_load", "path": empty}));
     assert_eq!(code, "policy_refused");
+}
+
+#[test]
+fn an_ab_test_does_not_replace_the_active_policy_unless_told_to() {
+    let core = Core::start(BUILT_IN, &[]);
+    let [fifo, priority] =
+        ["fifo", "tally-priority"].map(|name| policy(name).to_str().unwrap().to_owned());
+    let start = |a: Option<&str>, config: Option<&str>, replace: bool| {
+        let mut request = ab_start(&fifo, 2_000_000_000);
+        request["a"] = a.map_or(Value::Null, |a| json!({"file": a, "config_file": config}));
+        request["replace_active"] = replace.into();
+        request
+    };
+    for a in [None, Some(&*fifo)] {
+        let (code, message) = core.refused(start(a, None, false));
+        assert_eq!(code, "conflict");
+        assert!(
+            message.contains("built-in rule serves") && message.contains("--replace-active"),
+            "{message}"
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (copy, other) = (dir.path().join("tally-priority.wasm"), dir.path().join("other.toml"));
+    std::fs::copy(&priority, &copy).unwrap();
+    std::fs::write(&other, "cut = false\n").unwrap();
+    core.ask(json!({"cmd": "policy_load", "path": copy}));
+    let (code, message) = core.refused(start(Some(&fifo), None, false));
+    assert_eq!(code, "conflict");
+    assert!(message.contains("A (fifo") && message.contains("is tally-priority"), "{message}");
+    let (_, message) = core.refused(start(Some(&priority), other.to_str(), false));
+    assert!(message.contains("another configuration"), "{message}");
+    assert_eq!(core.status()["policy"]["name"], "tally-priority");
+    assert!(core.status()["experiment"].is_null());
+    // Its own bytes, though the file is gone.
+    std::fs::remove_file(&copy).unwrap();
+    for a in [None, Some(&*priority)] {
+        let begun = core.ask(start(a, None, false));
+        assert_eq!((&begun["a"], &begun["b"]), (&json!("tally-priority"), &json!("fifo")));
+        core.ask(json!({"cmd": "ab_stop"}));
+        assert_eq!(core.status()["policy"]["name"], "tally-priority");
+    }
+    core.ask(start(Some(&fifo), None, true));
+    core.ask(json!({"cmd": "ab_stop"}));
+    assert_eq!(core.status()["policy"]["name"], "fifo");
 }
 
 #[test]
@@ -171,8 +215,13 @@ fn mps_that_cannot_be_had_falls_back_and_status_says_so() {
     let core = Core::start(&config, &[]);
     let status = core.status();
     assert_eq!(status["sharing"]["asked"], "mps");
-    assert_eq!(status["sharing"]["in_force"], "timeslice");
-    assert!(status["sharing"]["reason"].as_str().unwrap().contains("/nonexistent/mps"));
+    // Time slices are set through the device, too.
+    let has_device = std::path::Path::new("/dev/nvidiactl").exists();
+    let instead = if has_device { "timeslice" } else { "none" };
+    assert_eq!(status["sharing"]["in_force"], instead);
+    let reason = status["sharing"]["reason"].as_str().unwrap();
+    assert!(reason.contains("/nonexistent/mps"), "{reason}");
+    assert_eq!(reason.contains("no NVIDIA device"), !has_device, "{reason}");
 }
 
 /// Stands in for `nvidia-cuda-mps-control`.
@@ -361,4 +410,29 @@ fn a_policys_configuration_reaches_it_and_a_wrong_one_is_refused() {
     assert!(message.contains("idle_gap_us"), "{message}");
     let shown = core.ask(json!({"cmd": "policy_show"}));
     assert_eq!(shown["source"]["config_file"], json!(good));
+}
+
+#[test]
+fn a_configuration_is_checked_without_a_core() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |config: &str| {
+        let mut command = Core::command(dir.path(), config, &["--check-config", "--spin-us", "7"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, shown, said) = check("[engine]\nwindow_us = 77\n");
+    assert_eq!(code, Some(0), "{said}");
+    for line in ["window_us = 77", "spin_us = 7", "run/admin/core.sock"] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    assert!(!dir.path().join("run").exists(), "nothing is made");
+    for (config, word) in
+        [("[engine]\nwindow = 3\n", "window"), ("[engine]\nwindow_us = 0\n", "window_us is 0")]
+    {
+        let (code, shown, said) = check(config);
+        assert_eq!((code, &*shown), (Some(2), ""), "{said}");
+        assert!(said.contains(word), "{said}");
+    }
 }

@@ -233,3 +233,24 @@ fn only_admins_record_and_shadow() {
     let answer = ask_as(65_533, json!({"cmd": "log_record"}));
     assert_eq!(answer["ok"]["recording"], true, "{answer}");
 }
+
+/// Files that may not grow beyond some size stand for a disk that is full.
+#[test]
+fn a_log_that_cannot_be_written_is_said_to_be_incomplete() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.tallylog");
+    let core = Core::start_with_small_files(dir, BUILT_IN);
+    core.ask(json!({"cmd": "log_record", "path": file, "for_ms": 200}));
+    // More than fits.
+    work(&core, 1_000);
+    eventually("it ended", || core.status()["log"]["recording"] == false);
+    let log = core.status()["log"].clone();
+    let failed = log["failed"].as_str().unwrap_or_default();
+    assert!(failed.contains("writing failed"), "{log}");
+    assert_eq!(log["bytes"], std::fs::metadata(&file).unwrap().len(), "what is there");
+    // A log that is whole is not called incomplete.
+    let core = Core::start(BUILT_IN, &[]);
+    core.ask(json!({"cmd": "log_record", "for_ms": 20}));
+    eventually("it ended", || core.status()["log"]["recording"] == false);
+    assert_eq!(core.status()["log"]["failed"], json!(null));
+}

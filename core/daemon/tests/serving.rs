@@ -5,10 +5,10 @@ mod common;
 use common::{BUILT_IN, Client, Core, eventually, hello, scribble};
 use rustix::fd::AsFd;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ring::{self, Answer};
 use tally_ipc::wire::{self, SharingMode, Welcome, WireError};
@@ -260,7 +260,7 @@ fn a_client_that_leaves_lets_others_go_on_and_is_remembered() {
     low.wait(ticket);
     let status = core.status();
     assert_eq!(status["departed"][0]["id"], id);
-    assert_eq!(status["departed"][0]["reason"], "it closed its socket");
+    assert_eq!(status["departed"][0]["reason"], "it closed its socket while its process runs on");
 }
 
 /// Set for the process that [`helper_registers_and_ends`] is to be.
@@ -457,4 +457,74 @@ fn an_idle_core_sleeps() {
     for c in &_clients {
         eventually("sleeps", || c.core.parked.load(SeqCst) == 1);
     }
+}
+
+/// Whoever asks before it starts a program is told what class that would have.
+#[test]
+fn a_user_that_may_not_be_high_priority_is_told_when_it_asks() {
+    let core = Core::start(&format!("{BUILT_IN}[high_priority]\nuids = [54321]\n"), &[]);
+    let ask = |question: &[u8]| {
+        let stream = std::os::unix::net::UnixStream::connect(&core.socket).unwrap();
+        wire::send(stream.as_fd(), question, &[]).unwrap();
+        let (answer, _) = wire::receive(stream.as_fd()).unwrap();
+        assert_eq!(answer[0], wire::PING);
+        String::from_utf8(answer[1..].to_vec()).unwrap()
+    };
+    assert_eq!(ask(&[wire::PING]), "");
+    assert!(ask(&[wire::PING, wire::PING_HIGH]).contains("may not register as high priority"));
+}
+
+/// A cleaner of temporary files removes sockets that look old.
+#[test]
+fn sockets_that_are_taken_away_are_made_anew() {
+    let core = Core::start(BUILT_IN, &[]);
+    let client = Client::best_effort(&core, "before");
+    for path in [&core.socket, &core.admin] {
+        std::fs::remove_file(path).unwrap();
+    }
+    let mut second = Core::command(core.dir.path(), BUILT_IN, &[]);
+    let second = second.stderr(std::process::Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(4), "{said}");
+    assert!(said.contains(&format!("process {}", core.pid())), "{said}");
+    eventually("both sockets are there again", || core.socket.exists() && core.admin.exists());
+    let after = Client::best_effort(&core, "after");
+    for id in [client.id(), after.id()] {
+        assert!(core.client(id).is_some(), "{id}");
+    }
+    // And once more, with the folder and the lock file in it.
+    std::fs::remove_dir_all(core.socket.parent().unwrap()).unwrap();
+    eventually("the socket is there again", || core.socket.exists());
+    Client::best_effort(&core, "again");
+}
+
+#[test]
+fn sums_over_clients_do_not_fall_when_one_leaves_and_how_it_left_is_told() {
+    let core = Core::start(BUILT_IN, &[]);
+    let launches = || {
+        let totals = core.status()["totals"].clone();
+        let of = |key: &str| totals["best-effort"][key].as_u64().unwrap_or(0);
+        (of("registered"), of("connected"), of("launches"))
+    };
+    let mut client = Client::best_effort(&core, "one");
+    for _ in 0..5 {
+        client.launch();
+        client.region.counters.launch_kernel.fetch_add(1, Relaxed);
+    }
+    assert_eq!(launches(), (1, 1, 5));
+    let status = core.client(client.id()).unwrap();
+    assert_eq!(status["why"], Value::Null);
+    assert!(status["launches_measured"].as_u64().unwrap() > 0, "{status}");
+    assert!(status["measured_ms"].as_f64().unwrap() > 0.0, "{status}");
+    let id = client.id();
+    drop(client);
+    eventually("it is gone", || core.client(id).is_none());
+    assert_eq!(launches(), (1, 0, 5));
+    // Its process is this one, which runs on.
+    let status = core.status();
+    assert_eq!(status["departed"][0]["reason"], "it closed its socket while its process runs on");
+    let mut client = Client::best_effort(&core, "two");
+    client.launch();
+    client.region.counters.launch_kernel.fetch_add(1, Relaxed);
+    assert_eq!(launches(), (2, 1, 6));
 }

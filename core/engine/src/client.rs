@@ -148,8 +148,12 @@ pub struct ClientStats {
     pub waited_ns: u64,
     /// Seen done.
     pub completed: u64,
-    /// Sum of the GPU time that it was charged for.
-    pub gpu_ns: u64,
+    /// Sum of what launches were charged: see [`Completion::charged_ns`](crate::policy::Completion).
+    pub charged_ns: u64,
+    /// Launches of which it is known how long they took on the device.
+    pub measured: u64,
+    /// Sum of those times.
+    pub measured_ns: u64,
 }
 
 /// One client.
@@ -183,8 +187,6 @@ pub(crate) struct Client {
     pub holds_until_completion: bool,
     /// Why the last decision was made, by the policy's own table; 0: no reason.
     pub reason: u8,
-    /// GPU time of its finished launches, as far as it was measured.
-    pub measured_ns: u64,
     pub window_noted: bool,
     /// When a launch was granted or seen done last.
     pub moved_ns: u64,
@@ -196,6 +198,10 @@ pub(crate) struct Client {
     /// Doubles with each stall in which nothing ends: what is in flight may wait for the last of many.
     pub stall_burst: u32,
     pub stall_left: u32,
+    /// In this pass of the engine's it was offered so often.
+    pub offers: (u64, usize),
+    /// The first so many that wait are answered by the built-in rule: the policy let the GPU idle.
+    pub by_rule: usize,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
@@ -224,13 +230,14 @@ impl Client {
             hold_until_ns: 0,
             holds_until_completion: false,
             reason: 0,
-            measured_ns: 0,
             window_noted: false,
             moved_ns: 0,
             window_until_ns: 0,
             window_stalled: false,
             stall_burst: 0,
             stall_left: 0,
+            offers: (0, 0),
+            by_rule: 0,
             busy: false,
             served_ns,
             stats: ClientStats::default(),
@@ -240,6 +247,11 @@ impl Client {
     /// Whether this high-priority client has work on the GPU.
     pub fn is_active_high(&self) -> bool {
         self.info.class == Class::High && (self.busy || self.in_flight > 0)
+    }
+
+    /// Whether it has work on the GPU, as far as is known.
+    pub fn is_active(&self) -> bool {
+        self.in_flight > 0 || self.is_active_high()
     }
 
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
@@ -275,14 +287,14 @@ impl Client {
             waiting_since_ns: self.waiting.front().map_or(NEVER, |w| w.submitted_ns),
             in_flight: u32::try_from(self.in_flight).unwrap_or(u32::MAX),
             in_flight_ns: self.in_flight_ns,
-            measured_ns: self.measured_ns,
-            charged_ns: self.stats.gpu_ns,
+            measured_ns: self.stats.measured_ns,
+            charged_ns: self.stats.charged_ns,
         }
     }
 
-    /// Mean measured time of its launches so far; 0 if none was.
+    /// What its launches were charged on average; 0 if none was.
     pub fn mean_ns(&self) -> u64 {
-        self.stats.gpu_ns.checked_div(self.stats.completed).unwrap_or(0)
+        self.stats.charged_ns.checked_div(self.stats.completed).unwrap_or(0)
     }
 
     /// A launch is not in flight any more.

@@ -125,7 +125,7 @@ macro_rules! contract_conversions {
                 form: form(done.form),
                 argument: done.argument,
                 predicted_ns: done.predicted_ns,
-                measured_ns: done.measured_ns,
+                measured_ns: done.measured_ns.unwrap_or(0),
                 charged_ns: done.charged_ns,
             }
         }

@@ -13,6 +13,7 @@
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
+mod beside;
 mod offer;
 mod profiles;
 mod progress;
@@ -141,6 +142,8 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
+    /// See [`beside`].
+    beside: beside::Beside,
     high_active: bool,
     /// How often it has begun to be.
     high_periods: u64,
@@ -161,6 +164,10 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     stats: PolicyStats,
     work_done: WorkDone,
     order: Vec<ClientId>,
+    /// See [`Engine::begin_pass`]; 0 before.
+    pass: u64,
+    /// Offers left in it.
+    pass_offers: usize,
 }
 
 impl Engine {
@@ -184,6 +191,7 @@ impl<P: Policy> Engine<P> {
             disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
+            beside: beside::Beside::default(),
             high_active: false,
             high_periods: 0,
             high_idle_since_ns: None,
@@ -196,6 +204,8 @@ impl<P: Policy> Engine<P> {
             stats: PolicyStats::default(),
             work_done: WorkDone::default(),
             order: Vec::new(),
+            pass: 0,
+            pass_offers: 0,
         };
         engine.policy.start(&mut engine.context);
         engine.carry_out(0, &mut Vec::new());
@@ -265,7 +275,20 @@ impl<P: Policy> Engine<P> {
             in_flight: c.in_flight,
             in_flight_ns: c.in_flight_ns,
             yielded: c.yielded,
+            waits_for: self.waits_for(c),
         })
+    }
+
+    fn waits_for(&self, c: &Client) -> Option<WaitsFor> {
+        let until_ns = c.hold_until_ns;
+        match c.waiting.is_empty() {
+            true if c.yielded && !c.can_yield_in_flight.is_empty() => Some(WaitsFor::Yielding),
+            true => None,
+            false if c.window_until_ns > 0 => Some(WaitsFor::Window),
+            false if until_ns == 0 => Some(WaitsFor::Decision),
+            false if self.high_active => Some(WaitsFor::HighPriority { until_ns }),
+            false => Some(WaitsFor::Policy { until_ns }),
+        }
     }
 
     /// Whether high-priority work is on the GPU.
@@ -325,7 +348,7 @@ impl<P: Policy> Engine<P> {
         out.push(Action::Grant { client: id, until: client.granted_until });
         self.high_clients += u32::from(info.class == Class::High);
         if let Some(old) = self.clients.insert(id, client) {
-            self.forget(&old);
+            self.forget(now_ns, &old);
         }
         self.context.world.clients.insert(id, info.clone().into());
         self.tell(now_ns, &Event::Joined(info), out);
@@ -336,7 +359,7 @@ impl<P: Policy> Engine<P> {
     /// A client is gone; all of it is forgotten but its kernels' profiles.
     pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
         let Some(old) = self.clients.remove(&client) else { return };
-        self.forget(&old);
+        self.forget(now_ns, &old);
         self.context.world.clients.remove(&client);
         self.note_high(now_ns, None, out);
         self.tell(now_ns, &Event::Left(client), out);
@@ -359,7 +382,9 @@ impl<P: Policy> Engine<P> {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
             let periods = high_periods(high_active, self.high_periods);
+            let was_active = c.is_active();
             c.grant(&submission, Granted::whole(predicted, periods), now_ns);
+            self.beside.note(now_ns, was_active, c.is_active());
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
             }
@@ -388,7 +413,9 @@ impl<P: Policy> Engine<P> {
         if c.info.class != Class::High {
             return;
         }
+        let was_active = c.is_active();
         c.busy = busy;
+        self.beside.note(now_ns, was_active, c.is_active());
         let since = since_ns.min(now_ns);
         self.note_high(now_ns, Some(since), out);
         // A period of activity that began and ended between two looks.
@@ -397,6 +424,13 @@ impl<P: Policy> Engine<P> {
             self.high_periods += 1;
         }
         self.settle(now_ns, out);
+    }
+
+    /// All inputs until the next call are one pass of the caller's: together they offer no more launches than one of
+    /// them may. What is left is offered in the next pass, at its [`Engine::tick`].
+    pub fn begin_pass(&mut self) {
+        self.pass += 1;
+        self.pass_offers = offer::OFFERS_MAX_ALL;
     }
 
     /// Time has passed: fire timers, offer what was held until now.
@@ -563,7 +597,8 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    fn forget(&mut self, old: &Client) {
+    fn forget(&mut self, now_ns: u64, old: &Client) {
+        self.beside.note(now_ns, old.is_active(), false);
         self.waiting_clients -= u32::from(!old.waiting.is_empty());
         self.high_clients -= u32::from(old.info.class == Class::High);
     }
@@ -586,6 +621,29 @@ pub struct ClientState {
     pub in_flight_ns: u64,
     /// It has been asked to yield.
     pub yielded: bool,
+    /// What its next launch waits for, or the launch that stands aside; `None`: nothing waits.
+    pub waits_for: Option<WaitsFor>,
+}
+
+/// Why a client's work does not go on; for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// Held, by the policy or the built-in rule, while high-priority work is on the GPU.
+    HighPriority {
+        /// When it is offered again at the latest.
+        until_ns: u64,
+    },
+    /// Held while there is no high-priority work.
+    Policy {
+        /// Likewise.
+        until_ns: u64,
+    },
+    /// Its in-flight window is full.
+    Window,
+    /// A launch under way has been asked to stand aside.
+    Yielding,
+    /// Its launch has not been decided yet.
+    Decision,
 }
 
 /// What a launch of a client is expected to take; of a kernel that has no profile

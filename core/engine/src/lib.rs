@@ -16,4 +16,6 @@ pub mod policy;
 pub mod profile;
 
 pub use client::{ClientStats, Measured, Submission};
-pub use engine::{Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats, WorkDone};
+pub use engine::{
+    Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats, WaitsFor, WorkDone,
+};

@@ -252,9 +252,11 @@ pub struct Completion {
     pub argument: u32,
     /// Predicted when decided; 0 if unknown.
     pub predicted_ns: u64,
-    /// GPU time as its process measured it; 0 if it did not.
-    pub measured_ns: u64,
-    /// GPU time that its client is charged for.
+    /// Time seen on the device, as its client reports it, bounded by what can be true; `None` if
+    /// nobody timed it.
+    pub measured_ns: Option<u64>,
+    /// GPU time that the accounts count for it: what was measured, or the share of the time until
+    /// its end was seen, in bounds that its prediction sets.
     pub charged_ns: u64,
 }
 

@@ -33,6 +33,10 @@ const MEAN_WINDOW: u64 = 64;
 /// outweighs what is measured now nor tops the list of busy kernels for ever.
 pub const KEPT_COUNT_MAX: u64 = MEAN_WINDOW;
 
+/// What was kept outweighs no more than so many launches: if it is wrong (measured beside other
+/// work by an earlier core, or on a busier machine), a few launches put it right.
+const KEPT_WEIGHT: u64 = 4;
+
 /// Forms of one kernel that are told apart; further ones are not measured.
 pub const FORMS_MAX: usize = 16;
 /// Turnarounds kept of a form.
@@ -64,26 +68,40 @@ pub enum Transformation {
 /// What was measured of a kernel in a form other than whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FormStats {
-    /// Launches measured that nothing disturbed.
+    /// Launches measured.
     pub count: u64,
     /// Their running mean.
     pub mean_ns: u64,
     samples: Samples,
+    /// See [`Profile::contended`].
+    pub contended: bool,
     turnarounds: [u64; TURNAROUNDS],
     yields: u64,
 }
 
 impl FormStats {
     fn record(&mut self, measured_ns: u64) {
+        if std::mem::take(&mut self.contended) {
+            (self.count, self.samples) = (0, Samples::default());
+        }
         self.count += 1;
-        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.count);
         self.samples.push(measured_ns);
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples.pushed());
+    }
+
+    fn record_contended(&mut self, measured_ns: u64) {
+        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.mean_ns) {
+            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
+            (self.mean_ns, self.contended) = (measured_ns, true);
+        } else if is_clearly_less(measured_ns, self.mean_ns) {
+            self.record(measured_ns);
+        }
     }
 
     /// What was kept of an earlier run: its mean stands for the samples, its turnaround
     /// is one sample.
     pub fn kept(count: u64, mean_ns: u64, turnaround_ns: u64) -> Self {
-        let samples = Samples::repeated(mean_ns, count);
+        let samples = Samples::repeated(mean_ns, count.min(KEPT_WEIGHT));
         let mut stats = FormStats { count, mean_ns, samples, ..Default::default() };
         if turnaround_ns > 0 {
             stats.yielded_in(turnaround_ns);
@@ -139,6 +157,10 @@ pub struct Profile {
     /// samples. Not the mean: a kernel's first launch may include loading its
     /// code, some tens of milliseconds that would be believed for long.
     pub predicted_ns: u64,
+    /// It never ran alone: its times are the least measured beside other clients' work, so that it
+    /// takes no longer than that.
+    pub contended: bool,
+    /// Of earlier runs at most [`KEPT_WEIGHT`].
     samples: Samples,
     /// Whether it is transformed.
     pub transformation: Transformation,
@@ -162,6 +184,11 @@ fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
     (mean + (measured_ns as i128 - mean) / weight) as u64
 }
 
+/// Not by chance: else those below the median alone would count, and draw it down.
+fn is_clearly_less(measured_ns: u64, than_ns: u64) -> bool {
+    measured_ns < than_ns / 4 * 3
+}
+
 impl Profile {
     fn new(key: KernelKey) -> Self {
         Profile {
@@ -169,6 +196,7 @@ impl Profile {
             count: 0,
             mean_ns: 0,
             predicted_ns: 0,
+            contended: false,
             samples: Samples::default(),
             transformation: Transformation::Unknown,
             forms: BTreeMap::new(),
@@ -188,12 +216,27 @@ impl Profile {
     }
 
     fn record(&mut self, measured_ns: u64) {
+        if std::mem::take(&mut self.contended) {
+            (self.count, self.samples) = (0, Samples::default());
+        }
         self.count += 1;
-        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.count);
         self.samples.push(measured_ns);
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples.pushed());
         // The lower one of two in the middle: the smaller of a first sample
         // with loading time and a second without.
         self.predicted_ns = self.samples.median_of_ns(PREDICTING);
+    }
+
+    /// A launch that ran beside other clients' work took so long: alone it takes no longer. That is
+    /// all that is known until it runs alone; afterwards it counts only against a time that is
+    /// too long.
+    fn record_contended(&mut self, measured_ns: u64) {
+        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.predicted_ns) {
+            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
+            (self.mean_ns, self.predicted_ns, self.contended) = (measured_ns, measured_ns, true);
+        } else if !self.contended && is_clearly_less(measured_ns, self.predicted_ns) {
+            self.record(measured_ns);
+        }
     }
 
     fn form(&mut self, form: Form, argument: u32) -> Option<&mut FormStats> {
@@ -212,16 +255,15 @@ impl Profile {
 
     /// What was kept of an earlier run; nothing measured in this one is lost.
     fn restore(&mut self, kept: Kept) {
-        if self.count == 0 && kept.count > 0 {
+        if self.samples.pushed() == 0 && kept.count > 0 {
             self.count = kept.count.min(KEPT_COUNT_MAX);
             self.mean_ns = kept.mean_ns;
             self.predicted_ns = kept.predicted_ns;
             // The spread is not kept: one launch at the old 99th percentile stands for it.
-            let spread = u64::from(self.count > PREDICTING as u64);
+            let weight = self.count.min(KEPT_WEIGHT);
+            let spread = u64::from(weight > 2);
             self.samples = Samples::repeated(kept.p99_ns, spread);
-            for _ in spread..self.count.min(RECENT_SAMPLES as u64) {
-                self.samples.push(kept.predicted_ns);
-            }
+            (spread..weight).for_each(|_| self.samples.push(kept.predicted_ns));
         }
         for (form, argument, stats) in kept.forms {
             if self.forms.len() < FORMS_MAX {
@@ -312,6 +354,27 @@ impl Profiles {
         }
     }
 
+    /// Add a measurement of a launch that ran whole, beside other clients' work.
+    pub fn record_contended(&mut self, kernel: KernelId, measured_ns: u64) {
+        if let Some(p) = self.news_of(kernel) {
+            p.record_contended(measured_ns);
+        }
+    }
+
+    /// The same in another form.
+    pub fn record_form_contended(
+        &mut self,
+        kernel: KernelId,
+        form: Form,
+        argument: u32,
+        measured_ns: u64,
+    ) {
+        let profile = self.news_of(kernel);
+        if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
+            stats.record_contended(measured_ns);
+        }
+    }
+
     /// Add a measurement of a launch in another form.
     pub fn record_form(&mut self, kernel: KernelId, form: Form, argument: u32, measured_ns: u64) {
         let profile = self.news_of(kernel);
@@ -383,10 +446,9 @@ impl Profiles {
         self.take_news(kernel);
         self.note_changed(kernel);
         let Some(p) = self.get_mut(kernel) else { return false };
-        p.count = 0;
+        (p.count, p.samples, p.contended) = (0, Samples::default(), false);
         p.mean_ns = 0;
         p.predicted_ns = 0;
-        p.samples = Samples::default();
         p.forms.clear();
         if matches!(p.transformation, Transformation::WholeOnly(_)) {
             p.transformation = Transformation::Unknown;
@@ -463,6 +525,68 @@ mod tests {
         assert_eq!(all.predicted_ns(kernel), 500);
         all.restore(kernel, kept);
         assert_eq!(all.predicted_ns(kernel), 500, "a second client brings it again");
+    }
+
+    #[test]
+    fn beside_other_work_only_an_upper_bound_is_profiled() {
+        let (mut all, kernel) = known();
+        for ns in [900, 700, 800] {
+            all.record_contended(kernel, ns);
+            all.record_form_contended(kernel, Form::Sliced, 2, ns);
+        }
+        let p = all.get(kernel).unwrap();
+        assert_eq!((p.contended, p.count, p.predicted_ns, p.mean_ns), (true, 1, 700, 700));
+        assert_eq!((p.p99_ns(), p.forms[&(Form::Sliced, 2)].mean_ns), (700, 700));
+        all.record(kernel, 300);
+        all.record_form(kernel, Form::Sliced, 2, 320);
+        let p = all.get(kernel).unwrap();
+        assert_eq!((p.contended, p.count, p.predicted_ns, p.mean_ns), (false, 1, 300, 300));
+        assert_eq!(p.forms[&(Form::Sliced, 2)].mean_ns, 320, "the bound is not in the mean");
+        for _ in 0..100 {
+            all.record_contended(kernel, 2_000);
+            all.record_contended(kernel, 290);
+        }
+        let p = all.get(kernel).unwrap();
+        assert_eq!(
+            (p.count, p.predicted_ns, p.p99_ns()),
+            (1, 300, 300),
+            "chance draws nothing down"
+        );
+    }
+
+    #[test]
+    fn a_wrong_time_that_was_kept_is_put_right_by_a_few_launches() {
+        for contended in [false, true] {
+            let (mut all, kernel) = known();
+            let (count, wrong) = (1_000, 23_000_000);
+            let forms = vec![(Form::Preemptible, 0, FormStats::kept(count, wrong, 0))];
+            all.restore(
+                kernel,
+                Kept {
+                    count,
+                    mean_ns: wrong,
+                    predicted_ns: wrong,
+                    p99_ns: wrong,
+                    forms,
+                    whole_only: None,
+                },
+            );
+            for _ in 0..5 {
+                match contended {
+                    true => all.record_contended(kernel, 3_000_000),
+                    false => all.record(kernel, 3_000_000),
+                }
+            }
+            assert_eq!(all.predicted_ns(kernel), 3_000_000, "beside other work: {contended}");
+            for _ in 0..60 {
+                all.record(kernel, 3_000_000);
+                all.record_form(kernel, Form::Preemptible, 0, 3_000_000);
+            }
+            let p = all.get(kernel).unwrap();
+            assert!(p.mean_ns < 5_000_000, "{}", p.mean_ns);
+            assert!(p.forms[&(Form::Preemptible, 0)].mean_ns < 5_000_000);
+            assert_eq!(p.p99_ns(), 3_000_000);
+        }
     }
 
     #[test]

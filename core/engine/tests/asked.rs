@@ -82,7 +82,7 @@ fn a_completion_says_what_was_measured_and_what_is_charged() {
         })
         .collect();
     // The second was not measured: charged as predicted, not for the time until it was seen.
-    assert_eq!(times, [(0, 400, 400), (400, 0, 400)]);
+    assert_eq!(times, [(0, Some(400), 400), (400, None, 400)]);
 }
 
 /// Holds one client's launches until another's end, and notes what it sees of them.

@@ -40,7 +40,7 @@ fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
     assert_eq!((calls, e.client_stats(1).unwrap().completed), (30, 3_000));
     assert_eq!(e.client_state(1).unwrap().in_flight, 0);
     // They share the time, as if they had been dealt with at once.
-    let gpu_ns = e.client_stats(1).unwrap().gpu_ns;
+    let gpu_ns = e.client_stats(1).unwrap().charged_ns;
     assert!((3_900_000..=3_999_000).contains(&gpu_ns), "{gpu_ns}");
 }
 
@@ -111,4 +111,78 @@ fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
     e.progress(9_000, 1, 0, 10, None, &mut out);
     e.launch_yielded(1, 0, 1_000);
     assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1, "it is not in flight any more");
+}
+
+#[test]
+fn the_inputs_of_one_pass_together_offer_no_more_than_one_may() {
+    const CLIENTS: u32 = 12;
+    const WAITING: u64 = 150;
+    let hold = Ok(Decision::Hold(1_000_000));
+    let script = Script {
+        answers: std::iter::repeat_n(hold, CLIENTS as usize).collect(),
+        ..Script::default()
+    };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, CLIENTS), Vec::new());
+    for id in 1..=CLIENTS {
+        for ticket in 0..WAITING {
+            e.submitted(1_000, id, submission(ticket, None), &mut out);
+        }
+    }
+    let decided = || seen.lock().unwrap().launches.len();
+    let of_client = |from: usize, id| {
+        seen.lock().unwrap().launches[from..].iter().filter(|l| l.client == id).count()
+    };
+    let (mut now_ns, mut passes) = (2_000_000, 0);
+    while e.has_waiting() {
+        let before = decided();
+        e.begin_pass();
+        e.tick(now_ns, &mut out);
+        // Each asks for more, twice.
+        for ticket in (0..2).map(|n| WAITING + 2 * passes + n).filter(|_| passes < 3) {
+            for id in 1..=CLIENTS {
+                e.submitted(now_ns, id, submission(ticket, None), &mut out);
+            }
+        }
+        assert!(decided() - before <= 512, "{}", decided() - before);
+        assert!((1..=CLIENTS).all(|id| of_client(before, id) <= 64));
+        assert!(e.next_deadline_ns() == Some(0) || !e.has_waiting(), "the rest is not forgotten");
+        (now_ns, passes) = (now_ns + 1, passes + 1);
+        assert!(passes < 20, "it does not end");
+    }
+    for id in 1..=CLIENTS {
+        assert_eq!(granted(&out, id), Some(WAITING + 6), "client {id}");
+    }
+}
+
+#[test]
+fn after_a_stall_all_that_waited_are_answered_by_the_rule_in_some_passes() {
+    const WAITING: u64 = 150;
+    let hold = || Ok(Decision::Hold(u64::MAX));
+    let script = Script {
+        answers: std::iter::repeat_with(hold).take(10_000).collect(),
+        ..Script::default()
+    };
+    let (mut e, mut out) = (engine(script, 1), Vec::new());
+    e.begin_pass();
+    for ticket in 0..WAITING {
+        e.submitted(1_000, 1, submission(ticket, None), &mut out);
+    }
+    let stall_ns = 1_000 + EngineConfig::default().policy_stall_ns;
+    let rule = |e: &Engine| e.client_stats(1).unwrap().fallback;
+    let mut by_rule = Vec::new();
+    for pass in 0..4 {
+        let before = rule(&e);
+        e.begin_pass();
+        e.tick(stall_ns + pass, &mut out);
+        by_rule.push(rule(&e) - before);
+    }
+    // In the first one offer is the policy's, which holds.
+    assert_eq!(by_rule.iter().sum::<u64>(), WAITING, "{by_rule:?}");
+    assert!(by_rule.iter().all(|n| *n <= 64), "{by_rule:?}");
+    assert_eq!(granted(&out, 1), Some(WAITING));
+    // What comes later is the policy's again.
+    e.begin_pass();
+    e.submitted(stall_ns + 9, 1, submission(WAITING, None), &mut out);
+    assert_eq!(rule(&e), WAITING);
 }

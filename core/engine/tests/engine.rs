@@ -123,7 +123,7 @@ fn a_launch_does_not_wait_for_ever_for_one_that_may_be_waiting_for_it() {
 }
 
 #[test]
-fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
+fn late_reports_are_neither_profiled_nor_charged_as_gpu_time() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
@@ -135,7 +135,7 @@ fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
     }
     e.progress(1_000_000_000, LOW, 0, 6, took(1, 5), &mut out);
     assert_eq!(e.world().profiles.predicted_ns(k.unwrap()), 20_000);
-    assert_eq!(e.client_stats(LOW).unwrap().gpu_ns, 6 * 20_000);
+    assert_eq!(e.client_stats(LOW).unwrap().charged_ns, 6 * 20_000);
 }
 
 #[test]
@@ -545,5 +545,19 @@ proptest! {
             prop_assert_eq!((state.waiting, state.in_flight, state.in_flight_ns), (0, 0, 0));
             prop_assert_eq!(e.client_stats(id).unwrap().completed, m.next_ticket);
         }
+    }
+}
+
+#[test]
+fn a_hold_lasts_no_longer_than_the_engine_allows() {
+    for hold_ns_max in [1_000_000, 60_000_000_000] {
+        let config =
+            EngineConfig { hold_ns_max, policy_stall_ns: u64::MAX, ..EngineConfig::default() };
+        let script = Script { answers: [Ok(Decision::Hold(u64::MAX))].into(), ..Script::default() };
+        let mut e = Engine::new(config, Box::new(script));
+        let mut out = Vec::new();
+        e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+        e.submitted(5, LOW, submission(0, None), &mut out);
+        assert_eq!(e.next_deadline_ns(), Some(5 + hold_ns_max));
     }
 }

@@ -12,7 +12,6 @@ use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Longest request.
 pub const LINE_BYTES_MAX: usize = 16 * 1024;
 
 /// A descriptor and what it is.
@@ -20,7 +19,6 @@ pub const LINE_BYTES_MAX: usize = 16 * 1024;
 pub struct File {
     /// See the module's documentation.
     pub role: String,
-    /// It.
     pub fd: OwnedFd,
 }
 
@@ -90,7 +88,6 @@ pub struct Requests {
     fds: Vec<OwnedFd>,
 }
 
-/// A request.
 #[derive(Debug)]
 pub enum Incoming {
     /// A line, and the descriptors that came with it or before its end.

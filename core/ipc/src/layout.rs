@@ -82,7 +82,6 @@ pub struct Submission {
     pub sequence: AtomicU64,
     /// Index into [`ClientRegion::kernels`], or [`KERNEL_UNKNOWN`].
     pub kernel: AtomicU32,
-    /// [`submission_flags`].
     pub flags: AtomicU32,
     /// Grid in blocks.
     pub grid: [AtomicU32; 3],
@@ -189,11 +188,8 @@ pub struct Activity {
 pub struct Counters {
     /// `cuLaunchKernel` and its per-thread form.
     pub launch_kernel: AtomicU64,
-    /// `cuLaunchKernelEx`.
     pub launch_kernel_ex: AtomicU64,
-    /// `cuLaunchCooperativeKernel`.
     pub launch_cooperative: AtomicU64,
-    /// `cuGraphLaunch`.
     pub graph_launch: AtomicU64,
     /// Kernel nodes of the graphs launched, as counted when they were instantiated.
     pub graph_kernels: AtomicU64,
@@ -252,7 +248,6 @@ pub const TURNAROUND_SLOTS: usize = 256;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Turnaround {
-    /// Its ticket.
     pub ticket: AtomicU64,
     /// How long it took, ns.
     pub ns: AtomicU64,
@@ -264,7 +259,6 @@ pub struct Turnaround {
 pub struct Turnarounds {
     /// Written so far: the next goes to slot `count % TURNAROUND_SLOTS`.
     pub count: AtomicU64,
-    /// The latest.
     pub latest: [Turnaround; TURNAROUND_SLOTS],
 }
 
@@ -326,7 +320,6 @@ pub struct Report {
 pub mod report_state {
     /// Not tried yet.
     pub const PENDING: u32 = 0;
-    /// In force.
     pub const ACTIVE: u32 = 1;
     /// Tried and failed; the error word says why.
     pub const FAILED: u32 = 2;
@@ -336,7 +329,6 @@ pub mod report_state {
 
 /// Values of [`Report::whole_because`]: what in the program's surroundings rules out launches in other forms.
 pub mod whole_because {
-    /// Nothing.
     pub const NOTHING: u32 = 0;
     /// `CUDA_LAUNCH_BLOCKING` is set.
     pub const LAUNCH_BLOCKING: u32 = 1;
@@ -371,14 +363,11 @@ pub struct KernelEntry {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ClientRegion {
-    /// [`CLIENT_MAGIC`].
     pub magic: AtomicU64,
-    /// [`crate::PROTOCOL_VERSION`].
     pub version: AtomicU32,
     _pad0: u32,
     /// What it is doing.
     pub activity: Activity,
-    /// Counts.
     pub counters: Counters,
     /// State of the mechanisms.
     pub report: Report,
@@ -402,9 +391,7 @@ pub struct ClientRegion {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct CoreRegion {
-    /// [`CORE_MAGIC`].
     pub magic: AtomicU64,
-    /// [`crate::PROTOCOL_VERSION`].
     pub version: AtomicU32,
     /// This client's id.
     pub client_id: AtomicU32,
@@ -441,7 +428,6 @@ pub struct CoreRegion {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct GrantLine {
-    /// See [`CoreRegion::granted`].
     pub ticket: AtomicU64,
 }
 

@@ -14,18 +14,12 @@ use std::sync::atomic::Ordering::Relaxed;
 pub enum MapError {
     /// A system call failed.
     #[error("{what} a shared region: {source}")]
-    Os {
-        /// Which step.
-        what: &'static str,
-        /// The error.
-        source: rustix::io::Errno,
-    },
+    Os { what: &'static str, source: rustix::io::Errno },
     /// The peer's region has another size: not this protocol, or hostile.
     #[error(
         "shared region has {found} bytes, expected {expected}: shim and core differ in version"
     )]
     Size {
-        /// Its size.
         found: u64,
         /// What it should be.
         expected: u64,
@@ -35,7 +29,6 @@ pub enum MapError {
         "the limit on the size of files (RLIMIT_FSIZE, `ulimit -f`) is {limit} bytes, and a shared region has {needed}"
     )]
     FileSizeLimit {
-        /// The limit.
         limit: u64,
         /// The region's size.
         needed: u64,
@@ -55,7 +48,6 @@ fn os(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> MapError {
 /// Every bit pattern must be a valid value, and all fields must be atomics or
 /// padding, because another process writes to it at any time.
 pub unsafe trait Region: Sized {
-    /// For `/proc`.
     const NAME: &'static str;
     /// Write magic and version.
     fn stamp(&self);

@@ -18,39 +18,22 @@ pub enum PeerError {
     Os {
         /// What was looked at.
         path: PathBuf,
-        /// The error.
         source: std::io::Error,
     },
     /// It is somebody else's.
     #[error(
         "{path}: who answers there is user {uid}, neither root nor this user; set {ENV_CORE_UIDS}={uid} to trust it"
     )]
-    User {
-        /// The socket.
-        path: PathBuf,
-        /// Whose.
-        uid: u32,
-    },
+    User { path: PathBuf, uid: u32 },
     /// Somebody else can put another socket there.
     #[error(
         "{folder}, the socket's folder, belongs to user {uid}, neither root nor this user; set {ENV_CORE_UIDS}={uid} to trust it"
     )]
-    FolderUser {
-        /// The folder.
-        folder: PathBuf,
-        /// Whose.
-        uid: u32,
-    },
-    /// Anybody can.
+    FolderUser { folder: PathBuf, uid: u32 },
     #[error(
         "{folder}, the socket's folder, can be written by others (mode {mode:o}): chmod go-w it"
     )]
-    FolderMode {
-        /// The folder.
-        folder: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
+    FolderMode { folder: PathBuf, mode: u32 },
 }
 
 /// Whether a core may belong to a user.

@@ -130,15 +130,11 @@ pub mod steps {
 pub struct Request {
     /// Index into the kernel table, or `KERNEL_UNKNOWN`.
     pub kernel: u32,
-    /// `submission_flags`.
     pub flags: u32,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
-    /// Stream slot.
     pub stream: u32,
     /// Value of its completion word when done.
     pub completion: u32,
@@ -212,7 +208,6 @@ pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
 pub enum Polled {
     /// Not published yet.
     Empty,
-    /// A launch.
     Request(Request),
     /// A later ticket took the slot: its owner gave up on this one while there
     /// was no core. Go on with the next ticket.

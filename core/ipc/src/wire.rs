@@ -81,10 +81,7 @@ pub enum WireError {
     #[error(
         "peer speaks protocol version {found}, this side {PROTOCOL_VERSION}: install shim and core of one release"
     )]
-    Version {
-        /// The peer's.
-        found: u32,
-    },
+    Version { found: u32 },
     /// A field is missing, too long or out of range.
     #[error("malformed registration: {0}")]
     Malformed(&'static str),
@@ -100,7 +97,6 @@ pub struct Hello {
     pub high_priority: bool,
     /// Its name; the program's when not given.
     pub name: String,
-    /// Its labels.
     pub labels: Vec<(String, String)>,
     /// Tickets below this are settled; the core starts reading here.
     pub first_ticket: u64,
@@ -112,7 +108,6 @@ pub struct Hello {
 /// What the core made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Its id.
     pub client_id: u32,
     /// Whether it is high priority.
     pub high_priority: bool,
@@ -145,7 +140,6 @@ pub struct RewriteSettings {
     pub reserve_sms: Vec<u32>,
 }
 
-/// Most widths.
 pub const WIDTHS_MAX: usize = 16;
 
 /// The longest [`SharingMode::TimeSlice::linger_us`].
@@ -156,6 +150,8 @@ pub const NOTICE: u8 = 2;
 
 /// A payload of this byte alone asks whether the core serves; it is answered with the same.
 pub const PING: u8 = 3;
+/// Behind [`PING`]: would this user be high priority? The answer carries, behind its own, why not; nothing: it would.
+pub const PING_HIGH: u8 = 1;
 
 /// Sent in place of a [`Hello`], without descriptors and without an answer: the core does not govern this
 /// process, and why.

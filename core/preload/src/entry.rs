@@ -10,7 +10,6 @@ use core::ffi::CStr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`.
 const SYMBOL_NOT_FOUND: i32 = 302;
 
 /// Where the entry points lead: one slot each, and the last one for `ioctl`. 0: not known yet.

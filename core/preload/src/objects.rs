@@ -20,7 +20,6 @@ pub struct Object {
     unloaded: u64,
 }
 
-/// `Elf64_Phdr`.
 #[repr(C)]
 struct Header {
     kind: u32,
@@ -33,7 +32,6 @@ struct Header {
     align: u64,
 }
 
-/// `Elf64_Sym`.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -69,7 +67,6 @@ fn iterate() -> Option<Iterate> {
     }
 }
 
-/// One look-up.
 struct Search {
     name: *const u8,
     /// Objects before this library are passed over.

@@ -17,7 +17,6 @@ pub static DEEP_BIND: DeepBind =
 /// The real `dlopen`; 0: not found yet.
 static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// `RTLD_DEEPBIND`.
 const DEEP: c_int = 8;
 
 /// Replaces `dlopen` for the whole process.

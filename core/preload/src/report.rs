@@ -6,9 +6,7 @@ use crate::sys::{self, Text, call, variable};
 
 /// First bytes of every frame: `tally_ipc::wire::FRAME_MAGIC`.
 const MAGIC: &str = "TALLYIPC";
-/// `tally_ipc::wire::NOTICE`.
 pub const NOTICE: u8 = 2;
-/// `tally_ipc::wire::TEXT_BYTES_MAX`.
 const NAME_BYTES_MAX: usize = 256;
 const FRAME_BYTES_MAX: usize = 1024;
 /// Room for a path in `sockaddr_un`, its NUL included.
@@ -17,7 +15,6 @@ const SOCKET_BYTES_MAX: usize = 108;
 const AF_UNIX: usize = 1;
 /// `SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC`.
 const STREAM: usize = 1 | 0o4000 | 0o2_000_000;
-/// `MSG_NOSIGNAL | MSG_DONTWAIT`.
 const NO_SIGNAL_NO_WAIT: usize = 0x4040;
 /// `O_WRONLY | O_CREAT | O_APPEND | O_NOCTTY | O_NONBLOCK | O_CLOEXEC`.
 const APPEND: usize = 0o1 | 0o100 | 0o2000 | 0o400 | 0o4000 | 0o2_000_000;

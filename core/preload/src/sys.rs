@@ -129,7 +129,6 @@ pub struct Text<const N: usize> {
 }
 
 impl<const N: usize> Text<N> {
-    /// Empty.
     pub const fn new() -> Self {
         Text { bytes: [MaybeUninit::uninit(); N], len: 0, cut: false }
     }
@@ -195,7 +194,6 @@ impl<const N: usize> Text<N> {
         self.bytes.as_ptr().cast()
     }
 
-    /// Its bytes.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -2,7 +2,7 @@
 //!
 //! Started by the core, outside of its MPS daemon, with `[sharing mode.mps] refresh_ms`. For each byte on
 //! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
-//! byte on standard output; it ends with the input. Why: `docs/residency.md`, "a GPU's two speeds".
+//! byte on standard output; it ends with the input. Why: `docs/internals.md`, "A GPU's two speeds".
 //! A device that fails, or whose memory gets short, is left alone from then on: a context takes some that clients
 //! need more. It ends when none is left. Which devices there are says `CUDA_VISIBLE_DEVICES`, as for any program.
 

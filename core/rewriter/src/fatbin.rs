@@ -61,7 +61,6 @@ pub enum FatbinError {
     /// A field does not hold what it must.
     #[error("fatbin: {what} at offset {offset} is {found:#x}, expected {expected}")]
     Unexpected {
-        /// The field.
         what: &'static str,
         /// Where it is.
         offset: usize,
@@ -95,7 +94,6 @@ pub enum FatbinError {
 /// What an entry holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// PTX text.
     Ptx,
     /// Machine code for one architecture.
     Elf,
@@ -196,7 +194,6 @@ impl<'a> Fatbin<'a> {
         Ok(Self { entries })
     }
 
-    /// Its entries.
     pub fn entries(&self) -> &[Entry<'a>] {
         &self.entries
     }

@@ -8,9 +8,7 @@ use crate::{KernelForm, Refusal, Rewritten, cubin, ptx};
 pub enum ImageKind {
     /// A fatbin container.
     Fatbin,
-    /// Machine code.
     Cubin,
-    /// PTX text.
     Ptx,
 }
 

@@ -40,7 +40,6 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// As bytes.
 pub fn to_bytes(key: &Key, rewritten: &Rewritten) -> Vec<u8> {
     let mut out = Vec::with_capacity(rewritten.image.len() + 4096);
     out.extend(MAGIC);
@@ -89,6 +88,8 @@ pub fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Rewritten> {
         let (parameter_count, control_offset) = (from.number()?, from.number()?);
         let fixed = from.flag()?;
         let cluster = [from.number()?, from.number()?, from.number()?];
+        // Nothing else is written.
+        (fixed || cluster == [0; 3]).then_some(())?;
         let cluster = fixed.then_some(cluster);
         let (may_wait, reads_sm) = (from.flag()?, from.flag()?);
         Some(TransformedKernel { name, parameter_count, control_offset, cluster, may_wait, reads_sm })

@@ -5,7 +5,6 @@
 //! same on the host. A GPU, driver or architecture on which the prelude does not do
 //! what it must gives itself away by other sums, or by blocks that ran twice or never.
 
-/// Its name.
 pub const NAME: &str = "tally_proof";
 /// Threads of a block.
 pub const THREADS: u32 = 128;

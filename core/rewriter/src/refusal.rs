@@ -122,7 +122,6 @@ impl Refusal {
         ]
     };
 
-    /// For people.
     pub fn text(self) -> &'static str {
         match self {
             Refusal::UnknownImage => "its image is of a kind that is not known",
@@ -175,7 +174,6 @@ impl Refusal {
         }
     }
 
-    /// The number.
     pub fn code(self) -> u8 {
         self as u8
     }

@@ -1,7 +1,5 @@
 //! The fuzz targets on the stable compiler: the kept corpus as it is, and changed at
 //! random, the same way every time.
-//!
-//! `TALLY_FUZZ_SECONDS` is the time for each target; without it, [`RUNS`] inputs.
 #![allow(missing_docs)]
 
 mod common;
@@ -13,7 +11,7 @@ use common::Random;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Inputs of each target by default.
+/// Inputs of each target.
 const RUNS: usize = 3000;
 /// Longer inputs are cut off.
 const INPUT_BYTES_MAX: usize = 1 << 16;
@@ -135,12 +133,9 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut R
 
 fn fuzz(target: &Target) {
     let seeds = seeds(target);
-    let until = std::env::var("TALLY_FUZZ_SECONDS")
-        .ok()
-        .map(|s| Instant::now() + Duration::from_secs(s.parse().expect("TALLY_FUZZ_SECONDS")));
     seeds.iter().for_each(|seed| (target.body)(seed));
     let (mut runs, mut slowest) = (0, Duration::ZERO);
-    while until.map_or(runs < RUNS, |until| Instant::now() < until) {
+    while runs < RUNS {
         runs += 1;
         let mut random = Random::new(runs as u64);
         let mut input = seeds[random.below(seeds.len())].clone();

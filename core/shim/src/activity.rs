@@ -61,7 +61,6 @@ impl Snapshot {
 /// What became of the client when a bit changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Neither.
     None,
     /// It was idle and is busy.
     Started,

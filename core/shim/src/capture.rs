@@ -3,7 +3,7 @@
 //! A launch into a capturing stream is recorded, not run: nothing of ours may be
 //! done to that stream, and no launch into it may wait. The guard also keeps apart
 //! from captures what the shim puts into streams beside the program's own launches
-//! ([`linger`](crate::linger)); it is held over no call of the driver that waits for the GPU.
+//! ([`linger`](crate::linger)); it is held over no call of the driver that may wait.
 
 use crate::cu::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::lock::Lock;
@@ -70,14 +70,17 @@ pub fn identity(stream: usize) -> usize {
     }
 }
 
-/// Begin a capture of `stream` by calling the driver.
+/// Begin a capture of `stream` by calling the driver, which may keep the calling thread waiting.
 pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
-    let _guard = GUARD.lock();
-    // First: from now on no thread of the shim's asks for a stream.
-    COUNT.fetch_add(1, SeqCst);
+    {
+        let _guard = GUARD.lock();
+        // First: from now on no thread of the shim's asks for a stream, nor puts anything into one.
+        COUNT.fetch_add(1, SeqCst);
+    }
     poller::wait_out();
     let result = real();
     if result == SUCCESS {
+        let _guard = GUARD.lock();
         if let Some(free) = STREAMS.iter().find(|s| s.load(Relaxed) == 0) {
             free.store(identity(stream), Relaxed);
         }
@@ -89,9 +92,9 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
 
 /// End one by calling the driver. It may fail and still end it, or not.
 pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
-    let _guard = GUARD.lock();
     let result = real();
     if result == SUCCESS || !is_capturing(stream) {
+        let _guard = GUARD.lock();
         forget(stream);
     }
     result

@@ -144,7 +144,7 @@ fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
 }
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
-/// holds the slot's lock. A launch that the driver refused counts, too.
+/// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
 pub fn launched(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];

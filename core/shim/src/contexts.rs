@@ -3,21 +3,38 @@
 //! What the shim made in a context goes with it, and no thread of the shim's uses it meanwhile. None of
 //! its locks is held over the driver's call, which may wait for what runs in the context.
 //!
-//! The primary context ends with the program's last reference. Green contexts, which the shim makes for
-//! launches on some of the SMs, hold references of their own: they are given up before that.
+//! What is known of a context is taken away before the driver is called, and put back if the context is not
+//! destroyed after all: as soon as it is gone, another thread may have a new one with the same handle.
+//!
+//! The primary context ends with the last reference of the program's: one for each `cuDevicePrimaryCtxRetain`, and one
+//! for each green context. Green contexts that the shim makes, for launches on some of the SMs, hold references
+//! of their own: they are given up before that.
 
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::forms::guarded::Guarded;
 use crate::slots;
 use crate::{completion, forms, graphs, linger, names, poller, state, streams};
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 
 /// The program's references to primary contexts, by device.
 static RETAINED: Guarded<BTreeMap<c_int, u64>> = Guarded::new(BTreeMap::new());
 
+/// A green context of the program's.
+#[derive(Clone, Copy, Debug)]
+struct Green {
+    device: c_int,
+    /// Its handle as a context; 0: the program has never asked for it, and nothing is known by it.
+    context: usize,
+}
+
+static GREENS: Guarded<BTreeMap<usize, Green>> = Guarded::new(BTreeMap::new());
+
+/// References to contexts made by `cuCtxAttach`, beside the one that each begins with.
+static ATTACHED: Guarded<BTreeMap<usize, u64>> = Guarded::new(BTreeMap::new());
+
 /// Destroy a context by calling the driver; `destroy` says whether it did.
-fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
+fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     let closed = slots::close_context(context);
     let events = completion::take_context(context);
     linger::forget_context(context);
@@ -25,22 +42,30 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) {
     let was_transformed = forms::close_context(context);
     poller::wait_out();
     let made = streams::take_context(context);
+    let modules = names::take_context(context);
+    let homes = graphs::build::homes_of(context);
+    let attached = ATTACHED.with(|all| all.remove(&context));
     let is_gone = destroy();
     if is_gone {
-        graphs::forget_context(context);
+        graphs::forget(&homes);
     }
     forms::closed(context, was_transformed, is_gone);
     if !is_gone {
         completion::put_back(events);
         slots::reopen(&closed);
         streams::put_back(made);
-        return;
+        names::put_back(modules);
+        if let Some(attached) = attached {
+            ATTACHED.with(|all| all.insert(context, attached));
+        }
+        return false;
     }
     if let Some(client) = state::client() {
         completion::forget_context(client, &events);
     }
     slots::drop_context(context);
-    names::forget_context(context);
+    names::forget_context(modules);
+    true
 }
 
 /// `cuCtxDestroy`.
@@ -62,6 +87,51 @@ pub unsafe fn destroy(
         call();
     } else {
         destroying(ctx as usize, call);
+    }
+    result
+}
+
+/// `cuCtxAttach`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn attach(
+    real: unsafe extern "C" fn(*mut Ptr, c_uint) -> CuResult,
+    _per_thread: bool,
+    ctx: *mut Ptr,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(ctx, flags) };
+    if result == SUCCESS && !ctx.is_null() {
+        // SAFETY: the driver has just written it.
+        let context = unsafe { *ctx } as usize;
+        ATTACHED.with(|all| *all.entry(context).or_default() += 1);
+    }
+    result
+}
+
+/// `cuCtxDetach`: the last one destroys the context.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn detach(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    ctx: Ptr,
+) -> CuResult {
+    let others = ATTACHED.with(|all| all.get(&(ctx as usize)).copied());
+    if others.is_none() {
+        // SAFETY: the caller's arguments.
+        return unsafe { destroy(real, per_thread, ctx) };
+    }
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(ctx) };
+    if result == SUCCESS {
+        ATTACHED.with(|all| match all.get_mut(&(ctx as usize)) {
+            Some(left) if *left > 1 => *left -= 1,
+            _ => drop(all.remove(&(ctx as usize))),
+        });
     }
     result
 }
@@ -105,9 +175,49 @@ pub unsafe fn primary_retain(
     // SAFETY: the caller's arguments.
     let result = unsafe { real(ctx, device) };
     if result == SUCCESS {
-        RETAINED.with(|all| *all.entry(device).or_default() += 1);
+        retained(device);
     }
     result
+}
+
+/// The program has one reference to a primary context more.
+fn retained(device: c_int) {
+    RETAINED.with(|all| *all.entry(device).or_default() += 1);
+}
+
+/// It has given one up.
+fn released(device: c_int) {
+    RETAINED.with(|all| {
+        if let Some(count) = all.get_mut(&device) {
+            *count = count.saturating_sub(1);
+        }
+    });
+}
+
+/// The primary context, if the program is about to give up its last reference; 0 otherwise.
+fn ending_primary(device: c_int) -> usize {
+    let left = RETAINED.with(|all| all.get(&device).copied().unwrap_or(0));
+    if left <= 1 && state::client().is_some() { primary_context(device) } else { 0 }
+}
+
+/// Give up a reference to a primary context by calling the driver; `release` says whether it did. Of the last one
+/// `context` is the primary context, else 0.
+fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
+    let is_done = if context == 0 {
+        release()
+    } else {
+        // Else the references of the shim's green contexts would keep it.
+        forms::sm_limit::give_up(context);
+        let mut is_done = false;
+        destroying(context, || {
+            is_done = release();
+            is_done && !is_active(device)
+        });
+        is_done
+    };
+    if is_done {
+        released(device);
+    }
 }
 
 /// `cuDevicePrimaryCtxReset`.
@@ -128,13 +238,26 @@ pub unsafe fn primary_reset(
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
             forms::sm_limit::give_up(context);
-            destroying(context, call);
+            let greens = GREENS.with(|all| {
+                let on_it = all.values().filter(|green| green.device == device);
+                on_it.map(|green| green.context).filter(|of| *of != 0).collect::<Vec<_>>()
+            });
+            // What is in its green contexts goes, too.
+            destroying(context, || destroying_all(&greens, &mut call));
         }
         _ => {
             call();
         }
     }
     result
+}
+
+/// [`destroying`], several at once.
+fn destroying_all(contexts: &[usize], destroy: &mut dyn FnMut() -> bool) -> bool {
+    match contexts.split_first() {
+        Some((first, others)) => destroying(*first, || destroying_all(others, destroy)),
+        None => destroy(),
+    }
 }
 
 /// `cuDevicePrimaryCtxRelease`: the last one destroys it.
@@ -146,32 +269,170 @@ pub unsafe fn primary_release(
     _per_thread: bool,
     device: c_int,
 ) -> CuResult {
-    // SAFETY: the caller's arguments.
-    let real = || unsafe { real(device) };
-    let left = RETAINED.with(|all| all.get(&device).copied().unwrap_or(0));
-    let context = if left <= 1 && state::client().is_some() { primary_context(device) } else { 0 };
     let mut result = SUCCESS;
-    if context == 0 {
-        result = real();
-    } else {
-        // Else the references of the shim's green contexts would keep it.
-        forms::sm_limit::give_up(context);
-        destroying(context, || {
-            result = real();
-            result == SUCCESS && !is_active(device)
-        });
+    releasing(device, ending_primary(device), || {
+        // SAFETY: the caller's arguments.
+        result = unsafe { real(device) };
+        result == SUCCESS
+    });
+    result
+}
+
+/// `cuGreenCtxCreate`: it holds a reference to the primary context.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn green_create(
+    real: unsafe extern "C" fn(*mut Ptr, Ptr, c_int, c_uint) -> CuResult,
+    _per_thread: bool,
+    green: *mut Ptr,
+    description: Ptr,
+    device: c_int,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(green, description, device, flags) };
+    if result == SUCCESS && !green.is_null() {
+        retained(device);
+        // SAFETY: the driver has just written it.
+        let green = unsafe { *green } as usize;
+        GREENS.with(|all| all.insert(green, Green { device, context: 0 }));
     }
-    if result == SUCCESS {
-        RETAINED.with(|all| {
-            if let Some(count) = all.get_mut(&device) {
-                *count = count.saturating_sub(1);
+    result
+}
+
+/// `cuCtxFromGreenCtx`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn from_green(
+    real: unsafe extern "C" fn(*mut Ptr, Ptr) -> CuResult,
+    _per_thread: bool,
+    ctx: *mut Ptr,
+    green: Ptr,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(ctx, green) };
+    if result == SUCCESS && !ctx.is_null() {
+        // SAFETY: the driver has just written it.
+        let context = unsafe { *ctx } as usize;
+        GREENS.with(|all| {
+            if let Some(known) = all.get_mut(&(green as usize)) {
+                known.context = context;
             }
         });
     }
     result
 }
 
+/// `cuGreenCtxDestroy`. Its streams stay until they are destroyed; what is in them goes on, but nothing more can be
+/// put into them, nor may they be asked for.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn green_destroy(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    green: Ptr,
+) -> CuResult {
+    let mut result = SUCCESS;
+    let mut call = || {
+        // SAFETY: the caller's arguments.
+        result = unsafe { real(green) };
+        result == SUCCESS
+    };
+    // First: afterwards another thread may get the same handle.
+    let Some(known) = GREENS.with(|all| all.remove(&(green as usize))) else {
+        call();
+        return result;
+    };
+    let mut end = || match state::client() {
+        Some(client) => {
+            let streams = streams::take_green(green as usize);
+            let detached = slots::detach_green(client, green as usize);
+            poller::wait_out();
+            let is_gone = call();
+            if !is_gone {
+                streams::put_back(streams);
+                slots::reattach_all(detached);
+            }
+            is_gone
+        }
+        None => call(),
+    };
+    let primary = ending_primary(known.device);
+    releasing(known.device, primary, || match known.context {
+        context if context != 0 && state::client().is_some() => destroying(context, end),
+        _ => end(),
+    });
+    if result != SUCCESS {
+        GREENS.with(|all| all.insert(green as usize, known));
+    }
+    result
+}
+
+/// The green context that a context is the handle of; 0: of none.
+pub fn green_of(context: usize) -> usize {
+    GREENS.with(|all| {
+        let mut found = all.iter().filter(|(_, green)| green.context == context && context != 0);
+        found.next().map_or(0, |(green, _)| *green)
+    })
+}
+
 /// Only in a forked child.
 pub fn reset() {
     RETAINED.reset(BTreeMap::new());
+    GREENS.reset(BTreeMap::new());
+    ATTACHED.reset(BTreeMap::new());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graphs::build::Home;
+
+    /// As soon as the driver has destroyed a context, another thread may have made one of the same handle, while the
+    /// first is still on its way back.
+    #[test]
+    fn what_is_made_in_a_new_context_of_the_same_handle_stays() {
+        const CONTEXT: usize = 0xc0de_0010;
+        const OLD: usize = 0xc0de_0020;
+        const NEW: usize = 0xc0de_0030;
+        let make = |handle| {
+            streams::create_for_a_test(handle, CONTEXT);
+            names::load_for_a_test(handle, CONTEXT);
+            Home::for_a_test(CONTEXT)
+        };
+        let old = make(OLD);
+        let mut new = None;
+        let is_gone = destroying(CONTEXT, || {
+            new = Some(make(NEW));
+            ATTACHED.with(|all| all.insert(CONTEXT, 1));
+            true
+        });
+        let new = new.unwrap();
+        assert!(is_gone && old.is_gone() && !new.is_gone());
+        for (handle, is_there) in [(OLD, false), (NEW, true)] {
+            assert_eq!(streams::exists(handle), is_there);
+            assert_eq!(names::is_loaded(handle), is_there);
+        }
+        assert_eq!(ATTACHED.with(|all| all.remove(&CONTEXT)), Some(1));
+    }
+
+    #[test]
+    fn what_is_in_a_context_that_the_driver_does_not_destroy_stays() {
+        const CONTEXT: usize = 0xc0de_0040;
+        const HANDLE: usize = 0xc0de_0050;
+        streams::create_for_a_test(HANDLE, CONTEXT);
+        names::load_for_a_test(HANDLE, CONTEXT);
+        let home = Home::for_a_test(CONTEXT);
+        ATTACHED.with(|all| all.insert(CONTEXT, 2));
+        let is_gone = destroying(CONTEXT, || {
+            assert!(!streams::exists(HANDLE) && !names::is_loaded(HANDLE));
+            false
+        });
+        assert!(!is_gone && !home.is_gone());
+        assert!(streams::exists(HANDLE) && names::is_loaded(HANDLE));
+        assert_eq!(ATTACHED.with(|all| all.remove(&CONTEXT)), Some(2));
+    }
 }

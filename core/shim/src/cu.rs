@@ -8,69 +8,43 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// `CUresult`.
 pub type CuResult = c_int;
 /// Any opaque handle or pointer.
 pub type Ptr = *mut c_void;
 
-/// `CUDA_SUCCESS`.
 pub const SUCCESS: CuResult = 0;
-/// `CUDA_ERROR_INVALID_VALUE`.
 pub const INVALID_VALUE: CuResult = 1;
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: CuResult = 2;
-/// `CUDA_ERROR_NOT_INITIALIZED`.
 pub const NOT_INITIALIZED: CuResult = 3;
-/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`.
 pub const SYMBOL_NOT_FOUND: CuResult = 302;
-/// `CUDA_ERROR_NOT_READY`.
 pub const NOT_READY: CuResult = 600;
-/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
 const ALREADY_REGISTERED: CuResult = 712;
-/// `CUDA_ERROR_NOT_SUPPORTED`.
 pub const NOT_SUPPORTED: CuResult = 801;
-/// `CU_STREAM_LEGACY`.
 pub const STREAM_LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`.
 pub const STREAM_PER_THREAD: usize = 2;
-/// `CU_STREAM_NON_BLOCKING`.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_WRITE_VALUE_DEFAULT`. (Drivers refuse `NO_MEMORY_BARRIER` since version 2 of the
 /// function.)
 pub const WRITE_VALUE_DEFAULT: c_uint = 0;
-/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const REGISTER_PORTABLE_MAPPED: c_uint = 3;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub const CAPTURE_MODE_RELAXED: c_int = 2;
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub const CAPTURE_STATUS_NONE: c_int = 0;
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 pub const PROC_PER_THREAD: u64 = 2;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 pub const ATTRIBUTE_SM_COUNT: c_int = 16;
 /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED` (CUDA 12.4 and later).
 pub const ATTRIBUTE_MPS_ENABLED: c_int = 133;
-/// `CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW`.
 pub const LAUNCH_ATTRIBUTE_ACCESS_WINDOW: c_int = 1;
-/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
 pub const LAUNCH_ATTRIBUTE_COOPERATIVE: c_int = 2;
-/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
 pub const LAUNCH_ATTRIBUTE_CLUSTER: c_int = 4;
-/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE`.
 pub const LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING: c_int = 5;
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub const LAUNCH_ATTRIBUTE_PROGRAMMATIC: c_int = 6;
 /// Launch attributes that a launch may be repeated with: none, access policy window,
 /// synchronisation policy, cluster scheduling preference, priority, memory
 /// synchronisation domain and its map, preferred carve-out.
 pub const LAUNCH_ATTRIBUTES_PLAIN: [c_int; 8] = [0, 1, 3, 5, 8, 9, 10, 14];
-/// `CU_STREAM_WAIT_VALUE_EQ`.
 pub const WAIT_VALUE_EQUAL: c_uint = 1;
-/// `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
 pub const BATCH_WRITE_VALUE_32: c_uint = 2;
-/// `CU_EVENT_DISABLE_TIMING`.
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
-/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
 /// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_*`: width, height, depth.
 pub const FUNC_REQUIRED_CLUSTER: [c_int; 3] = [11, 12, 13];
@@ -80,82 +54,47 @@ pub const FUNC_COMPARED: [c_int; 3] = [0, 1, 3];
 /// `CU_FUNC_ATTRIBUTE_*` that a program may set: maximum dynamic shared memory,
 /// carve-out, cluster dimensions that are required, non-portable clusters, scheduling.
 pub const FUNC_SETTABLE: [c_int; 7] = [8, 9, 11, 12, 13, 14, 15];
-/// `CU_LAUNCH_PARAM_BUFFER_POINTER`.
 pub const PARAM_BUFFER_POINTER: usize = 1;
-/// `CU_LAUNCH_PARAM_BUFFER_SIZE`.
 pub const PARAM_BUFFER_SIZE: usize = 2;
-/// `CU_DEV_RESOURCE_TYPE_SM`.
 pub const RESOURCE_SM: c_uint = 1;
-/// `CU_GREEN_CTX_DEFAULT_STREAM`.
 pub const GREEN_DEFAULT_STREAM: c_uint = 1;
-/// `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
 pub const LAUNCH_ATTRIBUTE_PRIORITY: c_int = 8;
-/// `CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP`.
 pub const LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP: c_int = 9;
-/// `CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN`.
 pub const LAUNCH_ATTRIBUTE_MEMORY_DOMAIN: c_int = 10;
-/// `CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION`.
 pub const LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER: c_int = 11;
-/// `CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`.
 pub const LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE: c_int = 13;
-/// `CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`.
 pub const LAUNCH_ATTRIBUTE_CARVEOUT: c_int = 14;
-/// `CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING`.
 pub const LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING: c_int = 16;
-/// `CU_GRAPH_NODE_TYPE_KERNEL`.
 pub const NODE_KERNEL: c_int = 0;
-/// `CU_GRAPH_NODE_TYPE_MEMCPY`.
 pub const NODE_COPY: c_int = 1;
-/// `CU_GRAPH_NODE_TYPE_MEMSET`.
 pub const NODE_FILL: c_int = 2;
-/// `CU_GRAPH_NODE_TYPE_HOST`.
 pub const NODE_HOST: c_int = 3;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`, a child graph.
 pub const NODE_GRAPH: c_int = 4;
-/// `CU_GRAPH_NODE_TYPE_EMPTY`.
 pub const NODE_EMPTY: c_int = 5;
-/// `CU_GRAPH_NODE_TYPE_WAIT_EVENT`.
 pub const NODE_WAIT_EVENT: c_int = 6;
-/// `CU_GRAPH_NODE_TYPE_EVENT_RECORD`.
 pub const NODE_RECORD_EVENT: c_int = 7;
-/// `CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL`.
 pub const NODE_SEMAPHORE_SIGNAL: c_int = 8;
-/// `CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT`.
 pub const NODE_SEMAPHORE_WAIT: c_int = 9;
-/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 pub const NODE_ALLOC: c_int = 10;
-/// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
 pub const NODE_FREE: c_int = 11;
-/// `CU_GRAPH_NODE_TYPE_BATCH_MEM_OP`.
 pub const NODE_MEMORY_OPERATION: c_int = 12;
-/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
 pub const NODE_CONDITIONAL: c_int = 13;
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 pub const INSTANTIATE_UPLOAD: u64 = 2;
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 pub const INSTANTIATE_DEVICE_LAUNCH: u64 = 4;
-/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 pub const POINTER_MEMORY_TYPE: c_int = 2;
-/// `CU_JIT_INPUT_PTX`.
 pub const LINK_INPUT_PTX: c_int = 1;
-/// `CU_MEMORYTYPE_HOST`.
 pub const MEMORY_HOST: c_uint = 1;
 
-/// `CUlaunchConfig`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LaunchConfig {
-    /// Grid, blocks.
     pub grid: [c_uint; 3],
-    /// Block, threads.
     pub block: [c_uint; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: c_uint,
-    /// Stream.
     pub stream: Ptr,
-    /// Attributes.
     pub attributes: *const LaunchAttribute,
-    /// How many.
     pub attribute_count: c_uint,
 }
 
@@ -163,7 +102,6 @@ pub struct LaunchConfig {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchAttribute {
-    /// `CU_LAUNCH_ATTRIBUTE_*`.
     pub id: c_int,
     _pad: c_int,
     /// The union, its first words.
@@ -176,9 +114,7 @@ pub struct LaunchAttribute {
 pub struct KernelNodeParams {
     /// Function, or null.
     pub function: Ptr,
-    /// Grid, blocks.
     pub grid: [c_uint; 3],
-    /// Block, threads.
     pub block: [c_uint; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: c_uint,
@@ -214,14 +150,10 @@ impl Default for KernelNodeParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BatchOp {
-    /// [`BATCH_WRITE_VALUE_32`].
     pub operation: c_uint,
     _pad: c_uint,
-    /// Where.
     pub address: u64,
-    /// What.
     pub value: u64,
-    /// `WRITE_VALUE_DEFAULT`.
     pub flags: c_uint,
     _pad2: c_uint,
     _rest: [u64; 2],

@@ -38,7 +38,6 @@ pub struct EntryPoint {
 // SAFETY: function pointers and atomics.
 unsafe impl Sync for EntryPoint {}
 
-/// See [`DIRECT`].
 #[derive(Debug)]
 pub struct Directs(pub &'static [*const ()]);
 
@@ -247,6 +246,22 @@ entry_points! {
     cuGraphicsMapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
     cuGraphicsUnmapResources(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
     cuGraphicsUnmapResources_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemDiscardBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemDiscardBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemBatchDecompressAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemBatchDecompressAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemcpy3DBatchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuMemcpy3DBatchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::puts;
+    cuMemPrefetchBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
+    cuMemPrefetchBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
+    cuMemDiscardAndPrefetchBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
+    cuMemDiscardAndPrefetchBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
+    cuMemcpyBatchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
+    cuMemcpyBatchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
+    cuCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
+    cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::puts;
     cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::puts_batch;
     cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::puts_batch;
 
@@ -315,11 +330,34 @@ entry_points! {
     cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
     cuCtxDestroy(ctx: Ptr) false contexts::destroy;
     cuCtxDestroy_v2(ctx: Ptr) false contexts::destroy;
+    cuCtxAttach(ctx: *mut Ptr, flags: c_uint) false contexts::attach;
+    cuCtxDetach(ctx: Ptr) false contexts::detach;
+    cuGreenCtxCreate(green: *mut Ptr, description: Ptr, device: c_int, flags: c_uint) false contexts::green_create;
+    cuGreenCtxDestroy(green: Ptr) false contexts::green_destroy;
+    cuCtxFromGreenCtx(ctx: *mut Ptr, green: Ptr) false contexts::from_green;
     cuDevicePrimaryCtxRetain(ctx: *mut Ptr, device: c_int) false contexts::primary_retain;
     cuDevicePrimaryCtxReset(device: c_int) false contexts::primary_reset;
     cuDevicePrimaryCtxReset_v2(device: c_int) false contexts::primary_reset;
     cuDevicePrimaryCtxRelease(device: c_int) false contexts::primary_release;
     cuDevicePrimaryCtxRelease_v2(device: c_int) false contexts::primary_release;
+
+    cuMemFree_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemFreeHost(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemHostUnregister(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemUnmap(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemRelease(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemPoolTrimTo(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMemPoolDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuArrayDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuMipmappedArrayDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuIpcCloseMemHandle(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuDestroyExternalMemory(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuCtxSetLimit(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuFuncLoad(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuModuleGetGlobal_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuLibraryGetGlobal(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuLibraryGetManaged(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
+    cuLibraryGetUnifiedFunction(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::waits;
 
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false loads::module_load;
     cuModuleLoadData(module: *mut Ptr, image: *const u8) false loads::module_load_data;

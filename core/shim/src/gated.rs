@@ -50,7 +50,6 @@ enum Way {
 
 /// How waiting for the core ended.
 enum Waited<T> {
-    /// As hoped.
     Done(T),
     /// The core that was asked is gone.
     Lost,
@@ -68,12 +67,13 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
     let before = slot.word.snapshot().sequence();
-    let launch = Gated { client, index, slot, before, held: &held, call };
+    let launch = Gated { client, index, slot, before, call };
     let mut shape = None;
     let mut answer = None;
-    match launch.ask(&mut shape) {
+    match launch.ask(&held, &mut shape) {
         Way::Ungated => {
             held.goes_on();
+            let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
             return launch::unasked(client, index, call);
         }
@@ -84,6 +84,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         Way::Gated(decided, ticket) => answer = Some((decided, ticket)),
     }
     held.goes_on();
+    // Of streams that share a slot one may be full, so that the driver keeps the launch waiting: the others go on.
+    let _held = (index != OVERFLOW).then_some(held);
     // A launch in another form is always measured: it is long, and few are.
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for.
@@ -141,19 +143,18 @@ impl Gated<'_> {
     }
 }
 
-/// A launch on its way, with its slot's turn held.
+/// A launch on its way, with its slot's turn held until it goes into the driver, or has come back.
 struct Gated<'a> {
     client: &'a ClientRegion,
     index: usize,
     slot: &'a Slot,
     /// The slot's sequence before it; its own is the next.
     before: u32,
-    held: &'a Held<'a>,
     call: &'a Call<'a>,
 }
 
 impl Gated<'_> {
-    fn ask(&self, asked: &mut Option<(Shape, bool)>) -> Way {
+    fn ask(&self, held: &Held<'_>, asked: &mut Option<(Shape, bool)>) -> Way {
         let Gated { client, index, .. } = *self;
         loop {
             let Some(epoch) = state::epoch() else {
@@ -161,7 +162,7 @@ impl Gated<'_> {
                     return Way::Unscheduled;
                 }
                 let start = now_ns();
-                self.held.waits();
+                held.waits();
                 state::wait_for_core(CLIENT_NAP);
                 client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
                 continue;
@@ -192,14 +193,14 @@ impl Gated<'_> {
                 completion: self.before.wrapping_add(1),
             };
             let ticket = ring::take_ticket(client);
-            let published = publish(client, epoch, ticket, &mut request, self.held);
+            let published = publish(client, epoch, ticket, &mut request, held);
             let Some(epoch) = published else { continue };
             if request.flags & LEASED != 0 {
                 return Way::Gated(Answer::Whole, ticket);
             }
             let start = now_ns();
             let looks = Cell::new(0_u32);
-            let waited = wait_until(client, epoch, self.held, || {
+            let waited = wait_until(client, epoch, held, || {
                 let answer = ring::answer(epoch.core, ticket);
                 // What it waits for may be something in flight in its own stream.
                 looks.set(looks.get().wrapping_add(1));

@@ -332,22 +332,21 @@ pub fn destroyed(exec: Ptr) {
     let _old = TABLE.with(|table| table.remove(exec as usize));
 }
 
-/// A context is gone, and with it what was made in it: the driver hears nothing of that any more.
+/// A context is gone, and with it what was made in it, which is `homes`: the driver hears nothing of that any more.
 /// (What the driver keeps of copied graphs outside of the context is lost.)
-pub fn forget_context(context: usize) {
-    build::forget_context(context);
+pub fn forget(homes: &[Arc<build::Home>]) {
+    homes.iter().for_each(|home| home.leave());
+    build::drop_gone();
     if !is_any_kept() {
         return;
     }
     let _old = TABLE.with(|table| {
-        let is_there = |r: &Record| r.kept.as_ref().is_ok_and(|k| k.home.context() == context);
-        let in_event = |r: &Record| r.event.as_ref().is_some_and(|e| e.home().context() == context);
-        let gone: Vec<usize> = table
-            .records
-            .iter()
-            .filter(|(_, r)| is_there(r) || in_event(r))
-            .map(|(exec, _)| *exec)
-            .collect();
+        let is_gone = |r: &Record| {
+            r.kept.as_ref().is_ok_and(|k| k.home.is_gone())
+                || r.event.as_ref().is_some_and(|e| e.home().is_gone())
+        };
+        let gone: Vec<usize> =
+            table.records.iter().filter(|(_, r)| is_gone(r)).map(|(exec, _)| *exec).collect();
         let old: Vec<Record> = gone.into_iter().filter_map(|exec| table.remove(exec)).collect();
         for record in &old {
             if let Ok(kept) = &record.kept {

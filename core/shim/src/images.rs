@@ -61,11 +61,8 @@ static IMAGES: Guarded<Images> =
 /// The options of a load, as the program passed them.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many.
     pub count: u32,
-    /// `CUjit_option`s.
     pub names: *const c_int,
-    /// Their values.
     pub values: *const *mut c_void,
 }
 

@@ -22,11 +22,9 @@ use tally_ipc::layout::{Counters, KERNEL_UNKNOWN, submission_flags};
 pub struct Shape {
     /// Index into the kernel table.
     pub kernel: u32,
-    /// `submission_flags`.
     pub flags: u32,
     /// Blocks; for a graph its kernel nodes.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
@@ -35,7 +33,6 @@ pub struct Shape {
 /// What a launch is made of, for whoever launches it in another form.
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
-    /// A kernel.
     Kernel(KernelArguments),
     /// An instantiated graph.
     Graph(Ptr),
@@ -48,15 +45,11 @@ pub enum Target {
 pub struct KernelArguments {
     /// The function or kernel handle.
     pub function: Ptr,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
-    /// Launch attributes.
     pub attributes: *const LaunchAttribute,
-    /// How many.
     pub attribute_count: u32,
     /// Pointers to the parameters, or null.
     pub params: *mut Ptr,
@@ -93,7 +86,6 @@ pub struct Call<'a> {
     pub shape: &'a dyn Fn() -> Shape,
     /// What it is made of.
     pub target: &'a dyn Fn() -> Target,
-    /// Does it.
     pub real: &'a dyn Fn() -> CuResult,
 }
 

@@ -7,8 +7,7 @@
 use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use crate::handles::Handles;
 use crate::lock::Lock;
-use crate::slots::{self, SLOTS};
-use crate::{attach, capture, completion, graphs, poller, resolve, state, streams};
+use crate::{attach, capture, completion, graphs, poller, quiesce, resolve, slots, state, streams};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -99,18 +98,10 @@ pub unsafe fn stream_destroy(
     };
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
-        let slot = &SLOTS[i];
-        let busy = client.activity.busy_streams.load(SeqCst) & slots::bit(i) != 0;
-        // The last chance to learn when its work is done.
-        if busy
-            && !(capture::is_active() && capture::is_capturing(stream as usize))
-            && let Some(_held) = slot.turn.try_enter()
-        {
-            completion::mark(i, slot, stream as usize);
-        }
+        slots::mark_last(client, i, stream as usize);
         slots::detach(i);
     }
-    streams::destroyed(stream as usize);
+    let known = streams::take_stream(stream as usize);
     poller::wait_out();
     graphs::order::stream_destroyed();
     // SAFETY: the caller's arguments.
@@ -130,6 +121,8 @@ pub unsafe fn stream_destroy(
     }
     if result == SUCCESS {
         capture::forget_destroyed(stream as usize);
+    } else {
+        streams::put_back(known);
     }
     result
 }
@@ -278,7 +271,7 @@ pub unsafe fn graph_exec_destroy(
     }
     graphs::destroyed(exec);
     // SAFETY: the caller's arguments.
-    unsafe { real(exec) }
+    quiesce::entered(|| unsafe { real(exec) })
 }
 
 /// Only in a forked child.

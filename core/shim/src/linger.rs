@@ -2,7 +2,7 @@
 //!
 //! Where contexts take turns (sharing mode `timeslice`), the GPU leaves a program once nothing that
 //! it launched is *pending*: a last kernel that still runs does not keep it. A request that comes
-//! just then pays for two changes of context: 0.38 ms, not 0.2 (measured; `docs/residency.md`).
+//! just then pays for two changes of context: 0.38 ms, not 0.2 (measured; `docs/internals.md`).
 //! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
 //! what it waits for, in a stream of its own, a kernel of one thread that only lets time pass, and
 //! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
@@ -15,6 +15,8 @@
 //!   what waits for the whole context does; nothing lingers before such a call.
 //! - nothing of the program is ordered that was not: behind the legacy stream only while no other blocking stream has
 //!   work, and not where there are more streams than hardware queues;
+//! - nothing here waits in the driver, and no stream of the program's finds its hardware queue taken: only while there
+//!   are fewer streams in use than queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
 //! - there are never more than [`PENDING_MAX`] of them: a further one is left out; and all but the
 //!   newest end at once, so that many waits in a row do not add up;
@@ -82,6 +84,9 @@ const LOOKS_PER_US: u32 = 2;
 /// them leave one more behind each time. None may be left out for that.
 const PENDING_MAX: usize = 16;
 
+/// Hardware queues that are left for streams which the program has not used so far.
+const SPARE_QUEUES: u32 = 2;
+
 /// How long, us; 0: not at all.
 static LENGTH_US: AtomicU32 = AtomicU32::new(0);
 
@@ -122,7 +127,6 @@ struct Page {
 pub enum Awaited {
     /// A stream: an explicit handle.
     Stream(usize),
-    /// An event.
     Event(usize),
 }
 
@@ -174,13 +178,15 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
         || helper::is_exiting()
         || capture::is_active()
         || context == 0
+        || SLOTS[slot].green.load(Relaxed) != 0
         || d.current_context() != context
     {
         return;
     }
-    // Our stream waits in a queue: one of its own.
-    if !streams::has_queues_for(1) {
-        log_once(&LOGGED_QUEUES, "it has as many streams as hardware queues");
+    // Our stream waits in a hardware queue. In one of another stream's it would be held up, in the driver if that is
+    // full, and hold that up; and what the program does next, in a stream that it has not used yet, may need one.
+    if !streams::has_queues_for(1 + SPARE_QUEUES + streams::used_without_slot(context)) {
+        log_once(&LOGGED_QUEUES, "it has nearly as many streams as hardware queues");
         return;
     }
     let Some(client) = state::client() else { return };
@@ -188,11 +194,11 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let is_barrier =
         matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && streams::may_have_blocking(context);
     let issued = d.relaxed(|| match STATE.load(Acquire) {
-        READY if CONTEXT.load(Relaxed) == context && is_barrier => {
-            let issue = || are_idle(context).then(|| issue(awaited));
+        READY if CONTEXT.load(Relaxed) == context => {
+            let issue = || (!is_barrier || are_idle(context)).then(|| issue(awaited));
+            // Beside a call that waits for all that runs the driver would keep us waiting, too.
             quiesce::alone_outside(GUARD_WAIT_MAX, issue).unwrap_or(Ok(false))
         }
-        READY if CONTEXT.load(Relaxed) == context => issue(awaited),
         UNMADE => {
             WANTED.store(context, Relaxed);
             Ok(false)
@@ -390,7 +396,6 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use tally_softcuda_vm::{BlockLaunch, Memory, Module, Scratch, run_block};
 
-    /// One word.
     struct Word(AtomicU32);
 
     impl Memory for Word {

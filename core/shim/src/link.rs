@@ -46,7 +46,6 @@ static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
 static FIRST: Locked<Option<First>> = Locked::new(None);
 static HAS_TRIED: AtomicU32 = AtomicU32::new(0);
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
-/// Why.
 static WHY: Locked<String> = Locked::new(String::new());
 /// This process's region, and the core's answer if there was one.
 pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
@@ -113,7 +112,6 @@ pub fn give_up(why: &String) {
     IS_GIVEN_UP.store(true, SeqCst);
 }
 
-/// See [`give_up`].
 pub fn is_given_up() -> bool {
     IS_GIVEN_UP.load(SeqCst)
 }

@@ -6,7 +6,7 @@
 use crate::cu::{CuResult, Ptr, SUCCESS, driver};
 use crate::forms::bypass;
 use crate::images::{self, Options, Snapshot};
-use crate::{names, span, state};
+use crate::{names, quiesce, span, state};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
 use std::fs::File;
 use std::io::Read;
@@ -28,6 +28,7 @@ unsafe fn from_memory(
     options: Options,
     load: impl Fn(*const u8) -> CuResult,
 ) -> CuResult {
+    let load = |image| quiesce::entered(|| load(image));
     if !state::is_best_effort() {
         return load(image);
     }
@@ -101,7 +102,7 @@ pub unsafe fn module_load(
     // SAFETY: the caller's path.
     if let (Some((bytes, name)), Some(load)) = (unsafe { read_file(path) }, driver().module_load) {
         // SAFETY: a whole image with a NUL behind it, the caller's out-pointer.
-        let result = unsafe { load(module, bytes.as_ptr()) };
+        let result = quiesce::entered(|| unsafe { load(module, bytes.as_ptr()) });
         if result == SUCCESS {
             // SAFETY: none.
             let digest = unsafe { images::loaded_bytes(bytes, name, Options::NONE) };
@@ -110,7 +111,7 @@ pub unsafe fn module_load(
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { real(module, path) }
+    quiesce::entered(|| unsafe { real(module, path) })
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
@@ -184,7 +185,7 @@ pub unsafe fn library_load_data(
         real(library, given, names, values, count, library_options, library_values, left)
     };
     if !is_copy_alike && state::is_best_effort() && !images::is_in_library(image) {
-        let result = load(image);
+        let result = quiesce::entered(|| load(image));
         if result == SUCCESS {
             crate::names::loaded(library, true, 0);
         }
@@ -240,7 +241,9 @@ pub unsafe fn library_load_file(
     {
         let null = std::ptr::null_mut();
         // SAFETY: a whole image with a NUL behind it, which the driver copies; the caller's other arguments.
-        let result = unsafe { load(library, bytes.as_ptr(), names, values, count, null, null, 0) };
+        let result = quiesce::entered(|| unsafe {
+            load(library, bytes.as_ptr(), names, values, count, null, null, 0)
+        });
         if result == SUCCESS {
             // SAFETY: the driver took them.
             let digest = unsafe { images::loaded_bytes(bytes, name, options) };
@@ -250,9 +253,9 @@ pub unsafe fn library_load_file(
         kept.restore();
     }
     // SAFETY: the caller's arguments.
-    unsafe {
+    quiesce::entered(|| unsafe {
         real(library, path, names, values, count, library_options, library_values, library_count)
-    }
+    })
 }
 
 /// A file's bytes with a NUL behind them, and its name. `None` if it is not to be looked at, or no whole image: the

@@ -17,7 +17,6 @@ const CONTENDED: u32 = 2;
 /// Tries before a thread sleeps: sections are tens of instructions, mostly.
 const SPINS: u32 = 64;
 
-/// The lock.
 #[derive(Debug, Default)]
 pub struct Lock(AtomicU32);
 

@@ -83,7 +83,6 @@ pub fn reset() {
     PLACES[1].fd.store(-1, Release);
 }
 
-/// `log!("format", …)`.
 #[macro_export]
 macro_rules! log {
     ($($t:tt)*) => { $crate::log::line(format_args!($($t)*)) };

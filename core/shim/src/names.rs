@@ -10,7 +10,7 @@ use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
 use crate::images;
 use crate::lock::Lock;
-use crate::{forms, state};
+use crate::{forms, quiesce, state};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
@@ -156,63 +156,72 @@ pub unsafe fn unload(
     module: Ptr,
 ) -> CuResult {
     let is_tracked = state::client().is_some();
-    let mut unused = Vec::new();
+    let mut unloaded = Vec::new();
     if is_tracked {
         // First: afterwards another thread may get the same handles.
         let is_gone =
             |handle, loaded: &Loaded| handle == module as usize || loaded.owner == module as usize;
-        unused = forget(is_gone, Some(module as usize));
+        unloaded = unused(&take(is_gone, Some(module as usize)));
     }
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(module) };
-    for digest in unused {
-        forms::kernels::image_unloaded(digest);
-    }
+    let result = quiesce::entered(|| unsafe { real(module) });
+    unloaded.into_iter().for_each(forms::kernels::image_unloaded);
     result
 }
 
-/// Forget modules, and the functions of their owners and of `owner`, of which nothing else may be known.
-/// Returns the digests of images of which no module is left.
-fn forget(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<u128> {
-    let gone: Vec<Loaded> = KNOWN.with(|known| {
-        let handles: Vec<usize> = known
-            .modules
-            .iter()
-            .filter(|(handle, loaded)| are_gone(**handle, loaded))
-            .map(|(handle, _)| *handle)
-            .collect();
-        handles
-            .into_iter()
-            .filter_map(|handle| known.modules.remove(&handle).map(|loaded| (handle, loaded)))
-            // A library's modules have no image of their own.
-            .map(|(handle, loaded)| {
-                let is_its_own = loaded.owner == handle;
-                Loaded { digest: if is_its_own { loaded.digest } else { 0 }, ..loaded }
-            })
-            .collect()
+/// Forget modules, and the functions of their owners and of `owner`, of which nothing else may be known. Returns
+/// the modules.
+fn take(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<(usize, Loaded)> {
+    let gone: Vec<(usize, Loaded)> = KNOWN.with(|known| {
+        let is_gone = |handle: &usize, loaded: &mut Loaded| are_gone(*handle, loaded);
+        known.modules.extract_if(.., is_gone).collect()
     });
-    let owners = gone.iter().map(|loaded| loaded.owner).chain(owner);
+    let owners = gone.iter().map(|(_, loaded)| loaded.owner).chain(owner);
     let mut tags: Vec<u32> = owners.map(tag).collect();
     tags.sort_unstable();
     let is_gone = |value: u64| tags.binary_search(&((value >> 32) as u32)).is_ok();
     if forms::is_enabled() {
         forms::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
-    {
-        let _held = LOCK.lock();
-        FUNCTIONS.retain(|value| !is_gone(value));
-    }
-    gone.iter().map(|loaded| loaded.digest).filter(|d| *d != 0 && images::unloaded(*d)).collect()
+    let _held = LOCK.lock();
+    FUNCTIONS.retain(|value| !is_gone(value));
+    gone
 }
 
-/// A context was destroyed, its modules with it, and every function handle of it.
-pub fn forget_context(context: usize) {
-    for digest in forget(|_, loaded| loaded.context == context, None) {
-        forms::kernels::image_unloaded(digest);
-    }
+/// These modules were unloaded: digests of images of which no module is left.
+fn unused(gone: &[(usize, Loaded)]) -> Vec<u128> {
+    // A library's modules have no image of their own.
+    let own = gone.iter().filter(|(handle, loaded)| loaded.owner == *handle);
+    let digests = own.map(|(_, loaded)| loaded.digest);
+    digests.filter(|digest| *digest != 0 && images::unloaded(*digest)).collect()
+}
+
+/// Modules that [`take_context`] took, and their handles.
+pub struct Taken(Vec<(usize, Loaded)>);
+
+/// A context is about to be destroyed, its modules with it, and every function handle of it. Before it is: another
+/// thread may get a context of the same handle, and load modules there, as soon as it is gone.
+pub fn take_context(context: usize) -> Taken {
+    let taken = take(|_, loaded| loaded.context == context, None);
     // Functions of libraries' kernels in this context cannot be told from those in others.
     let _held = LOCK.lock();
     FUNCTIONS.retain(|_| false);
+    Taken(taken)
+}
+
+/// It was not. Its functions are noted anew when they are launched, and forms are made anew: those that there are have
+/// lost their originals.
+pub fn put_back(Taken(modules): Taken) {
+    for (handle, loaded) in modules {
+        remember(handle, loaded);
+        if loaded.digest != 0 {
+            forms::kernels::image_unloaded(loaded.digest);
+        }
+    }
+}
+
+pub fn forget_context(Taken(modules): Taken) {
+    unused(&modules).into_iter().for_each(forms::kernels::image_unloaded);
 }
 
 /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
@@ -227,7 +236,7 @@ pub unsafe fn get_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(function, module, name) };
+    let result = quiesce::entered(|| unsafe { real(function, module, name) });
     if result == SUCCESS
         && !function.is_null()
         && !name.is_null()
@@ -289,7 +298,7 @@ pub unsafe fn library_get_module(
     library: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(module, library) };
+    let result = quiesce::entered(|| unsafe { real(module, library) });
     if result == SUCCESS && !module.is_null() && state::client().is_some() {
         let of = KNOWN.with(|known| known.modules.get(&(library as usize)).copied());
         if let Some(Loaded { digest, owner, .. }) = of {
@@ -312,7 +321,7 @@ pub unsafe fn kernel_get_function(
     kernel: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(function, kernel) };
+    let result = quiesce::entered(|| unsafe { real(function, kernel) });
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)
@@ -362,6 +371,18 @@ fn set(result: CuResult, function: Ptr) -> CuResult {
         forms::kernels::attribute_set(function);
     }
     result
+}
+
+/// As if the program had loaded a module of an unknown image.
+#[cfg(test)]
+pub fn load_for_a_test(handle: usize, context: usize) {
+    remember(handle, Loaded { digest: 0, context, owner: handle });
+}
+
+/// Whether a module is known.
+#[cfg(test)]
+pub fn is_loaded(handle: usize) -> bool {
+    KNOWN.with(|known| known.modules.contains_key(&handle))
 }
 
 /// Only in a forked child, whose region has a table of its own.

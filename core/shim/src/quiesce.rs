@@ -152,7 +152,7 @@ fn is_alone(counted: u32) -> bool {
     ENTERED.load(SeqCst) == mine && slots::SLOTS.iter().map(inside).sum::<u32>() == mine
 }
 
-/// Run a launch, or another call that puts work into a stream.
+/// Run a launch, or another call that puts work into a stream, or one in which the driver waits for what runs.
 pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
@@ -179,20 +179,30 @@ pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
 /// Load code in a context, which lives: run `load` while nothing runs there. `None`: within
 /// `patience` it did not become idle, and nothing was done.
 pub fn load<T>(context: usize, patience: Duration, load: impl FnOnce() -> T) -> Option<T> {
+    let start = Instant::now();
+    let is_over = || start.elapsed() >= patience;
+    load_when(|| is_empty(context) && is_idle(context), is_over, load)
+}
+
+/// Keep launches out until nothing runs, as `is_idle` says, and run `load` then; or until `is_over`.
+fn load_when<T>(
+    mut is_idle: impl FnMut() -> bool,
+    mut is_over: impl FnMut() -> bool,
+    load: impl FnOnce() -> T,
+) -> Option<T> {
     let _held = LOADER.lock();
     if IS_LOST.load(SeqCst) {
         return None;
     }
     close(LOADS);
-    let start = Instant::now();
     let result = loop {
         if helper::is_exiting() {
             break None;
         }
-        if is_empty(context) && is_idle(context) {
+        if is_idle() {
             break Some(load());
         }
-        if start.elapsed() >= patience {
+        if is_over() {
             break None;
         }
         threads::nap(NAP);
@@ -237,8 +247,13 @@ fn is_idle(context: usize) -> bool {
     created
         && slots::in_use().all(|(index, slot)| {
             let stream = slot.stream.load(Relaxed);
+            let is_default = stream <= STREAM_PER_THREAD;
+            if is_default && slot.green.load(Relaxed) != 0 {
+                // A green context's: it may be of this context, and cannot be asked for here.
+                return false;
+            }
             let is_mine = slot.context.load(Relaxed) == context;
-            if !is_mine || stream <= STREAM_PER_THREAD {
+            if !is_mine || is_default {
                 return !is_mine || index != slots::OVERFLOW;
             }
             // The slot may be another stream's meanwhile.
@@ -255,6 +270,27 @@ fn is_idle(context: usize) -> bool {
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn puts(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
+    per_thread: bool,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> CuResult {
+    streams::put(per_thread, &[a, b, c, d, e, f]);
+    // SAFETY: the caller's arguments.
+    entered(|| unsafe { real(a, b, c, d, e, f) })
+}
+
+/// Calls that give memory back or load code: the driver waits there for all that runs, and keeps other threads' launches
+/// waiting meanwhile. So nothing of the shim's is put into streams beside the program's own launches ([`alone`]).
+///
+/// # Safety
+/// As the driver's.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn waits(
+    real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
     _per_thread: bool,
     a: usize,
     b: usize,
@@ -267,7 +303,7 @@ pub unsafe fn puts(
     entered(|| unsafe { real(a, b, c, d, e, f) })
 }
 
-/// The same, of at most nine arguments.
+/// The same as [`puts`], of at most nine arguments.
 ///
 /// # Safety
 /// As the driver's.
@@ -284,7 +320,7 @@ pub unsafe fn puts_batch(
         usize,
         usize,
     ) -> CuResult,
-    _per_thread: bool,
+    per_thread: bool,
     a: usize,
     b: usize,
     c: usize,
@@ -295,6 +331,7 @@ pub unsafe fn puts_batch(
     h: usize,
     i: usize,
 ) -> CuResult {
+    streams::put(per_thread, &[a, b, c, d, e, f, g, h, i]);
     // SAFETY: the caller's arguments.
     entered(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
 }
@@ -305,12 +342,13 @@ pub unsafe fn puts_batch(
 /// As the driver's.
 pub unsafe fn host_func(
     real: unsafe extern "C" fn(usize, usize, usize, usize) -> CuResult,
-    _per_thread: bool,
+    per_thread: bool,
     a: usize,
     b: usize,
     c: usize,
     d: usize,
 ) -> CuResult {
+    streams::put(per_thread, &[a]);
     state::count(|counters| &counters.host_func);
     // SAFETY: the caller's arguments.
     entered(|| unsafe { real(a, b, c, d) })
@@ -324,4 +362,34 @@ pub fn reset() {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn launches_stand_aside_for_a_load_until_it_is_put_off() {
+        let looks = Cell::new(0_u32);
+        let load = |idle_at: u32, looks_max: u32| {
+            looks.set(0);
+            let is_idle = || {
+                assert_eq!(CLOSED.load(SeqCst), 1 << LOADS, "they stand aside");
+                looks.set(looks.get() + 1);
+                looks.get() >= idle_at
+            };
+            let loaded = load_when(is_idle, || looks.get() >= looks_max, || CLOSED.load(SeqCst));
+            assert_eq!(CLOSED.load(SeqCst), 0, "they go on");
+            (loaded, looks.get())
+        };
+        assert_eq!(load(3, 10), (Some(1 << LOADS), 3), "nothing comes in while code is loaded");
+        assert_eq!(load(11, 10), (None, 10), "the context was never idle: nothing was loaded");
+        assert_eq!(load(2, 1), (None, 1));
+        // By the clock, and a context that no driver knows is never idle.
+        assert_eq!(PATIENCE, Duration::from_millis(20));
+        let start = Instant::now();
+        assert_eq!(super::load(0xdead_0010, PATIENCE, || ()), None);
+        assert!(start.elapsed() >= PATIENCE && CLOSED.load(SeqCst) == 0);
+    }
 }

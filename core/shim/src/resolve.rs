@@ -21,13 +21,11 @@ const DRIVER_NAME: &CStr = c"libcuda.so.1";
 /// Handle of the driver in use.
 static DRIVER_HANDLE: AtomicUsize = AtomicUsize::new(0);
 
-/// See [`driver_address`].
 static DRIVER_ADDRESS: AtomicUsize = AtomicUsize::new(0);
 /// The driver's functions of these names; 0: not known.
 static CONTEXT_SYNCHRONIZE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 const CONTEXT_SYNCHRONIZE_NAMES: [&CStr; 2] = [c"cuCtxSynchronize_v2", c"cuCtxSynchronize"];
 
-/// `dlsym`.
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 fn lookup(handle: usize, name: &CStr) -> Option<NonNull<c_void>> {

@@ -17,10 +17,12 @@ use crate::cu::{
 };
 use crate::lock::Lock;
 use crate::turn::Turn;
-use crate::{completion, poller, state};
+use crate::{capture, completion, poller, quiesce, state};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::time::Duration;
+use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
 
 /// The slot that streams without one of their own share.
@@ -30,7 +32,6 @@ pub const MANY_CONTEXTS: usize = usize::MAX;
 
 /// Not in use.
 const FREE: u32 = 0;
-/// A stream's.
 pub const LIVE: u32 = 1;
 /// Its stream is destroyed, its work may not be done.
 pub const DRAINING: u32 = 2;
@@ -41,7 +42,6 @@ pub const GONE: u32 = 3;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot {
-    /// See [`crate::activity`].
     pub word: SlotWord,
     /// Held over a gated launch: from its ticket to its event.
     pub turn: Turn,
@@ -49,7 +49,6 @@ pub struct Slot {
     pub phase: AtomicU32,
     /// The stream, for driver calls: its handle, or one of the two special ones.
     pub stream: AtomicUsize,
-    /// Its context.
     pub context: AtomicUsize,
     /// Its context's device.
     pub device: AtomicI32,
@@ -61,6 +60,8 @@ pub struct Slot {
     pub mark_wanted: AtomicBool,
     /// Its stream has attributes that another stream would have to have, too.
     pub has_attributes: AtomicBool,
+    /// The program's green context that its stream is in; 0: in none.
+    pub green: AtomicUsize,
 }
 
 impl Slot {
@@ -76,6 +77,7 @@ impl Slot {
             non_blocking: AtomicU32::new(0),
             mark_wanted: AtomicBool::new(false),
             has_attributes: AtomicBool::new(false),
+            green: AtomicUsize::new(0),
         }
     }
 }
@@ -88,7 +90,6 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// whose it is.
 static HINTS: [AtomicU8; HINTS_LEN] = [const { AtomicU8::new(0) }; HINTS_LEN];
 const HINTS_LEN: usize = 256;
-/// See [`ran_ahead`].
 static OVERFLOW_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Serialises giving and taking slots.
 static TABLE: Lock = Lock::new();
@@ -221,7 +222,9 @@ fn give(key: Key) -> usize {
         completion::begin(client, free, slot.word.snapshot().sequence());
     }
     slot.mark_wanted.store(false, Relaxed);
-    slot.has_attributes.store(has_attributes(key.stream), Relaxed);
+    let green = green_of(key.stream);
+    slot.green.store(green, Relaxed);
+    slot.has_attributes.store(green != 0 || has_attributes(key.stream), Relaxed);
     if key.thread != 0 {
         // While a thread ends, its locals may be gone: the slot then stays.
         let _ = THREAD_END.try_with(|end| end.0.set(key.thread));
@@ -231,15 +234,19 @@ fn give(key: Key) -> usize {
     free
 }
 
-/// Whether a stream has attributes that a launch in another stream would lose: a window of the second-level
-/// cache, a memory synchronisation domain, or a green context of the program's.
-fn has_attributes(stream: usize) -> bool {
-    let d = driver();
+/// The program's green context that a stream is in; 0: in none.
+fn green_of(stream: usize) -> usize {
     let mut green: Ptr = std::ptr::null_mut();
     // SAFETY: the stream that the program launches into now; a valid out-pointer.
-    let in_green = d
-        .stream_green
-        .is_some_and(|f| unsafe { f(stream as Ptr, &mut green) == SUCCESS && !green.is_null() });
+    let is_told =
+        driver().stream_green.is_some_and(|f| unsafe { f(stream as Ptr, &mut green) == SUCCESS });
+    if is_told { green as usize } else { 0 }
+}
+
+/// Whether a stream has attributes that a launch in another stream would lose: a window of the second-level
+/// cache, or a memory synchronisation domain.
+fn has_attributes(stream: usize) -> bool {
+    let d = driver();
     let is_set = |which, is_default: fn(&[u64; 8]) -> bool| {
         let mut value = [0_u64; 8];
         // SAFETY: as above.
@@ -247,9 +254,8 @@ fn has_attributes(stream: usize) -> bool {
             f(stream as Ptr, which, &mut value) == SUCCESS && !is_default(&value)
         })
     };
-    in_green
-        // An address and a size.
-        || is_set(LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] == 0)
+    // An address and a size.
+    is_set(LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] == 0)
         || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 == 0)
         // A byte for either domain; the first is domain 0.
         || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 == 0)
@@ -277,6 +283,42 @@ fn inspect(key: Key) -> (usize, i32, u32) {
         let _ = unsafe { f(&mut device) };
     }
     (context, device, flags & STREAM_NON_BLOCKING)
+}
+
+/// Put an event behind what was launched in a slot's stream, which is about to end: the last chance to learn when that
+/// is done.
+pub fn mark_last(client: &ClientRegion, index: usize, stream: usize) {
+    let slot = &SLOTS[index & 63];
+    let busy = client.activity.busy_streams.load(SeqCst) & bit(index) != 0;
+    if busy
+        && !(capture::is_active() && capture::is_capturing(stream))
+        && let Some(_held) = slot.turn.try_enter()
+    {
+        completion::mark(index, slot, stream);
+    }
+}
+
+/// A green context is about to be destroyed: take the slots of its streams away. Returns them as bits.
+pub fn detach_green(client: &ClientRegion, green: usize) -> u64 {
+    let mut detached = 0;
+    for (index, slot) in in_use().filter(|(index, _)| *index != OVERFLOW) {
+        let stream = slot.stream.load(Relaxed);
+        if slot.green.load(Relaxed) == green && slot.phase.load(Acquire) == LIVE {
+            // Default streams go with its context.
+            if stream > STREAM_PER_THREAD {
+                mark_last(client, index, stream);
+            }
+            detach(index);
+            detached |= bit(index);
+        }
+    }
+    poller::probe();
+    detached
+}
+
+/// It was not.
+pub fn reattach_all(slots: u64) {
+    (0..OVERFLOW).filter(|index| slots & bit(*index) != 0).for_each(reattach);
 }
 
 /// Take a stream's slot away before the stream is destroyed. The slot waits in
@@ -378,6 +420,9 @@ pub fn context_of(stream: usize) -> usize {
     if is_told { context as usize } else { driver().current_context() }
 }
 
+/// How long the end of a thread waits for others to leave the driver.
+const MARK_WAIT_MAX: Duration = Duration::from_micros(100);
+
 struct ThreadEnd(Cell<u64>);
 
 impl Drop for ThreadEnd {
@@ -396,8 +441,14 @@ fn thread_ended(token: u64) {
     for (i, slot) in in_use() {
         if slot.thread.load(Relaxed) == token && slot.phase.load(Acquire) == LIVE {
             // The last chance to learn when its work is done.
+            // Not while another thread is in a call that keeps this waiting: what that waits for may wait for
+            // the thread's end.
             if driver().current_context() == slot.context.load(Relaxed) {
-                completion::mark(i, slot, STREAM_PER_THREAD);
+                let mark = || {
+                    completion::mark(i, slot, STREAM_PER_THREAD);
+                    Some(())
+                };
+                let _ = quiesce::alone_outside(MARK_WAIT_MAX, mark);
             }
             detach(i);
             poller::probe();

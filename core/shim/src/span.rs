@@ -11,7 +11,6 @@ use tally_rewriter::fatbin::{self, Fatbin};
 pub const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// A fat binary.
 pub const FATBIN_MAGIC: [u8; 4] = fatbin::MAGIC.to_le_bytes();
-/// A cubin.
 pub const ELF_MAGIC: [u8; 5] = *b"\x7fELF\x02";
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
@@ -23,7 +22,6 @@ const CHUNK_BYTES: usize = 4096;
 /// Where an image lies, whatever wraps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its address.
     pub start: usize,
     /// How long it is, a text without its NUL.
     pub bytes: usize,

@@ -36,7 +36,6 @@ static HIGH_PRIORITY: AtomicBool = AtomicBool::new(false);
 /// One attachment to one core.
 #[derive(Debug)]
 pub struct Epoch {
-    /// Its region.
     pub core: &'static CoreRegion,
     /// How long a waiting thread spins.
     pub spin: Duration,
@@ -54,7 +53,6 @@ impl Epoch {
     }
 }
 
-/// `MODE_*`.
 pub fn mode() -> u32 {
     MODE.load(Acquire)
 }
@@ -105,7 +103,6 @@ pub fn fail_hold() -> bool {
     FAIL_HOLD.load(Relaxed)
 }
 
-/// See [`fail_hold`].
 pub fn set_fail_hold(hold: bool) {
     FAIL_HOLD.store(hold, Relaxed);
 }
@@ -116,7 +113,6 @@ pub fn is_best_effort() -> bool {
     client().is_some() && !HIGH_PRIORITY.load(Relaxed)
 }
 
-/// See [`is_best_effort`].
 pub fn set_high_priority(high: bool) {
     HIGH_PRIORITY.store(high, Relaxed);
 }

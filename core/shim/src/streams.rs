@@ -6,12 +6,16 @@
 //! are given queues in turn when they are made, so that any two may share one. Streams of all priorities share the
 //! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
-use crate::cu::{CuResult, Ptr, STREAM_NON_BLOCKING, SUCCESS, driver};
+use crate::cu::{
+    CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
+};
 use crate::forms::guarded::Guarded;
-use crate::{slots, state};
+use crate::handles::Handles;
+use crate::{contexts, slots, state};
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 /// Hardware queues of a process that does not say how many it wants.
 const QUEUES_DEFAULT: u32 = 8;
@@ -25,20 +29,93 @@ const CREATED_MAX: usize = 4_096;
 /// Hardware queues; 0: not looked at yet.
 static QUEUES: AtomicU32 = AtomicU32::new(0);
 
-/// See [`is_memory_attached`].
 static ATTACHED: AtomicBool = AtomicBool::new(false);
 
+/// A stream that the program has created.
+#[derive(Clone, Copy)]
+struct Stream {
+    handle: usize,
+    context: usize,
+    /// The green context whose it is; 0: of none.
+    green: usize,
+    /// Something was put into it, not counting launches, which show in its slot.
+    is_used: bool,
+}
+
 struct Created {
-    /// Streams that do not wait for the legacy stream, and their contexts.
-    non_blocking: Vec<(usize, usize)>,
+    /// Streams that do not wait for the legacy stream.
+    non_blocking: Vec<Stream>,
     /// Those that do.
-    blocking: Vec<(usize, usize)>,
+    blocking: Vec<Stream>,
     /// More streams were created than are remembered.
     is_more: bool,
 }
 
 static CREATED: Guarded<Created> =
     Guarded::new(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
+
+/// Created streams into which nothing was put yet; written while [`CREATED`] is held.
+static UNUSED: Handles<{ 2 * CREATED_MAX }> = Handles::new();
+static UNUSED_COUNT: AtomicUsize = AtomicUsize::new(0);
+static USED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Threads that have called functions of which a null stream is the thread's own.
+static PER_THREAD: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A call puts something into a stream, which is one of its arguments.
+#[inline]
+pub fn put(per_thread: bool, arguments: &[usize]) {
+    if per_thread && !IS_PER_THREAD.replace(true) {
+        PER_THREAD.fetch_add(1, Relaxed);
+    }
+    if UNUSED_COUNT.load(Relaxed) != 0 {
+        for argument in arguments.iter().filter(|a| UNUSED.get(**a).is_some()) {
+            use_first(*argument);
+        }
+    }
+}
+
+#[cold]
+fn use_first(handle: usize) {
+    CREATED.with(|all| {
+        not_unused(handle);
+        let mut mine = all.non_blocking.iter_mut().chain(&mut all.blocking);
+        if let Some(stream) = mine.find(|s| s.handle == handle && !s.is_used) {
+            stream.is_used = true;
+            USED_COUNT.fetch_add(1, SeqCst);
+        }
+    });
+}
+
+/// By whoever holds [`CREATED`].
+fn not_unused(handle: usize) {
+    if UNUSED.get(handle).is_some() {
+        UNUSED.remove(handle);
+        UNUSED_COUNT.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Streams of a context that may have work although nothing was launched in them: they have no slots. The legacy stream
+/// is counted in any case, and so is that of each thread that may have used its own.
+pub fn used_without_slot(context: usize) -> u32 {
+    let with_slot: Vec<usize> =
+        slots::in_use().map(|(_, slot)| slot.stream.load(Relaxed)).collect();
+    let own = with_slot.iter().filter(|stream| **stream == STREAM_PER_THREAD).count() as u32;
+    let default = u32::from(!with_slot.contains(&STREAM_LEGACY))
+        + PER_THREAD.load(Relaxed).saturating_sub(own);
+    if USED_COUNT.load(Relaxed) == 0 {
+        return default;
+    }
+    CREATED.with(|all| {
+        let mine = all.non_blocking.iter().chain(&all.blocking);
+        let has_work =
+            |s: &&Stream| s.is_used && s.context == context && !with_slot.contains(&s.handle);
+        default + mine.filter(has_work).count() as u32
+    })
+}
 
 /// Hardware queues that this process has.
 pub fn queues() -> u32 {
@@ -67,15 +144,15 @@ pub fn has_queues_for(more: u32) -> bool {
 /// stream would order that.
 pub fn may_have_blocking(context: usize) -> bool {
     let was_made =
-        |all: &mut Created| all.is_more || all.blocking.iter().any(|(_, of)| *of == context);
+        |all: &mut Created| all.is_more || all.blocking.iter().any(|s| s.context == context);
     slots::has_blocking(context, |_| false) || CREATED.with(was_made)
 }
 
 /// Those streams, to be asked by [`exists`] before each use. `None`: not all are known.
 pub fn blocking(context: usize) -> Option<Vec<usize>> {
     let known = CREATED.with(|all| {
-        let mine = all.blocking.iter().filter(|(_, of)| *of == context);
-        (!all.is_more).then(|| mine.map(|(stream, _)| *stream).collect::<Vec<_>>())
+        let mine = all.blocking.iter().filter(|s| s.context == context);
+        (!all.is_more).then(|| mine.map(|s| s.handle).collect::<Vec<_>>())
     })?;
     (!slots::has_blocking(context, |stream| known.contains(&stream))).then_some(known)
 }
@@ -84,25 +161,35 @@ pub fn blocking(context: usize) -> Option<Vec<usize>> {
 /// `None`: not all are known.
 pub fn non_blocking(context: usize) -> Option<Vec<usize>> {
     CREATED.with(|all| {
-        let mine = all.non_blocking.iter().filter(|(_, of)| *of == context);
-        (!all.is_more).then(|| mine.map(|(stream, _)| *stream).collect())
+        let mine = all.non_blocking.iter().filter(|s| s.context == context);
+        (!all.is_more).then(|| mine.map(|s| s.handle).collect())
     })
 }
 
-fn created(result: CuResult, stream: *mut Ptr, flags: c_uint) -> CuResult {
+/// A stream was created: in this green context, or if 0 in the calling thread's context.
+fn created(result: CuResult, stream: *mut Ptr, flags: c_uint, green: usize) -> CuResult {
     if result != SUCCESS || stream.is_null() || state::client().is_none() {
         return result;
     }
     // SAFETY: the driver has just written it.
-    let stream = unsafe { *stream } as usize;
-    let context = driver().current_context();
+    let handle = unsafe { *stream } as usize;
+    let current = driver().current_context();
+    let green = if green == 0 { contexts::green_of(current) } else { green };
+    // A green context's streams are of the primary context, whatever is current.
+    let context = if green == 0 { current } else { slots::context_of(handle) };
     CREATED.with(|all| {
         let of_kind = match flags & STREAM_NON_BLOCKING {
             0 => &mut all.blocking,
             _ => &mut all.non_blocking,
         };
         if of_kind.len() < CREATED_MAX {
-            of_kind.push((stream, context));
+            of_kind.push(Stream { handle, context, green, is_used: false });
+            if UNUSED.insert(handle, 1) {
+                UNUSED_COUNT.fetch_add(1, SeqCst);
+            } else if let Some(made) = of_kind.last_mut() {
+                made.is_used = true;
+                USED_COUNT.fetch_add(1, SeqCst);
+            }
         } else {
             all.is_more = true;
         }
@@ -112,33 +199,46 @@ fn created(result: CuResult, stream: *mut Ptr, flags: c_uint) -> CuResult {
 
 /// Whether a stream that was seen to be made is still there.
 pub fn exists(stream: usize) -> bool {
-    CREATED.with(|all| all.non_blocking.iter().chain(&all.blocking).any(|(s, _)| *s == stream))
+    CREATED.with(|all| all.non_blocking.iter().chain(&all.blocking).any(|s| s.handle == stream))
+}
+
+/// Streams that were taken: those that do not wait for the legacy stream, and those that do.
+pub struct Taken([Vec<Stream>; 2]);
+
+fn take(are_taken: impl Fn(&Stream) -> bool) -> Taken {
+    CREATED.with(|all| {
+        let take = |streams: &mut Vec<Stream>| {
+            streams.extract_if(.., |stream| are_taken(stream)).collect::<Vec<_>>()
+        };
+        let taken = [take(&mut all.non_blocking), take(&mut all.blocking)];
+        for stream in taken.iter().flatten() {
+            not_unused(stream.handle);
+            USED_COUNT.fetch_sub(usize::from(stream.is_used), SeqCst);
+        }
+        Taken(taken)
+    })
 }
 
 /// A stream is about to be destroyed.
-pub fn destroyed(stream: usize) {
-    CREATED.with(|all| {
-        all.non_blocking.retain(|(s, _)| *s != stream);
-        all.blocking.retain(|(s, _)| *s != stream);
-    });
+pub fn take_stream(stream: usize) -> Taken {
+    take(|s| s.handle == stream)
 }
-
-/// Streams that [`take_context`] took: those that do not wait for the legacy stream, and those that do.
-pub struct Taken([Vec<(usize, usize)>; 2]);
 
 /// A context is about to be destroyed, and its streams. Before it is: another thread may get a context of the same
 /// handle, and make streams in it, as soon as it is gone.
 pub fn take_context(context: usize) -> Taken {
-    CREATED.with(|all| {
-        let take = |streams: &mut Vec<(usize, usize)>| {
-            streams.extract_if(.., |(_, of)| *of == context).collect()
-        };
-        Taken([take(&mut all.non_blocking), take(&mut all.blocking)])
-    })
+    take(|s| s.context == context)
+}
+
+/// A green context is about to be destroyed: its streams may not be asked for any more.
+pub fn take_green(green: usize) -> Taken {
+    take(|s| s.green == green && green != 0)
 }
 
 /// It was not.
-pub fn put_back(Taken([non_blocking, blocking]): Taken) {
+pub fn put_back(Taken([mut non_blocking, mut blocking]): Taken) {
+    USED_COUNT.fetch_add(non_blocking.len() + blocking.len(), SeqCst);
+    non_blocking.iter_mut().chain(&mut blocking).for_each(|stream| stream.is_used = true);
     CREATED.with(|all| {
         all.non_blocking.extend(non_blocking);
         all.blocking.extend(blocking);
@@ -156,7 +256,7 @@ pub unsafe fn create(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    created(unsafe { real(stream, flags) }, stream, flags)
+    created(unsafe { real(stream, flags) }, stream, flags, 0)
 }
 
 /// `cuStreamCreateWithPriority`.
@@ -171,7 +271,7 @@ pub unsafe fn create_with_priority(
     priority: c_int,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    created(unsafe { real(stream, flags, priority) }, stream, flags)
+    created(unsafe { real(stream, flags, priority) }, stream, flags, 0)
 }
 
 /// `cuGreenCtxStreamCreate`.
@@ -187,7 +287,7 @@ pub unsafe fn create_in_green(
     priority: c_int,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    created(unsafe { real(stream, green, flags, priority) }, stream, flags)
+    created(unsafe { real(stream, green, flags, priority) }, stream, flags, green as usize)
 }
 
 /// `cuStreamSetAttribute`.
@@ -243,9 +343,20 @@ pub fn is_memory_attached() -> bool {
     ATTACHED.load(Relaxed)
 }
 
+/// As if the program had created a stream.
+#[cfg(test)]
+pub fn create_for_a_test(handle: usize, context: usize) {
+    let stream = Stream { handle, context, green: 0, is_used: false };
+    CREATED.with(|all| all.non_blocking.push(stream));
+}
+
 /// Only in a forked child.
 pub fn reset() {
     CREATED.reset(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
+    UNUSED.retain(|_| false);
+    UNUSED_COUNT.store(0, SeqCst);
+    PER_THREAD.store(0, SeqCst);
+    USED_COUNT.store(0, SeqCst);
     QUEUES.store(0, SeqCst);
     ATTACHED.store(false, SeqCst);
 }

@@ -16,7 +16,7 @@ use crate::activity::{self, Snapshot};
 use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
 use crate::linger::{self, Awaited};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{helper, capture, completion, events, quiesce, state};
+use crate::{capture, completion, events, helper, quiesce, state, streams};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -204,6 +204,7 @@ pub unsafe fn event_record(
     event: Ptr,
     stream: Ptr,
 ) -> CuResult {
+    streams::put(per_thread, &[stream as usize]);
     // SAFETY: the caller's arguments.
     recorded(event, stream, per_thread, || quiesce::entered(|| unsafe { real(event, stream) }))
 }
@@ -234,6 +235,7 @@ pub unsafe fn event_record_flags(
     stream: Ptr,
     flags: c_uint,
 ) -> CuResult {
+    streams::put(per_thread, &[stream as usize]);
     // SAFETY: the caller's arguments.
     let real = || unsafe { real(event, stream, flags) };
     recorded(event, stream, per_thread, || quiesce::entered(real))
@@ -322,6 +324,7 @@ pub unsafe fn copy_to_host_async(
     bytes: usize,
     stream: Ptr,
 ) -> CuResult {
+    streams::put(per_thread, &[stream as usize]);
     // Into pinned memory it does not wait: the wait comes later.
     if bytes != 0 && linger::is_enabled() && is_pageable(dst as u64) {
         before_stream(stream, per_thread);

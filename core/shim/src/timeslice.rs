@@ -58,7 +58,6 @@ const ALLOC_STATUS_NVOS64: usize = 40;
 const ALLOC_BYTES_NVOS21: usize = 32;
 const ALLOC_BYTES_NVOS64: usize = 48;
 
-/// NVOS00.
 #[repr(C)]
 struct Free {
     root: u32,
@@ -67,7 +66,6 @@ struct Free {
     status: u32,
 }
 
-/// NVOS54.
 #[repr(C)]
 struct Control {
     client: u32,
@@ -85,7 +83,6 @@ const FILLING: u32 = 1;
 const NEW: u32 = 2;
 /// Ours is in force.
 const SET: u32 = 3;
-/// Given up.
 const FAILED: u32 = 4;
 
 struct Group {
@@ -111,7 +108,6 @@ static GROUPS: [Group; GROUPS_MAX] = [const {
     }
 }; GROUPS_MAX];
 
-/// `ioctl`.
 pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 
 /// Replaces `ioctl` for the whole process.

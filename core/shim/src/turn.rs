@@ -22,11 +22,9 @@ const LOOK_NS: i64 = 100_000_000;
 /// A thread that waits looks around far more often.
 const LEFT_NS: u64 = 3_000_000_000;
 
-/// The lock.
 #[derive(Debug)]
 pub struct Turn {
     word: AtomicU32,
-    /// Counts owners.
     stamp: AtomicU32,
     /// Thread token of the owner.
     owner: AtomicU64,

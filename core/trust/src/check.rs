@@ -4,7 +4,7 @@
 use crate::digest::Digest;
 use crate::key::{KeyError, KeyId, PublicKey, SecretKey};
 use crate::signature::{Signature, SignatureError};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ const KEY_FILE_BYTES_MAX: u64 = 4096;
 
 /// `[policy.trust]`: which policies may be loaded. By default any file that the core is
 /// told to load.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrustSettings {
     /// If there are any, only files of these are loaded; `sha256:` and 64 hexadecimal
@@ -37,12 +37,7 @@ pub enum TrustSettingsError {
     Key(#[from] KeyError),
     /// A key file that cannot be used.
     #[error("policy.trust.keys: {file}: {why}")]
-    KeyFile {
-        /// Which.
-        file: PathBuf,
-        /// Why.
-        why: String,
-    },
+    KeyFile { file: PathBuf, why: String },
     /// Nothing could be loaded.
     #[error(
         "policy.trust.require_signature is set and policy.trust.keys is empty: name the keys \
@@ -60,7 +55,6 @@ pub enum TrustError {
          the file that was meant, or add its digest there"
     )]
     NotPinned {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,
@@ -74,7 +68,6 @@ pub enum TrustError {
          (`tallyctl policy sign {file} --key KEY`)"
     )]
     Unsigned {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,
@@ -87,7 +80,6 @@ pub enum TrustError {
          again (`tallyctl policy sign`)"
     )]
     Damaged {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,
@@ -100,7 +92,6 @@ pub enum TrustError {
          ({known}): get it signed with one of those, or add the public key if you trust its owner"
     )]
     UnknownKey {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,
@@ -116,7 +107,6 @@ pub enum TrustError {
          sign again (`tallyctl policy sign`)"
     )]
     OtherBytes {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,
@@ -131,7 +121,6 @@ pub enum TrustError {
          damaged or forged. Restore it, or sign again (`tallyctl policy sign`)"
     )]
     Forged {
-        /// Which file.
         file: String,
         /// What it is.
         digest: Digest,

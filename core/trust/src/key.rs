@@ -60,7 +60,6 @@ impl fmt::Debug for KeyId {
 pub struct PublicKey(pub(crate) VerifyingKey);
 
 impl PublicKey {
-    /// Its id.
     pub fn id(&self) -> KeyId {
         let digest = Digest::of(self.0.as_bytes());
         let mut id = [0; 8];

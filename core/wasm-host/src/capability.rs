@@ -60,8 +60,8 @@ impl std::str::FromStr for Capability {
 }
 
 /// A set of capabilities; none by default. Small enough that asking is one instruction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "BTreeSet<Capability>")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "BTreeSet<Capability>", into = "BTreeSet<Capability>")]
 pub struct Capabilities(u8);
 
 impl Capabilities {
@@ -103,6 +103,12 @@ impl Capabilities {
 impl FromIterator<Capability> for Capabilities {
     fn from_iter<T: IntoIterator<Item = Capability>>(all: T) -> Self {
         Capabilities(all.into_iter().fold(0, |bits, one| bits | one.bit()))
+    }
+}
+
+impl From<Capabilities> for BTreeSet<Capability> {
+    fn from(all: Capabilities) -> Self {
+        Capability::ALL.into_iter().filter(|one| all.has(*one)).collect()
     }
 }
 

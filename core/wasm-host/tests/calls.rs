@@ -129,7 +129,7 @@ fn events_arrive() {
             form,
             argument: 0,
             predicted_ns: 3,
-            measured_ns: 1_000_000,
+            measured_ns: Some(1_000_000),
             charged_ns: 10_000_000,
         };
         bench.tell(Event::Completed(done)).unwrap();

@@ -55,7 +55,6 @@ thread_local! {
     static OWN_SESSIONS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// `cuThreadExchangeStreamCaptureMode`.
 pub(crate) fn exchange_mode(mode: u32) -> CuResult<u32> {
     if mode > RELAXED {
         return Err(CuError::INVALID_VALUE);
@@ -123,7 +122,6 @@ pub(crate) fn begin(
     Ok(())
 }
 
-/// `cuStreamEndCapture`.
 pub(crate) fn end(stream: &Arc<Stream>) -> CuResult<Arc<Graph>> {
     let fork = lock(&stream.capture).clone().ok_or(CuError::ILLEGAL_STATE)?;
     let session = fork.session;

@@ -79,6 +79,11 @@ pub fn init_time() -> std::time::Duration {
     std::time::Duration::from_millis(number("TALLY_SOFTCUDA_INIT_MS").unwrap_or(0).min(60_000))
 }
 
+/// How long loading code takes beyond what it must: `TALLY_SOFTCUDA_LOAD_MS`.
+pub fn load_time() -> std::time::Duration {
+    std::time::Duration::from_millis(number("TALLY_SOFTCUDA_LOAD_MS").unwrap_or(0).min(60_000))
+}
+
 /// SMs: `TALLY_SOFTCUDA_SMS`, `None` if unset or unusable.
 pub fn sms() -> Option<u32> {
     number("TALLY_SOFTCUDA_SMS").map(|n| n.clamp(1, crate::sm::SMS_MAX as u64) as u32)

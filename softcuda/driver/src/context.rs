@@ -20,12 +20,13 @@ const MAP_HOST: u32 = 8;
 /// Flags that a context may have.
 const FLAGS: u32 = 0xff;
 
-/// A `CUcontext`.
 pub(crate) struct Context {
     pub(crate) id: u64,
     pub(crate) primary: bool,
     pub(crate) flags: AtomicU32,
     alive: AtomicBool,
+    /// References of `cuCtxCreate` and `cuCtxAttach`.
+    usage: AtomicU32,
     error: AtomicU32,
     /// Set while the context is torn down: nothing may wait for ever.
     pub(crate) aborting: AtomicBool,
@@ -51,6 +52,7 @@ impl Context {
             primary,
             flags: AtomicU32::new(flags | MAP_HOST),
             alive: AtomicBool::new(!primary),
+            usage: AtomicU32::new(1),
             error: AtomicU32::new(0),
             aborting: AtomicBool::new(false),
             launching: RwLock::new(()),
@@ -80,6 +82,15 @@ impl Context {
 
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(SeqCst)
+    }
+
+    pub(crate) fn attach(&self) {
+        self.usage.fetch_add(1, SeqCst);
+    }
+
+    /// `cuCtxDetach`: whether that was the last reference.
+    pub(crate) fn detach(&self) -> bool {
+        self.usage.fetch_sub(1, SeqCst) == 1
     }
 
     /// Ready for work, not destroyed and not in error.

@@ -61,7 +61,6 @@ pub(crate) fn driver() -> CuResult<&'static Driver> {
     }
 }
 
-/// `cuInit`.
 pub(crate) fn init(flags: u32) -> CuResult {
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);

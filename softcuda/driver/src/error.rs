@@ -62,6 +62,7 @@ impl CuError {
     pub const INVALID_CLUSTER_SIZE: Self = Self(912);
     pub const INVALID_RESOURCE_TYPE: Self = Self(914);
     pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);
+    pub const STREAM_DETACHED: Self = Self(917);
     pub const UNKNOWN: Self = Self(999);
 }
 

@@ -7,12 +7,10 @@ use crate::sync::{Progress, lock, now_ns};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 /// Flags that `cuEventCreate` takes: blocking, no timing, interprocess.
 const FLAGS: u32 = 7;
 
-/// One `cuEventRecord`.
 #[derive(Default)]
 pub(crate) struct Record {
     done: Progress,
@@ -53,7 +51,6 @@ pub(crate) enum Last {
     Captured(Fork),
 }
 
-/// A `CUevent`.
 pub(crate) struct Event {
     pub(crate) context: u64,
     flags: u32,

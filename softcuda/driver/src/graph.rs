@@ -12,7 +12,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A `CUgraphNode`.
 pub(crate) struct Node {
     pub(crate) op: Mutex<Op>,
     pub(crate) after: Mutex<Vec<Arc<Node>>>,
@@ -22,7 +21,6 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// `CUgraphNodeType`.
     pub(crate) fn kind(&self) -> u32 {
         match &*lock(&self.op) {
             Op::Kernel(_) => 0,
@@ -51,7 +49,6 @@ impl Node {
     }
 }
 
-/// A `CUgraph`.
 #[derive(Default)]
 pub(crate) struct Graph {
     nodes: Mutex<Vec<Arc<Node>>>,
@@ -256,7 +253,6 @@ impl Plan {
     }
 }
 
-/// A `CUgraphExec`.
 pub(crate) struct Exec {
     pub(crate) plan: Mutex<Arc<Plan>>,
     pub(crate) flags: u64,

@@ -30,10 +30,8 @@ pub(crate) fn granularity(sms: u32, ignore_coscheduling: bool) -> u32 {
     }
 }
 
-/// A `CUdevResourceDesc`.
 pub(crate) struct Descriptor(pub(crate) SmSet);
 
-/// A `CUgreenCtx`.
 pub(crate) struct Green {
     pub(crate) id: u64,
     pub(crate) sms: SmSet,

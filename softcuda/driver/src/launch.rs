@@ -46,7 +46,6 @@ pub(crate) struct Launch {
 /// The parameters as `cuGraphKernelNodeGetParams` gives them: addresses in a
 /// launch's own buffer.
 struct ParamLists {
-    /// `kernelParams`.
     each: Box<[usize]>,
     /// `extra`, whose second pair points to `_bytes`.
     extra: [usize; 5],

@@ -148,7 +148,6 @@ impl Default for Attributes {
     }
 }
 
-/// A `CUfunction`.
 pub(crate) struct Function {
     pub(crate) module: Arc<Module>,
     pub(crate) c_name: CString,
@@ -202,11 +201,9 @@ pub(crate) struct Library {
     ptx: String,
     /// Emptied by unloading, which breaks the circle.
     kernels: Mutex<Vec<Arc<KernelHandle>>>,
-    /// By context.
     modules: Mutex<HashMap<u64, Arc<Module>>>,
 }
 
-/// A `CUkernel`.
 pub(crate) struct KernelHandle {
     pub(crate) library: Arc<Library>,
     pub(crate) c_name: CString,

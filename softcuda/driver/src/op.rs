@@ -14,9 +14,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-/// `CUhostFn`.
 pub(crate) type HostFn = extern "C" fn(*mut c_void);
-/// `CUstreamCallback`.
 pub(crate) type StreamCallback = extern "C" fn(usize, u32, *mut c_void);
 
 /// Rows of so many 32-bit words are filled word by word, each at once.
@@ -27,31 +25,40 @@ const FLAG_WORDS_MAX: usize = 4096;
 pub(crate) enum Op {
     /// Nothing: a graph's empty node.
     Nop,
-    /// A kernel.
     Kernel(Arc<Launch>),
     /// A copy, of one to three dimensions.
     Copy(Copy),
     /// A fill, of one or two dimensions.
     Fill(Fill),
-    /// `cuLaunchHostFunc`.
-    Host { function: HostFn, data: UserData },
+    Host {
+        function: HostFn,
+        data: UserData,
+    },
     /// `cuStreamAddCallback`; told of errors too.
-    Callback { function: StreamCallback, stream: usize, data: UserData },
-    /// `cuEventRecord`.
+    Callback {
+        function: StreamCallback,
+        stream: usize,
+        data: UserData,
+    },
     Record(Arc<Record>),
-    /// `cuStreamWaitEvent`.
     Wait(Arc<Record>),
     /// An event recorded by a graph.
     RecordEvent(Arc<Event>),
     /// An event waited for by a graph.
     WaitEvent(Arc<Event>),
-    /// `cuStreamWriteValue`.
-    WriteValue { address: u64, value: u64, wide: bool },
+    WriteValue {
+        address: u64,
+        value: u64,
+        wide: bool,
+    },
     /// `cuStreamWaitValue`, with its flags.
-    WaitValue { address: u64, value: u64, wide: bool, flags: u32 },
-    /// `cuMemFreeAsync`.
+    WaitValue {
+        address: u64,
+        value: u64,
+        wide: bool,
+        flags: u32,
+    },
     Free(u64),
-    /// `cuGraphLaunch`.
     Graph(Arc<Exec>),
     /// A graph as a node of another, which can still be changed; becomes a
     /// [`Op::Graph`] when that one is instantiated.
@@ -126,7 +133,6 @@ impl Copy {
         (self.width, self.height, self.depth) == (4, 1, 1) && (from | self.to).is_multiple_of(4)
     }
 
-    /// Does it.
     pub(crate) fn run(&self) {
         let from = self.staged.as_ref().map_or(self.from, |s| s.as_ptr() as u64);
         if self.is_word(from) {
@@ -165,7 +171,6 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// Does it.
     pub(crate) fn run(&self) {
         for y in 0..self.height {
             let row = self.to + (y * self.pitch) as u64;

@@ -13,7 +13,6 @@ use crate::sync::{Progress, lock, spawn_quiet};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-/// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
 /// What a null stream handle means to a function.
@@ -32,11 +31,9 @@ pub(crate) enum StreamKind {
     Legacy,
     /// A thread's default.
     PerThread,
-    /// `cuStreamCreate`.
     Created,
 }
 
-/// A `CUstream`.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) context: Arc<Context>,
@@ -345,7 +342,15 @@ pub(crate) fn resolve_any(handle: usize, null: NullStream) -> CuResult<Arc<Strea
     let own = match (handle, null) {
         (0, NullStream::Legacy) | (1, _) => false,
         (0, NullStream::PerThread) | (2, _) => true,
-        _ => return driver()?.streams.get(handle),
+        _ => {
+            let stream = driver()?.streams.get(handle)?;
+            return match &stream.green {
+                Some(green) if !green.is_alive() => {
+                    Err(gone::<Stream>(handle, CuError::STREAM_DETACHED))
+                }
+                _ => Ok(stream),
+            };
+        }
     };
     let current = current_entry()?;
     if !current.is_alive() {

@@ -272,6 +272,9 @@ fn handles_and_order() {
             assert_eq!(done.load(SeqCst), 1);
 
             sys::cuGreenCtxDestroy(green).result().unwrap();
+            // Its streams take no more work, and can only be destroyed: CUDA_ERROR_STREAM_DETACHED.
+            assert_eq!(sys::cuStreamQuery(late) as u32, 917);
+            assert_eq!(sys::cuEventRecord(event, late) as u32, 917);
             let gone = sys::cuCtxPushCurrent_v2(own);
             assert_eq!(gone, CUresult::CUDA_ERROR_INVALID_CONTEXT);
             let gone = sys::cuGreenCtxGetDevResource(green, &mut part, SM);
@@ -279,5 +282,38 @@ fn handles_and_order() {
             sys::cuStreamDestroy_v2(late).result().unwrap();
         }
         assert_eq!(fetch(zeros(4), 4), [0; 4], "the primary context is there");
+    });
+}
+
+#[test]
+fn a_context_ends_with_its_last_reference() {
+    on_device("a_context_ends_with_its_last_reference", 2, || {
+        let (mut context, mut same, mut event) = (null_mut(), null_mut(), null_mut());
+        let mut other = null_mut();
+        // SAFETY: valid out pointers and handles of ours.
+        #[allow(deprecated)]
+        unsafe {
+            sys::cuInit(0).result().unwrap();
+            assert_eq!(sys::cuCtxAttach(&mut same, 0), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            sys::cuCtxCreate_v2(&mut other, 0, 0).result().unwrap();
+            sys::cuCtxCreate_v2(&mut context, 0, 0).result().unwrap();
+            assert_eq!(sys::cuCtxAttach(&mut same, 1), CUresult::CUDA_ERROR_INVALID_VALUE);
+            sys::cuCtxAttach(&mut same, 0).result().unwrap();
+            assert_eq!(same, context);
+            // Only of the context that is current.
+            assert_eq!(sys::cuCtxDetach(other), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            sys::cuCtxDetach(context).result().unwrap();
+            sys::cuEventCreate(&mut event, 2).result().unwrap();
+            sys::cuCtxDetach(context).result().unwrap();
+            assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
+            assert_eq!(sys::cuCtxSetCurrent(context), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            sys::cuCtxGetCurrent(&mut same).result().unwrap();
+            assert_eq!(same, other, "it is not current any more");
+            let (mut primary, mut again) = (null_mut(), null_mut());
+            sys::cuDevicePrimaryCtxRetain(&mut primary, 0).result().unwrap();
+            sys::cuCtxSetCurrent(primary).result().unwrap();
+            assert_eq!(sys::cuCtxAttach(&mut again, 0), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            assert_eq!(sys::cuCtxDetach(primary), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
     });
 }

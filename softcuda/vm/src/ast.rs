@@ -110,7 +110,6 @@ pub(crate) enum Operand {
     List(Vec<Operand>),
     Sink,
     Pair(Box<Operand>, Box<Operand>),
-    /// `!p`.
     Not(u32),
 }
 
@@ -119,7 +118,6 @@ pub(crate) struct Instr {
     pub line: u32,
     /// The predicate register and whether it is negated.
     pub guard: Option<(u32, bool)>,
-    /// `ld.global.u32`.
     pub op: Box<str>,
     pub args: Vec<Operand>,
     /// The source text, for messages.

@@ -33,7 +33,6 @@ pub struct Site {
     pub kernel: String,
     /// The line of the PTX text.
     pub line: u32,
-    /// `%ctaid`.
     pub block: [u32; 3],
     /// `%tid` of the first thread concerned.
     pub thread: [u32; 3],
@@ -56,7 +55,6 @@ pub enum Trap {
     /// An access outside what the address space holds.
     #[error("{site}: illegal {} of {bytes} bytes at {space} address {address:#x}", if *.write { "write" } else { "read" })]
     IllegalAddress {
-        /// Where.
         site: Site,
         /// The address as the kernel gave it.
         address: u64,
@@ -70,7 +68,6 @@ pub enum Trap {
     /// An access whose address is not a multiple of its width.
     #[error("{site}: misaligned access of {bytes} bytes at {space} address {address:#x}")]
     Misaligned {
-        /// Where.
         site: Site,
         /// The address as the kernel gave it.
         address: u64,
@@ -81,10 +78,7 @@ pub enum Trap {
     },
     /// A `trap` (or `brkpt`) instruction ran.
     #[error("{site}: the kernel executed `trap`")]
-    TrapInstruction {
-        /// Where.
-        site: Site,
-    },
+    TrapInstruction { site: Site },
     /// The kernel holds an instruction this interpreter does not know.
     #[error("kernel `{kernel}` cannot run: {error}")]
     Unsupported {
@@ -95,14 +89,10 @@ pub enum Trap {
     },
     /// Calls nested too deeply, or locals outgrew the thread's stack.
     #[error("{site}: the call stack overflowed")]
-    StackOverflow {
-        /// Where.
-        site: Site,
-    },
+    StackOverflow { site: Site },
     /// `__assertfail` was called.
     #[error("{site}: assertion failed: {message}")]
     Assert {
-        /// Where.
         site: Site,
         /// The assertion's text, file, line and function.
         message: String,
@@ -110,7 +100,6 @@ pub enum Trap {
     /// An instruction met operands it is not defined for.
     #[error("{site}: illegal instruction: {detail}")]
     IllegalInstruction {
-        /// Where.
         site: Site,
         /// What is wrong with it.
         detail: String,

@@ -16,7 +16,6 @@ pub(crate) enum Tok<'a> {
     F64(u64),
     /// A string without its quotes, escapes untouched.
     Str(&'a str),
-    /// Anything else.
     Punct(char),
     /// The end of the text.
     End,

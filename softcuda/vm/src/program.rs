@@ -103,7 +103,6 @@ pub struct Kernel {
     pub local_bytes: u32,
     /// The most threads in a block: `.maxntid`, else 1024.
     pub max_threads: u32,
-    /// `.reqntid`.
     pub required_block: Option<[u32; 3]>,
     /// Why it cannot run, if it cannot.
     pub unsupported: Option<PtxError>,

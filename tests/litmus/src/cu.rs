@@ -95,7 +95,6 @@ macro_rules! functions {
     };
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
 pub struct KernelNode {
     pub function: Handle,
@@ -108,7 +107,6 @@ pub struct KernelNode {
     pub context: Handle,
 }
 
-/// `CUDA_MEMSET_NODE_PARAMS`.
 #[repr(C)]
 pub struct FillNode {
     pub to: u64,
@@ -119,7 +117,6 @@ pub struct FillNode {
     pub height: usize,
 }
 
-/// `CUDA_HOST_NODE_PARAMS`.
 #[repr(C)]
 pub struct HostNode {
     pub function: extern "C" fn(*mut c_void),

@@ -29,7 +29,7 @@ enum Task {
     Pairs(PairsArgs),
     /// Run a program that has no text.
     Scenario {
-        /// Its name.
+        /// Name of the program to run
         name: String,
     },
     /// Print programs, for `run` or for people.
@@ -41,7 +41,7 @@ struct LoadArgs {
     /// Short kernels, as a service has them.
     #[arg(long, conflicts_with = "best_effort")]
     high: bool,
-    /// Longer ones.
+    /// Programs with more threads and calls
     #[arg(long)]
     best_effort: bool,
     /// Percent of the loops that kernels are to spin.
@@ -51,7 +51,7 @@ struct LoadArgs {
 
 #[derive(clap::Args)]
 struct PairsArgs {
-    /// So many.
+    /// Number of programs to run
     #[arg(long, default_value_t = 1_000)]
     pairs: u64,
     /// The seed of the first.
@@ -99,7 +99,7 @@ struct CampaignArgs {
     /// Only setups in which the programs are of this class (high, best-effort).
     #[arg(long)]
     class: Option<String>,
-    /// Bare only.
+    /// Run without Tally only
     #[arg(long)]
     bare: bool,
     /// So many times bare; a program must end well each time to be run under Tally.

@@ -82,7 +82,6 @@ impl Image {
     }
 }
 
-/// Two images.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub difference: Difference,

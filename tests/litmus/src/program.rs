@@ -30,7 +30,6 @@ impl Word {
 /// How many blocks a launch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blocks {
-    /// So many.
     Fixed(u32),
     /// As many as the device holds at once, as `cuOccupancyMaxActiveBlocksPerMultiprocessor` says.
     Wave,
@@ -41,33 +40,84 @@ pub enum Blocks {
 /// A kernel of `kernels.ptx` and its arguments. `loops` is how long a block takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kernel {
-    /// `word = value`.
-    Set { word: Word, value: u32 },
+    Set {
+        word: Word,
+        value: u32,
+    },
     /// Spins until `word >= value`.
-    Poll { word: Word, value: u32 },
+    Poll {
+        word: Word,
+        value: u32,
+    },
     /// Sets `set` to 1, then spins until `poll` is: two of these need each other.
-    Meet { set: Word, poll: Word },
+    Meet {
+        set: Word,
+        poll: Word,
+    },
     /// `word = word * 31 + value`, plus the module's constant: the order of two shows.
-    Fold { word: Word, value: u32, loops: u32 },
+    Fold {
+        word: Word,
+        value: u32,
+        loops: u32,
+    },
     /// Block `i` folds `word + i`: a block that runs twice, or never, shows.
-    Each { word: Word, value: u32, blocks: u32, loops: u32 },
+    Each {
+        word: Word,
+        value: u32,
+        blocks: u32,
+        loops: u32,
+    },
     /// Every block adds 1, atomically.
-    Count { word: Word, blocks: u32, loops: u32 },
+    Count {
+        word: Word,
+        blocks: u32,
+        loops: u32,
+    },
     /// Adds to `errors` if another kernel is between its begin and end on `inside`.
-    Alone { inside: Word, errors: Word, loops: u32 },
+    Alone {
+        inside: Word,
+        errors: Word,
+        loops: u32,
+    },
     /// Every block draws a number; those of one launch must be next to each other, or `errors` is added to. All that
     /// share scratch memory have as many blocks and are in one stream, in which no two have the same `id`, from 1.
-    Window { scratch: u32, errors: Word, id: u32, blocks: u32, loops: u32 },
+    Window {
+        scratch: u32,
+        errors: Word,
+        id: u32,
+        blocks: u32,
+        loops: u32,
+    },
     /// All blocks meet `rounds` times, then each adds 1 to `word`. `arrived` is a word of its
     /// own. `streamk`: under a name by which such kernels are known.
-    Barrier { arrived: Word, word: Word, blocks: Blocks, rounds: u32, streamk: bool },
+    Barrier {
+        arrived: Word,
+        word: Word,
+        blocks: Blocks,
+        rounds: u32,
+        streamk: bool,
+    },
     /// Block `i` waits for what block `i - 1` leaves in scratch memory; the last one folds the
     /// sum into `word`. Blocks number themselves as they start, or by `%ctaid` if `fixed`.
-    LookBack { scratch: u32, word: Word, blocks: u32, fixed: bool },
+    LookBack {
+        scratch: u32,
+        word: Word,
+        blocks: u32,
+        fixed: bool,
+    },
     /// Every block leaves something in scratch memory; the last to finish folds the sum.
-    LastBlock { scratch: u32, word: Word, blocks: u32, loops: u32 },
+    LastBlock {
+        scratch: u32,
+        word: Word,
+        blocks: u32,
+        loops: u32,
+    },
     /// One block on each SM: they meet, then each adds 1 for an SM not seen before.
-    EachSm { arrived: Word, scratch: u32, word: Word },
+    EachSm {
+        arrived: Word,
+        scratch: u32,
+        word: Word,
+    },
 }
 
 /// Work for the device, in a stream or as a node of a graph.
@@ -99,11 +149,8 @@ pub enum Work {
 /// What a synchronising operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
-    /// A stream.
     Stream(Id),
-    /// An event.
     Event(Id),
-    /// A context.
     Context(Id),
 }
 
@@ -111,57 +158,111 @@ pub enum Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
     /// Puts work into a stream.
-    Submit { on: Id, work: Work },
-    /// `cuEventRecord`.
-    Record { event: Id, on: Id },
-    /// `cuStreamWaitEvent`.
-    WaitEvent { on: Id, event: Id },
-    /// `cuGraphLaunch`.
-    Launch { exec: Id, on: Id },
+    Submit {
+        on: Id,
+        work: Work,
+    },
+    Record {
+        event: Id,
+        on: Id,
+    },
+    WaitEvent {
+        on: Id,
+        event: Id,
+    },
+    Launch {
+        exec: Id,
+        on: Id,
+    },
     /// Waits in a synchronising call, or asks again and again if `asking`.
-    Sync { target: Target, asking: bool },
+    Sync {
+        target: Target,
+        asking: bool,
+    },
     /// Asks once, whatever the answer.
-    Ask { target: Target },
+    Ask {
+        target: Target,
+    },
     /// `cuEventElapsedTime`, which must work.
-    Elapsed { from: Id, to: Id },
+    Elapsed {
+        from: Id,
+        to: Id,
+    },
     /// A plain store to a word of the host.
-    Store { word: Word, value: u32 },
+    Store {
+        word: Word,
+        value: u32,
+    },
     /// Waits until a word of the host is at least `value`.
-    Await { word: Word, value: u32 },
+    Await {
+        word: Word,
+        value: u32,
+    },
     /// Lets threads in [`Op::Pass`] go on; no driver call.
-    Post { flag: Id },
+    Post {
+        flag: Id,
+    },
     /// Waits for the flag.
-    Pass { flag: Id },
+    Pass {
+        flag: Id,
+    },
     /// Starts a thread.
-    Start { thread: Id },
+    Start {
+        thread: Id,
+    },
     /// Waits for its end.
-    Join { thread: Id },
+    Join {
+        thread: Id,
+    },
     /// Lets time pass, microseconds.
-    Sleep { us: u32 },
+    Sleep {
+        us: u32,
+    },
     /// `cuMemFree` of memory made for this.
-    Free { context: Id },
+    Free {
+        context: Id,
+    },
     /// A copy through pageable memory by two synchronous calls.
-    CopyNow { from: Word, to: Word },
+    CopyNow {
+        from: Word,
+        to: Word,
+    },
     /// Loads a module.
-    Load { module: Id },
-    /// Unloads it.
-    Unload { module: Id },
-    /// `cuStreamCreate*`.
-    CreateStream { stream: Id },
-    /// `cuStreamDestroy`.
-    DestroyStream { stream: Id },
-    /// `cuCtxCreate`.
-    CreateContext { context: Id },
+    Load {
+        module: Id,
+    },
+    Unload {
+        module: Id,
+    },
+    CreateStream {
+        stream: Id,
+    },
+    DestroyStream {
+        stream: Id,
+    },
+    CreateContext {
+        context: Id,
+    },
     /// `cuCtxDestroy`, after its words were read.
-    DestroyContext { context: Id },
+    DestroyContext {
+        context: Id,
+    },
     /// Makes an exec's graph, and the exec.
-    Instantiate { exec: Id },
+    Instantiate {
+        exec: Id,
+    },
     /// `cuGraphExecUpdate` to another graph of the same shape.
-    Update { exec: Id, graph: Id },
-    /// `cuGraphExecDestroy`.
-    DestroyExec { exec: Id },
+    Update {
+        exec: Id,
+        graph: Id,
+    },
+    DestroyExec {
+        exec: Id,
+    },
     /// `cuFuncSetAttribute` of a kernel, to what it is anyway.
-    SetAttribute { module: Id },
+    SetAttribute {
+        module: Id,
+    },
 }
 
 /// How streams relate to others.
@@ -173,7 +274,6 @@ pub enum StreamKind {
     PerThread,
     /// Waits for the legacy stream, and the legacy stream for it.
     Blocking,
-    /// Neither.
     NonBlocking,
 }
 
@@ -186,14 +286,12 @@ pub struct Stream {
     pub urgency: u8,
 }
 
-/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     pub context: Id,
     pub timed: bool,
 }
 
-/// A context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Context {
     /// The process that it is in, 0 or 1.
@@ -211,7 +309,6 @@ pub enum Source {
     Static,
     /// A file that is replaced after the load by another program with the same kernels.
     File,
-    /// By `cuLibraryLoadData`.
     Library,
     /// PTX in a fatbin.
     Fatbin,
@@ -234,7 +331,6 @@ pub struct Node {
     pub after: Vec<Id>,
 }
 
-/// A graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Graph {
     pub context: Id,
@@ -256,13 +352,10 @@ pub struct Thread {
 /// What the process was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Environment {
-    /// `CUDA_DEVICE_MAX_CONNECTIONS`.
     pub connections: u8,
-    /// `CUDA_LAUNCH_BLOCKING=1`.
     pub blocking: bool,
     /// `CUDA_MODULE_LOADING=EAGER`, else `LAZY`.
     pub eager: bool,
-    /// Two processes.
     pub pair: bool,
 }
 
@@ -273,7 +366,6 @@ impl Default for Environment {
 }
 
 impl Environment {
-    /// The variables.
     pub fn variables(&self) -> [(&'static str, String); 3] {
         [
             ("CUDA_DEVICE_MAX_CONNECTIONS", self.connections.to_string()),
@@ -283,7 +375,6 @@ impl Environment {
     }
 }
 
-/// A program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     pub name: String,
@@ -369,7 +460,6 @@ impl Program {
 /// What a device holds, as far as programs' values depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// SMs.
     pub sms: u32,
     /// Blocks of a [`Blocks::Wave`].
     pub wave: u32,

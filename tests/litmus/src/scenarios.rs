@@ -7,7 +7,6 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Their names.
 pub const ALL: [&str; 4] = ["cap", "prim", "cancel", "torn"];
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n\
@@ -21,10 +20,8 @@ const BLOCKS: u32 = 2048;
 const COPIES: usize = 48;
 /// Streams of `cap`: more than the shim keeps slots for.
 const STREAMS: usize = 70;
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`.
 const GLOBAL: u32 = 0;
 const NON_BLOCKING: u32 = 1;
-/// `CU_MEMHOSTALLOC_DEVICEMAP`.
 const MAPPED: u32 = 2;
 
 /// Runs one of them.

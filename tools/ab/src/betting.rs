@@ -39,7 +39,6 @@ pub struct Betting {
 }
 
 impl Betting {
-    /// Nothing seen.
     pub fn new() -> Self {
         Betting {
             more: [0.0; THETAS.len()],

@@ -20,11 +20,8 @@ pub const REPORTS_MAX: usize = 256;
 pub struct Combined {
     /// What was compared.
     pub metric: Metric,
-    /// A's policy.
     pub a: String,
-    /// B's policy.
     pub b: String,
-    /// Reports.
     pub reports: usize,
     /// Pairs of blocks in all of them.
     pub pairs: usize,
@@ -44,12 +41,10 @@ pub enum CombineError {
     /// Nothing to combine.
     #[error("{0} reports: expected 2 to {REPORTS_MAX}")]
     Number(usize),
-    /// Another comparison.
     #[error(
         "report {0} is of another {1} than the first: only the same comparison can be taken together"
     )]
     Differs(usize, &'static str),
-    /// Not over.
     #[error(
         "report {0} is of a test that was still running: combine reports of tests that have ended"
     )]

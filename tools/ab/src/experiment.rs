@@ -32,7 +32,6 @@ pub enum Action {
     Switch(Arm),
     /// At `at_ns` take the sample and pass it to [`Experiment::took`].
     Take {
-        /// When.
         at_ns: u64,
         /// Whether a new stretch begins.
         cut: bool,
@@ -68,11 +67,9 @@ pub enum Reason {
 /// How it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Why.
     pub reason: Reason,
     /// The arm active then.
     pub arm: Option<Arm>,
-    /// For people.
     pub message: String,
     /// When, from the start, ns.
     pub after_ns: u64,
@@ -300,7 +297,6 @@ impl Experiment {
             && 2 * self.differences.len() >= self.plan.blocks_min as usize
     }
 
-    /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -325,7 +321,6 @@ impl Experiment {
         self.started_ns
     }
 
-    /// Finished blocks.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
@@ -340,7 +335,6 @@ impl Experiment {
         self.pairs_empty
     }
 
-    /// The evidence.
     pub fn betting(&self) -> &Betting {
         &self.betting
     }

@@ -3,7 +3,7 @@
 //! The JSON schema is version 1; fields are only added within it.
 
 use crate::design::{Arm, Plan};
-use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
+use crate::experiment::{Ended, Experiment, Reason, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
 use crate::metric::Metric;
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,8 @@ const HISTORY_MAX: usize = 150;
 /// An e-value beyond it is told as this.
 const E_MAX: f64 = 1e12;
 
-/// One block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Whose.
     pub arm: Arm,
     /// When its measured part began, from the start, s.
     pub began_s: f64,
@@ -45,11 +43,9 @@ pub struct Block {
 /// A policy that takes part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmSource {
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
-    /// Its file.
     pub file: String,
     /// Its configuration's file, if any.
     pub config: Option<String>,
@@ -60,14 +56,11 @@ pub struct ArmSource {
 /// One arm's blocks taken together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmSummary {
-    /// The policy.
     #[serde(flatten)]
     pub source: ArmSource,
-    /// Finished blocks.
     pub blocks: usize,
     /// Blocks that say nothing.
     pub blocks_empty: usize,
-    /// Requests measured.
     pub requests: u64,
     /// Median of the blocks' figures.
     pub value_median: Option<f64>,
@@ -87,10 +80,25 @@ pub enum Verdict {
     Undecided,
 }
 
+/// What became of a finished test, for scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Decided for B.
+    BBetter,
+    /// Decided for A.
+    BWorse,
+    /// It ended without a decision.
+    Undecided,
+    /// A guard withdrew B.
+    Guard,
+    /// It says nothing about the policies: one failed, there was no traffic, it was cut short by
+    /// the core, or the arms did not serve the same load.
+    Invalid,
+}
+
 /// An effect with its bounds: B's figure over A's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Estimate.
     pub ratio: f64,
     /// Not less than; `null`: no bound yet.
     pub low: Option<f64>,
@@ -109,10 +117,12 @@ impl Effect {
 pub struct Point {
     /// Pairs that said something so far.
     pub pairs: usize,
-    /// The effect.
     #[serde(flatten)]
     pub effect: Effect,
 }
+
+/// Loads that differ by more than this are told to people, shown to be no chance or not.
+const LOAD_FACTOR_MAX: f64 = 1.25;
 
 /// Whether both arms served as many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,16 +137,20 @@ pub struct SampleRatio {
     pub mismatch: bool,
 }
 
-/// The whole.
+impl SampleRatio {
+    /// The larger load over the smaller one, if they are far apart; infinite if one arm had none.
+    pub fn far_apart(&self) -> Option<f64> {
+        let (low, high) = (self.a_per_s.min(self.b_per_s), self.a_per_s.max(self.b_per_s));
+        (high > low * LOAD_FACTOR_MAX).then(|| high / low)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// What was asked for.
     pub plan: Plan,
-    /// A.
     pub a: ArmSummary,
-    /// B.
     pub b: ArmSummary,
     /// How it ended; `null` while it runs.
     pub ended: Option<Ended>,
@@ -233,6 +247,28 @@ impl Report {
         report
     }
 
+    /// What became of it.
+    pub fn outcome(&self) -> Outcome {
+        match self.ended.as_ref().map(|ended| ended.reason) {
+            Some(Reason::Guard) => Outcome::Guard,
+            Some(
+                Reason::PolicyFailed
+                | Reason::NoTraffic
+                | Reason::CoreStopping
+                | Reason::Interrupted
+                | Reason::Internal,
+            ) => Outcome::Invalid,
+            None | Some(Reason::Decided | Reason::MaxTime | Reason::Stopped) => {
+                match self.verdict {
+                    Verdict::Undecided => Outcome::Undecided,
+                    _ if self.sample_ratio.mismatch => Outcome::Invalid,
+                    Verdict::BBetter => Outcome::BBetter,
+                    Verdict::BWorse => Outcome::BWorse,
+                }
+            }
+        }
+    }
+
     /// B's effect in words: `12.3 % lower`.
     pub fn effect_in_words(ratio: f64) -> String {
         let percent = (ratio - 1.0).abs() * 100.0;
@@ -249,6 +285,12 @@ impl Report {
                 "the arms did not serve the same load: a program that waits for answers before \
                  it asks again asks more often when answers are quick; its tail is then that of \
                  another load"
+                    .into(),
+            );
+        } else if self.sample_ratio.far_apart().is_some() {
+            all.push(
+                "the arms served loads that are far apart, though chance is not ruled out: figures \
+                 under different loads do not compare the policies"
                     .into(),
             );
         }

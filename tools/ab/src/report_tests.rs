@@ -51,7 +51,7 @@ fn a_report_says_which_is_better_and_by_how_much() {
     assert!(report.e_value > 20.0 && !report.sample_ratio.mismatch);
     assert_eq!((report.pairs, report.history.len(), report.a.blocks), (30, 30, 30));
     let text = report.text();
-    for words in ["B is better on hp_p99", "% lower", "95 % interval", "not told apart"] {
+    for words in ["B is better on hp_p99", "% lower", "95 % interval", "no difference is shown"] {
         assert!(text.contains(words), "{words:?} is not in:\n{text}");
     }
 }
@@ -115,5 +115,42 @@ proptest! {
         }
         let svg = report.svg();
         prop_assert!(roxmltree::Document::parse(&svg).is_ok(), "{svg}");
+    }
+}
+
+#[test]
+fn loads_that_are_far_apart_are_told_and_not_called_the_same() {
+    let mut report = report(0.8, 60);
+    let ratio = &mut report.sample_ratio;
+    (ratio.a_per_s, ratio.b_per_s) = (12.6, 36.6);
+    assert!(report.text().contains("2.9 times as many under one"), "{}", report.text());
+    assert!(report.think_twice()[0].contains("far apart"), "{:?}", report.think_twice());
+    report.sample_ratio.a_per_s = 0.0;
+    assert!(report.text().contains("one arm served none"), "{}", report.text());
+    report.sample_ratio.mismatch = true;
+    assert!(report.text().contains("NOT the same"), "{}", report.text());
+    let ratio = &mut report.sample_ratio;
+    (ratio.a_per_s, ratio.b_per_s, ratio.mismatch) = (36.0, 36.6, false);
+    assert!(report.text().contains("no difference is shown"), "{}", report.text());
+    assert!(report.think_twice().is_empty(), "{:?}", report.think_twice());
+}
+
+#[test]
+fn each_end_of_a_test_has_an_outcome() {
+    let mut better = report(0.8, 60);
+    assert_eq!(better.outcome(), Outcome::BBetter);
+    assert_eq!(report(1.25, 60).outcome(), Outcome::BWorse);
+    assert_eq!(report(0.8, 2).outcome(), Outcome::Undecided);
+    better.sample_ratio.mismatch = true;
+    assert_eq!(better.outcome(), Outcome::Invalid, "of another load");
+    let ended = |reason| Ended { reason, arm: None, message: String::new(), after_ns: 1 };
+    for (reason, outcome) in [
+        (Reason::Guard, Outcome::Guard),
+        (Reason::PolicyFailed, Outcome::Invalid),
+        (Reason::NoTraffic, Outcome::Invalid),
+        (Reason::Interrupted, Outcome::Invalid),
+    ] {
+        let report = Report { ended: Some(ended(reason)), ..report(0.8, 60) };
+        assert_eq!(report.outcome(), outcome, "{reason:?}");
     }
 }

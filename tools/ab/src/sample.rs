@@ -15,9 +15,7 @@ const TOGETHER_MAX: u64 = 1_000_000;
 pub struct Sample {
     /// Times of high-priority requests, ns.
     latencies: Histogram<u64>,
-    /// From when.
     pub from_ns: u64,
-    /// Until when.
     pub to_ns: u64,
     /// Requests under way when the policy or the counting changed: they belong to neither.
     pub straddled: u64,

@@ -35,7 +35,6 @@ pub enum Noise {
 }
 
 impl Noise {
-    /// All kinds.
     pub const ALL: [Noise; 6] = [
         Noise::Lognormal,
         Noise::HeavyTail,
@@ -57,9 +56,7 @@ pub struct Settings {
     pub pairs: u32,
     /// Requests of a block, on average.
     pub requests: u32,
-    /// Level.
     pub alpha: f64,
-    /// Seed.
     pub seed: u64,
 }
 
@@ -79,13 +76,10 @@ impl Default for Settings {
 /// How often "no difference" was rejected although there was none.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct FalsePositives {
-    /// The noise.
     pub noise: Noise,
-    /// Experiments.
     pub experiments: u32,
     /// Experiments in which it was rejected after any pair.
     pub rejected: u32,
-    /// Their share.
     pub rate: f64,
     /// A correct method rejects more often with a chance below 0.001.
     pub rejected_max: u32,
@@ -98,11 +92,9 @@ pub struct FalsePositives {
 /// How often an effect was found.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Power {
-    /// The noise.
     pub noise: Noise,
     /// B's times over A's.
     pub ratio: f64,
-    /// Experiments.
     pub experiments: u32,
     /// Share decided for the right side.
     pub found: f64,
@@ -121,17 +113,14 @@ pub struct Power {
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Validity {
-    /// Nominal level.
     pub alpha: f64,
     /// Blocks of an experiment.
     pub blocks: u32,
     /// Requests of a block, on average (but for `sparse`: 12).
     pub requests: u32,
-    /// Seed.
     pub seed: u64,
     /// Without an effect.
     pub false_positives: Vec<FalsePositives>,
-    /// With one.
     pub power: Vec<Power>,
 }
 

@@ -148,7 +148,6 @@ fn range(values: impl Iterator<Item = f64>, least: f64) -> (f64, f64) {
 }
 
 impl Report {
-    /// The picture.
     pub fn svg(&self) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.

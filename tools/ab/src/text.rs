@@ -122,7 +122,14 @@ impl Report {
             "  load         {:.1} and {:.1} requests/s under A and B: {}",
             ratio.a_per_s,
             ratio.b_per_s,
-            if ratio.mismatch { "NOT the same" } else { "not told apart" }
+            match (ratio.mismatch, ratio.far_apart()) {
+                (true, _) => "NOT the same".into(),
+                (false, Some(factor)) if factor.is_finite() => {
+                    format!("{factor:.1} times as many under one; chance is not ruled out")
+                }
+                (false, Some(_)) => "one arm served none; chance is not ruled out".into(),
+                (false, None) => "no difference is shown".to_owned(),
+            }
         )?;
         for guard in &plan.guards {
             writeln!(out, "  guard        {guard}")?;

@@ -375,7 +375,7 @@ impl Harness {
             form: running.form,
             argument: running.argument,
             predicted_ns: running.predicted_ns,
-            measured_ns,
+            measured_ns: Some(measured_ns).filter(|ns| *ns > 0),
             charged_ns: measured_ns.max(1),
         }))
     }

@@ -3,19 +3,22 @@
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 use tally_ab::combine::combine;
 use tally_ab::guard::Guard;
+use tally_ab::report::Outcome;
 use tally_ab::units::{parse_ns, time};
 use tally_ab::{Metric, Plan, Report};
+use tally_admin::{Request, Source};
 
-/// `ab`.
 #[derive(Debug, Subcommand)]
 pub enum AbCommand {
-    /// Begin a test: A and B are active by turns, in random order; A serves in the end.
+    /// Begin a test: the active policy (A) and B are active by turns, in random order; A serves in the end.
+    #[command(after_help = START_AFTER_HELP)]
     Start(Box<StartArgs>),
     /// Show how far the test is.
     Status {
@@ -52,15 +55,32 @@ fn probability(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
 }
 
-/// `ab start`.
+/// With `--wait`: decided for A.
+const EXIT_NOT_BETTER: u8 = 3;
+/// With `--wait`: not decided.
+const EXIT_UNDECIDED: u8 = 4;
+/// With `--wait`: B was withdrawn.
+const EXIT_GUARD: u8 = 5;
+/// With `--wait`: nothing was found out.
+const EXIT_INVALID: u8 = 6;
+
+const START_AFTER_HELP: &str = "\
+Exit codes with --wait, besides those of `tallyctl --help`:
+  0  decided: B is better
+  3  decided: B is worse
+  4  undecided: no difference is shown
+  5  a guard withdrew B
+  6  invalid: a policy failed, there was no traffic, the core ended the test, or the arms served different loads";
+
 #[derive(Debug, Args)]
 pub struct StartArgs {
-    /// The policy that serves now, and again when the test ends.
-    #[arg(value_name = "A.wasm")]
-    a: PathBuf,
-    /// The policy that is tried.
-    #[arg(value_name = "B.wasm")]
-    b: PathBuf,
+    /// The policy that is tried, B. Before it may come A, which must be the active policy unless
+    /// --replace-active is given.
+    #[arg(required = true, num_args = 1..=2, value_name = "[A.wasm] B.wasm")]
+    policies: Vec<PathBuf>,
+    /// A need not be the active policy: it replaces that, for the test and after it.
+    #[arg(long)]
+    replace_active: bool,
     /// What is compared: hp_p99 (high-priority requests, 99th percentile), be_throughput
     /// (best-effort work a second) or slo_attainment (share of requests within --slo).
     #[arg(long, value_name = "METRIC")]
@@ -96,18 +116,36 @@ pub struct StartArgs {
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
     to_end: bool,
-    /// Configuration of A.
+    /// Configuration of A, if A is named. The active policy has its own.
     #[arg(long, value_name = "FILE")]
     config_a: Option<PathBuf>,
     /// Configuration of B.
     #[arg(long, value_name = "FILE")]
     config_b: Option<PathBuf>,
-    /// Wait for the end and show the report.
+    /// Wait for the end, show the report and end with a code that tells the verdict.
     #[arg(long)]
     wait: bool,
 }
 
 impl StartArgs {
+    /// A, if it is named, and B.
+    fn arms(&self) -> Result<(Option<&Path>, &Path), CtlError> {
+        let (a, b) = match self.policies.as_slice() {
+            [b] => (None, b),
+            [a, b] => (Some(a.as_path()), b),
+            _ => return Err(CtlError::Usage("name B, or A and B".into())),
+        };
+        for (given, option) in
+            [(self.config_a.is_some(), "--config-a"), (self.replace_active, "--replace-active")]
+        {
+            if given && a.is_none() {
+                let why = format!("{option} is about A, which is not named: name A before B");
+                return Err(CtlError::Usage(why));
+            }
+        }
+        Ok((a, b))
+    }
+
     fn plan(&self) -> Result<Plan, CtlError> {
         // Nobody chooses it, and it is told in the report: time will do.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -135,15 +173,15 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// All of it.
-pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<(), CtlError> {
+/// All of it. The exit code of `ab start --wait` tells the verdict.
+pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
-        AbCommand::Start(args) => start(socket, &args, &mut out),
+        AbCommand::Start(args) => return start(socket, &args, &mut out),
         AbCommand::Status { json, watch } => {
             let mut core = Core::connect(socket)?;
             loop {
-                let status = core.ask(&json!({"cmd": "ab_status"}))?;
+                let status = core.ask(&Request::AbStatus {})?;
                 if json && watch {
                     writeln!(out, "{status}")?;
                 } else if json {
@@ -153,19 +191,19 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<(), CtlError> {
                 }
                 out.flush()?;
                 if !watch || status["running"] != true {
-                    return Ok(());
+                    break;
                 }
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
         AbCommand::Stop => {
-            let report = read(Core::connect(socket)?.ask(&json!({"cmd": "ab_stop"}))?)?;
-            Ok(write!(out, "{}", report.text())?)
+            let report = read(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
+            write!(out, "{}", report.text())?;
         }
         AbCommand::Combine { reports, json } => {
             let reports: Vec<Report> =
                 reports.iter().map(|f| read_file(f)).collect::<Result<_, _>>()?;
-            let all = combine(&reports).map_err(|e| CtlError::Usage(e.to_string()))?;
+            let all = combine(&reports).map_err(|e| CtlError::Failed(e.to_string()))?;
             if json {
                 let value =
                     serde_json::to_value(&all).map_err(|e| CtlError::Answer(e.to_string()))?;
@@ -173,28 +211,26 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<(), CtlError> {
             } else {
                 write!(out, "{}", all.text())?;
             }
-            Ok(())
         }
         AbCommand::Report { json, svg } => {
-            let answer = Core::connect(socket)?.ask(&json!({"cmd": "ab_report"}))?;
+            let answer = Core::connect(socket)?.ask(&Request::AbReport {})?;
             let report = read(answer.clone())?;
             if let Some(file) = svg {
-                std::fs::write(&file, report.svg()).map_err(|e| {
-                    CtlError::Usage(format!(
-                        "the picture cannot be written to {}: {e}",
-                        file.display()
-                    ))
-                })?;
+                std::fs::write(&file, report.svg()).map_err(CtlError::file(
+                    "the picture",
+                    "written to",
+                    &file,
+                ))?;
             }
             // What the core said, with what this release does not know.
             if json {
-                writeln!(out, "{answer:#}")?
+                writeln!(out, "{answer:#}")?;
             } else {
-                write!(out, "{}", report.text())?
+                write!(out, "{}", report.text())?;
             }
-            Ok(())
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn read(answer: Value) -> Result<Report, CtlError> {
@@ -205,7 +241,7 @@ fn read(answer: Value) -> Result<Report, CtlError> {
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
 fn read_file(file: &Path) -> Result<Report, CtlError> {
-    let wrong = |why: String| CtlError::Usage(format!("report {}: {why}", file.display()));
+    let wrong = |why: String| CtlError::Failed(format!("report {}: {why}", file.display()));
     let length = std::fs::metadata(file).map_err(|e| wrong(e.to_string()))?.len();
     if length > REPORT_BYTES_MAX {
         return Err(wrong(format!("{length} bytes: a report has at most {REPORT_BYTES_MAX}")));
@@ -215,19 +251,29 @@ fn read_file(file: &Path) -> Result<Report, CtlError> {
         .map_err(|e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints")))
 }
 
-fn start(socket: &AdminSocket, args: &StartArgs, out: &mut impl Write) -> Result<(), CtlError> {
-    let plan = args.plan()?;
-    let source = |file: &Path, config: &Option<PathBuf>| json!({"file": absolute(file), "config_file": config.as_deref().map(absolute)});
-    let mut files = policy_files("a.", &args.a, args.config_a.as_deref())?;
-    files.extend(policy_files("b.", &args.b, args.config_b.as_deref())?);
+fn start(
+    socket: &AdminSocket,
+    args: &StartArgs,
+    out: &mut impl Write,
+) -> Result<ExitCode, CtlError> {
+    let (plan, (a, b)) = (args.plan()?, args.arms()?);
+    let source = |file: &Path, config: &Option<PathBuf>| Source {
+        file: absolute(file),
+        config_file: config.as_deref().map(absolute),
+    };
+    let mut files = match a {
+        Some(a) => policy_files("a.", a, args.config_a.as_deref())?,
+        None => Vec::new(),
+    };
+    files.extend(policy_files("b.", b, args.config_b.as_deref())?);
     let mut core = Core::connect(socket)?;
-    let request = json!({
-        "cmd": "ab_start",
-        "a": source(&args.a, &args.config_a),
-        "b": source(&args.b, &args.config_b),
-        "plan": plan,
-    });
-    let begun = core.ask_about(request, &files)?;
+    let request = Request::AbStart {
+        a: a.map(|a| source(a, &args.config_a)),
+        b: source(b, &args.config_b),
+        plan: plan.clone(),
+        replace_active: args.replace_active,
+    };
+    let begun = core.ask_about(&request, &files)?;
     let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
     writeln!(
         out,
@@ -239,13 +285,24 @@ fn start(socket: &AdminSocket, args: &StartArgs, out: &mut impl Write) -> Result
     )?;
     out.flush()?;
     if !args.wait {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
-    while core.ask(&json!({"cmd": "ab_status"}))?["running"] == true {
+    while core.ask(&Request::AbStatus {})?["running"] == true {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let report = read(core.ask(&json!({"cmd": "ab_report"}))?)?;
-    Ok(write!(out, "\n{}", report.text())?)
+    let report = read(core.ask(&Request::AbReport {})?)?;
+    write!(out, "\n{}", report.text())?;
+    Ok(exit_code(report.outcome()))
+}
+
+fn exit_code(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Outcome::BBetter => ExitCode::SUCCESS,
+        Outcome::BWorse => EXIT_NOT_BETTER.into(),
+        Outcome::Undecided => EXIT_UNDECIDED.into(),
+        Outcome::Guard => EXIT_GUARD.into(),
+        Outcome::Invalid => EXIT_INVALID.into(),
+    }
 }
 
 /// Of `status` too: a line or two on the experiment.
@@ -321,6 +378,24 @@ mod tests {
         assert_eq!((plan.block_ns, plan.washout_ns), (500_000_000, 50_000_000));
         assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
         assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
+    }
+
+    #[test]
+    fn a_need_not_be_named_and_its_options_need_it() {
+        let start = |words: &[&str]| {
+            let all = ["tallyctl", "ab", "start", "--metric", "hp_p99"];
+            match Cli::try_parse_from(all.iter().chain(words)).unwrap().command {
+                Command::Ab { command: AbCommand::Start(args) } => *args,
+                other => panic!("{other:?}"),
+            }
+        };
+        let (b, both) = (start(&["b.wasm"]), start(&["a.wasm", "b.wasm", "--replace-active"]));
+        assert_eq!(b.arms().unwrap(), (None, Path::new("b.wasm")));
+        assert_eq!(both.arms().unwrap(), (Some(Path::new("a.wasm")), Path::new("b.wasm")));
+        for option in [&["--replace-active"][..], &["--config-a", "x"]] {
+            let error = start(&[&["b.wasm"], option].concat()).arms().unwrap_err().to_string();
+            assert!(error.contains(option[0]) && error.contains("name A"), "{error}");
+        }
     }
 
     #[test]

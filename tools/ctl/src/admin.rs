@@ -2,12 +2,14 @@
 
 use crate::error::CtlError;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Serialize;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tally_admin::{Answer, Refusal};
 use tally_ipc::admin::File;
 use tally_ipc::wire;
 
@@ -76,7 +78,12 @@ pub fn connect(socket: &Path, limit: Duration) -> Result<UnixStream, CtlError> {
         Ok(stream)
     };
     let no_core = |why: String| CtlError::NoCore { socket: socket.into(), why };
-    let stream = connect().map_err(|e| no_core(e.to_string()))?;
+    let stream = connect().map_err(|e| match e.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            CtlError::NoAccess { socket: socket.into(), why: e.to_string() }
+        }
+        _ => no_core(e.to_string()),
+    })?;
     tally_ipc::peer::check(socket, stream.as_fd()).map_err(|e| no_core(e.to_string()))?;
     Ok(stream)
 }
@@ -88,7 +95,6 @@ pub struct Core {
 }
 
 impl Core {
-    /// Connect.
     pub fn connect(socket: &AdminSocket) -> Result<Self, CtlError> {
         let socket = socket.path()?;
         let stream = connect(socket, PATIENCE)?;
@@ -96,12 +102,18 @@ impl Core {
     }
 
     /// Ask and wait for the answer's `ok`.
-    pub fn ask(&mut self, request: &Value) -> Result<Value, CtlError> {
-        self.ask_about(request.clone(), &[])
+    pub fn ask(&mut self, request: &impl Serialize) -> Result<Value, CtlError> {
+        self.ask_about(request, &[])
     }
 
     /// The same, about files: the core opens none itself.
-    pub fn ask_about(&mut self, mut request: Value, files: &[File]) -> Result<Value, CtlError> {
+    pub fn ask_about(
+        &mut self,
+        request: &impl Serialize,
+        files: &[File],
+    ) -> Result<Value, CtlError> {
+        let mut request =
+            serde_json::to_value(request).map_err(|e| CtlError::Failed(e.to_string()))?;
         if !files.is_empty() {
             request["files"] = files.iter().map(|file| file.role.as_str()).collect();
         }
@@ -116,14 +128,9 @@ impl Core {
         if answer.is_empty() {
             return Err(lost("it closed the connection".into()));
         }
-        let mut answer: Value =
-            serde_json::from_str(&answer).map_err(|e| CtlError::Answer(e.to_string()))?;
-        if let Some(message) = answer.pointer("/error/message").and_then(Value::as_str) {
-            return Err(CtlError::Refused { message: message.to_owned() });
-        }
-        match answer.get_mut("ok") {
-            Some(ok) => Ok(ok.take()),
-            None => Err(CtlError::Answer("neither `ok` nor `error`".into())),
+        match serde_json::from_str(&answer).map_err(|e| CtlError::Answer(e.to_string()))? {
+            Answer::Ok(ok) => Ok(ok),
+            Answer::Error(Refusal { message, .. }) => Err(CtlError::Refused { message }),
         }
     }
 }
@@ -134,7 +141,7 @@ pub fn policy_files(
     file: &Path,
     config: Option<&Path>,
 ) -> Result<Vec<File>, CtlError> {
-    tally_ipc::admin::policy(prefix, file, config).map_err(|e| CtlError::Usage(e.to_string()))
+    tally_ipc::admin::policy(prefix, file, config).map_err(|e| CtlError::Failed(e.to_string()))
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use crate::admin::AdminSocket;
 use crate::error::{CtlError, EXIT_USAGE};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tally_ipc::wire;
@@ -12,8 +13,9 @@ use tally_ipc::wire;
 const AFTER_HELP: &str = "\
 Exit codes:
   0    done
-  1    failed
+  1    failed (also: this user may not open the core's socket)
   2    wrong command line
+  3-6  `ab start --wait` and `log replay`: see their --help
   69   no core answers (EX_UNAVAILABLE); `run` starts the program all the same
   126  run: the program cannot be executed
   127  run: the program was not found
@@ -36,14 +38,13 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// See [`Cli`].
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program whose GPU work the core schedules.
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
-    /// Print the core's figures in the OpenMetrics format, for Prometheus and the like.
+    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the like.
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
@@ -81,6 +82,12 @@ pub enum Command {
     Sim(crate::sim::SimArgs),
     /// Stop the core: it lets every launch go, then ends.
     Stop,
+    /// Print completions for a shell, to be put where it looks for them.
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 /// How urgent a program's work is.
@@ -111,7 +118,6 @@ pub enum Fail {
     Hold,
 }
 
-/// `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// How urgent its work is.
@@ -144,7 +150,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// As JSON (schema 1), for programs.
@@ -158,7 +163,6 @@ pub struct StatusArgs {
     pub kernels: usize,
 }
 
-/// `policy`.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Make a project for a policy of your own.
@@ -179,10 +183,10 @@ pub enum PolicyCommand {
     },
     /// Put another active policy; if it cannot be loaded, the old one stays.
     Load {
-        /// The component.
+        /// The policy component, a `.wasm` file
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Its configuration.
+        /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
@@ -208,7 +212,6 @@ pub enum PolicyCommand {
     },
 }
 
-/// `profiles`.
 #[derive(Debug, Subcommand)]
 pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
@@ -247,11 +250,15 @@ pub fn main() -> ExitCode {
         Command::Metrics(args) => crate::metrics::run(&admin, &args),
         Command::Policy { command } => crate::policy::run(&admin, command),
         Command::Profiles { command } => crate::profiles::run(&admin, command),
-        Command::Ab { command } => crate::ab::run(&admin, command),
+        Command::Ab { command } => match crate::ab::run(&admin, command) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Log { command } => crate::log::run(&admin, command),
         Command::Shadow { command } => crate::shadow::run(&admin, command),
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&admin),
+        Command::Completions { shell } => completions(shell),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -264,10 +271,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+fn completions(shell: clap_complete::Shell) -> Result<(), CtlError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tallyctl", &mut script);
+    Ok(std::io::stdout().lock().write_all(&script)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn documented(command: &clap::Command) {
         for argument in command.get_arguments() {

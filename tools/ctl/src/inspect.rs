@@ -18,6 +18,7 @@ const MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u16 = 183;
 const PT_INTERP: u32 = 3;
+const ET_DYN: u16 = 3;
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
@@ -76,6 +77,18 @@ fn interpreter(head: &[u8]) -> Option<PathBuf> {
     }
     let started = words.next().filter(|word| !word.starts_with(b"-") && !word.contains(&b'='));
     Some(started.and_then(|word| find(OsStr::from_bytes(word))).unwrap_or(program))
+}
+
+/// Why a file cannot be preloaded into programs of this machine; `None` if nothing speaks against it.
+pub fn not_a_library(file: &Path) -> Option<Obstacle> {
+    let head = head(file).unwrap_or_default();
+    let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
+    let is_elf_64 = head.starts_with(b"\x7fELF") && head.get(4) == Some(&ELF_CLASS_64);
+    if is_elf_64 && half(16) == Some(ET_DYN) && half(18) == Some(MACHINE) {
+        return None;
+    }
+    let reason = format!("{} is not a shared library for this machine", file.display());
+    Some(Obstacle { reason, leave_out_preload: true })
 }
 
 fn by_elf(head: &[u8]) -> Option<Obstacle> {

@@ -4,7 +4,7 @@
 //! error.
 
 use crate::admin::connect;
-use crate::cli::{Fail, RunArgs};
+use crate::cli::{Fail, Priority, RunArgs};
 use crate::error::CtlError;
 use crate::inspect;
 use std::convert::Infallible;
@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
 
 const LIBRARY: &str = "libtally_preload.so";
@@ -135,9 +136,14 @@ pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
     let program = &args.command[0];
     let name = program.to_string_lossy().into_owned();
     let mut reason = inspect::obstacle(program);
-    if reason.is_none() && !library.with_file_name(SHIM).is_file() {
-        let why = format!("{SHIM} is not in the folder of {}", library.display());
-        reason = Some(inspect::Obstacle { reason: why, leave_out_preload: false });
+    if reason.is_none() {
+        let shim = library.with_file_name(SHIM);
+        reason = if !shim.is_file() {
+            let why = format!("{SHIM} is not in the folder of {}", library.display());
+            Some(inspect::Obstacle { reason: why, leave_out_preload: false })
+        } else {
+            [&library, &shim].into_iter().find_map(|file| inspect::not_a_library(file))
+        };
     }
     let preload = match &reason {
         Some(obstacle) if obstacle.leave_out_preload => None,
@@ -148,7 +154,10 @@ pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
         eprintln!("tallyctl: {name} will not be governed: {}", obstacle.reason);
     }
     if !args.no_check {
-        let answered = ping(socket).map(|()| {
+        let answered = ping(socket, args.priority).map(|not_high| {
+            if let Some(why) = not_high {
+                eprintln!("tallyctl: {name} runs as best-effort, not with high priority: {why}");
+            }
             if let Some(obstacle) = &reason {
                 let name = args.name.clone().unwrap_or_else(|| base_name(program));
                 tell(socket, name, obstacle.reason.clone());
@@ -160,6 +169,9 @@ pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
             let why = match error {
                 CtlError::NoCore { socket, why } => {
                     format!("no core answers at {} ({why})", socket.display())
+                }
+                CtlError::NoAccess { socket, why } => {
+                    format!("this user may not open {} ({why})", socket.display())
                 }
                 other => other.to_string(),
             };
@@ -185,12 +197,20 @@ fn tell(socket: &Path, name: String, reason: String) {
 
 /// Whether a core serves clients. Only their socket is asked: what becomes of admin requests keeps no program from
 /// starting.
-fn ping(socket: &Path) -> Result<(), CtlError> {
+/// The answer: why the program would not be high priority, if it is to be and would not.
+fn ping(socket: &Path, priority: Priority) -> Result<Option<String>, CtlError> {
     let core = connect(socket, ANSWER_MAX)?;
+    let question: &[u8] = match priority {
+        Priority::High => &[wire::PING, wire::PING_HIGH],
+        Priority::BestEffort => &[wire::PING],
+    };
     let answered =
-        wire::send(core.as_fd(), &[wire::PING], &[]).and_then(|()| wire::receive(core.as_fd()));
+        wire::send(core.as_fd(), question, &[]).and_then(|()| wire::receive(core.as_fd()));
     match answered {
-        Ok((answer, _)) if answer == [wire::PING] => Ok(()),
+        Ok((answer, _)) if answer.first() == Some(&wire::PING) => {
+            let why = printable(String::from_utf8_lossy(&answer[1..]).into_owned());
+            Ok(Some(why).filter(|why| !why.is_empty()))
+        }
         Ok(_) => {
             Err(CtlError::NoCore { socket: socket.into(), why: "it answers something else".into() })
         }
@@ -201,7 +221,6 @@ fn ping(socket: &Path) -> Result<(), CtlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Priority;
 
     fn args() -> RunArgs {
         RunArgs {

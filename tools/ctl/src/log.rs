@@ -8,17 +8,17 @@ use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use crate::status::{Paint, count, number, text};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tally_admin::RecordRequest;
 use tally_decision_log::{Reader, Record};
 
 /// How often a recording with an end is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// `log`.
 #[derive(Debug, Subcommand)]
 pub enum LogCommand {
     /// Have the core record what reaches the policy and what it decides. Without --for
@@ -47,7 +47,7 @@ pub enum LogCommand {
     },
     /// Show what is in a log.
     Show {
-        /// The log.
+        /// The decision log to read
         file: PathBuf,
         /// A JSON object a record, after one for the header.
         #[arg(long)]
@@ -58,11 +58,12 @@ pub enum LogCommand {
     },
     /// Make the calls of a log again, without a GPU or a core, and compare the answers.
     /// With the log's own policy all must be equal; another one shows where they part.
+    #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArgs),
     /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with
     /// --completions.
     Trace {
-        /// The log.
+        /// The decision log to read
         file: PathBuf,
         /// The client's name.
         #[arg(long, value_name = "NAME")]
@@ -96,7 +97,7 @@ pub fn absolute(path: &Path) -> PathBuf {
 
 /// Open a log.
 fn open(file: &Path) -> Result<Reader<BufReader<File>>, CtlError> {
-    let wrong = |why: String| CtlError::Usage(format!("{}: {why}", file.display()));
+    let wrong = |why: String| CtlError::Failed(format!("{}: {why}", file.display()));
     let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;
     Reader::new(BufReader::with_capacity(1 << 20, opened)).map_err(|e| wrong(e.to_string()))
 }
@@ -115,37 +116,37 @@ fn next(log: &mut Reader<BufReader<File>>, file: &Path) -> (Option<Record>, Opti
     }
 }
 
-/// Do it.
 pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
         LogCommand::Record { out: file, time, max_bytes, completions } => {
-            let request = json!({
-                "cmd": "log_record",
-                "path": file.as_deref().map(absolute),
-                "for_ms": time.map(|t| t.as_millis() as u64),
-                "bytes_max": max_bytes,
-                "completions": completions,
-            });
+            let request = RecordRequest::LogRecord {
+                path: file.as_deref().map(absolute),
+                for_ms: time.map(|t| t.as_millis() as u64),
+                bytes_max: max_bytes,
+                completions,
+            };
             let mut core = Core::connect(socket)?;
-            let mut status = record(&mut core, request, file.as_deref())?;
+            let mut status = record(&mut core, &request, file.as_deref())?;
             writeln!(out, "recording to {}", text(&status, "/file"))?;
             let file = status["file"].clone();
             while time.is_some() && status["recording"] == true && status["file"] == file {
                 out.flush()?;
                 std::thread::sleep(LOOK_EVERY);
-                status = core.ask(&json!({"cmd": "log_status"}))?;
+                status = core.ask(&RecordRequest::LogStatus {})?;
             }
             if time.is_some() {
-                summary(&mut out, &status)?
+                summary(&mut out, &status)?;
+                complete(&status)?;
             }
         }
         LogCommand::Stop => {
-            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_stop"}))?;
+            let status = Core::connect(socket)?.ask(&RecordRequest::LogStop {})?;
             summary(&mut out, &status)?;
+            complete(&status)?;
         }
         LogCommand::Status { json } => {
-            let status = Core::connect(socket)?.ask(&json!({"cmd": "log_status"}))?;
+            let status = Core::connect(socket)?.ask(&RecordRequest::LogStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
             } else if status["file"].is_null() {
@@ -164,15 +165,30 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
 }
 
 /// The file is made here, with this user's rights; an empty one is taken away again if the core refuses.
-fn record(core: &mut Core, request: Value, file: Option<&Path>) -> Result<Value, CtlError> {
-    let Some(file) = file else { return core.ask(&request) };
-    let out =
-        tally_ipc::admin::create("out", file).map_err(|e| CtlError::Usage(format!("--out {e}")))?;
+fn record(
+    core: &mut Core,
+    request: &RecordRequest,
+    file: Option<&Path>,
+) -> Result<Value, CtlError> {
+    let Some(file) = file else { return core.ask(request) };
+    let out = tally_ipc::admin::create("out", file)
+        .map_err(|e| CtlError::Failed(format!("--out {e}")))?;
     let answer = core.ask_about(request, &[out]);
     if matches!(answer, Err(CtlError::Refused { .. })) {
         let _ = std::fs::remove_file(file);
     }
     answer
+}
+
+/// That a recording which ended is whole.
+fn complete(status: &Value) -> Result<(), CtlError> {
+    match status["failed"].as_str() {
+        Some(why) => Err(CtlError::Failed(format!(
+            "{}: the log is not complete: {why}",
+            text(status, "/file")
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
@@ -220,6 +236,7 @@ pub fn status_lines(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn times_have_units() {

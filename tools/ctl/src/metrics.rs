@@ -1,24 +1,20 @@
-//! `tallyctl metrics`: the core's figures in the OpenMetrics text format.
+//! `tallyctl metrics`: the core's figures in the Prometheus text format, version 0.0.4.
 //!
 //! The core opens no port for it: a collector runs this command, or picks up the file
-//! that `--out` replaces in one step (the "textfile" way of node exporters).
+//! that `--out` replaces in one step (node_exporter's textfile collector, which reads 0.0.4 and
+//! not OpenMetrics). Every series is labelled with the core's GPU and socket, so that the files of
+//! several cores lie side by side.
 
 use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use clap::Args;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use tally_admin::Request;
 
-/// `metrics`.
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
     /// Write them to this file, in one step, instead of printing them.
@@ -26,20 +22,15 @@ pub struct MetricsArgs {
     pub out: Option<PathBuf>,
 }
 
-type Labels = Vec<(String, String)>;
-type Amounts = Family<Labels, Counter<f64, AtomicU64>>;
-type Levels = Family<Labels, Gauge<f64, AtomicU64>>;
-
 /// Show or write.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
-    let status = Core::connect(socket)?.ask(&json!({"cmd": "status", "kernels": 0}))?;
+    let status = Core::connect(socket)?.ask(&Request::Status { kernels: Some(0) })?;
     let text = exposition(&status);
     let Some(file) = &args.out else {
         std::io::stdout().lock().write_all(text.as_bytes())?;
         return Ok(());
     };
-    replace(file, text.as_bytes())
-        .map_err(|e| CtlError::Usage(format!("--out {}: {e}", file.display())))
+    replace(file, text.as_bytes()).map_err(CtlError::file("--out", "written to", file))
 }
 
 /// Put a file that everybody may read (as the umask says) in the place of another, in one step. What others put
@@ -57,63 +48,77 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
     new.persist(file).map(drop).map_err(|e| e.error)
 }
 
+/// A metric: its name, type and help, and its samples with their labels.
+struct Family {
+    name: String,
+    kind: &'static str,
+    help: &'static str,
+    samples: Vec<(String, f64)>,
+}
+
 /// Collects figures out of a status: what is not there is left out.
 struct Collector<'a> {
-    registry: Registry,
     status: &'a Value,
-    amounts: BTreeMap<&'static str, Amounts>,
-    levels: BTreeMap<&'static str, Levels>,
+    /// Of every sample.
+    common: String,
+    families: Vec<Family>,
 }
 
-/// The encoder takes values as they are, and names are their clients' to choose.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn labels(pairs: &[(&str, &str)]) -> Labels {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), escaped(v))).collect()
+/// Values of labels are for clients and policies to choose.
+fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
 }
 
 impl Collector<'_> {
-    /// Something that only rises.
+    /// Something that only rises; its name gets the suffix that counters have.
     fn amount(
         &mut self,
-        name: &'static str,
-        help: &str,
+        name: &str,
+        help: &'static str,
         of: &[(&str, &str)],
         value: &Value,
         scale: f64,
     ) {
         let Some(value) = value.as_f64() else { return };
-        let registry = &mut self.registry;
-        let family = self.amounts.entry(name).or_insert_with(|| {
-            let family = Amounts::default();
-            // It adds the full stop.
-            registry.register(name, help.trim_end_matches('.'), family.clone());
-            family
-        });
-        family.get_or_create(&labels(of)).inc_by(value.max(0.0) * scale);
+        self.sample(format!("{name}_total"), "counter", help, of, value.max(0.0) * scale);
     }
 
     /// Something that rises and falls.
     fn level(
         &mut self,
-        name: &'static str,
-        help: &str,
+        name: &str,
+        help: &'static str,
         of: &[(&str, &str)],
         value: &Value,
         scale: f64,
     ) {
         let value = value.as_f64().or(value.as_bool().map(|b| f64::from(u8::from(b))));
         let Some(value) = value else { return };
-        let registry = &mut self.registry;
-        let family = self.levels.entry(name).or_insert_with(|| {
-            let family = Levels::default();
-            // It adds the full stop.
-            registry.register(name, help.trim_end_matches('.'), family.clone());
-            family
-        });
-        family.get_or_create(&labels(of)).set(value * scale);
+        self.sample(name.into(), "gauge", help, of, value * scale);
+    }
+
+    fn sample(
+        &mut self,
+        name: String,
+        kind: &'static str,
+        help: &'static str,
+        of: &[(&str, &str)],
+        value: f64,
+    ) {
+        let mut labels = self.common.clone();
+        for (name, value) in of {
+            labels.push(',');
+            labels.push_str(&label(name, value));
+        }
+        let known = self.families.iter_mut().find(|family| family.name == name);
+        match known {
+            Some(family) => family.samples.push((labels, value)),
+            None => {
+                let samples = vec![(labels, value)];
+                self.families.push(Family { name, kind, help, samples });
+            }
+        }
     }
 
     fn core(&mut self) {
@@ -121,25 +126,43 @@ impl Collector<'_> {
         let version = s["core"]["version"].as_str().unwrap_or_default();
         let sharing = s["sharing"]["in_force"].as_str().unwrap_or_default();
         let of = [("version", version), ("sharing", sharing)];
-        self.level("tally_core", "The core that runs.", &of, &json!(1), 1.0);
+        self.level("tally_core", "1; its labels say which core runs.", &of, &json!(1), 1.0);
         let uptime = &s["core"]["uptime_s"];
-        self.level("tally_core_uptime_seconds", "Since it started.", &[], uptime, 1.0);
+        self.level("tally_core_uptime_seconds", "Time since the core started.", &[], uptime, 1.0);
         let busy = &s["high_priority_busy"];
-        self.level("tally_high_priority_busy", "High-priority work is on the GPU.", &[], busy, 1.0);
+        self.level(
+            "tally_high_priority_busy",
+            "1 if high-priority work is on the GPU now.",
+            &[],
+            busy,
+            1.0,
+        );
         for (which, name) in [("decision_latency", "at-once"), ("held_latency", "held")] {
             for (key, quantile) in [("p50_us", "0.5"), ("p99_us", "0.99"), ("max_us", "1")] {
                 let of = [("launches", name), ("quantile", quantile)];
-                let help = "From a launch seen to its answer, since the core started.";
+                let help = "Time from a launch seen to its answer, since the core started.";
                 self.level("tally_decision_latency_seconds", help, &of, &s[which][key], 1e-6);
             }
         }
         let log = &s["log"];
         let recording = &log["recording"];
-        self.level("tally_log_recording", "A decision log is written.", &[], recording, 1.0);
+        self.level(
+            "tally_log_recording",
+            "1 if a decision log is being written.",
+            &[],
+            recording,
+            1.0,
+        );
         let dropped = &log["dropped"];
-        self.amount("tally_log_dropped_records", "Records lost.", &[], dropped, 1.0);
+        self.amount(
+            "tally_log_dropped_records",
+            "Records of the decision log that were lost.",
+            &[],
+            dropped,
+            1.0,
+        );
         let running = &s["experiment"]["running"];
-        self.level("tally_experiment_running", "An A/B test is under way.", &[], running, 1.0);
+        self.level("tally_experiment_running", "1 if an A/B test is running.", &[], running, 1.0);
     }
 
     fn policy(&mut self) {
@@ -151,36 +174,69 @@ impl Collector<'_> {
             ("signed_by", text("signed_by")),
             ("loaded_because", text("loaded_because")),
         ];
-        self.level("tally_policy", "The active policy.", &of, &json!(1), 1.0);
+        self.level(
+            "tally_policy",
+            "1; its labels say which policy is active.",
+            &of,
+            &json!(1),
+            1.0,
+        );
         let generation = &p["generation"];
-        let help = "Rises with each policy put active.";
+        let help = "Number of the active policy; rises with each policy loaded.";
         self.level("tally_policy_generation", help, &[], generation, 1.0);
-        self.level("tally_policy_disabled", "It is disabled.", &[], &p["disabled"], 1.0);
+        self.level(
+            "tally_policy_disabled",
+            "1 if the active policy is disabled and the built-in rule serves.",
+            &[],
+            &p["disabled"],
+            1.0,
+        );
         for (key, name, help) in [
-            ("decides", "tally_policy_decides", "Calls of decide, all policies."),
-            ("events", "tally_policy_events", "Calls of on-event, all policies."),
-            ("fallbacks", "tally_policy_fallbacks", "Decisions by the built-in rule."),
-            ("load_failures", "tally_policy_load_failures", "Loads that failed."),
+            (
+                "decides",
+                "tally_policy_decides",
+                "Calls of decide, of all policies since the core started.",
+            ),
+            (
+                "events",
+                "tally_policy_events",
+                "Calls of on-event, of all policies since the core started.",
+            ),
+            (
+                "fallbacks",
+                "tally_policy_fallbacks",
+                "Launches decided by the built-in rule because the policy failed.",
+            ),
+            ("load_failures", "tally_policy_load_failures", "Policies that could not be loaded."),
         ] {
             self.amount(name, help, &[], &p[key], 1.0);
         }
         for (kind, count) in p["faults"].as_object().into_iter().flatten() {
             let of = [("kind", kind.as_str())];
-            self.amount("tally_policy_faults", "Turns lost, all policies.", &of, count, 1.0);
+            self.amount(
+                "tally_policy_faults",
+                "Calls that failed, by kind, of all policies since the core started.",
+                &of,
+                count,
+                1.0,
+            );
         }
         let reloads = &p["swap_pause_us"]["count"];
-        self.amount("tally_policy_reloads", "Changes of policy.", &[], reloads, 1.0);
+        self.amount("tally_policy_reloads", "Changes of the active policy.", &[], reloads, 1.0);
         for (key, quantile) in [("p50", "0.5"), ("p99", "0.99"), ("max", "1")] {
-            let (of, help) = ([("quantile", quantile)], "How long they kept decisions waiting.");
+            let (of, help) = (
+                [("quantile", quantile)],
+                "How long changes of the active policy kept decisions waiting.",
+            );
             let pause = &p["swap_pause_us"][key];
             self.level("tally_policy_swap_pause_seconds", help, &of, pause, 1e-6);
         }
         for (name, value) in p["counters"].as_object().into_iter().flatten() {
-            let (of, help) = ([("name", name.as_str())], "The policy's own counters.");
+            let (of, help) = ([("name", name.as_str())], "Counters that the policy exports.");
             self.amount("tally_policy_counter", help, &of, value, 1.0);
         }
         for (name, value) in p["gauges"].as_object().into_iter().flatten() {
-            let (of, help) = ([("name", name.as_str())], "The policy's own gauges.");
+            let (of, help) = ([("name", name.as_str())], "Gauges that the policy exports.");
             self.level("tally_policy_gauge", help, &of, value, 1.0);
         }
     }
@@ -190,29 +246,70 @@ impl Collector<'_> {
             let id = c["id"].to_string();
             let text = |key: &str| c[key].as_str().unwrap_or_default();
             let of = [("client", &*id), ("name", text("name")), ("class", text("class"))];
-            self.amount("tally_client_launches", "Launches made.", &of, &c["launches"], 1.0);
-            self.amount("tally_client_gpu_seconds", "GPU time.", &of, &c["gpu_ms"], 1e-3);
-            let waited = &c["waited_ms"];
-            self.amount("tally_client_waited_seconds", "Launches waited.", &of, waited, 1e-3);
-            self.level("tally_client_waiting", "Launches that wait.", &of, &c["waiting"], 1.0);
-            let unscheduled = &c["unscheduled"];
-            let help = "Launches that went ahead without a core.";
-            self.amount("tally_client_unscheduled", help, &of, unscheduled, 1.0);
-            self.level("tally_client_governed", "It is governed.", &of, &c["governed"], 1.0);
+            for (key, name, help, scale) in COUNTED {
+                let name = name.replace("tally_", "tally_client_");
+                self.amount(&name, help, &of, &c[key], scale);
+            }
+            let help = "Launches of this client that wait for a decision.";
+            self.level("tally_client_waiting", help, &of, &c["waiting"], 1.0);
+            let help = "1 if the core schedules this client's launches, 0 if they bypass it.";
+            self.level("tally_client_governed", help, &of, &c["governed"], 1.0);
+        }
+    }
+
+    /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
+    fn classes(&mut self) {
+        for (class, totals) in self.status["totals"].as_object().into_iter().flatten() {
+            let of = [("class", class.as_str())];
+            for (key, name, help, scale) in COUNTED {
+                self.amount(name, help, &of, &totals[key], scale);
+            }
+            let help = "Clients that registered since the core started.";
+            self.amount("tally_clients_registered", help, &of, &totals["registered"], 1.0);
+            let help = "Clients connected now.";
+            self.level("tally_clients", help, &of, &totals["connected"], 1.0);
         }
     }
 }
 
+/// What is counted of each client and of each class: key in the status, metric, help, scale.
+const COUNTED: [(&str, &str, &str, f64); 6] = [
+    ("launches", "tally_launches", "Launches made.", 1.0),
+    (
+        "charged_ms",
+        "tally_gpu_charged_seconds",
+        "GPU time that the accounts count; of high priority the time that it was busy.",
+        1e-3,
+    ),
+    (
+        "measured_ms",
+        "tally_gpu_measured_seconds",
+        "GPU time seen on the device, of the launches that were timed.",
+        1e-3,
+    ),
+    ("launches_measured", "tally_launches_measured", "Launches that were timed.", 1.0),
+    ("waited_ms", "tally_waited_seconds", "Time that launches waited for a decision.", 1e-3),
+    ("unscheduled", "tally_unscheduled", "Launches that went ahead without a core.", 1.0),
+];
+
 /// The text for a status.
 fn exposition(status: &Value) -> String {
-    let (amounts, levels) = (BTreeMap::new(), BTreeMap::new());
-    let mut all = Collector { registry: Registry::default(), status, amounts, levels };
+    let text = |at: &str| status.pointer(at).and_then(Value::as_str).unwrap_or_default();
+    let common =
+        format!("{},{}", label("gpu", text("/core/gpu")), label("socket", text("/core/socket")));
+    let mut all = Collector { status, common, families: Vec::new() };
     all.core();
     all.policy();
+    all.classes();
     all.clients();
     let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = encode(&mut text, &all.registry);
+    for Family { name, kind, help, samples } in &all.families {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "{name}{{{labels}}} {value}");
+        }
+    }
     text
 }
 
@@ -241,29 +338,78 @@ mod tests {
     #[test]
     fn figures_have_their_units_and_labels_are_escaped() {
         let status = json!({
-            "core": {"version": "0.1.0", "uptime_s": 2.5},
+            "core": {"version": "0.1.0", "uptime_s": 2.5, "gpu": "GPU-1", "socket": "/s/clients/core.sock"},
             "policy": {
                 "name": "a \"b\"\n\\", "digest": "ff", "generation": 7, "disabled": false,
                 "faults": {"trap": 2, "stall": 0}, "counters": {"turns": 3},
                 "swap_pause_us": {"count": 6, "p99": 500_000.0}
             },
-            "clients": [{"id": 1, "name": "train", "class": "best-effort", "gpu_ms": 1500.0}]
+            "totals": {"best-effort": {"launches": 9, "charged_ms": 2500.0, "registered": 3}},
+            "clients": [{"id": 1, "name": "train", "class": "best-effort", "charged_ms": 1500.0}]
         });
         let text = exposition(&status);
-        for line in [
-            "tally_core_uptime_seconds{} 2.5",
-            "tally_policy_generation{} 7.0",
-            "tally_policy_disabled{} 0.0",
-            r#"tally_policy_faults_total{kind="trap"} 2.0"#,
-            r#"tally_policy_counter_total{name="turns"} 3.0"#,
-            "tally_policy_reloads_total{} 6.0",
-            r#"tally_policy_swap_pause_seconds{quantile="0.99"} 0.5"#,
-            r#"tally_client_gpu_seconds_total{client="1",name="train",class="best-effort"} 1.5"#,
+        let common = r#"gpu="GPU-1",socket="/s/clients/core.sock""#;
+        for (name, labels, value) in [
+            ("tally_core_uptime_seconds", "", "2.5"),
+            ("tally_policy_generation", "", "7"),
+            ("tally_policy_disabled", "", "0"),
+            ("tally_policy_faults_total", r#",kind="trap""#, "2"),
+            ("tally_policy_counter_total", r#",name="turns""#, "3"),
+            ("tally_policy_reloads_total", "", "6"),
+            ("tally_policy_swap_pause_seconds", r#",quantile="0.99""#, "0.5"),
+            ("tally_gpu_charged_seconds_total", r#",class="best-effort""#, "2.5"),
+            ("tally_clients_registered_total", r#",class="best-effort""#, "3"),
+            (
+                "tally_client_gpu_charged_seconds_total",
+                r#",client="1",name="train",class="best-effort""#,
+                "1.5",
+            ),
         ] {
+            let line = format!("{name}{{{common}{labels}}} {value}");
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         assert!(text.contains(r#"name="a \"b\"\n\\",digest="ff""#), "{text}");
         assert!(!text.contains("tally_log_recording"), "nothing is made up: {text}");
-        assert!(text.ends_with("# EOF\n"), "{text}");
+        assert!(!text.contains("# EOF"), "0.0.4 has no such line");
+        parsed(&text);
+    }
+
+    /// Series of a text, read as node_exporter's textfile collector does (format 0.0.4): each family once,
+    /// HELP and TYPE before its samples and under their very name, each series once.
+    fn parsed(text: &str) -> Vec<String> {
+        let (mut family, mut families, mut series) = ("", Vec::new(), Vec::new());
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                family = help.split(' ').next().unwrap();
+                assert!(!families.contains(&family), "{family} twice");
+                families.push(family);
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').unwrap();
+                assert_eq!(name, family);
+                assert_eq!(kind, if name.ends_with("_total") { "counter" } else { "gauge" });
+            } else {
+                let (name, value) = line.rsplit_once(' ').unwrap();
+                assert_eq!(name.split('{').next().unwrap(), family);
+                value.parse::<f64>().unwrap();
+                assert!(!series.contains(&name.to_owned()), "{name} twice");
+                series.push(name.to_owned());
+            }
+        }
+        series
+    }
+
+    #[test]
+    fn files_of_two_cores_have_no_series_in_common() {
+        let of = |socket: &str| {
+            let mut status = json!({
+                "core": {"version": "0.1.0", "uptime_s": 2.5, "gpu": "", "socket": socket},
+                "policy": {"name": "p", "generation": 1},
+                "totals": {"high": {"launches": 1}},
+            });
+            status["clients"] = json!([{"id": 1, "name": "a", "class": "high", "launches": 1}]);
+            parsed(&exposition(&status))
+        };
+        let (first, second) = (of("/a/clients/core.sock"), of("/b/clients/core.sock"));
+        assert!(first.len() > 5 && first.iter().all(|series| !second.contains(series)));
     }
 }

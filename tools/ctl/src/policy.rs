@@ -14,14 +14,14 @@ pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::cli::PolicyCommand;
 use crate::error::CtlError;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use tally_admin::Request;
 
 /// The contract, as this program knows it.
 pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
-/// `--limits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsArg {
     /// As in the core.
@@ -46,14 +46,16 @@ impl LimitsArg {
 fn config(path: Option<&Path>) -> Result<String, CtlError> {
     path.map_or(Ok(String::new()), |path| {
         std::fs::read_to_string(path)
-            .map_err(|e| CtlError::Usage(format!("--config {}: {e}", path.display())))
+            .map_err(|e| CtlError::Failed(format!("--config {}: {e}", path.display())))
     })
 }
 
 #[cfg(not(feature = "wasm"))]
 fn without_wasm(file: &Path) -> CtlError {
     let file = file.display();
-    CtlError::Usage(format!("{file}: this tallyctl was built without WebAssembly (feature `wasm`)"))
+    CtlError::Failed(format!(
+        "{file}: this tallyctl was built without WebAssembly (feature `wasm`)"
+    ))
 }
 
 /// As the core is told what a file is called, which is for people: it may run in another folder.
@@ -75,18 +77,18 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
         PolicyCommand::Sign(args) => return sign::sign(&args),
         PolicyCommand::Verify(args) => return sign::verify(&args),
         PolicyCommand::Show { json: true } => {
-            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&Request::PolicyShow {})?;
             writeln!(out, "{policy:#}")?;
         }
         PolicyCommand::Show { json: false } => {
-            let policy = core()?.ask(&json!({"cmd": "policy_show"}))?;
+            let policy = core()?.ask(&Request::PolicyShow {})?;
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
             let files = policy_files("", &file, config.as_deref())?;
             let config = config.as_deref().map(absolute);
-            let request = json!({"cmd": "policy_load", "path": absolute(&file), "config": config});
-            active(&mut out, &core()?.ask_about(request, &files)?)?;
+            let request = Request::PolicyLoad { path: absolute(&file), config };
+            active(&mut out, &core()?.ask_about(&request, &files)?)?;
         }
         PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
         PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
@@ -109,5 +111,5 @@ fn active(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
 
 /// Ask the core to stop.
 pub fn stop(socket: &AdminSocket) -> Result<(), CtlError> {
-    Core::connect(socket)?.ask(&json!({"cmd": "stop"})).map(drop)
+    Core::connect(socket)?.ask(&Request::Stop {}).map(drop)
 }

@@ -3,10 +3,11 @@
 use crate::admin::{AdminSocket, Core};
 use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
-use crate::status::{Paint, count, list, number, print, short, text, three};
+use crate::status::{Paint, count, kernel_us, list, print, short, text, three};
 use crate::table::{Align, table};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::{IsTerminal, Write};
+use tally_admin::Request;
 
 /// Show or clear.
 pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlError> {
@@ -14,7 +15,7 @@ pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlErro
     let mut out = std::io::stdout().lock();
     match command {
         ProfilesCommand::Show { json, kernels } => {
-            let known = core.ask(&json!({"cmd": "profiles_show", "kernels": kernels}))?;
+            let known = core.ask(&Request::ProfilesShow { kernels: Some(kernels) })?;
             if json {
                 writeln!(out, "{known:#}")?;
             } else {
@@ -23,7 +24,7 @@ pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlErro
             }
         }
         ProfilesCommand::Clear => {
-            let cleared = core.ask(&json!({"cmd": "profiles_clear"}))?;
+            let cleared = core.ask(&Request::ProfilesClear {})?;
             cleared_lines(&mut out, &cleared)?;
         }
     }
@@ -58,6 +59,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
         ("FORM", Left),
         ("GRID", Left),
         ("BLOCK", Left),
+        ("IMAGE", Left),
         ("KERNEL", Left),
         ("CUT", Left),
     ];
@@ -67,7 +69,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
 
 /// A kernel, and below it a row for each form other than whole.
 fn rows(kernel: &Value) -> Vec<Vec<String>> {
-    let us = |v: &Value, at: &str| format!("{:.1}", number(v, at));
+    let us = kernel_us;
     let nothing = String::new;
     let whole = vec![
         count(kernel, "/measured"),
@@ -77,6 +79,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
         "whole".into(),
         three(&kernel["grid"]),
         three(&kernel["block"]),
+        kernel["image"].as_str().unwrap_or_default().to_owned(),
         short(text(kernel, "/name")),
         text(kernel, "/cut").to_owned(),
     ];
@@ -93,6 +96,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
             nothing(),
             turnaround.unwrap_or_default(),
             form,
+            nothing(),
             nothing(),
             nothing(),
             nothing(),
@@ -120,6 +124,7 @@ fn cleared_lines(out: &mut impl Write, cleared: &Value) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn shown(known: &Value) -> String {
         let mut out = Vec::new();

@@ -6,18 +6,18 @@ use crate::log::absolute;
 use crate::status::{count, list, number, short, text};
 use crate::table::{Align, table};
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
+use tally_admin::RecordRequest;
 
-/// `shadow`.
 #[derive(Debug, Subcommand)]
 pub enum ShadowCommand {
     /// Let a policy see what the active one sees; its answers are compared, never used.
     Start {
-        /// The component.
+        /// The policy component, a `.wasm` file
         file: PathBuf,
-        /// Its configuration.
+        /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// How much of one CPU it may use, percent; decisions beyond that are left out.
@@ -34,23 +34,23 @@ pub enum ShadowCommand {
     Stop,
 }
 
-/// Do it.
 pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();
     match command {
         ShadowCommand::Start { file, config, cpu_percent } => {
             let files = policy_files("", &file, config.as_deref())?;
-            let request = json!({
-                "cmd": "shadow_start", "path": absolute(&file),
-                "config": config.as_deref().map(absolute), "cpu_percent": cpu_percent,
-            });
-            let status = core.ask_about(request, &files)?;
+            let request = RecordRequest::ShadowStart {
+                path: absolute(&file),
+                config: config.as_deref().map(absolute),
+                cpu_percent: Some(cpu_percent),
+            };
+            let status = core.ask_about(&request, &files)?;
             let digest = text(&status, "/digest");
             writeln!(out, "{} is the shadow: sha256 {digest}", text(&status, "/name"))?;
         }
         ShadowCommand::Status { json } => {
-            let status = core.ask(&json!({"cmd": "shadow_status"}))?;
+            let status = core.ask(&RecordRequest::ShadowStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
             } else if status.is_null() {
@@ -59,7 +59,7 @@ pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError>
                 show(&mut out, &status)?;
             }
         }
-        ShadowCommand::Stop => show(&mut out, &core.ask(&json!({"cmd": "shadow_stop"}))?)?,
+        ShadowCommand::Stop => show(&mut out, &core.ask(&RecordRequest::ShadowStop {})?)?,
     }
     Ok(())
 }

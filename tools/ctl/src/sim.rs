@@ -18,7 +18,6 @@ const IDLE_GAP_NS: u64 = 100_000;
 /// Longest window, and longest warm-up.
 const SECONDS_MAX: f64 = 3_600.0;
 
-/// `sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
@@ -39,7 +38,7 @@ pub struct SimArgs {
     /// the component's, compiled natively), or `none` for no scheduling at all.
     #[arg(long, value_name = "FILE", default_value = "built-in")]
     pub policy: String,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub policy_config: Option<PathBuf>,
     /// A capability that the policy has been granted; may be given several times.
@@ -64,7 +63,7 @@ pub struct SimArgs {
     /// Default: the core's.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// A figure of the modelled machine (docs/simulate.md) is another; may be given several
+    /// A figure of the modelled machine (docs/internals.md) is another; may be given several
     /// times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
@@ -93,7 +92,6 @@ pub struct SimArgs {
     pub since: String,
 }
 
-/// `--residency`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ResidencyArg {
     /// One process at a time.
@@ -109,7 +107,7 @@ pub enum TransformableArg {
     None,
     /// All but those of closed libraries.
     Open,
-    /// All.
+    /// Transform all kernels, closed libraries included
     All,
 }
 
@@ -141,8 +139,9 @@ impl Policies {
                 let why = format!("--policy-config {}: {name} has none", path.display());
                 return Err(CtlError::Usage(why));
             }
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|e| CtlError::Usage(format!("--policy-config {}: {e}", path.display())))?,
+            Some(path) => std::fs::read_to_string(path).map_err(|e| {
+                CtlError::Failed(format!("--policy-config {}: {e}", path.display()))
+            })?,
             None => String::new(),
         };
         Ok(Policies {
@@ -190,7 +189,7 @@ impl Policies {
     fn load_wasm(&self, file: &str, config: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
         let loaded = host.load_file(Path::new(file), config);
-        let policy = loaded.map_err(|e| CtlError::Refused { message: format!("--policy: {e}") })?;
+        let policy = loaded.map_err(|e| CtlError::Failed(format!("--policy: {e}")))?;
         Ok(Box::new(policy))
     }
 
@@ -217,7 +216,7 @@ fn wasm_host(
         .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
     tally_wasm_host::PolicyHost::new(limits)
         .map(|host| host.granting(granted))
-        .map_err(|e| CtlError::Refused { message: e.to_string() })
+        .map_err(|e| CtlError::Failed(e.to_string()))
 }
 
 fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
@@ -235,10 +234,9 @@ fn warm_up(seconds: f64) -> Result<f64, CtlError> {
 }
 
 pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
-    Trace::open(name).map_err(|e| CtlError::Usage(format!("--{option}: {e}")))
+    Trace::open(name).map_err(|e| CtlError::Failed(format!("--{option}: {e}")))
 }
 
-/// Simulate.
 pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let seconds = positive("seconds", args.seconds, SECONDS_MAX)?;
     let load = positive("load", args.load, 100.0)?;
@@ -284,7 +282,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     };
     let (high, low) = (trace("hp", hp)?, trace("be", be)?);
     let arrivals = match &args.arrivals {
-        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Usage(format!("--{e}")))?,
+        Some(path) => Arrivals::open(path).map_err(|e| CtlError::Failed(format!("--{e}")))?,
         None => Arrivals::Poisson { load },
     };
     let policy = policies.load()?;
@@ -351,6 +349,6 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
         r.context_changes,
         r.launches as f64 / took_s
     )?;
-    writeln!(out, "A model, not a measurement: docs/simulate.md says how far off it is.")?;
+    writeln!(out, "A model, not a measurement: docs/internals.md says how far off it is.")?;
     Ok(())
 }

@@ -10,30 +10,48 @@ use crate::table::{Align, table};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
+use tally_admin::Request;
 
 /// Longest name shown in a table.
 const NAME_CHARS_MAX: usize = 48;
 
-/// Show it once, or again and again.
+/// Show it once, or again and again: also while the core is started anew.
 pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
-    let mut core = Core::connect(socket)?;
+    let mut core = Some(Core::connect(socket)?);
     let mut out = std::io::stdout().lock();
     let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let request = Request::Status { kernels: Some(args.kernels) };
+    let mut has_answered = false;
     loop {
-        let status = core.ask(&json!({"cmd": "status", "kernels": args.kernels}))?;
-        if args.json && args.watch {
-            writeln!(out, "{status}")?;
-        } else if args.json {
-            writeln!(out, "{status:#}")?;
-        } else {
-            let mut text = Vec::new();
-            whole(&mut text, &status, Paint(colour))?;
-            if args.watch && colour {
-                // Home and clear, in one write with the text: no flicker.
-                out.write_all(b"\x1b[H\x1b[2J")?;
+        let answer = match &mut core {
+            Some(core) => core.ask(&request),
+            None => Core::connect(socket).and_then(|new| core.insert(new).ask(&request)),
+        };
+        let mut text = Vec::new();
+        match answer {
+            Ok(status) => {
+                has_answered = true;
+                match (args.json, args.watch) {
+                    (true, true) => writeln!(text, "{status}")?,
+                    (true, false) => writeln!(text, "{status:#}")?,
+                    (false, _) => whole(&mut text, &status, Paint(colour))?,
+                }
             }
-            out.write_all(&text)?;
+            Err(CtlError::NoCore { socket, why }) if args.watch && has_answered => {
+                core = None;
+                let line = format!("no core answers at {} ({why}); trying again", socket.display());
+                match args.json {
+                    true => writeln!(text, "{}", json!({"core": null, "no_core": line}))?,
+                    false => writeln!(text, "{}", Paint(colour).bad(&line))?,
+                }
+            }
+            Err(error) => return Err(error),
         }
+        if args.watch && colour {
+            // Home and clear, in one write with the text: no flicker.
+            out.write_all(b"\x1b[H\x1b[2J")?;
+        }
+        out.write_all(&text)?;
         out.flush()?;
         if !args.watch {
             return Ok(());
@@ -50,7 +68,6 @@ impl Paint {
     fn with(self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
-    /// For headings.
     pub fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
@@ -259,6 +276,25 @@ fn cut_launches(client: &Value) -> String {
     format!("{:.0}", forms.iter().map(|at| number(client, at)).sum::<f64>())
 }
 
+/// Why a client's work does not go on now.
+fn why(client: &Value) -> String {
+    let Some(reason) = client.pointer("/why/reason").and_then(Value::as_str) else {
+        return String::new();
+    };
+    let time = match client.pointer("/why/for_ms").and_then(Value::as_f64) {
+        Some(ms) => format!(" (asked again in {ms:.1} ms)"),
+        None => String::new(),
+    };
+    match reason {
+        "high_priority" => format!("high priority busy{time}"),
+        "policy" => format!("held by the policy{time}"),
+        "window" => "window full".into(),
+        "yielding" => "yielding".into(),
+        "decision" => "no decision yet".into(),
+        other => other.into(),
+    }
+}
+
 fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     let all = list(s, "/clients");
@@ -279,8 +315,9 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),
-            format!("{:.0}", number(c, "/gpu_ms")),
+            format!("{:.0}", number(c, "/charged_ms")),
             if c["governed"].as_bool() == Some(true) { "yes" } else { "no" }.to_owned(),
+            why(c),
         ]
     };
     let header = [
@@ -297,6 +334,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("WAITED ms", Right),
         ("GPU ms", Right),
         ("GOVERNED", Left),
+        ("WHY", Left),
     ];
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
@@ -356,7 +394,7 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
             short(text(c, "/name")),
             text(c, "/class").to_owned(),
             count(c, "/launches"),
-            format!("{:.0}", number(c, "/gpu_ms")),
+            format!("{:.0}", number(c, "/charged_ms")),
             duration(number(c, "/connected_s")),
             text(c, "/reason").to_owned(),
         ]
@@ -375,10 +413,15 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
     print(out, &table(&header, &all.iter().take(5).map(row).collect::<Vec<_>>()), paint)
 }
 
-/// Dimensions.
 pub fn three(v: &Value) -> String {
     let n = |i: usize| v[i].as_u64().unwrap_or(0);
     format!("{}x{}x{}", n(0), n(1), n(2))
+}
+
+/// A kernel's time; an upper bound if it never ran alone.
+pub fn kernel_us(kernel: &Value, at: &str) -> String {
+    let bound = if kernel["contended"] == true { "<= " } else { "" };
+    format!("{bound}{:.1}", number(kernel, at))
 }
 
 fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
@@ -390,11 +433,12 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
     let row = |k: &Value| {
         vec![
             count(k, "/measured"),
-            format!("{:.1}", number(k, "/mean_us")),
-            format!("{:.1}", number(k, "/p99_us")),
+            kernel_us(k, "/mean_us"),
+            kernel_us(k, "/p99_us"),
             three(&k["grid"]),
             three(&k["block"]),
             text(k, "/cut").split(':').next().unwrap_or("?").to_owned(),
+            k["image"].as_str().unwrap_or_default().to_owned(),
             short(text(k, "/name")),
         ]
     };
@@ -405,6 +449,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("GRID", Left),
         ("BLOCK", Left),
         ("CUT", Left),
+        ("IMAGE", Left),
         ("KERNEL", Left),
     ];
     writeln!(out)?;
@@ -421,6 +466,40 @@ mod tests {
         whole(&mut out, &json!({}), Paint(false)).unwrap();
         let shown = String::from_utf8(out).unwrap();
         assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
+    }
+
+    #[test]
+    fn waiting_clients_say_why_and_kernels_of_one_name_are_told_apart() {
+        let client = |id: u32, why: Value| json!({"id": id, "name": format!("c{id}"), "why": why});
+        let kernel = |image: &str, contended: bool| json!({"name": "E_32_32_4", "image": image, "contended": contended, "mean_us": 5.0});
+        let status = json!({
+            "clients": [
+                client(1, json!({"reason": "high_priority", "for_ms": 12.25})),
+                client(2, json!({"reason": "policy", "for_ms": 1.0})),
+                client(3, json!({"reason": "window", "for_ms": null})),
+                client(4, json!({"reason": "yielding"})),
+                client(5, json!({"reason": "decision"})),
+                client(6, Value::Null),
+            ],
+            "kernels": [kernel("00c0ffee", false), kernel("deadbeef", true)],
+        });
+        let mut out = Vec::new();
+        whole(&mut out, &status, Paint(false)).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        for (name, end) in [
+            ("c1", "high priority busy (asked again in 12.2 ms)"),
+            ("c2", "held by the policy (asked again in 1.0 ms)"),
+            ("c3", "window full"),
+            ("c4", "yielding"),
+            ("c5", "no decision yet"),
+            ("c6", "no"),
+        ] {
+            let line = shown.lines().find(|line| line.contains(name)).unwrap();
+            assert!(line.ends_with(end), "{line:?} does not end with {end:?}");
+        }
+        let kernels: Vec<_> = shown.lines().filter(|line| line.contains("E_32_32_4")).collect();
+        assert!(kernels[0].contains(" 5.0") && kernels[0].contains("00c0ffee"), "{kernels:?}");
+        assert!(kernels[1].contains("<= 5.0") && kernels[1].contains("deadbeef"), "{kernels:?}");
     }
 
     #[test]

@@ -1,11 +1,7 @@
-//! Aligned columns.
-
 /// How a column is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
     Left,
-    /// Numbers.
     Right,
 }
 
@@ -29,6 +25,7 @@ pub fn table(header: &[(&str, Align)], rows: &[Vec<String>]) -> Vec<String> {
                 text.push_str("  ");
             }
         }
+        text.truncate(text.trim_end().len());
         text
     };
     std::iter::once(line(header.iter().map(|h| h.0).collect()))

@@ -1,4 +1,4 @@
-//! `docs/simulate.md` says how near the simulator comes to measured pairs: so near it must be.
+//! `docs/results-simulator.md` says how near the simulator comes to measured pairs: so near it must be.
 
 use serde_json::Value;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ fn repository() -> PathBuf {
 
 /// The page's table: pair and mode, then p99 and share, simulated and measured.
 fn table() -> Vec<(String, [f64; 4])> {
-    let page = std::fs::read_to_string(repository().join("docs/simulate.md")).unwrap();
+    let page = std::fs::read_to_string(repository().join("docs/results-simulator.md")).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains(" + "));
     let row = |line: &str| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
@@ -83,7 +83,7 @@ fn the_page_says_what_the_simulator_gives() {
         assert!((found[1] - told[1]).abs() < 0.006 && (found[3] - told[3]).abs() < 0.006, "{name}");
     }
     let (p99, share) = within(&found);
-    let page = std::fs::read_to_string(repository().join("docs/simulate.md")).unwrap();
+    let page = std::fs::read_to_string(repository().join("docs/results-simulator.md")).unwrap();
     // Of a row on the edge the page may say otherwise than a policy that answers a little differently.
     let says = |p99: usize, share: usize| {
         let rows = told.len();

@@ -19,6 +19,14 @@ fn tallyctl(socket: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
+/// The beginning of a shared library for this machine: enough for `tallyctl run`, not for the loader.
+fn library_head() -> Vec<u8> {
+    let mut head = std::fs::read(env!("CARGO_BIN_EXE_tallyctl")).unwrap();
+    head.truncate(64);
+    head[16..18].copy_from_slice(&3_u16.to_le_bytes());
+    head
+}
+
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -71,8 +79,8 @@ fn without_a_core_the_program_starts_within_a_second() {
     let silent = dir.path().join("silent");
     let _listener = UnixListener::bind(&silent).unwrap();
     let library = dir.path().join("preload.so");
-    std::fs::write(&library, "").unwrap();
-    std::fs::write(dir.path().join("libtally_shim.so"), "").unwrap();
+    std::fs::write(&library, library_head()).unwrap();
+    std::fs::write(dir.path().join("libtally_shim.so"), library_head()).unwrap();
     for socket in [silent, dir.path().join("none")] {
         let began = std::time::Instant::now();
         let output = tallyctl(
@@ -95,7 +103,7 @@ fn run_asks_at_the_clients_socket_alone() {
     let listener = UnixListener::bind(&socket).unwrap();
     let library = dir.path().join("preload.so");
     for file in [&library, &dir.path().join("libtally_shim.so")] {
-        std::fs::write(file, "").unwrap();
+        std::fs::write(file, library_head()).unwrap();
     }
     let core = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
@@ -112,6 +120,206 @@ fn run_asks_at_the_clients_socket_alone() {
     let output = tallyctl(&socket, &["status"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("--admin-socket"), "{}", said(&output));
+}
+
+/// Runs in the shell that `sh -c script` is, with `tallyctl` as $0; SIGXFSZ is ignored, so that a file that
+/// grows beyond its limit is an error, as a full disk is.
+fn with_small_files(script: &str) -> Output {
+    let script = format!("trap '' XFSZ; {script}");
+    Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_tallyctl")]).output().unwrap()
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_key_and_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("release");
+    let keygen = format!("\"$0\" policy keygen --out {}", key.display());
+    let output = with_small_files(&format!("ulimit -f 0; exec {keygen}"));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("release"), "{}", said(&output));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is in the way");
+    assert!(with_small_files(&keygen).status.success());
+}
+
+#[test]
+fn metrics_that_cannot_be_written_fail_and_leave_no_part() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("admin")).unwrap();
+    fake_core(&dir.path().join("admin/s"), "{\"ok\":{\"core\":{\"uptime_s\":1.5}}}\n");
+    let (socket, out) = (dir.path().join("clients/s"), dir.path().join("out"));
+    std::fs::create_dir(&out).unwrap();
+    let metrics =
+        format!("\"$0\" --socket {} metrics --out {}/tally.prom", socket.display(), out.display());
+    let output = with_small_files(&format!("ulimit -f 0; exec {metrics}"));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("--out cannot be written to"), "{}", said(&output));
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
+    assert!(with_small_files(&metrics).status.success());
+    assert!(std::fs::read_to_string(out.join("tally.prom")).unwrap().contains("uptime"));
+}
+
+#[test]
+fn a_log_that_is_not_complete_is_a_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("admin")).unwrap();
+    let status = "{\"ok\":{\"file\":\"/x.tallylog\",\"recording\":false,\"records\":246,\"bytes\":0,\"dropped\":0,\
+                  \"ended\":\"its time is over\",\"failed\":\"writing failed: No space left on device\"}}\n";
+    fake_core(&dir.path().join("admin/s"), status);
+    for args in [&["log", "record", "--for", "1s"][..], &["log", "stop"]] {
+        let output = tallyctl(&dir.path().join("clients/s"), args);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(
+            said(&output).contains("not complete: writing failed: No space"),
+            "{}",
+            said(&output)
+        );
+    }
+}
+
+/// Exit codes of `ab start --wait`, one for each end.
+#[test]
+fn the_end_of_an_ab_test_is_an_exit_code() {
+    use tally_ab::{Experiment, Metric, Plan, Report, report::Verdict};
+    let plan = Plan::of(Metric::HpP99);
+    let report = Report::new(&Experiment::new(plan, 0).unwrap(), &Default::default(), 1, false);
+    let ended = |reason: &str| serde_json::json!({"reason": reason, "arm": "B", "message": "", "after_ns": 5});
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("b.wasm");
+    std::fs::write(&policy, "b").unwrap();
+    std::fs::create_dir(dir.path().join("admin")).unwrap();
+    for (i, (reason, verdict, code)) in [
+        ("decided", Verdict::BBetter, 0),
+        ("decided", Verdict::BWorse, 3),
+        ("max_time", Verdict::Undecided, 4),
+        ("guard", Verdict::BBetter, 5),
+        ("policy_failed", Verdict::Undecided, 6),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut report = serde_json::to_value(Report { verdict, ..report.clone() }).unwrap();
+        report["ended"] = ended(reason);
+        let listener = UnixListener::bind(dir.path().join(format!("admin/{i}"))).unwrap();
+        let core = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut asked = BufReader::new(&stream).lines();
+            for answer in [
+                serde_json::json!({"a": "x", "b": "y"}),
+                serde_json::json!({"running": false}),
+                report,
+            ] {
+                asked.next().unwrap().unwrap();
+                writeln!(&stream, "{}", serde_json::json!({"ok": answer})).unwrap();
+            }
+        });
+        let args = ["ab", "start", policy.to_str().unwrap(), "--metric", "hp_p99", "--wait"];
+        let output = tallyctl(&dir.path().join(format!("clients/{i}")), &args);
+        core.join().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{reason}: {}", said(&output));
+    }
+}
+
+#[test]
+fn status_watch_goes_on_while_the_core_is_started_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let admin = dir.path().join("admin");
+    std::fs::create_dir(&admin).unwrap();
+    let socket = admin.join("s");
+    let serve_once = |listener: UnixListener, version: &'static str| {
+        let (stream, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        writeln!(&stream, "{{\"ok\":{{\"core\":{{\"version\":\"{version}\"}}}}}}").unwrap();
+    };
+    let listener = UnixListener::bind(&socket).unwrap();
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_tallyctl"))
+        .arg("--socket")
+        .arg(dir.path().join("clients/s"))
+        .args(["status", "--watch"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+    serve_once(listener, "first");
+    assert!(lines.any(|line| line.contains("first")));
+    std::fs::remove_file(&socket).unwrap();
+    assert!(lines.any(|line| line.contains("no core answers at")));
+    serve_once(UnixListener::bind(&socket).unwrap(), "second");
+    assert!(lines.any(|line| line.contains("second")));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+/// Whoever may not open the socket is not told to start a core.
+#[test]
+fn a_socket_that_may_not_be_opened_is_not_a_core_that_does_not_answer() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    for folder in ["admin", "clients"] {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    let (admin, clients) = (dir.path().join("admin/s"), dir.path().join("clients/s"));
+    let _listeners = [&admin, &clients].map(|path| {
+        let listener = UnixListener::bind(path).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
+        listener
+    });
+    let program = dir.path().join("tallyctl");
+    std::fs::copy(env!("CARGO_BIN_EXE_tallyctl"), &program).unwrap();
+    let mut status = Command::new(program);
+    status.arg("--socket").arg(&clients).arg("status");
+    // Root may open everything.
+    if rustix::process::geteuid().is_root() {
+        status.uid(65_534);
+    }
+    let output = status.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let said = said(&output);
+    assert!(said.contains("may not be opened by this user"), "{said}");
+    assert!(!said.contains("no core answers") && !said.contains("--no-check"), "{said}");
+}
+
+#[test]
+fn a_library_that_cannot_be_preloaded_and_a_refused_priority_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, library) = (dir.path().join("s"), dir.path().join("preload.so"));
+    let shim = dir.path().join("libtally_shim.so");
+    let run = |priority: &str| {
+        let args =
+            ["run", "--priority", priority, "--preload", library.to_str().unwrap(), "--", "true"];
+        said(&tallyctl(&socket, &args))
+    };
+    std::fs::write(&library, library_head()).unwrap();
+    std::fs::write(&shim, "text").unwrap();
+    assert!(run("high").contains("libtally_shim.so is not a shared library for this machine"));
+    std::fs::write(&shim, library_head()).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let asked = wire::receive(stream.as_fd()).unwrap().0;
+            let mut answer = vec![wire::PING];
+            if asked == [wire::PING, wire::PING_HIGH] {
+                answer.extend(b"user 9 may not");
+            }
+            wire::send(stream.as_fd(), &answer, &[]).unwrap();
+        }
+    });
+    let said = run("high");
+    assert!(said.contains("true runs as best-effort") && said.contains("user 9 may not"), "{said}");
+    assert!(!run("best-effort").contains("user 9"));
+}
+
+#[test]
+fn completions_are_printed_for_each_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = tallyctl(Path::new("/nowhere"), &["completions", shell]);
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && script.contains("tallyctl"), "{shell}");
+        assert!(script.contains("replace-active") && script.contains("profiles"), "{shell}");
+    }
+    assert_eq!(tallyctl(Path::new("/nowhere"), &["completions", "tcsh"]).status.code(), Some(2));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use tally_engine::policy::{
-    self, ClientId, Command, Decision, FaultKind, KernelId, Launch, launch_state,
+    self, Class, ClientId, Command, Decision, Event, FaultKind, KernelId, Launch, NEVER, launch_state,
 };
 
 /// Names of the kinds of answers, in the order of [`Comparison::matrix`].
@@ -86,6 +86,65 @@ pub fn commands(list: &[Command]) -> String {
     }
 }
 
+/// A time in the unit that suits it.
+fn time(ns: u64) -> String {
+    match ns {
+        0..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+/// A launch for people, in one line.
+pub fn launch(name: &str, l: &Launch) -> String {
+    let mut text = format!(
+        "launch of {name} by client {}, {} blocks of {} threads",
+        l.client, l.grid_blocks, l.block_threads
+    );
+    let mut and = |words: String| {
+        text.push_str(", ");
+        text.push_str(&words);
+    };
+    if l.class == Class::High {
+        and("high priority".into());
+    }
+    match l.predicted_ns {
+        0 => and("never measured".into()),
+        ns => and(format!("predicted {}", time(ns))),
+    }
+    and(format!("waited {}", time(l.waited_ns)));
+    if l.in_flight_ns > 0 {
+        and(format!("{} in flight", time(l.in_flight_ns)));
+    }
+    match l.high_idle_ns {
+        _ if l.state & launch_state::HIGH_ACTIVE != 0 => and("high priority active".into()),
+        NEVER => and("no high priority so far".into()),
+        ns => and(format!("high priority idle for {}", time(ns))),
+    }
+    if l.state & launch_state::OFFERED_AGAIN != 0 {
+        and("held before".into());
+    }
+    text
+}
+
+/// An event for people, in one line.
+pub fn event(event: &Event) -> String {
+    match event {
+        Event::Joined(c) => format!("client {} ({}) joined", c.id, beginning(&c.name, 64)),
+        Event::Left(id) => format!("client {id} left"),
+        Event::HighStarted => "high priority became active".into(),
+        Event::HighEnded => "high priority became idle".into(),
+        Event::Completed(done) => format!(
+            "kernel {} of client {} ended, predicted {}",
+            done.kernel,
+            done.client,
+            time(done.predicted_ns)
+        ),
+        Event::Timer(token) => format!("timer {token} fired"),
+    }
+}
+
 /// A place where they part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Parting {
@@ -93,7 +152,7 @@ pub struct Parting {
     pub record: u64,
     /// The core's clock.
     pub now_ns: u64,
-    /// What was called, with its input.
+    /// What was called, with its input, in words.
     pub call: String,
     /// What the log has.
     pub recorded: String,
@@ -217,7 +276,7 @@ impl Comparison {
             self.part(|| Parting {
                 record,
                 now_ns: launch.now_ns,
-                call: format!("decide {name}: {launch:?}"),
+                call: self::launch(name, launch),
                 recorded: format!("{}; {}", shown(&recorded.outcome), commands(&recorded.commands)),
                 other: format!("{}; {}", shown(&other.outcome), commands(&other.commands)),
             });

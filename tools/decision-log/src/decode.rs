@@ -263,7 +263,7 @@ impl<'a> Bytes<'a> {
             form: self.form()?,
             argument: self.u32()?,
             predicted_ns: self.u64()?,
-            measured_ns: self.u64()?,
+            measured_ns: Some(self.u64()?).filter(|ns| *ns > 0),
             charged_ns: self.u64()?,
         })
     }

@@ -4,7 +4,7 @@
 //! instance is made wherever the log's begins, and is told of the clients connected
 //! unless the log does that itself.
 
-use crate::compare::Comparison;
+use crate::compare::{self, Comparison};
 use crate::record::{About, Answer, Begin, Outcome, Record, timed};
 use crate::world::{self, Contradiction};
 use std::fmt::Write;
@@ -63,6 +63,11 @@ pub struct Parts {
     pub timed_faults: u64,
     /// Replayed decisions and events in parts that began with a policy's start.
     pub exact_calls: u64,
+    /// Calls answered otherwise although the log has all that its policy knew: in parts that begin
+    /// with its start, or with what it knew.
+    pub differ_known: u64,
+    /// Calls answered otherwise in other parts, where what the log's policy remembered is not known.
+    pub differ_unknown: u64,
 }
 
 /// See the module's documentation.
@@ -179,7 +184,7 @@ impl<'a> Player<'a> {
                 let name = self.about.name.clone();
                 let call = || format!("start of {name}");
                 let equal = self.comparison.told(self.record, 0, call, &recorded, &other);
-                return Ok(Fed::Called { equal });
+                return Ok(self.called(equal));
             }
             Record::Decide { launch, answer } => {
                 if !may_decide {
@@ -196,8 +201,9 @@ impl<'a> Player<'a> {
                 let name = known.map_or("?", |p| &p.key.name);
                 let comparison = &mut self.comparison;
                 let equal = comparison.decided(self.record, launch, name, answer, &other);
+                let called = self.called(equal);
                 self.note_fault(&answer.outcome);
-                return Ok(Fed::Called { equal });
+                return Ok(called);
             }
             Record::Event { now_ns, event, answer } => {
                 let joining = match event {
@@ -215,10 +221,11 @@ impl<'a> Player<'a> {
                 };
                 let other = self.answer(result);
                 self.parts.exact_calls += u64::from(self.exact);
-                let call = || format!("{event:?}");
+                let call = || compare::event(event);
                 let equal = self.comparison.told(self.record, *now_ns, call, answer, &other);
+                let called = self.called(equal);
                 self.note_fault(&answer.outcome);
-                return Ok(Fed::Called { equal });
+                return Ok(called);
             }
             Record::Fault { now_ns, kind, message } => {
                 // What the log's policy did wrong is not another's fault.
@@ -236,6 +243,13 @@ impl<'a> Player<'a> {
             | Record::End { .. } => {}
         }
         Ok(Fed::Noted)
+    }
+
+    fn called(&mut self, equal: bool) -> Fed {
+        let is_known = self.exact || self.saved;
+        self.parts.differ_known += u64::from(!equal && is_known);
+        self.parts.differ_unknown += u64::from(!equal && !is_known);
+        Fed::Called { equal }
     }
 
     fn not_compared(&mut self) -> Fed {
@@ -307,7 +321,7 @@ impl<'a> Player<'a> {
 
     /// The other policy was disabled after too many faults: its last one.
     pub fn disabled(&self) -> Option<String> {
-        self.comparison.faults.get(crate::compare::fault_name(FaultKind::Disabled))?;
+        self.comparison.faults.get(compare::fault_name(FaultKind::Disabled))?;
         let mut why = String::from("disabled after too many faults");
         if let Some(last) = &self.comparison.last_fault {
             let _ = write!(why, "; the last: {last}");

@@ -1,8 +1,35 @@
 //! What a log consists of, and how each record is written as bytes.
 //!
-//! Little-endian, fixed sizes, lists and texts with their length before them; the
-//! tables are in `docs/decision-log.md`. The encoders write into a buffer that is kept,
-//! so that none of them allocates once it is large enough.
+//! ```text
+//! "TALLYLOG"  version u32  length u32  crc32 u32  header
+//! length u32  crc32 u32  record                            as often as there are records
+//! ```
+//!
+//! Numbers are little-endian; `crc32` is IEEE's, over the header or the record. A text or list is its
+//! length (u32) and its content. The header is JSON: `contract`, `core`, `started_unix_s`, `limits`,
+//! `capabilities`. The first byte of a record is its kind:
+//!
+//! | kind | record | content |
+//! | ---: | --- | --- |
+//! | 1 | policy activated | generation u64; texts name, SHA-256, path, configuration; reasons: number u8, text; 0, or 1 and the state that it restored or saved: format text, version u32, data |
+//! | 2 | base | how the GPU is shared (u8: 0 all at once, 1 in turns); forget the world; a description of it follows, up to 7 |
+//! | 3 | kernel | id u32 (the lower 16 bits are its place in the core's table), image u64, grid 3 x u32, block 3 x u32, name |
+//! | 4 | profile | id u32; count, mean, median, p99, recent u64; transformation u8 with its detail; forms: kind u8, argument u32, count, mean, median, p99, recent, turnaround u64 |
+//! | 5 | client | id u32, class u8, name, labels |
+//! | 6 | client left | id u32 |
+//! | 7 | begin | 0 with the policy's start, 1 in mid-run, 2 after a gap, 3 in mid-run with saved state; records lost u64; subscriptions u8 |
+//! | 8 | start | commands of `init` |
+//! | 9 | decide | the values of `launch`; outcome, with the reason u8; commands |
+//! | 10 | event | now u64; event; outcome; commands |
+//! | 11 | completion | now u64; one that the policy did not ask for |
+//! | 12 | end | reason; records dropped in all u64 |
+//! | 13 | fault | now u64; the fault that the engine found with the policy |
+//! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64: before a call of a policy that reads it |
+//!
+//! A profile is written before the call that could see its change. An outcome of 0x10 and more is a fault.
+//! A log without an end is good up to its last whole record.
+//!
+//! The encoders write into a buffer that is kept, so that none of them allocates once it is large enough.
 
 use tally_engine::policy::{
     self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind,
@@ -533,7 +560,7 @@ impl Encoder<'_> {
         self.form(done.form);
         self.u32(done.argument);
         self.u64(done.predicted_ns);
-        self.u64(done.measured_ns);
+        self.u64(done.measured_ns.unwrap_or(0));
         self.u64(done.charged_ns);
     }
 

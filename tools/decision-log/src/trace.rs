@@ -175,7 +175,7 @@ mod tests {
     use tally_engine::policy::{Class, ClientInfo};
 
     fn done(client: ClientId, kernel: KernelId, predicted_ns: u64, charged_ns: u64) -> Completion {
-        let (form, argument, measured_ns) = (Form::Whole, 0, 0);
+        let (form, argument, measured_ns) = (Form::Whole, 0, None);
         Completion { client, kernel, form, argument, predicted_ns, measured_ns, charged_ns }
     }
 

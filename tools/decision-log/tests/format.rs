@@ -107,7 +107,7 @@ fn completion() -> impl Strategy<Value = Completion> {
         form,
         argument: w[2],
         predicted_ns: n[0],
-        measured_ns: n[1],
+        measured_ns: Some(n[1]).filter(|ns| *ns > 0),
         charged_ns: n[2],
     })
 }

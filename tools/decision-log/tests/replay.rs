@@ -252,7 +252,7 @@ fn another_policy_parts_and_where_is_told() {
     assert!(!c.is_equal() && c.decisions > 20 && c.equal < c.decisions, "{c:?}");
     assert!(c.matrix[1][0] > 0, "held by one and run by the other: {:?}", c.matrix);
     assert_eq!(c.matrix.iter().flatten().sum::<u64>(), c.decisions);
-    let first = c.first.iter().find(|p| p.call.starts_with("decide")).unwrap();
+    let first = c.first.iter().find(|p| p.call.starts_with("launch of")).unwrap();
     assert!(first.call.contains("k7") && first.recorded.contains("hold"), "{first:?}");
     assert!(first.other.contains("run"), "{first:?}");
     assert_eq!(c.top_clients(5)[0].0, 1);

@@ -30,7 +30,7 @@
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
-//! `docs/simulate.md` says how far to believe it, against measurements.
+//! `docs/internals.md` says how far to believe it, `docs/results-simulator.md` against which measurements.
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

@@ -577,7 +577,7 @@ fn decisions(engine: &Engine) -> Decisions {
         launches_held: stats.launches_held,
         window_full: stats.window_full,
         waited_ms: ms(stats.waited_ns),
-        gpu_ms: ms(stats.gpu_ns),
+        gpu_ms: ms(stats.charged_ns),
         fallback: stats.fallback,
         yields: stats.yields,
         launches_yielded: stats.launches_yielded,

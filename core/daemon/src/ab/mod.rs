@@ -75,7 +75,6 @@ pub struct Lab {
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The plan.
     #[error("{0}")]
     Plan(String),
     /// A policy cannot take part.
@@ -89,6 +88,16 @@ pub enum LabError {
     Unavailable(String),
 }
 
+/// What is asked to be compared.
+pub struct Arms {
+    /// `None`: the active policy.
+    pub a: Option<(Source, Opened)>,
+    /// The policy that is tried.
+    pub b: (Source, Opened),
+    /// A need not be the active policy: it replaces that, for the test and after it.
+    pub replace_active: bool,
+}
+
 /// What status shows of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExperimentStatus {
@@ -96,15 +105,12 @@ pub struct ExperimentStatus {
     pub running: bool,
     /// What is compared.
     pub metric: &'static str,
-    /// A's policy.
     pub a: String,
-    /// B's policy.
     pub b: String,
     /// The arm active, or to be put active; `null` once it ended.
     pub arm: Option<Arm>,
     /// The block's start is under way, which does not count.
     pub in_washout: bool,
-    /// Finished blocks.
     pub blocks: usize,
     /// Finished pairs that say something.
     pub pairs: usize,
@@ -116,7 +122,6 @@ pub struct ExperimentStatus {
     pub ratio: f64,
     /// Evidence against "no difference"; it is rejected beyond `e_value_needed`.
     pub e_value: f64,
-    /// 1 / alpha.
     pub e_value_needed: f64,
     /// Why it ended: `gated`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
     /// `stopped`, `core_stopping`, `interrupted`, `internal`.
@@ -174,18 +179,15 @@ impl ExperimentStatus {
 /// Begin an experiment between two policies.
 ///
 /// # Errors
-/// If the plan or a policy is refused, or an experiment runs already.
-pub async fn start(
-    plane: &Rc<Plane>,
-    files: [(Source, Opened); 2],
-    plan: Plan,
-) -> Result<Value, LabError> {
+/// If the plan or a policy is refused, A is not the active policy and need be, or an
+/// experiment runs already.
+pub async fn start(plane: &Rc<Plane>, arms: Arms, plan: Plan) -> Result<Value, LabError> {
     plan.check().map_err(|e| LabError::Plan(e.to_string()))?;
     plane.policy.begin_experiment().await.map_err(|e| match e {
         SlotError::Experiment => LabError::Conflict(e.to_string()),
         e => LabError::Unavailable(e.to_string()),
     })?;
-    let begun = begin(plane, files, plan).await;
+    let begun = begin(plane, arms, plan).await;
     if begun.is_err() {
         plane.policy.end_experiment(None);
     }
@@ -194,7 +196,7 @@ pub async fn start(
 
 async fn begin(
     plane: &Rc<Plane>,
-    [a, b]: [(Source, Opened); 2],
+    Arms { a, b, replace_active }: Arms,
     plan: Plan,
 ) -> Result<Value, LabError> {
     let slot = &plane.policy;
@@ -202,8 +204,18 @@ async fn begin(
         let files = plane.read_policy(source, opened).await;
         files.map_err(|why| LabError::Policy(arm, why))
     };
-    let (a, b) = (read(Arm::A, a).await?, read(Arm::B, b).await?);
-    let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
+    let a = match a {
+        None => slot.active_candidate().map_err(LabError::Conflict)?,
+        Some(a) => {
+            let a = read(Arm::A, a).await?;
+            let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
+            if !replace_active {
+                slot.see_that_active(&a).map_err(LabError::Conflict)?;
+            }
+            a
+        }
+    };
+    let b = read(Arm::B, b).await?;
     let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
     // What the active policy has learnt is offered to both, as a reload would.
     let known = slot.save(&plane.control).await.unwrap_or_else(|why| {

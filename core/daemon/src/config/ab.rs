@@ -1,10 +1,9 @@
 //! `[ab]`: A/B tests.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// See `docs/ab.md`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ab {
     /// Keep the last report for the next run of the core.

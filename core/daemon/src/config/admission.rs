@@ -2,12 +2,11 @@
 
 use super::Config;
 use crate::error::CoreError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_ipc::wire;
 
-/// `[socket]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Socket {
     /// Where clients register; none: `tally_ipc::wire::default_socket`.
@@ -46,7 +45,7 @@ impl Socket {
 }
 
 /// `[admission]`. What its quotas are for: [`crate::quota`].
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
     /// Clients served at once; further ones are refused with the reason.
@@ -76,16 +75,14 @@ impl Default for Admission {
     }
 }
 
-/// `[high_priority]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HighPriority {
     /// Users that may be high priority; none: the core's own and root.
     pub uids: Option<Vec<u32>>,
 }
 
-/// `[admin]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
     /// The admin socket; none: `X/admin/NAME` where clients register at `X/clients/NAME`.

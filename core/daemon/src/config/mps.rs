@@ -1,6 +1,4 @@
-//! `[sharing mode.mps]`.
-
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +6,7 @@ use std::time::Duration;
 pub const REFRESH_MS_MAX: u64 = 3_600_000;
 
 /// See the module's documentation.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mps {
     /// With mode `mps`: start, watch and stop a private daemon, unless one

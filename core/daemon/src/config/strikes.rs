@@ -1,10 +1,10 @@
 //! `[policy.strikes]`: what becomes of a policy that fails.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What takes the place of a policy that was disabled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
     /// The last one before it that was not disabled.
@@ -15,7 +15,7 @@ pub enum Restore {
 
 /// `[policy.strikes]`. How many faults disable a policy, and when they are
 /// forgotten, is `faults_max` and `faults_forgotten_after_s` of `[policy.limits]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strikes {
     /// What takes its place.

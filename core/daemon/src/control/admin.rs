@@ -10,27 +10,26 @@
 //! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the active policy | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
-//! | `{"cmd":"ab_start","a":SOURCE,"b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
+//! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |
 //! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
-//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s.
+//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which `tallyctl` uses as well.
 
 use super::Plane;
 use super::journal::Kind;
 use crate::files::Descriptors;
 use crate::peer::Peer;
 use crate::policy_slot::{SlotError, Source};
-use crate::record::admin::RecordRequest;
 use rustix::fd::{AsFd, OwnedFd};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
+pub use tally_admin::Code;
+use tally_admin::{Answer, RecordRequest, Refusal, Request};
 use tally_ipc::admin::{Incoming, LINE_BYTES_MAX, Requests};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -42,58 +41,8 @@ const STRANGERS_PAUSE: Duration = Duration::from_millis(50);
 /// A peer that does not read its answer is given up on.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Deserialize)]
-#[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
-enum Request {
-    Status {
-        #[serde(default)]
-        kernels: Option<usize>,
-    },
-    PolicyShow {},
-    PolicyLoad {
-        path: PathBuf,
-        #[serde(default)]
-        config: Option<PathBuf>,
-    },
-    PolicyHistory {},
-    PolicyRollback {
-        #[serde(default)]
-        to: Option<u64>,
-    },
-    ProfilesShow {
-        #[serde(default)]
-        kernels: Option<usize>,
-    },
-    ProfilesClear {},
-    AbStart {
-        a: Source,
-        b: Source,
-        plan: tally_ab::Plan,
-    },
-    AbStatus {},
-    AbReport {},
-    AbStop {},
-    Stop {},
-}
-
-/// What went wrong, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Code {
-    /// Not a request of this protocol.
-    BadRequest,
-    /// The peer's user may not do this.
-    Denied,
-    /// The policy could not be loaded; the old one stays active.
-    PolicyRefused,
-    /// Not while an A/B test runs, or none runs; or another request came before.
-    Conflict,
-    /// The core cannot answer now.
-    Unavailable,
-}
-
 pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
-    json!({"error": {"code": code, "message": message.to_string()}})
+    json!(Answer::<()>::Error(Refusal { code, message: message.to_string() }))
 }
 
 fn slot_error(why: &SlotError) -> Value {
@@ -136,7 +85,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
 }
 
 /// The next request; `None` at the end of the connection.
-async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
+pub(super) async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
     loop {
         if let Some(request) = requests.take() {
             return Some(request);
@@ -187,7 +136,12 @@ fn is_about_recording(request: &Value) -> bool {
     name.starts_with("log_") || name.starts_with("shadow_")
 }
 
-async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) -> Value {
+pub(super) async fn answer(
+    plane: &Rc<Plane>,
+    line: &[u8],
+    fds: Vec<OwnedFd>,
+    peer: &Peer,
+) -> Value {
     let (uid, may_change) = (peer.uid, plane.may_change(peer));
     let denied = |what: &str| {
         let message = match peer.foreign {
@@ -231,7 +185,8 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
         Request::AbStart { a, b, .. } if may_change => {
             let mut take =
                 |prefix, source: &Source| Ok((source.clone(), files.policy(prefix, source)?));
-            take("a.", a).and_then(|a| Ok(vec![a, take("b.", b)?]))
+            let a = a.as_ref().map(|a| take("a.", a)).transpose();
+            a.and_then(|a| Ok(a.into_iter().chain([take("b.", b)?]).collect()))
         }
         Request::PolicyLoad { .. } | Request::AbStart { .. } => {
             drop(std::mem::take(&mut files));
@@ -273,12 +228,12 @@ async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<OwnedFd>, peer: &Peer) 
         Request::AbStart { .. } | Request::AbStop {} if !may_change => {
             denied("start or stop an A/B test")
         }
-        Request::AbStart { a, b, plan } => {
-            tracing::info!(uid, a = %a.file.display(), b = %b.file.display(), "asked for an A/B test");
-            let (Some(a), Some(b)) = (opened.next(), opened.next()) else {
-                return bad(&"no files");
-            };
-            crate::ab::answer(crate::ab::start(plane, [a, b], plan).await)
+        Request::AbStart { a, b, plan, replace_active } => {
+            let a = a.map_or_else(|| "the active policy".into(), |a| a.file.display().to_string());
+            tracing::info!(uid, a, b = %b.file.display(), replace_active, "asked for an A/B test");
+            let Some(b) = opened.next_back() else { return bad(&"no files") };
+            let arms = crate::ab::Arms { a: opened.next(), b, replace_active };
+            crate::ab::answer(crate::ab::start(plane, arms, plan).await)
         }
         Request::AbStatus {} => json!({"ok": plane.lab.status()}),
         Request::AbReport {} => crate::ab::answer(plane.lab.report().await),

@@ -2,6 +2,8 @@
 //! decision path: what it wants of the dispatch thread goes through a channel.
 
 pub mod admin;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 pub mod journal;
 pub mod registration;
 pub mod registry;
@@ -38,17 +40,14 @@ const KERNELS_MAX: usize = 1_000;
 
 /// What all connections share.
 pub struct Plane {
-    /// Settings.
     pub config: Config,
     /// Who may what.
     pub rules: Rules,
     /// To the dispatch thread.
     pub control: ControlSender,
-    /// Clients.
     pub registry: RefCell<Registry>,
     /// Programs that are none.
     pub ungoverned: RefCell<Ungoverned>,
-    /// The policy.
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
     pub lab: crate::ab::Lab,
@@ -60,9 +59,7 @@ pub struct Plane {
     pub sharing: RefCell<Option<SharingMode>>,
     /// Somebody asked the core to stop.
     pub stop: Notify,
-    /// For status.
     pub started: Instant,
-    /// For status.
     pub pinned: Option<u32>,
     /// The machine's GPUs.
     pub gpus: Arc<Gpus>,
@@ -118,6 +115,7 @@ impl Plane {
         let ungoverned = self.ungoverned().await;
         let sharing = self.sharing.borrow();
         let Some(sharing) = sharing.as_ref() else { return Err(AskError::Gone) };
+        let totals = self.registry.borrow_mut().totals(&s.clients);
         let registry = self.registry.borrow();
         Ok(Status {
             schema: SCHEMA,
@@ -131,6 +129,7 @@ impl Plane {
                 pin_cpu_asked: self.config.dispatch.pin_cpu,
                 pinned_cpu: self.pinned,
                 parks: s.parks,
+                gpu: s.device.map_or_else(String::new, |device| crate::status::uuid(device.uuid)),
                 socket: self.config.socket.path().display().to_string(),
                 admin_socket: self
                     .config
@@ -147,6 +146,7 @@ impl Plane {
             held_latency: s.held,
             high_priority_busy: s.high_busy,
             clients: registry.clients(&s, sharing.is_mps()),
+            totals,
             departed: registry.departed(),
             ungoverned,
             kernels: s.kernels.into_iter().map(Into::into).collect(),
@@ -243,10 +243,8 @@ const ADMINS_STRANGER: usize = 4;
 /// Registrations of one user at once, before their rate counts.
 const JOINS_BURST: u32 = 64;
 
-/// Which socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
-    /// For registrations.
     Clients,
     /// For admin requests.
     Admin,

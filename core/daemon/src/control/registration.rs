@@ -79,7 +79,11 @@ pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mu
     match frame.as_ref().map(|(payload, _)| payload.first()) {
         Ok(Some(&wire::NOTICE)) => return take_notice(&plane, &peer, frame),
         Ok(Some(&wire::PING)) => {
-            let _ = wire::send(stream.as_fd(), &[wire::PING], &[]);
+            let asks_high =
+                matches!(&frame, Ok((payload, _)) if payload.get(1) == Some(&wire::PING_HIGH));
+            let mut answer = vec![wire::PING];
+            answer.extend(plane.rules.class(peer.uid, asks_high).1.into_bytes());
+            let _ = wire::send(stream.as_fd(), &answer, &[]);
             return;
         }
         _ => {}
@@ -268,11 +272,16 @@ fn errno(error: std::io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
 }
 
+/// How a client left whose process is no more.
+const ENDED: &str = "its process ended";
+/// Longest from a process's sockets being closed until it counts as ended.
+const ENDING_MAX: Duration = Duration::from_millis(500);
+
 /// Wait for the end of a client: its socket, its process, or our own will. A
 /// forked child can keep the socket open after the process is gone.
 async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) -> String {
     // It registered and ended at once.
-    let Some(process) = process else { return "its process ended".into() };
+    let Some(process) = process else { return ENDED.into() };
     let process = watch_readable(process);
     let ended = async {
         match &process {
@@ -280,10 +289,17 @@ async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) ->
             None => std::future::pending().await,
         }
     };
-    tokio::select! {
-        how = socket_end(stream) => how.into(),
-        () = ended => "its process ended".into(),
-        why = cut.wait() => format!("dropped: {why}"),
+    tokio::pin!(ended);
+    let how = tokio::select! {
+        how = socket_end(stream) => how,
+        () = &mut ended => return ENDED.into(),
+        why = cut.wait() => return format!("dropped: {why}"),
+    };
+    // A process that ends closes its sockets before it counts as ended. How it ended (its exit code or
+    // signal) only its parent is told.
+    match tokio::time::timeout(ENDING_MAX, ended).await {
+        Ok(()) => ENDED.into(),
+        Err(_) => how.into(),
     }
 }
 
@@ -298,7 +314,7 @@ async fn socket_end(stream: &UnixStream) -> &'static str {
             return "its socket failed";
         }
         match stream.try_read(&mut [0u8; 1]) {
-            Ok(0) => return "it closed its socket",
+            Ok(0) => return "it closed its socket while its process runs on",
             Ok(_) => return "dropped: it sent something after registering",
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => return "its socket failed",

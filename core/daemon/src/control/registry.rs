@@ -1,7 +1,7 @@
 //! Who is connected, and who was.
 
 use crate::dispatch::snapshot::{ClientNumbers, Snapshot};
-use crate::status::{ClientStatus, Departed, Identity};
+use crate::status::{ClientStatus, Departed, Identity, Totals};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
@@ -19,7 +19,6 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// End it.
     pub fn now(&self, why: &'static str) {
         self.why.set(why);
         self.notify.notify_one();
@@ -35,12 +34,13 @@ impl Cut {
 /// A connected client.
 #[derive(Debug)]
 pub struct Record {
-    /// Who.
     pub identity: Identity,
-    /// Since when.
     pub since: Instant,
     /// To end its connection.
     pub cut: Rc<Cut>,
+    /// Its figures when they were seen last: what is left of them if it is gone from the dispatch
+    /// thread already, which drops clients that misbehave.
+    seen: Totals,
 }
 
 /// See the module's documentation.
@@ -48,6 +48,8 @@ pub struct Record {
 pub struct Registry {
     clients: BTreeMap<u32, Record>,
     departed: VecDeque<Departed>,
+    /// Of those that left, by class.
+    left: BTreeMap<&'static str, Totals>,
     next_id: u32,
 }
 
@@ -66,7 +68,6 @@ impl Registry {
         self.next_id
     }
 
-    /// It registered.
     pub fn add(&mut self, info: &ClientInfo, pid: u32, uid: u32, class_reason: String) -> Rc<Cut> {
         let cut = Rc::new(Cut::default());
         let identity = Identity {
@@ -78,14 +79,24 @@ impl Registry {
             class: class_name(info.class),
             class_reason,
         };
-        self.clients.insert(info.id, Record { identity, since: Instant::now(), cut: cut.clone() });
+        self.clients.insert(
+            info.id,
+            Record {
+                identity,
+                since: Instant::now(),
+                cut: cut.clone(),
+                seen: Totals { registered: 1, connected: 1, ..Totals::default() },
+            },
+        );
         cut
     }
 
-    /// It left.
     pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);
+        let class = record.identity.class;
+        let last = numbers.map_or(record.seen, |n| Totals::of(class, n));
+        self.left.entry(class).or_default().add(Totals { connected: 0, ..last });
         let connected_s = record.since.elapsed().as_secs_f64();
         self.departed.push_front(Departed::new(record.identity, connected_s, reason, numbers));
     }
@@ -119,6 +130,21 @@ impl Registry {
             Some(ClientStatus { reason: text(n.state.reason), ..status })
         };
         s.clients.iter().filter_map(with).collect()
+    }
+
+    /// Sums by class. `numbers` may know of clients that left since, and not of others that are
+    /// leaving now.
+    pub fn totals(&mut self, numbers: &[ClientNumbers]) -> BTreeMap<&'static str, Totals> {
+        for n in numbers {
+            if let Some(record) = self.clients.get_mut(&n.id) {
+                record.seen = Totals::of(record.identity.class, n);
+            }
+        }
+        let mut all = self.left.clone();
+        for record in self.clients.values() {
+            all.entry(record.identity.class).or_default().add(record.seen);
+        }
+        all
     }
 
     /// Processes of connected clients.

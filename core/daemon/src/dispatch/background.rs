@@ -29,25 +29,19 @@ pub struct Piece {
 pub struct Forgotten {
     /// Kernels whose measurements are gone.
     pub kernels: u32,
-    /// The GPU.
     pub device: Option<Device>,
     pub(super) _cached: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
 }
 
 /// One of them, under way.
 pub enum Background {
-    /// See [`Piece`].
     Collect {
-        /// Gets it.
         done: oneshot::Sender<Piece>,
         /// The next place of the table.
         at: u32,
-        /// So far.
         news: Vec<News>,
     },
-    /// See [`Forgotten`].
     Forget {
-        /// Gets it.
         done: oneshot::Sender<Forgotten>,
         /// The next place of the table.
         at: u32,

@@ -85,7 +85,6 @@ pub struct Oddities {
     pub abandoned: u64,
 }
 
-/// One client.
 pub struct DispatchClient {
     /// As handed over.
     pub link: NewClient,
@@ -93,7 +92,8 @@ pub struct DispatchClient {
     pub touched: bool,
     /// More of its threads may sleep than were woken.
     pub sleeps_on: bool,
-    /// See [`Oddities`].
+    /// The last turn in which it was woken.
+    woken_in: u64,
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
     pub meter: Meter,
@@ -122,7 +122,6 @@ pub struct DispatchClient {
 }
 
 impl DispatchClient {
-    /// Start serving.
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
@@ -134,6 +133,7 @@ impl DispatchClient {
             link,
             touched: false,
             sleeps_on: false,
+            woken_in: 0,
             oddities: Oddities::default(),
             meter,
             stuck_since_ns: None,
@@ -158,7 +158,6 @@ impl DispatchClient {
         }
     }
 
-    /// Its id.
     pub fn id(&self) -> u32 {
         self.link.info.id
     }
@@ -239,14 +238,22 @@ impl DispatchClient {
         wait::change(word, word.load(Relaxed).wrapping_add(1));
     }
 
-    /// Wake its threads after answers, or those that are left from then. True: it may have more.
-    pub fn wake(&mut self) -> bool {
+    /// Whether [`DispatchClient::wake`] has something to do.
+    pub fn is_to_be_woken(&self) -> bool {
+        self.touched || self.sleeps_on
+    }
+
+    /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in it.
+    /// The rest is for later turns.
+    pub fn wake(&mut self, turn: u64) {
+        if std::mem::replace(&mut self.woken_in, turn) == turn {
+            return;
+        }
         let (region, core) = (&self.link.region, &self.link.core);
         self.sleeps_on = match std::mem::take(&mut self.touched) {
             true => wait::wake(region, core),
             false => self.sleeps_on && wait::wake_more(core),
         };
-        self.sleeps_on
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.

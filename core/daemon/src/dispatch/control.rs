@@ -41,27 +41,22 @@ pub struct NewClient {
     pub kernels: Arc<KernelShare>,
 }
 
-/// A request.
 pub enum Control {
     /// Serve this client.
     Join {
-        /// It.
         client: Box<NewClient>,
         /// Told when it is served: it may be welcomed.
         done: oneshot::Sender<()>,
     },
     /// Forget this client.
     Leave {
-        /// Which.
         id: u32,
         /// Gets its last figures and what must be dropped elsewhere.
         done: oneshot::Sender<Option<Left>>,
     },
-    /// Report.
     Status {
         /// At most so many kernels.
         kernels: usize,
-        /// Gets it.
         done: oneshot::Sender<Snapshot>,
     },
     /// Tell what was learnt of kernels since it was told last.
@@ -106,9 +101,7 @@ pub enum Control {
         /// Told when it is in.
         done: oneshot::Sender<()>,
     },
-    /// No longer.
     Untap {
-        /// Which.
         id: u64,
         /// Gets what must be dropped elsewhere.
         done: oneshot::Sender<Removed>,
@@ -146,12 +139,7 @@ impl Retired {
 #[derive(Debug)]
 pub enum Notice {
     /// A client broke the protocol and is no longer served.
-    Misbehaved {
-        /// Which.
-        id: u32,
-        /// How.
-        why: &'static str,
-    },
+    Misbehaved { id: u32, why: &'static str },
     /// The active policy failed too often: the built-in rule serves.
     Disabled {
         /// Which it was.
@@ -210,13 +198,22 @@ impl ControlSender {
         request: impl FnOnce(oneshot::Sender<T>) -> Control,
     ) -> Result<T, AskError> {
         let (done, reply) = oneshot::channel();
-        self.sender.try_send(request(done)).map_err(|error| match error {
+        self.send(request(done))?;
+        reply.await.map_err(|_| AskError::Gone)
+    }
+
+    /// Hand over a request.
+    ///
+    /// # Errors
+    /// If the dispatch thread cannot take it.
+    pub(super) fn send(&self, request: Control) -> Result<(), AskError> {
+        self.sender.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
             TrySendError::Disconnected(_) => AskError::Gone,
         })?;
         self.shared.pending.store(true, SeqCst);
         let _ = rustix::io::write(&self.shared.eventfd, &1u64.to_ne_bytes());
-        reply.await.map_err(|_| AskError::Gone)
+        Ok(())
     }
 }
 

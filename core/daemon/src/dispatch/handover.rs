@@ -16,10 +16,8 @@ pub struct SwapPause {
     last_ns: u64,
 }
 
-/// For people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SwapPauseUs {
-    /// Reloads.
     pub count: u64,
     /// Of the latest.
     pub last: f64,
@@ -27,7 +25,6 @@ pub struct SwapPauseUs {
     pub p50: f64,
     /// 99th percentile of all.
     pub p99: f64,
-    /// Longest.
     pub max: f64,
     /// 99th percentile of the first steps alone.
     pub save_p99: f64,
@@ -36,7 +33,6 @@ pub struct SwapPauseUs {
 }
 
 impl SwapPause {
-    /// None yet.
     pub fn new() -> Self {
         SwapPause {
             pauses: Latency::new(),
@@ -60,7 +56,6 @@ impl SwapPause {
         self.pauses.record(self.last_ns);
     }
 
-    /// Read it.
     pub fn us(&self) -> SwapPauseUs {
         let q = self.pauses.quantiles();
         SwapPauseUs {
@@ -86,20 +81,17 @@ impl Default for SwapPause {
 /// bound on what the fault itself took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCost {
-    /// Such calls.
     pub calls: u64,
     /// The longest, ns.
     pub ns_max: u64,
 }
 
 impl FaultCost {
-    /// One more.
     pub fn add(&mut self, ns: u64) {
         self.calls += 1;
         self.ns_max = self.ns_max.max(ns);
     }
 
-    /// Both together.
     pub fn and(self, other: Self) -> Self {
         FaultCost { calls: self.calls + other.calls, ns_max: self.ns_max.max(other.ns_max) }
     }

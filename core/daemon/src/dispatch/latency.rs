@@ -8,21 +8,17 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// Figures kept of a sample: 1 % steps.
 const SIGNIFICANT_DIGITS: u8 = 2;
 
-/// One distribution.
 pub struct Latency(Histogram<u64>);
 
 /// A distribution for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// Samples.
     pub count: u64,
-    /// Median, us.
     pub p50_us: f64,
     /// 99th percentile, us.
     pub p99_us: f64,
     /// 99.9th percentile, us.
     pub p999_us: f64,
-    /// Largest, us.
     pub max_us: f64,
 }
 
@@ -41,7 +37,6 @@ impl Latency {
         self.0.saturating_record(ns);
     }
 
-    /// Read it.
     pub fn quantiles(&self) -> Quantiles {
         let us = |ns: u64| ns as f64 / 1_000.0;
         Quantiles {

@@ -16,14 +16,17 @@
 //! What a pass does for one client is bounded ([`client::Share`]), whatever the client has asked for or made to wait:
 //! the rest is done in later passes, behind what others ask for.
 //!
-//! It must never log, wait for a lock that another thread may hold, or allocate
-//! without bound. Read next: [`client`] for what is read from clients,
+//! It must never wait: not for a lock that another thread may hold, and not for a log line to be
+//! written. Log lines (a policy's, and those about its faults) go into a bounded queue of the log's
+//! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`] for what is read from clients,
 //! [`control`] for what the control plane may ask.
 
 pub mod client;
 pub mod control;
 pub mod background;
 pub mod handover;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 pub mod kernels;
 pub mod latency;
 pub mod measure;
@@ -76,11 +79,8 @@ pub struct Settings {
     pub pin_cpu: Option<u32>,
     /// Look at completions this often at first while asleep.
     pub completion_poll_ns: u64,
-    /// See [`probe::Probe`].
     pub probe_after_ns: u64,
-    /// See [`standstill::Standstill`].
     pub high_stall_ns: u64,
-    /// The engine's.
     pub engine: EngineConfig,
 }
 
@@ -141,6 +141,16 @@ struct Draining {
     done: oneshot::Sender<bool>,
 }
 
+/// What comes after a turn of the loop.
+enum Turn {
+    /// Another one, at once.
+    Busy,
+    /// Sleep, unless something has come.
+    Idle,
+    /// Nothing.
+    Ended,
+}
+
 struct Dispatch {
     settings: Settings,
     engine: Engine,
@@ -174,6 +184,7 @@ struct Dispatch {
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
+    turns: u64,
     parks: u64,
 }
 
@@ -214,47 +225,55 @@ impl Dispatch {
             last_active_ns: now_ns(),
             last_progress_ns: 0,
             next_heartbeat_ns: 0,
+            turns: 0,
             parks: 0,
         }
     }
 
     fn run(mut self) {
         loop {
-            let now = now_ns();
-            let mut active = self.take_control(now);
-            active |= self.pass(now);
-            if self.recorder.is_on() {
-                let (world, policy) = self.engine.world_and_policy();
-                let mut state = || policy.inner_mut().observe().map(saved_state);
-                active |= self.recorder.pump(world, &mut state);
-            }
-            if now >= self.next_heartbeat_ns {
-                self.heartbeat(now);
-            }
-            if self.neighbours_changed && now >= self.neighbours_due_ns() {
-                self.tell_of_neighbours(now);
-            }
-            self.report();
-            if let Some(background) = self.background.take() {
-                self.background = background.step(&mut self.engine, &self.profile_cache);
-            }
-            let sweeps = self.engine.sweep_kernels(SWEPT);
-            if self.has_drained(now) {
-                return;
-            }
-            if active {
-                self.last_active_ns = now;
-            }
-            if now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
-                || self.status.is_some()
-                || self.background.is_some()
-                || sweeps
-            {
-                std::hint::spin_loop();
-            } else {
-                self.park();
+            match self.turn(now_ns()) {
+                Turn::Busy => std::hint::spin_loop(),
+                Turn::Idle => self.park(),
+                Turn::Ended => return,
             }
         }
+    }
+
+    /// All that is due now, once.
+    fn turn(&mut self, now: u64) -> Turn {
+        self.turns += 1;
+        self.engine.begin_pass();
+        let mut active = self.take_control(now);
+        active |= self.pass(now);
+        if self.recorder.is_on() {
+            let (world, policy) = self.engine.world_and_policy();
+            let mut state = || policy.inner_mut().observe().map(saved_state);
+            active |= self.recorder.pump(world, &mut state);
+        }
+        if now >= self.next_heartbeat_ns {
+            self.heartbeat(now);
+        }
+        if self.neighbours_changed && now >= self.neighbours_due_ns() {
+            self.tell_of_neighbours(now);
+        }
+        self.report();
+        if let Some(background) = self.background.take() {
+            self.background = background.step(&mut self.engine, &self.profile_cache);
+        }
+        let sweeps = self.engine.sweep_kernels(SWEPT);
+        if self.has_drained(now) {
+            return Turn::Ended;
+        }
+        if active {
+            self.last_active_ns = now;
+        }
+        let spins = now.saturating_sub(self.last_active_ns) < self.settings.spin_ns
+            || self.status.is_some()
+            || self.background.is_some()
+            || sweeps
+            || self.clients.iter().any(|c| c.is_to_be_woken());
+        if spins { Turn::Busy } else { Turn::Idle }
     }
 
     /// Everything that clients did since the last pass. True if it was anything.
@@ -297,7 +316,7 @@ impl Dispatch {
             self.apply(now);
             at += 1;
         }
-        active |= self.clients.iter().any(|c| c.sleeps_on);
+        active |= self.clients.iter().any(|c| c.is_to_be_woken());
         if !was_in_flight && self.engine.has_in_flight() {
             self.last_progress_ns = now;
         }
@@ -322,7 +341,7 @@ impl Dispatch {
 
     /// Write the engine's answers into the regions and wake who waits for them.
     fn apply(&mut self, now: u64) {
-        if self.actions.is_empty() && !self.clients.iter().any(|c| c.touched || c.sleeps_on) {
+        if self.actions.is_empty() && !self.clients.iter().any(|c| c.is_to_be_woken()) {
             return;
         }
         let mut answered_ns = None;
@@ -350,8 +369,8 @@ impl Dispatch {
                 Some(answer) => self.clients[at].answer(ticket, answer, note),
             }
         }
-        for c in self.clients.iter_mut().filter(|c| c.touched || c.sleeps_on) {
-            c.wake();
+        for c in self.clients.iter_mut().filter(|c| c.is_to_be_woken()) {
+            c.wake(self.turns);
         }
     }
 
@@ -380,11 +399,7 @@ impl Dispatch {
     }
 
     fn park(&mut self) {
-        let notify = self.wants_high_activity();
-        for c in &self.clients {
-            c.set_parked(true, notify);
-        }
-        if !self.control.is_pending() && !self.clients.iter().any(|c| c.has_news(notify)) {
+        if self.may_sleep() {
             self.parks += 1;
             let now = now_ns();
             self.parker.sleep(self.sleep_ns(now));
@@ -392,6 +407,15 @@ impl Dispatch {
         for c in &self.clients {
             c.set_parked(false, false);
         }
+    }
+
+    /// Say that the core sleeps. True if nothing has come that nobody will ring for.
+    fn may_sleep(&self) -> bool {
+        let notify = self.wants_high_activity();
+        for c in &self.clients {
+            c.set_parked(true, notify);
+        }
+        !self.control.is_pending() && !self.clients.iter().any(|c| c.has_news(notify))
     }
 
     /// How long there is nothing to do unless somebody rings.
@@ -594,6 +618,7 @@ impl Dispatch {
         let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
+            snapshot.device = self.profile_cache.device();
             snapshot.figures = self.policy().figures();
             snapshot.swap_pause = self.swap_pause.us();
             snapshot.fault_cost = self.fault_cost.and(self.policy().fault_cost());

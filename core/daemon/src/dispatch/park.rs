@@ -53,7 +53,6 @@ impl Parker {
         )
     }
 
-    /// No longer.
     pub fn forget(&self, eventfd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, eventfd);
     }

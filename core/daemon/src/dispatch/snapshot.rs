@@ -6,12 +6,14 @@ use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
+use crate::profile_store::learnt::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
+use tally_ipc::wait::now_ns;
 use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
 
@@ -20,7 +22,6 @@ const PIECE: u32 = 1_024;
 
 /// What the shim counts; see `tally_ipc::layout::Counters`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Counters and Activity")]
 pub struct ShimCounts {
     pub launches: u64,
     pub launch_kernel: u64,
@@ -48,7 +49,6 @@ pub struct ShimCounts {
     pub graph_nodes_transformed: u64,
     /// Of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
-    /// See above.
     pub turnaround_p99_ns: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
@@ -57,7 +57,6 @@ pub struct ShimCounts {
 
 /// What the shim reports; see [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of tally_ipc::layout::Report")]
 pub struct ReportWords {
     pub governed: u32,
     pub time_slice: u32,
@@ -96,24 +95,23 @@ impl ReportWords {
 /// All figures of one client.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientNumbers {
-    /// Its id.
     pub id: u32,
     /// The engine's counts.
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
+    /// When that was, ns.
+    pub read_ns: u64,
     /// The shim's counts.
     pub shim: ShimCounts,
     /// The shim's report.
     pub report: ReportWords,
-    /// Protocol oddities.
     pub oddities: Oddities,
     /// High priority: how often it was busy for too long without a launch.
     pub standstills: u64,
 }
 
 impl ClientNumbers {
-    /// Read them.
     pub fn of(client: &DispatchClient, engine: &Engine) -> Self {
         let id = client.id();
         let region = &client.link.region;
@@ -128,7 +126,9 @@ impl ClientNumbers {
                 in_flight: 0,
                 in_flight_ns: 0,
                 yielded: false,
+                waits_for: None,
             }),
+            read_ns: now_ns(),
             shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
@@ -186,25 +186,23 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
 /// A kernel's measured times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelNumbers {
-    /// Its name.
     pub name: String,
-    /// Blocks.
+    /// Digest of its code image and its whole name; 0 if the image is unknown.
+    pub image: u128,
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
-    /// Launches measured.
     pub count: u64,
-    /// Mean, ns.
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
+    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    pub contended: bool,
     /// Whether it can be transformed.
     pub transformation: Transformation,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
 }
 
-/// All figures.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The engine's counts of the policy.
@@ -223,12 +221,12 @@ pub struct Snapshot {
     pub high_busy: bool,
     /// Times the dispatch thread slept.
     pub parks: u64,
-    /// Clients.
     pub clients: Vec<ClientNumbers>,
     /// Kernels by measured time in all, most first.
     pub kernels: Vec<KernelNumbers>,
-    /// Kernels known.
     pub kernels_known: u32,
+    /// The GPU, once it is known.
+    pub device: Option<Device>,
 }
 
 /// A snapshot in the making: first the kernel table, in pieces.
@@ -241,7 +239,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begin.
     pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
         Job { reply, most, cursor: 0, top: Vec::new() }
     }
@@ -288,16 +285,19 @@ impl Job {
             kernels: kernels
                 .map(|p| KernelNumbers {
                     name: p.key.name.clone(),
+                    image: p.key.image,
                     grid: p.key.grid,
                     block: p.key.block,
                     count: p.count,
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
+                    contended: p.contended,
                     transformation: p.transformation,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),
             kernels_known: profiles.known(),
+            device: None,
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);

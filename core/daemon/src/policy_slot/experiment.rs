@@ -3,7 +3,7 @@
 //! The blocks of a test are not part of the history (there are hundreds of them, and what
 //! is kept there is meant to be put back); the policy that it leaves active is.
 
-use super::history::{LoadedBecause, Content};
+use super::history::{Content, Kept, LoadedBecause};
 use super::{Active, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
@@ -20,7 +20,6 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Its name.
     pub fn name(&self) -> &str {
         self.program.name()
     }
@@ -81,6 +80,56 @@ impl PolicySlot {
             Ok(Candidate { source, program, config_text })
         })
         .await
+    }
+
+    /// The active policy: its component as it was compiled and its configuration as it was
+    /// read, whatever became of the files.
+    ///
+    /// # Errors
+    /// If the built-in rule serves because no policy was loaded.
+    pub fn active_candidate(&self) -> Result<Candidate, String> {
+        let kept = self.history.borrow().same();
+        let Some(Kept { source, program, config_text, .. }) = kept else {
+            return Err("no policy is active (the built-in rule serves), so there is nothing to test B against: \
+                        load one with `tallyctl policy load`, or name A and give --replace-active"
+                .into());
+        };
+        Ok(Candidate { source, program, config_text })
+    }
+
+    /// Refuse a candidate for arm A that would replace the active policy.
+    ///
+    /// # Errors
+    /// What is active, and what to do.
+    pub fn see_that_active(&self, a: &Candidate) -> Result<(), String> {
+        let what_to_do = "leave A out to test B against the active policy, or give --replace-active to have A replace \
+                          it, for the test and after it";
+        let short = |digest: &str| digest.get(..12).unwrap_or("none").to_owned();
+        let record = self.active();
+        let active = self.history.borrow().same();
+        let Some(active) = active else {
+            return Err(format!(
+                "A ({}) is not active: the built-in rule serves; {what_to_do}",
+                a.name()
+            ));
+        };
+        if active.program.digest() != a.digest() {
+            return Err(format!(
+                "A ({}, sha256 {}) is not the active policy, which is {} (sha256 {}): {what_to_do}",
+                a.name(),
+                short(a.digest()),
+                record.name,
+                short(&record.digest),
+            ));
+        }
+        if active.config_text != a.config_text {
+            return Err(format!(
+                "A has the component of the active policy ({}), but another configuration: {what_to_do}, or name the \
+                 active policy's configuration with --config-a",
+                record.name,
+            ));
+        }
+        Ok(())
     }
 
     /// What the active policy knows; `None` if it keeps nothing.

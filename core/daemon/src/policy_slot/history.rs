@@ -7,7 +7,6 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use tally_wasm_host::{Compiled, FaultCounts, LastFault, PolicyStatus, Restored, Saved};
 
-/// Records shown.
 pub const RECORDS_MAX: usize = 64;
 /// Different policies (a component with a configuration) kept to be put back.
 pub const KEPT_MAX: usize = 8;
@@ -73,9 +72,7 @@ pub struct Disabled {
 /// One policy's time active.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// Which.
     pub generation: u64,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file; empty for the built-in rule.
     pub digest: String,
@@ -115,7 +112,6 @@ pub struct Record {
 pub struct Kept<P = Compiled> {
     /// Which it was.
     pub generation: u64,
-    /// See [`Record::same_as_generation`].
     pub same_as_generation: u64,
     /// Where it came from.
     pub source: Source,
@@ -156,7 +152,6 @@ impl<P: Clone> Entry<P> {
 pub struct Content {
     /// SHA-256 of the component.
     pub digest: String,
-    /// The configuration.
     pub config_text: String,
 }
 

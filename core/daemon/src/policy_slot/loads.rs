@@ -20,7 +20,6 @@ use tokio::sync::{MutexGuard, Notify};
 pub enum By {
     /// A later one.
     Load,
-    /// A rollback.
     Rollback,
 }
 
@@ -33,7 +32,6 @@ impl fmt::Display for By {
     }
 }
 
-/// All loads.
 #[derive(Default)]
 pub struct Loads {
     /// Of the latest one.

@@ -37,17 +37,11 @@ pub enum FileError {
     /// It cannot be read, or is not what the core would have written.
     #[error(transparent)]
     Owned(#[from] OwnedError),
-    /// Another release's.
     #[error("it has version {0} of the format and this release reads {VERSION}")]
     Version(u64),
     /// Not as written.
     #[error("line {line} is damaged ({message})")]
-    Corrupt {
-        /// Where.
-        line: usize,
-        /// What.
-        message: String,
-    },
+    Corrupt { line: usize, message: String },
 }
 
 #[derive(Serialize, Deserialize)]

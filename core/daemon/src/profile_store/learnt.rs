@@ -18,7 +18,6 @@ pub const SMS_MAX: u32 = 1_024;
 pub struct Device {
     /// Its UUID, two little-endian words.
     pub uuid: [u64; 2],
-    /// Its SMs.
     pub sm_count: u32,
     /// CUDA driver version.
     pub driver_version: u32,
@@ -42,15 +41,11 @@ impl Device {
 /// A kernel in a form other than whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormFigures {
-    /// Which.
     pub form: Form,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
-    /// Launches measured.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
-    /// See [`FormStats::turnaround_ns`].
     pub turnaround_ns: u64,
 }
 
@@ -59,13 +54,11 @@ pub struct FormFigures {
 pub struct Figures {
     /// Launches measured whole.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
     /// What the next was expected to take.
     pub predicted_ns: u64,
     /// 99th percentile of the recent ones.
     pub p99_ns: u64,
-    /// Other forms.
     pub forms: Vec<FormFigures>,
 }
 
@@ -105,9 +98,7 @@ impl Figures {
 /// What a run learnt of a kernel.
 #[derive(Clone, Debug)]
 pub struct News {
-    /// Which.
     pub key: KernelKey,
-    /// Its times.
     pub figures: Figures,
     /// Why it is only run whole, if it is; see `Refusal::text`.
     pub whole_only: Option<&'static str>,
@@ -115,20 +106,22 @@ pub struct News {
 
 impl From<&Profile> for News {
     fn from(p: &Profile) -> Self {
+        // Times that others' work is in are not kept: the next core would take them for its own.
+        let alone = |contended: bool, ns: u64| if contended { 0 } else { ns };
         let forms = p.forms.iter().map(|(&(form, argument), stats)| FormFigures {
             form,
             argument,
-            count: stats.count,
-            mean_ns: stats.mean_ns,
+            count: alone(stats.contended, stats.count),
+            mean_ns: alone(stats.contended, stats.mean_ns),
             turnaround_ns: stats.turnaround_ns(),
         });
         News {
             key: p.key.clone(),
             figures: Figures {
-                count: p.count,
-                mean_ns: p.mean_ns,
-                predicted_ns: p.predicted_ns,
-                p99_ns: p.p99_ns(),
+                count: alone(p.contended, p.count),
+                mean_ns: alone(p.contended, p.mean_ns),
+                predicted_ns: alone(p.contended, p.predicted_ns),
+                p99_ns: alone(p.contended, p.p99_ns()),
                 forms: forms.collect(),
             },
             whole_only: match p.transformation {

@@ -16,53 +16,13 @@ use crate::control::admin::{Code, error};
 use crate::files::{Descriptors, Opened};
 use crate::policy_slot::Source;
 use rustix::fd::OwnedFd;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use tally_admin::RecordRequest;
 
 /// A shadow's share of a CPU unless another is asked for.
 const CPU_PERCENT: f64 = 5.0;
-
-/// See the module's documentation.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
-#[allow(missing_docs, reason = "the table above")]
-pub enum RecordRequest {
-    LogRecord {
-        #[serde(default)]
-        path: Option<PathBuf>,
-        #[serde(default)]
-        for_ms: Option<u64>,
-        #[serde(default)]
-        bytes_max: Option<u64>,
-        #[serde(default)]
-        completions: bool,
-    },
-    LogStop {},
-    LogStatus {},
-    ShadowStart {
-        path: PathBuf,
-        #[serde(default)]
-        config: Option<PathBuf>,
-        #[serde(default)]
-        cpu_percent: Option<f64>,
-    },
-    ShadowStop {},
-    ShadowStatus {},
-}
-
-impl RecordRequest {
-    /// What it would do, if it changes anything.
-    pub fn changes(&self) -> Option<&'static str> {
-        match self {
-            RecordRequest::LogRecord { .. } => Some("record a decision log"),
-            RecordRequest::LogStop {} => Some("end a decision log"),
-            RecordRequest::ShadowStart { .. } => Some("start a shadow"),
-            RecordRequest::ShadowStop {} => Some("end a shadow"),
-            RecordRequest::LogStatus {} | RecordRequest::ShadowStatus {} => None,
-        }
-    }
-}
 
 fn answered<T: Serialize>(outcome: Result<T, RecordError>) -> Value {
     match outcome {

@@ -35,7 +35,6 @@ pub struct Request {
     pub completions: bool,
 }
 
-/// For `tallyctl`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct LogStatus {
     /// A log is being written.
@@ -46,14 +45,14 @@ pub struct LogStatus {
     pub started_unix_s: u64,
     /// What policies see is described; from here on every call is in it.
     pub live: bool,
-    /// Records written.
     pub records: u64,
-    /// Bytes written.
     pub bytes: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
     /// Why it ended.
     pub ended: Option<String>,
+    /// Why the file is not complete; `null` if it is, or is still being written.
+    pub failed: Option<String>,
 }
 
 #[derive(Default)]
@@ -65,6 +64,8 @@ struct Progress {
     over: AtomicBool,
     /// Why it is to end, or did.
     reason: Mutex<Option<String>>,
+    /// Why it is not complete.
+    failed: Mutex<Option<String>>,
 }
 
 impl Progress {
@@ -72,6 +73,13 @@ impl Progress {
     fn end(&self, why: &str) {
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         reason.get_or_insert_with(|| why.into());
+    }
+    fn fail(&self, why: &str) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get_or_insert_with(|| why.into());
+    }
+    fn failed(&self) -> Option<String> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
     fn reason(&self) -> Option<String> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -183,10 +191,12 @@ impl FileRecording {
         reader: TapReader,
         wish: Wish,
     ) -> std::io::Result<Self> {
+        let written = new.file.try_clone()?;
         let writer = Writer::new(BufWriter::with_capacity(256 << 10, new.file), header)?;
         let progress = Arc::new(Progress::default());
         let writing = Writing {
             writer,
+            written,
             reader,
             progress: progress.clone(),
             wish: wish.clone(),
@@ -205,7 +215,6 @@ impl FileRecording {
         self.id
     }
 
-    /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -225,7 +234,6 @@ impl FileRecording {
         self.progress.end(why);
     }
 
-    /// For people.
     pub fn status(&self) -> LogStatus {
         let p = &self.progress;
         let recording = self.is_running();
@@ -238,12 +246,15 @@ impl FileRecording {
             bytes: p.bytes.load(Relaxed),
             dropped: p.dropped.load(Relaxed),
             ended: p.reason().filter(|_| !recording),
+            failed: p.failed().filter(|_| !recording),
         }
     }
 }
 
 struct Writing {
     writer: Writer<BufWriter<File>>,
+    /// The same file, to see what of it is there.
+    written: File,
     reader: TapReader,
     progress: Arc<Progress>,
     wish: Wish,
@@ -268,7 +279,9 @@ impl Writing {
                 self.wish_to_end("its time is over");
             }
             if self.reader.is_too_small() {
-                self.wish_to_end("the ring is too small for the policy's configuration or its clients: raise log.ring_kib");
+                let why = "the ring is too small for the policy's configuration or its clients: raise log.ring_kib";
+                self.progress.fail(why);
+                self.wish_to_end(why);
             }
             if flushed.elapsed() >= FLUSH_EVERY && !self.full {
                 flushed = Instant::now();
@@ -286,9 +299,14 @@ impl Writing {
         // Also when it is full: the end is short.
         let outcome = self.writer.record(&end).and_then(|()| self.writer.flush());
         if let Err(e) = outcome {
-            tracing::error!("the decision log is not complete: {e}");
+            self.progress.fail(&format!("writing failed: {e}"));
         }
         self.note();
+        if let Some(why) = self.progress.failed() {
+            let there = self.written.metadata().map_or(0, |about| about.len());
+            self.progress.bytes.store(there, Relaxed);
+            tracing::error!("the decision log is not complete: {why}");
+        }
         tracing::info!(
             reason,
             records = self.writer.records(),
@@ -314,7 +332,9 @@ impl Writing {
     fn heed(&mut self, outcome: std::io::Result<()>) {
         if let Err(e) = outcome {
             self.full = true;
-            self.wish_to_end(&format!("writing failed: {e}"));
+            let why = format!("writing failed: {e}");
+            self.progress.fail(&why);
+            self.wish_to_end(&why);
         }
     }
 

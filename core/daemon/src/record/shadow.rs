@@ -71,25 +71,19 @@ impl Component {
 /// A kernel or a client on which the two part.
 #[derive(Clone, Debug, Serialize)]
 pub struct Where {
-    /// Its name.
     pub name: String,
-    /// Its id.
     pub id: u32,
-    /// How often.
     #[serde(flatten)]
     pub share: Share,
 }
 
-/// For `tallyctl`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ShadowStatus {
     /// It sees and answers.
     pub running: bool,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file.
     pub digest: String,
-    /// Its file.
     pub path: String,
     /// The active policy that it is compared with now.
     pub active: String,
@@ -101,7 +95,6 @@ pub struct ShadowStatus {
     pub agreement_percent: f64,
     /// Names of `comparison.matrix`'s rows (active) and columns (shadow).
     pub kinds: [&'static str; 6],
-    /// The counts.
     pub comparison: Comparison,
     /// What was not compared, and why.
     pub parts: Parts,
@@ -123,9 +116,7 @@ pub struct ShadowStatus {
 pub struct ShadowBrief {
     /// It sees and answers.
     pub running: bool,
-    /// Its name.
     pub name: String,
-    /// Decisions compared.
     pub decisions: u64,
     /// Of those, equal, percent.
     pub agreement_percent: f64,
@@ -231,7 +222,6 @@ impl Shadow {
         self.id
     }
 
-    /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -246,7 +236,6 @@ impl Shadow {
         self.progress.end(why);
     }
 
-    /// For people.
     pub fn status(&self) -> ShadowStatus {
         self.progress.status().clone()
     }

@@ -9,9 +9,10 @@ use tally_engine::profile::Transformation;
 pub struct KernelStatus {
     /// Symbol name; `graph:<nodes>` for a graph.
     pub name: String,
-    /// Blocks.
+    /// First 8 hexadecimal digits of what identifies its code: tells kernels of one name and
+    /// several images apart; empty if the image is unknown.
+    pub image: String,
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Launches measured (not all are).
     pub measured: u64,
@@ -19,6 +20,8 @@ pub struct KernelStatus {
     pub mean_us: f64,
     /// 99th percentile of the recent ones, us.
     pub p99_us: f64,
+    /// It never ran alone: the times are upper bounds, the least measured beside other work.
+    pub contended: bool,
     /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
     pub transform: String,
@@ -33,7 +36,6 @@ pub struct FormStatus {
     pub form: &'static str,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
-    /// Launches measured.
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,
@@ -41,8 +43,8 @@ pub struct FormStatus {
     pub turnaround_us: f64,
 }
 
-fn transform_text(cut: Transformation) -> String {
-    match cut {
+fn transform_text(to: Transformation) -> String {
+    match to {
         Transformation::Unknown => "unknown".into(),
         Transformation::Preparable => "preparable".into(),
         Transformation::Preparing => "preparing".into(),
@@ -53,16 +55,22 @@ fn transform_text(cut: Transformation) -> String {
     }
 }
 
+fn image_text(image: u128) -> String {
+    if image == 0 { String::new() } else { format!("{:08x}", image >> 96) }
+}
+
 impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
     fn from(k: crate::dispatch::snapshot::KernelNumbers) -> Self {
         KernelStatus {
             name: k.name,
+            image: image_text(k.image),
             grid: k.grid,
             block: k.block,
             measured: k.count,
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
-            cut: cut_text(k.transformation),
+            contended: k.contended,
+            transform: transform_text(k.transformation),
             forms: k
                 .forms
                 .iter()

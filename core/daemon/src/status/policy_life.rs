@@ -26,17 +26,13 @@ pub struct PolicyLife {
     pub fault_cost_us: FaultCostUs,
 }
 
-/// See [`Disabled`].
 #[derive(Clone, Debug, Serialize)]
 pub struct LastDisabled {
-    /// Which.
     pub generation: u64,
-    /// How.
     #[serde(flatten)]
     pub how: Disabled,
 }
 
-/// See [`FaultCost`](crate::dispatch::handover::FaultCost).
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct FaultCostUs {
     /// Such calls, all policies of this run of the core.
@@ -47,7 +43,6 @@ pub struct FaultCostUs {
 }
 
 impl PolicyLife {
-    /// Put together.
     pub fn new(active: &Active, last: Option<(u64, Disabled)>, s: &Snapshot) -> Self {
         PolicyLife {
             loaded_because: active.loaded_because,

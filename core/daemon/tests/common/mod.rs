@@ -76,9 +76,26 @@ impl Core {
     }
 
     pub fn start_in(dir: tempfile::TempDir, config: &str, args: &[&str]) -> Core {
+        let command = Self::command(dir.path(), config, args);
+        Self::run(dir, command)
+    }
+
+    /// One whose files cannot have more than 64 KiB.
+    pub fn start_with_small_files(dir: tempfile::TempDir, config: &str) -> Core {
+        let core = Self::command(dir.path(), config, &[]);
+        let mut command = Command::new("sh");
+        // In blocks of 512 bytes; without the signal writing is an error.
+        command.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$@\"", "sh"]);
+        command.arg(core.get_program()).args(core.get_args());
+        command.envs(core.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self::run(dir, command)
+    }
+
+    fn run(dir: tempfile::TempDir, mut command: Command) -> Core {
         let socket = dir.path().join("run/clients/core.sock");
         let admin = wire::admin_socket_of(&socket).unwrap();
-        let child = Self::command(dir.path(), config, args).spawn().unwrap();
+        let child = command.spawn().unwrap();
         let mut core = Core { dir, socket, admin, child };
         eventually("the core serves", || {
             if let Some(status) = core.child.try_wait().unwrap() {

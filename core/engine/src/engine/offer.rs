@@ -1,7 +1,7 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
 use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
-use crate::client::{Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
+use crate::client::{Client, Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
 use crate::policy::{
     Answer, Class, ClientId, Decision, Form, Launch, NEVER, NO_KERNEL, Policy, forms_offered,
     launch_state,
@@ -13,14 +13,23 @@ const TURNAROUND_NS: u64 = 50_000;
 
 /// Launches granted in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
 /// can have a ring of them wait, and say that they take no time.
-const OFFERS_MAX: usize = 64;
-const OFFERS_MAX_ALL: usize = 512;
+pub(super) const OFFERS_MAX: usize = 64;
+pub(super) const OFFERS_MAX_ALL: usize = 512;
 
-/// Who decides.
-#[derive(Clone, Copy)]
-enum Judge {
-    Policy,
-    Rule,
+/// Whether one more launch of a client may be offered in this pass, of which `left` are left.
+fn may_offer(c: &mut Client, pass: u64, left: &mut usize) -> bool {
+    if pass == 0 {
+        return true;
+    }
+    if c.offers.0 != pass {
+        c.offers = (pass, 0);
+    }
+    if *left == 0 || c.offers.1 == OFFERS_MAX {
+        return false;
+    }
+    c.offers.1 += 1;
+    *left -= 1;
+    true
 }
 
 impl<P: Policy> Engine<P> {
@@ -82,25 +91,10 @@ impl<P: Policy> Engine<P> {
         granted
     }
 
-    /// Offer the head of one client's queue to the policy. True if it was granted, so
-    /// that the next one may be offered.
-    fn offer(&mut self, now_ns: u64, id: ClientId, again: bool, out: &mut Vec<Action>) -> bool {
-        self.offer_to(Judge::Policy, now_ns, id, again, out)
-    }
-
-    /// The same to the built-in rule, whatever the policy said.
-    pub(super) fn offer_by_rule(
+    /// Offer the head of one client's queue to the policy, or to the built-in rule if that is to
+    /// answer. True if it was granted, so that the next one may be offered.
+    pub(super) fn offer(
         &mut self,
-        now_ns: u64,
-        id: ClientId,
-        out: &mut Vec<Action>,
-    ) -> bool {
-        self.offer_to(Judge::Rule, now_ns, id, true, out)
-    }
-
-    fn offer_to(
-        &mut self,
-        judge: Judge,
         now_ns: u64,
         id: ClientId,
         again: bool,
@@ -110,14 +104,19 @@ impl<P: Policy> Engine<P> {
         let Some(c) = self.clients.get_mut(&id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
+        let is_granted = s.ticket < c.granted_until;
+        if !is_granted && !again && c.hold_until_ns > now_ns {
+            return false;
+        }
+        if !may_offer(c, self.pass, &mut self.pass_offers) {
+            self.offers_left = true;
+            return false;
+        }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
-        if s.ticket < c.granted_until {
+        if is_granted {
             c.stats.run += 1;
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
             return true;
-        }
-        if !again && c.hold_until_ns > now_ns {
-            return false;
         }
         if !c.has_room(predicted_ns) {
             if !c.window_noted {
@@ -127,6 +126,7 @@ impl<P: Policy> Engine<P> {
             c.hold_until_ns = 0;
             if !c.is_stalled(now_ns, self.config.window_stall_ns) {
                 c.window_until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
+                c.by_rule = 0;
                 return false;
             }
             c.window_stalled = true;
@@ -158,9 +158,9 @@ impl<P: Policy> Engine<P> {
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
-        let Answer { decision, reason } = match judge {
-            Judge::Policy => self.ask_policy(&launch, out),
-            Judge::Rule => self.ask_rule(&launch),
+        let Answer { decision, reason } = match c.by_rule {
+            0 => self.ask_policy(&launch, out),
+            _ => self.ask_rule(&launch),
         };
         self.carry_out(now_ns, out);
         let Some(c) = self.clients.get_mut(&id) else { return false };
@@ -170,6 +170,7 @@ impl<P: Policy> Engine<P> {
         if let Some(for_ns) = decision.hold_ns() {
             let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
             c.hold_until_ns = now_ns.saturating_add(for_ns);
+            c.by_rule = 0;
             c.stats.held += 1;
             c.stats.launches_held += u64::from(!head.offered);
             if let Some(w) = c.waiting.front_mut() {
@@ -216,6 +217,7 @@ impl<P: Policy> Engine<P> {
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
+        c.by_rule = c.by_rule.saturating_sub(1);
         if std::mem::take(&mut c.window_stalled) {
             c.stats.window_stalls += 1;
             c.stall_left = c.stall_left.saturating_sub(1);
@@ -253,7 +255,9 @@ impl<P: Policy> Engine<P> {
             Form::Whole => {}
         }
         let high_periods = high_periods(high_active, self.high_periods);
+        let was_active = c.is_active();
         c.grant(&s, Granted { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
+        self.beside.note(now_ns, was_active, c.is_active());
         if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
             let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);

@@ -50,10 +50,12 @@ impl<P: Policy> Engine<P> {
             return Progress { ended: 0, is_all: all == 0 };
         }
         let started = s.in_flight[0].granted_ns.max(s.last_done_ns);
+        let is_beside_others = self.beside.others_since(started);
         // Several seen done at once cannot be told apart: they share the time.
         let share_ns = now_ns.saturating_sub(started) / all as u64;
         s.last_done_ns =
             if done == all { now_ns } else { started.saturating_add(share_ns * done as u64) };
+        let was_active = c.is_active();
         let best_effort = c.info.class == Class::BestEffort;
         let begun = self.high_periods;
         let tells = self.policy.subscriptions().has(Subscriptions::COMPLETIONS);
@@ -78,9 +80,10 @@ impl<P: Policy> Engine<P> {
                 (None, predicted) => share_ns.min(predicted),
             };
             c.stats.completed += 1;
-            c.stats.gpu_ns += charged_ns;
+            c.stats.charged_ns += charged_ns;
+            c.stats.measured += u64::from(took_ns.is_some());
+            c.stats.measured_ns = c.stats.measured_ns.saturating_add(took_ns.unwrap_or(0));
             c.served_ns += charged_ns;
-            c.measured_ns = c.measured_ns.saturating_add(took_ns.unwrap_or(0));
             if c.info.class == Class::BestEffort {
                 let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
                 self.work_done.launches += 1;
@@ -88,11 +91,15 @@ impl<P: Policy> Engine<P> {
             }
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;
-                let unmeasured = f.form == Form::Whole && profiles.mean_ns(kernel) == 0;
-                if let Some(took_ns) = took_ns.filter(|_| unmeasured || !is_disturbed) {
-                    match f.form {
-                        Form::Whole => profiles.record(kernel, took_ns),
-                        form => profiles.record_form(kernel, form, f.argument, took_ns),
+                match (took_ns, f.form, is_disturbed || is_beside_others) {
+                    (None, ..) => {}
+                    (Some(ns), Form::Whole, false) => profiles.record(kernel, ns),
+                    (Some(ns), Form::Whole, true) => profiles.record_contended(kernel, ns),
+                    (Some(ns), form, false) => profiles.record_form(kernel, form, f.argument, ns),
+                    // Time in which it had yielded may be a part of it.
+                    (Some(_), _, true) if is_disturbed => {}
+                    (Some(ns), form, true) => {
+                        profiles.record_form_contended(kernel, form, f.argument, ns);
                     }
                 }
                 if tells {
@@ -102,13 +109,14 @@ impl<P: Policy> Engine<P> {
                         form: f.form,
                         argument: f.argument,
                         predicted_ns: f.predicted_ns,
-                        measured_ns: took_ns.unwrap_or(0),
+                        measured_ns: took_ns,
                         charged_ns,
                     }));
                 }
             }
         }
         c.moved(now_ns);
+        self.beside.note(now_ns, was_active, c.is_active());
         let high = c.info.class == Class::High;
         for event in told {
             self.tell(now_ns, &event, out);

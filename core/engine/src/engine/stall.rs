@@ -38,10 +38,13 @@ impl<P: Policy> Engine<P> {
         };
         self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
-        let waiting: Vec<ClientId> =
-            self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&id, _)| id).collect();
+        let mut waiting: Vec<ClientId> = Vec::new();
+        for (&id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {
+            c.by_rule = c.waiting.len();
+            waiting.push(id);
+        }
         for id in waiting {
-            while self.offer_by_rule(now_ns, id, out) {}
+            while self.offer(now_ns, id, true, out) {}
         }
     }
 

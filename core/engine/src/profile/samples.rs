@@ -32,6 +32,11 @@ impl Samples {
         samples
     }
 
+    /// How many were pushed so far.
+    pub fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
     fn len(&self) -> usize {
         self.pushed.min(RECENT_SAMPLES as u64) as usize
     }

@@ -128,6 +128,7 @@ impl Profiles {
             return false;
         }
         (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
+        p.contended = false;
         p.samples = Samples::telling(view.median_ns, view.p99_ns, view.recent_ns);
         p.transformation = view.transformation;
         p.forms.clear();

@@ -1,4 +1,3 @@
-//! See `bodies/binary.rs`.
 #![no_main]
 
 #[path = "../bodies/binary.rs"]

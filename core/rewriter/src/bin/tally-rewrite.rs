@@ -25,7 +25,7 @@ enum Command {
         /// Where to write the cubin or PTX that comes out.
         #[arg(short, long)]
         output: PathBuf,
-        /// Which form.
+        /// Form to make of the kernels
         #[arg(long, default_value = "prelude")]
         form: Form,
         /// The device's architecture, 90 for compute capability 9.0: which entry of a fatbin.

@@ -20,18 +20,10 @@ pub enum CheckError {
     },
     /// The file's headers, its segments or its list of sections or symbols differ.
     #[error("the files differ in their {what}")]
-    Structure {
-        /// In what.
-        what: &'static str,
-    },
+    Structure { what: &'static str },
     /// A section differs in a way that a patch does not make.
     #[error("section {section} differs: {what}")]
-    Section {
-        /// Its name.
-        section: String,
-        /// How.
-        what: &'static str,
-    },
+    Section { section: String, what: &'static str },
 }
 
 /// Whether `patched` is `original` in a transformed form and nothing else: original code is

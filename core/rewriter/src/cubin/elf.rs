@@ -8,9 +8,7 @@ use crate::Refusal;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// `SHT_SYMTAB`.
 pub(super) const SYMBOL_TABLE: u32 = 2;
-/// `SHT_STRTAB`.
 const STRINGS: u32 = 3;
 /// `SHT_RELA`: relocations with an addend.
 const RELOCATIONS_ADDEND: u32 = 4;
@@ -18,11 +16,9 @@ const RELOCATIONS_ADDEND: u32 = 4;
 const NO_BITS: u32 = 8;
 /// `SHT_REL`: relocations whose addend is in the place.
 const RELOCATIONS: u32 = 9;
-/// `SHF_WRITE`.
 const FLAG_WRITE: u64 = 1;
 /// `SHF_ALLOC`: in the device's memory.
 const FLAG_ALLOCATED: u64 = 2;
-/// `SHF_EXECINSTR`.
 const FLAG_CODE: u64 = 4;
 /// `ET_EXEC`; a relocatable object has another.
 const TYPE_EXECUTABLE: u16 = 2;
@@ -41,17 +37,13 @@ const NAMES_MAX: usize = 16;
 /// A section: its header's fields and its bytes.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
-    /// Its name.
     pub name: &'a str,
     /// What is in it, as the file has it (`.nv.global` and the like have no bytes).
     pub data: Cow<'a, [u8]>,
-    /// `sh_info`.
     pub info: u32,
     /// Section that its symbols or names are in.
     pub link: u32,
-    /// `sh_type`.
     pub kind: u32,
-    /// `sh_flags`.
     pub flags: u64,
     name_offset: u32,
     address: u64,
@@ -89,7 +81,6 @@ impl Section<'_> {
     }
 }
 
-/// A symbol.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbol<'a> {
     /// Its name; sections' symbols have none.
@@ -102,7 +93,6 @@ pub struct Symbol<'a> {
     pub section: u16,
     /// Offset in the section.
     pub value: u64,
-    /// Bytes.
     pub size: u64,
 }
 
@@ -113,7 +103,6 @@ impl Symbol<'_> {
     }
 }
 
-/// One relocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Relocation {
     /// Where in the section.
@@ -124,7 +113,6 @@ pub struct Relocation {
     pub addend: Option<i64>,
 }
 
-/// A segment.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     kind: u32,

@@ -76,7 +76,6 @@ pub(super) enum Value {
     Bytes(Vec<u8>),
 }
 
-/// One attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attribute {
     pub number: u8,

@@ -40,7 +40,6 @@ const CTAID_X: u32 = 0x25;
 /// which is 0 in a grid of one dimension.
 const KNOWN: [std::ops::RangeInclusive<u32>; 7] =
     [0x00..=0x00, 0x20..=0x23, 0x26..=0x27, 0x38..=0x3c, 0x43..=0x43, 0x50..=0x53, 0x88..=0x88];
-/// Nothing: zero.
 const ZERO: u32 = 0xff;
 /// Where bank 0 has the number of blocks in x, on these architectures.
 const BLOCKS_X: u32 = 0xc;

@@ -55,7 +55,6 @@ pub(super) struct Kernel<'c> {
     name: &'c str,
     /// Its code's section.
     pub text: usize,
-    /// Its code.
     pub code: &'c [u8],
     info_at: usize,
     pub attributes: Vec<Attribute>,

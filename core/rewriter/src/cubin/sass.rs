@@ -191,7 +191,6 @@ pub(super) fn with_offset(instruction: u128, offset: u32) -> u128 {
 /// A read of a special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpecialRead {
-    /// Which.
     pub number: u32,
     /// Where it goes; `None`: to a pair, with the register behind it.
     pub to: Option<Destination>,

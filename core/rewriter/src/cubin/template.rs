@@ -20,13 +20,11 @@ pub(super) struct Template {
     /// First instructions of kernels that are displaced: the stack pointer's set-up,
     /// without its scheduling.
     pub first: &'static [u128],
-    /// The code.
     pub body: &'static [u128],
     /// Index of the instruction in whose place the kernel's own code follows.
     pub marker: usize,
     /// Indices of instructions with the control block's offset in them.
     pub fixups: &'static [usize],
-    /// Its exits.
     pub exits: &'static [u32],
     /// Its votes and the like (`EIATTR_COOP_GROUP_INSTR_OFFSETS`).
     pub votes: &'static [u32],

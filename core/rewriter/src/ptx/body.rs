@@ -12,11 +12,9 @@ pub(super) mod fact {
     pub const INDEX: u16 = 1;
     /// Reads `%envreg`, where the driver puts the workspace of grid barriers, or calls them.
     pub const GRID_SYNC: u16 = 2;
-    /// `griddepcontrol`.
     pub const DEPENDS: u16 = 4;
     /// Reads a special register of clusters.
     pub const CLUSTER: u16 = 8;
-    /// Reads `%gridid`.
     pub const GRID_ID: u16 = 16;
     /// `clusterlaunchcontrol`: takes blocks of its grid that have not started.
     pub const STEALS: u16 = 32;

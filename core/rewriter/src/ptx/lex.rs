@@ -24,7 +24,6 @@ pub(super) enum Kind {
     Punct(u8),
 }
 
-/// One token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
     pub kind: Kind,

@@ -25,7 +25,6 @@ pub(super) struct Entry<'a> {
     /// The parentheses and what is between them.
     pub list: Option<Range<usize>>,
     pub layout: Result<Layout, Refusal>,
-    /// `.reqnctapercluster`.
     pub cluster: Option<[u32; 3]>,
     /// `.explicitcluster` or `.maxclusterrank`: a launch may form clusters.
     pub may_cluster: bool,
@@ -66,10 +65,8 @@ pub(super) struct Var {
     pub in_initialiser: bool,
 }
 
-/// See [`Var::math_table`].
 const MATH_TABLES: [&str; 3] = ["__cudart_i2opi_f", "__cudart_i2opi_d", "__cudart_sin_cos_coeffs"];
 
-/// The module.
 #[derive(Debug)]
 pub(super) struct Module<'a> {
     pub source: &'a str,

@@ -38,17 +38,13 @@ const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
 pub struct Order<'a> {
-    /// This process.
     pub client: &'a ClientRegion,
-    /// Slot.
     pub slot: usize,
     /// The stream, an explicit handle.
     pub stream: usize,
-    /// Kernel index.
     pub kernel: u32,
     /// What it is made of.
     pub target: Target,
-    /// Its ticket.
     pub ticket: u64,
     /// Its number in the slot.
     pub number: u32,
@@ -443,7 +439,6 @@ fn failed(
 struct Slices {
     /// Blocks of each but the last.
     size: u32,
-    /// How many.
     parts: u32,
 }
 

@@ -27,7 +27,7 @@ use tally_rewriter::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 pub const TABLE_WORDS: u32 = 256 * 1024;
 /// Words of the flag less one. One word is read by all SMs in turn; each further one
 /// takes a write to raise: 1, 4, 16 and 128 words take 5, 7, 15 and 94 us (H100). More
-/// than four make the reads of some kernels cheaper still (`docs/transforming.md`).
+/// than four make the reads of some kernels cheaper still (`docs/internals.md`).
 pub const FLAG_MASK: u32 = 3;
 /// Doubled and one more, they must be less than the flag's raised state.
 const EPOCHS_MAX: u32 = 1 << 30;
@@ -231,7 +231,6 @@ pub fn hold(client: &ClientRegion) {
     client.gates.gate.host.store(1, SeqCst);
 }
 
-/// See [`hold`].
 pub fn release() {
     let held = OPENING.lock();
     HOLDS.fetch_sub(1, SeqCst);

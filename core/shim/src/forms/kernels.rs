@@ -181,7 +181,6 @@ pub fn cut(index: usize) -> Option<&'static Cut> {
     unsafe { kernel.cut.load(Acquire).as_ref() }
 }
 
-/// Launch attributes.
 pub fn attributes(arguments: &KernelArguments) -> &[LaunchAttribute] {
     if arguments.attributes.is_null() {
         return &[];
@@ -236,7 +235,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
             // Parts wait for one another in a hardware queue.
             let has_room = place.backlog <= BACKLOG_MAX
                 && watch::makes_room()
-                && super::has_queues()
+                && super::has_queues(context)
                 && cut.keeps_occupancy(arguments, blocks);
             let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
             let claimed = blocks <= gate::TABLE_WORDS;

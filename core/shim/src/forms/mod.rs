@@ -94,7 +94,6 @@ pub fn initialised() {
 /// Where a launch goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Its slot.
     pub slot: usize,
     /// The context of its stream.
     pub context: usize,
@@ -123,7 +122,9 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
     if !is_enabled() || place.slot == OVERFLOW || tools::whole_because() != 0 {
         return 0;
     }
-    if is_closing(place.context) {
+    // The program's own green contexts: what the shim adds would leave their SMs.
+    let is_in_green = || slots::SLOTS[place.slot & 63].green.load(Relaxed) != 0;
+    if is_closing(place.context) || is_in_green() {
         return 0;
     }
     match target {
@@ -138,7 +139,7 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
                 if kernels::is_allowed()
                     && gate::may_serve(place.context)
                     && watch::makes_room()
-                    && has_queues() =>
+                    && has_queues(place.context) =>
             {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
@@ -151,9 +152,10 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
 
 /// Whether what the shim adds to a launch finds hardware queues of its own: the streams of the flag and of rescues,
 /// and a narrow one for each of the program's, where there are any.
-fn has_queues() -> bool {
+fn has_queues(context: usize) -> bool {
     let narrow = if sm_limit::is_in_use() { slots::used() } else { 0 };
     streams::has_queues_for(2 + narrow)
+        && streams::has_queues_for(2 + narrow + streams::used_without_slot(context))
 }
 
 /// Contexts that are being destroyed.
@@ -194,7 +196,12 @@ pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
         kernels::forget_context(context);
         sm_limit::forget_context(context);
     }
-    CLOSING.with(|all| all.retain(|of| *of != context));
+    // One of them: by now another thread may be destroying a later context with this handle.
+    CLOSING.with(|all| {
+        if let Some(at) = all.iter().position(|of| *of == context) {
+            all.swap_remove(at);
+        }
+    });
 }
 
 /// The program is exiting: nobody yields any more.

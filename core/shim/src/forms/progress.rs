@@ -27,7 +27,6 @@ const RUN_ON_EXPECTED: u64 = 4;
 /// A transformed launch's progress.
 #[derive(Debug)]
 pub struct Progress {
-    /// Parts issued.
     parts: usize,
     /// Slices, rather than yielding.
     sliced: bool,
@@ -72,7 +71,6 @@ impl Progress {
         }
     }
 
-    /// Parts issued.
     pub fn parts(&self) -> usize {
         self.parts
     }

@@ -34,7 +34,6 @@ use tally_rewriter::Refusal;
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
 
-/// One width.
 #[derive(Debug)]
 struct Width {
     sms: u32,
@@ -92,7 +91,7 @@ pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
         && !streams::is_memory_attached()
         // One takes two entries of a queue.
         && place.backlog <= kernels::BACKLOG_MAX
-        && super::has_queues()
+        && super::has_queues(context)
         && kernels::may_be_limited(kernel, launch.function)
         && kernels::resident_on_all(launch).is_some_and(|resident| blocks > resident);
     if fits { CAN_PARTITION } else { 0 }

@@ -48,9 +48,7 @@ pub type Events = Box<[usize; 2 * PARTS_MAX]>;
 pub struct Again {
     /// The transformed form.
     pub function: usize,
-    /// Blocks.
     pub grid: [u32; 3],
-    /// Threads.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
@@ -67,15 +65,12 @@ pub struct Again {
 /// A transformed launch under way.
 #[derive(Debug)]
 pub struct Open {
-    /// Its ticket.
     pub ticket: u64,
     /// Its kernel's index.
     pub kernel: usize,
-    /// Its slot.
     pub slot: usize,
     /// Its number in the slot.
     pub number: u32,
-    /// See [`Events`].
     pub events: Events,
     /// How far it has come.
     pub progress: Progress,
@@ -97,7 +92,6 @@ struct Table {
 /// Held while events are looked at: see the module's documentation on who does.
 static TABLE: Guarded<Table> = Guarded::new(Table { open: Vec::new(), free: Vec::new() });
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Their parts.
 static PARTS: AtomicUsize = AtomicUsize::new(0);
 /// A launch has waited for room in vain, and there was none since.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
@@ -116,19 +110,31 @@ pub fn has_room() -> bool {
 /// a program that makes launches ahead of something which it only does later is held up once.
 pub fn makes_room() -> bool {
     let start = Instant::now();
+    let nap = || {
+        let goes_on = start.elapsed() < ROOM_WAIT_MAX && !helper::is_exiting();
+        if goes_on {
+            threads::nap(ROOM_NAP);
+        }
+        goes_on
+    };
+    makes_room_while(has_room, nap, &IS_STALLED)
+}
+
+/// Wait for room while `nap` says that it has waited.
+fn makes_room_while(
+    has_room: impl Fn() -> bool,
+    mut nap: impl FnMut() -> bool,
+    is_stalled: &AtomicBool,
+) -> bool {
     loop {
         if has_room() {
-            IS_STALLED.store(false, Relaxed);
+            is_stalled.store(false, Relaxed);
             return true;
         }
-        if IS_STALLED.load(Relaxed) || helper::is_exiting() {
+        if is_stalled.load(Relaxed) || !nap() {
+            is_stalled.store(true, Relaxed);
             return false;
         }
-        if start.elapsed() >= ROOM_WAIT_MAX {
-            IS_STALLED.store(true, Relaxed);
-            return false;
-        }
-        threads::nap(ROOM_NAP);
     }
 }
 
@@ -334,4 +340,46 @@ pub fn reset() {
     TABLE.reset(Table { open: Vec::new(), free: Vec::new() });
     PARTS.store(0, SeqCst);
     COUNT.store(0, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// So often a launch naps before it goes whole, at most.
+    const NAPS_MAX: u32 = (ROOM_WAIT_MAX.as_micros() / ROOM_NAP.as_micros()) as u32;
+
+    #[test]
+    fn only_the_first_launch_of_a_stall_waits_for_room() {
+        let (is_stalled, naps) = (AtomicBool::new(false), Cell::new(0));
+        let launch = |room_after: u32| {
+            naps.set(0);
+            let nap = || {
+                naps.set(naps.get() + 1);
+                naps.get() <= NAPS_MAX
+            };
+            let made = makes_room_while(|| naps.get() >= room_after, nap, &is_stalled);
+            (made, naps.get())
+        };
+        assert_eq!(launch(0), (true, 0));
+        assert_eq!(launch(7), (true, 7), "room that comes in time is waited for");
+        for stall in 0..3 {
+            assert_eq!(launch(u32::MAX), (false, NAPS_MAX + 1), "stall {stall}");
+            for _ in 0..1_000 {
+                assert_eq!(launch(u32::MAX), (false, 0), "it goes whole at once");
+            }
+            assert_eq!(launch(0), (true, 0), "the stall is over");
+        }
+    }
+
+    #[test]
+    fn the_wait_for_room_ends_where_there_is_none() {
+        assert_eq!(ROOM_WAIT_MAX, Duration::from_millis(5));
+        PARTS.store(PARTS_OPEN_MAX + 1, SeqCst);
+        assert!(!has_room() && !makes_room());
+        assert!(IS_STALLED.load(SeqCst));
+        PARTS.store(0, SeqCst);
+        assert!(makes_room() && !IS_STALLED.load(SeqCst));
+    }
 }

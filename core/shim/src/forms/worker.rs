@@ -36,7 +36,6 @@ pub(super) enum Task {
     Sweep,
 }
 
-/// A job.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) task: Task,

@@ -43,11 +43,10 @@ pub fn reset() {
 /// All of them that anything is in.
 static HOMES: Guarded<Vec<Weak<Home>>> = Guarded::new(Vec::new());
 
-/// A context is gone: what was made in it is left alone from now on, whoever has it.
-pub fn forget_context(context: usize) {
+/// What the shim has made in a context so far. Not of a later context with the same handle.
+pub fn homes_of(context: usize) -> Vec<Arc<Home>> {
     let homes = HOMES.with(|all| all.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
-    homes.iter().filter(|home| home.context == context).for_each(|home| home.leave());
-    sweep(context);
+    homes.into_iter().filter(|home| home.context == context).collect()
 }
 
 /// The context that driver objects live in, for as long as it does.
@@ -62,23 +61,35 @@ impl Home {
     fn current() -> Result<Arc<Self>, Reason> {
         match driver().current_context() {
             0 => Err(Reason::NoContext),
-            context => {
-                let home = Arc::new(Home { context, gone: AtomicBool::new(false) });
-                HOMES.with(|all| {
-                    // Those that nothing is in any more go when there are twice as many.
-                    if all.len() == all.capacity() {
-                        all.retain(|home| home.strong_count() > 0);
-                    }
-                    all.push(Arc::downgrade(&home));
-                });
-                Ok(home)
-            }
+            context => Ok(Self::new(context)),
         }
     }
 
-    /// Its handle.
+    fn new(context: usize) -> Arc<Self> {
+        let home = Arc::new(Home { context, gone: AtomicBool::new(false) });
+        HOMES.with(|all| {
+            // Those that nothing is in any more go when there are twice as many.
+            if all.len() == all.capacity() {
+                all.retain(|home| home.strong_count() > 0);
+            }
+            all.push(Arc::downgrade(&home));
+        });
+        home
+    }
+
+    /// Of a context that no driver knows.
+    #[cfg(test)]
+    pub fn for_a_test(context: usize) -> Arc<Self> {
+        Self::new(context)
+    }
+
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// Whether it was destroyed.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(SeqCst)
     }
 
     /// It was destroyed: its objects are left alone from now on.
@@ -286,7 +297,6 @@ pub struct Kept {
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
     pub kernel_nodes: u32,
-    /// Nodes.
     pub nodes: usize,
     flags: u64,
     /// Those that could be launched by themselves.
@@ -499,6 +509,15 @@ fn destroy(home: &Home, steps: &[Step]) {
 pub fn is_any_retired(context: usize) -> bool {
     let is_here = |home: &Home| home.context == context && !home.gone.load(SeqCst);
     RETIRED.with(|all| all.iter().any(|(home, _)| is_here(home)))
+}
+
+/// Forget what was not launched any more in contexts that are gone.
+pub fn drop_gone() {
+    let gone =
+        RETIRED.with(|all| all.extract_if(.., |(home, _)| home.is_gone()).collect::<Vec<_>>());
+    for (home, steps) in gone {
+        destroy(&home, &steps);
+    }
 }
 
 /// Destroy what is not launched any more. By a thread that may wait for all that runs in the context.

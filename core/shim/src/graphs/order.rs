@@ -26,11 +26,9 @@ static DESTROYED: AtomicU64 = AtomicU64::new(0);
 /// Where an exec was launched last.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Last {
-    /// Nowhere.
     Never,
     /// On this stream.
     On {
-        /// Which one.
         stream: Identity,
         /// Streams destroyed until then: a handle may be another stream's now.
         destroyed: u64,

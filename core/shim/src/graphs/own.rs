@@ -41,9 +41,7 @@ pub struct Node {
 /// A kernel to be launched by itself.
 #[derive(Debug)]
 pub struct Own {
-    /// Its index.
     pub kernel: u32,
-    /// How.
     pub way: Way,
     function: usize,
     grid: [u32; 3],
@@ -94,7 +92,6 @@ fn arguments(params: &KernelNodeParams) -> KernelArguments {
     }
 }
 
-/// `CUlaunchAttributeValue`.
 type Value = [u64; 8];
 /// What an attribute's value is looked at for.
 type Test = fn(&Value) -> bool;

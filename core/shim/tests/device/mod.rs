@@ -68,7 +68,6 @@ functions! {
     cuGraphLaunch: fn(Ptr, Ptr);
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
 pub struct Kernel {
     function: Ptr,
@@ -81,7 +80,6 @@ pub struct Kernel {
     context: Ptr,
 }
 
-/// `CUDA_MEMSET_NODE_PARAMS`.
 #[repr(C)]
 pub struct Fill {
     to: u64,
@@ -127,7 +125,6 @@ const PTX: &CStr = cr"
 
 /// Elements of a buffer.
 pub const N: usize = 8;
-/// Buffers.
 pub const BUFFERS: usize = 6;
 
 pub fn ok(result: R) {

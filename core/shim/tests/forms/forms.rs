@@ -287,6 +287,21 @@ fn some_of_the_sms() {
     );
 }
 
+/// Answer a program's question with "no" until one of its launches was limited to some of the SMs.
+pub fn until_limited(core: &mut crate::governor::Governor, question: &str) {
+    core.answer(Answer::Partition(u32::MAX));
+    for round in 0.. {
+        assert!(round < 10_000, "no width came");
+        core.expect(question);
+        let is_limited = core.counters().partitioned.load(SeqCst) > 0;
+        core.say(if is_limited { "yes" } else { "no" });
+        if is_limited {
+            break;
+        }
+    }
+    core.answer(Answer::Whole);
+}
+
 /// A kernel whose blocks may wait for one another, as far as its code tells.
 fn one_that_may_wait(name: &str) -> String {
     format!(
@@ -405,7 +420,6 @@ fn parameters_come_through_either_way() {
 
 #[test]
 fn more_shared_memory_than_the_default() {
-    /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     const MAX_DYNAMIC: i32 = 8;
     const BYTES: u32 = 96 << 10;
     both(

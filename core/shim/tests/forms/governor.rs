@@ -124,6 +124,21 @@ impl Governor {
         self.shared.client.core.neighbours.store(count, SeqCst);
     }
 
+    /// Ask what is still running.
+    pub fn probe(&self) {
+        self.shared.client.probe();
+    }
+
+    /// All launches may go, without asking.
+    pub fn grant_all(&self) {
+        self.shared.client.ungated();
+    }
+
+    /// Whether the client's streams are all idle, as far as the core is told.
+    pub fn is_idle(&self) -> bool {
+        !self.shared.client.busy()
+    }
+
     pub fn counters(&self) -> &Counters {
         &self.region().counters
     }

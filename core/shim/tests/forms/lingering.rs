@@ -74,7 +74,6 @@ fn warm_up(device: &Device, stream: Ptr) {
     BEFORE.fetch_add(count(), SeqCst);
 }
 
-/// One launch.
 fn run(device: &Device, stream: Ptr) {
     device.step(&device.cells(2), GRID, stream, 1, WORK);
 }
@@ -330,5 +329,148 @@ fn alone_it_leaves_at_once() {
             say("end");
         },
         counting,
+    );
+}
+
+/// Streams that wait for a word, which a stream sets that is used only then.
+const WAITING: usize = 7;
+
+/// The program waits for one of [`WAITING`] streams, so that it might linger behind that. All of them wait for what
+/// comes into one more stream meanwhile, for which there is a hardware queue.
+fn the_last_queue(device: &mut Device, are_launched: bool) {
+    let streams: Vec<usize> = (0..WAITING).map(|_| device.stream(1) as usize).collect();
+    warm_up(device, streams[0] as Ptr);
+    let words = device.words();
+    let at = words.as_ptr() as u64;
+    let cells: Vec<_> = streams.iter().map(|_| device.cells(2)).collect();
+    for (i, stream) in streams.iter().enumerate() {
+        let stream = *stream as Ptr;
+        // SAFETY: a stream and a word of ours.
+        ok(unsafe { (device.cuda.cuStreamWaitValue32_v2)(stream, at, 1, 0) });
+        if are_launched || i == 0 {
+            device.step(&cells[i], GRID, stream, 1, 0);
+        }
+    }
+    let late = device.stream(1) as usize;
+    let mine = device.clone();
+    let setting = std::thread::spawn(move || {
+        mine.enter();
+        // Until the other thread waits.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        // SAFETY: as above.
+        ok(unsafe { (mine.cuda.cuStreamWriteValue32_v2)(late as Ptr, at, 1, 0) });
+    });
+    device.sync(streams[0] as Ptr);
+    setting.join().unwrap();
+    assert_eq!(count(), 0);
+    streams.iter().for_each(|stream| device.sync(*stream as Ptr));
+    device.check_steps(&cells[0], &[1]);
+    say("end");
+}
+
+#[test]
+fn the_last_queue_is_left_to_a_stream_that_is_used_later() {
+    both(
+        the_last_queue_is_left_to_a_stream_that_is_used_later,
+        &taking_turns(50),
+        |device| the_last_queue(device, true),
+        counting,
+    );
+}
+
+#[test]
+fn streams_in_which_nothing_is_launched_have_queues_too() {
+    both(
+        streams_in_which_nothing_is_launched_have_queues_too,
+        &taking_turns(50),
+        |device| the_last_queue(device, false),
+        counting,
+    );
+}
+
+/// Freeing memory waits for all that runs, and the driver keeps launches waiting meanwhile, but not those who wait for
+/// a stream: what runs may wait for one of these.
+#[test]
+fn a_wait_ends_while_another_thread_frees_memory() {
+    both(
+        a_wait_ends_while_another_thread_frees_memory,
+        &taking_turns(50),
+        |device| {
+            let (held, stream) = (device.stream(1), device.stream(1));
+            warm_up(device, stream);
+            let memory = device.memory(1);
+            let all = [held, stream].map(|of| (of, device.words(), device.cells(GRID[0])));
+            for (stream, words, cells) in &all {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(device.function("later"), GRID, 1, *stream, &params));
+                crate::program::wait_for(&words[0], 1);
+            }
+            let mine = device.clone();
+            let freeing = std::thread::spawn(move || {
+                mine.enter();
+                // SAFETY: memory of ours.
+                ok(unsafe { (mine.cuda.cuMemFree_v2)(memory) });
+            });
+            // Until it is in the driver.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let [(_, first, _), (_, second, _)] = all;
+            let ending = std::thread::spawn(move || {
+                // Until the other thread waits.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                second[1].store(1, SeqCst);
+            });
+            device.sync(stream);
+            assert_eq!(count(), 0, "it would have been kept waiting");
+            first[1].store(1, SeqCst);
+            freeing.join().unwrap();
+            ending.join().unwrap();
+            say("end");
+        },
+        counting,
+    );
+}
+
+#[test]
+fn a_thread_ends_while_another_one_frees_memory() {
+    both(
+        a_thread_ends_while_another_one_frees_memory,
+        &taking_turns(50),
+        |device| {
+            let held = device.stream(1);
+            assert_eq!(ask("grant"), "granted");
+            let (words, memory) = (device.words(), device.memory(1));
+            let (cells, steps) = (device.cells(GRID[0]), device.cells(2));
+            let params = [cells.data, cells.counts, words.as_ptr() as u64];
+            ok(device.launch(device.function("later"), GRID, 1, held, &params));
+            crate::program::wait_for(&words[0], 1);
+            let (mine, other) = (device.clone(), device.clone());
+            let (launched, goes_on) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+            let ending = std::thread::spawn(move || {
+                mine.enter();
+                mine.per_thread_launch().step(&steps, GRID, null_mut(), 1, 0);
+                launched.0.send(()).unwrap();
+                goes_on.1.recv().unwrap();
+            });
+            launched.1.recv().unwrap();
+            let freeing = std::thread::spawn(move || {
+                other.enter();
+                // SAFETY: memory of ours.
+                ok(unsafe { (other.cuda.cuMemFree_v2)(memory) });
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            goes_on.0.send(()).unwrap();
+            ending.join().unwrap();
+            words[1].store(1, SeqCst);
+            freeing.join().unwrap();
+            device.check_steps(&steps, &[1]);
+            say("end");
+        },
+        |core| {
+            core.expect("grant");
+            // Behind launches that nobody asks for no events are recorded, but behind a thread's last.
+            core.grant_all();
+            core.say("granted");
+            core.expect("end");
+        },
     );
 }

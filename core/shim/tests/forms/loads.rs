@@ -148,7 +148,6 @@ fn load_file(device: &Device, path: &Path, as_library: bool) -> i32 {
     }
 }
 
-/// `CUDA_ERROR_INVALID_IMAGE`.
 const INVALID_IMAGE: i32 = 200;
 
 #[test]
@@ -225,7 +224,6 @@ unsafe extern "C" fn on_a_stack_of_its_own(stack: *mut u8, body: extern "C" fn()
     )
 }
 
-/// `CUlibraryOption`s.
 const HOST_TABLE: i32 = 0;
 const BINARY_IS_PRESERVED: i32 = 1;
 

@@ -4,8 +4,10 @@
 //! under the shim with the software device as its driver; the core is in the test's own process,
 //! over real shared memory, and answers and asks as the test says.
 
+mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
+mod ends;
 mod forms;
 mod governor;
 mod graphs;
@@ -16,6 +18,7 @@ mod losses;
 mod order;
 mod program;
 mod refused;
+mod threads;
 mod waiting;
 mod yielding;
 

@@ -37,6 +37,16 @@ functions! {
     cuCtxSynchronize: fn();
     cuDevicePrimaryCtxRetain: fn(*mut Ptr, i32);
     cuDevicePrimaryCtxRelease_v2: fn(i32);
+    cuDevicePrimaryCtxGetState: fn(i32, *mut u32, *mut i32);
+    cuCtxAttach: fn(*mut Ptr, u32);
+    cuCtxDetach: fn(Ptr);
+    cuCtxFromGreenCtx: fn(*mut Ptr, Ptr);
+    cuDeviceGetDevResource: fn(i32, *mut Resource, u32);
+    cuDevSmResourceSplitByCount: fn(*mut Resource, *mut u32, *const Resource, *mut Resource, u32, u32);
+    cuDevResourceGenerateDesc: fn(*mut Ptr, *mut Resource, u32);
+    cuGreenCtxCreate: fn(*mut Ptr, Ptr, i32, u32);
+    cuGreenCtxDestroy: fn(Ptr);
+    cuGreenCtxStreamCreate: fn(*mut Ptr, Ptr, u32, i32);
     cuModuleLoad: fn(*mut Ptr, *const i8);
     cuModuleLoadData: fn(*mut Ptr, *const u8);
     cuModuleLoadDataEx: fn(*mut Ptr, *const u8, u32, Ptr, Ptr);
@@ -48,6 +58,7 @@ functions! {
     cuKernelGetFunction: fn(*mut Ptr, Ptr);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
+    cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);
     cuMemHostAlloc: fn(*mut Ptr, usize, u32);
     cuMemcpyDtoH_v2: fn(Ptr, u64, usize);
@@ -58,6 +69,8 @@ functions! {
     cuStreamQuery: fn(Ptr);
     cuStreamDestroy_v2: fn(Ptr);
     cuStreamWaitEvent: fn(Ptr, Ptr, u32);
+    cuStreamWaitValue32_v2: fn(Ptr, u64, u32, u32);
+    cuStreamWriteValue32_v2: fn(Ptr, u64, u32, u32);
     cuStreamBeginCapture_v2: fn(Ptr, i32);
     cuStreamEndCapture: fn(Ptr, *mut Ptr);
     cuGraphInstantiateWithFlags: fn(*mut Ptr, Ptr, u64);
@@ -70,7 +83,8 @@ functions! {
     cuLaunchCooperativeKernel: fn(Ptr, u32, u32, u32, u32, u32, u32, u32, Ptr, *mut Ptr);
 }
 
-/// `CUlaunchConfig`.
+pub type Resource = [u32; 36];
+
 #[repr(C)]
 pub struct Config {
     pub grid: [u32; 3],
@@ -81,7 +95,6 @@ pub struct Config {
     pub count: u32,
 }
 
-/// `CUlaunchAttribute`.
 #[repr(C)]
 pub struct Attribute {
     pub id: u32,
@@ -262,6 +275,11 @@ fn kernels() -> String {
     // Long enough for its transformed form to be kept on disk, where that is on.
     let comment = "// which is no code\n".repeat(2_000);
     format!("{PTX}{}{comment}", unseen.replace("entry later", "entry unseen"))
+}
+
+/// The same kernels in another image.
+pub fn another_image() -> String {
+    kernels() + "// and another\n"
 }
 
 /// The device, a context, a module; every thread of the program may use it.

@@ -1,5 +1,3 @@
-//! `cuStream*Capture*`.
-
 use crate::capture;
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
@@ -11,7 +9,6 @@ use crate::sync::lock;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// `CU_STREAM_CAPTURE_STATUS_*`.
 const NONE: u32 = 0;
 const ACTIVE: u32 = 1;
 const INVALIDATED: u32 = 2;

@@ -1,5 +1,3 @@
-//! `cuCtx*`.
-
 use crate::capture;
 use crate::config::{DRIVER_VERSION, PRIORITY_RANGE};
 use crate::context::{Context, Current, current, current_any, current_entry, with_stack};
@@ -12,7 +10,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// `CU_LIMIT_STACK_SIZE`.
 const STACK_SIZE: u32 = 0;
 
 fn create(out: &Out<usize>, flags: u32, device: i32) -> CuResult {
@@ -32,6 +29,18 @@ pub(super) fn find(handle: usize) -> CuResult<Current> {
         return current_entry();
     }
     Current::find(driver()?, handle)
+}
+
+/// Ends a context, which is taken off the calling thread's stack if it is on top.
+fn destroy(found: &Arc<Context>) -> CuResult {
+    let driver = driver()?;
+    let _ = driver.contexts.remove(handle_of(found));
+    found.tear_down(driver);
+    with_stack(|stack| {
+        if stack.last().is_some_and(|top| Arc::ptr_eq(&top.context, found)) {
+            stack.pop();
+        }
+    })
 }
 
 fn synchronize(current: &Current) -> CuResult {
@@ -77,13 +86,28 @@ exports! {
         if found.primary {
             return Err(CuError::INVALID_CONTEXT);
         }
-        let _ = driver.contexts.remove(context);
-        found.tear_down(driver);
-        with_stack(|stack| {
-            if stack.last().is_some_and(|top| Arc::ptr_eq(&top.context, &found)) {
-                stack.pop();
-            }
-        })
+        destroy(&found)
+    }
+
+    fn cuCtxAttach(context: Out<usize>, flags: u32) {
+        let current = current()?;
+        context.check()?;
+        if flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if current.primary {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        current.attach();
+        context.set(handle_of(&current))
+    }
+
+    fn cuCtxDetach(context: usize) {
+        let current = current_any()?;
+        if current.primary || handle_of(&current) != context {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        if current.detach() { destroy(&current) } else { Ok(()) }
     }
 
     fn cuCtxPushCurrent_v2(context: usize) {

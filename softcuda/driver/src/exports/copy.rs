@@ -106,7 +106,6 @@ fn linear(to: u64, from: u64, bytes: usize) -> Copy {
     Copy::linear(to, from, bytes)
 }
 
-/// `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Memcpy2d {

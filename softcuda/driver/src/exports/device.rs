@@ -14,7 +14,6 @@ use crate::sync::lock;
 use std::ffi::c_char;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// `CUdevprop`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {

@@ -1,5 +1,3 @@
-//! `cuEvent*`.
-
 use crate::capture;
 use crate::context::current;
 use crate::driver::driver;
@@ -11,7 +9,6 @@ use crate::stream::{NullStream, resolve};
 use crate::sync::lock;
 use std::sync::Arc;
 
-/// `CU_EVENT_RECORD_EXTERNAL`.
 const EXTERNAL: u32 = 1;
 
 fn record(event: usize, stream: usize, flags: u32, null: NullStream) -> CuResult {

@@ -1,5 +1,3 @@
-//! `cuGraph*`.
-
 use super::capture::nodes;
 use super::copy::Memcpy3d;
 use super::graph_params::{FillParams, HostParams, KernelParams, KernelParams2, Params};
@@ -104,7 +102,6 @@ fn instantiate(out: &Out<usize>, handle: usize, flags: u64) -> CuResult {
     out.set(driver()?.execs.insert(&Arc::new(Exec::new(&graph, flags)?)))
 }
 
-/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`.
 const TOPOLOGY_CHANGED: u32 = 2;
 
 /// Takes over what the nodes of a graph of the same shape do.

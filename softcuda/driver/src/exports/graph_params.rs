@@ -43,7 +43,6 @@ pub(crate) struct KernelParams2 {
     context: usize,
 }
 
-/// `CUDA_MEMSET_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct FillParams {
@@ -55,7 +54,6 @@ pub(crate) struct FillParams {
     height: usize,
 }
 
-/// `CUDA_HOST_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct HostParams {

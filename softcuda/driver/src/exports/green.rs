@@ -17,10 +17,8 @@ use std::sync::Arc;
 const SM: u32 = 1;
 /// Marks a resource that this device made.
 const MAGIC: [u8; 8] = *b"simSMset";
-/// `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`, `_MAX_POTENTIAL_CLUSTER_SIZE`.
 const IGNORE_COSCHEDULING: u32 = 1;
 const SPLIT_FLAGS: u32 = 3;
-/// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: u32 = 1;
 /// Resources in a descriptor, at most.
 const RESOURCES_MAX: u32 = SMS_MAX as u32;

@@ -1,5 +1,3 @@
-//! `cuLaunch*`.
-
 use crate::capture;
 use crate::config::{self, PRIORITY_RANGE};
 use crate::error::{CuError, CuResult};
@@ -12,7 +10,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// `CUlaunchConfig`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Config {

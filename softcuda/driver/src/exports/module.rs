@@ -1,6 +1,4 @@
-//! `cuModule*`.
-
-use crate::config::IMAGE_BYTES_MAX;
+use crate::config::{IMAGE_BYTES_MAX, load_time};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
@@ -99,6 +97,7 @@ pub(super) fn read_file(name: &In<c_char>) -> CuResult<Result<String, LoadError>
 fn load(out: &Out<usize>, ptx: Result<String, LoadError>, options: &JitOptions) -> CuResult {
     let (driver, context) = (driver()?, current()?);
     let _alone = context.synchronize_alone()?;
+    std::thread::sleep(load_time());
     let module = ptx.and_then(|ptx| Module::load(driver, &context, &ptx, None));
     out.set(driver.modules.insert(&options.report(module)?))
 }

@@ -8,7 +8,6 @@ use crate::memory::{Kind, Region};
 use crate::registry::handle_of;
 use std::ffi::c_void;
 
-/// `CU_POINTER_ATTRIBUTE_*`.
 const CONTEXT: u32 = 1;
 const MEMORY_TYPE: u32 = 2;
 const DEVICE_POINTER: u32 = 3;

@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; 1 asks for the legacy one.
 const PER_THREAD: u64 = 2;
-/// `CUdriverProcAddressQueryResult`.
 const FOUND: u32 = 0;
 const NOT_FOUND: u32 = 1;
 const VERSION_TOO_LOW: u32 = 2;
@@ -151,7 +150,9 @@ fn symbol(base: &str, version: i32) -> Result<String, u32> {
 fn own_symbol(name: &str) -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {
-        let own = cuGetProcAddress_v2 as *const c_void;
+        // Not an exported function: its address would be that of a library preloaded in front
+        // of this one that exports the same name, as the shim does.
+        let own = own_symbol as fn(&str) -> *mut c_void as *const c_void;
         // SAFETY: `info` is a valid out pointer and `own` an address of this
         // library; the name it yields is a C string owned by the loader.
         unsafe {

@@ -28,8 +28,6 @@ unsupported! {
     cuCoredumpGetAttributeGlobal
     cuCoredumpSetAttribute
     cuCoredumpSetAttributeGlobal
-    cuCtxAttach
-    cuCtxDetach
     cuCtxDisablePeerAccess
     cuCtxGetExecAffinity
     cuDestroyExternalMemory

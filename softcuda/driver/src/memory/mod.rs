@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex, RwLock};
 pub(crate) enum Kind {
     /// `cuMemAlloc` and friends.
     Device,
-    /// `cuMemAllocManaged`.
     Managed,
     /// A module's variable.
     Global,
@@ -54,7 +53,6 @@ pub(crate) struct Region {
 /// What a pointer is to a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Device memory.
     Device,
     /// Host memory known to the driver.
     Pinned,

@@ -26,7 +26,6 @@ pub enum AttachError {
     /// The file could not be made, opened or mapped.
     #[error("device file {path}: {what}: {source}")]
     Io {
-        /// The file.
         path: PathBuf,
         /// What was tried.
         what: &'static str,
@@ -36,7 +35,6 @@ pub enum AttachError {
     /// The file is not a device of this version.
     #[error("device file {path} is not usable ({why}); remove it, or set TALLY_SOFTCUDA_DEVICE")]
     Foreign {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -44,7 +42,6 @@ pub enum AttachError {
     /// No row for another process.
     #[error("device file {path}: all {limit} process rows are taken")]
     Full {
-        /// The file.
         path: PathBuf,
         /// How many rows there are.
         limit: usize,

@@ -48,17 +48,12 @@ pub struct BlockLaunch<'a> {
     pub kernel: &'a Kernel,
     /// The kernel's parameters, laid out as its `params` say.
     pub params: &'a [u8],
-    /// `%nctaid`.
     pub grid: [u32; 3],
-    /// `%ntid`.
     pub block: [u32; 3],
-    /// `%ctaid`.
     pub block_index: [u32; 3],
     /// Bytes of `extern .shared` memory.
     pub dynamic_shared_bytes: u32,
-    /// `%smid`.
     pub sm_id: u32,
-    /// `%nsmid`.
     pub sm_count: u32,
 }
 

@@ -111,7 +111,6 @@ fn power(n: i32) -> f64 {
     f64::from_bits(((n + 1023) as u64) << 52)
 }
 
-/// `cvt.satfinite`.
 pub(crate) const SATFINITE: u32 = 1 << 30;
 /// The lane holds two values, in its low and its high 16 bits.
 pub(crate) const PACKED: u32 = 1 << OWN;

@@ -43,7 +43,6 @@ pub struct Plan {
     pub device: tally_tests::Device,
     /// Seconds that a program may take.
     pub limit_s: f64,
-    /// Bare.
     pub bare_limit_s: f64,
     pub until: Instant,
     /// Ends a setup early after so many hangs.

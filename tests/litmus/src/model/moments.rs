@@ -94,7 +94,6 @@ pub struct Call<'p> {
     pub items: Vec<usize>,
 }
 
-/// See above.
 pub struct Moments<'p> {
     pub program: &'p Program,
     pub device: Device,

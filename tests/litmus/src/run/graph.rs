@@ -25,7 +25,6 @@ fn copy_node(to: (u64, u64), from: (u64, u64)) -> [u64; 25] {
     node
 }
 
-/// `CU_MEMORYTYPE_HOST`, `_DEVICE`.
 const HOST: u64 = 1;
 const DEVICE: u64 = 2;
 

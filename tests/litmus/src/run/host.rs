@@ -1,5 +1,3 @@
-//! Host functions.
-
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 

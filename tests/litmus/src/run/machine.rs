@@ -26,7 +26,6 @@ pub struct Settings {
     pub folder: PathBuf,
 }
 
-/// See above.
 pub struct Machine {
     pub cuda: &'static Cuda,
     pub process: u8,

@@ -58,12 +58,10 @@ impl HostMemory {
         Ok(Self { words, flags, address })
     }
 
-    /// A word.
     pub fn word(&self, at: u32) -> &'static AtomicU32 {
         &self.words[at as usize]
     }
 
-    /// A flag.
     pub fn flag(&self, at: usize) -> &'static AtomicU32 {
         &self.flags[at]
     }

@@ -15,7 +15,6 @@ const TEXT_BYTES_MAX: usize = 1 << 15;
 /// Where texts of [`Source::Static`] lie, in the program's own data: one after the other.
 static TEXT: Mutex<[u8; TEXT_BYTES_MAX]> = Mutex::new([0; TEXT_BYTES_MAX]);
 static FILES: AtomicU32 = AtomicU32::new(0);
-/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub const SHARED_BYTES: u32 = 8;
 /// Kernels of which there can be one block on an SM.
 const SPREAD: [&str; 3] = ["barrier", "streamk_gemm", "each_sm"];

@@ -6,7 +6,6 @@ use super::{Context, Run, lock};
 use crate::program::{Id, Module, Op, Source, StreamKind, Target};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`.
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 /// Size of memory that is made to be freed.

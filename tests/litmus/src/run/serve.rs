@@ -45,7 +45,6 @@ const STAY: Duration = Duration::from_secs(5);
 pub struct Runs(pub Vec<(u32, u32)>);
 
 impl Runs {
-    /// Of words.
     pub fn of(words: &[u32]) -> Self {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         for &word in words {
@@ -57,7 +56,6 @@ impl Runs {
         Self(runs)
     }
 
-    /// All words.
     pub fn words(&self) -> Vec<u32> {
         self.0
             .iter()

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
 /// How long a thread that waits for another, or for memory to change, sleeps at a time.
 const NAP: Duration = Duration::from_micros(50);

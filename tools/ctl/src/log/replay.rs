@@ -8,16 +8,24 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use tally_decision_log::compare::{KINDS, Share};
-use tally_decision_log::{About, Player};
+use tally_decision_log::player::Parts;
+use tally_decision_log::{About, Comparison, Player};
 use tally_engine::policy::Policy;
 
 /// Kernels and clients shown.
 const TOP: usize = 10;
 
-/// `log replay`.
+/// Shown at the end of `--help`.
+pub const AFTER_HELP: &str = "\
+Exit codes, besides those of `tallyctl --help`:
+  0  the log's own policy gave every answer again; or another policy was compared
+  1  the log's own policy answered otherwise, although the log holds all that it knew
+  3  no proof: answers differ in a part of the log that begins while the policy was running, whose memory is not in
+     the log; or records are missing";
+
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The log.
+    /// The decision log to read
     pub file: PathBuf,
     /// The component. Default: the file that the log names, if it still is what it was.
     #[arg(long, value_name = "FILE")]
@@ -44,21 +52,21 @@ impl Source {
     #[cfg(feature = "wasm")]
     fn open(args: &ReplayArgs, header: &tally_decision_log::Header) -> Result<Self, CtlError> {
         use tally_wasm_host::{Capabilities, Capability, Limits, PolicyHost};
-        let usage = |why: String| CtlError::Usage(why);
+        let failed = |why: String| CtlError::Failed(why);
         let mut limits: Limits = serde_json::from_value(header.limits.clone()).map_err(|e| {
-            usage(format!("{}: its limits are not understood: {e}", args.file.display()))
+            failed(format!("{}: its limits are not understood: {e}", args.file.display()))
         })?;
         // How busy this machine is must not change what comes out; fuel is as it was.
         limits.call_cpu_ms_max = limits.call_cpu_ms_max.max(60_000);
         limits.init_cpu_ms_max = limits.init_cpu_ms_max.max(60_000);
         let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
-        let granted = granted.collect::<Result<Capabilities, _>>().map_err(usage)?;
-        let host = PolicyHost::new(limits).map_err(|e| usage(e.to_string()))?;
+        let granted = granted.collect::<Result<Capabilities, _>>().map_err(failed)?;
+        let host = PolicyHost::new(limits).map_err(|e| failed(e.to_string()))?;
         let host = host.granting(granted);
         let config = match &args.config {
             Some(path) => Some(
                 std::fs::read_to_string(path)
-                    .map_err(|e| usage(format!("--config {}: {e}", path.display())))?,
+                    .map_err(|e| failed(format!("--config {}: {e}", path.display())))?,
             ),
             None => None,
         };
@@ -69,7 +77,7 @@ impl Source {
     #[cfg(not(feature = "wasm"))]
     fn open(_: &ReplayArgs, _: &tally_decision_log::Header) -> Result<Self, CtlError> {
         let why = "log replay: this tallyctl was built without WebAssembly (feature `wasm`)";
-        Err(CtlError::Usage(why.into()))
+        Err(CtlError::Failed(why.into()))
     }
 
     #[cfg(feature = "wasm")]
@@ -113,7 +121,6 @@ impl Source {
     }
 }
 
-/// Replay.
 pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
     let file = &args.file;
     let mut log = open(file)?;
@@ -126,7 +133,7 @@ pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
         match next(&mut log, file) {
             (Some(record), _) => {
                 let fed = player.feed(&record, true);
-                fed.map_err(|e| CtlError::Usage(format!("{}: {e}", file.display())))?;
+                fed.map_err(|e| CtlError::Failed(format!("{}: {e}", file.display())))?;
             }
             (None, rest) => break rest,
         }
@@ -175,21 +182,32 @@ pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
             )?;
         }
     }
-    if !same {
-        return Ok(());
+    if same { verdict(&comparison, &parts) } else { Ok(()) }
+}
+
+/// Whether the log's own policy answered as it had.
+fn verdict(comparison: &Comparison, parts: &Parts) -> Result<(), CtlError> {
+    if parts.differ_known > 0 {
+        return Err(CtlError::Failed(format!(
+            "the log's own policy answered {} calls otherwise than it had, although the log holds all that it knew",
+            parts.differ_known
+        )));
     }
     if !comparison.is_equal() {
-        let message = "the policy of the log answered otherwise than it had".to_owned();
-        return Err(CtlError::Refused { message });
+        return Err(CtlError::NoProof(format!(
+            "{} answers differ, all of them in parts of the log that begin while the policy was running: what it \
+             remembered from before is not in the log, so this says nothing against the policy. To have a log that \
+             can be proved, start recording before the policy is loaded (`tally-core --log FILE`, or load the policy \
+             again while recording), or have the policy implement the contract's `state` interface",
+            parts.differ_unknown
+        )));
     }
     if parts.lost + parts.not_compared > 0 {
-        return Err(CtlError::Refused {
-            message: format!(
-                "every answer that was compared is equal, but {} records were lost and {} calls \
-                 not compared: this is no proof",
-                parts.lost, parts.not_compared
-            ),
-        });
+        return Err(CtlError::NoProof(format!(
+            "every answer that was compared is equal, but {} records were lost and {} calls not compared: this is no \
+             proof",
+            parts.lost, parts.not_compared
+        )));
     }
     Ok(())
 }
@@ -199,16 +217,23 @@ fn show(
     file: &Path,
     records: u64,
     same: bool,
-    c: &tally_decision_log::Comparison,
-    p: &tally_decision_log::player::Parts,
+    c: &Comparison,
+    p: &Parts,
 ) -> std::io::Result<()> {
     writeln!(out, "log        {}: {records} records", file.display())?;
-    writeln!(
-        out,
-        "begins     {} with a policy's start, {} while one ran that said what it knew, {} while one \
-         ran, {} after gaps of {} records",
-        p.from_start, p.from_saved, p.mid_run, p.after_gap, p.lost
-    )?;
+    let parts = [
+        (p.from_start, "with the policy's start"),
+        (p.from_saved, "while the policy ran, with what it knew then"),
+        (p.mid_run, "while the policy ran: what it knew then is not in the log"),
+        (p.after_gap, "after a gap: what the policy knew then is not in the log"),
+    ];
+    for (count, how) in parts.into_iter().filter(|(count, _)| *count > 0) {
+        let what = if count == 1 { "part begins" } else { "parts begin" };
+        writeln!(out, "begins     {count} {what} {how}")?;
+    }
+    if p.lost > 0 {
+        writeln!(out, "gaps       {} records were lost", p.lost)?;
+    }
     writeln!(out, "policy     {}", if same { "the log's own" } else { "another" })?;
     writeln!(
         out,
@@ -284,4 +309,35 @@ fn places(out: &mut impl Write, what: &str, all: &[(String, u32, Share)]) -> std
         writeln!(out, "{line}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(decisions: u64, parts: Parts) -> (u8, String) {
+        let comparison = Comparison { decisions, equal: decisions, ..Comparison::default() };
+        let differ = parts.differ_known + parts.differ_unknown;
+        let comparison = Comparison { equal: decisions - differ, ..comparison };
+        match verdict(&comparison, &parts) {
+            Ok(()) => (0, String::new()),
+            Err(CtlError::NoProof(why)) => (3, why),
+            Err(CtlError::Failed(why)) => (1, why),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn only_what_a_policy_cannot_have_known_otherwise_counts_against_it() {
+        assert_eq!(code(9, Parts { mid_run: 1, ..Parts::default() }).0, 0);
+        let (exit, why) = code(9, Parts { mid_run: 1, differ_unknown: 2, ..Parts::default() });
+        assert_eq!(exit, 3);
+        assert!(
+            why.contains("2 answers differ") && why.contains("while the policy was running"),
+            "{why}"
+        );
+        let known = Parts { differ_known: 1, differ_unknown: 2, ..Parts::default() };
+        assert!(matches!(code(9, known), (1, why) if why.contains("1 calls otherwise")));
+        assert_eq!(code(9, Parts { lost: 4, ..Parts::default() }).0, 3);
+    }
 }

@@ -10,7 +10,6 @@ use tally_decision_log::compare::{commands, fault, fault_name, shown};
 use tally_decision_log::{Answer, Begin, Outcome, Record, world};
 use tally_engine::policy::{Class, Completion, Context, Event, Form, Launch, SharingMode};
 
-/// Show it.
 pub fn run(
     out: &mut impl Write,
     file: &Path,
@@ -61,7 +60,7 @@ pub fn run(
         writeln!(out, "{line}")?;
     }
     match rest {
-        Some(why) => Err(CtlError::Refused { message: why }),
+        Some(why) => Err(CtlError::Failed(why)),
         None => Ok(()),
     }
 }

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::path::Path;
 use tally_decision_log::trace::Trace;
 
-/// Convert.
 pub fn run(out: &mut impl Write, file: &Path, client: &str, to: &Path) -> Result<(), CtlError> {
     let mut log = open(file)?;
     let mut trace = Trace::of(client);
@@ -19,16 +18,16 @@ pub fn run(out: &mut impl Write, file: &Path, client: &str, to: &Path) -> Result
     trace.end();
     if !trace.has_client() {
         let why = format!("{}: no client of the name {client} is in it", file.display());
-        return Err(CtlError::Usage(why));
+        return Err(CtlError::Failed(why));
     }
     if trace.rows() == 0 {
-        return Err(CtlError::Usage(format!(
+        return Err(CtlError::Failed(format!(
             "{}: no completion of {client} is in it: record with --completions, and the program \
              as best-effort (a high-priority program's launches are not decided)",
             file.display()
         )));
     }
-    let failed = |e: std::io::Error| CtlError::Usage(format!("{}: {e}", to.display()));
+    let failed = |e: std::io::Error| CtlError::Failed(format!("{}: {e}", to.display()));
     trace.save(to).map_err(failed)?;
     writeln!(out, "{}: {} kernels of {client}", to.display(), trace.rows())?;
     if trace.transformed > 0 {

@@ -4,13 +4,12 @@ use crate::error::CtlError;
 use clap::Args;
 use std::path::PathBuf;
 
-/// `policy bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The component.
+    /// The policy component, a `.wasm` file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// As JSON (schema 1), for programs.
@@ -21,7 +20,6 @@ pub struct BenchArgs {
     pub limits: super::LimitsArg,
 }
 
-/// Measure.
 #[cfg(feature = "wasm")]
 pub fn run(args: &BenchArgs) -> Result<(), CtlError> {
     use std::io::Write;
@@ -51,7 +49,6 @@ pub fn run(args: &BenchArgs) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// Measure.
 #[cfg(not(feature = "wasm"))]
 pub fn run(args: &BenchArgs) -> Result<(), CtlError> {
     Err(super::without_wasm(&args.file))
@@ -76,7 +73,6 @@ mod measure {
     /// Bulk samples, of which the median counts.
     const SAMPLES: usize = 30;
 
-    /// Everything measured.
     #[derive(Debug, Serialize)]
     pub struct Figures {
         schema: u32,
@@ -90,7 +86,6 @@ mod measure {
         pub clock_ns: u64,
     }
 
-    /// Where.
     #[derive(Debug, Serialize)]
     pub struct Machine {
         pub cpu: String,
@@ -120,7 +115,7 @@ mod measure {
     }
 
     fn failed(message: String) -> CtlError {
-        CtlError::Refused { message }
+        CtlError::Failed(message)
     }
 
     /// Time single runs until [`FOR`] is over; the median, s.

@@ -4,13 +4,12 @@ use crate::error::CtlError;
 use clap::Args;
 use std::path::PathBuf;
 
-/// `policy check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The component.
+    /// The policy component, a `.wasm` file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Its configuration.
+    /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A capability that the policy has been granted; may be given several times.
@@ -27,7 +26,6 @@ pub struct CheckArgs {
     pub limits: super::LimitsArg,
 }
 
-/// Check.
 #[cfg(feature = "wasm")]
 pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     use std::io::{IsTerminal, Write};
@@ -38,10 +36,10 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     let granted = granted
         .collect::<Result<Capabilities, _>>()
         .map_err(|why| CtlError::Usage(format!("--grant: {why}")))?;
-    let compiler = tally_wasm_host::Compiler::this_program()
-        .map_err(|e| CtlError::Refused { message: e.to_string() })?;
+    let compiler =
+        tally_wasm_host::Compiler::this_program().map_err(|e| CtlError::Failed(e.to_string()))?;
     let subject = Wasm::open(compiler, &args.file, &config, &args.limits.limits(), granted)
-        .map_err(|e| CtlError::Refused { message: e.to_string() })?;
+        .map_err(|e| CtlError::Failed(e.to_string()))?;
     let report = check_loaded(&subject, &Options { seed: args.seed, ..Options::default() });
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -68,12 +66,9 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     if report.passed() {
         return Ok(());
     }
-    Err(CtlError::Refused {
-        message: format!("{} does not pass: {}", args.file.display(), bad.join(", ")),
-    })
+    Err(CtlError::Failed(format!("{} does not pass: {}", args.file.display(), bad.join(", "))))
 }
 
-/// Check.
 #[cfg(not(feature = "wasm"))]
 pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
     Err(super::without_wasm(&args.file))

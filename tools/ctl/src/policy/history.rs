@@ -4,12 +4,13 @@ use crate::admin::Core;
 use crate::error::CtlError;
 use crate::status::{count, number, text};
 use crate::table::{Align, table};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::io::Write;
+use tally_admin::Request;
 
 /// Show it, the latest first.
 pub fn run(core: &mut Core, out: &mut impl Write, as_json: bool) -> Result<(), CtlError> {
-    let history = core.ask(&json!({"cmd": "policy_history"}))?;
+    let history = core.ask(&Request::PolicyHistory {})?;
     if as_json {
         writeln!(out, "{history:#}")?;
         return Ok(());
@@ -82,6 +83,7 @@ fn ago(s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn the_latest_comes_first_and_strikes_are_told_in_full() {

@@ -27,10 +27,9 @@ const NAME_BYTES_MAX: usize = 64;
 const RESERVED: [&str; 9] =
     ["alloc", "build", "core", "crate", "deps", "proc-macro", "std", "tally-sdk", "test"];
 
-/// `policy new`.
 #[derive(Debug, Args)]
 pub struct NewArgs {
-    /// The language.
+    /// Language of the template
     #[arg(long, value_enum)]
     pub lang: Lang,
     /// Where to make it. Default: a folder of its name, here.
@@ -41,7 +40,6 @@ pub struct NewArgs {
     pub name: String,
 }
 
-/// `--lang`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Lang {
     /// 40 KiB, 0.2 us a decision.
@@ -78,12 +76,11 @@ fn usable(name: &str) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// Make it.
 pub fn run(args: &NewArgs) -> Result<(), CtlError> {
     usable(&args.name)?;
     let root = args.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
     let shown = root.display();
-    let refused = |why: String| CtlError::Refused { message: format!("{shown}: {why}") };
+    let refused = |why: String| CtlError::Failed(format!("{shown}: {why}"));
     match std::fs::create_dir(&root) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {

@@ -13,7 +13,6 @@ const POLICY_BYTES_MAX: u64 = 1 << 30;
 /// No key file is longer.
 const KEY_BYTES_MAX: u64 = 4096;
 
-/// `policy keygen`.
 #[derive(Debug, Args)]
 pub struct KeygenArgs {
     /// File of the private key, made with mode 0600; the public one goes to FILE.pub.
@@ -22,7 +21,6 @@ pub struct KeygenArgs {
     pub out: PathBuf,
 }
 
-/// `policy sign`.
 #[derive(Debug, Args)]
 pub struct SignArgs {
     /// The component; its signature goes to FILE.sig.
@@ -33,7 +31,6 @@ pub struct SignArgs {
     pub key: PathBuf,
 }
 
-/// `policy verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The component; its signature is FILE.sig.
@@ -63,11 +60,13 @@ fn read(file: &Path, bytes_max: u64) -> Result<Vec<u8>, CtlError> {
 /// Make a file that must not be there yet.
 fn create(file: &Path, mode: u32, text: &str) -> Result<(), CtlError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(file);
-    made.and_then(|mut made| {
-        made.write_all(text.as_bytes())?;
-        made.sync_all()
+    let mut made = made.map_err(|error| failed(file, error))?;
+    let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
+    written.map_err(|error| {
+        // Half a file would stand in the way of the next try.
+        let _ = std::fs::remove_file(file);
+        failed(file, error)
     })
-    .map_err(|error| failed(file, error))
 }
 
 /// Replace a file at once: whoever watches it sees the old one or the new one.
@@ -98,7 +97,9 @@ pub fn keygen(args: &KeygenArgs) -> Result<(), CtlError> {
     let key = SecretKey::generate().map_err(|error| failed(&args.out, error))?;
     let public = key.public();
     create(&args.out, 0o600, &key.to_file_text())?;
-    create(&public_file, 0o644, &format!("{public}\n"))?;
+    create(&public_file, 0o644, &format!("{public}\n")).inspect_err(|_| {
+        let _ = std::fs::remove_file(&args.out);
+    })?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{public}")?;
     writeln!(

@@ -7,7 +7,6 @@ use wasmparser::{BinaryReaderError, Parser, Payload};
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-/// `policy wrap`.
 #[derive(Debug, Args)]
 pub struct WrapArgs {
     /// The core module: exports the functions of the contract's `scheduler` by the names
@@ -19,11 +18,8 @@ pub struct WrapArgs {
     pub output: PathBuf,
 }
 
-/// Wrap.
 pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
-    let refused = |path: &Path, why: String| CtlError::Refused {
-        message: format!("{}: {why}", path.display()),
-    };
+    let refused = |path: &Path, why: String| CtlError::Failed(format!("{}: {why}", path.display()));
     let module = std::fs::read(&args.file).map_err(|e| refused(&args.file, e.to_string()))?;
     let component = component(module).map_err(|why| refused(&args.file, why))?;
     std::fs::write(&args.output, component).map_err(|e| refused(&args.output, e.to_string()))

@@ -115,7 +115,7 @@ pub fn run(
     since: &str,
     json: bool,
 ) -> Result<(), CtlError> {
-    let wrong = |why: String| CtlError::Usage(format!("--calibrate {}: {why}", file.display()));
+    let wrong = |why: String| CtlError::Failed(format!("--calibrate {}: {why}", file.display()));
     let content = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
     let rows: Vec<Value> = serde_json::from_str(&content).map_err(|e| {
         wrong(format!("{e}; expected an array of rows as in docs/results/pairs.json"))

@@ -4,7 +4,7 @@ use tally_decision_log::{Reader, decode, world};
 use tally_engine::policy::Context;
 
 /// No panic, no endless loop, and no more records than bytes.
-pub fn declog(data: &[u8]) {
+pub fn decision_log(data: &[u8]) {
     if let Ok(mut reader) = Reader::new(data) {
         let mut context = Context::default();
         while let Ok(Some(record)) = reader.next_record() {

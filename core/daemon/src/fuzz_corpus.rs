@@ -1,9 +1,17 @@
-//! The fuzz targets `config` and `profiles` over their committed corpora, without a fuzzer.
+//! The fuzz targets of the daemon over their committed corpora, without a fuzzer.
 
+#[path = "../../../tests/fuzz/bodies/admin.rs"]
+mod admin;
 #[path = "../../../tests/fuzz/bodies/config.rs"]
 mod config;
+#[path = "../../../tests/fuzz/bodies/dispatch.rs"]
+mod dispatch;
+#[path = "../../../tests/fuzz/bodies/peer.rs"]
+mod peer;
 #[path = "../../../tests/fuzz/bodies/profiles.rs"]
 mod profiles;
+#[path = "../../../tests/fuzz/bodies/registration.rs"]
+mod registration;
 
 fn all(target: &str, body: fn(&[u8])) {
     let folder = format!("{}/../../tests/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
@@ -17,6 +25,9 @@ fn all(target: &str, body: fn(&[u8])) {
 
 #[test]
 fn the_committed_corpora_pass() {
+    all("admin", admin::admin);
     all("config", config::config);
+    all("dispatch", dispatch::dispatch);
     all("profiles", profiles::profiles);
+    all("registration", registration::registration);
 }

@@ -1,0 +1,230 @@
+//! Connections served without sockets in the file system, for the fuzz targets and their tests: a peer's bytes and
+//! descriptors go in, and what the core answered and keeps comes out. In one thread, but for files.
+
+use super::{EntryPoint, Places, Plane, admin, registration};
+use crate::admit::Rules;
+use crate::config::{Config, SharingChoice};
+use crate::dispatch::Settings;
+use crate::dispatch::harness::Harness;
+use crate::loader::{Hosted, Loader, Program};
+use crate::peer::Peer;
+use crate::policy_slot::PolicySlot;
+use crate::profile_store::ProfileStore;
+use crate::quota::{Place, Room, User};
+use crate::record::Recordings;
+use crate::sharing::SharingMode;
+use rustix::fd::{AsFd, OwnedFd};
+use std::cell::RefCell;
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tally_decision_log::Tape;
+use tally_engine::{BuiltIn, EngineConfig};
+use tally_ipc::admin::{File, Incoming, Requests};
+use tally_wasm_host::{Cancel, ComponentFile, Saved};
+use tokio::sync::{Mutex, Notify};
+use tokio::task::LocalSet;
+
+/// A user with no rights.
+const STRANGER: u32 = 54_321;
+/// A connection that was not dealt with by then hangs.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What a peer sends in one message.
+#[derive(Debug)]
+pub struct Message {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// What comes with them.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// What a connection left behind.
+#[derive(Debug)]
+pub struct After {
+    /// What the peer was sent.
+    pub answer: Vec<u8>,
+    /// Clients that are served.
+    pub clients: usize,
+    /// Places that are taken.
+    pub places: usize,
+    /// Policies that were active.
+    pub generation: u64,
+    /// The core was asked to stop.
+    pub stops: bool,
+    /// A decision log or a shadow was begun, or an A/B test.
+    pub records: bool,
+}
+
+/// Makes a policy of anything.
+struct AnyPolicy;
+
+impl Loader for AnyPolicy {
+    fn compile(&self, _: &ComponentFile, _: &Cancel) -> Result<Arc<dyn Program>, String> {
+        Ok(Arc::new(AnyPolicy))
+    }
+}
+
+impl Program for AnyPolicy {
+    fn name(&self) -> &str {
+        "any"
+    }
+
+    fn digest(&self) -> &str {
+        "0123"
+    }
+
+    fn start(&self, config: &str, _: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
+        match config.contains("wrong") {
+            true => Err("its configuration is wrong".into()),
+            false => Ok(Box::new(BuiltIn { quiet_ns: 0 })),
+        }
+    }
+}
+
+fn config() -> Config {
+    let nowhere = |name: &str| PathBuf::from(format!("/nonexistent/{name}"));
+    let mut config = Config::default();
+    config.policy.required = false;
+    config.policy.file = Some(nowhere("policy.wasm"));
+    config.profiles.enabled = false;
+    config.ab.keep = false;
+    config.log.directory = Some(nowhere("logs"));
+    config.sharing.mode = SharingChoice::None;
+    config.high_priority.uids = Some(vec![0, rustix::process::geteuid().as_raw()]);
+    config
+}
+
+/// A plane, and the loop behind it.
+async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
+    let config = config();
+    let room = Room::new(1_024, config.admission.clients_max);
+    let (slot, policy) =
+        PolicySlot::open(Arc::new(AnyPolicy), &config.policy, 0).expect("the built-in rule serves");
+    let sharing = SharingMode::establish(&config.sharing, Path::new("/nonexistent")).await;
+    let (profiles, _) = ProfileStore::open(&config.profiles).await;
+    let recordings = Recordings::open(&config, &policy, &Tape::default());
+    let settings = Settings {
+        spin_ns: 0,
+        pin_cpu: None,
+        completion_poll_ns: 50_000,
+        probe_after_ns: 1_000_000,
+        high_stall_ns: 0,
+        engine: EngineConfig::default(),
+    };
+    let harness = Harness::new(settings, policy).expect("descriptors");
+    let plane = Rc::new(Plane {
+        rules: Rules::new(&config, rustix::process::geteuid().as_raw()),
+        control: harness.control.clone(),
+        registry: RefCell::default(),
+        ungoverned: RefCell::default(),
+        policy: slot,
+        lab: crate::ab::Lab::open(&config, Path::new("/nonexistent/core.sock")),
+        profiles,
+        recordings: recordings.expect("nothing is recorded"),
+        sharing: RefCell::new(Some(sharing.expect("none was asked for"))),
+        stop: Notify::new(),
+        started: Instant::now(),
+        pinned: None,
+        gpus: Arc::default(),
+        status_turn: Mutex::new(()),
+        strangers_turn: Mutex::new(()),
+        reading: Default::default(),
+        room,
+        places: Places::new(&config.admission, &room),
+        journal: Default::default(),
+        config,
+    });
+    (plane, Rc::new(RefCell::new(harness)))
+}
+
+/// Send the messages, as far as the other side takes them, and nothing more.
+fn send(here: &UnixStream, messages: Vec<Message>) {
+    here.set_nonblocking(true).expect("a socket");
+    for Message { bytes, fds } in messages {
+        let files = fds.into_iter().map(|fd| File { role: String::new(), fd });
+        if tally_ipc::admin::send(here, &bytes, &files.collect::<Vec<_>>()).is_err() {
+            break;
+        }
+    }
+    let _ = here.shutdown(Shutdown::Write);
+}
+
+/// Serve one connection of a peer that sends this and ends. `trusted`: of the core's user.
+pub fn connect(
+    runtime: &tokio::runtime::Runtime,
+    entry_point: EntryPoint,
+    trusted: bool,
+    messages: Vec<Message>,
+) -> After {
+    LocalSet::new().block_on(runtime, async {
+        let (plane, harness) = open().await;
+        let (mut here, there) = UnixStream::pair().expect("sockets");
+        send(&here, messages);
+        there.set_nonblocking(true).expect("a socket");
+        let there = tokio::net::UnixStream::from_std(there).expect("a socket");
+        let mut peer = Peer::of(there.as_fd()).expect("this process");
+        if !trusted {
+            peer.uid = STRANGER;
+        }
+        let looping = harness.clone();
+        let dispatch = tokio::task::spawn_local(async move {
+            for turn in 1.. {
+                looping.borrow_mut().turn(turn * 1_000_000);
+                tokio::task::yield_now().await;
+            }
+        });
+        let served = serve(&plane, entry_point, there, peer);
+        tokio::time::timeout(PATIENCE, served).await.expect("the connection is dealt with");
+        let mut answer = Vec::new();
+        let _ = here.read_to_end(&mut answer);
+        let generation = plane.policy.active().generation;
+        let records = plane.recordings.shadow_status().is_some()
+            || plane.recordings.status().file.is_some()
+            || plane.lab.status().is_some();
+        plane.recordings.finish().await;
+        dispatch.abort();
+        let stops = tokio::time::timeout(Duration::ZERO, plane.stop.notified()).await.is_ok();
+        let places = [&plane.places.strangers, &plane.places.admins, &plane.places.clients];
+        After {
+            answer,
+            clients: harness.borrow().clients().count(),
+            places: places.iter().map(|pool| pool.borrow().taken()).sum(),
+            generation,
+            stops,
+            records,
+        }
+    })
+}
+
+async fn serve(
+    plane: &Rc<Plane>,
+    entry_point: EntryPoint,
+    stream: tokio::net::UnixStream,
+    peer: Peer,
+) {
+    let user = User { uid: peer.uid, foreign: false };
+    match entry_point {
+        EntryPoint::Clients => {
+            let place = Place::take(&plane.places.strangers, user, 1, true).expect("a place");
+            registration::serve(plane.clone(), place, stream, peer).await;
+        }
+        EntryPoint::Admin if plane.may_change(&peer) => {
+            admin::serve(plane.clone(), stream, peer).await
+        }
+        // Without the pauses that strangers' requests have between them.
+        EntryPoint::Admin => {
+            let mut requests = Requests::default();
+            while let Some(Incoming::Line(line, fds)) = admin::next(&stream, &mut requests).await {
+                let answer = admin::answer(plane, &line, fds, &peer).await;
+                if !admin::write(&stream, &answer).await {
+                    break;
+                }
+            }
+        }
+    }
+}

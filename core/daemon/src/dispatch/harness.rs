@@ -1,0 +1,75 @@
+//! The dispatch loop driven by hand, for the fuzz targets and their tests: in the caller's thread, a turn at a time, at
+//! whatever time it is told.
+
+use super::control::{self, Control, ControlSender, Notice};
+use super::park::Parker;
+use super::profile_cache::ProfileCache;
+use super::{Dispatch, NOTICES_MAX, REQUESTS_MAX, Settings, Turn};
+use crate::loader::Shared;
+use tally_decision_log::Tape;
+use tally_engine::ClientStats;
+use tally_engine::engine::{ClientState, PolicyStats};
+use tokio::sync::mpsc;
+
+/// Requests of the control plane that one turn takes.
+pub const REQUESTS_IN_A_TURN: usize = REQUESTS_MAX;
+
+/// A dispatch loop without a thread.
+pub struct Harness {
+    dispatch: Dispatch,
+    /// As the control plane has it.
+    pub control: ControlSender,
+    /// What the loop noticed.
+    pub notices: mpsc::Receiver<Notice>,
+}
+
+impl Harness {
+    /// A loop that serves nobody yet.
+    ///
+    /// # Errors
+    /// If a descriptor cannot be made.
+    pub fn new(settings: Settings, policy: Shared) -> rustix::io::Result<Self> {
+        let (control, receiver) = control::channel()?;
+        let parker = Parker::new()?;
+        parker.watch(receiver.eventfd())?;
+        let (sender, notices) = mpsc::channel(NOTICES_MAX);
+        let profile_cache = ProfileCache::new(Default::default());
+        let tape = Tape::default();
+        let dispatch =
+            Dispatch::new(settings, policy, tape, profile_cache, receiver, parker, sender);
+        Ok(Harness { dispatch, control, notices })
+    }
+
+    /// Hand over a request; it is taken by the next turns. False if too many wait.
+    pub fn send(&self, request: Control) -> bool {
+        self.control.send(request).is_ok()
+    }
+
+    /// One turn. `None`: the next is due at once; else how long the loop would sleep if nobody rang, ns.
+    pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
+        if matches!(self.dispatch.turn(now_ns), Turn::Busy) {
+            return None;
+        }
+        let sleeps = self.dispatch.may_sleep().then(|| self.dispatch.sleep_ns(now_ns));
+        for client in &self.dispatch.clients {
+            client.set_parked(false, false);
+        }
+        sleeps
+    }
+
+    /// Clients that are served, by rising id.
+    pub fn clients(&self) -> impl Iterator<Item = u32> + '_ {
+        self.dispatch.clients.iter().map(|client| client.id())
+    }
+
+    /// The engine's counts of a client.
+    pub fn stats(&self, client: u32) -> Option<(ClientStats, ClientState)> {
+        let engine = &self.dispatch.engine;
+        Some((engine.client_stats(client)?, engine.client_state(client)?))
+    }
+
+    /// The engine's counts about the policy.
+    pub fn policy_stats(&self) -> &PolicyStats {
+        self.dispatch.engine.policy_stats()
+    }
+}

@@ -1,0 +1,222 @@
+//! What is never launched on some of the SMs, and ends that come while forms are made.
+
+use crate::common::{PATIENCE, eventually};
+use crate::forms::until_limited;
+use crate::governor::{Governor, SMS};
+use crate::program::{ask, ok, say, wait_for};
+use crate::{both, both_under, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+use tally_ipc::layout::cut_state;
+use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREPARE};
+use tally_ipc::ring::Answer;
+use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
+use tally_rewriter::Refusal;
+
+/// More blocks than the software device runs at once.
+const CROWD: u32 = 200;
+
+fn limiting() -> Welcome {
+    let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
+    Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() }
+}
+
+fn is_offered(core: &Governor, kernel: &str) -> bool {
+    core.requests(kernel).iter().any(|(request, _)| request.flags & CAN_PARTITION != 0)
+}
+
+#[test]
+fn a_kernel_that_reads_its_sm_is_never_limited() {
+    const READS: [(&str, &str); 2] = [("smid", "reads_smid"), ("nsmid", "reads_nsmid")];
+    let ptx = |(register, name): (&str, &str)| {
+        format!(
+            ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry {name}(.param .u64 p_out) {{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p_out];
+    mov.u32 %r1, %{register};
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}
+"
+        )
+    };
+    both(
+        a_kernel_that_reads_its_sm_is_never_limited,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let out = device.memory(1);
+            let kernels = READS.map(|read| device.function_of(device.load(&ptx(read)), read.1));
+            let launch = || {
+                for kernel in kernels {
+                    ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
+                }
+                device.sync(null_mut());
+            };
+            device.warm_up();
+            while ask("ready?") == "no" {
+                launch();
+            }
+            // Another kernel of as many blocks is limited all the while.
+            while ask("limited?") == "no" {
+                device.step(&device.cells(CROWD), [CROWD, 1, 1], null_mut(), 1, 0);
+                launch();
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.policy(|request, _| match request.flags & CAN_PREPARE {
+                0 => Answer::Whole,
+                _ => Answer::Preemptible(0),
+            });
+            let start = Instant::now();
+            loop {
+                core.expect("ready?");
+                let states = READS.map(|(_, name)| core.state(name).0);
+                let are_ready = states == [cut_state::READY; 2];
+                core.say(if are_ready { "yes" } else { "no" });
+                if are_ready {
+                    break;
+                }
+                assert!(start.elapsed() < PATIENCE, "{states:?}");
+            }
+            until_limited(core, "limited?");
+            core.ends(0);
+            assert!(is_offered(core, "step"));
+            for (_, name) in READS {
+                assert!(!is_offered(core, name), "{name}");
+            }
+        },
+    );
+}
+
+/// It takes the ten seconds that such a launch is given.
+#[test]
+fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
+    const KERNEL: &str = "unseen";
+    both(
+        a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let (words, kernel) = (device.words(), device.function(KERNEL));
+            let cells = device.cells(CROWD);
+            let launch = || {
+                let params = [cells.data, cells.counts, words.as_ptr() as u64];
+                ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &params));
+            };
+            words[1].store(1, SeqCst);
+            device.warm_up_with(|| {
+                launch();
+                device.sync(null_mut());
+            });
+            while ask("limited?") == "no" {
+                launch();
+                device.sync(null_mut());
+            }
+            words[0].store(0, SeqCst);
+            words[1].store(0, SeqCst);
+            device.set(cells.counts, 0, CROWD as usize + 1);
+            assert_eq!(ask("once more"), "on");
+            launch();
+            wait_for(&words[0], 1);
+            assert_eq!(ask("stuck"), "go on");
+            words[1].store(1, SeqCst);
+            device.sync(null_mut());
+            // All of its blocks have run, and once.
+            device.check_words(cells.counts, &[1; CROWD as usize]);
+            launch();
+            device.sync(null_mut());
+            say("again");
+        },
+        |core| {
+            core.warm_up(KERNEL);
+            until_limited(core, "limited?");
+            core.expect("once more");
+            core.answer(Answer::Partition(SMS - 1));
+            let limited = core.counters().partitioned.load(SeqCst);
+            core.say("on");
+            core.expect("stuck");
+            assert_eq!(core.counters().partitioned.load(SeqCst), limited + 1);
+            eventually("it is refused", || core.is_refused(KERNEL, Refusal::StuckLimited));
+            core.say("go on");
+            core.expect("again");
+            core.ends(0);
+            assert_eq!(core.counters().partitioned.load(SeqCst), limited + 1);
+            let (last, _) = *core.requests(KERNEL).last().unwrap();
+            assert_eq!(last.flags & CAN_PARTITION, 0);
+        },
+    );
+}
+
+/// The program exits as soon as the thread that makes forms has begun.
+fn exits_while_making(core: &mut Governor) {
+    core.warm_up("step");
+    core.policy(|request, name| match request.flags & CAN_PREPARE {
+        0 => Answer::Whole,
+        _ if name == "sum" => Answer::Preemptible(0),
+        _ => Answer::Whole,
+    });
+    core.expect("go");
+    core.say("on");
+    let is_making = |core: &Governor| core.state("sum").0 == cut_state::PREPARING;
+    eventually("a form is made", || is_making(core));
+    core.expect("making");
+    core.say("exit");
+    core.ends(9);
+}
+
+#[test]
+fn a_program_that_exits_while_a_form_waits_for_an_idle_context_ends() {
+    both(
+        a_program_that_exits_while_a_form_waits_for_an_idle_context_ends,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (words, cells, sum) = (device.words(), device.cells(2), device.memory(2));
+            let (busy, other) = (device.stream(1), device.stream(1));
+            assert_eq!(ask("go"), "on");
+            // It runs until the host says so, which it never does.
+            let params = [cells.data, cells.counts, words.as_ptr() as u64];
+            ok(device.launch(device.function("later"), [2, 1, 1], 1, busy, &params));
+            for _ in 0..2 {
+                let params = [sum, cells.counts, 1];
+                ok(device.launch(device.function("sum"), [2, 1, 1], 1, other, &params));
+            }
+            assert_eq!(ask("making"), "exit");
+            // As a program's own exit: destructors and exit handlers run.
+            std::process::exit(9);
+        },
+        exits_while_making,
+    );
+}
+
+#[test]
+fn a_program_that_exits_while_the_driver_loads_a_form_ends() {
+    both_under(
+        a_program_that_exits_while_the_driver_loads_a_form_ends,
+        // Next to it all else in the making of a form is short.
+        &[("TALLY_SOFTCUDA_LOAD_MS", "400")],
+        &welcome(),
+        |device| {
+            device.warm_up();
+            // An image of its own: its form is loaded by itself.
+            let module = device.load(&crate::program::another_image());
+            let (cells, sum, kernel) =
+                (device.cells(2), device.memory(2), device.function_of(module, "sum"));
+            assert_eq!(ask("go"), "on");
+            for _ in 0..2 {
+                ok(device.launch(kernel, [2, 1, 1], 1, null_mut(), &[sum, cells.counts, 1]));
+                device.sync(null_mut());
+            }
+            assert_eq!(ask("making"), "exit");
+            std::process::exit(9);
+        },
+        exits_while_making,
+    );
+}

@@ -1,0 +1,220 @@
+//! Contexts that end by other calls than `cuCtxDestroy`. The software device ends a program that uses what is gone.
+
+use crate::common::eventually;
+use crate::program::{Cells, Device, Ptr, ask, hear, ok, say};
+use crate::{both_under, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
+
+/// What is gone is not used: not even where the driver would only answer with an error.
+const STRICT: (&str, &str) = ("TALLY_SOFTCUDA_STRICT", "1");
+const BLOCKS: u32 = 2;
+/// Launches whose events are on their way when a context ends.
+const LAUNCHES: u32 = 20;
+
+/// Launches that end when the host says so.
+struct Held {
+    words: &'static [std::sync::atomic::AtomicU32; 16],
+    cells: Cells,
+}
+
+impl Held {
+    /// To be made before anything is held: making memory waits for the default stream.
+    fn new(device: &Device) -> Held {
+        Held { words: device.words(), cells: device.cells(BLOCKS) }
+    }
+
+    fn launch(&self, device: &Device, stream: Ptr) {
+        let later = device.function("later");
+        let params = [self.cells.data, self.cells.counts, self.words.as_ptr() as u64];
+        for _ in 0..LAUNCHES {
+            ok(device.launch(later, [BLOCKS, 1, 1], 1, stream, &params));
+        }
+    }
+
+    fn end(&self) {
+        self.words[1].store(1, SeqCst);
+    }
+}
+
+/// A green context of so many SMs of the primary context, and its handle as a context.
+fn green(device: &Device, sms: u32) -> (Ptr, Ptr) {
+    let (mut all, mut part, mut rest) = ([0; 36], [0; 36], [0; 36]);
+    let (mut count, mut description) = (1, null_mut());
+    let (mut green, mut context) = (null_mut(), null_mut());
+    let cuda = &device.cuda;
+    // SAFETY: valid out-pointers, and what they were filled with.
+    unsafe {
+        ok((cuda.cuDeviceGetDevResource)(0, &mut all, 1));
+        ok((cuda.cuDevSmResourceSplitByCount)(&mut part, &mut count, &all, &mut rest, 0, sms));
+        ok((cuda.cuDevResourceGenerateDesc)(&mut description, &mut part, 1));
+        ok((cuda.cuGreenCtxCreate)(&mut green, description, 0, 1));
+        ok((cuda.cuCtxFromGreenCtx)(&mut context, green));
+    }
+    (green, context)
+}
+
+/// Whether the primary context is there.
+fn is_primary_active(device: &Device) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: valid out-pointers.
+    ok(unsafe { (device.cuda.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active) });
+    active != 0
+}
+
+/// Make a context current to this thread.
+fn set_current(device: &Device, context: Ptr) {
+    // SAFETY: a context of ours.
+    ok(unsafe { (device.cuda.cuCtxSetCurrent)(context) });
+}
+
+/// What all of these tests end with: the core learns that everything is done, and hears of nothing that is gone.
+fn all_is_reported(core: &mut crate::governor::Governor) {
+    core.expect("done");
+    for _ in 0..20 {
+        core.probe();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    eventually("everything is reported done", || core.is_idle());
+    core.say("on");
+    core.ends(0);
+    assert_eq!(core.counters().failed.load(SeqCst), 0);
+}
+
+/// Launch in a live context once more.
+fn goes_on(device: &Device) {
+    let (cells, stream) = (device.cells(16), device.stream(1));
+    device.step(&cells, [16, 1, 1], stream, 1, 10);
+    device.sync(stream);
+    device.check_steps(&cells, &[1]);
+}
+
+#[test]
+fn a_green_context_may_end_while_its_streams_work() {
+    both_under(
+        a_green_context_may_end_while_its_streams_work,
+        &[STRICT],
+        &welcome(),
+        |device| {
+            device.primary_context();
+            let (green, context) = green(device, 2);
+            let mut inside = null_mut();
+            // SAFETY: a valid out-pointer, a green context of ours.
+            ok(unsafe { (device.cuda.cuGreenCtxStreamCreate)(&mut inside, green, 1, 0) });
+            set_current(device, context);
+            // Made there, by the call for any context.
+            let created = device.stream(1);
+            let held = [(); 4].map(|()| Held::new(device));
+            for (held, stream) in held.iter().zip([inside, created, null_mut()]) {
+                held.launch(device, stream);
+            }
+            held[3].launch(&device.per_thread_launch(), null_mut());
+            assert_eq!(ask("launched"), "on");
+            // SAFETY: a green context of ours.
+            ok(unsafe { (device.cuda.cuGreenCtxDestroy)(green) });
+            held.iter().for_each(Held::end);
+            set_current(device, device.context);
+            goes_on(device);
+            say("done");
+            hear();
+            for stream in [inside, created] {
+                // SAFETY: a stream of ours, which outlives its green context.
+                ok(unsafe { (device.cuda.cuStreamDestroy_v2)(stream) });
+            }
+        },
+        |core| {
+            core.expect("launched");
+            // All streams are looked at before and after.
+            core.probe();
+            core.say("on");
+            all_is_reported(core);
+        },
+    );
+}
+
+#[test]
+fn a_primary_context_ends_with_the_last_green_one() {
+    let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
+    let welcome = Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() };
+    both_under(
+        a_primary_context_ends_with_the_last_green_one,
+        &[STRICT],
+        &welcome,
+        |device| {
+            let first = device.context;
+            device.primary_context();
+            let (green, context) = green(device, 2);
+            // Until there are widths: they hold references, too.
+            device.warm_up();
+            while ask("widths?") == "no" {
+                device.step(&device.cells(40), [40, 1, 1], null_mut(), 1, 0);
+                device.sync(null_mut());
+            }
+            // SAFETY: references of ours are given up.
+            unsafe {
+                ok((device.cuda.cuDevicePrimaryCtxRelease_v2)(0));
+                assert!(is_primary_active(device), "the green context holds it");
+                goes_on(device);
+                set_current(device, context);
+                let held = Held::new(device);
+                held.launch(device, null_mut());
+                held.end();
+                ok((device.cuda.cuGreenCtxDestroy)(green));
+            }
+            assert!(!is_primary_active(device));
+            set_current(device, first);
+            device.context = first;
+            device.reload();
+            goes_on(device);
+            say("done");
+            hear();
+        },
+        |core| {
+            core.warm_up("step");
+            crate::forms::until_limited(core, "widths?");
+            all_is_reported(core);
+        },
+    );
+}
+
+#[test]
+fn a_context_ends_with_its_last_detach() {
+    both_under(
+        a_context_ends_with_its_last_detach,
+        &[STRICT],
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let mut same = null_mut();
+            let [held, more] = [(); 2].map(|()| Held::new(device));
+            // SAFETY: a valid out-pointer; the context is ours.
+            unsafe {
+                ok((device.cuda.cuCtxAttach)(&mut same, 0));
+                held.launch(device, device.stream(1));
+                ok((device.cuda.cuCtxDetach)(device.context));
+                // It lives: what is in it is known as before.
+                goes_on(device);
+                assert_eq!(ask("lives"), "on");
+                more.launch(device, null_mut());
+                held.end();
+                more.end();
+                ok((device.cuda.cuCtxDetach)(device.context));
+            }
+            device.new_context();
+            device.warm_up();
+            goes_on(device);
+            say("done");
+            hear();
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("lives");
+            assert_eq!(core.state("step").0, tally_ipc::layout::cut_state::READY);
+            core.probe();
+            core.say("on");
+            core.warm_up("step");
+            all_is_reported(core);
+        },
+    );
+}

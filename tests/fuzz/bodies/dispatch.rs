@@ -1,0 +1,706 @@
+//! The dispatch loop and its engine at a virtual time, an honest client, and others that write what they like into what
+//! they share with the core. An input is a sequence of what they do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use rustix::fd::AsFd;
+use tally_core::dispatch::client::Share;
+use tally_core::dispatch::control::{Control, NewClient};
+use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
+use tally_core::dispatch::kernels::KernelShares;
+use tally_core::dispatch::{Settings, park};
+use tally_core::loader::{Hosted, Shared};
+use tally_core::quota::User;
+use tally_engine::engine::TIMERS_MAX;
+use tally_engine::policy::{
+    Class, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+};
+use tally_engine::{ClientStats, EngineConfig};
+use tally_ipc::layout::{
+    Completion, KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags,
+};
+use tally_ipc::map::{self, Mapped};
+use tally_ipc::ring::{self, Request};
+use tally_ipc::{ClientRegion, CoreRegion};
+use tally_wasm_host::PolicyStatus;
+use tokio::sync::oneshot;
+
+/// What SPECIFICATION.md promises of a pass: decisions of one client, and of all.
+const DECISIONS_MAX: u64 = 64;
+const DECISIONS_MAX_ALL: u64 = 512;
+/// Clients at once, the honest one among them.
+const CLIENTS_MAX: usize = 40;
+/// Requests of the control plane that wait; the core takes more.
+const REQUESTS_MAX: usize = 100;
+/// Turns in which the honest client's launches are done once the others are gone.
+const TURNS_TO_END: usize = 4_000;
+const HEARTBEAT_NS: u64 = 200_000_000;
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn u8(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.u8(), self.u8()])
+    }
+
+    /// Small, at an edge, or anything.
+    fn value(&mut self, now_ns: u64, ticket: u64) -> u64 {
+        match self.u8() {
+            0 => 0,
+            1 => 1,
+            2 => u64::MAX,
+            3 => u64::MAX / 2,
+            4 => now_ns,
+            5 => ticket.wrapping_add(1),
+            6 => 1 << (self.u8() % 64),
+            7 => u64::from_le_bytes([0; 8].map(|_: u8| self.u8())),
+            8 => now_ns.wrapping_sub(self.u16().into()),
+            9 => u64::from(u32::MAX),
+            10 => self.u16().into(),
+            small => small.into(),
+        }
+    }
+}
+
+/// What the policy does, and how often it was asked.
+#[derive(Default)]
+struct Script {
+    mode: AtomicU64,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    decides: BTreeMap<u32, u64>,
+    events: u64,
+}
+
+struct Scripted {
+    script: Arc<Script>,
+    subscribes: u32,
+    asked: u64,
+}
+
+impl Policy for Scripted {
+    fn start(&mut self, context: &mut Context) {
+        context.commands.push(Command::Subscribe(self.subscribes));
+    }
+
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+        *self.script.calls.lock().unwrap().decides.entry(launch.client).or_default() += 1;
+        self.asked += 1;
+        let mode = self.script.mode.load(Relaxed);
+        let client = launch.client;
+        let mixed = mode == 9;
+        let way = if mixed { (self.asked ^ launch.grid_blocks) % 9 } else { mode };
+        match way {
+            1 => return Ok(Decision::Hold(1_000_000)),
+            2 => return Ok(Decision::Hold(u64::MAX)),
+            3 => return Ok(Decision::Slice(8)),
+            4 => return Ok(Decision::Preemptible),
+            5 => return Ok(Decision::Partition(4)),
+            6 => return Ok(Decision::Run(16)),
+            7 => {
+                return Err(Fault { kind: FaultKind::Trap, message: "fuzzed".into() });
+            }
+            8 => {
+                let window_ns = launch.predicted_ns.saturating_mul(self.asked % 4);
+                let granted = self.asked.is_multiple_of(16);
+                let yielded = self.asked.is_multiple_of(2);
+                for command in [
+                    Command::SetWindow { client, window_ns },
+                    Command::SetYield { client, yielded },
+                    Command::SetAutoYield { client, enabled: !yielded, quiet_ns: 1_000 },
+                    Command::SetTimer { delay_ns: self.asked % 100, token: self.asked % 70 },
+                    Command::RevokeLease(client),
+                    Command::SetStandingGrant { client, granted },
+                ] {
+                    context.commands.push(command);
+                }
+                return Ok(Decision::Hold(self.asked % 3 * 1_000));
+            }
+            _ => {}
+        }
+        Ok(Decision::Run(0))
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.script.calls.lock().unwrap().events += 1;
+        if let (Event::ClientJoined(client), 8) = (event, self.script.mode.load(Relaxed)) {
+            let client = client.id;
+            context.commands.push(Command::SetAutoYield { client, enabled: true, quiet_ns: 5 });
+        }
+        Ok(())
+    }
+}
+
+impl Hosted for Scripted {
+    fn figures(&self) -> Option<PolicyStatus> {
+        None
+    }
+}
+
+/// A client's side: its own region, and what the core shows it.
+struct Client {
+    id: u32,
+    region: Mapped<ClientRegion>,
+    core: Mapped<CoreRegion>,
+    ticket: u64,
+    completion: u32,
+}
+
+/// The client that keeps to the protocol, in one thread.
+struct Honest {
+    client: Client,
+    /// Published, and not answered as far as it has looked.
+    asked: VecDeque<(u64, u32, u32)>,
+    /// Running: stream and completion value.
+    running: VecDeque<(u32, u32)>,
+    streams: [u32; 4],
+    launched: u64,
+    heartbeat: (u64, u64),
+}
+
+impl Honest {
+    fn launch(&mut self, stream: u32, flags: u32) {
+        let Client { region, core, ticket, .. } = &mut self.client;
+        if !ring::has_room(core, *ticket) {
+            return;
+        }
+        let stream = stream % self.streams.len() as u32;
+        let taken = ring::take_ticket(region);
+        assert_eq!(taken, *ticket);
+        *ticket += 1;
+        let number = &mut self.streams[stream as usize];
+        *number += 1;
+        let starts = ring::answer(core, taken).is_some();
+        let leased = if starts { submission_flags::LEASED } else { 0 };
+        let request = Request {
+            kernel: stream,
+            flags: flags & submission_flags::ALL & !submission_flags::LEASED | leased,
+            grid: [64, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            stream,
+            completion: *number,
+        };
+        ring::publish(region, taken, &request);
+        self.launched += 1;
+        match starts {
+            true => self.running.push_back((stream, *number)),
+            false => self.asked.push_back((taken, stream, *number)),
+        }
+    }
+
+    /// Start what was answered.
+    fn look(&mut self) {
+        let answered = |ticket: u64| ring::answer(&self.client.core, ticket).is_some();
+        let count = self.asked.iter().take_while(|(ticket, ..)| answered(*ticket)).count();
+        for (ticket, ..) in self.asked.iter().skip(count) {
+            assert!(!answered(*ticket), "ticket {ticket} is answered before an earlier one");
+        }
+        self.running.extend(self.asked.drain(..count).map(|(_, stream, number)| (stream, number)));
+    }
+
+    /// Let the oldest that run end.
+    fn end(&mut self, count: usize, took_ns: u64) {
+        for _ in 0..count {
+            let Some((stream, number)) = self.running.pop_front() else { break };
+            let word = &self.client.region.completions[stream as usize];
+            word.measured.store(Completion::pack_measured(number, took_ns), SeqCst);
+            word.done.store(number, SeqCst);
+        }
+    }
+}
+
+/// A client's counts before a turn.
+struct Before {
+    stats: ClientStats,
+    consumed: u64,
+    wake: u32,
+}
+
+fn let_go(s: &ClientStats) -> u64 {
+    s.run + s.leased + s.sliced + s.preemptible + s.partitioned + s.degraded
+}
+
+struct World {
+    harness: Harness,
+    script: Arc<Script>,
+    subscribes: u32,
+    shares: KernelShares,
+    honest: Honest,
+    others: Vec<Client>,
+    next_id: u32,
+    now_ns: u64,
+    /// Handed over, and not taken yet.
+    requests: usize,
+}
+
+fn policy(script: &Arc<Script>, subscribes: u32) -> Shared {
+    Shared::new(Box::new(Scripted { script: script.clone(), subscribes, asked: 0 }))
+}
+
+/// A client's two sides.
+fn new_client(
+    id: u32,
+    class: Class,
+    first_ticket: u64,
+    shares: &mut KernelShares,
+) -> (Client, Box<NewClient>) {
+    let (region_fd, region) = map::create_client().unwrap();
+    let (core_fd, core) = map::create_core().unwrap();
+    let client = Box::new(NewClient {
+        info: ClientInfo { id, class, name: format!("c{id}"), labels: Vec::new() },
+        region: map::open_client(region_fd.as_fd()).unwrap(),
+        core,
+        doorbell: park::eventfd().unwrap(),
+        witness: Default::default(),
+        first_ticket,
+        kernels: shares.of(User { uid: id % 3, foreign: false }, false),
+    });
+    let core = map::open_core(core_fd.as_fd()).unwrap();
+    (Client { id, region, core, ticket: first_ticket, completion: 0 }, client)
+}
+
+impl World {
+    fn new(setup: u8, mode: u8) -> Self {
+        let settings = Settings {
+            spin_ns: 0,
+            pin_cpu: None,
+            completion_poll_ns: 50_000,
+            probe_after_ns: 1_000_000,
+            high_stall_ns: if setup & 1 != 0 { 0 } else { 5_000_000_000 },
+            engine: EngineConfig {
+                window_ns: if setup & 2 != 0 { u64::MAX } else { 1_000_000 },
+                ..EngineConfig::default()
+            },
+        };
+        let script = Arc::new(Script::default());
+        script.mode.store(u64::from(mode % 10), Relaxed);
+        let subscribes = u32::from(setup >> 2 & 3);
+        let harness = Harness::new(settings, policy(&script, subscribes)).unwrap();
+        let mut shares = KernelShares::new(64);
+        let class = if setup & 16 != 0 { Class::High } else { Class::BestEffort };
+        let (client, new) = new_client(1, class, 0, &mut shares);
+        for kernel in 0..4 {
+            client.region.kernels[kernel].publish(format!("k{kernel}").as_bytes(), 7);
+        }
+        client.region.kernel_count.store(4, SeqCst);
+        let honest = Honest {
+            client,
+            asked: VecDeque::new(),
+            running: VecDeque::new(),
+            streams: [0; 4],
+            launched: 0,
+            heartbeat: (0, 0),
+        };
+        let mut world = World {
+            harness,
+            script,
+            subscribes,
+            shares,
+            honest,
+            others: Vec::new(),
+            next_id: 2,
+            now_ns: 1_000_000_000,
+            requests: 0,
+        };
+        let (done, _joined) = oneshot::channel();
+        assert!(world.send(Control::Join { client: new, done }));
+        world.turn();
+        world
+    }
+
+    fn join(&mut self, class: Class, first_ticket: u64) {
+        if self.others.len() + 1 >= CLIENTS_MAX {
+            return;
+        }
+        let (client, new) = new_client(self.next_id, class, first_ticket, &mut self.shares);
+        self.next_id += 1;
+        let (done, _joined) = oneshot::channel();
+        if self.send(Control::Join { client: new, done }) {
+            self.others.push(client);
+        }
+    }
+
+    fn leave(&mut self, at: usize) {
+        let client = self.others.remove(at);
+        let (done, mut left) = oneshot::channel();
+        assert!(self.send(Control::Leave { id: client.id, done }));
+        let turns = self.requests.div_ceil(REQUESTS_IN_A_TURN);
+        let answered = (0..turns).any(|_| {
+            self.turn();
+            // `None`: it was cut off before.
+            left.try_recv().map(drop).is_ok()
+        });
+        assert!(answered, "client {} does not leave", client.id);
+    }
+
+    fn send(&mut self, request: Control) -> bool {
+        if self.requests == REQUESTS_MAX {
+            self.turn();
+        }
+        self.requests += 1;
+        self.harness.send(request)
+    }
+
+    /// The others come and go; one that was cut off stays until it leaves.
+    fn client_of(&self, id: u32) -> Option<&Client> {
+        std::iter::once(&self.honest.client).chain(&self.others).find(|client| client.id == id)
+    }
+
+    /// One turn, at `now_ns`. How long the loop would sleep; `None`: not at all.
+    fn turn(&mut self) -> Option<u64> {
+        let before: BTreeMap<u32, Before> = self
+            .harness
+            .clients()
+            .filter_map(|id| {
+                let core = &self.client_of(id)?.core;
+                let (stats, _) = self.harness.stats(id)?;
+                let (consumed, wake) = (core.consumed.load(SeqCst), core.wake.load(SeqCst));
+                Some((id, Before { stats, consumed, wake }))
+            })
+            .collect();
+        *self.script.calls.lock().unwrap() = Calls::default();
+        let sleeps = self.harness.turn(self.now_ns);
+        self.requests = self.requests.saturating_sub(REQUESTS_IN_A_TURN);
+        self.see_that_bounded(&before);
+        self.see_to_honest();
+        while self.harness.notices.try_recv().is_ok() {}
+        sleeps
+    }
+
+    /// The cost oracle: what the turn did, in counts, against what is promised.
+    fn see_that_bounded(&self, before: &BTreeMap<u32, Before>) {
+        let after: Vec<u32> = self.harness.clients().collect();
+        // As many as were there at least: a share falls with the number of clients.
+        let share = Share::of(before.len().min(after.len()));
+        let (mut decided_all, mut ended_all) = (0, 0);
+        for id in after {
+            let (stats, state) = self.harness.stats(id).expect("it is served");
+            assert_eq!(
+                stats.submitted,
+                let_go(&stats) + state.waiting,
+                "client {id}: lost or doubled"
+            );
+            assert!(stats.completed + state.in_flight <= let_go(&stats), "client {id}: doubled");
+            let (Some(before), Some(client)) = (before.get(&id), self.client_of(id)) else {
+                continue;
+            };
+            let bounded = |what: &str, did: u64, most: u64| {
+                assert!(did <= most, "client {id} in one pass: {did} {what}, at most {most}");
+            };
+            let taken = client.core.consumed.load(SeqCst).wrapping_sub(before.consumed);
+            bounded("tickets taken", taken, share.submissions as u64);
+            let ended = stats.completed - before.stats.completed;
+            bounded("ends of launches", ended, share.completions as u64);
+            let turned = stats.launches_yielded - before.stats.launches_yielded;
+            bounded("reports of yielding", turned, share.turnarounds as u64);
+            let wakes = client.core.wake.load(SeqCst).wrapping_sub(before.wake);
+            bounded("wakes", wakes.into(), 1);
+            // Started by the client itself: nothing was decided.
+            let decided = |s: &ClientStats| let_go(s) - s.leased;
+            let decided = decided(&stats) - decided(&before.stats);
+            bounded("decisions", decided, DECISIONS_MAX);
+            (decided_all, ended_all) = (decided_all + decided, ended_all + ended);
+        }
+        let calls = self.script.calls.lock().unwrap();
+        assert!(decided_all <= DECISIONS_MAX_ALL, "{decided_all} decisions in one pass");
+        for (id, decides) in &calls.decides {
+            assert!(*decides <= DECISIONS_MAX, "client {id}: the policy was asked {decides} times");
+        }
+        let asked: u64 = calls.decides.values().sum();
+        assert!(asked <= DECISIONS_MAX_ALL, "the policy was asked {asked} times");
+        // Each end, two changes of activity a client, timers, and who came or left.
+        let clients = before.len() as u64 + REQUESTS_IN_A_TURN as u64;
+        let events = ended_all
+            + share.completions as u64 * REQUESTS_IN_A_TURN as u64
+            + 4 * clients
+            + TIMERS_MAX as u64;
+        assert!(calls.events <= events, "{} events in one pass, at most {events}", calls.events);
+    }
+
+    fn see_to_honest(&mut self) {
+        let Honest { client, launched, heartbeat, .. } = &mut self.honest;
+        let (stats, state) = self.harness.stats(client.id).expect("the honest client is served");
+        assert!(stats.submitted <= *launched, "more launches than it made");
+        assert_eq!(
+            stats.completed + state.in_flight,
+            let_go(&stats),
+            "the honest client's launches"
+        );
+        assert_eq!(client.core.serving.load(SeqCst), 1, "the honest client is served");
+        let beats = client.core.heartbeat.load(SeqCst);
+        if beats != heartbeat.1 {
+            *heartbeat = (self.now_ns, beats);
+        }
+        let since = self.now_ns - heartbeat.0;
+        assert!(since < HEARTBEAT_NS || heartbeat.0 == 0, "no heartbeat for {since} ns");
+        self.honest.look();
+    }
+
+    fn control(&mut self, which: u8, more: u8) {
+        match which % 6 {
+            0 => {
+                let (done, _) = oneshot::channel();
+                self.send(Control::Status { kernels: more.into(), done });
+            }
+            1 => {
+                let (done, _) = oneshot::channel();
+                self.send(Control::Learnt { from: more.into(), done });
+            }
+            2 => {
+                let (done, _) = oneshot::channel();
+                self.send(Control::Forget { done });
+            }
+            3 => {
+                let (done, _) = oneshot::channel();
+                self.send(Control::SavePolicy { done });
+            }
+            4 => {
+                let (done, _) = oneshot::channel();
+                let next = (more & 1 != 0).then(|| Box::new(tally_ab::Sample::new()));
+                self.send(Control::Measure { next, cut: more & 2 != 0, done });
+            }
+            _ => {
+                let policy = policy(&self.script, self.subscribes ^ u32::from(more & 3));
+                let (done, _) = oneshot::channel();
+                self.send(Control::SetPolicy { policy, generation: more.into(), done });
+            }
+        }
+    }
+
+    /// Something that a hostile client does.
+    fn hostile(&mut self, bytes: &mut Bytes<'_>) {
+        let (who, what) = (bytes.u8(), bytes.u8());
+        let now_ns = self.now_ns;
+        let count = self.others.len();
+        let Some(c) = self.others.get_mut(usize::from(who) % count.max(1)) else { return };
+        match what % 8 {
+            0 | 1 => publish(c, bytes),
+            2 => {
+                let done = bytes.value(now_ns, c.ticket) as u32;
+                let done = if bytes.u8() & 1 == 0 { c.completion } else { done };
+                for word in &c.region.completions {
+                    word.done.store(done, SeqCst);
+                }
+            }
+            3 => {
+                let busy = bytes.value(now_ns, 0);
+                c.region.activity.busy_streams.store(busy, SeqCst);
+                c.region.activity.busy_periods.fetch_add(u64::from(busy != 0), SeqCst);
+                c.region.activity.idle_since_ns.store(bytes.value(now_ns, 0), SeqCst);
+            }
+            4 => {
+                let t = &c.region.turnarounds;
+                for slot in &t.latest {
+                    slot.ticket.store(c.ticket.wrapping_sub(bytes.u8().into()), SeqCst);
+                    slot.ns.store(now_ns, SeqCst);
+                }
+                t.count.fetch_add(bytes.value(now_ns, 0), SeqCst);
+            }
+            5 => {
+                let at = usize::from(bytes.u16()) % KERNEL_SLOTS;
+                let entry = &c.region.kernels[at];
+                let length = usize::from(bytes.u8());
+                entry.publish(&bytes.0[..length.min(bytes.0.len())], bytes.0.len() as u128);
+                entry.cut.store(bytes.u16().into(), SeqCst);
+            }
+            _ => write(c, bytes, now_ns),
+        }
+    }
+}
+
+/// Launches in the ring, as a client does that keeps to the protocol or not.
+fn publish(c: &mut Client, bytes: &mut Bytes<'_>) {
+    let (count, flags, stream, kernel) = (bytes.u8(), bytes.u8(), bytes.u8(), bytes.u8());
+    let shape = u32::from(bytes.u8());
+    for _ in 0..count {
+        if stream & 128 == 0 && !ring::has_room(&c.core, c.ticket) {
+            break;
+        }
+        c.completion = c.completion.wrapping_add(1);
+        let request = Request {
+            kernel: if kernel == 255 { u32::MAX } else { kernel.into() },
+            flags: flags.into(),
+            grid: [shape, 1, 1],
+            block: [32, shape, 1],
+            shared_bytes: 0,
+            stream: if stream & 64 == 0 { stream.into() } else { c.ticket as u32 },
+            completion: c.completion,
+        };
+        ring::publish(&c.region, c.ticket, &request);
+        c.ticket = c.ticket.saturating_add(1).min(u64::MAX - 1);
+        c.region.activity.next_ticket.store(c.ticket, SeqCst);
+    }
+}
+
+/// Any word that the core reads.
+fn write(c: &mut Client, bytes: &mut Bytes<'_>, now_ns: u64) {
+    let (which, at) = (bytes.u8(), usize::from(bytes.u16()));
+    let value = bytes.value(now_ns, c.ticket);
+    let r = &c.region;
+    let a = &r.activity;
+    let half = value as u32;
+    let slot = &r.submissions[at % RING_SLOTS];
+    let completion = &r.completions[at % STREAM_SLOTS];
+    let turnaround = &r.turnarounds.latest[at % TURNAROUND_SLOTS];
+    let kernel = &r.kernels[at % KERNEL_SLOTS];
+    match which % 32 {
+        0 => slot.sequence.store(value, SeqCst),
+        1 => slot.kernel.store(half, SeqCst),
+        2 => slot.flags.store(half, SeqCst),
+        3 => slot.grid[at % 3].store(half, SeqCst),
+        4 => slot.block[at % 3].store(half, SeqCst),
+        5 => slot.shared_bytes.store(half, SeqCst),
+        6 => slot.stream.store(half, SeqCst),
+        7 => slot.completion.store(half, SeqCst),
+        8 => r.submissions.iter().for_each(|s| s.sequence.store(value, SeqCst)),
+        9 => {
+            // Further and further ahead.
+            let ahead = (0..).zip(&r.submissions);
+            ahead.for_each(|(n, s)| s.sequence.store(value.wrapping_add(n), SeqCst));
+        }
+        10 => completion.done.store(half, SeqCst),
+        11 => completion.measured.store(value, SeqCst),
+        12 => a.busy_streams.store(value, SeqCst),
+        13 => a.idle_since_ns.store(value, SeqCst),
+        14 => a.busy_since_ns.store(value, SeqCst),
+        15 => a.busy_periods.store(value, SeqCst),
+        16 => a.busy_total_ns.store(value, SeqCst),
+        17 => a.next_ticket.store(value, SeqCst),
+        18 => a.waiters.store(half, SeqCst),
+        19 => turnaround.ticket.store(value, SeqCst),
+        20 => turnaround.ns.store(value, SeqCst),
+        21 => r.turnarounds.count.store(value, SeqCst),
+        22 => kernel.ready.store(half, SeqCst),
+        23 => kernel.cut.store(half, SeqCst),
+        24 => kernel.name[at % kernel.name.len()].store(value, SeqCst),
+        25 => r.kernel_count.store(half, SeqCst),
+        26 => counters(r)[at % 23].store(value, SeqCst),
+        27 => {
+            let report = &r.report;
+            let words = [
+                &report.governed,
+                &report.time_slice,
+                &report.time_slice_groups,
+                &report.time_slice_error,
+                &report.time_slice_us,
+                &report.linger,
+                &report.linger_error,
+                &report.whole_because,
+                &report.sm_count,
+                &report.driver_version,
+                &report.mps_client,
+            ];
+            words[at % words.len()].store(half, SeqCst);
+        }
+        28 => r.report.device_uuid[at % 2].store(value, SeqCst),
+        29 => counters(r).iter().for_each(|word| word.store(value, SeqCst)),
+        30 => r.magic.store(value, SeqCst),
+        _ => c.ticket = value.min(u64::MAX - 1),
+    }
+}
+
+fn counters(r: &ClientRegion) -> [&AtomicU64; 23] {
+    let c = &r.counters;
+    [
+        &c.launch_kernel,
+        &c.launch_kernel_ex,
+        &c.launch_cooperative,
+        &c.graph_launch,
+        &c.graph_kernels,
+        &c.captured,
+        &c.failed,
+        &c.unscheduled,
+        &c.stream_overflow,
+        &c.degraded,
+        &c.waited_ns,
+        &c.host_func,
+        &c.sliced,
+        &c.preemptible,
+        &c.partitioned,
+        &c.graph_chained,
+        &c.launches_yielded,
+        &c.rescued,
+        &c.transformed_kernels,
+        &c.refused_kernels,
+        &c.lingered,
+        &c.sliced_by_offset,
+        &c.graph_nodes_transformed,
+    ]
+}
+
+/// No panic; nobody's launch is lost or let go twice, the honest client's are answered in order and all done in the
+/// end; a turn does no more than what is promised of it.
+pub fn dispatch(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let mut world = World::new(bytes.u8(), bytes.u8());
+    while !bytes.0.is_empty() {
+        match bytes.u8() % 16 {
+            0 => {
+                world.now_ns += 1 + (u64::from(bytes.u16()) << (bytes.u8() % 16));
+                world.turn();
+            }
+            1 => {
+                for _ in 0..=bytes.u8() % 16 {
+                    world.now_ns += 1_000;
+                    world.turn();
+                }
+            }
+            2 | 3 => {
+                let (who, ticket) = (bytes.u8(), bytes.value(0, 0).min(u64::MAX / 2));
+                let class = if who & 1 != 0 { Class::High } else { Class::BestEffort };
+                for _ in 0..=who >> 5 {
+                    world.join(class, ticket);
+                }
+            }
+            4 => {
+                let at = usize::from(bytes.u8());
+                if !world.others.is_empty() {
+                    world.leave(at % world.others.len());
+                }
+            }
+            5 | 6 => {
+                let (count, flags) = (bytes.u8(), bytes.u8());
+                (0..count).for_each(|n| world.honest.launch(n.into(), flags.into()));
+            }
+            7 => {
+                let took_ns = bytes.u16().into();
+                world.honest.end(bytes.u8().into(), took_ns);
+            }
+            8 => world.control(bytes.u8(), bytes.u8()),
+            9 => world.script.mode.store(u64::from(bytes.u8() % 10), Relaxed),
+            _ => world.hostile(&mut bytes),
+        }
+    }
+    // The others go; what the honest client asked for is done.
+    world.script.mode.store(0, Relaxed);
+    while !world.others.is_empty() {
+        world.leave(0);
+    }
+    let mut turns = 0;
+    let is_done = |world: &World| {
+        let (stats, _) = world.harness.stats(world.honest.client.id).expect("it is served");
+        stats.completed == world.honest.launched
+    };
+    while !is_done(&world) {
+        assert!(turns < TURNS_TO_END, "the honest client's launches are not done");
+        turns += 1;
+        world.honest.end(usize::MAX, 1_000);
+        let sleeps = world.turn();
+        world.now_ns += sleeps.unwrap_or(1_000).clamp(1_000, HEARTBEAT_NS - 1);
+    }
+    assert!(world.honest.asked.is_empty() && world.honest.running.is_empty());
+}
