@@ -11,11 +11,15 @@ use tally_engine::policy::{
 };
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::{
-    Cancel, Compiled, ComponentFile, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy,
+    Cancel, Compiled, Compiler, ComponentFile, Limits, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy,
 };
 
 /// Compiles components under the operator's limits, capabilities and keys. Used off the dispatch thread.
-pub struct Loader(PolicyHost);
+pub struct Loader {
+    host: PolicyHost,
+    /// What it makes of any file.
+    always: Option<Compiled>,
+}
 
 impl Loader {
     /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
@@ -25,7 +29,18 @@ impl Loader {
     pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
         let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
         let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
-        Ok(Loader(host.granting(config.capabilities).trusting(trust)))
+        Ok(Loader { host: host.granting(config.capabilities).trusting(trust), always: None })
+    }
+
+    /// One that takes every file for this component, for tests of what is around it.
+    ///
+    /// # Errors
+    /// If it is none, or the engine does not start.
+    pub fn always(component: &[u8]) -> Result<Self, String> {
+        let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default())
+            .map_err(|error| error.to_string())?;
+        let compiled = host.compile_bytes("always", component).map_err(|error| error.to_string())?;
+        Ok(Loader { host, always: Some(compiled) })
     }
 
     /// Compile and check a component. Another thread can end it by `cancel`.
@@ -33,15 +48,42 @@ impl Loader {
     /// # Errors
     /// Everything an operator needs to know, as text.
     pub fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Compiled, String> {
-        self.0.compile(file, cancel).map_err(|error| error.to_string())
+        if let Some(compiled) = &self.always {
+            return Ok(compiled.clone());
+        }
+        self.host.compile(file, cancel).map_err(|error| error.to_string())
     }
 }
 
 /// What decides.
 enum Rule {
     Wasm(Box<WasmPolicy>),
-    BuiltIn(BuiltIn),
-    GrantAll,
+    /// Of the core's own.
+    Native(Box<dyn Policy + Send>),
+}
+
+/// What a core that drains makes active.
+struct GrantAll;
+
+impl Policy for GrantAll {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::MEMBERSHIP
+    }
+
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(Decision::Run(u32::MAX).into())
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        if let Event::Joined(client) = event {
+            let client = client.id;
+            // A launch behind a full window would wait for a GPU that the core
+            // no longer watches.
+            context.commands.push(Command::SetWindow { client, window_ns: WINDOW_OPEN });
+            context.commands.push(Command::SetUngated { client, ungated: true });
+        }
+        Ok(())
+    }
 }
 
 /// The policy that the engine owns, with what its faults cost those who waited. Stays on the dispatch thread while it
@@ -66,12 +108,17 @@ impl Loaded {
 
     /// The built-in rule: what serves when no policy could be loaded.
     pub fn built_in(idle_ns: u64) -> Self {
-        Loaded::of(Rule::BuiltIn(BuiltIn { idle_ns }))
+        Loaded::native(Box::new(BuiltIn { idle_ns }))
     }
 
     /// Grants everything: what a core that drains makes active, so that no launch stays held behind it.
     pub fn grant_all() -> Self {
-        Loaded::of(Rule::GrantAll)
+        Loaded::native(Box::new(GrantAll))
+    }
+
+    /// A rule in this program.
+    pub fn native(rule: Box<dyn Policy + Send>) -> Self {
+        Loaded::of(Rule::Native(rule))
     }
 
     fn wasm(&self) -> Option<&WasmPolicy> {
@@ -93,7 +140,7 @@ impl Loaded {
         self.wasm_mut()?.snapshot()
     }
 
-    /// The same for a recording: a failure is no strike.
+    /// The same for a recording: a failure does not count.
     pub fn observe(&mut self) -> Option<Saved> {
         self.wasm_mut()?.observe()
     }
@@ -125,14 +172,14 @@ impl Policy for Loaded {
     fn subscriptions(&self) -> Subscriptions {
         match &self.rule {
             Rule::Wasm(policy) => policy.subscriptions(),
-            Rule::BuiltIn(rule) => rule.subscriptions(),
-            Rule::GrantAll => Subscriptions::MEMBERSHIP,
+            Rule::Native(rule) => rule.subscriptions(),
         }
     }
 
     fn start(&mut self, context: &mut Context) {
-        if let Rule::Wasm(policy) = &mut self.rule {
-            policy.start(context);
+        match &mut self.rule {
+            Rule::Wasm(policy) => policy.start(context),
+            Rule::Native(rule) => rule.start(context),
         }
     }
 
@@ -146,25 +193,16 @@ impl Policy for Loaded {
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         let outcome = match &mut self.rule {
             Rule::Wasm(policy) => policy.decide(launch, context),
-            Rule::BuiltIn(rule) => return rule.decide(launch, context),
-            Rule::GrantAll => return Ok(Decision::Run(u32::MAX).into()),
+            Rule::Native(rule) => rule.decide(launch, context),
         };
         self.note(launch.now_ns, &outcome);
         outcome
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        let outcome = match (&mut self.rule, event) {
-            (Rule::Wasm(policy), _) => policy.on_event(now_ns, event, context),
-            (Rule::GrantAll, Event::Joined(client)) => {
-                let client = client.id;
-                // A launch behind a full window would wait for a GPU that the core
-                // no longer watches.
-                context.commands.push(Command::SetWindow { client, window_ns: WINDOW_OPEN });
-                context.commands.push(Command::SetUngated { client, ungated: true });
-                return Ok(());
-            }
-            _ => return Ok(()),
+        let outcome = match &mut self.rule {
+            Rule::Wasm(policy) => policy.on_event(now_ns, event, context),
+            Rule::Native(rule) => rule.on_event(now_ns, event, context),
         };
         self.note(now_ns, &outcome);
         outcome
