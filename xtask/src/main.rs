@@ -9,6 +9,7 @@ mod bench;
 mod bindings;
 mod build;
 mod bundle;
+mod chaos;
 mod containment;
 mod debian;
 mod demo;
@@ -53,6 +54,8 @@ enum Task {
     Bindings(bindings::Args),
     /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
     Fuzz(fuzz::Args),
+    /// Make random faults at the core, programs and a hostile client, and check every launch.
+    Chaos(chaos::Args),
     /// Run small programs made from seeds bare and under Tally, and compare.
     Litmus(litmus::Args),
     /// Build the shim for machines with an old glibc, linked by zig.
@@ -71,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Chaos(args) => chaos::run(&args),
         Task::Litmus(args) => litmus::run(&args),
         Task::Shim(args) => shim::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
