@@ -15,6 +15,9 @@ const CORE_START_MAX: Duration = Duration::from_secs(60);
 /// How long a `tallyctl` call may take.
 const CTL_MAX: Duration = Duration::from_secs(60);
 
+/// Names a library that is to be preloaded into every program of a scene but the core and `tallyctl`.
+pub const ENV_PRELOAD: &str = "TALLY_TEST_PRELOAD";
+
 /// What programs run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
@@ -109,6 +112,12 @@ impl Scene {
         command.env("TALLY_SOCKET", self.socket());
         for name in ["LD_PRELOAD", "TALLY_PRIORITY", "TALLY_NAME", "TALLY_LABELS", "TALLY_FAIL"] {
             command.env_remove(name);
+        }
+        let own = program.as_ref().file_name();
+        if let Some(library) = std::env::var_os(ENV_PRELOAD)
+            && !["tally-core", "tallyctl"].iter().any(|name| own == Some(name.as_ref()))
+        {
+            command.env("LD_PRELOAD", library);
         }
         if let Device::Software { sms } = self.device {
             let mut path = OsString::from(self.driver_dir());

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod ab;
+mod asan;
 mod bench;
 mod bindings;
 mod build;
@@ -54,6 +55,8 @@ enum Task {
     Bindings(bindings::Args),
     /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
     Fuzz(fuzz::Args),
+    /// Run tests across processes with the shim and the software device under AddressSanitizer.
+    Asan(asan::Args),
     /// Make random faults at the core, programs and a hostile client, and check every launch.
     Chaos(chaos::Args),
     /// Run small programs made from seeds bare and under Tally, and compare.
@@ -74,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Asan(args) => asan::run(&args),
         Task::Chaos(args) => chaos::run(&args),
         Task::Litmus(args) => litmus::run(&args),
         Task::Shim(args) => shim::run(&args),
