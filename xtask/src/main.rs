@@ -16,6 +16,7 @@ mod debian;
 mod demo;
 mod demo_ab;
 mod demo_report;
+mod dist;
 mod fuzz;
 mod guest;
 mod languages;
@@ -23,6 +24,7 @@ mod litmus;
 mod policies;
 mod preload;
 mod reload;
+mod sbom;
 mod shim;
 mod test;
 mod test_count;
@@ -63,6 +65,8 @@ enum Task {
     Litmus(litmus::Args),
     /// Build the shim for machines with an old glibc, linked by zig.
     Shim(shim::Args),
+    /// Pack what a machine needs to run Tally, with a list of every crate in it.
+    Dist(dist::Args),
     /// Collect what a machine with a GPU and no compiler needs into one folder.
     GpuBundle(bundle::Args),
 }
@@ -81,6 +85,7 @@ fn main() -> anyhow::Result<()> {
         Task::Chaos(args) => chaos::run(&args),
         Task::Litmus(args) => litmus::run(&args),
         Task::Shim(args) => shim::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
     }
 }
