@@ -1,5 +1,7 @@
 //! `tallyctl ab`: A/B tests of policies on the core's GPU.
 
+mod plot;
+
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
@@ -45,6 +47,9 @@ pub enum AbCommand {
         /// Also draw it: blocks over time, and the effect with its interval.
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
+        /// On a dark background.
+        #[arg(long, requires = "svg")]
+        dark: bool,
     },
 }
 
@@ -175,16 +180,11 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<(), CtlError> {
             }
             Ok(())
         }
-        AbCommand::Report { json, svg } => {
+        AbCommand::Report { json, svg, dark } => {
             let answer = Core::connect(socket)?.ask(&json!({"cmd": "ab_report"}))?;
             let report = read(answer.clone())?;
             if let Some(file) = svg {
-                std::fs::write(&file, report.svg()).map_err(|e| {
-                    CtlError::Usage(format!(
-                        "the picture cannot be written to {}: {e}",
-                        file.display()
-                    ))
-                })?;
+                crate::picture::write(&file, &plot::figure(&report), dark)?;
             }
             // What the core said, with what this release does not know.
             if json {
