@@ -9,7 +9,7 @@ use crate::theme::{Colour, Theme};
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
-use plotters::element::{Circle, DashedPathElement, PathElement, Polygon, Rectangle, Text};
+use plotters::element::{Circle, PathElement, Polygon, Rectangle, Text};
 use plotters::prelude::{Cartesian2d, SVGBackend};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
@@ -23,6 +23,8 @@ const SIZE: u32 = 12;
 const CAPTION_SIZE: u32 = 11;
 const CAPTION_LINES_MAX: usize = 4;
 const LEGEND_LINE: i32 = 19;
+/// A dash and the gap after it, pixels.
+const DASH: f64 = 9.0;
 const Y_LABELS: u32 = 58;
 const X_LABELS: u32 = 42;
 /// Of plotters' font sizes, which are of a line, those of a letter are so many.
@@ -212,7 +214,7 @@ impl Pen<'_> {
         let mut x = panel.x.clone();
         if let Scale::Names(names) = &mut x.scale {
             let room = (wide - Y_LABELS as i32 - MARGIN) / names.len().max(1) as i32 - 6;
-            names.iter_mut().for_each(|name| *name = fitted(name, SIZE, room));
+            names.iter_mut().for_each(|name| *name = fitted(name, SIZE - 1, room));
         }
         let is_named = matches!(x.scale, Scale::Names(_));
         let mut chart = ChartBuilder::on(&area)
@@ -259,11 +261,16 @@ impl Pen<'_> {
             }
         };
         let muted = self.theme.colour(Colour::Muted);
-        self.root.draw(&DashedPathElement::new([from, to], 5, 4, line(muted, 1)))?;
+        for dash in dashes(from, to) {
+            self.root.draw(&PathElement::new(dash, line(muted, 1)))?;
+        }
         let (at, h) = match rule {
-            Rule::X(..) => ((to.0 + 5, to.1 + 9), HPos::Left),
+            Rule::X(..) => ((from.0 + 5, from.1 - 9), HPos::Left),
             Rule::Y(..) => ((to.0 - 4, to.1 - 8), HPos::Right),
-            Rule::Diagonal(_) => ((to.0 - 8, to.1 + 8), HPos::Right),
+            Rule::Diagonal(_) => {
+                let along = |a: i32, b: i32| a + (b - a) * 4 / 5;
+                ((along(from.0, to.0) + 12, along(from.1, to.1) + 8), HPos::Left)
+            }
         };
         self.text(&fitted(label, SIZE - 1, 260), at, SIZE - 1, muted, h)
     }
@@ -335,4 +342,19 @@ impl Pen<'_> {
 
 fn across((x, y): Pixel) -> Vec<Pixel> {
     vec![(x - 3, y), (x + 3, y)]
+}
+
+/// Each placed from the line's start, so that rounding to pixels does not bend it.
+fn dashes(from: Pixel, to: Pixel) -> Vec<Vec<Pixel>> {
+    let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
+    let length = dx.hypot(dy);
+    let at = |way: f64| {
+        let share = (way / length).min(1.0);
+        (
+            (f64::from(from.0) + dx * share).round() as i32,
+            (f64::from(from.1) + dy * share).round() as i32,
+        )
+    };
+    let count = (length / DASH).ceil() as usize;
+    (0..count).map(|n| n as f64 * DASH).map(|way| vec![at(way), at(way + DASH * 0.6)]).collect()
 }

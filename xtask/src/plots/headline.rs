@@ -135,7 +135,7 @@ pub fn figure(pairs: &Value) -> Result<Figure> {
         caption: caption(&drawn)?,
         rows: vec![vec![panel]],
         legend: Legend::Right(
-            205,
+            228,
             vec![
                 ("scheduler, sharing".into(), ways.collect()),
                 ("inference + training".into(), shapes.collect()),
@@ -164,8 +164,7 @@ fn caption(drawn: &[&Value]) -> Result<String> {
         );
     }
     if slow > 0 {
-        caption +=
-            &format!(" {slow} points were measured on a host that had become slower, solo too.");
+        caption += &format!(" For {slow} points the host had become slower, in the solo run too.");
     }
     Ok(caption)
 }

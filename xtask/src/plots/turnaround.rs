@@ -68,7 +68,7 @@ pub fn figure(forms: &Value) -> Result<Figure> {
         x: Axis::log("time that one block takes, us (log)", (x.0 * 0.8, x.1 * 1.25)),
         y: Axis::log("turnaround, us (log)", (y.0 * 0.8, y.1 * 1.25)),
         series,
-        rules: vec![Rule::Diagonal("one block".into())],
+        rules: vec![Rule::Diagonal("time of one block".into())],
     };
     let keys = FORMS.map(|(_, colour, shape, filled, name)| {
         Key::new(colour, Marks::Points(Marker { shape, filled, radius: 5 }), name)

@@ -139,7 +139,8 @@ mod tests {
                     now_ns = at_ns;
                     let factor = if experiment.arm() == Arm::B { ratio } else { 1.0 };
                     for n in 0..5 {
-                        let jitter = f64::from((n * 7 + blocks as u32) % 10) / 100.0;
+                        let jitter =
+                            f64::from((n * 7 + experiment.blocks().len() as u32 * 3) % 10) / 100.0;
                         sample.request((10e6 * factor * (1.0 + jitter)) as u64);
                     }
                     experiment.took(now_ns, cut, &sample);
