@@ -28,10 +28,9 @@ const PTXAS: &str = "TALLY_PTXAS";
 const FUZZ_S: u32 = 20;
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 11] = [
+const USUAL: [Group; 10] = [
     Group::Fmt,
     Group::Clippy,
-    Group::Words,
     Group::Unit,
     Group::Policies,
     Group::Python,
@@ -49,7 +48,7 @@ pub enum Group {
     Fmt,
     /// Clippy over all three workspaces, warnings denied.
     Clippy,
-    /// The language of code and documents: doc comments, glossary, lengths, links, commands.
+    /// The language of code and documents: doc comments, glossary, lengths, links, commands (only when named).
     Words,
     /// Unit and integration tests of the crates, and their documentation's examples.
     Unit,

@@ -120,7 +120,11 @@ mod tests {
             ("make a file", std::fs::write("/tmp/tally-confined", "x").is_ok()),
             ("open a socket", std::os::unix::net::UnixDatagram::unbound().is_ok()),
             ("start a process", Command::new("/bin/true").spawn().is_ok()),
-            ("start a thread", std::thread::Builder::new().spawn(|| ()).is_ok()),
+            // Joined: a thread that ends when the filter is in force already may abort the process.
+            (
+                "start a thread",
+                std::thread::Builder::new().spawn(|| ()).is_ok_and(|thread| thread.join().is_ok()),
+            ),
             ("signal its parent", signal().is_ok()),
             (
                 "raise a limit",
