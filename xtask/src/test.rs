@@ -472,7 +472,10 @@ mod tests {
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
             Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
-        assert_eq!(missing, [&Group::Differential, &Group::Ab, &Group::Fuzz, &Group::Reload]);
+        assert_eq!(
+            missing,
+            [&Group::Words, &Group::Differential, &Group::Ab, &Group::Fuzz, &Group::Reload]
+        );
     }
 
     #[test]
