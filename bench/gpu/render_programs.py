@@ -25,7 +25,7 @@ def jit(content, table, made_with):
     text = ["## Programs that compile kernels of the same names", "", *made_with(content["machine"], "jit")]
     text += [
         "Kernels that differ in one constant, compiled, launched while eight of them are loaded, and unloaded, by several processes at once under "
-        "the policy `cutter`, which asks them to yield at random times. Every launch's values are compared.",
+        "the policy `random-forms`, which asks them to yield at random times. Every launch's values are compared.",
         "",
     ]
     rows = []

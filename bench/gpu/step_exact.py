@@ -3,7 +3,7 @@
 Reference: deterministic trainings (ResNet-50, BERT, GPT-2 small) in a process
 alone; two runs must agree. Then, for each sharing, with and without kernels
 of the vendor's closed libraries: the same trainings as a best-effort client
-under the policy `cutter`, which runs launches preemptible, sliced and (where
+under the policy `random-forms`, which runs launches preemptible, sliced and (where
 offered) on some of the SMs, chosen at random, and asks the client to yield
 at random moments. The first run only has the transformed forms made; then runs are
 repeated until launches have yielded often enough. Every digest of every run
@@ -17,7 +17,7 @@ from common import Failures, step_main
 from tally import Core, client
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-POLICY = "../test-policies/cutter"
+POLICY = "../test-policies/random-forms"
 RUN_TIMEOUT_S = 90
 RUNS_MAX = 6
 

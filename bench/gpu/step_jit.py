@@ -1,7 +1,7 @@
 """Programs that compile kernels under a few names again and again, while they are preempted: every value is right.
 
 NVRTC with the driver API, CuPy and Triton, several processes of each at once, as best-effort clients under the policy
-`cutter`, which has all kernels transformed, gives launches forms at random and asks clients to yield at random times.
+`random-forms`, which has all kernels transformed, gives launches forms at random and asks clients to yield at random times.
 First one short job of each without the shim: what is wrong there is not the shim's.
 """
 

@@ -39,10 +39,11 @@ fn ran_of(
 ) -> Result<serde_json::Value> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::Software { sms: 2 })?;
-    let config = scene.dir().join("cutter.toml");
+    let config = scene.dir().join("random-forms.toml");
     std::fs::write(&config, "form = 1\nslices = 4\n")?;
     let config = config.to_str().context("a path of this test's")?.to_owned();
-    let _core = scene.core(&artefacts.test_policy("cutter")?, &["--policy-config", &config])?;
+    let _core =
+        scene.core(&artefacts.test_policy("random-forms")?, &["--policy-config", &config])?;
     // A position-dependent program has addresses of its own for functions of others.
     let linked = [&["-no-pie", "-pthread"], &LINKED[..]].concat();
     let file = compile(&scene, source, "program", &linked)?;

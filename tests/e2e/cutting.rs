@@ -8,18 +8,18 @@ use tally_tests::{Artefacts, Class, Device, Scene};
 
 const STEPS: u64 = 60;
 
-/// Train under the policy `cutter` with this configuration; returns the client's
+/// Train under the policy `random-forms` with this configuration; returns the client's
 /// figures of the status before it ended.
 fn trained(config: &str, extra: &[&str]) -> Result<serde_json::Value> {
     let artefacts = Artefacts::locate()?;
     // Two SMs at least, so that there is something to be SM-limited to.
     let scene = Scene::new(&artefacts, Device::Software { sms: 2 })?;
     let alone = jobs::training_checksum(&scene, STEPS)?;
-    let file = scene.dir().join("cutter.toml");
+    let file = scene.dir().join("random-forms.toml");
     std::fs::write(&file, config)?;
     let file = file.to_string_lossy().into_owned();
     let arguments = [&["--policy-config", &file], extra].concat();
-    let mut core = scene.core(&artefacts.test_policy("cutter")?, &arguments)?;
+    let mut core = scene.core(&artefacts.test_policy("random-forms")?, &arguments)?;
     let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(&scene, STEPS)?)?;
     let mut trainer = scene.start("training", trainer)?;
     jobs::trained_to(&mut trainer, &alone)?;

@@ -58,7 +58,7 @@ fn programs_end_right(scene: &Scene) -> Result<()> {
 
 /// Each launch of the training is decided by the policy, none by the built-in rule.
 fn is_run_by(language: &str) -> Result<()> {
-    let Some(policy) = component("quiet", language)? else {
+    let Some(policy) = component("idle-gap", language)? else {
         println!("left out: policies in {language}");
         return Ok(());
     };

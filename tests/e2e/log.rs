@@ -78,7 +78,7 @@ fn a_log_of_two_programs_is_replayed_and_compared() -> Result<()> {
     // Read.
     let shown = ctl(&scene, &["log", "show", &file, "--json"])?;
     let lines: Vec<Value> = shown.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    ensure!(lines[0]["header"]["contract"] == "tally:policy@0.1.2", "{}", lines[0]);
+    ensure!(lines[0]["header"]["contract"] == "tally:policy@0.1.0", "{}", lines[0]);
     ensure!(lines[1]["policy"]["name"] == "tally-priority", "{}", lines[1]);
     ensure!(lines[2]["begin"]["exact"] == true, "{}", lines[2]);
     ensure!(lines.len() as u64 == count(&report, "/records") + 1);

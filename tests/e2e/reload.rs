@@ -145,7 +145,7 @@ fn a_rollback_needs_no_file() -> Result<()> {
     let file = scene.dir().join("policy.wasm");
     let config = scene.dir().join("policy.toml");
     std::fs::copy(artefacts.policy("tally-priority")?, &file)?;
-    std::fs::write(&config, "quiet_us = 70\n")?;
+    std::fs::write(&config, "idle_gap_us = 70\n")?;
     let (path, config_path) = (file.to_string_lossy(), config.to_string_lossy());
     let core_config = scene.dir().join("core.toml");
     std::fs::write(&core_config, "[policy]\nwatch = false\n")?;
@@ -166,7 +166,7 @@ fn a_rollback_needs_no_file() -> Result<()> {
     let status = scene.status()?;
     ensure!(status.policy_digest() == first.policy_digest(), "{:#}", status.0["policy"]);
     ensure!(status.came() == "rollback" && status.generation() == 3);
-    ensure!(core.stderr()?.contains("quiet_us = 70"), "its configuration came along");
+    ensure!(core.stderr()?.contains("idle_gap_us = 70"), "its configuration came along");
     // Further back there is nothing; forth there is.
     let further = scene.ctl(&["policy", "rollback"])?;
     let said = String::from_utf8_lossy(&further.stderr).into_owned();

@@ -106,7 +106,7 @@ fn rss_kib(pid: u32) -> Result<i64> {
 /// nothing, and the first with other constants.
 fn policies(artefacts: &Artefacts, dir: &Path) -> Result<Vec<(PathBuf, Option<PathBuf>)>> {
     let config = dir.join("other.toml");
-    std::fs::write(&config, "quiet_us = 50\n")?;
+    std::fs::write(&config, "idle_gap_us = 50\n")?;
     let priority = artefacts.policy("tally-priority")?;
     Ok(vec![(artefacts.policy("fifo")?, None), (priority.clone(), None), (priority, Some(config))])
 }

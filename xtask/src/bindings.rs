@@ -10,8 +10,16 @@ use std::path::PathBuf;
 use wit_bindgen_core::Files;
 use wit_parser::Resolve;
 
-/// The world that a policy in C implements.
-const WORLD: &str = "policy";
+/// The world that a policy in C implements: all that there is to import, of which the linker keeps what is called.
+/// What it may export besides is in `tally_events.h` and `tally_state.h`.
+const WORLD: &str = "every-import";
+const WORLD_TEXT: &str = "world every-import {
+    include policy;
+    import identity;
+    import kernel-identity;
+    import high-priority;
+}
+";
 /// What its files and its own types are called.
 const NAME: &str = "tally";
 
@@ -51,7 +59,7 @@ fn generate() -> Result<BTreeMap<String, Vec<u8>>> {
     let contract = repository().join("wit/policy.wit");
     let text = fs::read_to_string(&contract).with_context(|| contract.display().to_string())?;
     let mut resolve = Resolve::default();
-    let package = resolve.push_str("policy.wit", &text)?;
+    let package = resolve.push_str("policy.wit", &format!("{text}\n{WORLD_TEXT}"))?;
     let world = resolve.select_world(&[package], Some(WORLD))?;
     let options =
         wit_bindgen_c::Opts { rename_world: Some(NAME.into()), ..wit_bindgen_c::Opts::default() };

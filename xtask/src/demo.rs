@@ -190,7 +190,7 @@ impl Demo {
         let config_arguments;
         let mut arguments: &[&str] = &[];
         if self.whole_kernels(policy) {
-            std::fs::write(&config, "cut = false\n")?;
+            std::fs::write(&config, "forms = false\n")?;
         } else if let Some(given) = given {
             std::fs::copy(given, &config).with_context(|| given.display().to_string())?;
         }

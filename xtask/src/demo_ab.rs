@@ -54,7 +54,7 @@ pub fn run(artefacts: &Artefacts, check: bool) -> Result<()> {
 
     // On the software device a transformed kernel costs half its speed; see `cargo xtask demo`.
     let config = scene.dir().join("b.toml");
-    std::fs::write(&config, "cut = false\n")?;
+    std::fs::write(&config, "forms = false\n")?;
     let mut start = scene.program("tallyctl")?;
     start.args(["ab", "start"]).arg(&fifo).arg(&priority).args(TEST).arg("--config-b").arg(&config);
     eprintln!("A/B test of fifo (A) against tally-priority (B), at most 65 s");

@@ -24,7 +24,7 @@ const COMPONENTIZE_QJS: &str = "TALLY_COMPONENTIZE_QJS";
 const COMPONENTS: &str = "TALLY_LANGUAGE_COMPONENTS";
 /// The SDKs' examples, each the same policy in every language. The second keeps what it
 /// learnt.
-const EXAMPLES: [&str; 2] = ["quiet", "patient"];
+const EXAMPLES: [&str; 2] = ["idle-gap", "patient"];
 /// What the examples are simulated on.
 const TRACES: [&str; 6] =
     ["--hp", "bert_large_infer_b1_s128", "--be", "resnet50_train_b128", "--seconds", "1"];
@@ -137,7 +137,7 @@ pub fn left_out() -> Vec<String> {
     ALL.iter()
         .filter_map(missing)
         .map(|(name, why)| match name {
-            "rust" => format!("policies in rust and docs/write-a-policy.md ({why})"),
+            "rust" => format!("policies in rust and the tutorial of docs/policies.md ({why})"),
             _ => format!("policies in {name} ({why})"),
         })
         .collect()
@@ -168,7 +168,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if had.iter().any(|(lang, _)| *lang == Lang::Rust) {
         let (out, environment) = (suite.out.clone(), suite.environment.clone());
-        suite.step("docs/write-a-policy.md, followed", || walkthrough::follow(&out, &environment));
+        suite.step("docs/policies.md, its tutorial followed", || {
+            walkthrough::follow(&out, &environment)
+        });
     }
     // As Cargo says it: `cargo xtask test` counts by that.
     println!("test result: {} passed; {} failed; 0 ignored", suite.passed, suite.failed);
@@ -240,6 +242,9 @@ impl Suite {
             let (to, from) = lang.source();
             let sdk = repository().join("sdk").join(lang.name()).join("examples").join(name);
             fs::copy(sdk.join(from), folder.join(to))?;
+            if sdk.join("world.wit").is_file() {
+                fs::copy(sdk.join("world.wit"), folder.join("wit/world.wit"))?;
+            }
         }
         let mut make: Vec<&str> = tools.iter().map(String::as_str).collect();
         let tallyctl = format!("TALLYCTL={}", self.tallyctl.display());
@@ -289,11 +294,11 @@ impl Suite {
             let built = self.project_by_xtask();
             self.step("rust: `cargo xtask policies --project` builds it", || built);
         }
-        let Some(example) = self.example(lang, "quiet", tools) else { return };
+        let Some(example) = self.example(lang, "idle-gap", tools) else { return };
         if lang != Lang::Python {
             // Its compilation takes 15 s each time, and the comparison below runs it.
             let checked = self.check(lang, &example, Some("lease = 50"));
-            self.step(&format!("{name}: `quiet` passes the check"), || checked);
+            self.step(&format!("{name}: `idle-gap` passes the check"), || checked);
         }
         if let Some(example) = self.example(lang, "patient", tools) {
             let checked = self.check_of_state(lang, &example);
@@ -305,7 +310,7 @@ impl Suite {
             arguments.extend(TRACES);
             arguments.extend(lang.limits());
             let simulated = self.ran(&self.out, &self.tallyctl, &arguments);
-            self.step(&format!("{name}: `quiet` schedules in the simulator"), || simulated);
+            self.step(&format!("{name}: `idle-gap` schedules in the simulator"), || simulated);
         }
     }
 
@@ -348,7 +353,7 @@ impl Suite {
         let mut machine = String::new();
         let mut rows = Vec::new();
         for (lang, tools) in had {
-            let component = self.project(*lang, "quiet", tools)?;
+            let component = self.project(*lang, "idle-gap", tools)?;
             let mut command = Command::new(&self.tallyctl);
             command.args(["policy", "bench", "--json"]).args(lang.limits()).arg(&component);
             let done = command.output()?;

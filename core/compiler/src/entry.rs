@@ -1,10 +1,9 @@
-//! A shorter way into the two functions that are called all the time.
+//! A shorter way into the functions that are called all the time.
 //!
-//! At each call wasmtime looks the lifted core function up. Of a function that a module defines
-//! it makes a reference anew, which takes two searches for code, a quarter of a whole call; of one
-//! that a module imports it has the reference. So before a component is compiled its `decide` and
-//! `on-event` are led through a module that imports the function and exports it again: no code is
-//! added or changed, no call is made more, and fuel is the same.
+//! On each call wasmtime looks the lifted core function up. It rebuilds the reference to a function that a module
+//! defines (two code look-ups, a quarter of the call) but caches the reference to one that a module imports. So before
+//! a component is compiled, its frequent functions are re-exported through a forwarding module that imports and
+//! exports them. No code is added or changed, no call is added, and fuel is the same.
 //!
 //! ```text
 //! (canon lift (core func $decide) ..)     ->   (core module $again (import "" "f" (func ..)) (export "f" (func 0)))
@@ -28,9 +27,9 @@ use wasmparser::{
 };
 
 /// What the core functions behind them are called, as the component tools have it.
-const LED: [&str; 2] = ["#decide", "#on-event"];
+const FORWARDED: [&str; 4] = ["#decide", "#completed", "#high-started", "#high-ended"];
 /// Of two versions of the contract at once. Each is another module, so nobody may have any number of them.
-const LED_MAX: u32 = 4;
+const FORWARDED_MAX: u32 = 8;
 /// Components that instantiate more core modules are left as they are: there is a limit to that.
 const INSTANTIATED_MAX: u32 = 48;
 
@@ -62,7 +61,7 @@ pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
         }
     }
     let fits = rewriter.instantiated <= INSTANTIATED_MAX;
-    (rewriter.led > 0 && fits).then(|| rewriter.out.finish())
+    (rewriter.forwarded > 0 && fits).then(|| rewriter.out.finish())
 }
 
 /// Where core items of one kind have gone: by their old numbers, their new ones.
@@ -97,9 +96,9 @@ struct Rewriter {
     modules: Moved,
     instances: Moved,
     funcs: Moved,
-    /// By its old number: whether the function is one to be led.
+    /// By its old number: whether the function is one to be forwarded.
     wanted: Vec<bool>,
-    led: u32,
+    forwarded: u32,
     /// Core modules that it instantiates itself.
     instantiated: u32,
 }
@@ -203,7 +202,7 @@ impl Rewriter {
                 }
                 ComponentAlias::CoreInstanceExport { kind, instance_index, name } => {
                     if kind == ExternalKind::Func {
-                        self.own_func(LED.iter().any(|ending| name.ends_with(ending)));
+                        self.own_func(FORWARDED.iter().any(|ending| name.ends_with(ending)));
                     }
                     let (kind, instance) =
                         (export_kind(kind)?, self.instances.get(instance_index)?);
@@ -246,7 +245,7 @@ impl Rewriter {
                         let CompositeInnerType::Func(ty) = &ty.composite_type.inner else {
                             return None;
                         };
-                        func = self.lead(func, ty)?;
+                        func = self.forward(func, ty)?;
                     }
                     out.lift(func, type_index, self.options(&options)?);
                 }
@@ -268,10 +267,10 @@ impl Rewriter {
         self.wanted.push(wanted);
     }
 
-    /// Lead a function (its new number) through a module of its own: the number that it has then.
-    fn lead(&mut self, func: u32, ty: &wasmparser::FuncType) -> Option<u32> {
+    /// Forward a function (its new number) through a module of its own: the number that it has then.
+    fn forward(&mut self, func: u32, ty: &wasmparser::FuncType) -> Option<u32> {
         const NAME: &str = "f";
-        if self.led == LED_MAX {
+        if self.forwarded == FORWARDED_MAX {
             return None;
         }
         let values = |all: &[ValType]| all.iter().map(|v| val_type(*v)).collect::<Option<Vec<_>>>();
@@ -294,7 +293,7 @@ impl Rewriter {
         let kind = enc::ExportKind::Func;
         aliases.alias(enc::Alias::CoreInstanceExport { instance, kind, name: NAME });
         self.out.section(&aliases);
-        self.led += 1;
+        self.forwarded += 1;
         Some(self.funcs.added())
     }
 

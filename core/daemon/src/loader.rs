@@ -1,134 +1,162 @@
-//! Policies as the daemon sees them: something that compiles a file, what it makes of
-//! it, and what is started from that. The only module that knows they are WebAssembly.
+//! Policies as the daemon sees them: what compiles a file, and what the engine owns of it.
 
 use crate::dispatch::handover::FaultCost;
-use std::sync::{Arc, Mutex, PoisonError};
+use tally_decision_log::About;
+use tally_decision_log::record::SavedState;
+use tally_decision_log::recorder::Described;
 use tally_engine::BuiltIn;
-use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
+use tally_engine::policy::{
+    Answer, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
+    WINDOW_OPEN,
+};
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::{
-    Cancel, Compiled, ComponentFile, PolicyHost, PolicyStatus, Saved, Trust, WasmPolicy,
+    Cancel, Compiled, Compiler, ComponentFile, Limits, PolicyHost, PolicyStatus, Saved, Trust,
+    WasmPolicy,
 };
 
-/// A policy that can also tell people about itself.
-pub trait Hosted: Policy + Send {
-    /// Its figures; `None` for the built-in rule, which has none.
-    fn figures(&self) -> Option<PolicyStatus>;
+/// Compiles components under the operator's limits, capabilities and keys. Used off the dispatch thread.
+pub struct Loader {
+    host: PolicyHost,
+    /// What it makes of any file.
+    always: Option<Compiled>,
+}
 
-    /// The text that it was configured with.
-    fn config(&self) -> &str {
-        ""
+impl Loader {
+    /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
+    ///
+    /// # Errors
+    /// If the settings make no sense or the engine does not start.
+    pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
+        let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
+        let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
+        Ok(Loader { host: host.granting(config.capabilities).trusting(trust), always: None })
     }
 
-    /// What it started with, of what an earlier one knew.
-    fn started_with(&self) -> Option<&Saved> {
-        None
+    /// One that takes every file for this component, for tests of what is around it.
+    ///
+    /// # Errors
+    /// If it is none, or the engine does not start.
+    pub fn always(component: &[u8]) -> Result<Self, String> {
+        let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default())
+            .map_err(|error| error.to_string())?;
+        let compiled =
+            host.compile_bytes("always", component).map_err(|error| error.to_string())?;
+        Ok(Loader { host, always: Some(compiled) })
     }
 
-    /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
-    /// thread, and bounded like any call.
-    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
-        None
-    }
-
-    /// The same for a recording: a failure is no strike.
-    fn observe(&mut self) -> Option<Saved> {
-        None
-    }
-
-    /// It failed too often and is asked no more.
-    fn is_disabled(&self) -> bool {
-        false
+    /// Compile and check a component. Another thread can end it by `cancel`.
+    ///
+    /// # Errors
+    /// Everything an operator needs to know, as text.
+    pub fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Compiled, String> {
+        if let Some(compiled) = &self.always {
+            return Ok(compiled.clone());
+        }
+        self.host.compile(file, cancel).map_err(|error| error.to_string())
     }
 }
 
-impl Hosted for WasmPolicy {
-    fn figures(&self) -> Option<PolicyStatus> {
-        Some(self.status())
+/// What decides.
+enum Rule {
+    Wasm(Box<WasmPolicy>),
+    /// Of the core's own.
+    Native(Box<dyn Policy + Send>),
+}
+
+/// What a core that drains makes active.
+struct GrantAll;
+
+impl Policy for GrantAll {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::MEMBERSHIP
     }
 
-    fn config(&self) -> &str {
-        WasmPolicy::config(self)
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(Decision::Run(u32::MAX).into())
     }
 
-    fn started_with(&self) -> Option<&Saved> {
-        WasmPolicy::started_with(self)
-    }
-
-    fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
-        WasmPolicy::snapshot(self)
-    }
-
-    fn observe(&mut self) -> Option<Saved> {
-        WasmPolicy::observe(self)
-    }
-
-    fn is_disabled(&self) -> bool {
-        self.is_switched_off()
+    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        if let Event::Joined(client) = event {
+            let client = client.id;
+            // A launch behind a full window would wait for a GPU that the core
+            // no longer watches.
+            context.commands.push(Command::SetWindow { client, window_ns: WINDOW_OPEN });
+            context.commands.push(Command::SetUngated { client, ungated: true });
+        }
+        Ok(())
     }
 }
 
-impl Hosted for BuiltIn {
-    fn figures(&self) -> Option<PolicyStatus> {
-        None
-    }
-}
-
-/// A policy with a second handle to it, because the engine owns the first and
-/// knows nothing of figures. Both handles stay on the dispatch thread while the
-/// policy is active, so the lock is never contended.
-#[derive(Clone)]
-pub struct Shared(Arc<Mutex<Inner>>);
-
-struct Inner {
-    policy: Box<dyn Hosted>,
+/// The policy that the engine owns, with what its faults cost those who waited. Stays on the dispatch thread while it
+/// is active.
+pub struct Loaded {
+    rule: Rule,
     cost: FaultCost,
     /// The call before failed: this one starts a new instance.
     has_failed: bool,
 }
 
-impl Shared {
-    /// Share a policy.
-    pub fn new(policy: Box<dyn Hosted>) -> Self {
-        let inner = Inner { policy, cost: FaultCost::default(), has_failed: false };
-        Shared(Arc::new(Mutex::new(inner)))
+impl From<WasmPolicy> for Loaded {
+    fn from(policy: WasmPolicy) -> Self {
+        Loaded::of(Rule::Wasm(Box::new(policy)))
+    }
+}
+
+impl Loaded {
+    fn of(rule: Rule) -> Self {
+        Loaded { rule, cost: FaultCost::default(), has_failed: false }
     }
 
+    /// The built-in rule: what serves when no policy could be loaded.
+    pub fn built_in(idle_ns: u64) -> Self {
+        Loaded::native(Box::new(BuiltIn { idle_ns }))
+    }
+
+    /// Grants everything: what a core that drains makes active, so that no launch stays held behind it.
+    pub fn grant_all() -> Self {
+        Loaded::native(Box::new(GrantAll))
+    }
+
+    /// A rule in this program.
+    pub fn native(rule: Box<dyn Policy + Send>) -> Self {
+        Loaded::of(Rule::Native(rule))
+    }
+
+    fn wasm(&self) -> Option<&WasmPolicy> {
+        if let Rule::Wasm(policy) = &self.rule { Some(policy) } else { None }
+    }
+
+    fn wasm_mut(&mut self) -> Option<&mut WasmPolicy> {
+        if let Rule::Wasm(policy) = &mut self.rule { Some(policy) } else { None }
+    }
+
+    /// Its figures; `None` for a rule of the core's own, which has none.
     pub fn figures(&self) -> Option<PolicyStatus> {
-        self.lock().policy.figures()
+        self.wasm().map(WasmPolicy::status)
     }
 
-    pub fn config(&self) -> String {
-        self.lock().policy.config().to_owned()
+    /// What it knows, for the next one; `None` if it keeps nothing. On the dispatch
+    /// thread, and bounded like any call.
+    pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
+        self.wasm_mut()?.snapshot()
     }
 
-    pub fn started_with(&self) -> Option<Saved> {
-        self.lock().policy.started_with().cloned()
+    /// The same for a recording: a failure does not count.
+    pub fn observe(&mut self) -> Option<Saved> {
+        self.wasm_mut()?.observe()
     }
 
-    pub fn snapshot(&self) -> Option<Result<Saved, Fault>> {
-        self.lock().policy.snapshot()
-    }
-
-    pub fn observe(&self) -> Option<Saved> {
-        self.lock().policy.observe()
-    }
-
+    /// It failed too often and is asked no more.
     pub fn is_disabled(&self) -> bool {
-        self.lock().policy.is_disabled()
+        self.wasm().is_some_and(WasmPolicy::is_disabled)
     }
 
     /// What its faults cost those who waited.
     pub fn fault_cost(&self) -> FaultCost {
-        self.lock().cost
+        self.cost
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Inner {
     /// Account for a call about something that was seen at `seen_ns`. The clock is read
     /// only if this call failed or the one before did.
     #[inline]
@@ -141,93 +169,67 @@ impl Inner {
     }
 }
 
-impl Policy for Shared {
+impl Policy for Loaded {
+    #[inline]
+    fn subscriptions(&self) -> Subscriptions {
+        match &self.rule {
+            Rule::Wasm(policy) => policy.subscriptions(),
+            Rule::Native(rule) => rule.subscriptions(),
+        }
+    }
+
     fn start(&mut self, context: &mut Context) {
-        self.lock().policy.start(context);
+        match &mut self.rule {
+            Rule::Wasm(policy) => policy.start(context),
+            Rule::Native(rule) => rule.start(context),
+        }
     }
 
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.lock().policy.strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        if let Rule::Wasm(policy) = &mut self.rule {
+            policy.count_fault(now_ns, fault);
+        }
     }
 
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
-        let mut inner = self.lock();
-        let outcome = inner.policy.decide(launch, context);
-        inner.note(launch.now_ns, &outcome);
+    #[inline]
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        let outcome = match &mut self.rule {
+            Rule::Wasm(policy) => policy.decide(launch, context),
+            Rule::Native(rule) => rule.decide(launch, context),
+        };
+        self.note(launch.now_ns, &outcome);
         outcome
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        let mut inner = self.lock();
-        let outcome = inner.policy.on_event(now_ns, event, context);
-        inner.note(now_ns, &outcome);
+        let outcome = match &mut self.rule {
+            Rule::Wasm(policy) => policy.on_event(now_ns, event, context),
+            Rule::Native(rule) => rule.on_event(now_ns, event, context),
+        };
+        self.note(now_ns, &outcome);
         outcome
     }
 }
 
-/// A policy that was compiled and can be started. Kept for rollback: what it was made
-/// of may be gone.
-pub trait Program: Send + Sync {
-    fn name(&self) -> &str;
-    /// SHA-256 of its file.
-    fn digest(&self) -> &str;
-    /// Id of the trusted key that signed its file, if one did and keys are configured.
-    fn signed_by(&self) -> Option<&str> {
-        None
-    }
-    /// Start it with a configuration, and offer it what another policy knew.
-    ///
-    /// # Errors
-    /// Everything an operator needs to know, as text.
-    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String>;
-}
-
-impl Program for Compiled {
-    fn name(&self) -> &str {
-        Compiled::name(self)
-    }
-
-    fn digest(&self) -> &str {
-        Compiled::digest(self)
-    }
-
-    fn signed_by(&self) -> Option<&str> {
-        Compiled::signed_by(self)
-    }
-
-    fn start(&self, config: &str, saved: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
-        let policy = Compiled::start(self, config, saved).map_err(|error| error.to_string())?;
-        Ok(Box::new(policy))
+impl Described for Loaded {
+    fn about(&self) -> About {
+        let Some(policy) = self.wasm() else {
+            return About { name: "built-in".into(), ..About::default() };
+        };
+        let status = policy.status();
+        About {
+            generation: 0,
+            path: status.path.map(|path| path.display().to_string()).unwrap_or_default(),
+            name: status.name,
+            digest: status.digest,
+            config: policy.config().to_owned(),
+            reasons: policy.reasons().into_iter().collect(),
+            saved: policy.started_with().cloned().map(saved_state),
+        }
     }
 }
 
-/// Something that makes policies of components. Called off both threads.
-pub trait Loader: Send + Sync + 'static {
-    /// Compile and check one. Another thread can end it by `cancel`.
-    ///
-    /// # Errors
-    /// Everything an operator needs to know, as text.
-    fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Arc<dyn Program>, String>;
-}
-
-/// The real one.
-pub struct WasmLoader(PolicyHost);
-
-impl WasmLoader {
-    /// Start the WebAssembly engine, and read the keys of those whose policies are loaded.
-    ///
-    /// # Errors
-    /// If the settings make no sense or the engine does not start.
-    pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
-        let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
-        let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
-        Ok(WasmLoader(host.granting(config.capabilities).trusting(trust)))
-    }
-}
-
-impl Loader for WasmLoader {
-    fn compile(&self, file: &ComponentFile, cancel: &Cancel) -> Result<Arc<dyn Program>, String> {
-        let compiled = self.0.compile(file, cancel).map_err(|error| error.to_string())?;
-        Ok(Arc::new(compiled))
-    }
+/// As a log has it.
+pub fn saved_state(s: Saved) -> SavedState {
+    SavedState { format: s.format, version: s.version, data: s.data }
 }

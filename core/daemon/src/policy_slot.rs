@@ -26,7 +26,7 @@ use crate::config::{Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::files::PolicyFiles;
-use crate::loader::{Hosted, Loader, Program, Shared};
+use crate::loader::{Loaded, Loader};
 use history::{Content, Disabled, History, Kept, LoadedBecause, NoWayBack, Record};
 pub use loads::By;
 use loads::Loads;
@@ -36,8 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use tally_admin::Source;
-use tally_engine::BuiltIn;
-use tally_wasm_host::{Cancel, ComponentFile, LastFault, Restored, Saved};
+use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
@@ -112,7 +111,7 @@ pub enum Trigger {
 
 /// See the module's documentation.
 pub struct PolicySlot {
-    loader: Arc<dyn Loader>,
+    loader: Arc<Loader>,
     /// Held while a policy takes over; not while one is compiled.
     turn: tokio::sync::Mutex<()>,
     loads: Loads,
@@ -171,7 +170,7 @@ fn now_unix_s() -> u64 {
 /// Compiled, and not started yet.
 struct Ready {
     source: Source,
-    program: Arc<dyn Program>,
+    program: Compiled,
     config_text: String,
 }
 
@@ -181,7 +180,7 @@ impl Ready {
     }
 }
 
-fn compile(loader: &dyn Loader, files: PolicyFiles, cancel: &Cancel) -> Result<Ready, String> {
+fn compile(loader: &Loader, files: PolicyFiles, cancel: &Cancel) -> Result<Ready, String> {
     let PolicyFiles { source, component, signature, config_text } = files;
     let component = ComponentFile::new(&source.file, component, signature);
     let program = loader.compile(&component, cancel)?;
@@ -191,14 +190,15 @@ fn compile(loader: &dyn Loader, files: PolicyFiles, cancel: &Cancel) -> Result<R
 /// Start it with the first of the states that it accepts. Without any, what it said to
 /// the first one is what people are told.
 fn start(
-    program: &dyn Program,
+    program: &Compiled,
     config: &str,
     offers: &[Saved],
-) -> Result<(Box<dyn Hosted>, Restored), String> {
-    let mut first: Option<(Box<dyn Hosted>, Restored)> = None;
+) -> Result<(WasmPolicy, Restored), String> {
+    let mut first: Option<(WasmPolicy, Restored)> = None;
+    let begin = |saved| program.start(config, saved).map_err(|error| error.to_string());
     for saved in offers {
-        let policy = program.start(config, Some(saved))?;
-        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
+        let policy = begin(Some(saved))?;
+        let restored = policy.restored().clone();
         match restored {
             Restored::Accepted | Restored::NoInterface => return Ok((policy, restored)),
             _ if first.is_none() => first = Some((policy, restored)),
@@ -207,7 +207,7 @@ fn start(
     }
     match first {
         Some(first) => Ok(first),
-        None => Ok((program.start(config, None)?, Restored::NotOffered)),
+        None => Ok((begin(None)?, Restored::NotOffered)),
     }
 }
 
@@ -224,29 +224,29 @@ impl PolicySlot {
     /// # Errors
     /// If there is none and one is required.
     pub fn open(
-        loader: Arc<dyn Loader>,
+        loader: Arc<Loader>,
         config: &crate::config::Policy,
-        quiet_ns: u64,
-    ) -> Result<(Self, Shared), CoreError> {
+        idle_ns: u64,
+    ) -> Result<(Self, Loaded), CoreError> {
         let begun = Instant::now();
         let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
             let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
             let ready = files.and_then(|files| compile(&*loader, files, &Cancel::never()));
             let started = ready.and_then(|ready| {
-                let (policy, _) = start(&*ready.program, &ready.config_text, &[])?;
+                let (policy, _) = start(&ready.program, &ready.config_text, &[])?;
                 Ok((policy, ready))
             });
             started.map_err(|why| (Some(source), why))
         });
-        let (policy, ready, failure): (Box<dyn Hosted>, _, _) = match outcome {
-            Ok((policy, ready)) => (policy, Some(ready), None),
+        let (policy, ready, failure): (Loaded, _, _) = match outcome {
+            Ok((policy, ready)) => (policy.into(), Some(ready), None),
             Err((_, why)) if config.required => return Err(CoreError::Policy(why)),
             Err((source, why)) => {
                 tracing::error!("no policy: the built-in rule serves. {why}");
                 let source =
                     source.unwrap_or(Source { file: DEFAULT_POLICY.into(), config_file: None });
                 let failure = LoadFailure { source, message: why, at_unix_s: now_unix_s() };
-                (Box::new(BuiltIn { quiet_ns }), None, Some(failure))
+                (Loaded::built_in(idle_ns), None, Some(failure))
             }
         };
         let load_ms = ready.as_ref().map_or(0.0, |_| begun.elapsed().as_secs_f64() * 1_000.0);
@@ -282,7 +282,7 @@ impl PolicySlot {
             last_failure: RefCell::new(failure),
             experiment: Cell::new(false),
         };
-        Ok((slot, Shared::new(policy)))
+        Ok((slot, policy))
     }
 
     /// What is active.
@@ -435,7 +435,7 @@ impl PolicySlot {
             }
         }
         let (program, config) = (ready.program.clone(), ready.config_text.clone());
-        let started = aside(move || start(&*program, &config, &offers)).await;
+        let started = aside(move || start(&program, &config, &offers)).await;
         let (policy, restored) = match started {
             Ok(started) => started,
             Err(message) => return Err(self.failed(ready.source, message)),
@@ -453,7 +453,7 @@ impl PolicySlot {
             same_as_generation: next.same_as_generation.unwrap_or(generation),
             restored,
         };
-        let policy = Shared::new(policy);
+        let policy = Loaded::from(policy);
         let retired = control.ask(|done| Control::SetPolicy { policy, generation, done }).await?;
         // Unmapping an instance's memory takes a while. Awaited, so that instances do
         // not pile up when one reload follows another.

@@ -16,7 +16,7 @@ use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
 use crate::files::Reading;
 use crate::gpus::Gpus;
-use crate::loader::{Loader, WasmLoader};
+use crate::loader::Loader;
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
 use crate::profile_store::ProfileStore;
@@ -31,7 +31,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tally_decision_log::Tape;
+use tally_decision_log::Recorder;
 use tally_engine::EngineConfig;
 use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, oneshot};
@@ -93,7 +93,7 @@ fn settings(config: &Config) -> Settings {
         engine: EngineConfig {
             window_ns: config.engine.window_us * 1_000,
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
-            fallback_quiet_ns: config.engine.fallback_quiet_us * 1_000,
+            fallback_idle_ns: config.engine.fallback_quiet_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
             ..EngineConfig::default()
@@ -110,18 +110,18 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let real = |path| std::fs::canonicalize(socket::folder(path)).map_err(CoreError::os("socket"));
     see_that_apart(&real(&path)?.join("x"), &real(&admin_path)?.join("x"))?;
     let mut settings = settings(&config);
-    let loader: Arc<dyn Loader> =
-        Arc::new(WasmLoader::new(&config.policy).map_err(CoreError::ConfigValue)?);
+    let loader = Arc::new(Loader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
-        PolicySlot::open(loader, &config.policy, settings.engine.fallback_quiet_ns)?;
+        PolicySlot::open(loader, &config.policy, settings.engine.fallback_idle_ns)?;
     let sharing = SharingMode::establish(&config.sharing, socket::folder(&path)).await?;
     settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
-    let tape = Tape::default();
+    let recorder = Recorder::default();
     let lab = crate::ab::Lab::open(&config, &path);
-    let recordings = Recordings::open(&config, &policy, &tape).map_err(CoreError::ConfigValue)?;
+    let recordings =
+        Recordings::open(&config, &policy, &recorder).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
-        dispatch::start(settings, policy, loaded, tape)?;
+        dispatch::start(settings, policy, loaded, recorder)?;
     if pinned != config.dispatch.pin_cpu {
         tracing::warn!(cpu = config.dispatch.pin_cpu, "the dispatch thread could not be pinned");
     }

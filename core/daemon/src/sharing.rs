@@ -6,7 +6,7 @@ use crate::mps::{self, MpsStatus, PrivateDaemon};
 use crate::refresh::{self, RefreshStatus};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tally_engine::policy::{Class, Sharing};
+use tally_engine::policy::{self, Class};
 use tally_ipc::wire;
 
 /// There is an NVIDIA driver if this exists.
@@ -162,10 +162,10 @@ impl SharingMode {
         }
     }
 
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> policy::SharingMode {
         match self.in_force {
-            InForce::Timeslice => Sharing::TimeSliced,
-            InForce::Mps { .. } | InForce::None => Sharing::Concurrent,
+            InForce::Timeslice => policy::SharingMode::TimeSliced,
+            InForce::Mps { .. } | InForce::None => policy::SharingMode::Concurrent,
         }
     }
 

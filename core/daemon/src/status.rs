@@ -109,6 +109,8 @@ pub struct PolicyReport {
     /// Capabilities that functions which it imports take; calling one that is not
     /// granted is a fault.
     pub needs: Vec<&'static str>,
+    /// Why it decided as it did, by its own table, and how often.
+    pub reasons: Vec<tally_wasm_host::ReasonStatus>,
     /// Rises with each policy put active.
     pub generation: u64,
     /// Seconds since the epoch.
@@ -121,7 +123,7 @@ pub struct PolicyReport {
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
-    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `denied`, `stall`,
+    /// Lost turns by kind (`trap`, `overrun`, `memory`, `nonsense`, `stall`,
     /// `disabled`), likewise.
     pub faults: BTreeMap<&'static str, u64>,
     /// `faults.trap`, for alerts.
@@ -162,7 +164,6 @@ impl PolicyReport {
             ("overrun", FaultKind::Overrun),
             ("memory", FaultKind::Memory),
             ("nonsense", FaultKind::Nonsense),
-            ("denied", FaultKind::Denied),
             ("stall", FaultKind::Stall),
             ("disabled", FaultKind::Disabled),
         ];
@@ -192,6 +193,7 @@ impl PolicyReport {
             respawns: figures.as_ref().map_or(0, |f| f.respawns),
             log_dropped: figures.as_ref().map_or(0, |f| f.log_dropped),
             counters: figures.as_ref().map(|f| f.counters.clone()).unwrap_or_default(),
+            reasons: figures.as_ref().map(|f| f.reasons.clone()).unwrap_or_default(),
             gauges: figures.map(|f| f.gauges).unwrap_or_default(),
             load_failures,
             last_load_error,
@@ -275,6 +277,8 @@ pub struct ClientStatus {
     pub window_us: f64,
     /// Its launches are not decided.
     pub standing_grant: bool,
+    /// Why its last launch was decided as it was, in the policy's words; null if the policy gave no reason.
+    pub reason: Option<String>,
     /// How far the mechanisms got in its process.
     pub report: Report,
     /// Tickets taken and never published, passed over after 1 s.
@@ -349,7 +353,7 @@ impl Decisions {
             window_stalls: s.window_stalls,
             sliced: s.sliced,
             preemptible: s.preemptible,
-            partitioned: s.partitioned,
+            partitioned: s.sm_limited,
             degraded: s.degraded.saturating_add(n.shim.degraded),
             fallback: s.fallback,
             completed: s.completed,
@@ -558,7 +562,8 @@ impl ClientStatus {
             in_flight: n.state.in_flight,
             in_flight_us: n.state.in_flight_ns as f64 / 1e3,
             window_us: n.state.window_ns as f64 / 1e3,
-            standing_grant: n.state.standing_grant,
+            standing_grant: n.state.ungated,
+            reason: None,
             report: Report::new(&n.report, mps_asked),
             tickets_skipped: n.oddities.skipped,
             tickets_abandoned: n.oddities.abandoned,

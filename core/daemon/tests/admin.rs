@@ -397,8 +397,8 @@ fn a_broken_file_never_replaces_the_policy_and_a_good_one_does() {
 fn a_policys_configuration_reaches_it_and_a_wrong_one_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (good, bad) = (dir.path().join("good.toml"), dir.path().join("bad.toml"));
-    std::fs::write(&good, "quiet_us = 250\n").unwrap();
-    std::fs::write(&bad, "quiet_us = \"soon\"\n").unwrap();
+    std::fs::write(&good, "idle_gap_us = 250\n").unwrap();
+    std::fs::write(&bad, "idle_gap_us = \"soon\"\n").unwrap();
     let wasm = policy("tally-priority");
     let core = Core::start(
         "",
@@ -406,7 +406,7 @@ fn a_policys_configuration_reaches_it_and_a_wrong_one_is_refused() {
     );
     let (code, message) = core.refused(json!({"cmd": "policy_load", "path": wasm, "config": bad}));
     assert_eq!(code, "policy_refused");
-    assert!(message.contains("quiet_us"), "{message}");
+    assert!(message.contains("idle_gap_us"), "{message}");
     let shown = core.ask(json!({"cmd": "policy_show"}));
     assert_eq!(shown["source"]["config_file"], json!(good));
 }

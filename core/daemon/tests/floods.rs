@@ -308,7 +308,7 @@ fn only_regular_files_of_a_bounded_size_are_taken() {
     let core = core("");
     let wasm = policy("tally-priority");
     let text = core.dir.path().join("text");
-    std::fs::write(&text, "quiet_us = 250\n").unwrap();
+    std::fs::write(&text, "idle_gap_us = 250\n").unwrap();
     let fifo = core.dir.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
         .unwrap();

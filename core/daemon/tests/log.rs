@@ -14,7 +14,7 @@ use tally_engine::BuiltIn;
 
 fn read(file: &Path) -> Vec<Record> {
     let mut log = Reader::new(BufReader::new(std::fs::File::open(file).unwrap())).unwrap();
-    assert_eq!(log.header().contract, "tally:policy@0.1.2");
+    assert_eq!(log.header().contract, "tally:policy@0.1.0");
     let mut all = Vec::new();
     while let Some(record) = log.next_record().unwrap() {
         all.push(record);
@@ -28,7 +28,7 @@ fn replay(records: &[Record]) -> Player<'static> {
     // As `engine.fallback_quiet_us` is by default.
     let mut player = Player::new(|about| {
         assert_eq!(about.name, "built-in");
-        Ok(Box::new(BuiltIn { quiet_ns: 100_000 }))
+        Ok(Box::new(BuiltIn { idle_ns: 100_000 }))
     });
     for record in records {
         player.feed(record, true).unwrap();

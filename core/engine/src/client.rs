@@ -1,13 +1,13 @@
 //! What the engine keeps of one client.
 
-use crate::policy::{Class, ClientInfo, Decision, Form, KernelId};
+use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage};
 use std::collections::VecDeque;
 
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
 pub const IN_FLIGHT_MAX: u64 = 4_096;
 /// Of these, launches in a form that stops when asked: further ones run whole. A shim has at most 64.
-pub const CUT_IN_FLIGHT_MAX: usize = 128;
+pub const YIELDING_IN_FLIGHT_MAX: usize = 128;
 
 /// Launches that one stall lets in, at most.
 const STALL_BURST_MAX: u32 = 256;
@@ -19,9 +19,10 @@ pub struct Submission {
     pub ticket: u64,
     /// Its kernel; `None` if the core knows no more kernels (see `KERNELS_MAX`).
     pub kernel: Option<KernelId>,
-    /// `launch_flags` that the client's side knows: graph, cooperative, clustered
-    /// and the `can-*` capabilities.
-    pub flags: u32,
+    /// Bits of `launch_state` that the client's side knows: graph, cooperative, clustered.
+    pub state: u32,
+    /// Bits of `forms_offered`.
+    pub offered: u32,
     /// Blocks in the grid.
     pub grid_blocks: u64,
     /// Threads in a block.
@@ -53,30 +54,30 @@ pub(crate) struct Waiting {
     pub offered: bool,
 }
 
-/// A launch let go and not yet seen done.
+/// A launch granted and not yet seen done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub ticket: u64,
     pub kernel: Option<KernelId>,
     pub completion: u32,
     pub predicted_ns: u64,
-    /// What it counts in the window: for a launch that gives way when asked, how long
+    /// What it counts in the window: for a launch that can yield, how long
     /// that takes.
     pub window_ns: u64,
-    pub let_go_ns: u64,
+    pub granted_ns: u64,
     pub form: Form,
     pub argument: u32,
-    /// How often high-priority work had begun when it was let go, or [`DISTURBED`]. If it has begun since,
+    /// How often high-priority work had begun when it was granted, or [`DISTURBED`]. If it has begun since,
     /// the measurement is not the launch's own.
     pub high_periods: u64,
 }
 
-/// High-priority work ran when the launch was let go.
+/// High-priority work ran when the launch was granted.
 pub(crate) const DISTURBED: u64 = u64::MAX;
 
-/// How a launch was let go.
+/// How a launch was granted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct Granted {
     pub form: Form,
     pub argument: u32,
     /// Expected to take so long, whole; 0 if unknown.
@@ -87,29 +88,25 @@ pub(crate) struct Way {
     pub high_periods: u64,
 }
 
-impl Way {
+impl Granted {
     /// As it is.
     pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
-        Way { form: Form::Whole, argument: 0, predicted_ns, window_ns: predicted_ns, high_periods }
+        Granted {
+            form: Form::Whole,
+            argument: 0,
+            predicted_ns,
+            window_ns: predicted_ns,
+            high_periods,
+        }
     }
 }
 
 /// A form that stops at a boundary when asked.
-pub(crate) fn gives_way(form: Form) -> bool {
+pub(crate) fn can_yield(form: Form) -> bool {
     matches!(form, Form::Sliced | Form::Preemptible)
 }
 
-/// Form and argument of a decision.
-pub(crate) fn form_of(decision: Decision) -> (Form, u32) {
-    match decision {
-        Decision::Slice(n) => (Form::Sliced, n),
-        Decision::Preemptible => (Form::Preemptible, 0),
-        Decision::Partition(n) => (Form::Partitioned, n),
-        Decision::Run(_) | Decision::Hold(_) => (Form::Whole, 0),
-    }
-}
-
-/// Launches let go on one stream, oldest first.
+/// Launches granted on one stream, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub in_flight: VecDeque<InFlight>,
@@ -131,20 +128,20 @@ pub struct ClientStats {
     pub launches_held: u64,
     /// Waits because the in-flight window was full.
     pub window_full: u64,
-    /// Launches let go although it was full, because nothing in it ended.
+    /// Launches granted although it was full, because nothing in it ended.
     pub window_stalls: u64,
-    /// Answered `slice`.
+    /// Answered `sliced`.
     pub sliced: u64,
     /// Answered `preemptible`.
     pub preemptible: u64,
-    /// Answered `partition`.
-    pub partitioned: u64,
+    /// Answered `sm-limited`.
+    pub sm_limited: u64,
     /// Forms that were not on offer and ran whole.
     pub degraded: u64,
-    /// Times it was asked to give way.
+    /// Times it was asked to yield.
     pub yields: u64,
-    /// Launches seen to have given way.
-    pub gave_way: u64,
+    /// Launches seen to have yielded.
+    pub launches_yielded: u64,
     /// Decided by the built-in rule because the policy failed.
     pub fallback: u64,
     /// Time launches waited between submission and answer.
@@ -168,26 +165,30 @@ pub(crate) struct Client {
     /// Sum of `window_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
-    /// Of these, launches in a form that gives way: at most [`CUT_IN_FLIGHT_MAX`].
-    pub cut_in_flight: Vec<InFlight>,
-    /// The policy asked it to give way.
+    /// Of these, launches in a form that can yield: at most [`YIELDING_IN_FLIGHT_MAX`].
+    pub can_yield_in_flight: Vec<InFlight>,
+    /// The policy asked it to yield.
     pub yield_asked: bool,
-    /// It gives way to high-priority work by itself, until so much silence.
+    /// It yields to high-priority work by itself, until an idle gap of so long.
     pub auto_yield_ns: Option<u64>,
-    /// It has been told to give way.
+    /// It has been told to yield.
     pub yielded: bool,
     /// Of these, launches of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
-    pub standing: bool,
+    pub ungated: bool,
     /// Tickets below this need no decision.
     pub granted_until: u64,
     /// Tickets below this have been answered or started.
     pub answered_until: u64,
     /// The head of `waiting` is not offered before this.
     pub hold_until_ns: u64,
+    /// It is offered again when another best-effort client's launch ends.
+    pub holds_until_completion: bool,
+    /// Why the last decision was made, by the policy's own table; 0: no reason.
+    pub reason: u8,
     pub window_noted: bool,
-    /// When a launch was let go or seen done last.
+    /// When a launch was granted or seen done last.
     pub moved_ns: u64,
     /// The head of `waiting` waits for room, at most until then; 0: it does not.
     pub window_until_ns: u64,
@@ -210,23 +211,25 @@ pub(crate) struct Client {
 
 impl Client {
     pub fn new(info: ClientInfo, window_ns: u64, first_ticket: u64, served_ns: u64) -> Self {
-        let standing = info.class == Class::High;
+        let ungated = info.class == Class::High;
         Client {
             info,
             waiting: VecDeque::new(),
             streams: Vec::new(),
             in_flight_ns: 0,
             in_flight: 0,
-            cut_in_flight: Vec::new(),
+            can_yield_in_flight: Vec::new(),
             yield_asked: false,
             auto_yield_ns: None,
             yielded: false,
             unmeasured: 0,
             window_ns,
-            standing,
-            granted_until: if standing { u64::MAX } else { first_ticket },
+            ungated,
+            granted_until: if ungated { u64::MAX } else { first_ticket },
             answered_until: first_ticket,
             hold_until_ns: 0,
+            holds_until_completion: false,
+            reason: 0,
             window_noted: false,
             moved_ns: 0,
             window_until_ns: 0,
@@ -242,13 +245,13 @@ impl Client {
     }
 
     /// Whether this high-priority client has work on the GPU.
-    pub fn is_busy_high(&self) -> bool {
+    pub fn is_active_high(&self) -> bool {
         self.info.class == Class::High && (self.busy || self.in_flight > 0)
     }
 
     /// Whether it has work on the GPU, as far as is known.
     pub fn is_active(&self) -> bool {
-        self.in_flight > 0 || self.is_busy_high()
+        self.in_flight > 0 || self.is_active_high()
     }
 
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
@@ -278,6 +281,17 @@ impl Client {
         self.moved_ns = now_ns;
     }
 
+    /// What a policy may read of it.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            waiting_since_ns: self.waiting.front().map_or(NEVER, |w| w.submitted_ns),
+            in_flight: u32::try_from(self.in_flight).unwrap_or(u32::MAX),
+            in_flight_ns: self.in_flight_ns,
+            measured_ns: self.stats.measured_ns,
+            charged_ns: self.stats.charged_ns,
+        }
+    }
+
     /// What its launches were charged on average; 0 if none was.
     pub fn mean_ns(&self) -> u64 {
         self.stats.charged_ns.checked_div(self.stats.completed).unwrap_or(0)
@@ -287,14 +301,14 @@ impl Client {
     pub fn ended(&mut self, f: &InFlight) {
         self.in_flight -= 1;
         self.unmeasured -= u64::from(f.window_ns == 0);
-        if gives_way(f.form) {
-            self.cut_in_flight.retain(|cut| cut.ticket != f.ticket);
+        if can_yield(f.form) {
+            self.can_yield_in_flight.retain(|other| other.ticket != f.ticket);
         }
         self.in_flight_ns = self.in_flight_ns.saturating_sub(f.window_ns);
     }
 
-    pub fn let_go(&mut self, s: &Submission, way: Way, now: u64) {
-        let Way { form, argument, predicted_ns, window_ns, high_periods } = way;
+    pub fn grant(&mut self, s: &Submission, how: Granted, now: u64) {
+        let Granted { form, argument, predicted_ns, window_ns, high_periods } = how;
         let index = s.stream as usize;
         if self.streams.len() <= index {
             self.streams.resize_with(index + 1, Stream::default);
@@ -305,7 +319,7 @@ impl Client {
             completion: s.completion,
             predicted_ns,
             window_ns,
-            let_go_ns: now,
+            granted_ns: now,
             form,
             argument,
             high_periods,
@@ -314,8 +328,8 @@ impl Client {
         self.moved_ns = now;
         self.in_flight += 1;
         self.unmeasured += u64::from(window_ns == 0);
-        if gives_way(form) {
-            self.cut_in_flight.push(launch);
+        if can_yield(form) {
+            self.can_yield_in_flight.push(launch);
         }
         self.in_flight_ns = self.in_flight_ns.saturating_add(window_ns);
         self.answered_until = self.answered_until.max(s.ticket + 1);

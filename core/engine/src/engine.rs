@@ -9,25 +9,25 @@
 //!
 //! ```text
 //! submitted -> (head of its client's queue) -> room in the window? -> policy
-//!    policy: run/slice/... -> in flight -> done (measured, profile updated)
+//!    policy: run/sliced/... -> in flight -> done (measured, profile updated)
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
 mod beside;
-mod give_way;
-mod learn;
 mod offer;
+mod profiles;
 mod progress;
 mod rule;
 mod stall;
+mod yielding;
 
 pub use progress::Progress;
 pub use rule::{BuiltIn, fallback};
 
-use crate::client::{Client, ClientStats, Submission, Way};
+use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{
-    Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId,
-    Policy, Sharing, World, subscription,
+    Answer, Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind,
+    KernelId, Policy, SharingMode, Subscriptions, TIMERS_MAX, World,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -37,26 +37,26 @@ use std::collections::{BTreeMap, BinaryHeap};
 pub enum Action {
     /// Let every ticket of the client below `until` run whole, now.
     Grant {
-        /// Whose.
+        /// Whose tickets.
         client: ClientId,
-        /// `u64::MAX` is a standing grant. Falls when one is taken back, never
+        /// `u64::MAX`: the client is ungated. Falls when it is gated again, never
         /// below a ticket that was answered.
         until: u64,
     },
     /// Run one ticket in a form other than whole.
     Decide {
-        /// Whose.
+        /// Whose ticket.
         client: ClientId,
-        /// Which.
+        /// The ticket.
         ticket: u64,
-        /// Only `Slice`, `Preemptible` or `Partition`.
+        /// Only `Sliced`, `Preemptible` or `SmLimited`.
         decision: Decision,
         /// Expected to take so long, whole; 0 if unknown.
         predicted_ns: u64,
     },
-    /// Have a client's cut launches stop at their next boundary, or go on.
+    /// Have a client's sliced and preemptible launches stop at their next boundary, or go on.
     Yield {
-        /// Whose.
+        /// Whose launches.
         client: ClientId,
         /// Stop.
         yielded: bool,
@@ -68,10 +68,10 @@ pub enum Action {
 pub struct EngineConfig {
     /// In-flight window of a client until its policy sets another.
     pub window_ns: u64,
-    /// Longest hold; longer ones are cut to it.
+    /// Longest hold; longer ones are shortened to it.
     pub hold_ns_max: u64,
-    /// Silence that the built-in rule waits for after high-priority work.
-    pub fallback_quiet_ns: u64,
+    /// Idle gap that the built-in rule waits for after high-priority work.
+    pub fallback_idle_ns: u64,
     /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
     /// what is in flight may be waiting for it (kernels that meet across streams
     /// or GPUs).
@@ -82,7 +82,7 @@ pub struct EngineConfig {
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
     /// How clients share it.
-    pub sharing: Sharing,
+    pub sharing: SharingMode,
 }
 
 impl Default for EngineConfig {
@@ -90,21 +90,21 @@ impl Default for EngineConfig {
         EngineConfig {
             window_ns: 1_000_000,
             hold_ns_max: 1_000_000_000,
-            fallback_quiet_ns: 100_000,
+            fallback_idle_ns: 100_000,
             window_stall_ns: 500_000_000,
             policy_stall_ns: 1_000_000_000,
             sm_count: 0,
-            sharing: Sharing::Concurrent,
+            sharing: SharingMode::Concurrent,
         }
     }
 }
 
-/// Counts for people about the policy in charge.
+/// Counts for people about the active policy.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyStats {
     /// Calls of `decide`.
     pub decides: u64,
-    /// Calls of `on-event`.
+    /// Events that it was told.
     pub events: u64,
     /// Decisions by the built-in rule.
     pub fallbacks: u64,
@@ -119,27 +119,24 @@ pub struct PolicyStats {
 pub struct WorkDone {
     /// Launches.
     pub launches: u64,
-    /// The GPU time that they take undisturbed, as predicted when they were let go (as
+    /// The GPU time that they take undisturbed, as predicted when they were granted (as
     /// measured, where nothing was known): a launch counts the same however it was run
     /// and whoever was beside it.
     pub ns: u64,
 }
 
-/// Timers a policy may have pending.
-pub const TIMERS_MAX: usize = 64;
 /// Launches of one client waiting; the ring bounds it far below.
 const WAITING_MAX: usize = 4_096;
 /// Commands carried out after one input, so that a policy which answers every
 /// event with a command that causes an event cannot keep the engine.
 const ROUNDS_MAX: usize = 16;
 
-/// The scheduler of one GPU.
-pub struct Engine {
+/// The scheduler of one GPU, with a policy that it owns.
+pub struct Engine<P = Box<dyn Policy + Send>> {
     config: EngineConfig,
-    policy: Box<dyn Policy + Send>,
+    policy: P,
     context: Context,
     clients: BTreeMap<ClientId, Client>,
-    subscribed: u32,
     /// The policy is switched off; what it had set up is undone.
     disabled: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
@@ -147,7 +144,7 @@ pub struct Engine {
     timers: BTreeMap<u64, u64>,
     /// See [`beside`].
     beside: beside::Beside,
-    high_busy: bool,
+    high_active: bool,
     /// How often it has begun to be.
     high_periods: u64,
     /// When high-priority activity last ended; `None` if there never was any.
@@ -158,6 +155,8 @@ pub struct Engine {
     offer_all: bool,
     /// Launches wait that could be offered: there were too many at once.
     offers_left: bool,
+    /// A client may hold until another's launch ends.
+    completion_holds: bool,
     /// Clients with a launch waiting, and high-priority ones: kept, not counted
     /// anew for every decision.
     waiting_clients: u32,
@@ -172,8 +171,15 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine with its first policy.
+    /// An engine with its first policy, of any kind.
     pub fn new(config: EngineConfig, policy: Box<dyn Policy + Send>) -> Self {
+        Engine::with_policy(config, policy)
+    }
+}
+
+impl<P: Policy> Engine<P> {
+    /// An engine with its first policy, which can be reached by its own type.
+    pub fn with_policy(config: EngineConfig, policy: P) -> Self {
         let mut engine = Engine {
             config,
             policy,
@@ -182,17 +188,17 @@ impl Engine {
                 ..Context::default()
             },
             clients: BTreeMap::new(),
-            subscribed: 0,
             disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
             beside: beside::Beside::default(),
-            high_busy: false,
+            high_active: false,
             high_periods: 0,
             high_idle_since_ns: None,
             idle_since_ns: None,
             offer_all: false,
             offers_left: false,
+            completion_holds: false,
             waiting_clients: 0,
             high_clients: 0,
             stats: PolicyStats::default(),
@@ -238,9 +244,19 @@ impl Engine {
         self.work_done
     }
 
-    /// The policy in charge.
-    pub fn policy(&self) -> &(dyn Policy + Send) {
-        &*self.policy
+    /// The active policy.
+    pub fn policy(&self) -> &P {
+        &self.policy
+    }
+
+    /// The active policy. Calls of it belong to the engine.
+    pub fn policy_mut(&mut self) -> &mut P {
+        &mut self.policy
+    }
+
+    /// What the policy may read, and the policy.
+    pub fn world_and_policy(&mut self) -> (&mut World, &mut P) {
+        (&mut self.context.world, &mut self.policy)
     }
 
     /// A client's counts.
@@ -248,11 +264,12 @@ impl Engine {
         self.clients.get(&client).map(|c| c.stats)
     }
 
-    /// A client's standing grant, window, waiting and in-flight launches, and
+    /// Whether a client is gated, its window, waiting and in-flight launches, and
     /// predicted GPU time in flight.
     pub fn client_state(&self, client: ClientId) -> Option<ClientState> {
         self.clients.get(&client).map(|c| ClientState {
-            standing_grant: c.standing,
+            ungated: c.ungated,
+            reason: c.reason,
             window_ns: c.window_ns,
             waiting: c.waiting.len() as u64,
             in_flight: c.in_flight,
@@ -265,18 +282,18 @@ impl Engine {
     fn waits_for(&self, c: &Client) -> Option<WaitsFor> {
         let until_ns = c.hold_until_ns;
         match c.waiting.is_empty() {
-            true if c.yielded && !c.cut_in_flight.is_empty() => Some(WaitsFor::Yielding),
+            true if c.yielded && !c.can_yield_in_flight.is_empty() => Some(WaitsFor::Yielding),
             true => None,
             false if c.window_until_ns > 0 => Some(WaitsFor::Window),
             false if until_ns == 0 => Some(WaitsFor::Decision),
-            false if self.high_busy => Some(WaitsFor::HighPriority { until_ns }),
+            false if self.high_active => Some(WaitsFor::HighPriority { until_ns }),
             false => Some(WaitsFor::Policy { until_ns }),
         }
     }
 
     /// Whether high-priority work is on the GPU.
-    pub fn high_busy(&self) -> bool {
-        self.high_busy
+    pub fn high_active(&self) -> bool {
+        self.high_active
     }
 
     /// Whether any client waits for a decision.
@@ -289,16 +306,11 @@ impl Engine {
         self.clients.values().any(|c| c.in_flight > 0)
     }
 
-    /// Put another policy in charge: it takes over between two decisions. It is
+    /// Make another policy the active one: it takes over between two decisions. It is
     /// told of every connected client. Grants and windows that the old policy
     /// had changed go back to their defaults. Returns the old policy, to be
     /// dropped elsewhere.
-    pub fn set_policy(
-        &mut self,
-        now_ns: u64,
-        policy: Box<dyn Policy + Send>,
-        out: &mut Vec<Action>,
-    ) -> Box<dyn Policy + Send> {
+    pub fn set_policy(&mut self, now_ns: u64, policy: P, out: &mut Vec<Action>) -> P {
         let old = std::mem::replace(&mut self.policy, policy);
         self.undo_policy(out);
         self.disabled = false;
@@ -307,7 +319,7 @@ impl Engine {
         self.carry_out(now_ns, out);
         let infos: Vec<_> = self.clients.values().map(|c| c.info.clone()).collect();
         for info in infos {
-            self.tell(now_ns, &Event::ClientJoined(info), out);
+            self.tell(now_ns, &Event::Joined(info), out);
         }
         self.offer_all = true;
         self.settle(now_ns, out);
@@ -338,8 +350,8 @@ impl Engine {
         if let Some(old) = self.clients.insert(id, client) {
             self.forget(now_ns, &old);
         }
-        self.context.world.clients.insert(id, info.clone());
-        self.tell(now_ns, &Event::ClientJoined(info), out);
+        self.context.world.clients.insert(id, info.clone().into());
+        self.tell(now_ns, &Event::Joined(info), out);
         self.offer_all = true;
         self.settle(now_ns, out);
     }
@@ -350,7 +362,7 @@ impl Engine {
         self.forget(now_ns, &old);
         self.context.world.clients.remove(&client);
         self.note_high(now_ns, None, out);
-        self.tell(now_ns, &Event::ClientLeft(client), out);
+        self.tell(now_ns, &Event::Left(client), out);
         self.offer_all = true;
         self.settle(now_ns, out);
     }
@@ -363,15 +375,15 @@ impl Engine {
         submission: Submission,
         out: &mut Vec<Action>,
     ) {
-        let high_busy = self.high_busy;
+        let high_active = self.high_active;
         let Some(c) = self.clients.get_mut(&client) else { return };
         c.stats.submitted += 1;
         if submission.started || submission.ticket < c.granted_until {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
-            let periods = high_periods(high_busy, self.high_periods);
+            let periods = high_periods(high_active, self.high_periods);
             let was_active = c.is_active();
-            c.let_go(&submission, Way::whole(predicted, periods), now_ns);
+            c.grant(&submission, Granted::whole(predicted, periods), now_ns);
             self.beside.note(now_ns, was_active, c.is_active());
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);
@@ -407,7 +419,7 @@ impl Engine {
         let since = since_ns.min(now_ns);
         self.note_high(now_ns, Some(since), out);
         // A period of activity that began and ended between two looks.
-        if !busy && !self.high_busy && since > self.high_idle_since_ns.unwrap_or(0) {
+        if !busy && !self.high_active && since > self.high_idle_since_ns.unwrap_or(0) {
             self.high_idle_since_ns = Some(since);
             self.high_periods += 1;
         }
@@ -451,16 +463,16 @@ impl Engine {
             .flat_map(|c| [c.hold_until_ns, c.window_until_ns])
             .filter(|&until| until > 0)
             .min();
-        [timer, hold, self.next_go_on_ns(), self.next_stall_ns()].into_iter().flatten().min()
+        [timer, hold, self.next_yield_end_ns(), self.next_stall_ns()].into_iter().flatten().min()
     }
 
     /// Work out whether high-priority work is on the GPU and tell of a change.
     fn note_high(&mut self, now_ns: u64, since_ns: Option<u64>, out: &mut Vec<Action>) {
-        let busy = self.clients.values().any(Client::is_busy_high);
-        if busy == self.high_busy {
+        let busy = self.clients.values().any(Client::is_active_high);
+        if busy == self.high_active {
             return;
         }
-        self.high_busy = busy;
+        self.high_active = busy;
         if busy {
             self.high_periods += 1;
         } else {
@@ -468,15 +480,12 @@ impl Engine {
         }
         self.settle_yield(now_ns, out);
         self.offer_all = true;
-        if self.subscribed & subscription::HIGH_ACTIVITY != 0 {
-            let event = if busy { Event::HighBusy } else { Event::HighIdle };
-            self.tell(now_ns, &event, out);
-        }
+        let event = if busy { Event::HighStarted } else { Event::HighEnded };
+        self.tell(now_ns, &event, out);
     }
 
-    /// Put back what a policy may change: subscriptions, timers, windows, grants.
+    /// Put back what a policy may change: timers, windows, grants.
     fn undo_policy(&mut self, out: &mut Vec<Action>) {
-        self.subscribed = 0;
         self.timers.clear();
         self.timer_heap.clear();
         self.context.commands.drain();
@@ -488,16 +497,31 @@ impl Engine {
             if std::mem::take(&mut c.yielded) {
                 out.push(Action::Yield { client: id, yielded: false });
             }
-            set_standing(id, c, c.info.class == Class::High, out);
+            set_ungated(id, c, c.info.class == Class::High, out);
         }
     }
 
+    /// Tell the policy of something, if it wants to know.
     fn tell(&mut self, now_ns: u64, event: &Event, out: &mut Vec<Action>) {
+        if !self.policy.subscriptions().has(event.kind()) {
+            return;
+        }
         self.stats.events += 1;
+        self.refresh_usage();
         if let Err(fault) = self.policy.on_event(now_ns, event, &mut self.context) {
             self.count_fault(fault, out);
         }
         self.carry_out(now_ns, out);
+    }
+
+    /// Before a call: what the policy may read of its clients.
+    #[inline]
+    fn refresh_usage(&mut self) {
+        if self.policy.subscriptions().has(Subscriptions::USAGE) {
+            // Both hold the same clients, in the same order.
+            let views = self.context.world.clients.values_mut();
+            views.zip(self.clients.values()).for_each(|(view, c)| view.usage = c.usage());
+        }
     }
 
     fn count_fault(&mut self, fault: Fault, out: &mut Vec<Action>) {
@@ -519,7 +543,6 @@ impl Engine {
         let mut commands = std::mem::take(&mut self.context.commands);
         for command in commands.drain() {
             match command {
-                Command::Subscribe(to) => self.subscribed = to,
                 Command::SetTimer { delay_ns, token } => {
                     if self.timers.len() < TIMERS_MAX || self.timers.contains_key(&token) {
                         let due = now_ns.saturating_add(delay_ns.max(1));
@@ -536,7 +559,7 @@ impl Engine {
                 }
                 Command::RevokeLease(client) => {
                     if let Some(c) = self.clients.get_mut(&client)
-                        && !c.standing
+                        && !c.ungated
                         && c.granted_until > c.answered_until
                     {
                         c.granted_until = c.answered_until;
@@ -549,15 +572,15 @@ impl Engine {
                     }
                     self.settle_yield(now_ns, out);
                 }
-                Command::SetAutoYield { client, enabled, quiet_ns } => {
+                Command::SetAutoYield { client, enabled, idle_ns } => {
                     if let Some(c) = self.clients.get_mut(&client) {
-                        c.auto_yield_ns = enabled.then_some(quiet_ns);
+                        c.auto_yield_ns = enabled.then_some(idle_ns);
                     }
                     self.settle_yield(now_ns, out);
                 }
-                Command::SetStandingGrant { client, granted } => {
+                Command::SetUngated { client, ungated } => {
                     if let Some(c) = self.clients.get_mut(&client) {
-                        set_standing(client, c, granted, out);
+                        set_ungated(client, c, ungated, out);
                         self.offer_all = true;
                     }
                 }
@@ -584,17 +607,19 @@ impl Engine {
 /// What a client's launches meet now; for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientState {
-    /// Launches are not decided.
-    pub standing_grant: bool,
+    /// Its launches are not decided.
+    pub ungated: bool,
+    /// Why the policy last decided as it did, by its own table; 0: no reason.
+    pub reason: u8,
     /// In-flight window.
     pub window_ns: u64,
     /// Launches waiting for a decision.
     pub waiting: u64,
-    /// Launches let go and not done.
+    /// Launches granted and not done.
     pub in_flight: u64,
     /// GPU time that they count in the window.
     pub in_flight_ns: u64,
-    /// It has been asked to give way.
+    /// It has been asked to yield.
     pub yielded: bool,
     /// What its next launch waits for, or the launch that stands aside; `None`: nothing waits.
     pub waits_for: Option<WaitsFor>,
@@ -627,27 +652,27 @@ fn predicted_ns(profiles: &Profiles, c: &Client, kernel: Option<KernelId>) -> u6
     kernel.map_or_else(|| c.mean_ns(), |k| profiles.predicted_ns(k))
 }
 
-/// What a launch that is let go now remembers: see [`InFlight::high_periods`](crate::client::InFlight).
-fn high_periods(high_busy: bool, begun: u64) -> u64 {
-    if high_busy { crate::client::DISTURBED } else { begun }
+/// What a launch that is granted now remembers: see [`InFlight::high_periods`](crate::client::InFlight).
+fn high_periods(high_active: bool, begun: u64) -> u64 {
+    if high_active { crate::client::DISTURBED } else { begun }
 }
 
-fn set_standing(id: ClientId, c: &mut Client, granted: bool, out: &mut Vec<Action>) {
-    if c.standing == granted && (granted || c.granted_until <= c.answered_until) {
+fn set_ungated(id: ClientId, c: &mut Client, ungated: bool, out: &mut Vec<Action>) {
+    if c.ungated == ungated && (ungated || c.granted_until <= c.answered_until) {
         return;
     }
-    c.standing = granted;
-    c.granted_until = if granted { u64::MAX } else { c.answered_until };
+    c.ungated = ungated;
+    c.granted_until = if ungated { u64::MAX } else { c.answered_until };
     out.push(Action::Grant { client: id, until: c.granted_until });
 }
 
 /// Answers that no launch can have.
-fn sane(decision: Decision) -> Result<Decision, Fault> {
-    match decision {
-        Decision::Slice(0) | Decision::Partition(0) => Err(Fault {
+fn sane(answer: Answer) -> Result<Answer, Fault> {
+    match answer.decision {
+        decision @ (Decision::Sliced(0) | Decision::SmLimited(0)) => Err(Fault {
             kind: FaultKind::Nonsense,
             message: format!("decide answered {decision:?}: 0 is not a size"),
         }),
-        d => Ok(d),
+        _ => Ok(answer),
     }
 }

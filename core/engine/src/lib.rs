@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod contract;
 pub mod engine;
 pub mod policy;
 pub mod profile;

@@ -14,19 +14,33 @@ pub type ClientId = u32;
 /// One (kernel, image, grid, block); dense.
 pub type KernelId = u32;
 
-/// What a client was admitted as.
+/// The kernel id in [`Launch::kernel`] of a launch whose kernel has none.
+pub const NO_KERNEL: KernelId = KernelId::MAX;
+/// A time that has not come; see [`Launch::high_idle_ns`].
+pub const NEVER: u64 = u64::MAX;
+/// A hold that only a change ends, or [`EngineConfig::hold_ns_max`](crate::EngineConfig).
+pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
+/// A window that holds nothing back.
+pub const WINDOW_OPEN: u64 = u64::MAX;
+/// Timers that a policy may have pending.
+pub const TIMERS_MAX: usize = 64;
+/// Largest weight that a client's label can give it.
+pub const WEIGHT_MAX: u32 = 1_000;
+
+/// The class that a client was admitted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// Latency-critical: holds a standing grant.
+    /// Latency-critical: its launches are ungated.
     High,
     /// Each launch is decided.
     BestEffort,
 }
 
-/// Bits of [`Launch::flags`], in the order of the contract's `launch-flags`.
-pub mod launch_flags {
+/// Bits of [`Launch::state`], in the order of the contract's `launch-state` without its first, which is
+/// [`Launch::class`].
+pub mod launch_state {
     /// A high-priority client has work on this GPU now.
-    pub const HIGH_BUSY: u32 = 1 << 0;
+    pub const HIGH_ACTIVE: u32 = 1 << 0;
     /// Held before, offered again.
     pub const OFFERED_AGAIN: u32 = 1 << 1;
     /// A CUDA graph launch.
@@ -35,29 +49,39 @@ pub mod launch_flags {
     pub const COOPERATIVE: u32 = 1 << 3;
     /// Launched with thread-block clusters.
     pub const CLUSTERED: u32 = 1 << 4;
-    /// Can be run as slices.
-    pub const CAN_SLICE: u32 = 1 << 5;
-    /// Can give way at block boundaries.
-    pub const CAN_PREEMPT: u32 = 1 << 6;
-    /// Can be run on a subset of the SMs.
-    pub const CAN_PARTITION: u32 = 1 << 7;
-    /// A cut form could be made.
-    pub const CAN_PREPARE: u32 = 1 << 8;
+    /// All of them.
+    pub const ALL: u32 = (1 << 5) - 1;
 }
 
-/// One launch to decide; the contract's `launch`, field for field.
+/// Bits of [`Launch::offered`], in the order of the contract's `forms-offered`.
+pub mod forms_offered {
+    /// Can run sliced.
+    pub const SLICED: u32 = 1 << 0;
+    /// Can yield at block boundaries.
+    pub const PREEMPTIBLE: u32 = 1 << 1;
+    /// Can run on some of the SMs.
+    pub const SM_LIMITED: u32 = 1 << 2;
+    /// Could be transformed.
+    pub const PREPARABLE: u32 = 1 << 3;
+    /// All of them.
+    pub const ALL: u32 = (1 << 4) - 1;
+}
+
+/// One launch to decide; the contract's `launch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Now, monotonic nanoseconds.
     pub now_ns: u64,
     /// Who launches.
     pub client: ClientId,
-    /// Its class.
+    /// The client's class.
     pub class: Class,
-    /// What it launches.
+    /// What it launches, or [`NO_KERNEL`].
     pub kernel: KernelId,
-    /// [`launch_flags`].
-    pub flags: u32,
+    /// [`launch_state`].
+    pub state: u32,
+    /// [`forms_offered`].
+    pub offered: u32,
     /// Blocks in the grid.
     pub grid_blocks: u64,
     /// Threads in a block.
@@ -70,8 +94,8 @@ pub struct Launch {
     pub waited_ns: u64,
     /// Predicted GPU time of the client's unfinished launches.
     pub in_flight_ns: u64,
-    /// Time since high-priority activity ended; 0 during, `u64::MAX` if never.
-    pub high_quiet_ns: u64,
+    /// Time since high-priority activity ended; 0 during, [`NEVER`] if there was none.
+    pub high_idle_ns: u64,
     /// High-priority clients connected.
     pub high_clients: u32,
     /// Best-effort clients with a launch waiting.
@@ -85,16 +109,55 @@ pub struct Launch {
 /// What to do with a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Run as is, with a lease of this many further launches.
+    /// Run whole, with a lease of this many further launches.
     Run(u32),
     /// Offer again after this many nanoseconds.
     Hold(u64),
-    /// Slices of this many blocks.
-    Slice(u32),
-    /// Give way at block boundaries.
+    /// The same, and when a launch of another best-effort client ends.
+    HoldUntilCompletion(u64),
+    /// In launches of this many blocks.
+    Sliced(u32),
+    /// Yielding at block boundaries.
     Preemptible,
     /// On this many SMs.
-    Partition(u32),
+    SmLimited(u32),
+}
+
+impl Decision {
+    /// The form that it asks for, with its argument.
+    pub fn form(self) -> (Form, u32) {
+        match self {
+            Decision::Sliced(blocks) => (Form::Sliced, blocks),
+            Decision::Preemptible => (Form::Preemptible, 0),
+            Decision::SmLimited(sms) => (Form::SmLimited, sms),
+            Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => {
+                (Form::Whole, 0)
+            }
+        }
+    }
+
+    /// For how long it holds the launch, if it does.
+    pub fn hold_ns(self) -> Option<u64> {
+        match self {
+            Decision::Hold(ns) | Decision::HoldUntilCompletion(ns) => Some(ns),
+            _ => None,
+        }
+    }
+}
+
+/// A decision, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What to do.
+    pub decision: Decision,
+    /// A number of the policy's own table, for people; 0: none.
+    pub reason: u8,
+}
+
+impl From<Decision> for Answer {
+    fn from(decision: Decision) -> Self {
+        Answer { decision, reason: 0 }
+    }
 }
 
 /// How a launch was run in the end.
@@ -104,13 +167,13 @@ pub enum Form {
     Whole,
     /// As slices.
     Sliced,
-    /// Able to give way.
+    /// Able to yield.
     Preemptible,
-    /// On a subset of the SMs.
-    Partitioned,
+    /// On some of the SMs.
+    SmLimited,
 }
 
-/// A client as policies see it.
+/// A client. Policies see its name and labels only if that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientInfo {
     /// Its id.
@@ -123,16 +186,69 @@ pub struct ClientInfo {
     pub labels: Vec<(String, String)>,
 }
 
+impl ClientInfo {
+    /// The first label `weight` that is a number from 1 to [`WEIGHT_MAX`]; else 1.
+    pub fn weight(&self) -> u32 {
+        let of = |(key, value): &(String, String)| match value.parse() {
+            Ok(weight @ 1..=WEIGHT_MAX) if key == "weight" => Some(weight),
+            _ => None,
+        };
+        self.labels.iter().find_map(of).unwrap_or(1)
+    }
+}
+
+/// What a client has under way, waits for and has used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Since when its oldest undecided launch has waited, or [`NEVER`].
+    pub waiting_since_ns: u64,
+    /// Launches granted and not finished.
+    pub in_flight: u32,
+    /// Their predicted GPU time.
+    pub in_flight_ns: u64,
+    /// Measured GPU time of its finished launches.
+    pub measured_ns: u64,
+    /// GPU time that it was charged for.
+    pub charged_ns: u64,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Usage {
+            waiting_since_ns: NEVER,
+            in_flight: 0,
+            in_flight_ns: 0,
+            measured_ns: 0,
+            charged_ns: 0,
+        }
+    }
+}
+
+/// A client as a policy may read of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientView {
+    /// Who it is.
+    pub info: ClientInfo,
+    /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
+    pub usage: Usage,
+}
+
+impl From<ClientInfo> for ClientView {
+    fn from(info: ClientInfo) -> Self {
+        ClientView { info, usage: Usage::default() }
+    }
+}
+
 /// A best-effort launch that has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Whose.
+    /// Whose launch it was.
     pub client: ClientId,
-    /// What.
+    /// The kernel that ran.
     pub kernel: KernelId,
     /// How it was run.
     pub form: Form,
-    /// Blocks of a slice, SMs of a partition; else 0.
+    /// Blocks of a slice, or SMs; else 0.
     pub argument: u32,
     /// Predicted when decided; 0 if unknown.
     pub predicted_ns: u64,
@@ -144,44 +260,100 @@ pub struct Completion {
     pub charged_ns: u64,
 }
 
-impl Completion {
-    /// What the contract's `completion.measured-ns` says: 0.1 has one time, and that is the charged
-    /// one. The only place that maps the two.
-    pub fn contract_measured_ns(&self) -> u64 {
-        self.charged_ns
-    }
-}
-
 /// Something a policy is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A client registered.
-    ClientJoined(ClientInfo),
+    Joined(ClientInfo),
     /// A client is gone.
-    ClientLeft(ClientId),
+    Left(ClientId),
     /// High-priority work appeared.
-    HighBusy,
+    HighStarted,
     /// The last high-priority work ended.
-    HighIdle,
+    HighEnded,
     /// A best-effort launch finished.
-    KernelDone(Completion),
+    Completed(Completion),
     /// A timer fired, with its token.
     Timer(u64),
 }
 
-/// Bits of [`Command::Subscribe`].
-pub mod subscription {
-    /// `HighBusy` and `HighIdle`.
-    pub const HIGH_ACTIVITY: u32 = 1 << 0;
-    /// `KernelDone`.
-    pub const COMPLETIONS: u32 = 1 << 1;
+impl Event {
+    /// What a policy must have subscribed to in order to be told.
+    pub fn kind(&self) -> Subscriptions {
+        match self {
+            Event::Joined(_) | Event::Left(_) => Subscriptions::MEMBERSHIP,
+            Event::HighStarted | Event::HighEnded => Subscriptions::ACTIVITY,
+            Event::Completed(_) => Subscriptions::COMPLETIONS,
+            Event::Timer(_) => Subscriptions::TIMER,
+        }
+    }
+}
+
+/// What a policy wants of the engine besides being asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Subscriptions(u8);
+
+impl Subscriptions {
+    /// Nothing.
+    pub const NONE: Self = Subscriptions(0);
+    /// [`Event::HighStarted`] and [`Event::HighEnded`].
+    pub const ACTIVITY: Self = Subscriptions(1 << 0);
+    /// [`Event::Completed`].
+    pub const COMPLETIONS: Self = Subscriptions(1 << 1);
+    /// [`Event::Joined`] and [`Event::Left`].
+    pub const MEMBERSHIP: Self = Subscriptions(1 << 2);
+    /// [`Event::Timer`].
+    pub const TIMER: Self = Subscriptions(1 << 3);
+    /// [`ClientView::usage`] is to be kept up to date.
+    pub const USAGE: Self = Subscriptions(1 << 4);
+    /// All of these.
+    pub const ALL: Self = Subscriptions((1 << 5) - 1);
+
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::ACTIVITY, "activity"),
+        (Self::COMPLETIONS, "completions"),
+        (Self::MEMBERSHIP, "membership"),
+        (Self::TIMER, "timer"),
+        (Self::USAGE, "clients"),
+    ];
+
+    /// Whether all of `other` is in it.
+    #[inline]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Subscriptions(self.0 | other.0)
+    }
+
+    /// Those that are not among the others.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Subscriptions(self.0 & !others.0)
+    }
+
+    /// As a number, for logs.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Of a number; bits without a meaning are dropped.
+    pub const fn of_bits(bits: u8) -> Self {
+        Subscriptions(bits & Self::ALL.0)
+    }
+
+    /// The contract's interfaces.
+    pub fn names(self) -> Vec<&'static str> {
+        Self::NAMES.iter().filter(|(one, _)| self.has(*one)).map(|(_, name)| *name).collect()
+    }
 }
 
 /// What a policy wants done; carried out after its call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Replace the set of costly events.
-    Subscribe(u32),
     /// Send `Timer(token)` after `delay_ns`.
     SetTimer {
         /// From now.
@@ -191,18 +363,18 @@ pub enum Command {
     },
     /// Bound a client's unfinished GPU time.
     SetWindow {
-        /// Whose.
+        /// Whose launches it bounds.
         client: ClientId,
-        /// The bound.
+        /// Predicted GPU time.
         window_ns: u64,
     },
     /// End a lease.
     RevokeLease(ClientId),
-    /// Ask a client to give way, or to go on.
+    /// Ask a client to yield, or to go on.
     SetYield {
         /// Who.
         client: ClientId,
-        /// Give way.
+        /// Yield.
         yielded: bool,
     },
     /// Do so whenever high-priority work appears.
@@ -211,15 +383,15 @@ pub enum Command {
         client: ClientId,
         /// On or off.
         enabled: bool,
-        /// Silence before it goes on.
-        quiet_ns: u64,
+        /// Idle gap before it goes on.
+        idle_ns: u64,
     },
-    /// Give or take the right to launch undecided.
-    SetStandingGrant {
-        /// Whose.
+    /// Let a client launch without being decided, or not.
+    SetUngated {
+        /// Whose launches.
         client: ClientId,
-        /// Given or taken.
-        granted: bool,
+        /// Not decided.
+        ungated: bool,
     },
 }
 
@@ -262,7 +434,7 @@ impl Commands {
 
 /// How clients share the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sharing {
+pub enum SharingMode {
     /// All clients' kernels run at once.
     #[default]
     Concurrent,
@@ -274,11 +446,11 @@ pub enum Sharing {
 #[derive(Debug, Default)]
 pub struct World {
     /// How clients share the GPU; does not change while a core runs.
-    pub sharing: Sharing,
+    pub sharing: SharingMode,
     /// Kernels seen and their measured times.
     pub profiles: Profiles,
     /// Clients connected.
-    pub clients: BTreeMap<ClientId, ClientInfo>,
+    pub clients: BTreeMap<ClientId, ClientView>,
 }
 
 /// Passed to every policy call. Boxed so that a host which must own it for the
@@ -302,8 +474,6 @@ pub enum FaultKind {
     Memory,
     /// It answered something that makes no sense (slices of 0 blocks).
     Nonsense,
-    /// It called a function that it has not been granted.
-    Denied,
     /// It held best-effort work for longer than it may while there was nothing to hold
     /// it for.
     Stall,
@@ -323,7 +493,12 @@ pub struct Fault {
 
 /// A scheduling policy, whatever it is written in.
 pub trait Policy {
-    /// Called once, when the engine puts the policy in charge: the place to hand
+    /// What it wants to be told. Looked at before each event, and may change between two calls.
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::NONE
+    }
+
+    /// Called once, when the engine makes the policy the active one: the place to hand
     /// over what it wanted done while it was being loaded.
     fn start(&mut self, context: &mut Context) {
         let _ = context;
@@ -331,7 +506,7 @@ pub trait Policy {
 
     /// The engine found fault with it, in something that no single call shows. It
     /// counts like a call that failed.
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         let _ = (now_ns, fault);
     }
 
@@ -339,11 +514,67 @@ pub trait Policy {
     ///
     /// # Errors
     /// A [`Fault`] when the policy could not answer.
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault>;
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault>;
 
-    /// Take note of something.
+    /// Take note of something that it subscribed to.
     ///
     /// # Errors
     /// A [`Fault`] when the policy could not take it.
-    fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault>;
+    fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        let _ = (now_ns, event, context);
+        Ok(())
+    }
+}
+
+impl<P: Policy + ?Sized> Policy for Box<P> {
+    fn subscriptions(&self) -> Subscriptions {
+        (**self).subscriptions()
+    }
+
+    fn start(&mut self, context: &mut Context) {
+        (**self).start(context);
+    }
+
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        (**self).count_fault(now_ns, fault);
+    }
+
+    #[inline]
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        (**self).decide(launch, context)
+    }
+
+    #[inline]
+    fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        (**self).on_event(now_ns, event, context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_is_a_label_that_is_a_number_in_range() {
+        let weight = |labels: &[(&str, &str)]| {
+            let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+            ClientInfo { id: 1, class: Class::High, name: String::new(), labels }.weight()
+        };
+        assert_eq!(weight(&[]), 1);
+        assert_eq!(weight(&[("slo", "5"), ("weight", "7"), ("weight", "9")]), 7);
+        assert_eq!(weight(&[("weight", "1000")]), 1_000);
+        for wrong in ["0", "1001", "-1", "heavy", "", "2.5"] {
+            assert_eq!(weight(&[("weight", wrong)]), 1, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn subscriptions_are_named_like_the_interfaces() {
+        let some = Subscriptions::ACTIVITY.and(Subscriptions::USAGE);
+        assert_eq!(some.names(), ["activity", "clients"]);
+        assert!(some.has(Subscriptions::ACTIVITY) && !some.has(Subscriptions::TIMER));
+        assert_eq!(Subscriptions::of_bits(some.bits()), some);
+        assert_eq!(Subscriptions::of_bits(u8::MAX), Subscriptions::ALL);
+        assert_eq!(some.without(Subscriptions::USAGE), Subscriptions::ACTIVITY);
+    }
 }

@@ -1,11 +1,14 @@
 //! Measured GPU time of each kernel.
 
+mod samples;
 mod table;
 mod view;
 
+pub use samples::RECENT_SAMPLES;
 pub use view::{FormView, KernelView};
 
 use crate::policy::{Form, KernelId};
+use samples::Samples;
 use std::collections::{BTreeMap, HashMap};
 
 /// What makes two launches the same kernel to the scheduler.
@@ -21,9 +24,7 @@ pub struct KernelKey {
     pub block: [u32; 3],
 }
 
-/// Recent samples kept for the 99th percentile.
-const RECENT: usize = 64;
-/// Of these the latest few predict the next launch by their median.
+/// The median of so many latest launches predicts the next one.
 const PREDICTING: usize = 9;
 /// Weight of a new sample in the running mean is at least 1 / this, so that the
 /// mean follows a kernel whose inputs change.
@@ -41,26 +42,26 @@ pub const FORMS_MAX: usize = 16;
 /// Turnarounds kept of a form.
 const TURNAROUNDS: usize = 32;
 
-/// Whether a kernel can be cut at block boundaries.
+/// Whether a kernel is transformed, so that it can run sliced or preemptible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CutState {
+pub enum Transformation {
     /// Nothing is known yet.
     #[default]
     Unknown,
     /// Nothing speaks against it.
     Preparable,
-    /// Its cut form is being made.
+    /// It is under way.
     Preparing,
-    /// It can.
+    /// It is.
     Ready {
-        /// As several launches of block ranges.
-        sliceable: bool,
-        /// Giving way when asked.
+        /// It can run as several launches of block ranges.
+        sliced: bool,
+        /// It can yield when asked.
         preemptible: bool,
     },
-    /// It cannot, and why.
+    /// It cannot be, and why.
     WholeOnly(&'static str),
-    /// The process that said so last cannot cut it, and why; another may.
+    /// The process that said so last cannot transform it, and why; another may.
     WholeHere(&'static str),
 }
 
@@ -71,54 +72,69 @@ pub struct FormStats {
     pub count: u64,
     /// Their running mean.
     pub mean_ns: u64,
-    /// Launches that the mean is made of, those of earlier runs counted as few.
-    samples: u64,
+    samples: Samples,
     /// See [`Profile::contended`].
     pub contended: bool,
     turnarounds: [u64; TURNAROUNDS],
-    gave_way: u64,
+    yields: u64,
 }
 
 impl FormStats {
     fn record(&mut self, measured_ns: u64) {
         if std::mem::take(&mut self.contended) {
-            (self.count, self.samples) = (0, 0);
+            (self.count, self.samples) = (0, Samples::default());
         }
         self.count += 1;
-        self.samples += 1;
-        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples);
+        self.samples.push(measured_ns);
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples.pushed());
     }
 
     fn record_contended(&mut self, measured_ns: u64) {
-        if self.samples == 0 || (self.contended && measured_ns < self.mean_ns) {
-            (self.count, self.samples, self.mean_ns) = (1, 1, measured_ns);
-            self.contended = true;
+        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.mean_ns) {
+            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
+            (self.mean_ns, self.contended) = (measured_ns, true);
         } else if is_clearly_less(measured_ns, self.mean_ns) {
             self.record(measured_ns);
         }
     }
 
-    /// What was kept of an earlier run: its figures, the turnaround as one sample.
+    /// What was kept of an earlier run: its mean stands for the samples, its turnaround
+    /// is one sample.
     pub fn kept(count: u64, mean_ns: u64, turnaround_ns: u64) -> Self {
-        let samples = count.min(KEPT_WEIGHT);
+        let samples = Samples::repeated(mean_ns, count.min(KEPT_WEIGHT));
         let mut stats = FormStats { count, mean_ns, samples, ..Default::default() };
         if turnaround_ns > 0 {
-            stats.gave_way(turnaround_ns);
+            stats.yielded_in(turnaround_ns);
         }
         stats
     }
 
-    fn gave_way(&mut self, turnaround_ns: u64) {
-        self.turnarounds[(self.gave_way % TURNAROUNDS as u64) as usize] = turnaround_ns;
-        self.gave_way += 1;
+    fn yielded_in(&mut self, turnaround_ns: u64) {
+        self.turnarounds[(self.yields % TURNAROUNDS as u64) as usize] = turnaround_ns;
+        self.yields += 1;
     }
 
-    /// Median of the recent times from being asked to give way until it had; 0 if it
+    /// Median of the latest [`RECENT_SAMPLES`] launches.
+    pub fn median_ns(&self) -> u64 {
+        self.samples.median_ns()
+    }
+
+    /// 99th percentile of those.
+    pub fn p99_ns(&self) -> u64 {
+        self.samples.p99_ns()
+    }
+
+    /// The latest launch.
+    pub fn recent_ns(&self) -> u64 {
+        self.samples.latest_ns()
+    }
+
+    /// Median of the recent times from being asked to yield until it had; 0 if it
     /// never was. Not a high percentile: of a few samples that is the largest, and one
     /// that met something else (the driver loading code, another kernel before it)
     /// would speak against the form for good.
     pub fn turnaround_ns(&self) -> u64 {
-        let n = self.gave_way.min(TURNAROUNDS as u64) as usize;
+        let n = self.yields.min(TURNAROUNDS as u64) as usize;
         if n == 0 {
             return 0;
         }
@@ -144,11 +160,10 @@ pub struct Profile {
     /// It never ran alone: its times are the least measured beside other clients' work, so that it
     /// takes no longer than that.
     pub contended: bool,
-    recent: [u64; RECENT],
-    /// Samples that `recent` and the mean are made of, those of earlier runs counted as few.
-    samples: u64,
-    /// Whether it can be cut.
-    pub cut: CutState,
+    /// Of earlier runs at most [`KEPT_WEIGHT`].
+    samples: Samples,
+    /// Whether it is transformed.
+    pub transformation: Transformation,
     /// Measured in other forms than whole, by form and its argument.
     pub forms: BTreeMap<(Form, u32), FormStats>,
     /// [`table::VACANT`]: its place in the table is free.
@@ -182,9 +197,8 @@ impl Profile {
             mean_ns: 0,
             predicted_ns: 0,
             contended: false,
-            recent: [0; RECENT],
-            samples: 0,
-            cut: CutState::Unknown,
+            samples: Samples::default(),
+            transformation: Transformation::Unknown,
             forms: BTreeMap::new(),
             id: table::VACANT,
             holders: 0,
@@ -196,34 +210,29 @@ impl Profile {
 
     /// Whether anything is known of it that another launch would have to show again.
     fn is_measured(&self) -> bool {
-        self.count > 0 || !self.forms.is_empty() || matches!(self.cut, CutState::WholeOnly(_))
+        self.count > 0
+            || !self.forms.is_empty()
+            || matches!(self.transformation, Transformation::WholeOnly(_))
     }
 
     fn record(&mut self, measured_ns: u64) {
         if std::mem::take(&mut self.contended) {
-            (self.count, self.samples) = (0, 0);
+            (self.count, self.samples) = (0, Samples::default());
         }
-        self.recent[(self.samples % RECENT as u64) as usize] = measured_ns;
         self.count += 1;
-        self.samples += 1;
-        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples);
-        let n = self.samples.min(PREDICTING as u64) as usize;
-        let mut latest = [0; PREDICTING];
-        for (i, sample) in latest[..n].iter_mut().enumerate() {
-            *sample = self.recent[((self.samples - 1 - i as u64) % RECENT as u64) as usize];
-        }
-        latest[..n].sort_unstable();
+        self.samples.push(measured_ns);
+        self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples.pushed());
         // The lower one of two in the middle: the smaller of a first sample
         // with loading time and a second without.
-        self.predicted_ns = latest[(n - 1) / 2];
+        self.predicted_ns = self.samples.median_of_ns(PREDICTING);
     }
 
     /// A launch that ran beside other clients' work took so long: alone it takes no longer. That is
     /// all that is known until it runs alone; afterwards it counts only against a time that is
     /// too long.
     fn record_contended(&mut self, measured_ns: u64) {
-        if self.samples == 0 || (self.contended && measured_ns < self.predicted_ns) {
-            (self.count, self.samples, self.recent[0]) = (1, 1, measured_ns);
+        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.predicted_ns) {
+            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
             (self.mean_ns, self.predicted_ns, self.contended) = (measured_ns, measured_ns, true);
         } else if !self.contended && is_clearly_less(measured_ns, self.predicted_ns) {
             self.record(measured_ns);
@@ -237,7 +246,7 @@ impl Profile {
         Some(self.forms.entry((form, argument)).or_default())
     }
 
-    /// How long the next launch takes to give way when asked to, in a form: what was
+    /// How long the next launch takes to yield when asked to, in a form: what was
     /// measured, else `None`.
     pub fn turnaround_ns(&self, form: Form, argument: u32) -> Option<u64> {
         let stats = self.forms.get(&(form, argument))?;
@@ -246,17 +255,15 @@ impl Profile {
 
     /// What was kept of an earlier run; nothing measured in this one is lost.
     fn restore(&mut self, kept: Kept) {
-        if self.samples == 0 && kept.count > 0 {
+        if self.samples.pushed() == 0 && kept.count > 0 {
             self.count = kept.count.min(KEPT_COUNT_MAX);
-            self.samples = self.count.min(KEPT_WEIGHT);
             self.mean_ns = kept.mean_ns;
             self.predicted_ns = kept.predicted_ns;
-            let n = self.samples as usize;
             // The spread is not kept: one launch at the old 99th percentile stands for it.
-            self.recent[..n].fill(kept.predicted_ns);
-            if let Some(first) = self.recent[..n].first_mut().filter(|_| n > 2) {
-                *first = kept.p99_ns;
-            }
+            let weight = self.count.min(KEPT_WEIGHT);
+            let spread = u64::from(weight > 2);
+            self.samples = Samples::repeated(kept.p99_ns, spread);
+            (spread..weight).for_each(|_| self.samples.push(kept.predicted_ns));
         }
         for (form, argument, stats) in kept.forms {
             if self.forms.len() < FORMS_MAX {
@@ -264,19 +271,23 @@ impl Profile {
             }
         }
         if let Some(why) = kept.whole_only {
-            self.cut = CutState::WholeOnly(why);
+            self.transformation = Transformation::WholeOnly(why);
         }
     }
 
-    /// 99th percentile of the recent launches (nearest rank); 0 if none.
+    /// Median of the latest [`RECENT_SAMPLES`] launches; 0 if none.
+    pub fn median_ns(&self) -> u64 {
+        self.samples.median_ns()
+    }
+
+    /// 99th percentile of those.
     pub fn p99_ns(&self) -> u64 {
-        let n = self.samples.min(RECENT as u64) as usize;
-        if n == 0 {
-            return 0;
-        }
-        let mut sorted = self.recent;
-        sorted[..n].sort_unstable();
-        sorted[(n * 99).div_ceil(100) - 1]
+        self.samples.p99_ns()
+    }
+
+    /// The latest launch.
+    pub fn recent_ns(&self) -> u64 {
+        self.samples.latest_ns()
     }
 }
 
@@ -293,7 +304,7 @@ pub struct Kept {
     pub p99_ns: u64,
     /// Other forms.
     pub forms: Vec<(Form, u32, FormStats)>,
-    /// It must not be cut, and why.
+    /// It must not be transformed, and why.
     pub whole_only: Option<&'static str>,
 }
 
@@ -338,14 +349,14 @@ impl Profiles {
 
     /// Add a measurement of a launch that ran whole.
     pub fn record(&mut self, kernel: KernelId, measured_ns: u64) {
-        if let Some(p) = self.learnt(kernel) {
+        if let Some(p) = self.news_of(kernel) {
             p.record(measured_ns);
         }
     }
 
     /// Add a measurement of a launch that ran whole, beside other clients' work.
     pub fn record_contended(&mut self, kernel: KernelId, measured_ns: u64) {
-        if let Some(p) = self.learnt(kernel) {
+        if let Some(p) = self.news_of(kernel) {
             p.record_contended(measured_ns);
         }
     }
@@ -358,7 +369,7 @@ impl Profiles {
         argument: u32,
         measured_ns: u64,
     ) {
-        let profile = self.learnt(kernel);
+        let profile = self.news_of(kernel);
         if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
             stats.record_contended(measured_ns);
         }
@@ -366,30 +377,32 @@ impl Profiles {
 
     /// Add a measurement of a launch in another form.
     pub fn record_form(&mut self, kernel: KernelId, form: Form, argument: u32, measured_ns: u64) {
-        let profile = self.learnt(kernel);
+        let profile = self.news_of(kernel);
         if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
             stats.record(measured_ns);
         }
     }
 
-    /// A launch gave way so long after it was asked to.
+    /// A launch had yielded so long after it was asked to.
     pub fn record_turnaround(&mut self, kernel: KernelId, form: Form, argument: u32, ns: u64) {
-        let profile = self.learnt(kernel);
+        let profile = self.news_of(kernel);
         if let Some(stats) = profile.and_then(|p| p.form(form, argument)) {
-            stats.gave_way(ns);
+            stats.yielded_in(ns);
         }
     }
 
-    /// What a client found out about cutting a kernel. A verdict that it is only to be
+    /// What a client found out about transforming a kernel. A verdict that it is only to be
     /// run whole stays.
-    pub fn set_cut(&mut self, kernel: KernelId, cut: CutState) {
+    pub fn set_transformation(&mut self, kernel: KernelId, to: Transformation) {
         match self.get_mut(kernel) {
-            Some(p) if !matches!(p.cut, CutState::WholeOnly(_)) => p.cut = cut,
+            Some(p) if !matches!(p.transformation, Transformation::WholeOnly(_)) => {
+                p.transformation = to
+            }
             _ => return,
         }
         self.note_changed(kernel);
-        if matches!(cut, CutState::WholeOnly(_)) {
-            self.learnt(kernel);
+        if matches!(to, Transformation::WholeOnly(_)) {
+            self.news_of(kernel);
         }
     }
 
@@ -401,8 +414,8 @@ impl Profiles {
         }
     }
 
-    /// The profile of a kernel that something is learnt of now.
-    fn learnt(&mut self, kernel: KernelId) -> Option<&mut Profile> {
+    /// The profile of a kernel that something is measured of now.
+    fn news_of(&mut self, kernel: KernelId) -> Option<&mut Profile> {
         self.note_changed(kernel);
         let at = table::place(kernel);
         let profile = self.list.get_mut(at).filter(|p| p.id == kernel)?;
@@ -416,7 +429,7 @@ impl Profiles {
     }
 
     /// The profile of a kernel if something was measured of it, or it was found not to
-    /// be cut, since this was called last.
+    /// be transformable, since this was called last.
     pub fn take_news(&mut self, kernel: KernelId) -> Option<&Profile> {
         let at = table::place(kernel);
         let profile = self.list.get_mut(at).filter(|p| p.id == kernel)?;
@@ -427,18 +440,18 @@ impl Profiles {
         Some(profile)
     }
 
-    /// Forget what was measured of a kernel, and that it must not be cut. False if
+    /// Forget what was measured of a kernel, and that it must not be transformed. False if
     /// there is no such kernel.
     pub fn forget(&mut self, kernel: KernelId) -> bool {
         self.take_news(kernel);
         self.note_changed(kernel);
         let Some(p) = self.get_mut(kernel) else { return false };
-        (p.count, p.samples, p.contended) = (0, 0, false);
+        (p.count, p.samples, p.contended) = (0, Samples::default(), false);
         p.mean_ns = 0;
         p.predicted_ns = 0;
         p.forms.clear();
-        if matches!(p.cut, CutState::WholeOnly(_)) {
-            p.cut = CutState::Unknown;
+        if matches!(p.transformation, Transformation::WholeOnly(_)) {
+            p.transformation = Transformation::Unknown;
         }
         true
     }
@@ -490,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_predicts_and_gives_way_to_what_is_measured() {
+    fn what_was_kept_predicts_until_enough_is_measured() {
         let (mut all, kernel) = known();
         let kept = Kept {
             count: 1_000,
@@ -505,7 +518,7 @@ mod tests {
         let p = all.get(kernel).unwrap();
         assert_eq!((p.count, p.mean_ns, p.predicted_ns), (KEPT_COUNT_MAX, 210, 200));
         assert_eq!((p.p99_ns(), p.turnaround_ns(Form::Preemptible, 0)), (900, Some(40)));
-        assert_eq!(p.cut, CutState::WholeOnly("because"));
+        assert_eq!(p.transformation, Transformation::WholeOnly("because"));
         for _ in 0..5 {
             all.record(kernel, 500);
         }
@@ -515,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_other_work_only_an_upper_bound_is_learnt() {
+    fn beside_other_work_only_an_upper_bound_is_profiled() {
         let (mut all, kernel) = known();
         for ns in [900, 700, 800] {
             all.record_contended(kernel, ns);
@@ -580,13 +593,15 @@ mod tests {
     fn news_is_told_once_and_forgetting_leaves_none() {
         let (mut all, kernel) = known();
         assert!(!all.has_news() && all.take_news(kernel).is_none());
-        for cut in [CutState::Preparable, CutState::WholeHere("its context is another one")] {
-            all.set_cut(kernel, cut);
+        for state in
+            [Transformation::Preparable, Transformation::WholeHere("its context is another one")]
+        {
+            all.set_transformation(kernel, state);
             assert!(!all.has_news(), "a state that every run finds out anew");
         }
         all.record(kernel, 5);
         all.record_form(kernel, Form::Sliced, 2, 6);
-        all.set_cut(kernel, CutState::WholeOnly("because"));
+        all.set_transformation(kernel, Transformation::WholeOnly("because"));
         assert!(all.has_news());
         assert_eq!(all.take_news(kernel).unwrap().count, 1);
         assert!(!all.has_news() && all.take_news(kernel).is_none());
@@ -594,7 +609,10 @@ mod tests {
         assert!(all.forget(kernel) && !all.forget(kernel + 1));
         assert!(!all.has_news());
         let p = all.get(kernel).unwrap();
-        assert_eq!((p.count, p.predicted_ns, p.p99_ns(), p.cut), (0, 0, 0, CutState::Unknown));
+        assert_eq!(
+            (p.count, p.predicted_ns, p.p99_ns(), p.transformation),
+            (0, 0, 0, Transformation::Unknown)
+        );
         assert!(p.forms.is_empty());
         all.record(kernel, 8);
         assert_eq!((all.predicted_ns(kernel), all.get(kernel).unwrap().p99_ns()), (8, 8));

@@ -3,8 +3,7 @@
 mod common;
 
 use common::{Script, granted, info, key, submission};
-use std::collections::VecDeque;
-use tally_engine::client::CUT_IN_FLIGHT_MAX;
+use tally_engine::client::YIELDING_IN_FLIGHT_MAX;
 use tally_engine::policy::*;
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
@@ -19,10 +18,7 @@ fn engine(script: Script, clients: u32) -> Engine {
 
 #[test]
 fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
-    let script = Script {
-        on_event: VecDeque::from([Command::Subscribe(subscription::COMPLETIONS)]),
-        ..Script::default()
-    };
+    let script = Script::default();
     let seen = script.seen.clone();
     let (mut e, mut out) = (engine(script, 1), Vec::new());
     let kernel = e.intern(&key("k"));
@@ -49,7 +45,7 @@ fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
 }
 
 #[test]
-fn what_waits_is_let_go_in_turns() {
+fn what_waits_is_granted_in_turns() {
     const CLIENTS: u32 = 12;
     const WAITING: u64 = 200;
     let hold = Ok(Decision::Hold(1_000_000));
@@ -91,7 +87,7 @@ fn what_waits_is_let_go_in_turns() {
 
 #[test]
 fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
-    let all = CUT_IN_FLIGHT_MAX as u64 + 50;
+    let all = YIELDING_IN_FLIGHT_MAX as u64 + 50;
     let script = Script {
         answers: (0..all).map(|_| Ok(Decision::Preemptible)).collect(),
         ..Script::default()
@@ -99,22 +95,22 @@ fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
     let (mut e, mut out) = (engine(script, 1), Vec::new());
     let kernel = e.intern(&key("k"));
     for ticket in 0..all {
-        let flags = launch_flags::CAN_PREEMPT;
-        e.submitted(1_000, 1, Submission { flags, ..submission(ticket, kernel) }, &mut out);
+        let offered = forms_offered::PREEMPTIBLE;
+        e.submitted(1_000, 1, Submission { offered, ..submission(ticket, kernel) }, &mut out);
     }
-    let cut = out.iter().filter(|action| matches!(action, Action::Decide { .. })).count();
-    assert_eq!(cut, CUT_IN_FLIGHT_MAX);
+    let forms = out.iter().filter(|action| matches!(action, Action::Decide { .. })).count();
+    assert_eq!(forms, YIELDING_IN_FLIGHT_MAX);
     assert_eq!(e.client_stats(1).unwrap().degraded, 50);
     assert_eq!(e.client_state(1).unwrap().in_flight, all, "and none was lost");
     // What they say of the others is not looked for among them.
-    e.gave_way(1, all - 1, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().gave_way, 0);
-    e.gave_way(1, 0, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().gave_way, 1);
+    e.launch_yielded(1, all - 1, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 0);
+    e.launch_yielded(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1);
     // There is room again for as many as have ended.
     e.progress(9_000, 1, 0, 10, None, &mut out);
-    e.gave_way(1, 0, 1_000);
-    assert_eq!(e.client_stats(1).unwrap().gave_way, 1, "it is not in flight any more");
+    e.launch_yielded(1, 0, 1_000);
+    assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1, "it is not in flight any more");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is learnt of kernels while several clients have work on the GPU, in virtual time.
+//! What is profiled of kernels while several clients have work on the GPU, in virtual time.
 
 mod common;
 
@@ -13,7 +13,7 @@ const SECOND: ClientId = 2;
 /// Two best-effort clients without a window.
 fn engine() -> Engine {
     let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
-    let mut e = Engine::new(config, Box::new(BuiltIn { quiet_ns: 0 }));
+    let mut e = Engine::new(config, Box::new(BuiltIn { idle_ns: 0 }));
     for client in [FIRST, SECOND] {
         e.client_joined(0, info(client, Class::BestEffort), 0, &mut Vec::new());
     }
@@ -117,12 +117,14 @@ fn a_launch_that_begins_when_the_other_has_ended_is_alone() {
 fn measured_and_charged_times_are_told_apart() {
     struct Listener(std::sync::Arc<std::sync::Mutex<Vec<Completion>>>);
     impl Policy for Listener {
-        fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-            Ok(Decision::Run(0))
+        fn subscriptions(&self) -> Subscriptions {
+            Subscriptions::COMPLETIONS
         }
-        fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-            context.commands.push(Command::Subscribe(subscription::COMPLETIONS));
-            if let Event::KernelDone(done) = event {
+        fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+            Ok(Decision::Run(0).into())
+        }
+        fn on_event(&mut self, _: u64, event: &Event, _: &mut Context) -> Result<(), Fault> {
+            if let Event::Completed(done) = event {
                 self.0.lock().unwrap().push(*done);
             }
             Ok(())
@@ -148,7 +150,7 @@ fn measured_and_charged_times_are_told_apart() {
 #[test]
 fn a_client_says_what_it_waits_for() {
     let config = EngineConfig { window_ns: MS, ..EngineConfig::default() };
-    let mut e = Engine::new(config, Box::new(BuiltIn { quiet_ns: MS }));
+    let mut e = Engine::new(config, Box::new(BuiltIn { idle_ns: MS }));
     let mut out = Vec::new();
     e.client_joined(0, info(FIRST, Class::High), 0, &mut out);
     e.client_joined(0, info(SECOND, Class::BestEffort), 0, &mut out);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{HIGH, LOW, QUIET, Script, Seen, built_in, granted, info, key, submission, took};
+use common::{HIGH, IDLE_GAP, LOW, Script, Seen, built_in, granted, info, key, submission, took};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
@@ -18,14 +18,14 @@ fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
     assert_eq!(granted(&out, LOW), None);
     e.high_activity(50_000, HIGH, false, 40_000, &mut out);
     assert_eq!(granted(&out, LOW), None, "silence has only begun");
-    assert_eq!(e.next_deadline_ns(), Some(40_000 + QUIET));
-    e.tick(40_000 + QUIET - 1, &mut out);
+    assert_eq!(e.next_deadline_ns(), Some(40_000 + IDLE_GAP));
+    e.tick(40_000 + IDLE_GAP - 1, &mut out);
     assert_eq!(granted(&out, LOW), None);
-    e.tick(40_000 + QUIET, &mut out);
+    e.tick(40_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
     let stats = e.client_stats(LOW).unwrap();
     assert_eq!((stats.run, stats.launches_held), (1, 1));
-    assert_eq!(stats.waited_ns, 40_000 + QUIET - 2_000);
+    assert_eq!(stats.waited_ns, 40_000 + IDLE_GAP - 2_000);
 }
 
 #[test]
@@ -37,9 +37,9 @@ fn a_burst_of_high_priority_work_between_two_looks_restarts_the_silence() {
     e.submitted(30_000, LOW, submission(0, None), &mut out);
     // Seen only after it was over.
     e.high_activity(90_000, HIGH, false, 80_000, &mut out);
-    e.tick(20_000 + QUIET, &mut out);
+    e.tick(20_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), None);
-    e.tick(80_000 + QUIET, &mut out);
+    e.tick(80_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
 }
 
@@ -50,7 +50,7 @@ fn a_high_priority_client_that_dies_busy_does_not_hold_others_for_ever() {
     e.high_activity(1_000, HIGH, true, 1_000, &mut out);
     e.submitted(2_000, LOW, submission(0, None), &mut out);
     e.client_left(3_000, HIGH, &mut out);
-    e.tick(3_000 + QUIET, &mut out);
+    e.tick(3_000 + IDLE_GAP, &mut out);
     assert_eq!(granted(&out, LOW), Some(1));
 }
 
@@ -93,7 +93,7 @@ fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only()
 }
 
 #[test]
-fn of_launches_of_unknown_length_one_at_a_time_is_let_go() {
+fn of_launches_of_unknown_length_one_at_a_time_is_granted() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("new"));
@@ -123,7 +123,7 @@ fn a_launch_does_not_wait_for_ever_for_one_that_may_be_waiting_for_it() {
 }
 
 #[test]
-fn late_reports_are_neither_learnt_nor_charged_as_gpu_time() {
+fn late_reports_are_neither_profiled_nor_charged_as_gpu_time() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
@@ -201,13 +201,13 @@ fn a_stall_lets_twice_as_many_launches_in_as_the_one_before() {
     for t in 0..101 {
         e.submitted(0, LOW, submission(t, None), &mut out);
     }
-    let mut let_go = vec![granted(&out, LOW).unwrap()];
-    while *let_go.last().unwrap() < 101 {
+    let mut grants = vec![granted(&out, LOW).unwrap()];
+    while *grants.last().unwrap() < 101 {
         let due = e.next_deadline_ns().expect("it is looked at again");
         e.tick(due, &mut out);
-        let_go.push(granted(&out, LOW).unwrap());
+        grants.push(granted(&out, LOW).unwrap());
     }
-    assert_eq!(let_go, [1, 2, 4, 8, 16, 32, 64, 101]);
+    assert_eq!(grants, [1, 2, 4, 8, 16, 32, 64, 101]);
     e.progress(e.next_deadline_ns().unwrap_or(1 << 40), LOW, 0, 101, None, &mut out);
     for t in 101..104 {
         e.submitted(1 << 41, LOW, submission(t, None), &mut out);
@@ -269,7 +269,7 @@ fn leases_run_without_asking_until_revoked() {
     assert_eq!(seen.lock().unwrap().launches.len(), 1, "leased launches are not decided");
     // Another policy takes over: the lease ends, at the first ticket not started.
     out.clear();
-    e.set_policy(3, Box::new(BuiltIn { quiet_ns: 0 }), &mut out);
+    e.set_policy(3, Box::new(BuiltIn { idle_ns: 0 }), &mut out);
     assert_eq!(granted(&out, LOW), Some(5));
     assert_eq!(e.client_stats(LOW).unwrap().leased, 4);
     assert_eq!(e.client_state(LOW).unwrap().in_flight, 5);
@@ -279,7 +279,8 @@ fn leases_run_without_asking_until_revoked() {
 fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     let fault = |kind| Err(Fault { kind, message: "x".into() });
     let script = Script {
-        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Slice(0))].into(),
+        answers: [fault(FaultKind::Trap), fault(FaultKind::Overrun), Ok(Decision::Sliced(0))]
+            .into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -299,10 +300,10 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
 }
 
 #[test]
-fn what_a_policy_gave_is_taken_back_when_it_is_switched_off() {
+fn what_a_policy_granted_is_taken_back_when_it_is_disabled() {
     let off = || Err(Fault { kind: FaultKind::Disabled, message: String::new() });
     let script = Script {
-        on_event: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+        on_event: [Command::SetUngated { client: LOW, ungated: true }].into(),
         answers: [off(), off()].into(),
         ..Default::default()
     };
@@ -342,7 +343,7 @@ fn timers_fire_once_and_moving_one_replaces_it() {
 #[test]
 fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     let script = Script {
-        on_event: [Command::SetStandingGrant { client: HIGH, granted: false }].into(),
+        on_event: [Command::SetUngated { client: HIGH, ungated: false }].into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -351,9 +352,9 @@ fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     assert_eq!(granted(&out, HIGH), Some(40), "falls back to the first undecided ticket");
     e.submitted(1, HIGH, submission(40, None), &mut out);
     assert_eq!(granted(&out, HIGH), Some(41));
-    assert!(e.high_busy());
+    assert!(e.high_active());
     e.progress(9, HIGH, 0, 41, None, &mut out);
-    assert!(!e.high_busy());
+    assert!(!e.high_active());
 }
 
 #[derive(Clone, Debug)]
@@ -378,30 +379,45 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Answers anything at all, reproducibly.
-struct Erratic(u64);
+struct Erratic {
+    seed: u64,
+    subscriptions: u8,
+}
 
 impl Erratic {
+    fn new(seed: u64) -> Self {
+        Erratic { seed, subscriptions: u8::MAX }
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.seed >> 33
     }
 }
 
 impl Policy for Erratic {
-    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::of_bits(self.subscriptions)
+    }
+
+    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         let n = self.next();
         if n.is_multiple_of(7) {
             context.commands.push(Command::SetWindow { client: (n % 5) as u32, window_ns: n });
         }
-        Ok(match n % 6 {
+        let decision = match n % 7 {
             0 => Decision::Hold(self.next() * 1_000),
-            1 => Decision::Slice(self.next() as u32 % 3),
+            6 => Decision::HoldUntilCompletion(self.next() * 1_000),
+            1 => Decision::Sliced(self.next() as u32 % 3),
             2 => Decision::Run(self.next() as u32 % 4),
             3 => return Err(Fault { kind: FaultKind::Trap, message: String::new() }),
             4 => Decision::Preemptible,
             _ => Decision::Run(0),
-        })
+        };
+        Ok(Answer { decision, reason: n as u8 })
     }
 
     fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -411,7 +427,7 @@ impl Policy for Erratic {
             1 => context
                 .commands
                 .push(Command::SetTimer { delay_ns: self.next(), token: self.next() }),
-            2 => context.commands.push(Command::Subscribe(self.next() as u32)),
+            2 => self.subscriptions = self.next() as u8,
             _ => {}
         }
         Ok(())
@@ -445,7 +461,7 @@ proptest! {
     /// order, nothing is lost, and once work ends and time passes, everything runs.
     #[test]
     fn no_launch_is_lost_or_doubled(ops in prop::collection::vec(op(), 1..200), seed: u64) {
-        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic(seed)));
+        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic::new(seed)));
         let mut out = Vec::new();
         let mut now = 1u64;
         e.client_joined(now, info(0, Class::High), 0, &mut out);
@@ -488,8 +504,8 @@ proptest! {
                     let ticket = models[i].next_ticket;
                     models[i].next_ticket += 1;
                     let started = ticket < models[i].granted && ticket == models[i].started;
-                    let flags = if seed.is_multiple_of(2) { launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT } else { 0 };
-                    let s = Submission { started, flags, ..submission(ticket, kernels[i]) };
+                    let offered = if seed.is_multiple_of(2) { forms_offered::SLICED | forms_offered::PREEMPTIBLE } else { 0 };
+                    let s = Submission { started, offered, ..submission(ticket, kernels[i]) };
                     e.submitted(now, ids[i], s, &mut out);
                     if started { models[i].started += 1; }
                 }
@@ -506,7 +522,7 @@ proptest! {
                     e.client_joined(now, info(ids[i], Class::BestEffort), 0, &mut out);
                 }
                 Op::Reload => {
-                    let old = e.set_policy(now, Box::new(Erratic(seed ^ now)), &mut out);
+                    let old = e.set_policy(now, Box::new(Erratic::new(seed ^ now)), &mut out);
                     drop(old);
                 }
             }
@@ -514,7 +530,7 @@ proptest! {
         }
         // High priority ends, the built-in rule takes over, launches finish.
         e.high_activity(now, 0, false, now, &mut out);
-        e.set_policy(now, Box::new(BuiltIn { quiet_ns: QUIET }), &mut out);
+        e.set_policy(now, Box::new(BuiltIn { idle_ns: IDLE_GAP }), &mut out);
         for _ in 0..2_000 {
             now += 1_000_000;
             e.tick(now, &mut out);

@@ -11,45 +11,41 @@ use tally_engine::{Action, Engine, EngineConfig};
 const MS: u64 = 1_000_000;
 const STALL: u64 = 1_000 * MS;
 
-/// Holds everything for `hold_ns` each time; notes its strikes.
+/// Holds everything for `hold_ns` each time; notes its faults.
 struct Holds {
     hold_ns: u64,
     runs: Arc<Mutex<bool>>,
-    strikes: Arc<Mutex<Vec<(u64, Fault)>>>,
+    faults: Arc<Mutex<Vec<(u64, Fault)>>>,
 }
 
 impl Policy for Holds {
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.strikes.lock().unwrap().push((now_ns, fault.clone()));
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        self.faults.lock().unwrap().push((now_ns, fault.clone()));
     }
 
-    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         let runs = *self.runs.lock().unwrap();
-        Ok(if runs { Decision::Run(0) } else { Decision::Hold(self.hold_ns) })
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+        Ok(if runs { Decision::Run(0) } else { Decision::Hold(self.hold_ns) }.into())
     }
 }
 
-struct Stage {
+struct Harness {
     engine: Engine,
     runs: Arc<Mutex<bool>>,
-    strikes: Arc<Mutex<Vec<(u64, Fault)>>>,
+    faults: Arc<Mutex<Vec<(u64, Fault)>>>,
     out: Vec<Action>,
 }
 
-impl Stage {
+impl Harness {
     fn new(hold_ns: u64, policy_stall_ns: u64) -> Self {
-        let (runs, strikes) = (Arc::<Mutex<bool>>::default(), Arc::default());
-        let holds = Holds { hold_ns, runs: runs.clone(), strikes: Arc::clone(&strikes) };
+        let (runs, faults) = (Arc::<Mutex<bool>>::default(), Arc::default());
+        let holds = Holds { hold_ns, runs: runs.clone(), faults: Arc::clone(&faults) };
         let config = EngineConfig { policy_stall_ns, ..Default::default() };
         let mut engine = Engine::new(config, Box::new(holds));
         let mut out = Vec::new();
         engine.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
         engine.client_joined(0, info(HIGH, Class::High), 0, &mut out);
-        Stage { engine, runs, strikes, out }
+        Harness { engine, runs, faults, out }
     }
 
     fn submit(&mut self, now_ns: u64, ticket: u64) {
@@ -64,8 +60,8 @@ impl Stage {
         self.engine.tick(until_ns, &mut self.out);
     }
 
-    fn strikes(&self) -> Vec<u64> {
-        self.strikes.lock().unwrap().iter().map(|(at, _)| *at).collect()
+    fn faults(&self) -> Vec<u64> {
+        self.faults.lock().unwrap().iter().map(|(at, _)| *at).collect()
     }
 
     fn high(&mut self, now_ns: u64, busy: bool) {
@@ -78,13 +74,13 @@ impl Stage {
 }
 
 #[test]
-fn holding_while_there_is_nothing_to_do_is_a_strike_and_the_rule_answers() {
-    let mut s = Stage::new(u64::MAX, STALL);
+fn holding_while_there_is_nothing_to_do_is_a_fault_and_the_rule_answers() {
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(5, 0);
     s.pass(4 + STALL);
-    assert_eq!((s.strikes(), granted(&s.out, LOW)), (vec![], Some(0)));
+    assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![], Some(0)));
     s.pass(5 + STALL);
-    assert_eq!((s.strikes(), granted(&s.out, LOW)), (vec![5 + STALL], Some(1)));
+    assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![5 + STALL], Some(1)));
     let stats = s.engine.policy_stats();
     assert_eq!((stats.faults[&FaultKind::Stall], stats.fallbacks), (1, 1));
     let message = &stats.last_fault.as_ref().unwrap().message;
@@ -93,12 +89,12 @@ fn holding_while_there_is_nothing_to_do_is_a_strike_and_the_rule_answers() {
     s.done(2 * STALL, 0);
     s.submit(2 * STALL, 1);
     s.pass(3 * STALL);
-    assert_eq!(s.strikes(), [5 + STALL, 3 * STALL]);
+    assert_eq!(s.faults(), [5 + STALL, 3 * STALL]);
 }
 
 #[test]
 fn everybody_who_waits_is_answered_and_windows_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.engine.client_joined(1, info(3, Class::BestEffort), 0, &mut s.out);
     s.engine.submitted(1, 3, submission(0, None), &mut s.out);
     (0..4).for_each(|ticket| s.submit(2, ticket));
@@ -106,23 +102,23 @@ fn everybody_who_waits_is_answered_and_windows_hold() {
     assert_eq!(granted(&s.out, 3), Some(1));
     // Of launches of unknown length one at a time is in flight, whoever decides.
     assert_eq!(granted(&s.out, LOW), Some(1));
-    assert_eq!(s.strikes().len(), 1);
+    assert_eq!(s.faults().len(), 1);
 }
 
 #[test]
 fn short_holds_are_the_policys_own_business() {
-    let mut s = Stage::new(300 * MS, STALL);
+    let mut s = Harness::new(300 * MS, STALL);
     s.submit(0, 0);
     s.pass(899 * MS);
     *s.runs.lock().unwrap() = true;
     s.pass(900 * MS);
     assert_eq!(granted(&s.out, LOW), Some(1));
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
 }
 
 #[test]
-fn each_launch_let_go_starts_the_time_anew() {
-    let mut s = Stage::new(700 * MS, STALL);
+fn each_launch_granted_starts_the_time_anew() {
+    let mut s = Harness::new(700 * MS, STALL);
     for ticket in 0..10 {
         let at = ticket * 800 * MS;
         *s.runs.lock().unwrap() = false;
@@ -132,68 +128,68 @@ fn each_launch_let_go_starts_the_time_anew() {
         s.done(at + 710 * MS, ticket);
     }
     assert_eq!(granted(&s.out, LOW), Some(10));
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
 }
 
 #[test]
 fn high_priority_work_is_a_reason_to_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(0, 0);
     s.high(900 * MS, true);
     s.pass(10 * STALL);
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
     // The time runs from its end.
     s.high(10 * STALL, false);
     s.pass(11 * STALL - 1);
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
     s.pass(11 * STALL);
-    assert_eq!(s.strikes(), [11 * STALL]);
+    assert_eq!(s.faults(), [11 * STALL]);
     assert!(s.engine.policy_stats().fallbacks >= 1 && granted(&s.out, LOW) == Some(1));
 }
 
 #[test]
 fn what_is_in_flight_is_a_reason_to_hold() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     *s.runs.lock().unwrap() = true;
     s.submit(0, 0);
     *s.runs.lock().unwrap() = false;
     s.submit(1, 1);
     s.pass(400 * MS);
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
     s.done(400 * MS, 0);
     s.pass(1_400 * MS);
-    assert_eq!(s.strikes(), [1_400 * MS]);
+    assert_eq!(s.faults(), [1_400 * MS]);
 }
 
 #[test]
 fn nobody_waits_and_nothing_stalls() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.pass(100 * STALL);
     assert_eq!(s.engine.next_deadline_ns(), None);
     s.submit(100 * STALL, 0);
     s.engine.client_left(100 * STALL + 1, LOW, &mut s.out);
     s.pass(200 * STALL);
-    assert_eq!(s.strikes(), []);
+    assert_eq!(s.faults(), []);
 }
 
 #[test]
 fn another_policy_starts_with_a_clean_slate() {
-    let mut s = Stage::new(u64::MAX, STALL);
+    let mut s = Harness::new(u64::MAX, STALL);
     s.submit(0, 0);
     s.pass(900 * MS);
-    let strikes = Arc::default();
-    let next = Holds { hold_ns: u64::MAX, runs: Arc::default(), strikes: Arc::clone(&strikes) };
+    let faults = Arc::default();
+    let next = Holds { hold_ns: u64::MAX, runs: Arc::default(), faults: Arc::clone(&faults) };
     s.engine.set_policy(900 * MS, Box::new(next), &mut s.out);
     s.pass(1_899 * MS);
-    assert!(strikes.lock().unwrap().is_empty() && s.strikes().is_empty());
+    assert!(faults.lock().unwrap().is_empty() && s.faults().is_empty());
     s.pass(1_900 * MS);
-    assert_eq!(strikes.lock().unwrap().len(), 1);
+    assert_eq!(faults.lock().unwrap().len(), 1);
 }
 
 #[test]
 fn where_it_is_switched_off_a_policy_may_hold_for_ever() {
-    let mut s = Stage::new(u64::MAX, u64::MAX);
+    let mut s = Harness::new(u64::MAX, u64::MAX);
     s.submit(0, 0);
     s.pass(3_600_000 * MS);
-    assert_eq!((s.strikes(), granted(&s.out, LOW)), (vec![], Some(0)));
+    assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![], Some(0)));
 }

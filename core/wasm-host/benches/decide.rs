@@ -10,7 +10,8 @@ use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tally_engine::policy::{
-    Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, launch_flags,
+    Answer, Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, forms_offered,
+    launch_state,
 };
 use tally_wasm_host::{Compiler, Limits, PolicyHost, WasmPolicy};
 
@@ -40,14 +41,15 @@ fn launches() -> Vec<Launch> {
         client: i as u32 % 4,
         class: Class::BestEffort,
         kernel: i as u32 % 16,
-        flags: if i.is_multiple_of(3) { launch_flags::HIGH_BUSY } else { launch_flags::CAN_SLICE },
+        state: if i.is_multiple_of(3) { launch_state::HIGH_ACTIVE } else { 0 },
+        offered: if i.is_multiple_of(3) { 0 } else { forms_offered::SLICED },
         grid_blocks: 1024 + i * 7,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 20_000 * (i % 9),
         waited_ns: (i % 5) * 600_000,
         in_flight_ns: 0,
-        high_quiet_ns: if i.is_multiple_of(3) { 0 } else { (i % 7) * 25_000 },
+        high_idle_ns: if i.is_multiple_of(3) { 0 } else { (i % 7) * 25_000 },
         high_clients: 1,
         waiting_clients: 3,
         stream: 0,
@@ -60,23 +62,20 @@ fn launches() -> Vec<Launch> {
 struct Native;
 
 impl Policy for Native {
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         Ok(if launch.class == Class::High {
             Decision::Run(0)
         } else if launch.high_clients == 0 {
             Decision::Run(1_000_000)
-        } else if launch.flags & launch_flags::HIGH_BUSY != 0 {
+        } else if launch.state & launch_state::HIGH_ACTIVE != 0 {
             Decision::Hold(1_000_000_000)
         } else {
-            match 100_000_u64.saturating_sub(launch.high_quiet_ns) {
+            match 100_000_u64.saturating_sub(launch.high_idle_ns) {
                 0 => Decision::Run(0),
                 rest => Decision::Hold(rest),
             }
-        })
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+        }
+        .into())
     }
 }
 
@@ -123,8 +122,8 @@ fn bench(c: &mut Criterion) {
         });
     }
     let mut policy = load(&host, "tally-priority");
-    c.bench_function("on_event/timer", |b| {
-        b.iter(|| policy.on_event(1, black_box(&Event::Timer(1)), &mut context));
+    c.bench_function("on_event/left", |b| {
+        b.iter(|| policy.on_event(1, black_box(&Event::Left(7)), &mut context));
     });
     let info = ClientInfo {
         id: 1,
@@ -132,7 +131,7 @@ fn bench(c: &mut Criterion) {
         name: "train.py".into(),
         labels: vec![("slo".into(), "none".into())],
     };
-    let (joined, left) = (Event::ClientJoined(info), Event::ClientLeft(1));
+    let (joined, left) = (Event::Joined(info), Event::Left(1));
     c.bench_function("on_event/joined+left", |b| {
         b.iter(|| {
             let _ = policy.on_event(1, black_box(&joined), &mut context);

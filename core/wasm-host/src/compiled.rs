@@ -1,32 +1,114 @@
 //! A policy that was compiled and checked, and can be started any number of times.
 
-use crate::bindings::PolicyPre;
-use crate::capabilities::{self, Capabilities};
-use crate::host_calls::HostState;
+use crate::bindings::{Provided, ProvidedPre, activity, completions, membership, timer};
+use crate::capability::Capabilities;
+use crate::imports::HostState;
 use crate::runtime::Ticker;
-use crate::spawn::Budget;
-use crate::state::{Exports, Saved};
+use crate::spawn::{Budget, Exports};
+use crate::state::{self, Saved};
 use crate::{Limits, LoadError, WasmPolicy};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tally_engine::policy::Subscriptions;
+use wasmtime::Store;
+use wasmtime::component::Instance;
 
 /// CPU time of a `snapshot`, and of an instance in place of a failed one.
 const SELDOM_CPU_MS: u64 = 20;
 
 /// A component that is a policy: compiled once, shared by all that start it.
 pub struct Checked {
-    pub pre: PolicyPre<HostState>,
-    pub state: Option<Exports>,
+    pub exports: Exported,
+    pub state: Option<state::Exports>,
     pub digest: String,
     pub imports: BTreeSet<String>,
+    /// Interfaces of the contract's package that it exports and this core does not know.
+    pub unknown_exports: Vec<String>,
     pub limits: Limits,
     pub granted: Capabilities,
     /// Keeps epochs advancing.
     pub ticker: Arc<Ticker>,
 }
 
+/// Where a component has its exports.
+pub struct Exported {
+    pub pre: ProvidedPre<HostState>,
+    pub activity: Option<activity::GuestIndices>,
+    pub completions: Option<completions::GuestIndices>,
+    pub membership: Option<membership::GuestIndices>,
+    pub timer: Option<timer::GuestIndices>,
+}
+
+impl Exported {
+    /// Look them up; `exported` are the bare names of the interfaces that there are.
+    ///
+    /// # Errors
+    /// If one is another than the contract's.
+    pub fn find(
+        pre: ProvidedPre<HostState>,
+        exported: &BTreeSet<String>,
+    ) -> wasmtime::Result<Self> {
+        let instance_pre = pre.instance_pre();
+        let has = |name: &str| exported.contains(name).then_some(());
+        Ok(Exported {
+            activity: has("activity")
+                .map(|()| activity::GuestIndices::new(instance_pre))
+                .transpose()?,
+            completions: has("completions")
+                .map(|()| completions::GuestIndices::new(instance_pre))
+                .transpose()?,
+            membership: has("membership")
+                .map(|()| membership::GuestIndices::new(instance_pre))
+                .transpose()?,
+            timer: has("timer").map(|()| timer::GuestIndices::new(instance_pre)).transpose()?,
+            pre,
+        })
+    }
+
+    /// Those of an instance.
+    ///
+    /// # Errors
+    /// If one is another than the contract's.
+    pub fn of(
+        &self,
+        instance: &Instance,
+        store: &mut Store<HostState>,
+    ) -> wasmtime::Result<Exports> {
+        Ok(Exports {
+            scheduler: Provided::new(&mut *store, instance)?,
+            activity: self
+                .activity
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
+            completions: self
+                .completions
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
+            membership: self
+                .membership
+                .as_ref()
+                .map(|at| at.load(&mut *store, instance))
+                .transpose()?,
+            timer: self.timer.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
+        })
+    }
+}
+
 impl Checked {
+    /// What it is to be told, by what it exports; and whether it reads clients' usage.
+    pub fn subscriptions(&self) -> Subscriptions {
+        let of = |is: bool, one: Subscriptions| if is { one } else { Subscriptions::NONE };
+        let Exported { activity, completions, membership, timer, .. } = &self.exports;
+        of(activity.is_some(), Subscriptions::ACTIVITY)
+            .and(of(completions.is_some(), Subscriptions::COMPLETIONS))
+            .and(of(membership.is_some(), Subscriptions::MEMBERSHIP))
+            .and(of(timer.is_some(), Subscriptions::TIMER))
+            .and(of(self.imports.contains("clients"), Subscriptions::USAGE))
+    }
+
     /// What a call may use.
     pub fn budget(&self, fuel: u64, cpu_ms: u64) -> Budget {
         Budget { fuel, cpu_ms, data_bytes: self.limits.host_call_bytes_max }
@@ -75,9 +157,9 @@ impl Compiled {
         self.signed_by.as_deref()
     }
 
-    /// The capabilities that functions which it imports take, whether granted or not.
+    /// The capabilities that it imports.
     pub fn needs(&self) -> Capabilities {
-        capabilities::needs(self.checked.imports.iter().map(String::as_str))
+        Capabilities::of_imports(self.checked.imports.iter().map(String::as_str))
     }
 
     /// The capabilities that it has.
@@ -85,9 +167,19 @@ impl Compiled {
         self.checked.granted
     }
 
-    /// The functions of the contract's `host` that it imports.
+    /// The interfaces of the contract that it imports functions of, by their bare names.
     pub fn imports(&self) -> BTreeSet<String> {
         self.checked.imports.clone()
+    }
+
+    /// What it is told.
+    pub fn subscriptions(&self) -> Subscriptions {
+        self.checked.subscriptions()
+    }
+
+    /// Interfaces of a later contract that it exports: it runs without them.
+    pub fn unknown_exports(&self) -> &[String] {
+        &self.checked.unknown_exports
     }
 
     /// Whether it exports `state`.

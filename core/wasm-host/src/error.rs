@@ -27,7 +27,7 @@ pub enum HostError {
     Engine(String),
 }
 
-/// Why a policy was not loaded. The policy in charge stays in charge.
+/// Why a policy was not loaded. The active policy stays active.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file could not be read.
@@ -151,8 +151,8 @@ pub enum LoadError {
     },
     /// It imports what the core does not provide.
     #[error(
-        "{file}: imports `{import}`, which this core does not provide; a policy may import \
-         {provided}. Build it against this core's `wit/policy.wit`"
+        "{file}: imports `{import}`, which this core does not provide; it provides {provided}. \
+         Build it against this core's `wit/policy.wit`, or use a newer core"
     )]
     UnknownImport {
         /// Which file.
@@ -176,6 +176,19 @@ pub enum LoadError {
         expected: String,
         /// The difference.
         why: String,
+    },
+    /// It imports capabilities that it was not granted.
+    #[error(
+        "{file}: needs {needed}, which it was not granted: grant it (`capabilities = [{listed}]` \
+         under `[policy]` in the core's configuration), or use a policy that does without"
+    )]
+    NotGranted {
+        /// Which file.
+        file: String,
+        /// The capabilities, for people.
+        needed: String,
+        /// The same as TOML.
+        listed: String,
     },
     /// It lacks an export.
     #[error(

@@ -3,20 +3,38 @@
 //! which export is missing.
 
 use crate::bindings::CONTRACT;
-use crate::bindings::types::{Decision, Event, Launch};
-use crate::state::{Exports, Saved};
+use crate::bindings::types::{Answer, Client, Completion, Launch};
+use crate::capability::Capabilities;
+use crate::state::{self, Saved};
 use crate::{Limits, LoadError};
 use std::collections::BTreeSet;
 use tally_compiler::CompileError;
 use wasmtime::Engine;
 use wasmtime::component::Component;
-use wasmtime::component::types::ComponentItem;
+use wasmtime::component::types::{self, ComponentItem};
 
-const HOST: &str = "tally:policy/host@0.1.2";
-const TYPES: &str = "tally:policy/types@0.1.2";
-const SCHEDULER: &str = "tally:policy/scheduler@0.1.2";
-/// Optional.
-const STATE: &str = "tally:policy/state@0.1.2";
+/// The contract's package and version; what its interfaces are called in components begins and ends with these.
+const PACKAGE: &str = "tally:policy/";
+const VERSION: &str = "0.1.0";
+/// Interfaces that policies may import.
+const IMPORTS: [&str; 12] = [
+    "types",
+    "log",
+    "metrics",
+    "reasons",
+    "clients",
+    "kernels",
+    "control",
+    "timers",
+    "sharing",
+    "identity",
+    "kernel-identity",
+    "high-priority",
+];
+/// What every policy exports, and what it may export. `state` is looked at by [`state()`].
+const SCHEDULER: &str = "scheduler";
+const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
+const STATE: &str = "state";
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
 /// for this error.
@@ -52,15 +70,16 @@ fn kind(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// Refuse a component that imports what there is not. Names only: the types are
-/// the linker's, see [`wrong_import`]. Returns the functions of `host` that it imports.
+/// Refuse a component that imports what there is not, or what it was not granted. Names only: the types are
+/// the linker's, see [`wrong_import`]. Returns the interfaces that it imports functions of.
 pub fn imports(
     file: &str,
     component: &Component,
     engine: &Engine,
+    granted: Capabilities,
 ) -> Result<BTreeSet<String>, LoadError> {
     let ty = component.component_type();
-    let mut functions = BTreeSet::new();
+    let mut interfaces = BTreeSet::new();
     for (name, import) in ty.imports(engine) {
         if name.starts_with("wasi:") || name.starts_with("wasi_") {
             return Err(LoadError::Wasi { file: file.into(), import: name.into() });
@@ -68,64 +87,149 @@ pub fn imports(
         let unknown = |import: String| LoadError::UnknownImport {
             file: file.into(),
             import,
-            provided: format!("{HOST} and {TYPES}"),
+            provided: format!("{PACKAGE}*@{VERSION} with {}", IMPORTS.join(", ")),
         };
-        let ComponentItem::ComponentInstance(interface) = import.ty else {
+        let (ComponentItem::ComponentInstance(interface), Some(bare)) = (import.ty, bare(name))
+        else {
             return Err(unknown(name.into()));
         };
-        if !compatible(name, HOST) && !compatible(name, TYPES) {
+        if !IMPORTS.contains(&bare) {
             return Err(unknown(name.into()));
         }
         for (function, item) in interface.exports(engine) {
-            let is_function = matches!(item.ty, ComponentItem::ComponentFunc(_));
-            if is_function && signature(function).is_none() {
-                return Err(unknown(format!("{name}#{function}")));
-            }
-            if is_function {
-                functions.insert(function.to_owned());
+            if matches!(item.ty, ComponentItem::ComponentFunc(_)) {
+                if signature(bare, function).is_none() {
+                    return Err(unknown(format!("{name}#{function}")));
+                }
+                interfaces.insert(bare.to_owned());
             }
         }
     }
-    Ok(functions)
+    let needed = Capabilities::of_imports(interfaces.iter().map(String::as_str)).without(granted);
+    if needed.is_empty() {
+        return Ok(interfaces);
+    }
+    let names = needed.names();
+    let each = |quote: char| {
+        names.iter().map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(", ")
+    };
+    let what = if names.len() == 1 { "the capability" } else { "the capabilities" };
+    let (needed, listed) = (format!("{what} {}", each('`')), each('"'));
+    Err(LoadError::NotGranted { file: file.into(), needed, listed })
 }
 
-/// Refuse a component that does not export what a policy must, or with other types.
-pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<(), LoadError> {
-    let ty = component.component_type();
-    let missing = |export: &str, expected: String, found: Vec<&str>| LoadError::MissingExport {
+/// Interfaces that a component exports.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Of the contract, by their bare names.
+    pub known: BTreeSet<String>,
+    /// Of the contract's package, and not in this version of it.
+    pub unknown: Vec<String>,
+}
+
+/// An exported interface, looked at function by function.
+struct Exported<'a> {
+    file: &'a str,
+    engine: &'a Engine,
+    bare: &'a str,
+    interface: types::ComponentInstance,
+    component: types::Component,
+}
+
+impl Exported<'_> {
+    fn full(&self) -> String {
+        full(self.bare)
+    }
+
+    /// Refuse it if it lacks this function or has it with another type.
+    fn check<P, R>(&self, name: &str) -> Result<(), LoadError>
+    where
+        P: wasmtime::component::ComponentNamedList + wasmtime::component::Lower,
+        R: wasmtime::component::ComponentNamedList + wasmtime::component::Lift,
+    {
+        let expected = || signature(self.bare, name).unwrap_or_default().to_owned();
+        let found = self.interface.get_export(self.engine, name).map(|export| export.ty);
+        let Some(ComponentItem::ComponentFunc(function)) = found else {
+            let found = self.interface.exports(self.engine).map(|(name, _)| name).collect();
+            return Err(missing(self.file, &format!("{}#{name}", self.full()), expected(), found));
+        };
+        // The bindings would find this too, but not say which function.
+        function.typecheck::<P, R>(&self.component.instance_type()).map_err(|error| {
+            LoadError::WrongExport {
+                file: self.file.into(),
+                export: format!("{}#{name}", self.full()),
+                expected: expected(),
+                why: format!("{error:#}"),
+            }
+        })
+    }
+}
+
+fn missing(file: &str, export: &str, expected: String, found: Vec<&str>) -> LoadError {
+    LoadError::MissingExport {
         file: file.into(),
         export: export.into(),
         expected,
         found: if found.is_empty() { "nothing".into() } else { found.join(", ") },
-    };
-    let found = ty.exports(engine).find(|(name, _)| compatible(name, SCHEDULER));
-    let Some((_, ComponentItem::ComponentInstance(scheduler))) =
-        found.map(|(name, export)| (name, export.ty))
+    }
+}
+
+/// An interface that a component exports; `None` if it does not.
+fn exported<'a>(
+    file: &'a str,
+    component: &'a Component,
+    engine: &'a Engine,
+    wanted: &'a str,
+) -> Result<Option<(String, Exported<'a>)>, LoadError> {
+    let ty = component.component_type();
+    let Some((name, found)) = ty.exports(engine).find(|(name, _)| bare(name) == Some(wanted))
     else {
-        let found = ty.exports(engine).map(|(name, _)| name).collect();
-        return Err(missing(SCHEDULER, format!("export {SCHEDULER}"), found));
+        return Ok(None);
     };
-    let functions = |name| match scheduler.get_export(engine, name).map(|export| export.ty) {
-        Some(ComponentItem::ComponentFunc(function)) => Ok(function),
-        _ => {
-            let found = scheduler.exports(engine).map(|(name, _)| name).collect();
-            let expected = signature(name).unwrap_or_default().into();
-            Err(missing(&format!("{SCHEDULER}#{name}"), expected, found))
+    let ComponentItem::ComponentInstance(interface) = found.ty else {
+        let found = vec!["something else of that name"];
+        return Err(missing(file, name, format!("interface {wanted}"), found));
+    };
+    let exported =
+        Exported { file, engine, bare: wanted, interface, component: component.component_type() };
+    Ok(Some((name.to_owned(), exported)))
+}
+
+/// Refuse a component that does not export what a policy must, or with other types.
+pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<Found, LoadError> {
+    let ty = component.component_type();
+    let mut found = Found::default();
+    for (name, _) in ty.exports(engine) {
+        match bare(name) {
+            Some(bare) if bare == SCHEDULER || bare == STATE || EVENTS.contains(&bare) => {
+                found.known.insert(bare.to_owned());
+            }
+            _ if name.starts_with(PACKAGE) => found.unknown.push(name.to_owned()),
+            _ => {}
         }
+    }
+    let Some((_, scheduler)) = exported(file, component, engine, SCHEDULER)? else {
+        let all = ty.exports(engine).map(|(name, _)| name).collect();
+        let expected = format!("export {}", full(SCHEDULER));
+        return Err(missing(file, &full(SCHEDULER), expected, all));
     };
-    let (init, decide, on_event) =
-        (functions("init")?, functions("decide")?, functions("on-event")?);
-    // The bindings would find this too, but not say which function.
-    let types = ty.instance_type();
-    let wrong = |name: &str, error: wasmtime::Error| LoadError::WrongExport {
-        file: file.into(),
-        export: format!("{SCHEDULER}#{name}"),
-        expected: signature(name).unwrap_or_default().into(),
-        why: format!("{error:#}"),
-    };
-    init.typecheck::<(&str,), (Result<(), String>,)>(&types).map_err(|e| wrong("init", e))?;
-    decide.typecheck::<(Launch,), (Decision,)>(&types).map_err(|e| wrong("decide", e))?;
-    on_event.typecheck::<(u64, &Event), ()>(&types).map_err(|e| wrong("on-event", e))
+    scheduler.check::<(&str,), (Result<(), String>,)>("init")?;
+    scheduler.check::<(Launch,), (Answer,)>("decide")?;
+    if let Some((_, activity)) = exported(file, component, engine, "activity")? {
+        activity.check::<(u64,), ()>("high-started")?;
+        activity.check::<(u64,), ()>("high-ended")?;
+    }
+    if let Some((_, completions)) = exported(file, component, engine, "completions")? {
+        completions.check::<(u64, Completion), ()>("completed")?;
+    }
+    if let Some((_, membership)) = exported(file, component, engine, "membership")? {
+        membership.check::<(u64, Client), ()>("joined")?;
+        membership.check::<(u64, u32), ()>("left")?;
+    }
+    if let Some((_, timer)) = exported(file, component, engine, "timer")? {
+        timer.check::<(u64, u64), ()>("fired")?;
+    }
+    Ok(found)
 }
 
 /// The functions of the optional interface `state`, if it is exported: both of them,
@@ -134,67 +238,30 @@ pub fn state(
     file: &str,
     component: &Component,
     engine: &Engine,
-) -> Result<Option<Exports>, LoadError> {
-    let ty = component.component_type();
-    let Some((exported, found)) = ty.exports(engine).find(|(name, _)| compatible(name, STATE))
-    else {
-        return Ok(None);
-    };
-    let missing = |name: &str, found: String| LoadError::MissingExport {
-        file: file.into(),
-        export: format!("{STATE}#{name}"),
-        expected: signature(name).unwrap_or_default().into(),
-        found,
-    };
-    let ComponentItem::ComponentInstance(interface) = found.ty else {
-        return Err(missing("snapshot", format!("{exported}, which is no interface")));
-    };
-    let functions = |name| match interface.get_export(engine, name).map(|export| export.ty) {
-        Some(ComponentItem::ComponentFunc(function)) => Ok(function),
-        _ => {
-            let found: Vec<&str> = interface.exports(engine).map(|(name, _)| name).collect();
-            let found = if found.is_empty() { "nothing".into() } else { found.join(", ") };
-            Err(missing(name, found))
-        }
-    };
-    let (snapshot, restore) = (functions("snapshot")?, functions("restore")?);
-    let types = ty.instance_type();
-    let wrong = |name: &str, error: wasmtime::Error| LoadError::WrongExport {
-        file: file.into(),
-        export: format!("{STATE}#{name}"),
-        expected: signature(name).unwrap_or_default().into(),
-        why: format!("{error:#}"),
-    };
-    snapshot.typecheck::<(), (Saved,)>(&types).map_err(|e| wrong("snapshot", e))?;
-    restore
-        .typecheck::<(Saved,), (Result<(), String>,)>(&types)
-        .map_err(|e| wrong("restore", e))?;
-    Ok(Exports::find(component, exported))
+) -> Result<Option<state::Exports>, LoadError> {
+    let Some((name, state)) = exported(file, component, engine, STATE)? else { return Ok(None) };
+    state.check::<(), (Saved,)>("snapshot")?;
+    state.check::<(Saved,), (Result<(), String>,)>("restore")?;
+    Ok(state::Exports::find(component, &name))
 }
 
 /// The linker found an import of another type.
 pub fn wrong_import(file: &str, error: &wasmtime::Error) -> LoadError {
     let why = format!("{error:#}");
-    let (name, expected) = quoted_function(&why);
-    LoadError::WrongImport { file: file.into(), import: format!("{HOST}#{name}"), expected, why }
-}
-
-/// The first function of the contract that a message of wasmtime quotes, with the
-/// contract's signature.
-fn quoted_function(message: &str) -> (String, String) {
-    let quoted = message.split('`').skip(1).step_by(2);
-    let mut known = quoted.filter_map(|name| Some((name, signature(name)?)));
-    match known.next() {
-        Some((name, signature)) => (name.into(), signature.into()),
-        None => ("?".into(), "the contract's types".into()),
-    }
+    // It quotes the interface and the function.
+    let quoted: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
+    let interface = quoted.iter().find_map(|name| bare(name)).unwrap_or("?");
+    let known = quoted.iter().find_map(|name| Some((*name, signature(interface, name)?)));
+    let (name, expected) = known.unwrap_or(("?", "the contract's types"));
+    let (import, expected) = (format!("{}#{name}", full(interface)), expected.to_owned());
+    LoadError::WrongImport { file: file.into(), import, expected, why }
 }
 
 /// The bindings found fault with the exports, though [`exports`] found none.
 pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
     LoadError::WrongExport {
         file: file.into(),
-        export: SCHEDULER.into(),
+        export: full(SCHEDULER),
         expected: "the contract's functions".into(),
         why: format!("{error:#}"),
     }
@@ -233,18 +300,25 @@ pub fn not_compiled(file: &str, limits: &Limits, error: CompileError) -> LoadErr
     }
 }
 
-/// The line of the contract that declares a function.
-fn signature(function: &str) -> Option<&'static str> {
-    CONTRACT
-        .lines()
+/// The line of the contract that declares a function of an interface.
+fn signature(interface: &str, function: &str) -> Option<&'static str> {
+    let (_, body) = CONTRACT.split_once(&format!("\ninterface {interface} {{\n"))?;
+    let (body, _) = body.split_once("\n}\n")?;
+    body.lines()
         .map(str::trim)
         .find(|line| line.strip_prefix(function).is_some_and(|rest| rest.starts_with(": func(")))
 }
 
-/// Same interface, and a version that only adds to ours: 0.1 for 0.1.2.
-fn compatible(name: &str, ours: &str) -> bool {
-    let minor = ours.rfind('.').map_or(ours, |patch| &ours[..=patch]);
-    name.starts_with(minor)
+/// What an interface of the contract is called in a component.
+fn full(bare: &str) -> String {
+    format!("{PACKAGE}{bare}@{VERSION}")
+}
+
+/// The name of an interface of the contract without package and version. The version may differ in its patch number.
+fn bare(name: &str) -> Option<&str> {
+    let (bare, version) = name.strip_prefix(PACKAGE)?.split_once('@')?;
+    let minor = VERSION.rfind('.').map_or(VERSION, |patch| &VERSION[..=patch]);
+    version.starts_with(minor).then_some(bare)
 }
 
 #[cfg(test)]
@@ -253,21 +327,36 @@ mod tests {
 
     #[test]
     fn signatures_come_from_the_contract() {
-        assert_eq!(signature("decide"), Some("decide: func(launch: launch) -> decision;"));
-        assert_eq!(signature("revoke-lease"), Some("revoke-lease: func(client: client-id);"));
-        assert_eq!(signature("lease"), None);
-        assert!(CONTRACT.contains("package tally:policy@0.1.2;"));
+        let decide = "decide: func(launch: launch) -> answer;";
+        assert_eq!(signature("scheduler", "decide"), Some(decide));
+        assert_eq!(
+            signature("control", "revoke-lease"),
+            Some("revoke-lease: func(client: client-id);")
+        );
+        assert_eq!((signature("control", "lease"), signature("log", "decide")), (None, None));
+        assert!(CONTRACT.contains(&format!("package tally:policy@{VERSION};")));
+    }
+
+    #[test]
+    fn every_interface_of_the_contract_is_an_import_or_an_export() {
+        let of_line = |line: &'static str| line.strip_prefix("interface ")?.strip_suffix(" {");
+        let mut there: Vec<&str> = CONTRACT.lines().filter_map(of_line).collect();
+        let mut known = [&IMPORTS[..], &EVENTS, &[SCHEDULER, STATE]].concat();
+        there.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(there, known);
     }
 
     #[test]
     fn only_the_patch_number_may_differ() {
-        assert!(compatible("tally:policy/host@0.1.7", HOST));
-        assert!(!compatible("tally:policy/host@0.2.0", HOST));
-        assert!(!compatible("tally:policy/hostess@0.1.2", HOST));
+        assert_eq!(bare("tally:policy/log@0.1.7"), Some("log"));
+        assert_eq!(bare("tally:policy/log@0.2.0"), None);
+        assert_eq!(bare("tally:policies/log@0.1.0"), None);
+        assert_eq!(bare("log"), None);
     }
 
-    /// What is said about a component that exports `state` with these functions.
-    fn refused_state(version: &str, functions: &[&str]) -> Result<bool, String> {
+    /// A component that exports these functions as an interface, each without parameters and results.
+    fn exporting(interface: &str, functions: &[&str]) -> (Engine, Component) {
         let exports: String =
             functions.iter().map(|name| format!("(export \"{name}\" (func $f))")).collect();
         let text = format!(
@@ -276,29 +365,51 @@ mod tests {
                 (core instance $i (instantiate $m))
                 (func $f (canon lift (core func $i \"f\")))
                 (instance $s {exports})
-                (export \"tally:policy/state@{version}\" (instance $s)))"
+                (export \"tally:policy/{interface}\" (instance $s)))"
         );
         let engine = Engine::default();
         let component = Component::new(&engine, wat::parse_str(text).unwrap()).unwrap();
-        let found = state("it.wasm", &component, &engine);
-        found.map(|exports| exports.is_some()).map_err(|error| error.to_string())
+        (engine, component)
     }
 
     #[test]
     fn a_state_interface_is_whole_or_absent() {
-        assert_eq!(refused_state("0.2.0", &[]), Ok(false), "another contract's is not ours");
+        let refused = |version: &str, functions: &[&str]| {
+            let (engine, component) = exporting(&format!("state@{version}"), functions);
+            let found = state("it.wasm", &component, &engine);
+            found.map(|exports| exports.is_some()).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused("0.2.0", &[]), Ok(false), "another contract's is not ours");
         for (functions, parts) in [
-            (&[][..], ["state@0.1.2#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
+            (&[][..], ["state@0.1.0#snapshot", "exports nothing", "snapshot: func() -> saved;"]),
+            (&["snapshot"], ["state@0.1.0#snapshot` with another type", "it.wasm", "-> saved;"]),
             (
-                &["snapshot"],
-                ["state@0.1.2#restore", "exports snapshot", "restore: func(%from: saved)"],
-            ),
-            (
-                &["restore", "snapshot"],
-                ["`tally:policy/state@0.1.2#snapshot` with another type", "it.wasm", "-> saved;"],
+                &["restore"],
+                ["state@0.1.0#snapshot`", "exports restore", "snapshot: func() -> saved;"],
             ),
         ] {
-            let error = refused_state("0.1.7", functions).unwrap_err();
+            let error = refused("0.1.7", functions).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_event_interface_of_another_type_is_refused_by_name() {
+        for (interface, functions, parts) in [
+            (
+                "scheduler@0.1.0",
+                &["init"][..],
+                ["scheduler@0.1.0#init", "another type", "init: func("],
+            ),
+            ("scheduler@0.1.0", &[], ["scheduler@0.1.0#init", "exports nothing", "init: func("]),
+            (
+                "timer@0.1.0",
+                &["fired"],
+                ["scheduler@0.1.0", "exports tally:policy/timer@0.1.0", "it.wasm"],
+            ),
+        ] {
+            let (engine, component) = exporting(interface, functions);
+            let error = exports("it.wasm", &component, &engine).unwrap_err().to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
     }

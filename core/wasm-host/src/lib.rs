@@ -34,29 +34,31 @@
 #![forbid(unsafe_code)]
 
 mod bindings;
-pub mod capabilities;
+pub mod capability;
 mod compiled;
 mod cpu;
 mod error;
 mod file;
-mod host_calls;
+mod imports;
 mod inspect;
 mod limits;
 mod metrics;
 mod policy;
 mod preset;
+mod reasons;
 mod runtime;
 mod spawn;
 mod state;
 mod status;
 
-pub use capabilities::{Capabilities, Capability};
+pub use capability::{Capabilities, Capability};
 pub use compiled::Compiled;
 pub use error::{HostError, LoadError};
 pub use file::ComponentFile;
 pub use limits::Limits;
 pub use policy::WasmPolicy;
 pub use preset::Preset;
+pub use reasons::ReasonStatus;
 pub use runtime::PolicyHost;
 pub use state::{Restored, SAVED_BYTES_MAX, Saved};
 pub use status::{FaultCounts, LastFault, PolicyStatus, kind_name};

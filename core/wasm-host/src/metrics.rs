@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// The id of a metric beyond the limit: it counts nothing.
 const NONE: u32 = u32::MAX;
-/// Longer names are cut.
+/// Longer names are shortened.
 const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Metrics {
     }
 
     fn id(&mut self, name: &str, new: Value) -> u32 {
-        let name = cut(name, NAME_BYTES_MAX);
+        let name = beginning(name, NAME_BYTES_MAX);
         let same = |(known, value): &(String, Value)| {
             known == name && std::mem::discriminant(value) == std::mem::discriminant(&new)
         };
@@ -81,7 +81,7 @@ impl Metrics {
 }
 
 /// At most so many bytes of a text, whole characters only.
-pub fn cut(text: &str, bytes_max: usize) -> &str {
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }
 
@@ -109,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_between_characters() {
-        assert_eq!(cut("aé", 2), "a");
-        assert_eq!(cut("aé", 3), "aé");
-        assert_eq!(cut("", 3), "");
+    fn names_are_shortened_between_characters() {
+        assert_eq!(beginning("aé", 2), "a");
+        assert_eq!(beginning("aé", 3), "aé");
+        assert_eq!(beginning("", 3), "");
     }
 }

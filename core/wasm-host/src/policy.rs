@@ -12,18 +12,19 @@
 //! An instance that trapped is never called again: its memory may be in any
 //! state. Nonsense costs the turn but not the instance.
 
-use crate::bindings::{self, types};
-use crate::capabilities::Capability;
+use crate::bindings::convert;
+use crate::capability::Capability;
 use crate::compiled::Compiled;
-use crate::host_calls::HostState;
+use crate::imports::HostState;
 use crate::inspect;
-use crate::spawn::{Budget, Live, Refusal, fault};
+use crate::spawn::{Budget, Exports, Live, Refusal, fault};
 use crate::state::{Restored, Saved};
 use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
 use std::time::Instant;
 use tally_engine::policy::{
-    Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+    Answer, Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+    Subscriptions,
 };
 
 /// Fuel that a new instance may use beyond twice what the first one did.
@@ -31,8 +32,9 @@ const RESPAWN_FUEL_SPARE: u64 = 100_000;
 
 /// Said of a policy that would not let high priority run.
 const NOT_ITS_TO_CHANGE: &str = "answered something else than run for a high-priority launch \
-    without the capability `high-priority`: grant it (`capabilities = [\"high-priority\"]` under \
-    `[policy]` in the core's configuration), or use a policy that does without";
+    without the capability `high-priority`: import `tally:policy/high-priority`, and grant it \
+    (`capabilities = [\"high-priority\"]` under `[policy]` in the core's configuration), or use a \
+    policy that does without";
 
 /// A loaded policy. Dropping it takes some 10 us: not on the dispatch thread.
 pub struct WasmPolicy {
@@ -41,6 +43,10 @@ pub struct WasmPolicy {
     down: Option<Box<HostState>>,
     /// What `init` asked for has reached a context.
     started: bool,
+    /// By what it exports; none once it is disabled.
+    subscriptions: Subscriptions,
+    /// It may answer something else than `run` for a high-priority launch.
+    decides_high: bool,
     call_budget: Budget,
     respawn_budget: Budget,
     compiled: Compiled,
@@ -52,8 +58,8 @@ pub struct WasmPolicy {
     events: u64,
     faults: FaultCounts,
     /// Faults that are not forgotten.
-    strikes: u32,
-    last_strike_ns: u64,
+    recent_faults: u32,
+    last_fault_ns: u64,
     last_fault: Option<LastFault>,
     respawns: u64,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
@@ -71,12 +77,7 @@ impl WasmPolicy {
         let limits = &checked.limits;
         let init_budget = checked.budget(limits.init_fuel, limits.init_cpu_ms_max);
         let new_instance = || {
-            let state = HostState::new(
-                compiled.name.clone(),
-                limits,
-                checked.granted,
-                checked.ticker.beat(),
-            );
+            let state = HostState::new(compiled.name.clone(), limits, checked.ticker.beat());
             Live::start(&checked, state, config, init_budget)
                 .map_err(|refused| not_started(&compiled.file, refused.why))
         };
@@ -98,6 +99,9 @@ impl WasmPolicy {
             live: Some(live),
             down: None,
             started: false,
+            subscriptions: checked.subscriptions(),
+            decides_high: checked.granted.has(Capability::HighPriority)
+                && compiled.needs().has(Capability::HighPriority),
             call_budget: checked.budget(limits.decide_fuel, limits.call_cpu_ms_max),
             respawn_budget: checked.seldom_budget(respawn_fuel),
             load_ms: compiled.compile_ms + started.elapsed().as_secs_f64() * 1e3,
@@ -108,8 +112,8 @@ impl WasmPolicy {
             decides: 0,
             events: 0,
             faults: FaultCounts::default(),
-            strikes: 0,
-            last_strike_ns: 0,
+            recent_faults: 0,
+            last_fault_ns: 0,
             last_fault: None,
             respawns: 0,
             mute: false,
@@ -126,7 +130,7 @@ impl WasmPolicy {
     }
 
     /// The same for an onlooker, such as a recording. A fault is counted and costs the instance,
-    /// but is no strike, for nothing that the policy is there for needed an answer; and onlookers
+    /// but is not counted, for nothing that the policy is there for needed an answer; and onlookers
     /// are not answered any more, so that they cannot cost it one instance after the other.
     pub fn observe(&mut self) -> Option<Saved> {
         if self.mute {
@@ -187,15 +191,17 @@ impl WasmPolicy {
             signed_by: self.compiled.signed_by().map(str::to_owned),
             granted: self.compiled.granted().names(),
             needs: self.compiled.needs().names(),
+            subscriptions: self.compiled.subscriptions().names(),
             load_ms: self.load_ms,
             decides: self.decides,
             events: self.events,
             faults: self.faults,
             last_fault: self.last_fault.clone(),
             restored: self.restored.clone(),
-            strikes: self.strikes,
+            recent_faults: self.recent_faults,
             respawns: self.respawns,
-            disabled: self.is_switched_off(),
+            disabled: self.is_disabled(),
+            reasons: state.map(|state| state.reasons.status()).unwrap_or_default(),
             counters: state.map(|state| state.metrics.counters()).unwrap_or_default(),
             gauges: state.map(|state| state.metrics.gauges()).unwrap_or_default(),
             log_dropped: state.map_or(0, |state| state.log.dropped),
@@ -207,15 +213,21 @@ impl WasmPolicy {
         self.live.as_ref().map_or(0, |live| live.state().memory.bytes())
     }
 
-    /// Fuel that the last `decide` or `on-event` used; none if it failed, or before the first.
+    /// The texts of its reasons, by number.
+    pub fn reasons(&self) -> std::collections::BTreeMap<u8, String> {
+        let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());
+        state.map(|state| state.reasons.texts().clone()).unwrap_or_default()
+    }
+
+    /// Fuel that its last call used; none if it failed, or before the first.
     pub fn call_fuel(&self) -> Option<u64> {
         let left = self.live.as_ref()?.fuel_left()?;
         self.call_budget.fuel.checked_sub(left)
     }
 
-    /// Switched off after too many faults: no call is made any more.
-    pub fn is_switched_off(&self) -> bool {
-        self.strikes >= self.compiled.checked.limits.faults_max
+    /// Disabled after too many faults: no call is made any more.
+    pub fn is_disabled(&self) -> bool {
+        self.recent_faults >= self.compiled.checked.limits.faults_max
     }
 
     /// Call the instance, making one first if the last one failed.
@@ -225,12 +237,12 @@ impl WasmPolicy {
         now_ns: u64,
         context: &mut Context,
         joining: Option<u32>,
-        call: impl FnOnce(&bindings::Policy, &mut wasmtime::Store<HostState>) -> wasmtime::Result<R>,
+        call: impl FnOnce(&Exports, &mut wasmtime::Store<HostState>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
         if self.live.is_none() || !self.started {
             self.prepare(now_ns, context, joining)?;
         }
-        let Some(live) = &mut self.live else { return Err(switched_off()) };
+        let Some(live) = &mut self.live else { return Err(disabled()) };
         match live.call(self.call_budget, now_ns, context, call) {
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.trapped(&error, now_ns)),
@@ -248,19 +260,21 @@ impl WasmPolicy {
         if self.live.is_some() {
             return Ok(());
         }
-        if self.is_switched_off() {
-            return Err(switched_off());
+        if self.is_disabled() {
+            return Err(disabled());
         }
         self.respawn(now_ns, context)?;
+        if !self.subscriptions.has(Subscriptions::MEMBERSHIP) {
+            return Ok(());
+        }
         // `joining` is about to be told of anyway.
-        let clients = context.world.clients.values().filter(|client| Some(client.id) != joining);
-        let granted = self.compiled.granted();
-        let clients: Vec<_> = clients.map(|info| bindings::client_info(info, granted)).collect();
+        let clients = context.world.clients.values().filter(|view| Some(view.info.id) != joining);
+        let clients: Vec<_> = clients.map(|view| convert::client(&view.info)).collect();
         for client in clients {
-            let event = types::Event::ClientJoined(client);
             let Some(live) = &mut self.live else { break };
             let told = live.call(self.call_budget, now_ns, context, |policy, store| {
-                policy.tally_policy_scheduler().call_on_event(store, now_ns, &event)
+                let Some(membership) = &policy.membership else { return Ok(()) };
+                membership.call_joined(store, now_ns, client)
             });
             told.map_err(|error| self.trapped(&error, now_ns))?;
         }
@@ -270,11 +284,10 @@ impl WasmPolicy {
     /// Make a new instance, for which the core is as it is for a policy just
     /// loaded.
     fn respawn(&mut self, now_ns: u64, context: &mut Context) -> Result<(), Fault> {
-        let Some(mut state) = self.down.take() else { return Err(switched_off()) };
-        context.commands.push(Command::Subscribe(0));
-        for client in context.world.clients.values() {
-            let granted = client.class == Class::High;
-            context.commands.push(Command::SetStandingGrant { client: client.id, granted });
+        let Some(mut state) = self.down.take() else { return Err(disabled()) };
+        for view in context.world.clients.values() {
+            let ungated = view.info.class == Class::High;
+            context.commands.push(Command::SetUngated { client: view.info.id, ungated });
         }
         state.log.now_ns = now_ns;
         state.swap(context);
@@ -317,27 +330,28 @@ impl WasmPolicy {
     fn nonsense(&mut self, message: &str, now_ns: u64) -> Fault {
         let fault = Fault { kind: FaultKind::Nonsense, message: message.into() };
         let fault = self.note(fault, now_ns);
-        if self.is_switched_off() {
+        if self.is_disabled() {
             self.down = self.live.take().map(Live::end);
         }
         fault
     }
 
-    /// Count a fault and a strike, and say so.
+    /// Count a fault, and log it.
     fn note(&mut self, fault: Fault, now_ns: u64) -> Fault {
         let limits = &self.compiled.checked.limits;
-        let quiet_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
-        if now_ns.saturating_sub(self.last_strike_ns) >= quiet_ns {
-            self.strikes = 0;
+        let forgotten_after_ns = limits.faults_forgotten_after_s.saturating_mul(1_000_000_000);
+        if now_ns.saturating_sub(self.last_fault_ns) >= forgotten_after_ns {
+            self.recent_faults = 0;
         }
-        self.strikes += 1;
-        self.last_strike_ns = now_ns;
+        self.recent_faults += 1;
+        self.last_fault_ns = now_ns;
         self.count(&fault, now_ns);
-        if self.is_switched_off() {
+        if self.is_disabled() {
+            self.subscriptions = Subscriptions::NONE;
             tracing::error!(
                 target: "policy", policy = self.compiled.name(),
-                "switched off after {} faults; the built-in rule serves until another is loaded",
-                self.strikes
+                "disabled after {} faults; the built-in rule serves until another is loaded",
+                self.recent_faults
             );
         }
         fault
@@ -352,32 +366,22 @@ impl WasmPolicy {
 
     /// A well-formed answer may still make no sense.
     #[inline]
-    fn sane(&mut self, decision: types::Decision, launch: &Launch) -> Result<Decision, Fault> {
-        if launch.class == Class::High
-            && !matches!(decision, types::Decision::Run(_))
-            && !self.compiled.granted().has(Capability::HighPriority)
-        {
-            return Err(self.nonsense(NOT_ITS_TO_CHANGE, launch.now_ns));
-        }
-        match decision {
-            types::Decision::Run(lease) => Ok(Decision::Run(lease)),
-            types::Decision::Hold(ns) => Ok(Decision::Hold(ns)),
-            types::Decision::Preemptible => Ok(Decision::Preemptible),
-            types::Decision::Slice(0) => {
-                Err(self.nonsense("answered slice(0): a slice has at least 1 block", launch.now_ns))
-            }
-            types::Decision::Slice(blocks) => Ok(Decision::Slice(blocks)),
-            types::Decision::Partition(0) => Err(self
-                .nonsense("answered partition(0): a partition has at least 1 SM", launch.now_ns)),
-            types::Decision::Partition(sms) => Ok(Decision::Partition(sms)),
-        }
+    fn sane(&mut self, answer: Answer, launch: &Launch) -> Result<Answer, Fault> {
+        let message = match answer.decision {
+            Decision::Run(_) => return Ok(answer),
+            _ if launch.class == Class::High && !self.decides_high => NOT_ITS_TO_CHANGE,
+            Decision::Sliced(0) => "answered sliced(0): a slice has at least 1 block",
+            Decision::SmLimited(0) => "answered sm-limited(0): a launch needs at least 1 SM",
+            _ => return Ok(answer),
+        };
+        Err(self.nonsense(message, launch.now_ns))
     }
 }
 
 impl Policy for WasmPolicy {
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         self.note(fault.clone(), now_ns);
-        if self.is_switched_off() {
+        if self.is_disabled() {
             self.down = self.live.take().map(Live::end).or(self.down.take());
         }
     }
@@ -391,25 +395,54 @@ impl Policy for WasmPolicy {
         }
     }
 
+    fn subscriptions(&self) -> Subscriptions {
+        self.subscriptions
+    }
+
     #[inline]
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
-        let asked = bindings::launch(launch);
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        let asked = convert::launch(launch);
         let answer = self.call(launch.now_ns, context, None, |policy, store| {
-            policy.tally_policy_scheduler().call_decide(store, asked)
+            policy.scheduler.tally_policy_scheduler().call_decide(store, asked)
         })?;
-        let decision = self.sane(answer, launch)?;
+        let answer = self.sane(convert::answer(&answer), launch)?;
         self.decides += 1;
-        Ok(decision)
+        if answer.reason > 0
+            && let Some(live) = &mut self.live
+        {
+            live.state_mut().reasons.count(answer.reason);
+        }
+        Ok(answer)
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        if !self.subscriptions.has(event.kind()) {
+            return if self.is_disabled() { Err(disabled()) } else { Ok(()) };
+        }
         let joining = match event {
-            Event::ClientJoined(client) => Some(client.id),
+            Event::Joined(client) => Some(client.id),
             _ => None,
         };
-        let told = bindings::event(event, self.compiled.granted());
         self.call(now_ns, context, joining, |policy, store| {
-            policy.tally_policy_scheduler().call_on_event(store, now_ns, &told)
+            let Exports { activity, completions, membership, timer, .. } = policy;
+            match (event, activity, completions, membership, timer) {
+                (Event::HighStarted, Some(activity), ..) => {
+                    activity.call_high_started(store, now_ns)
+                }
+                (Event::HighEnded, Some(activity), ..) => activity.call_high_ended(store, now_ns),
+                (Event::Completed(done), _, Some(completions), ..) => {
+                    completions.call_completed(store, now_ns, convert::completion(done))
+                }
+                (Event::Joined(info), _, _, Some(membership), _) => {
+                    membership.call_joined(store, now_ns, convert::client(info))
+                }
+                (Event::Left(client), _, _, Some(membership), _) => {
+                    membership.call_left(store, now_ns, *client)
+                }
+                (Event::Timer(token), .., Some(timer)) => timer.call_fired(store, now_ns, *token),
+                // Not exported, and so not subscribed to.
+                _ => Ok(()),
+            }
         })?;
         self.events += 1;
         Ok(())
@@ -425,9 +458,9 @@ fn not_started(file: &str, why: Refusal) -> LoadError {
     }
 }
 
-/// No call was made. Without a message, so that a policy that is off costs
+/// No call was made. Without a message, so that a disabled policy costs
 /// nothing; [`PolicyStatus::last_fault`] says why it is.
 #[cold]
-fn switched_off() -> Fault {
+fn disabled() -> Fault {
     Fault { kind: FaultKind::Disabled, message: String::new() }
 }

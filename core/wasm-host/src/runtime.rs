@@ -1,8 +1,8 @@
 //! The host: one wasmtime engine, its settings, and how a file becomes a policy.
 
-use crate::bindings::{Policy, PolicyPre};
-use crate::compiled::{Checked, Compiled};
-use crate::host_calls::HostState;
+use crate::bindings::{Provided, ProvidedPre};
+use crate::compiled::{Checked, Compiled, Exported};
+use crate::imports::HostState;
 use crate::policy::WasmPolicy;
 use crate::{Capabilities, ComponentFile, HostError, Limits, LoadError, Trust, inspect};
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use tally_trust::Verified;
 use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-/// Policies alive at once: the one in charge, the one being loaded, and some that
+/// Policies alive at once: the active one, the one being loaded, and some that
 /// wait for a reader to let go of them.
 const POLICIES_MAX: u32 = 16;
 /// Core instances in one component. An interpreter built as a component is made
@@ -38,7 +38,7 @@ const RESIDENT_BYTES: usize = 1 << 20;
 /// A load reads the file, compiles it in a child process and checks that it is a component of the
 /// contract's world ([`Compiled`]), starts an instance, calls its `init` and offers it
 /// what an earlier policy saved ([`Compiled::start`]); any of it may refuse
-/// ([`LoadError`]) and nothing of it touches the policy in charge.
+/// ([`LoadError`]) and nothing of it touches the active policy.
 pub struct PolicyHost {
     engine: Engine,
     linker: Linker<HostState>,
@@ -70,7 +70,7 @@ impl PolicyHost {
         let wrong = |error: wasmtime::Error| HostError::Engine(format!("{error:#}"));
         let engine = Engine::new(&settings(&limits)).map_err(wrong)?;
         let mut linker = Linker::new(&engine);
-        Policy::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
+        Provided::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
         // A call is stopped at most half as late as it may last.
         let tick_ms = (limits.call_cpu_ms_max / 2).clamp(1, 50);
         let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
@@ -155,27 +155,18 @@ impl PolicyHost {
         }
         let Verified { digest, signed_by } = self.trust.check(file, bytes, signature.as_deref())?;
         let digest = digest.hex();
-        let checked = match self.recall(&digest) {
+        let checked = match self.cached(&digest) {
             Some(known) => known,
             None => self.check(file, bytes, digest, cancel)?,
         };
-        let compiled = Compiled {
+        Ok(Compiled {
             checked,
             name: name.as_str().into(),
             path: path.clone(),
             file: file.as_str().into(),
             signed_by: signed_by.map(|key| key.to_string().into()),
             compile_ms: started.elapsed().as_secs_f64() * 1e3,
-        };
-        let lacking = compiled.needs().without(compiled.granted());
-        if !lacking.is_empty() {
-            tracing::warn!(
-                target: "policy", policy = name,
-                "imports functions that take capabilities which it has not been granted: {}. \
-                 Calling one is a fault", lacking.names().join(", ")
-            );
-        }
-        Ok(compiled)
+        })
     }
 
     fn check(
@@ -190,14 +181,33 @@ impl PolicyHost {
         let component = self.compiler.compile(&self.engine, bytes, limits, cancel);
         let component =
             component.map_err(|error| inspect::not_compiled(file, &self.limits, error))?;
-        let imports = inspect::imports(file, &component, &self.engine)?;
+        let imports = inspect::imports(file, &component, &self.engine, self.granted)?;
         let pre = self.linker.instantiate_pre(&component);
         let pre = pre.map_err(|error| inspect::wrong_import(file, &error))?;
-        inspect::exports(file, &component, &self.engine)?;
+        let found = inspect::exports(file, &component, &self.engine)?;
         let state = inspect::state(file, &component, &self.engine)?;
-        let pre = PolicyPre::new(pre).map_err(|error| inspect::wrong_export(file, &error))?;
+        let wrong = |error| inspect::wrong_export(file, &error);
+        let exports = ProvidedPre::new(pre).and_then(|pre| Exported::find(pre, &found.known));
+        let exports = exports.map_err(wrong)?;
+        if !found.unknown.is_empty() {
+            tracing::warn!(
+                target: "policy", file,
+                "exports interfaces that this core does not know, and runs without them: {}",
+                found.unknown.join(", ")
+            );
+        }
         let (limits, granted, ticker) = (self.limits.clone(), self.granted, self.ticker.clone());
-        let checked = Arc::new(Checked { pre, state, digest, imports, limits, granted, ticker });
+        let unknown_exports = found.unknown;
+        let checked = Arc::new(Checked {
+            exports,
+            state,
+            digest,
+            imports,
+            unknown_exports,
+            limits,
+            granted,
+            ticker,
+        });
         let mut remembered = self.remembered();
         remembered.push_front(checked.clone());
         remembered.truncate(REMEMBERED_MAX);
@@ -205,7 +215,7 @@ impl PolicyHost {
     }
 
     /// A component of this digest, if it was compiled lately.
-    fn recall(&self, digest: &str) -> Option<Arc<Checked>> {
+    fn cached(&self, digest: &str) -> Option<Arc<Checked>> {
         let mut remembered = self.remembered();
         let at = remembered.iter().position(|checked| checked.digest == digest)?;
         let known = remembered.remove(at)?;
@@ -357,6 +367,27 @@ impl Drop for Ticker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// One of these tests counts what the tickers of this process do.
+    static TICKERS: Mutex<()> = Mutex::new(());
+
+    /// What is built against this contract goes on loading when a core provides more.
+    #[test]
+    fn a_component_of_today_loads_into_a_host_with_one_more_interface() {
+        let _alone = TICKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/policies/corpus/0.1.0");
+        let mut host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
+        let mut later = host.linker.instance("tally:policy/placement@0.1.1").unwrap();
+        later.func_wrap("place", |_, (_, _): (u32, u32)| Ok(())).unwrap();
+        for name in ["fifo", "tally-priority"] {
+            let file = Path::new(corpus).join(name).with_extension("wasm");
+            let mut policy = host.load_file(&file, "").unwrap();
+            let mut context = tally_engine::policy::Context::default();
+            tally_engine::policy::Policy::start(&mut policy, &mut context);
+            assert_eq!(policy.name(), name);
+        }
+    }
 
     /// Times that the thread of this name has slept.
     fn sleeps() -> u64 {
@@ -373,6 +404,7 @@ mod tests {
 
     #[test]
     fn without_calls_the_ticker_sleeps_and_a_call_wakes_it() {
+        let _alone = TICKERS.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Engine::default();
         let ticker = Ticker::start(&engine, Duration::from_millis(1)).unwrap();
         let beat = ticker.beat();

@@ -1,12 +1,11 @@
 //! One instance of a policy: starting it, calling it within a budget, and telling
 //! what went wrong.
 
-use crate::bindings::Policy;
-use crate::capabilities::Denied;
+use crate::bindings::{Provided, activity, completions, membership, timer};
 use crate::compiled::Checked;
 use crate::cpu::TookTooLong;
-use crate::host_calls::{HostState, MemoryRefused, PassedTooMuch};
-use crate::metrics::cut;
+use crate::imports::{HostState, MemoryRefused, PassedTooMuch};
+use crate::metrics::beginning;
 use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
 use std::fmt::Write;
 use tally_engine::policy::{Context, Fault, FaultKind};
@@ -26,8 +25,17 @@ pub struct Budget {
 /// An instance that can be called.
 pub struct Live {
     store: Store<HostState>,
-    policy: Policy,
+    policy: Exports,
     state: Option<Functions>,
+}
+
+/// What an instance exports of the contract, as far as it is called with a context.
+pub struct Exports {
+    pub scheduler: Provided,
+    pub activity: Option<activity::Guest>,
+    pub completions: Option<completions::Guest>,
+    pub membership: Option<membership::Guest>,
+    pub timer: Option<timer::Guest>,
 }
 
 /// Why an instance could not be started, with the state it was given.
@@ -54,7 +62,7 @@ impl Live {
         budget: Budget,
     ) -> Result<(Self, u64), Refused> {
         state.memory.reset();
-        let mut store = Store::new(checked.pre.engine(), state);
+        let mut store = Store::new(checked.exports.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(budget.data_bytes);
         store.epoch_deadline_callback(|store| {
@@ -77,18 +85,18 @@ impl Live {
         store: &mut Store<HostState>,
         config: &str,
         budget: Budget,
-    ) -> Result<(Policy, Option<Functions>), Refusal> {
+    ) -> Result<(Exports, Option<Functions>), Refusal> {
         // Before anything of the component runs: starting it may already loop.
         arm(store, budget);
         let failed = |error, store: &Store<HostState>| {
             Refusal::Fault(fault(&error, budget, &store.data().last_words))
         };
-        let instance = checked.pre.instance_pre().instantiate(&mut *store);
+        let instance = checked.exports.pre.instance_pre().instantiate(&mut *store);
         let instance = instance.map_err(|error| failed(error, store))?;
-        let policy = Policy::new(&mut *store, &instance).map_err(Refusal::Export)?;
+        let policy = checked.exports.of(&instance, store).map_err(Refusal::Export)?;
         let state = checked.state.map(|exports| Functions::of(exports, &instance, store));
         let state = state.transpose().map_err(Refusal::Export)?;
-        match policy.tally_policy_scheduler().call_init(&mut *store, config) {
+        match policy.scheduler.tally_policy_scheduler().call_init(&mut *store, config) {
             Ok(Ok(())) => Ok((policy, state)),
             Ok(Err(message)) => Err(Refusal::Init(message)),
             Err(error) => Err(failed(error, store)),
@@ -102,7 +110,7 @@ impl Live {
         budget: Budget,
         now_ns: u64,
         context: &mut Context,
-        call: impl FnOnce(&Policy, &mut Store<HostState>) -> wasmtime::Result<R>,
+        call: impl FnOnce(&Exports, &mut Store<HostState>) -> wasmtime::Result<R>,
     ) -> wasmtime::Result<R> {
         arm(&mut self.store, budget);
         let state = self.store.data_mut();
@@ -159,7 +167,9 @@ impl Live {
         let answer = restore.call(&mut self.store, (saved.clone(),));
         self.store.data().end();
         Some(match answer {
-            Ok((answer,)) => Ok(answer.map_err(|why| cut(&why, REFUSAL_BYTES_MAX).to_owned())),
+            Ok((answer,)) => {
+                Ok(answer.map_err(|why| beginning(&why, REFUSAL_BYTES_MAX).to_owned()))
+            }
             Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
         })
     }
@@ -200,13 +210,9 @@ const HOST_CALL_EXHAUSTED: &str = "fuel allocated for hostcalls has been exhaust
 pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault {
     let refused = error.chain().find_map(|cause| cause.downcast_ref::<MemoryRefused>());
     let trap = error.chain().find_map(|cause| cause.downcast_ref::<Trap>());
-    let denied = error.chain().find_map(|cause| cause.downcast_ref::<Denied>());
     let long = error.chain().find_map(|cause| cause.downcast_ref::<TookTooLong>());
     let passed = error.chain().find_map(|cause| cause.downcast_ref::<PassedTooMuch>());
     let (kind, mut message) = match (refused, trap) {
-        _ if denied.is_some() => {
-            (FaultKind::Denied, denied.map(ToString::to_string).unwrap_or_default())
-        }
         _ if long.is_some() => {
             (FaultKind::Overrun, long.map(ToString::to_string).unwrap_or_default())
         }

@@ -4,7 +4,7 @@
 //! It is looked up by name and called by hand, because the bindings know only
 //! interfaces that every policy has.
 
-use crate::host_calls::HostState;
+use crate::imports::HostState;
 use serde::Serialize;
 use wasmtime::Store;
 use wasmtime::component::{
@@ -15,7 +15,7 @@ use wasmtime::component::{
 pub const SAVED_BYTES_MAX: usize = 256 << 10;
 /// Beside the data: the name of its format.
 pub const FORMAT_BYTES_MAX: usize = 256;
-/// Longer refusals are cut.
+/// Longer refusals are shortened.
 pub const REFUSAL_BYTES_MAX: usize = 1024;
 
 /// What a policy knows, in a form of its own; the contract's `saved`.

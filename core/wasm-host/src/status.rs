@@ -1,6 +1,7 @@
 //! What `tallyctl status` and the metrics show of a policy.
 
 use crate::Restored;
+use crate::reasons::ReasonStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,9 +20,10 @@ pub struct PolicyStatus {
     pub signed_by: Option<String>,
     /// Capabilities that it has been granted.
     pub granted: Vec<&'static str>,
-    /// Capabilities that functions which it imports take; calling one that is not
-    /// granted is a fault.
+    /// Capabilities that it imports.
     pub needs: Vec<&'static str>,
+    /// What it is told, by the interfaces that it exports.
+    pub subscriptions: Vec<&'static str>,
     /// How long loading took: reading, compiling, `init`.
     pub load_ms: f64,
     /// Launches it decided.
@@ -35,11 +37,13 @@ pub struct PolicyStatus {
     /// What became of the state that it was offered when it was started.
     pub restored: Restored,
     /// Faults that count: those since it last went long without one.
-    pub strikes: u32,
+    pub recent_faults: u32,
     /// Times it was started anew after a fault.
     pub respawns: u64,
-    /// Switched off after too many faults.
+    /// Disabled after too many faults.
     pub disabled: bool,
+    /// The reasons that it named or gave.
+    pub reasons: Vec<ReasonStatus>,
     /// Its own counters.
     pub counters: BTreeMap<String, u64>,
     /// Its own gauges.
@@ -59,8 +63,6 @@ pub struct FaultCounts {
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
-    /// Calls of functions that were not granted.
-    pub denied: u64,
     /// Best-effort work held while there was nothing to hold it for.
     pub stall: u64,
 }
@@ -68,7 +70,7 @@ pub struct FaultCounts {
 impl FaultCounts {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.trap + self.overrun + self.memory + self.nonsense + self.denied + self.stall
+        self.trap + self.overrun + self.memory + self.nonsense + self.stall
     }
 
     pub(crate) fn count(&mut self, kind: FaultKind) {
@@ -77,7 +79,6 @@ impl FaultCounts {
             FaultKind::Overrun => self.overrun += 1,
             FaultKind::Memory => self.memory += 1,
             FaultKind::Nonsense => self.nonsense += 1,
-            FaultKind::Denied => self.denied += 1,
             FaultKind::Stall => self.stall += 1,
             // The outcome of faults, not one.
             FaultKind::Disabled => {}
@@ -88,7 +89,7 @@ impl FaultCounts {
 /// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFault {
-    /// `trap`, `overrun`, `memory`, `nonsense`, `denied` or `stall`.
+    /// `trap`, `overrun`, `memory`, `nonsense` or `stall`.
     pub kind: &'static str,
     /// For people; for a trap, with its backtrace.
     pub message: String,
@@ -103,7 +104,6 @@ pub fn kind_name(kind: FaultKind) -> &'static str {
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
-        FaultKind::Denied => "denied",
         FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }

@@ -39,13 +39,14 @@ fn deciding_does_not_allocate() {
         let mut asked = launch(1);
         let mut decide = |high_clients| {
             asked.high_clients = high_clients;
-            asked.high_quiet_ns = 5;
+            asked.high_idle_ns = 5;
             bench.policy.decide(&asked, &mut bench.context)
         };
         decide(0).unwrap();
         let before = ALLOCATIONS.get();
         for round in 0..1_000 {
             let decision = decide(round % 2);
+            let decision = decision.map(|answer| answer.decision);
             assert!(matches!(decision, Ok(Decision::Run(_) | Decision::Hold(_))));
         }
         assert_eq!(ALLOCATIONS.get() - before, 0, "{name} allocates");

@@ -5,8 +5,8 @@ mod common;
 use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
 use sha2::{Digest, Sha256};
 use tally_engine::policy::{
-    COMMANDS_MAX, Class, Command, Completion, Context, Decision, Event, Form, Policy, Sharing,
-    launch_flags,
+    Answer, COMMANDS_MAX, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
+    HOLD_UNTIL_CHANGE, Policy, SharingMode, Subscriptions, Usage, launch_state,
 };
 use tally_engine::profile::KernelKey;
 use tally_wasm_host::Limits;
@@ -15,36 +15,51 @@ use tally_wasm_host::Limits;
 fn every_decision_arrives() {
     let mut bench = Bench::new(chaos());
     assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
-    assert_eq!(bench.decide(kernel::SLICE_7), Ok(Decision::Slice(7)));
-    assert_eq!(bench.decide(kernel::PARTITION_8), Ok(Decision::Partition(8)));
+    assert_eq!(bench.decide(kernel::SLICED_7), Ok(Decision::Sliced(7)));
+    assert_eq!(bench.decide(kernel::SM_LIMITED_8), Ok(Decision::SmLimited(8)));
     assert_eq!(bench.decide(kernel::PREEMPTIBLE), Ok(Decision::Preemptible));
     assert_eq!(bench.decide(kernel::COMMANDS), Ok(Decision::Run(9)));
+    assert_eq!(bench.decide(kernel::HOLD_UNTIL_COMPLETION_9), Ok(Decision::HoldUntilCompletion(9)));
+}
+
+#[test]
+fn reasons_arrive_with_their_texts_and_are_counted() {
+    let mut bench = Bench::new(chaos_with(limits(), "reasons").unwrap());
+    let answer = bench.policy.decide(&launch(kernel::REASON_9), &mut bench.context).unwrap();
+    assert_eq!(answer, Answer { decision: Decision::Hold(5), reason: 9 });
+    bench.decide(kernel::REASON_9).unwrap();
+    bench.decide(kernel::GOOD).unwrap();
+    let reasons = bench.policy.status().reasons;
+    let of = |reason: &tally_wasm_host::ReasonStatus| {
+        (reason.reason, reason.text.clone(), reason.decisions)
+    };
+    assert_eq!(reasons.iter().map(of).collect::<Vec<_>>(), [(9, "because it can".into(), 2)]);
 }
 
 #[test]
 fn every_field_of_a_launch_arrives() {
     let mut asked = launch(kernel::ECHO);
-    for bit in 0..8 {
-        asked.flags = 1 << bit;
-        asked.class = if bit % 2 == 0 { Class::High } else { Class::BestEffort };
+    for bit in 0..5 {
+        asked.state = 1 << bit;
+        asked.offered = 1 << (bit % 4);
         asked.now_ns = 1 << (40 + bit);
         (asked.client, asked.grid_blocks, asked.block_threads) = (2, 3 << 33, 4);
         (asked.shared_bytes, asked.predicted_ns, asked.waited_ns) = (5, 6, 7);
-        (asked.in_flight_ns, asked.high_quiet_ns, asked.high_clients) = (8, u64::MAX - 9, 10);
+        (asked.in_flight_ns, asked.high_idle_ns, asked.high_clients) = (8, u64::MAX - 9, 10);
         (asked.waiting_clients, asked.stream, asked.sm_count) = (11, 12, 13);
         let fields = [
             asked.now_ns,
             asked.client.into(),
-            u64::from(asked.class == Class::High),
             asked.kernel.into(),
-            asked.flags.into(),
+            u64::from(asked.class == Class::High) | u64::from(asked.state) << 1,
+            asked.offered.into(),
             asked.grid_blocks,
             asked.block_threads.into(),
             asked.shared_bytes.into(),
             asked.predicted_ns,
             asked.waited_ns,
             asked.in_flight_ns,
-            asked.high_quiet_ns,
+            asked.high_idle_ns,
             asked.high_clients.into(),
             asked.waiting_clients.into(),
             asked.stream.into(),
@@ -52,7 +67,7 @@ fn every_field_of_a_launch_arrives() {
         ];
         let echo = fields.iter().fold(0_u64, |all, &f| all.wrapping_mul(31).wrapping_add(f));
         let mut bench = Bench::new(chaos());
-        let answer = bench.policy.decide(&asked, &mut bench.context);
+        let answer = bench.ask(&asked);
         assert_eq!(answer, Ok(Decision::Hold(echo % 1_000_000_000)));
     }
 }
@@ -60,9 +75,9 @@ fn every_field_of_a_launch_arrives() {
 #[test]
 fn how_the_gpu_is_shared_arrives() {
     let mut bench = Bench::new(chaos());
-    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(1)));
-    bench.context.world.sharing = Sharing::TimeSliced;
-    assert_eq!(bench.decide(kernel::RESIDENCY), Ok(Decision::Hold(2)));
+    assert_eq!(bench.decide(kernel::SHARING), Ok(Decision::Hold(1)));
+    bench.context.world.sharing = SharingMode::TimeSliced;
+    assert_eq!(bench.decide(kernel::SHARING), Ok(Decision::Hold(2)));
 }
 
 #[test]
@@ -103,24 +118,24 @@ fn events_arrive() {
     let mut bench = Bench::new(chaos());
     bench.join(4, Class::High).unwrap();
     bench.join(2, Class::BestEffort).unwrap();
-    bench.tell(Event::ClientLeft(4)).unwrap();
-    bench.tell(Event::HighBusy).unwrap();
-    bench.tell(Event::HighIdle).unwrap();
+    bench.tell(Event::Left(4)).unwrap();
+    bench.policy.on_event(100, &Event::HighStarted, &mut bench.context).unwrap();
+    bench.policy.on_event(1_000, &Event::HighEnded, &mut bench.context).unwrap();
     bench.tell(Event::Timer(0)).unwrap();
-    for form in [Form::Whole, Form::Sliced, Form::Preemptible, Form::Partitioned] {
+    for form in [Form::Whole, Form::Sliced, Form::Preemptible, Form::SmLimited] {
         let done = Completion {
             client: 2,
             kernel: 1,
             form,
             argument: 0,
             predicted_ns: 3,
-            measured_ns: Some(900),
-            charged_ns: 1_000,
+            measured_ns: Some(1_000_000),
+            charged_ns: 10_000_000,
         };
-        bench.tell(Event::KernelDone(done)).unwrap();
+        bench.tell(Event::Completed(done)).unwrap();
     }
     assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(42)));
-    assert_eq!(bench.decide(kernel::DONE), Ok(Decision::Hold(4_001)));
+    assert_eq!(bench.decide(kernel::DONE), Ok(Decision::Hold(4 * 101_000_000 + 6 + 1 + 10_100)));
     assert_eq!(bench.policy.status().events, 10);
 }
 
@@ -130,13 +145,38 @@ fn the_world_can_be_read() {
     let key = KernelKey { name: "gemm".into(), image: 5, grid: [6, 1, 1], block: [32, 1, 1] };
     let id = bench.context.world.profiles.intern(&key).unwrap();
     assert_eq!(id, 0);
-    bench.context.world.profiles.record(id, 1_234);
-    let mut info = client(1, Class::BestEffort);
-    info.labels.push(("slo".into(), "5ms".into()));
-    bench.context.world.clients.insert(1, info);
-    assert_eq!(bench.decide(kernel::MEAN_NS), Ok(Decision::Hold(1_234)));
-    let described = "client-1".len() + 100 + "gemm".len() * 1_000 + 10_000 + 600_000;
-    assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described as u64)));
+    for ns in [3_000, 1_000, 2_000] {
+        bench.context.world.profiles.record(id, ns);
+    }
+    assert_eq!(bench.decide(kernel::MEAN_NS), Ok(Decision::Hold(2_000)));
+    let mut heavy = client(2, Class::BestEffort);
+    heavy.labels.push(("weight".into(), "7".into()));
+    bench.context.world.clients.insert(2, heavy.into());
+    let mut view = ClientView::from(client(1, Class::High));
+    view.usage = Usage {
+        waiting_since_ns: 4,
+        in_flight: 3,
+        in_flight_ns: 1_000,
+        measured_ns: 7_000_000,
+        charged_ns: 9_000_000,
+    };
+    bench.context.world.clients.insert(1, view);
+    let profile = 30_000 + 600_000 + 2_000 + 3_000 + 2_000;
+    let described = 1 + 100 + 7 + 200 + profile;
+    assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described)));
+    let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4;
+    assert_eq!(bench.decide(kernel::USED), Ok(Decision::Hold(used)));
+}
+
+#[test]
+fn what_a_component_exports_and_imports_says_what_it_is_told() {
+    assert_eq!(chaos().subscriptions(), Subscriptions::ALL);
+    assert_eq!(policy("tally-priority", "").subscriptions(), Subscriptions::MEMBERSHIP);
+    let mut fifo = Bench::new(policy("fifo", ""));
+    let before = fifo.policy.status().events;
+    fifo.tell(Event::Timer(2)).unwrap();
+    fifo.tell(Event::HighStarted).unwrap();
+    assert_eq!(fifo.policy.status().events, before, "not subscribed to");
 }
 
 #[test]
@@ -159,7 +199,7 @@ fn log_lines_are_bounded_and_counted() {
     assert_eq!(bench.policy.status().log_dropped, 100 - 64);
     let mut later = launch(kernel::LOG);
     later.now_ns += 1_000_000_000;
-    bench.policy.decide(&later, &mut bench.context).unwrap();
+    bench.ask(&later).unwrap();
     assert_eq!(bench.policy.status().log_dropped, 2 * (100 - 64));
 }
 
@@ -181,16 +221,16 @@ fn the_status_says_which_file_it_is() {
 #[test]
 fn fifo_runs_everything() {
     let mut bench = Bench::new(policy("fifo", ""));
-    for flags in [0, launch_flags::HIGH_BUSY, u32::MAX] {
-        let launch = tally_engine::policy::Launch { flags, ..launch(1) };
-        assert_eq!(bench.policy.decide(&launch, &mut bench.context), Ok(Decision::Run(0)));
+    for state in [0, launch_state::HIGH_ACTIVE, u32::MAX] {
+        let launch = tally_engine::policy::Launch { state, offered: u32::MAX, ..launch(1) };
+        assert_eq!(bench.ask(&launch), Ok(Decision::Run(0)));
     }
     assert_eq!(bench.policy.status().counters["decided"], 3);
 }
 
 #[test]
 fn tally_priority_keeps_its_rule_as_a_component() {
-    let mut bench = Bench::new(policy("tally-priority", "quiet_us = 50\nwindow_us = 7"));
+    let mut bench = Bench::new(policy("tally-priority", "idle_gap_us = 50\nwindow_us = 7"));
     bench.join(1, Class::BestEffort).unwrap();
     assert_eq!(bench.decide(0), Ok(Decision::Run(1_000_000)));
     bench.commands();
@@ -200,16 +240,16 @@ fn tally_priority_keeps_its_rule_as_a_component() {
         [
             Command::SetWindow { client: 1, window_ns: 7_000 },
             Command::RevokeLease(1),
-            Command::SetAutoYield { client: 1, enabled: true, quiet_ns: 50_000 },
+            Command::SetAutoYield { client: 1, enabled: true, idle_ns: 50_000 },
         ]
     );
     let mut beside = launch(0);
-    (beside.high_clients, beside.high_quiet_ns) = (1, 20_000);
-    let answer = bench.policy.decide(&beside, &mut bench.context);
+    (beside.high_clients, beside.high_idle_ns) = (1, 20_000);
+    let answer = bench.ask(&beside);
     assert_eq!(answer, Ok(Decision::Hold(30_000)));
-    (beside.flags, beside.high_quiet_ns) = (launch_flags::HIGH_BUSY, 0);
-    let answer = bench.policy.decide(&beside, &mut bench.context);
-    assert_eq!(answer, Ok(Decision::Hold(1_000_000_000)));
+    (beside.state, beside.high_idle_ns) = (launch_state::HIGH_ACTIVE, 0);
+    let answer = bench.ask(&beside);
+    assert_eq!(answer, Ok(Decision::Hold(HOLD_UNTIL_CHANGE)));
 }
 
 /// The same inputs, the same decisions, commands and figures, faults included.
@@ -231,15 +271,16 @@ fn the_same_inputs_give_the_same_decisions() {
                 1 => format!("{:?}", bench.join(bits(8, 3), Class::BestEffort)),
                 2 => {
                     bench.context.world.clients.remove(&bits(8, 3));
-                    format!("{:?}", bench.tell(Event::ClientLeft(bits(8, 3))))
+                    format!("{:?}", bench.tell(Event::Left(bits(8, 3))))
                 }
                 _ => {
                     let mut launch = launch(bits(8, 5));
                     launch.now_ns = step * 1_000;
-                    launch.flags = bits(16, 8);
+                    launch.state = bits(16, 5);
+                    launch.offered = bits(21, 4);
                     launch.high_clients = bits(24, 1);
-                    launch.high_quiet_ns = bits(30, 18).into();
-                    format!("{:?}", bench.policy.decide(&launch, &mut bench.context))
+                    launch.high_idle_ns = bits(30, 18).into();
+                    format!("{:?}", bench.ask(&launch))
                 }
             };
             transcript += &format!("{line} {:?}\n", bench.commands());

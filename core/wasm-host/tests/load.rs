@@ -36,7 +36,7 @@ fn scheduler(imports: &str, functions: &[&str]) -> String {
             (core instance $i (instantiate $m))
             (func $f (canon lift (core func $i \"f\")))
             (instance $s {exports})
-            (export \"tally:policy/scheduler@0.1.2\" (instance $s)))"
+            (export \"tally:policy/scheduler@0.1.0\" (instance $s)))"
     )
 }
 
@@ -68,29 +68,31 @@ fn a_core_module_says_how_to_make_a_component() {
 #[test]
 fn a_component_of_another_world_names_what_is_missing() {
     let text = refused_wat("(component)");
-    says(&text, &["does not export `tally:policy/scheduler@0.1.2`", "exports nothing"]);
-    let text = refused_wat(&scheduler("", &["init", "on-event"]));
-    says(&text, &["scheduler@0.1.2#decide", "decide: func(launch: launch) -> decision;"]);
-    says(&text, &["it exports init, on-event"]);
-    let text = refused_wat(&scheduler("", &["init", "decide", "on-event"]));
-    says(&text, &["exports `tally:policy/scheduler@0.1.2#init` with another type"]);
+    says(&text, &["does not export `tally:policy/scheduler@0.1.0`", "exports nothing"]);
+    let text = refused_wat(&scheduler("", &["decide", "other"]));
+    says(&text, &["scheduler@0.1.0#init", "it exports decide, other"]);
+    let text = refused_wat(&scheduler("", &["init", "decide"]));
+    says(&text, &["exports `tally:policy/scheduler@0.1.0#init` with another type"]);
     says(&text, &["Expected `init: func(config: string) -> result<_, string>;`"]);
 }
 
 #[test]
 fn imports_that_nobody_provides_are_named() {
     let text = refused_wat("(component (import \"acme:gpu/clock@1.0.0\" (instance)))");
-    says(&text, &["imports `acme:gpu/clock@1.0.0`", "may import tally:policy/host@0.1.2"]);
-    let text = refused_wat("(component (import \"tally:policy/host@0.2.0\" (instance)))");
-    says(&text, &["imports `tally:policy/host@0.2.0`", "wit/policy.wit"]);
-    let text = refused_wat(
-        "(component (import \"tally:policy/host@0.1.2\" (instance (export \"reboot\" (func)))))",
+    says(
+        &text,
+        &["imports `acme:gpu/clock@1.0.0`", "it provides tally:policy/*@0.1.0 with types, log"],
     );
-    says(&text, &["imports `tally:policy/host@0.1.2#reboot`"]);
-    let import = "(import \"tally:policy/host@0.1.2\" (instance
+    let text = refused_wat("(component (import \"tally:policy/log@0.2.0\" (instance)))");
+    says(&text, &["imports `tally:policy/log@0.2.0`", "wit/policy.wit"]);
+    let text = refused_wat(
+        "(component (import \"tally:policy/log@0.1.0\" (instance (export \"reboot\" (func)))))",
+    );
+    says(&text, &["imports `tally:policy/log@0.1.0#reboot`"]);
+    let import = "(import \"tally:policy/control@0.1.0\" (instance
         (export \"revoke-lease\" (func (param \"client\" string)))))";
-    let text = refused_wat(&scheduler(import, &["init", "decide", "on-event"]));
-    says(&text, &["imports `tally:policy/host@0.1.2#revoke-lease` with another type"]);
+    let text = refused_wat(&scheduler(import, &["init", "decide"]));
+    says(&text, &["imports `tally:policy/control@0.1.0#revoke-lease` with another type"]);
     says(&text, &["Expected `revoke-lease: func(client: client-id);`"]);
 }
 
@@ -134,9 +136,9 @@ fn features_and_sizes_that_policies_do_not_get() {
 #[test]
 fn a_policy_refuses_its_configuration_in_its_own_words() {
     let host = host(Limits::default());
-    let error = host.load_file(&guest("policies", "tally-priority"), "quiet_us = -1");
+    let error = host.load_file(&guest("policies", "tally-priority"), "idle_gap_us = -1");
     let error = error.err().unwrap().to_string();
-    says(&error, &["tally-priority.wasm: refuses its configuration", "quiet_us = -1", "0 to"]);
+    says(&error, &["tally-priority.wasm: refuses its configuration", "idle_gap_us = -1", "0 to"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 use tally_sdk::host::{self, Counter};
-use tally_sdk::{Decision, Event, Launch, Level, Policy};
+use tally_sdk::{Answer, Client, ClientId, Decision, Launch, Level, Membership, Policy};
 
 /// What the policy keeps from one call to the next. There is no other memory,
 /// no clock, no file: the core passes in all there is to know.
@@ -24,41 +24,44 @@ impl Policy for Fifo {
         Ok(Fifo { decided: Counter::new("decided") })
     }
 
-    /// Called for every launch of a best-effort client; those of high-priority
-    /// clients have a standing grant and are not asked about.
-    fn decide(&mut self, _launch: &Launch) -> Decision {
+    /// Called for every launch of a best-effort client; high-priority clients are
+    /// ungated and not asked about.
+    fn decide(&mut self, _launch: &Launch) -> Answer {
         self.decided.add(1);
         // Run it whole, and ask again for the next one. `Run(100)` would let the
         // next hundred launches of this client go without asking: a lease.
-        Decision::Run(0)
-        // The other answers: `Hold(ns)`, `Slice(blocks)`, `Preemptible`,
-        // `Partition(sms)`.
-    }
-
-    /// Called when something happens. Optional: without it nothing is missed here.
-    fn on_event(&mut self, _now_ns: u64, event: &Event) {
-        if let Event::ClientJoined(client) = event {
-            // Its name is empty unless `client-identity` was granted.
-            let (id, name, class) = (client.id, &client.name, client.class);
-            host::log(Level::Info, &format!("client {id} {name} joined as {class:?}"));
-        }
+        Decision::Run(0).into()
+        // The other decisions: `Hold(ns)`, `Sliced(blocks)`, `Preemptible`,
+        // `SmLimited(sms)`. `because(1)` in place of `into()` would add a reason.
     }
 }
 
-// Makes `Fifo` the policy of this component.
-tally_sdk::export!(Fifo);
+/// What it is told of: clients that come and go.
+impl Membership for Fifo {
+    fn joined(&mut self, _now_ns: u64, client: &Client) {
+        // Its name would need the capability `identity`.
+        let (id, class) = (client.id, client.class);
+        host::log(Level::Info, &format!("client {id} joined as {class:?}"));
+    }
+
+    fn left(&mut self, _now_ns: u64, _client: ClientId) {}
+}
+
+// Makes `Fifo` the policy of this component, and has it told of clients.
+tally_sdk::export!(Fifo: membership);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tally_sdk::testing::{Call, calls, client, launch};
-    use tally_sdk::{LaunchFlags, PriorityClass};
+    use tally_sdk::{FormsOffered, LaunchState, PriorityClass};
 
     #[test]
     fn everything_runs() {
         let mut fifo = Fifo::init("").unwrap();
-        for flags in [LaunchFlags::empty(), LaunchFlags::HIGH_BUSY, LaunchFlags::all()] {
-            assert_eq!(fifo.decide(&Launch { flags, ..launch() }), Decision::Run(0));
+        for state in [LaunchState::empty(), LaunchState::HIGH_ACTIVE, LaunchState::all()] {
+            let launch = Launch { state, offered: FormsOffered::all(), ..launch() };
+            assert_eq!(fifo.decide(&launch), Decision::Run(0));
         }
         assert_eq!(calls().len(), 3);
     }
@@ -71,7 +74,7 @@ mod tests {
     #[test]
     fn joining_is_logged() {
         let mut fifo = Fifo::init("").unwrap();
-        fifo.on_event(0, &Event::ClientJoined(client(1, PriorityClass::High)));
+        fifo.joined(0, &client(1, PriorityClass::High));
         assert!(matches!(&calls()[..], [Call::Log { level: Level::Info, .. }]));
     }
 }

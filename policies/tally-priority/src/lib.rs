@@ -1,70 +1,83 @@
-//! High priority at once, best effort while there is none, in the form that gives way
-//! soonest at least cost: Tally's scheduler (ASPLOS 2025, section 4).
+//! High priority at once, best effort while there is none, in the form that yields soonest at least cost: Tally's
+//! scheduler (ASPLOS 2025, section 4).
 //!
-//! - A high-priority launch runs at once. (It has a standing grant; the policy is
-//!   not even asked.)
-//! - A best-effort launch runs once high priority has been quiet for `quiet_us`.
-//!   Until then it is held: while high priority is busy until that changes, after
-//!   it for exactly the rest of the quiet time.
-//! - What is under way when high priority returns gives way if it can: the core sees
-//!   to that (`set-auto-yield`). So each kernel longer than `turnaround_ns_max` runs
-//!   cut, in the form that was measured to be best for it.
-//! - At most `window_us` of a best-effort client's kernels are under way, for
-//!   that is what a high-priority launch may have to wait behind.
-//! - Where contexts take turns (`host.residency`) the hardware interrupts best-effort kernels:
-//!   nothing is cut, and best effort goes on as soon as high priority is idle ([`settings`]).
-//! - Without a high-priority client there is nothing to protect: long leases, no
-//!   window and no cutting, so that a lone program pays nothing. All end when one
-//!   joins. While one is connected kernels are cut however long it has been idle:
-//!   its next request comes unannounced, and a kernel that started whole stays whole.
+//! ```text
+//! decide(launch):
+//!     if launch is high priority:                            run
+//!     if a high-priority client is connected:
+//!         if high-priority work is active:                   hold until that changes
+//!         if it has been idle for less than idle_gap:        hold for the rest of the gap
+//!     if it is another best-effort client's turn:            hold                        (time-sliced)
+//!     if no high-priority client is connected:               run, with a long lease
+//!     run as form(kernel)                                                                (concurrent)
+//!
+//! form(kernel):
+//!     if its predicted time is within the turnaround bound:  whole
+//!     candidates := whole, preemptible, sliced in 2 or 3 sizes, SM-limited
+//!     for each: its time and its turnaround, measured, or estimated until then
+//!     of those that keep the bound, within the slowdown limit: the fastest
+//!     else of those near the least turnaround:               the fastest
+//!     but for a small share of launches: a form that would win if it were as fast as the whole kernel
+//! ```
+//!
+//! The core does two things by itself, because a call would come too late. Sliced and preemptible launches yield when
+//! high-priority work appears, and go on after the idle gap (`set-auto-yield`). At most `window` of a best-effort
+//! client's kernels are under way at once: that is what a high-priority launch may have to wait behind.
+//!
+//! How clients share the GPU decides which half is in use. Where kernels run at once (`concurrent`), forms keep
+//! kernels short. Where contexts take turns (`time-sliced`), the hardware interrupts kernels anyway: they run whole,
+//! and best-effort clients take turns of some milliseconds.
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`rule`] | when a launch may start |
-//! | [`turns`] | whose turn it is, among best-effort clients where contexts take turns |
-//! | [`forms`] | in which form: the way of a launch through the modules below |
-//! | [`candidates`] | the forms of a kernel, and what each should cost |
-//! | [`choose`] | the best of them |
-//! | [`learn`] | what was measured, and what to try next |
-//! | [`share`], [`table`] | how much is tried and remembered |
-//! | [`graph`] | CUDA graphs |
-//! | [`saved`] | what outlives a reload |
-//! | [`settings`], [`metrics`] | what goes in, what is shown |
+//! | [`settings`] | the constants, with defaults for each sharing mode |
+//! | [`time_sliced`] | whose turn it is |
+//! | [`concurrent`] | the form of each launch |
+//! | [`candidates`](concurrent::candidates), [`choose`](concurrent::choose) | which forms there are, and the best of them |
+//! | [`profiler`](concurrent::profiler) | what was measured, and what to try next |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
-mod candidates;
-mod choice;
-mod choose;
-mod forms;
-mod graph;
-mod learn;
-mod metrics;
-mod rule;
-mod saved;
+mod concurrent;
 mod settings;
-mod share;
-mod table;
-mod turns;
+mod time_sliced;
 
-use forms::Forms;
-use rule::Admission;
+use concurrent::Forms;
 use settings::{Configured, Settings};
-use tally_sdk::host;
 use tally_sdk::{
-    ClientId, ClientInfo, Decision, Event, Launch, Level, Policy, PriorityClass, Saved, Sharing,
-    Stateful,
+    Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership, Policy,
+    PriorityClass, Saved, SharingMode, Stateful, WINDOW_OPEN, host,
 };
-use turns::Turns;
+use time_sliced::Turns;
 
-/// A window that holds nothing back.
-const WINDOW_NS_NONE: u64 = u64::MAX;
+/// Why a launch is decided as it is.
+mod reason {
+    pub const HIGH_ACTIVE: u8 = 1;
+    pub const IDLE_GAP: u8 = 2;
+    pub const NOT_ITS_TURN: u8 = 3;
+    pub const ALONE: u8 = 4;
+    pub const SHORT: u8 = 5;
+    pub const CHOSEN: u8 = 6;
+    pub const TRIED: u8 = 7;
+    pub const PREPARED: u8 = 8;
+
+    pub const TEXTS: [(u8, &str); 8] = [
+        (HIGH_ACTIVE, "high-priority work is active"),
+        (IDLE_GAP, "the idle gap after high-priority work"),
+        (NOT_ITS_TURN, "another best-effort client's turn"),
+        (ALONE, "no high-priority client is connected"),
+        (SHORT, "no form other than whole is needed"),
+        (CHOSEN, "the best form of this kernel"),
+        (TRIED, "to measure this form"),
+        (PREPARED, "to have this kernel transformed"),
+    ];
+}
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
     configured: Configured,
-    /// Of how the GPU is shared, once that is known: see [`Priority::adapt`].
+    /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
     turns: Turns,
     forms: Forms,
@@ -75,70 +88,62 @@ pub struct Priority {
 impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
         let configured = Configured::read(config)?;
-        let settings = configured.settings(Sharing::Concurrent);
+        let settings = configured.settings(SharingMode::Concurrent);
         host::log(Level::Info, &settings.to_string());
-        let forms = Forms::new(settings);
-        let turns = Turns::new(settings.turn_ns);
+        for (number, text) in reason::TEXTS {
+            host::define_reason(number, text);
+        }
+        let (turns, forms) = (Turns::new(settings.turn_ns), Forms::new(settings));
         let (high, best_effort) = (Vec::new(), Vec::new());
         Ok(Priority { configured, settings, turns, forms, high, best_effort })
     }
 
-    fn decide(&mut self, launch: &Launch) -> Decision {
-        let admission = rule::admit(launch, &self.settings);
-        match admission {
-            Admission::Wait(ns) => return Decision::Hold(ns),
-            Admission::Now if launch.is_high() => return Decision::Run(0),
-            Admission::Alone | Admission::Now => {}
+    fn decide(&mut self, launch: &Launch) -> Answer {
+        if launch.is_high() {
+            return Decision::Run(0).into();
         }
-        let takes_turns = self.take_turns();
+        let is_alone = launch.high_clients == 0;
+        if !is_alone && launch.high_active() {
+            // Offered again when it ends; no need to ask in between.
+            return Decision::Hold(HOLD_UNTIL_CHANGE).because(reason::HIGH_ACTIVE);
+        }
+        // Between the kernels of one request high priority is idle for some tens of
+        // microseconds. Started there, a kernel would be in the way of the next.
+        let rest_ns = self.settings.idle_gap_ns.saturating_sub(launch.high_idle_ns);
+        if !is_alone && rest_ns > 0 {
+            return Decision::Hold(rest_ns).because(reason::IDLE_GAP);
+        }
+        let takes_turns = self.takes_turns();
         if takes_turns && let wait_ns @ 1.. = self.turns.wait_ns(launch) {
-            return Decision::Hold(wait_ns);
+            return Decision::Hold(wait_ns).because(reason::NOT_ITS_TURN);
         }
-        match admission {
-            Admission::Alone if takes_turns => Decision::Run(0),
-            Admission::Alone => Decision::Run(self.settings.lease_launches),
-            _ => self.forms.decide(launch),
+        if is_alone {
+            let lease = if takes_turns { 0 } else { self.settings.lease_launches };
+            return Decision::Run(lease).because(reason::ALONE);
         }
-    }
-
-    fn on_event(&mut self, _now_ns: u64, event: &Event) {
-        match event {
-            Event::ClientJoined(client) => self.joined(client),
-            Event::ClientLeft(client) => self.left(*client),
-            // Not subscribed to: every launch says how quiet it is.
-            Event::HighBusy | Event::HighIdle | Event::KernelDone(_) | Event::Timer(_) => {}
-        }
-        self.forms.hand_over();
+        self.forms.decide(launch)
     }
 }
 
-impl Priority {
-    /// The core says how the GPU is shared once it has clients.
-    fn adapt(&mut self) {
-        if self.high.is_empty() && self.best_effort.is_empty() {
-            let settings = self.configured.settings(host::residency());
-            if settings != self.settings {
-                host::log(Level::Info, &settings.to_string());
-            }
-            self.settings = settings;
-            self.turns = Turns::new(self.settings.turn_ns);
-            self.forms.configure(self.settings);
-        }
-    }
-
-    fn joined(&mut self, client: &ClientInfo) {
+impl Membership for Priority {
+    fn joined(&mut self, _now_ns: u64, client: &Client) {
         self.adapt();
         match client.class {
             PriorityClass::High => {
                 self.high.push(client.id);
+                // The first one: take back what was given freely.
                 if self.high.len() == 1 {
-                    self.protect();
+                    for &id in &self.best_effort {
+                        host::set_window(id, self.window_ns());
+                        host::revoke_lease(id);
+                        self.set_yielding(id, true);
+                    }
                 }
             }
             PriorityClass::BestEffort => {
                 self.best_effort.push(client.id);
                 host::set_window(client.id, self.window_ns());
-                if self.take_turns() {
+                if self.takes_turns() {
                     // The others, too: what was given freely is taken back.
                     for &id in self.best_effort.iter().filter(|&&id| id != client.id) {
                         host::set_window(id, self.window_ns());
@@ -146,17 +151,18 @@ impl Priority {
                     }
                 }
                 if !self.high.is_empty() {
-                    self.set_giving_way(client.id, true);
+                    self.set_yielding(client.id, true);
                 }
             }
         }
+        self.forms.hand_over();
     }
 
-    fn left(&mut self, client: ClientId) {
-        let took_turns = self.take_turns();
+    fn left(&mut self, _now_ns: u64, client: ClientId) {
+        let took_turns = self.takes_turns();
         self.best_effort.retain(|&id| id != client);
         self.turns.left(client);
-        if took_turns && !self.take_turns() {
+        if took_turns && !self.takes_turns() {
             for &id in &self.best_effort {
                 host::set_window(id, self.window_ns());
             }
@@ -166,41 +172,46 @@ impl Priority {
         if before > 0 && self.high.is_empty() {
             for &id in &self.best_effort {
                 host::set_window(id, self.window_ns());
-                self.set_giving_way(id, false);
+                self.set_yielding(id, false);
             }
         }
+        self.forms.hand_over();
     }
+}
 
-    /// The first high-priority client is here: take back what was given freely.
-    fn protect(&self) {
-        for &id in &self.best_effort {
-            host::set_window(id, self.window_ns());
-            host::revoke_lease(id);
-            self.set_giving_way(id, true);
+impl Priority {
+    /// The core says how the GPU is shared once it has clients.
+    fn adapt(&mut self) {
+        if self.high.is_empty() && self.best_effort.is_empty() {
+            let settings = self.configured.settings(host::sharing_mode());
+            if settings != self.settings {
+                host::log(Level::Info, &settings.to_string());
+            }
+            self.settings = settings;
+            self.turns = Turns::new(settings.turn_ns);
+            self.forms.configure(settings);
         }
     }
 
-    /// Have the core stop a client's cut launches while high-priority work runs, by
-    /// itself: a call to say so would come too late.
-    fn set_giving_way(&self, client: ClientId, on: bool) {
-        if self.settings.cut {
-            host::set_auto_yield(client, on, if on { self.settings.quiet_ns } else { 0 });
+    fn set_yielding(&self, client: ClientId, on: bool) {
+        if self.settings.forms {
+            host::set_auto_yield(client, on, if on { self.settings.idle_gap_ns } else { 0 });
         }
     }
 
     /// Several best-effort clients, of which one launches at a time.
-    fn take_turns(&self) -> bool {
+    fn takes_turns(&self) -> bool {
         self.settings.turn_ns > 0 && self.best_effort.len() > 1
     }
 
     fn window_ns(&self) -> u64 {
-        let window_ns = if self.high.is_empty() { WINDOW_NS_NONE } else { self.settings.window_ns };
-        if self.take_turns() { window_ns.min(self.turns.window_ns()) } else { window_ns }
+        let window_ns = if self.high.is_empty() { WINDOW_OPEN } else { self.settings.window_ns };
+        if self.takes_turns() { window_ns.min(self.turns.window_ns()) } else { window_ns }
     }
 }
 
 /// The constants come from the configuration and the clients from the core: what
-/// outlives a reload is what was learnt of kernels.
+/// outlives a reload is what was measured of kernels.
 impl Stateful for Priority {
     fn snapshot(&self) -> Saved {
         self.forms.snapshot()
@@ -211,7 +222,7 @@ impl Stateful for Priority {
     }
 }
 
-tally_sdk::export!(Priority, stateful);
+tally_sdk::export!(Priority: membership, state);
 
 #[cfg(test)]
 mod tests;

@@ -3,62 +3,88 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Imported Functions from `tally:policy/host@0.1.2`
+// Imported Functions from `tally:policy/identity@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("log")))
-extern void __wasm_import_tally_policy_host_log(int32_t, uint8_t *, size_t);
+__attribute__((__import_module__("tally:policy/identity@0.1.0"), __import_name__("get")))
+extern void __wasm_import_tally_policy_identity_get(int32_t, uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter")))
-extern int32_t __wasm_import_tally_policy_host_counter(uint8_t *, size_t);
+// Imported Functions from `tally:policy/kernel-identity@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("counter-add")))
-extern void __wasm_import_tally_policy_host_counter_add(int32_t, int64_t);
+__attribute__((__import_module__("tally:policy/kernel-identity@0.1.0"), __import_name__("get")))
+extern void __wasm_import_tally_policy_kernel_identity_get(int32_t, uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge")))
-extern int32_t __wasm_import_tally_policy_host_gauge(uint8_t *, size_t);
+// Imported Functions from `tally:policy/high-priority@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("gauge-set")))
-extern void __wasm_import_tally_policy_host_gauge_set(int32_t, int64_t);
+__attribute__((__import_module__("tally:policy/high-priority@0.1.0"), __import_name__("set-ungated")))
+extern void __wasm_import_tally_policy_high_priority_set_ungated(int32_t, int32_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("clients")))
-extern void __wasm_import_tally_policy_host_clients(uint8_t *);
+// Imported Functions from `tally:policy/log@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("client")))
-extern void __wasm_import_tally_policy_host_client(int32_t, uint8_t *);
+__attribute__((__import_module__("tally:policy/log@0.1.0"), __import_name__("write")))
+extern void __wasm_import_tally_policy_log_write(int32_t, uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-profile")))
-extern void __wasm_import_tally_policy_host_kernel_profile(int32_t, uint8_t *);
+// Imported Functions from `tally:policy/metrics@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("kernel-mean-ns")))
-extern int64_t __wasm_import_tally_policy_host_kernel_mean_ns(int32_t);
+__attribute__((__import_module__("tally:policy/metrics@0.1.0"), __import_name__("counter")))
+extern int32_t __wasm_import_tally_policy_metrics_counter(uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("subscribe")))
-extern void __wasm_import_tally_policy_host_subscribe(int32_t);
+__attribute__((__import_module__("tally:policy/metrics@0.1.0"), __import_name__("counter-add")))
+extern void __wasm_import_tally_policy_metrics_counter_add(int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-timer")))
-extern void __wasm_import_tally_policy_host_set_timer(int64_t, int64_t);
+__attribute__((__import_module__("tally:policy/metrics@0.1.0"), __import_name__("gauge")))
+extern int32_t __wasm_import_tally_policy_metrics_gauge(uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-window")))
-extern void __wasm_import_tally_policy_host_set_window(int32_t, int64_t);
+__attribute__((__import_module__("tally:policy/metrics@0.1.0"), __import_name__("gauge-set")))
+extern void __wasm_import_tally_policy_metrics_gauge_set(int32_t, int64_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("revoke-lease")))
-extern void __wasm_import_tally_policy_host_revoke_lease(int32_t);
+// Imported Functions from `tally:policy/reasons@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-yield")))
-extern void __wasm_import_tally_policy_host_set_yield(int32_t, int32_t);
+__attribute__((__import_module__("tally:policy/reasons@0.1.0"), __import_name__("define")))
+extern void __wasm_import_tally_policy_reasons_define(int32_t, uint8_t *, size_t);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-auto-yield")))
-extern void __wasm_import_tally_policy_host_set_auto_yield(int32_t, int32_t, int64_t);
+// Imported Functions from `tally:policy/clients@0.1.0`
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("set-standing-grant")))
-extern void __wasm_import_tally_policy_host_set_standing_grant(int32_t, int32_t);
+__attribute__((__import_module__("tally:policy/clients@0.1.0"), __import_name__("all")))
+extern void __wasm_import_tally_policy_clients_all(uint8_t *);
 
-__attribute__((__import_module__("tally:policy/host@0.1.2"), __import_name__("residency")))
-extern int32_t __wasm_import_tally_policy_host_residency(void);
+__attribute__((__import_module__("tally:policy/clients@0.1.0"), __import_name__("get")))
+extern void __wasm_import_tally_policy_clients_get(int32_t, uint8_t *);
 
-// Exported Functions from `tally:policy/scheduler@0.1.2`
+// Imported Functions from `tally:policy/kernels@0.1.0`
 
-__attribute__((__weak__, __export_name__("cabi_post_tally:policy/scheduler@0.1.2#init")))
+__attribute__((__import_module__("tally:policy/kernels@0.1.0"), __import_name__("profile")))
+extern void __wasm_import_tally_policy_kernels_profile(int32_t, uint8_t *);
+
+__attribute__((__import_module__("tally:policy/kernels@0.1.0"), __import_name__("mean-ns")))
+extern int64_t __wasm_import_tally_policy_kernels_mean_ns(int32_t);
+
+// Imported Functions from `tally:policy/control@0.1.0`
+
+__attribute__((__import_module__("tally:policy/control@0.1.0"), __import_name__("set-window")))
+extern void __wasm_import_tally_policy_control_set_window(int32_t, int64_t);
+
+__attribute__((__import_module__("tally:policy/control@0.1.0"), __import_name__("revoke-lease")))
+extern void __wasm_import_tally_policy_control_revoke_lease(int32_t);
+
+__attribute__((__import_module__("tally:policy/control@0.1.0"), __import_name__("set-yield")))
+extern void __wasm_import_tally_policy_control_set_yield(int32_t, int32_t);
+
+__attribute__((__import_module__("tally:policy/control@0.1.0"), __import_name__("set-auto-yield")))
+extern void __wasm_import_tally_policy_control_set_auto_yield(int32_t, int32_t, int64_t);
+
+// Imported Functions from `tally:policy/timers@0.1.0`
+
+__attribute__((__import_module__("tally:policy/timers@0.1.0"), __import_name__("set")))
+extern void __wasm_import_tally_policy_timers_set(int64_t, int64_t);
+
+// Imported Functions from `tally:policy/sharing@0.1.0`
+
+__attribute__((__import_module__("tally:policy/sharing@0.1.0"), __import_name__("mode")))
+extern int32_t __wasm_import_tally_policy_sharing_mode(void);
+
+// Exported Functions from `tally:policy/scheduler@0.1.0`
+
+__attribute__((__weak__, __export_name__("cabi_post_tally:policy/scheduler@0.1.0#init")))
 void __wasm_export_exports_tally_policy_scheduler_init_post_return(uint8_t * arg0) {
   switch ((int32_t) (int32_t) *((uint8_t*) (arg0 + 0))) {
     case 0: {
@@ -74,7 +100,6 @@ void __wasm_export_exports_tally_policy_scheduler_init_post_return(uint8_t * arg
 }
 
 
-
 // Canonical ABI intrinsics
 
 __attribute__((__weak__, __export_name__("cabi_realloc")))
@@ -87,38 +112,9 @@ void *cabi_realloc(void *ptr, size_t old_size, size_t align, size_t new_size) {
 }
 
 __attribute__((__aligned__(8)))
-static uint8_t RET_AREA[(8+2*sizeof(void*))];
+static uint8_t RET_AREA[24];
 
 // Helper Functions
-
-void tally_policy_types_decision_free(tally_policy_types_decision_t *ptr) {
-  switch ((int32_t) ptr->tag) {
-    case 0: {
-      break;
-    }
-    case 1: {
-      break;
-    }
-    case 2: {
-      break;
-    }
-    case 4: {
-      break;
-    }
-  }
-}
-
-void tally_policy_types_cut_state_free(tally_policy_types_cut_state_t *ptr) {
-  switch ((int32_t) ptr->tag) {
-    case 3: {
-      break;
-    }
-    case 4: {
-      tally_string_free(&ptr->val.whole_only);
-      break;
-    }
-  }
-}
 
 void tally_tuple2_string_string_free(tally_tuple2_string_string_t *ptr) {
   tally_string_free(&ptr->f0);
@@ -136,37 +132,87 @@ void tally_list_tuple2_string_string_free(tally_list_tuple2_string_string_t *ptr
   }
 }
 
-void tally_policy_types_client_info_free(tally_policy_types_client_info_t *ptr) {
+void tally_policy_identity_client_identity_free(tally_policy_identity_client_identity_t *ptr) {
   tally_string_free(&ptr->name);
   tally_list_tuple2_string_string_free(&ptr->labels);
 }
 
-void tally_policy_types_list_form_profile_free(tally_policy_types_list_form_profile_t *ptr) {
+void tally_policy_identity_option_client_identity_free(tally_policy_identity_option_client_identity_t *ptr) {
+  if (ptr->is_some) {
+    tally_policy_identity_client_identity_free(&ptr->val);
+  }
+}
+
+void tally_policy_kernel_identity_kernel_name_free(tally_policy_kernel_identity_kernel_name_t *ptr) {
+  tally_string_free(&ptr->name);
+}
+
+void tally_policy_kernel_identity_option_kernel_name_free(tally_policy_kernel_identity_option_kernel_name_t *ptr) {
+  if (ptr->is_some) {
+    tally_policy_kernel_identity_kernel_name_free(&ptr->val);
+  }
+}
+
+void tally_policy_clients_list_client_state_free(tally_policy_clients_list_client_state_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    tally_policy_types_form_profile_t *list_ptr = ptr->ptr;
+    tally_policy_clients_client_state_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
     }
     free(list_ptr);
   }
 }
 
-void tally_policy_types_kernel_profile_free(tally_policy_types_kernel_profile_t *ptr) {
-  tally_string_free(&ptr->name);
-  tally_policy_types_cut_state_free(&ptr->cut);
-  tally_policy_types_list_form_profile_free(&ptr->forms);
+void tally_policy_clients_option_client_state_free(tally_policy_clients_option_client_state_t *ptr) {
+  if (ptr->is_some) {
+  }
 }
 
-void tally_policy_types_event_free(tally_policy_types_event_t *ptr) {
+void tally_policy_kernels_transformation_free(tally_policy_kernels_transformation_t *ptr) {
+  switch ((int32_t) ptr->tag) {
+    case 3: {
+      break;
+    }
+    case 4: {
+      tally_string_free(&ptr->val.whole_only);
+      break;
+    }
+  }
+}
+
+void tally_policy_kernels_list_form_profile_free(tally_policy_kernels_list_form_profile_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    tally_policy_kernels_form_profile_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+    }
+    free(list_ptr);
+  }
+}
+
+void tally_policy_kernels_kernel_profile_free(tally_policy_kernels_kernel_profile_t *ptr) {
+  tally_policy_kernels_transformation_free(&ptr->transformation);
+  tally_policy_kernels_list_form_profile_free(&ptr->forms);
+}
+
+void tally_policy_kernels_option_kernel_profile_free(tally_policy_kernels_option_kernel_profile_t *ptr) {
+  if (ptr->is_some) {
+    tally_policy_kernels_kernel_profile_free(&ptr->val);
+  }
+}
+
+void exports_tally_policy_scheduler_decision_free(exports_tally_policy_scheduler_decision_t *ptr) {
   switch ((int32_t) ptr->tag) {
     case 0: {
-      tally_policy_types_client_info_free(&ptr->val.client_joined);
       break;
     }
     case 1: {
       break;
     }
-    case 4: {
+    case 2: {
+      break;
+    }
+    case 3: {
       break;
     }
     case 5: {
@@ -175,42 +221,8 @@ void tally_policy_types_event_free(tally_policy_types_event_t *ptr) {
   }
 }
 
-void tally_policy_host_client_info_free(tally_policy_host_client_info_t *ptr) {
-  tally_policy_types_client_info_free(ptr);
-}
-
-void tally_policy_host_profile_free(tally_policy_host_profile_t *ptr) {
-  tally_policy_types_kernel_profile_free(ptr);
-}
-
-void tally_policy_host_list_client_id_free(tally_policy_host_list_client_id_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    tally_policy_host_client_id_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-    }
-    free(list_ptr);
-  }
-}
-
-void tally_policy_host_option_client_info_free(tally_policy_host_option_client_info_t *ptr) {
-  if (ptr->is_some) {
-    tally_policy_host_client_info_free(&ptr->val);
-  }
-}
-
-void tally_policy_host_option_profile_free(tally_policy_host_option_profile_t *ptr) {
-  if (ptr->is_some) {
-    tally_policy_host_profile_free(&ptr->val);
-  }
-}
-
-void exports_tally_policy_scheduler_decision_free(exports_tally_policy_scheduler_decision_t *ptr) {
-  tally_policy_types_decision_free(ptr);
-}
-
-void exports_tally_policy_scheduler_event_free(exports_tally_policy_scheduler_event_t *ptr) {
-  tally_policy_types_event_free(ptr);
+void exports_tally_policy_scheduler_answer_free(exports_tally_policy_scheduler_answer_t *ptr) {
+  exports_tally_policy_scheduler_decision_free(&ptr->decision);
 }
 
 void exports_tally_policy_scheduler_result_void_string_free(exports_tally_policy_scheduler_result_void_string_t *ptr) {
@@ -247,42 +259,12 @@ void tally_string_free(tally_string_t *ret) {
 
 // Component Adapters
 
-void tally_policy_host_log(tally_policy_host_level_t level, tally_string_t *message) {
-  __wasm_import_tally_policy_host_log((int32_t) level, (uint8_t *) (*message).ptr, (*message).len);
-}
-
-uint32_t tally_policy_host_counter(tally_string_t *name) {
-  int32_t ret = __wasm_import_tally_policy_host_counter((uint8_t *) (*name).ptr, (*name).len);
-  return (uint32_t) (ret);
-}
-
-void tally_policy_host_counter_add(uint32_t counter, uint64_t delta) {
-  __wasm_import_tally_policy_host_counter_add((int32_t) (counter), (int64_t) (delta));
-}
-
-uint32_t tally_policy_host_gauge(tally_string_t *name) {
-  int32_t ret = __wasm_import_tally_policy_host_gauge((uint8_t *) (*name).ptr, (*name).len);
-  return (uint32_t) (ret);
-}
-
-void tally_policy_host_gauge_set(uint32_t gauge, int64_t value) {
-  __wasm_import_tally_policy_host_gauge_set((int32_t) (gauge), value);
-}
-
-void tally_policy_host_clients(tally_policy_host_list_client_id_t *ret) {
+bool tally_policy_identity_get(tally_policy_identity_client_id_t client, tally_policy_identity_client_identity_t *ret) {
   __attribute__((__aligned__(sizeof(void*))))
-  uint8_t ret_area[(2*sizeof(void*))];
+  uint8_t ret_area[(5*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_policy_host_clients(ptr);
-  *ret = (tally_policy_host_list_client_id_t) { (tally_policy_host_client_id_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
-}
-
-bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_host_client_info_t *ret) {
-  __attribute__((__aligned__(sizeof(void*))))
-  uint8_t ret_area[(8+5*sizeof(void*))];
-  uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_policy_host_client((int32_t) (id), ptr);
-  tally_policy_host_option_client_info_t option;
+  __wasm_import_tally_policy_identity_get((int32_t) (client), ptr);
+  tally_policy_identity_option_client_identity_t option;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
       option.is_some = false;
@@ -290,11 +272,9 @@ bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_hos
     }
     case 1: {
       option.is_some = true;
-      option.val = (tally_policy_types_client_info_t) {
-        (tally_policy_types_client_id_t) (uint32_t) (*((int32_t*) (ptr + sizeof(void*)))),
-        (tally_policy_types_priority_class_t) (int32_t) *((uint8_t*) (ptr + (4+1*sizeof(void*)))),
-        (tally_string_t) (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (8+1*sizeof(void*))))), (*((size_t*) (ptr + (8+2*sizeof(void*))))) },
-        (tally_list_tuple2_string_string_t) (tally_list_tuple2_string_string_t) { (tally_tuple2_string_string_t*)(*((uint8_t **) (ptr + (8+3*sizeof(void*))))), (*((size_t*) (ptr + (8+4*sizeof(void*))))) },
+      option.val = (tally_policy_identity_client_identity_t) {
+        (tally_string_t) (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) },
+        (tally_list_tuple2_string_string_t) (tally_list_tuple2_string_string_t) { (tally_tuple2_string_string_t*)(*((uint8_t **) (ptr + (3*sizeof(void*))))), (*((size_t*) (ptr + (4*sizeof(void*))))) },
       };
       break;
     }
@@ -303,12 +283,12 @@ bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_hos
   return option.is_some;
 }
 
-bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tally_policy_host_profile_t *ret) {
+bool tally_policy_kernel_identity_get(tally_policy_kernel_identity_kernel_id_t kernel, tally_policy_kernel_identity_kernel_name_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[(72+6*sizeof(void*))];
+  uint8_t ret_area[(16+2*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_tally_policy_host_kernel_profile((int32_t) (kernel), ptr);
-  tally_policy_host_option_profile_t option;
+  __wasm_import_tally_policy_kernel_identity_get((int32_t) (kernel), ptr);
+  tally_policy_kernel_identity_option_kernel_name_t option;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
       option.is_some = false;
@@ -316,8 +296,100 @@ bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tall
     }
     case 1: {
       option.is_some = true;
-      tally_policy_types_cut_state_t variant;
-      variant.tag = (int32_t) *((uint8_t*) (ptr + (64+2*sizeof(void*))));
+      option.val = (tally_policy_kernel_identity_kernel_name_t) {
+        (tally_string_t) (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + 8))), (*((size_t*) (ptr + (8+1*sizeof(void*))))) },
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (8+2*sizeof(void*))))),
+      };
+      break;
+    }
+  }
+  *ret = option.val;
+  return option.is_some;
+}
+
+void tally_policy_high_priority_set_ungated(tally_policy_high_priority_client_id_t client, bool ungated) {
+  __wasm_import_tally_policy_high_priority_set_ungated((int32_t) (client), ungated);
+}
+
+void tally_policy_log_write(tally_policy_log_level_t level, tally_string_t *message) {
+  __wasm_import_tally_policy_log_write((int32_t) level, (uint8_t *) (*message).ptr, (*message).len);
+}
+
+uint32_t tally_policy_metrics_counter(tally_string_t *name) {
+  int32_t ret = __wasm_import_tally_policy_metrics_counter((uint8_t *) (*name).ptr, (*name).len);
+  return (uint32_t) (ret);
+}
+
+void tally_policy_metrics_counter_add(uint32_t counter, uint64_t delta) {
+  __wasm_import_tally_policy_metrics_counter_add((int32_t) (counter), (int64_t) (delta));
+}
+
+uint32_t tally_policy_metrics_gauge(tally_string_t *name) {
+  int32_t ret = __wasm_import_tally_policy_metrics_gauge((uint8_t *) (*name).ptr, (*name).len);
+  return (uint32_t) (ret);
+}
+
+void tally_policy_metrics_gauge_set(uint32_t gauge, int64_t value) {
+  __wasm_import_tally_policy_metrics_gauge_set((int32_t) (gauge), value);
+}
+
+void tally_policy_reasons_define(uint8_t reason, tally_string_t *text) {
+  __wasm_import_tally_policy_reasons_define((int32_t) (reason), (uint8_t *) (*text).ptr, (*text).len);
+}
+
+void tally_policy_clients_all(tally_policy_clients_list_client_state_t *ret) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(2*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_tally_policy_clients_all(ptr);
+  *ret = (tally_policy_clients_list_client_state_t) { (tally_policy_clients_client_state_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
+}
+
+bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret) {
+  __attribute__((__aligned__(8)))
+  uint8_t ret_area[64];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_tally_policy_clients_get((int32_t) (client), ptr);
+  tally_policy_clients_option_client_state_t option;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      option.is_some = false;
+      break;
+    }
+    case 1: {
+      option.is_some = true;
+      option.val = (tally_policy_clients_client_state_t) {
+        (tally_policy_clients_client_id_t) (uint32_t) (*((int32_t*) (ptr + 8))),
+        (tally_policy_clients_priority_class_t) (int32_t) *((uint8_t*) (ptr + 12)),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 16))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 24))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 32))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 56))),
+      };
+      break;
+    }
+  }
+  *ret = option.val;
+  return option.is_some;
+}
+
+bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret) {
+  __attribute__((__aligned__(8)))
+  uint8_t ret_area[(80+4*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_tally_policy_kernels_profile((int32_t) (kernel), ptr);
+  tally_policy_kernels_option_kernel_profile_t option;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      option.is_some = false;
+      break;
+    }
+    case 1: {
+      option.is_some = true;
+      tally_policy_kernels_transformation_t variant;
+      variant.tag = (int32_t) *((uint8_t*) (ptr + 72));
       switch ((int32_t) variant.tag) {
         case 0: {
           break;
@@ -329,33 +401,33 @@ bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tall
           break;
         }
         case 3: {
-          variant.val.ready = (int32_t) *((uint8_t*) (ptr + (64+3*sizeof(void*))));
+          variant.val.ready = (int32_t) *((uint8_t*) (ptr + (72+1*sizeof(void*))));
           break;
         }
         case 4: {
-          variant.val.whole_only = (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (64+3*sizeof(void*))))), (*((size_t*) (ptr + (64+4*sizeof(void*))))) };
+          variant.val.whole_only = (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (72+1*sizeof(void*))))), (*((size_t*) (ptr + (72+2*sizeof(void*))))) };
           break;
         }
       }
 
-      option.val = (tally_policy_types_kernel_profile_t) {
-        (tally_string_t) (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + 8))), (*((size_t*) (ptr + (8+1*sizeof(void*))))) },
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (8+2*sizeof(void*))))),
+      option.val = (tally_policy_kernels_kernel_profile_t) {
         (tally_tuple3_u32_u32_u32_t) (tally_tuple3_u32_u32_u32_t) {
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (16+2*sizeof(void*))))),
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (20+2*sizeof(void*))))),
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (24+2*sizeof(void*))))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 8))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 12))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 16))),
         },
         (tally_tuple3_u32_u32_u32_t) (tally_tuple3_u32_u32_u32_t) {
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (28+2*sizeof(void*))))),
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (32+2*sizeof(void*))))),
-          (uint32_t) (uint32_t) (*((int32_t*) (ptr + (36+2*sizeof(void*))))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 20))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 24))),
+          (uint32_t) (uint32_t) (*((int32_t*) (ptr + 28))),
         },
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (40+2*sizeof(void*))))),
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (48+2*sizeof(void*))))),
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (56+2*sizeof(void*))))),
-        (tally_policy_types_cut_state_t) variant,
-        (tally_policy_types_list_form_profile_t) (tally_policy_types_list_form_profile_t) { (tally_policy_types_form_profile_t*)(*((uint8_t **) (ptr + (64+5*sizeof(void*))))), (*((size_t*) (ptr + (64+6*sizeof(void*))))) },
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 32))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 56))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
+        (tally_policy_kernels_transformation_t) variant,
+        (tally_policy_kernels_list_form_profile_t) (tally_policy_kernels_list_form_profile_t) { (tally_policy_kernels_form_profile_t*)(*((uint8_t **) (ptr + (72+3*sizeof(void*))))), (*((size_t*) (ptr + (72+4*sizeof(void*))))) },
       };
       break;
     }
@@ -364,45 +436,37 @@ bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tall
   return option.is_some;
 }
 
-uint64_t tally_policy_host_kernel_mean_ns(tally_policy_host_kernel_id_t kernel) {
-  int64_t ret = __wasm_import_tally_policy_host_kernel_mean_ns((int32_t) (kernel));
+uint64_t tally_policy_kernels_mean_ns(tally_policy_kernels_kernel_id_t kernel) {
+  int64_t ret = __wasm_import_tally_policy_kernels_mean_ns((int32_t) (kernel));
   return (uint64_t) (ret);
 }
 
-void tally_policy_host_subscribe(tally_policy_host_subscription_t to) {
-  __wasm_import_tally_policy_host_subscribe(to);
+void tally_policy_control_set_window(tally_policy_control_client_id_t client, uint64_t window_ns) {
+  __wasm_import_tally_policy_control_set_window((int32_t) (client), (int64_t) (window_ns));
 }
 
-void tally_policy_host_set_timer(uint64_t delay_ns, uint64_t token) {
-  __wasm_import_tally_policy_host_set_timer((int64_t) (delay_ns), (int64_t) (token));
+void tally_policy_control_revoke_lease(tally_policy_control_client_id_t client) {
+  __wasm_import_tally_policy_control_revoke_lease((int32_t) (client));
 }
 
-void tally_policy_host_set_window(tally_policy_host_client_id_t client, uint64_t window_ns) {
-  __wasm_import_tally_policy_host_set_window((int32_t) (client), (int64_t) (window_ns));
+void tally_policy_control_set_yield(tally_policy_control_client_id_t client, bool yielded) {
+  __wasm_import_tally_policy_control_set_yield((int32_t) (client), yielded);
 }
 
-void tally_policy_host_revoke_lease(tally_policy_host_client_id_t client) {
-  __wasm_import_tally_policy_host_revoke_lease((int32_t) (client));
+void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t client, bool enabled, uint64_t idle_ns) {
+  __wasm_import_tally_policy_control_set_auto_yield((int32_t) (client), enabled, (int64_t) (idle_ns));
 }
 
-void tally_policy_host_set_yield(tally_policy_host_client_id_t client, bool yielded) {
-  __wasm_import_tally_policy_host_set_yield((int32_t) (client), yielded);
+void tally_policy_timers_set(uint64_t delay_ns, uint64_t token) {
+  __wasm_import_tally_policy_timers_set((int64_t) (delay_ns), (int64_t) (token));
 }
 
-void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t client, bool enabled, uint64_t quiet_ns) {
-  __wasm_import_tally_policy_host_set_auto_yield((int32_t) (client), enabled, (int64_t) (quiet_ns));
-}
-
-void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted) {
-  __wasm_import_tally_policy_host_set_standing_grant((int32_t) (client), granted);
-}
-
-tally_policy_host_sharing_t tally_policy_host_residency(void) {
-  int32_t ret = __wasm_import_tally_policy_host_residency();
+tally_policy_sharing_sharing_mode_t tally_policy_sharing_mode(void) {
+  int32_t ret = __wasm_import_tally_policy_sharing_mode();
   return ret;
 }
 
-__attribute__((__export_name__("tally:policy/scheduler@0.1.2#init")))
+__attribute__((__export_name__("tally:policy/scheduler@0.1.0#init")))
 uint8_t * __wasm_export_exports_tally_policy_scheduler_init(uint8_t * arg, size_t arg0) {
   tally_string_t arg1 = (tally_string_t) { (uint8_t*)(arg), (arg0) };
   exports_tally_policy_scheduler_result_void_string_t ret;
@@ -422,14 +486,14 @@ uint8_t * __wasm_export_exports_tally_policy_scheduler_init(uint8_t * arg, size_
   return ptr;
 }
 
-__attribute__((__export_name__("tally:policy/scheduler@0.1.2#decide")))
+__attribute__((__export_name__("tally:policy/scheduler@0.1.0#decide")))
 uint8_t * __wasm_export_exports_tally_policy_scheduler_decide(int64_t arg, int32_t arg0, int32_t arg1, int32_t arg2, int32_t arg3, int64_t arg4, int32_t arg5, int32_t arg6, int64_t arg7, int64_t arg8, int64_t arg9, int64_t arg10, int32_t arg11, int32_t arg12, int32_t arg13, int32_t arg14) {
-  exports_tally_policy_scheduler_launch_t arg15 = (tally_policy_types_launch_t) {
+  exports_tally_policy_scheduler_launch_t arg15 = (exports_tally_policy_scheduler_launch_t) {
     (uint64_t) (uint64_t) (arg),
-    (tally_policy_types_client_id_t) (uint32_t) (arg0),
-    (tally_policy_types_priority_class_t) arg1,
-    (tally_policy_types_kernel_id_t) (uint32_t) (arg2),
-    (tally_policy_types_launch_flags_t) arg3,
+    (exports_tally_policy_scheduler_client_id_t) (uint32_t) (arg0),
+    (exports_tally_policy_scheduler_kernel_id_t) (uint32_t) (arg1),
+    (exports_tally_policy_scheduler_launch_state_t) arg2,
+    (exports_tally_policy_scheduler_forms_offered_t) arg3,
     (uint64_t) (uint64_t) (arg4),
     (uint32_t) (uint32_t) (arg5),
     (uint32_t) (uint32_t) (arg6),
@@ -442,84 +506,47 @@ uint8_t * __wasm_export_exports_tally_policy_scheduler_decide(int64_t arg, int32
     (uint32_t) (uint32_t) (arg13),
     (uint32_t) (uint32_t) (arg14),
   };
-  exports_tally_policy_scheduler_decision_t ret;
+  exports_tally_policy_scheduler_answer_t ret;
   exports_tally_policy_scheduler_decide(&arg15, &ret);
   uint8_t *ptr = (uint8_t *) &RET_AREA;
-  switch ((int32_t) (ret).tag) {
+  switch ((int32_t) ((ret).decision).tag) {
     case 0: {
-      const uint32_t *payload = &(ret).val.run;
+      const uint32_t *payload = &((ret).decision).val.run;
       *((int8_t*)(ptr + 0)) = 0;
       *((int32_t*)(ptr + 8)) = (int32_t) (*payload);
       break;
     }
     case 1: {
-      const uint64_t *payload16 = &(ret).val.hold;
+      const uint64_t *payload16 = &((ret).decision).val.hold;
       *((int8_t*)(ptr + 0)) = 1;
       *((int64_t*)(ptr + 8)) = (int64_t) (*payload16);
       break;
     }
     case 2: {
-      const uint32_t *payload17 = &(ret).val.slice;
+      const uint64_t *payload17 = &((ret).decision).val.hold_until_completion;
       *((int8_t*)(ptr + 0)) = 2;
-      *((int32_t*)(ptr + 8)) = (int32_t) (*payload17);
+      *((int64_t*)(ptr + 8)) = (int64_t) (*payload17);
       break;
     }
     case 3: {
+      const uint32_t *payload18 = &((ret).decision).val.sliced;
       *((int8_t*)(ptr + 0)) = 3;
+      *((int32_t*)(ptr + 8)) = (int32_t) (*payload18);
       break;
     }
     case 4: {
-      const uint32_t *payload19 = &(ret).val.partition;
       *((int8_t*)(ptr + 0)) = 4;
-      *((int32_t*)(ptr + 8)) = (int32_t) (*payload19);
-      break;
-    }
-  }
-  return ptr;
-}
-
-__attribute__((__export_name__("tally:policy/scheduler@0.1.2#on-event")))
-void __wasm_export_exports_tally_policy_scheduler_on_event(int64_t arg, int32_t arg0, int64_t arg1, int32_t arg2, uint8_t * arg3, size_t arg4, int64_t arg5, int64_t arg6) {
-  tally_policy_types_event_t variant;
-  variant.tag = arg0;
-  switch ((int32_t) variant.tag) {
-    case 0: {
-      variant.val.client_joined = (tally_policy_types_client_info_t) {
-        (tally_policy_types_client_id_t) (uint32_t) ((int32_t) arg1),
-        (tally_policy_types_priority_class_t) arg2,
-        (tally_string_t) (tally_string_t) { (uint8_t*)(arg3), (arg4) },
-        (tally_list_tuple2_string_string_t) (tally_list_tuple2_string_string_t) { (tally_tuple2_string_string_t*)((uint8_t *) arg5), ((int32_t) arg6) },
-      };
-      break;
-    }
-    case 1: {
-      variant.val.client_left = (uint32_t) ((int32_t) arg1);
-      break;
-    }
-    case 2: {
-      break;
-    }
-    case 3: {
-      break;
-    }
-    case 4: {
-      variant.val.kernel_done = (tally_policy_types_completion_t) {
-        (tally_policy_types_client_id_t) (uint32_t) ((int32_t) arg1),
-        (tally_policy_types_kernel_id_t) (uint32_t) (arg2),
-        (tally_policy_types_form_t) (uintptr_t) arg3,
-        (uint32_t) (uint32_t) (arg4),
-        (uint64_t) (uint64_t) (arg5),
-        (uint64_t) (uint64_t) (arg6),
-      };
       break;
     }
     case 5: {
-      variant.val.timer = (uint64_t) (arg1);
+      const uint32_t *payload20 = &((ret).decision).val.sm_limited;
+      *((int8_t*)(ptr + 0)) = 5;
+      *((int32_t*)(ptr + 8)) = (int32_t) (*payload20);
       break;
     }
   }
-  exports_tally_policy_scheduler_event_t arg7 = variant;
-  exports_tally_policy_scheduler_on_event((uint64_t) (arg), &arg7);
+  *((int8_t*)(ptr + 16)) = (int32_t) ((ret).reason);
+  return ptr;
 }
 
 // Ensure that the *_component_type.o object is linked in

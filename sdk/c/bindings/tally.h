@@ -14,167 +14,43 @@ typedef struct tally_string_t {
   size_t len;
 } tally_string_t;
 
+// A connected program.
 typedef uint32_t tally_policy_types_client_id_t;
 
+// One (kernel, code image, grid, block).
 typedef uint32_t tally_policy_types_kernel_id_t;
 
-// What a client was admitted as. The core decides this at registration; a
-// client cannot change it.
+// The class that a client was admitted to. A client cannot change it.
 typedef uint8_t tally_policy_types_priority_class_t;
 
-// Latency-critical. Holds a standing grant: its launches do not wait and
-// are not passed to `decide` unless the policy takes the grant away.
+// Latency-critical. Its launches are ungated: they do not wait and are not passed to `decide`, unless the
+// policy changes that (`high-priority.set-ungated`).
 #define TALLY_POLICY_TYPES_PRIORITY_CLASS_HIGH 0
-// Everything else. Each launch is decided.
+// Everything else. Its launches are gated: each is decided, or covered by a lease.
 #define TALLY_POLICY_TYPES_PRIORITY_CLASS_BEST_EFFORT 1
 
-// How clients share the GPU (since 0.1.2).
-typedef uint8_t tally_policy_types_sharing_t;
-
-// All clients' kernels run at once (MPS, the software device). A best-effort
-// kernel that is under way is in the way of high-priority work until it ends or
-// gives way.
-#define TALLY_POLICY_TYPES_SHARING_CONCURRENT 0
-// Contexts take turns in short hardware time slices. A best-effort kernel that is
-// under way is interrupted, at the cost of a change of context, however long it
-// is: holding back and cutting save high-priority work little.
-#define TALLY_POLICY_TYPES_SHARING_TIME_SLICED 1
-
-typedef uint16_t tally_policy_types_launch_flags_t;
-
-// A high-priority client has work on this GPU now.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_HIGH_BUSY (1 << 0)
-// This launch was held before and is offered again.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_OFFERED_AGAIN (1 << 1)
-// A CUDA graph launch: many kernels that start as one.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_GRAPH (1 << 2)
-// A cooperative launch: all blocks must be resident at once.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_COOPERATIVE (1 << 3)
-// Launched with thread-block clusters.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_CLUSTERED (1 << 4)
-// The core can run this launch as slices of blocks.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_SLICE (1 << 5)
-// The core can run this launch so that it gives way at block boundaries.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_PREEMPT (1 << 6)
-// The core can run this launch on a subset of the SMs.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_PARTITION (1 << 7)
-// Its kernel may turn out to be sliceable or preemptible, but has no cut form
-// yet. A decision for such a form runs this launch whole and has the form made,
-// off the program's path; later launches say whether it came about.
-#define TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_PREPARE (1 << 8)
-
-// One launch to decide. Exactly 16 integer values: they travel in registers.
-// A seventeenth would move every call to memory and double its cost, so
-// details (names, histories) are asked for through `host`.
-typedef struct tally_policy_types_launch_t {
-  // Now.
-  uint64_t   now_ns;
-  // Who launches.
-  tally_policy_types_client_id_t   client;
+// A client, as far as every policy may know it.
+typedef struct tally_policy_types_client_t {
+  tally_policy_types_client_id_t   id;
   tally_policy_types_priority_class_t   class_;
-  // What it launches: one id for each (kernel, code image, grid, block).
-  // `host.kernel-profile` tells more. The largest u32 when too many kernels are
-  // known already for this one to have an id.
-  tally_policy_types_kernel_id_t   kernel;
-  tally_policy_types_launch_flags_t   flags;
-  // Blocks in the grid (for a graph: kernel nodes).
-  uint64_t   grid_blocks;
-  // Threads in a block.
-  uint32_t   block_threads;
-  // Dynamic shared memory of a block, bytes.
-  uint32_t   shared_bytes;
-  // GPU time it is expected to take, from earlier launches; 0 if never measured.
-  uint64_t   predicted_ns;
-  // How long this launch has waited for its decision.
-  uint64_t   waited_ns;
-  // Predicted GPU time of this client's unfinished launches.
-  uint64_t   in_flight_ns;
-  // Time since the last high-priority activity ended; 0 while there is some,
-  // the largest u64 if there never was any.
-  uint64_t   high_quiet_ns;
-  // High-priority clients connected.
-  uint32_t   high_clients;
-  // Best-effort clients with a launch waiting, this one included.
-  uint32_t   waiting_clients;
-  // Which of the client's streams: a number below 64, given again once its
-  // stream is gone; 63 is shared by all streams that find no other free.
-  uint32_t   stream;
-  // SMs of the GPU; 0 if unknown.
-  uint32_t   sm_count;
-} tally_policy_types_launch_t;
+  // Its share relative to other clients: the label `weight` (1 to 1 000), else 1. What to make of it is the
+  // policy's choice.
+  uint32_t   weight;
+} tally_policy_types_client_t;
 
-// What to do with a launch. A form that `launch-flags` does not offer for
-// this launch is run whole instead and counted as degraded.
-typedef struct tally_policy_types_decision_t {
-  uint8_t tag;
-  union {
-    uint32_t     run;
-    uint64_t     hold;
-    uint32_t     slice;
-    uint32_t     partition;
-  } val;
-} tally_policy_types_decision_t;
-
-// Run it as it is. The number is a lease: so many further launches of this
-// client start without being asked about, until they are used up or
-// `host.revoke-lease` ends them. 0: just this one.
-#define TALLY_POLICY_TYPES_DECISION_RUN 0
-// Not now. Offered again after so many nanoseconds (at most 1 s, unless the operator chose otherwise), and
-// earlier whenever high-priority activity starts or ends, a client joins
-// or leaves, or one of this policy's timers fires.
-#define TALLY_POLICY_TYPES_DECISION_HOLD 1
-// Run it as a sequence of launches of so many blocks each (at least 1), between
-// which it can be asked to give way. Of a CUDA graph: so many kernel nodes each.
-#define TALLY_POLICY_TYPES_DECISION_SLICE 2
-// Run it so that it can be asked to give way at block boundaries.
-#define TALLY_POLICY_TYPES_DECISION_PREEMPTIBLE 3
-// Run it on so many SMs (at least 1).
-#define TALLY_POLICY_TYPES_DECISION_PARTITION 4
-
-// How a launch was run in the end.
+// How a launch can be run.
 typedef uint8_t tally_policy_types_form_t;
 
+// Unchanged, in one piece.
 #define TALLY_POLICY_TYPES_FORM_WHOLE 0
+// As a sequence of launches of some of its blocks each. Between two of them it can yield.
 #define TALLY_POLICY_TYPES_FORM_SLICED 1
+// In one piece that can yield at block boundaries.
 #define TALLY_POLICY_TYPES_FORM_PREEMPTIBLE 2
-#define TALLY_POLICY_TYPES_FORM_PARTITIONED 3
+// On some of the SMs.
+#define TALLY_POLICY_TYPES_FORM_SM_LIMITED 3
 
-typedef uint8_t tally_policy_types_cut_forms_t;
-
-#define TALLY_POLICY_TYPES_CUT_FORMS_SLICEABLE (1 << 0)
-#define TALLY_POLICY_TYPES_CUT_FORMS_PREEMPTIBLE (1 << 1)
-
-// Whether a kernel can be cut at block boundaries.
-typedef struct tally_policy_types_cut_state_t {
-  uint8_t tag;
-  union {
-    tally_policy_types_cut_forms_t     ready;
-    tally_string_t     whole_only;
-  } val;
-} tally_policy_types_cut_state_t;
-
-// Nothing is known of it yet.
-#define TALLY_POLICY_TYPES_CUT_STATE_UNKNOWN 0
-// Nothing speaks against it; its cut form is not made yet.
-#define TALLY_POLICY_TYPES_CUT_STATE_PREPARABLE 1
-// Its cut form is being made.
-#define TALLY_POLICY_TYPES_CUT_STATE_PREPARING 2
-#define TALLY_POLICY_TYPES_CUT_STATE_READY 3
-// It is only run whole (a kernel of a closed library also on some of the SMs), and why.
-#define TALLY_POLICY_TYPES_CUT_STATE_WHOLE_ONLY 4
-
-// What was measured of a kernel in one form.
-typedef struct tally_policy_types_form_profile_t {
-  tally_policy_types_form_t   form;
-  // Blocks (kernel nodes) of a slice, or SMs of a partition; else 0.
-  uint32_t   argument;
-  // Launches measured that nothing disturbed.
-  uint64_t   count;
-  uint64_t   mean_ns;
-  // How long it took from being asked to give way until it had, median of the
-  // recent times; 0 if it never was.
-  uint64_t   turnaround_ns;
-} tally_policy_types_form_profile_t;
+typedef tally_policy_types_client_id_t tally_policy_identity_client_id_t;
 
 typedef struct {
   tally_string_t f0;
@@ -186,15 +62,119 @@ typedef struct {
   size_t len;
 } tally_list_tuple2_string_string_t;
 
-typedef struct tally_policy_types_client_info_t {
-  tally_policy_types_client_id_t   id;
-  tally_policy_types_priority_class_t   class_;
-  // The name given by `tallyctl run --name`, else the program's. Empty, like the
-  // labels, unless the operator granted `client-identity`.
+typedef struct tally_policy_identity_client_identity_t {
+  // The name given by `tallyctl run --name`, else the program's.
   tally_string_t   name;
   // The labels given by `tallyctl run --label k=v`, in that order.
   tally_list_tuple2_string_string_t   labels;
-} tally_policy_types_client_info_t;
+} tally_policy_identity_client_identity_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_identity_client_identity_t val;
+} tally_policy_identity_option_client_identity_t;
+
+typedef tally_policy_types_kernel_id_t tally_policy_kernel_identity_kernel_id_t;
+
+typedef struct tally_policy_kernel_identity_kernel_name_t {
+  // The kernel's symbol name.
+  tally_string_t   name;
+  // Half of the digest of the code image that holds it and its name, or UNKNOWN.
+  uint64_t   image;
+} tally_policy_kernel_identity_kernel_name_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_kernel_identity_kernel_name_t val;
+} tally_policy_kernel_identity_option_kernel_name_t;
+
+typedef tally_policy_types_client_id_t tally_policy_high_priority_client_id_t;
+
+typedef uint8_t tally_policy_log_level_t;
+
+#define TALLY_POLICY_LOG_LEVEL_TRACE 0
+#define TALLY_POLICY_LOG_LEVEL_DEBUG 1
+#define TALLY_POLICY_LOG_LEVEL_INFO 2
+#define TALLY_POLICY_LOG_LEVEL_WARN 3
+#define TALLY_POLICY_LOG_LEVEL_ERROR 4
+
+typedef tally_policy_types_client_id_t tally_policy_clients_client_id_t;
+
+typedef tally_policy_types_priority_class_t tally_policy_clients_priority_class_t;
+
+typedef struct tally_policy_clients_client_state_t {
+  tally_policy_clients_client_id_t   id;
+  tally_policy_clients_priority_class_t   class_;
+  // See `types.client`.
+  uint32_t   weight;
+  // Since when its oldest undecided launch has waited, or NEVER.
+  uint64_t   waiting_since_ns;
+  // Launches granted and not finished.
+  uint32_t   in_flight;
+  // Their predicted GPU time.
+  uint64_t   in_flight_ns;
+  // GPU time of its finished launches so far, as far as it was measured.
+  uint64_t   measured_ns;
+  // GPU time that it has been charged for so far.
+  uint64_t   charged_ns;
+} tally_policy_clients_client_state_t;
+
+typedef struct {
+  tally_policy_clients_client_state_t *ptr;
+  size_t len;
+} tally_policy_clients_list_client_state_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_clients_client_state_t val;
+} tally_policy_clients_option_client_state_t;
+
+typedef tally_policy_types_kernel_id_t tally_policy_kernels_kernel_id_t;
+
+typedef tally_policy_types_form_t tally_policy_kernels_form_t;
+
+typedef uint8_t tally_policy_kernels_transformed_forms_t;
+
+#define TALLY_POLICY_KERNELS_TRANSFORMED_FORMS_SLICED (1 << 0)
+#define TALLY_POLICY_KERNELS_TRANSFORMED_FORMS_PREEMPTIBLE (1 << 1)
+
+// Whether a kernel is transformed, so that it can run sliced or preemptible.
+typedef struct tally_policy_kernels_transformation_t {
+  uint8_t tag;
+  union {
+    tally_policy_kernels_transformed_forms_t     ready;
+    tally_string_t     whole_only;
+  } val;
+} tally_policy_kernels_transformation_t;
+
+// Nothing is known of it yet.
+#define TALLY_POLICY_KERNELS_TRANSFORMATION_UNKNOWN 0
+// Nothing speaks against it.
+#define TALLY_POLICY_KERNELS_TRANSFORMATION_PREPARABLE 1
+// It is under way.
+#define TALLY_POLICY_KERNELS_TRANSFORMATION_PREPARING 2
+#define TALLY_POLICY_KERNELS_TRANSFORMATION_READY 3
+// It is not possible (the kernel may still run SM-limited), and why.
+#define TALLY_POLICY_KERNELS_TRANSFORMATION_WHOLE_ONLY 4
+
+// Launches that nothing disturbed, in one form.
+typedef struct tally_policy_kernels_form_profile_t {
+  tally_policy_kernels_form_t   form;
+  // Blocks (kernel nodes) of a slice, or SMs; else 0.
+  uint32_t   argument;
+  // Launches measured.
+  uint64_t   count;
+  // A running mean, in which a launch weighs at least 1/64.
+  uint64_t   mean_ns;
+  // Median of the latest RECENT-SAMPLES launches.
+  uint64_t   median_ns;
+  // 99th percentile of those: with so few, the largest.
+  uint64_t   p99_ns;
+  // The latest launch.
+  uint64_t   recent_ns;
+  // Median of the latest 32 times from being asked to yield to having yielded, or UNKNOWN.
+  uint64_t   turnaround_ns;
+} tally_policy_kernels_form_profile_t;
 
 typedef struct {
   uint32_t f0;
@@ -203,113 +183,147 @@ typedef struct {
 } tally_tuple3_u32_u32_u32_t;
 
 typedef struct {
-  tally_policy_types_form_profile_t *ptr;
+  tally_policy_kernels_form_profile_t *ptr;
   size_t len;
-} tally_policy_types_list_form_profile_t;
+} tally_policy_kernels_list_form_profile_t;
 
-typedef struct tally_policy_types_kernel_profile_t {
-  // The kernel's symbol name. Empty, and the image 0, unless the operator granted
-  // `kernel-identity`.
-  tally_string_t   name;
-  // Half of the digest of the code image that holds it and its name; 0 if unknown.
-  uint64_t   image;
+// A kernel. `count` to `recent-ns` are about launches that ran whole, as in `form-profile`.
+typedef struct tally_policy_kernels_kernel_profile_t {
   tally_tuple3_u32_u32_u32_t   grid;
   tally_tuple3_u32_u32_u32_t   block;
-  // Launches measured that ran whole.
   uint64_t   count;
-  // Of those.
   uint64_t   mean_ns;
-  // 99th percentile of the recent ones of those.
+  uint64_t   median_ns;
   uint64_t   p99_ns;
-  tally_policy_types_cut_state_t   cut;
+  uint64_t   recent_ns;
+  tally_policy_kernels_transformation_t   transformation;
   // The other forms that it has run in, at most 16.
-  tally_policy_types_list_form_profile_t   forms;
-} tally_policy_types_kernel_profile_t;
+  tally_policy_kernels_list_form_profile_t   forms;
+} tally_policy_kernels_kernel_profile_t;
 
-// A best-effort launch that has finished on the GPU.
-typedef struct tally_policy_types_completion_t {
-  tally_policy_types_client_id_t   client;
-  tally_policy_types_kernel_id_t   kernel;
-  tally_policy_types_form_t   form;
-  // Blocks (kernel nodes) of a slice, or SMs of a partition; else 0.
-  uint32_t   argument;
-  // Predicted when it was decided, for a run whole; 0 if unknown.
+typedef struct {
+  bool is_some;
+  tally_policy_kernels_kernel_profile_t val;
+} tally_policy_kernels_option_kernel_profile_t;
+
+typedef tally_policy_types_client_id_t tally_policy_control_client_id_t;
+
+typedef uint8_t tally_policy_sharing_sharing_mode_t;
+
+// All clients' kernels run at once (MPS, the software device). A best-effort kernel that is under way is in the
+// way of high-priority work until it ends or yields.
+#define TALLY_POLICY_SHARING_SHARING_MODE_CONCURRENT 0
+// Contexts take turns in short hardware time slices. A best-effort kernel that is under way is interrupted, at
+// the cost of a change of context, however long it is: holding back, slicing and preemption save high-priority
+// work little.
+#define TALLY_POLICY_SHARING_SHARING_MODE_TIME_SLICED 1
+
+typedef tally_policy_types_client_id_t exports_tally_policy_scheduler_client_id_t;
+
+typedef tally_policy_types_kernel_id_t exports_tally_policy_scheduler_kernel_id_t;
+
+// What is, at the time of a decision.
+typedef uint8_t exports_tally_policy_scheduler_launch_state_t;
+
+// The launch is a high-priority client's.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_PRIORITY (1 << 0)
+// A high-priority client has work on this GPU now.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_ACTIVE (1 << 1)
+// This launch was held before and is offered again.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_OFFERED_AGAIN (1 << 2)
+// A CUDA graph launch: many kernels that start as one.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_GRAPH (1 << 3)
+// A cooperative launch: all blocks must be resident at once.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_COOPERATIVE (1 << 4)
+// Launched with thread-block clusters.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_CLUSTERED (1 << 5)
+
+// What can be done with a launch besides running it whole.
+typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;
+
+#define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SLICED (1 << 0)
+#define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREEMPTIBLE (1 << 1)
+#define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SM_LIMITED (1 << 2)
+// The kernel may turn out to be sliceable or preemptible but is not transformed yet. A decision for one of
+// these forms runs this launch whole and has the kernel transformed, off the program's path; later launches
+// offer what came of it.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREPARABLE (1 << 3)
+
+// One launch to decide. These are exactly 16 flat values, so that they travel in registers: a seventeenth would
+// move every call to memory and double its cost. Details are asked for, through `clients` and `kernels`.
+typedef struct exports_tally_policy_scheduler_launch_t {
+  // Now.
+  uint64_t   now_ns;
+  exports_tally_policy_scheduler_client_id_t   client;
+  // NO-KERNEL if the core tells this kernel apart from no other.
+  exports_tally_policy_scheduler_kernel_id_t   kernel;
+  exports_tally_policy_scheduler_launch_state_t   state;
+  exports_tally_policy_scheduler_forms_offered_t   offered;
+  // Blocks in the grid; of a graph: kernel nodes.
+  uint64_t   grid_blocks;
+  // Threads in a block.
+  uint32_t   block_threads;
+  // Dynamic shared memory of a block.
+  uint32_t   shared_bytes;
+  // GPU time that it is expected to take whole, the median of the kernel's latest 9 launches; or UNKNOWN.
   uint64_t   predicted_ns;
-  // Measured GPU time: from when it could start to when it was seen done.
-  uint64_t   measured_ns;
-} tally_policy_types_completion_t;
+  // How long this launch has waited for its decision.
+  uint64_t   waited_ns;
+  // Predicted GPU time of this client's unfinished launches.
+  uint64_t   in_flight_ns;
+  // Time since the last high-priority activity ended; 0 while there is some; NEVER if there was none.
+  uint64_t   high_idle_ns;
+  // High-priority clients connected.
+  uint32_t   high_clients;
+  // Best-effort clients with a launch waiting, this one included.
+  uint32_t   waiting_clients;
+  // Which of the client's streams: a number below 64 that is given again once its stream is gone. 63 is shared by
+  // all streams that find no other free.
+  uint32_t   stream;
+  // SMs of the GPU, or UNKNOWN (before the first client has reported it).
+  uint32_t   sm_count;
+} exports_tally_policy_scheduler_launch_t;
 
-typedef struct tally_policy_types_event_t {
+// What to do with a launch. A form that `forms-offered` does not offer runs whole and is counted as degraded.
+typedef struct exports_tally_policy_scheduler_decision_t {
   uint8_t tag;
   union {
-    tally_policy_types_client_info_t     client_joined;
-    tally_policy_types_client_id_t     client_left;
-    tally_policy_types_completion_t     kernel_done;
-    uint64_t     timer;
+    uint32_t     run;
+    uint64_t     hold;
+    uint64_t     hold_until_completion;
+    uint32_t     sliced;
+    uint32_t     sm_limited;
   } val;
-} tally_policy_types_event_t;
+} exports_tally_policy_scheduler_decision_t;
 
-// A client registered. Also sent for every connected client right after
-// `init` when a policy is loaded into a running core.
-#define TALLY_POLICY_TYPES_EVENT_CLIENT_JOINED 0
-#define TALLY_POLICY_TYPES_EVENT_CLIENT_LEFT 1
-// High-priority work appeared on an idle GPU. Needs `subscribe(high-activity)`.
-#define TALLY_POLICY_TYPES_EVENT_HIGH_BUSY 2
-// The last high-priority work ended. Needs `subscribe(high-activity)`.
-#define TALLY_POLICY_TYPES_EVENT_HIGH_IDLE 3
-// Needs `subscribe(completions)`.
-#define TALLY_POLICY_TYPES_EVENT_KERNEL_DONE 4
-// A timer of this policy fired, with the token it was set with.
-#define TALLY_POLICY_TYPES_EVENT_TIMER 5
+// Run it whole. The number is a lease: so many further launches of this client start without being asked about,
+// until they are used up or `control.revoke-lease` ends them. 0: just this one.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
+// Not now. Offered again after so many nanoseconds (at most `engine.hold_ms_max`, 1 s by default), and earlier
+// whenever high-priority activity starts or ends, a client joins or leaves, or a timer of this policy fires.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD 1
+// As `hold`, and also offered again when a launch of another best-effort client ends.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION 2
+// Run it sliced, in launches of so many blocks each (at least 1). Of a CUDA graph: so many kernel nodes each.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SLICED 3
+// Run it preemptible.
+// 
+// Fixed mechanism, not the policy's choice: a launch that yields still issues its remaining blocks, at 2 ns each.
+// Where that takes longer than half of the launch (more than 8 192 blocks, and 2 ns a block exceed half of
+// `predicted-ns`), the launch would be over sooner if it did not yield. The core then runs it in slices of about
+// 32 us of its predicted time (2 to 32 slices), if its kernel can be sliced by block offset and
+// has no clusters. `completion.form` and `form-profile.form` still say `preemptible`.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_PREEMPTIBLE 4
+// Run it on so many SMs (at least 1).
+#define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SM_LIMITED 5
 
-// Event kinds that cost a call each time and so must be asked for.
-typedef uint8_t tally_policy_types_subscription_t;
-
-#define TALLY_POLICY_TYPES_SUBSCRIPTION_HIGH_ACTIVITY (1 << 0)
-#define TALLY_POLICY_TYPES_SUBSCRIPTION_COMPLETIONS (1 << 1)
-
-typedef uint8_t tally_policy_types_level_t;
-
-#define TALLY_POLICY_TYPES_LEVEL_TRACE 0
-#define TALLY_POLICY_TYPES_LEVEL_DEBUG 1
-#define TALLY_POLICY_TYPES_LEVEL_INFO 2
-#define TALLY_POLICY_TYPES_LEVEL_WARN 3
-#define TALLY_POLICY_TYPES_LEVEL_ERROR 4
-
-typedef tally_policy_types_client_id_t tally_policy_host_client_id_t;
-
-typedef tally_policy_types_kernel_id_t tally_policy_host_kernel_id_t;
-
-typedef tally_policy_types_client_info_t tally_policy_host_client_info_t;
-
-typedef tally_policy_types_kernel_profile_t tally_policy_host_profile_t;
-
-typedef tally_policy_types_level_t tally_policy_host_level_t;
-
-typedef tally_policy_types_sharing_t tally_policy_host_sharing_t;
-
-typedef tally_policy_types_subscription_t tally_policy_host_subscription_t;
-
-typedef struct {
-  tally_policy_host_client_id_t *ptr;
-  size_t len;
-} tally_policy_host_list_client_id_t;
-
-typedef struct {
-  bool is_some;
-  tally_policy_host_client_info_t val;
-} tally_policy_host_option_client_info_t;
-
-typedef struct {
-  bool is_some;
-  tally_policy_host_profile_t val;
-} tally_policy_host_option_profile_t;
-
-typedef tally_policy_types_launch_t exports_tally_policy_scheduler_launch_t;
-
-typedef tally_policy_types_decision_t exports_tally_policy_scheduler_decision_t;
-
-typedef tally_policy_types_event_t exports_tally_policy_scheduler_event_t;
+// A decision, and why.
+typedef struct exports_tally_policy_scheduler_answer_t {
+  exports_tally_policy_scheduler_decision_t   decision;
+  // NO-REASON, or a number that the policy named (`reasons.define`). For people: shown in status and decision
+  // log, and of no effect.
+  uint8_t   reason;
+} exports_tally_policy_scheduler_answer_t;
 
 typedef struct {
   bool is_err;
@@ -318,88 +332,100 @@ typedef struct {
   } val;
 } exports_tally_policy_scheduler_result_void_string_t;
 
-// Imported Functions from `tally:policy/host@0.1.2`
-// Write to the core's log. At most 64 lines a second; more are dropped and counted.
-extern void tally_policy_host_log(tally_policy_host_level_t level, tally_string_t *message);
-// A monotonic counter that `tallyctl status` shows under the policy. The
-// same name gives the same id; at most 64 counters and gauges.
-extern uint32_t tally_policy_host_counter(tally_string_t *name);
-extern void tally_policy_host_counter_add(uint32_t counter, uint64_t delta);
-// A value that can go up and down, shown likewise.
-extern uint32_t tally_policy_host_gauge(tally_string_t *name);
-extern void tally_policy_host_gauge_set(uint32_t gauge, int64_t value);
-// Clients now connected.
-extern void tally_policy_host_clients(tally_policy_host_list_client_id_t *ret);
-extern bool tally_policy_host_client(tally_policy_host_client_id_t id, tally_policy_host_client_info_t *ret);
-// What is known of a kernel. `none` for an id never passed to this policy.
-extern bool tally_policy_host_kernel_profile(tally_policy_host_kernel_id_t kernel, tally_policy_host_profile_t *ret);
-// The cheap form: its mean GPU time in nanoseconds, 0 if never measured.
-extern uint64_t tally_policy_host_kernel_mean_ns(tally_policy_host_kernel_id_t kernel);
-// Choose the costly events to be told of; replaces the earlier choice.
-// Initially none.
-extern void tally_policy_host_subscribe(tally_policy_host_subscription_t to);
-// Send `timer(token)` after `delay-ns`. At most 64 timers are pending;
-// setting a token again moves it.
-extern void tally_policy_host_set_timer(uint64_t delay_ns, uint64_t token);
-// Let a client have at most so much predicted GPU time unfinished at once
-// (one launch is always let in). The core holds launches beyond that without
-// asking the policy.
-extern void tally_policy_host_set_window(tally_policy_host_client_id_t client, uint64_t window_ns);
-// End a lease given with `decision.run`. Launches already let go still run.
-extern void tally_policy_host_revoke_lease(tally_policy_host_client_id_t client);
-// Ask a client to give way, or to go on. A launch of it that runs sliced or
-// preemptible stops at the next boundary, loses nothing, and goes on where it
-// stopped. Launches in other forms are not affected.
-extern void tally_policy_host_set_yield(tally_policy_host_client_id_t client, bool yielded);
-// Have the core do that by itself, without a call: ask the client to give way
-// whenever high-priority work appears, and to go on once there has been none for
-// `quiet-ns`. Off at first. While it is on, `set-yield` adds to it.
-extern void tally_policy_host_set_auto_yield(tally_policy_host_client_id_t client, bool enabled, uint64_t quiet_ns);
-// Give (`true`) or take away (`false`) a client's right to launch without
-// being decided. High-priority clients have it from the start. Needs the capability
-// `high-priority`: without it the call ends this turn as a fault.
-extern void tally_policy_host_set_standing_grant(tally_policy_host_client_id_t client, bool granted);
-// How clients share this GPU: does not change while the core runs. Not known yet
-// during `init`, where it is `concurrent`; ask when the first client joins.
-// Since 0.1.2.
-extern tally_policy_host_sharing_t tally_policy_host_residency(void);
+// Imported Functions from `tally:policy/identity@0.1.0`
+extern bool tally_policy_identity_get(tally_policy_identity_client_id_t client, tally_policy_identity_client_identity_t *ret);
 
-// Exported Functions from `tally:policy/scheduler@0.1.2`
+// Imported Functions from `tally:policy/kernel-identity@0.1.0`
+extern bool tally_policy_kernel_identity_get(tally_policy_kernel_identity_kernel_id_t kernel, tally_policy_kernel_identity_kernel_name_t *ret);
+
+// Imported Functions from `tally:policy/high-priority@0.1.0`
+// Let a client launch without being decided (`true`), or decide its launches (`false`). High-priority clients are
+// ungated from the start.
+extern void tally_policy_high_priority_set_ungated(tally_policy_high_priority_client_id_t client, bool ungated);
+
+// Imported Functions from `tally:policy/log@0.1.0`
+// At most 64 lines a second; more are dropped and counted.
+extern void tally_policy_log_write(tally_policy_log_level_t level, tally_string_t *message);
+
+// Imported Functions from `tally:policy/metrics@0.1.0`
+// A counter that only rises.
+extern uint32_t tally_policy_metrics_counter(tally_string_t *name);
+extern void tally_policy_metrics_counter_add(uint32_t counter, uint64_t delta);
+// A value that can go up and down.
+extern uint32_t tally_policy_metrics_gauge(tally_string_t *name);
+extern void tally_policy_metrics_gauge_set(uint32_t gauge, int64_t value);
+
+// Imported Functions from `tally:policy/reasons@0.1.0`
+// Name a reason, 1 to 255, in at most 64 bytes. Name them in `init`: a decision log takes them from there.
+extern void tally_policy_reasons_define(uint8_t reason, tally_string_t *text);
+
+// Imported Functions from `tally:policy/clients@0.1.0`
+// All connected clients, in order of their ids. None during `init`.
+extern void tally_policy_clients_all(tally_policy_clients_list_client_state_t *ret);
+extern bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret);
+
+// Imported Functions from `tally:policy/kernels@0.1.0`
+// `none` for an id that was never passed to this policy.
+extern bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret);
+// The cheap form: its mean GPU time, or UNKNOWN.
+extern uint64_t tally_policy_kernels_mean_ns(tally_policy_kernels_kernel_id_t kernel);
+
+// Imported Functions from `tally:policy/control@0.1.0`
+// Let a client have at most so much predicted GPU time unfinished at once (one launch is always let in). The core
+// holds launches beyond that without asking the policy.
+extern void tally_policy_control_set_window(tally_policy_control_client_id_t client, uint64_t window_ns);
+// End a lease given with `decision.run`. Launches already granted still run.
+extern void tally_policy_control_revoke_lease(tally_policy_control_client_id_t client);
+// Ask a client to yield, or to go on. A launch of it that runs sliced or preemptible stops at the next boundary,
+// loses nothing, and goes on where it stopped. Launches in other forms are not affected.
+extern void tally_policy_control_set_yield(tally_policy_control_client_id_t client, bool yielded);
+// Have the core do that by itself, without a call: the client yields whenever high-priority work appears, and
+// goes on once there has been none for `idle-ns`. Off at first. While it is on, `set-yield` adds to it.
+extern void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t client, bool enabled, uint64_t idle_ns);
+
+// Imported Functions from `tally:policy/timers@0.1.0`
+// Call `timer.fired` with this token after `delay-ns`, and offer held launches again then. At most 64 timers are
+// pending; setting a token again moves it.
+extern void tally_policy_timers_set(uint64_t delay_ns, uint64_t token);
+
+// Imported Functions from `tally:policy/sharing@0.1.0`
+// Does not change while the core runs. Not known yet during `init`, where it is `concurrent`: ask when the first
+// client joins.
+extern tally_policy_sharing_sharing_mode_t tally_policy_sharing_mode(void);
+
+// Exported Functions from `tally:policy/scheduler@0.1.0`
 bool exports_tally_policy_scheduler_init(tally_string_t *config, tally_string_t *err);
-void exports_tally_policy_scheduler_decide(exports_tally_policy_scheduler_launch_t *launch, exports_tally_policy_scheduler_decision_t *ret);
-void exports_tally_policy_scheduler_on_event(uint64_t now_ns, exports_tally_policy_scheduler_event_t *event);
+void exports_tally_policy_scheduler_decide(exports_tally_policy_scheduler_launch_t *launch, exports_tally_policy_scheduler_answer_t *ret);
 
 // Helper Functions
-
-void tally_policy_types_decision_free(tally_policy_types_decision_t *ptr);
-
-void tally_policy_types_cut_state_free(tally_policy_types_cut_state_t *ptr);
 
 void tally_tuple2_string_string_free(tally_tuple2_string_string_t *ptr);
 
 void tally_list_tuple2_string_string_free(tally_list_tuple2_string_string_t *ptr);
 
-void tally_policy_types_client_info_free(tally_policy_types_client_info_t *ptr);
+void tally_policy_identity_client_identity_free(tally_policy_identity_client_identity_t *ptr);
 
-void tally_policy_types_list_form_profile_free(tally_policy_types_list_form_profile_t *ptr);
+void tally_policy_identity_option_client_identity_free(tally_policy_identity_option_client_identity_t *ptr);
 
-void tally_policy_types_kernel_profile_free(tally_policy_types_kernel_profile_t *ptr);
+void tally_policy_kernel_identity_kernel_name_free(tally_policy_kernel_identity_kernel_name_t *ptr);
 
-void tally_policy_types_event_free(tally_policy_types_event_t *ptr);
+void tally_policy_kernel_identity_option_kernel_name_free(tally_policy_kernel_identity_option_kernel_name_t *ptr);
 
-void tally_policy_host_client_info_free(tally_policy_host_client_info_t *ptr);
+void tally_policy_clients_list_client_state_free(tally_policy_clients_list_client_state_t *ptr);
 
-void tally_policy_host_profile_free(tally_policy_host_profile_t *ptr);
+void tally_policy_clients_option_client_state_free(tally_policy_clients_option_client_state_t *ptr);
 
-void tally_policy_host_list_client_id_free(tally_policy_host_list_client_id_t *ptr);
+void tally_policy_kernels_transformation_free(tally_policy_kernels_transformation_t *ptr);
 
-void tally_policy_host_option_client_info_free(tally_policy_host_option_client_info_t *ptr);
+void tally_policy_kernels_list_form_profile_free(tally_policy_kernels_list_form_profile_t *ptr);
 
-void tally_policy_host_option_profile_free(tally_policy_host_option_profile_t *ptr);
+void tally_policy_kernels_kernel_profile_free(tally_policy_kernels_kernel_profile_t *ptr);
+
+void tally_policy_kernels_option_kernel_profile_free(tally_policy_kernels_option_kernel_profile_t *ptr);
 
 void exports_tally_policy_scheduler_decision_free(exports_tally_policy_scheduler_decision_t *ptr);
 
-void exports_tally_policy_scheduler_event_free(exports_tally_policy_scheduler_event_t *ptr);
+void exports_tally_policy_scheduler_answer_free(exports_tally_policy_scheduler_answer_t *ptr);
 
 void exports_tally_policy_scheduler_result_void_string_free(exports_tally_policy_scheduler_result_void_string_t *ptr);
 

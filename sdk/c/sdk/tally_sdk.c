@@ -12,19 +12,13 @@ bool exports_tally_policy_scheduler_init(tally_string_t *config, tally_string_t 
 }
 
 void exports_tally_policy_scheduler_decide(exports_tally_policy_scheduler_launch_t *launch,
-                                           exports_tally_policy_scheduler_decision_t *decision) {
-  *decision = policy_decide(launch);
+                                           exports_tally_policy_scheduler_answer_t *answer) {
+  *answer = policy_decide(launch);
 }
 
-void exports_tally_policy_scheduler_on_event(uint64_t now_ns,
-                                             exports_tally_policy_scheduler_event_t *event) {
-  policy_on_event(now_ns, event);
-  exports_tally_policy_scheduler_event_free(event);
-}
-
-void tally_log(tally_policy_types_level_t level, const char *line) {
+void tally_log(tally_policy_log_level_t level, const char *line) {
   tally_string_t text = {(uint8_t *)line, strlen(line)};
-  tally_policy_host_log(level, &text);
+  tally_policy_log_write(level, &text);
 }
 
 /* ---- configuration ---- */

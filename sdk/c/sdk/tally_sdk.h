@@ -1,13 +1,14 @@
 /* What a Tally scheduling policy in C is written with.
  *
- * A policy implements `policy_init`, `policy_decide` and `policy_on_event` below. What it
- * may ask of the core is in tally.h, generated from the contract, as
- * `tally_policy_host_...`; what fields, decisions and events mean is written in
- * wit/policy.wit, and there only.
+ * A policy implements `policy_init` and `policy_decide` below, and what it includes of
+ * tally_events.h and tally_state.h. What it may ask of the core is in tally.h, generated from
+ * the contract, as `tally_policy_INTERFACE_FUNCTION`; what fields, decisions and events mean is
+ * written in wit/policy.wit. A component imports the interfaces whose functions it calls:
+ * `identity`, `kernel_identity` and `high_priority` have to be granted by the operator.
  *
- * Rules of the house: the same inputs give the same decisions (there is no clock, no
- * file, no randomness); a decision has 200 000 units of fuel, about as many instructions;
- * what traps (a wild pointer, `abort`) costs the policy its turn and its memory. */
+ * The same inputs must give the same decisions: there is no clock, no file, no randomness. A
+ * decision has 200 000 units of fuel, about as many instructions. What traps (a wild pointer,
+ * `abort`) costs the policy its turn and its memory. */
 #ifndef TALLY_SDK_H
 #define TALLY_SDK_H
 
@@ -19,10 +20,25 @@
 typedef tally_policy_types_client_id_t tally_client;
 typedef exports_tally_policy_scheduler_launch_t tally_launch;
 typedef exports_tally_policy_scheduler_decision_t tally_decision;
-typedef exports_tally_policy_scheduler_event_t tally_event;
+typedef exports_tally_policy_scheduler_answer_t tally_answer;
 
-/* The longest a launch is held before it is offered again: "until something changes". */
-#define TALLY_HOLD_NS_MAX UINT64_C(1000000000)
+/* A time that has not come: no high-priority activity yet, no launch waiting. */
+#define TALLY_NEVER UINT64_MAX
+/* A time or a number that is not known. */
+#define TALLY_UNKNOWN UINT64_C(0)
+/* `measured_ns` of a launch whose GPU time could not be told from that of others. */
+#define TALLY_NOT_MEASURED UINT64_C(0)
+/* The kernel id of all kernels beyond those that the core tells apart. */
+#define TALLY_NO_KERNEL UINT32_MAX
+/* Hold for as long as the core allows: until something changes. */
+#define TALLY_HOLD_UNTIL_CHANGE UINT64_MAX
+/* A window that holds nothing back. */
+#define TALLY_WINDOW_OPEN UINT64_MAX
+/* Launches behind a `median_ns` and a `p99_ns`. */
+#define TALLY_RECENT_SAMPLES 32
+
+/* A text of the program as the bindings want it. */
+#define TALLY_TEXT(text) ((tally_string_t){(uint8_t *)(text), sizeof(text) - 1})
 
 /* ---- what a policy implements ---- */
 
@@ -31,61 +47,112 @@ typedef exports_tally_policy_scheduler_event_t tally_event;
  * operator. */
 const char *policy_init(tally_string_t config);
 /* Decide one launch. */
-tally_decision policy_decide(const tally_launch *launch);
-/* Something happened: see `event->tag`. What is in an event goes after the call. */
-void policy_on_event(uint64_t now_ns, const tally_event *event);
+tally_answer policy_decide(const tally_launch *launch);
 
 /* ---- answers ---- */
 
-/* Run it as it is; so many further launches of this client go without a question. */
-static inline tally_decision tally_run(uint32_t lease) {
-  tally_decision d = {.tag = TALLY_POLICY_TYPES_DECISION_RUN};
-  d.val.run = lease;
-  return d;
+/* Run it whole; so many further launches of this client go without a question. */
+static inline tally_answer tally_run(uint32_t lease) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN}};
+  a.decision.val.run = lease;
+  return a;
 }
 /* Not now: offered again after so long, or when something changes. */
-static inline tally_decision tally_hold(uint64_t ns) {
-  tally_decision d = {.tag = TALLY_POLICY_TYPES_DECISION_HOLD};
-  d.val.hold = ns;
-  return d;
+static inline tally_answer tally_hold(uint64_t ns) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD}};
+  a.decision.val.hold = ns;
+  return a;
+}
+/* The same, and when a launch of another best-effort client ends. */
+static inline tally_answer tally_hold_until_completion(uint64_t ns) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION}};
+  a.decision.val.hold_until_completion = ns;
+  return a;
 }
 /* As launches of so many blocks (at least 1). */
-static inline tally_decision tally_slice(uint32_t blocks) {
-  tally_decision d = {.tag = TALLY_POLICY_TYPES_DECISION_SLICE};
-  d.val.slice = blocks;
-  return d;
+static inline tally_answer tally_sliced(uint32_t blocks) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SLICED}};
+  a.decision.val.sliced = blocks;
+  return a;
 }
-/* So that it can be asked to give way at block boundaries. */
-static inline tally_decision tally_preemptible(void) {
-  tally_decision d = {.tag = TALLY_POLICY_TYPES_DECISION_PREEMPTIBLE};
-  return d;
+/* So that it can be asked to yield at block boundaries. */
+static inline tally_answer tally_preemptible(void) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_PREEMPTIBLE}};
+  return a;
 }
 /* On so many SMs (at least 1). */
-static inline tally_decision tally_partition(uint32_t sms) {
-  tally_decision d = {.tag = TALLY_POLICY_TYPES_DECISION_PARTITION};
-  d.val.partition = sms;
-  return d;
+static inline tally_answer tally_sm_limited(uint32_t sms) {
+  tally_answer a = {.decision = {.tag = EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SM_LIMITED}};
+  a.decision.val.sm_limited = sms;
+  return a;
+}
+/* The same answer with a reason; `tally_policy_reasons_define` gives it a text. */
+static inline tally_answer tally_because(tally_answer answer, uint8_t reason) {
+  answer.reason = reason;
+  return answer;
 }
 
 /* ---- what is asked of a launch most often ---- */
 
 static inline bool tally_is_high(const tally_launch *launch) {
-  return launch->class_ == TALLY_POLICY_TYPES_PRIORITY_CLASS_HIGH;
+  return (launch->state & EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_PRIORITY) != 0;
 }
-static inline bool tally_high_busy(const tally_launch *launch) {
-  return (launch->flags & TALLY_POLICY_TYPES_LAUNCH_FLAGS_HIGH_BUSY) != 0;
+static inline bool tally_high_active(const tally_launch *launch) {
+  return (launch->state & EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_ACTIVE) != 0;
 }
 static inline bool tally_can_slice(const tally_launch *launch) {
-  return (launch->flags & TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_SLICE) != 0;
+  return (launch->offered & EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SLICED) != 0;
 }
 static inline bool tally_can_preempt(const tally_launch *launch) {
-  return (launch->flags & TALLY_POLICY_TYPES_LAUNCH_FLAGS_CAN_PREEMPT) != 0;
+  return (launch->offered & EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREEMPTIBLE) != 0;
+}
+static inline bool tally_can_limit(const tally_launch *launch) {
+  return (launch->offered & EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SM_LIMITED) != 0;
+}
+
+/* ---- counters that call the core once in 256 ---- */
+
+typedef struct {
+  uint32_t id;
+  uint32_t held;
+} tally_counter;
+
+/* A counter of this name; see `tally_policy_metrics_counter`. */
+static inline tally_counter tally_counter_new(tally_string_t name) {
+  return (tally_counter){tally_policy_metrics_counter(&name), 0};
+}
+/* Hand over what is held, for example in an event. */
+static inline void tally_counter_hand_over(tally_counter *counter) {
+  if (counter->held > 0) tally_policy_metrics_counter_add(counter->id, counter->held);
+  counter->held = 0;
+}
+/* One more. */
+static inline void tally_count(tally_counter *counter) {
+  if (++counter->held >= 256) tally_counter_hand_over(counter);
+}
+
+/* ---- a bounded share, without randomness ---- */
+
+/* Every event earns `permille`, a unit costs 1000, at most `burst` thousandths are saved up. */
+typedef struct {
+  uint64_t permille, credit, burst;
+} tally_bucket;
+
+static inline void tally_bucket_earn(tally_bucket *bucket) {
+  bucket->credit += bucket->permille;
+  if (bucket->credit > bucket->burst) bucket->credit = bucket->burst;
+}
+/* Spend a unit, if there is one. */
+static inline bool tally_bucket_spend(tally_bucket *bucket) {
+  if (bucket->credit < 1000) return false;
+  bucket->credit -= 1000;
+  return true;
 }
 
 /* ---- log ---- */
 
 /* One line; at most 64 a second are kept. */
-void tally_log(tally_policy_types_level_t level, const char *line);
+void tally_log(tally_policy_log_level_t level, const char *line);
 
 /* ---- configuration: lines of `key = value` ----
  *

@@ -1,4 +1,4 @@
-/* For a policy that keeps what it learnt over a reload: include this in policy.c, and
+/* For a policy that keeps what it learned over a reload: include this in policy.c, and
  * implement `policy_snapshot` and `policy_restore`. `tallyctl policy wrap` sees that they are
  * there. What both mean is written in wit/policy.wit, at `interface state`. */
 #ifndef TALLY_STATE_H
@@ -8,18 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a policy knows, in a form of its own. */
+/* What a policy knows, in a format of its own. */
 typedef struct {
-  tally_string_t format; /* whose form it is, the policy's name by convention */
-  uint32_t version;      /* rises when the form changes */
+  tally_string_t format; /* names the format, by convention after the policy */
+  uint32_t version;      /* rises when the format changes */
   const uint8_t *data;
   size_t length; /* at most 256 KiB */
 } tally_saved;
 
-/* A text of the program as the bindings want it. */
-#define TALLY_TEXT(text) ((tally_string_t){(uint8_t *)(text), sizeof(text) - 1})
-
-/* Write down what was learnt. What `data` points to stays the policy's, and as it is until
+/* Write down what was learned. What `data` points to stays the policy's, and as it is until
  * the next call. Decisions wait: it has 5 million units of fuel. */
 tally_saved policy_snapshot(void);
 /* Go on from what another one wrote down; called once, right after `policy_init`. What is
@@ -53,7 +50,7 @@ struct tally_state_result_ {
   size_t why_length;
 };
 
-__attribute__((__export_name__("tally:policy/state@0.1.2#snapshot")))
+__attribute__((__export_name__("tally:policy/state@0.1.0#snapshot")))
 struct tally_state_saved_ *tally_state_snapshot_(void) {
   static struct tally_state_saved_ area;
   tally_saved saved = policy_snapshot();
@@ -62,7 +59,7 @@ struct tally_state_saved_ *tally_state_snapshot_(void) {
   return &area;
 }
 
-__attribute__((__export_name__("tally:policy/state@0.1.2#restore")))
+__attribute__((__export_name__("tally:policy/state@0.1.0#restore")))
 struct tally_state_result_ *tally_state_restore_(uint8_t *format, size_t format_length,
                                                  uint32_t version, uint8_t *data, size_t length) {
   static struct tally_state_result_ area;

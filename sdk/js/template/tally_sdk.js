@@ -1,16 +1,41 @@
-// What a policy in JavaScript is written with: `telling` for the policy, `u64` for large
-// numbers, `Config` for its configuration, lines of `key = value` with whole numbers and booleans,
-// and `expect` for a state that it restores.
+// What a policy in JavaScript is written with: `telling` for what it exports, answers (`run`, `hold`, ...), the
+// contract's constants, `u64` for large numbers, `Config` for its configuration, lines of `key = value` with whole
+// numbers and booleans, `expect` for a state that it restores, and three helpers: `Counter`, `TokenBucket`, `LruMap`.
 //
-//     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... }, ... });
+//     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... } });
 //
 //     const config = new Config(text);
-//     const quietUs = config.integer('quiet_us', 100, 0, 1_000_000);
+//     const idleGapUs = config.integer('idle_gap_us', 100, 0, 1_000_000);
 //     config.finish(); // what nobody asked for is refused
 //
 // What is thrown of a configuration is a message, which `init` passes on to the operator.
 
-import { log } from 'tally:policy/host@0.1.2';
+import { write } from 'tally:policy/log@0.1.0';
+import { counter, counterAdd } from 'tally:policy/metrics@0.1.0';
+
+// A time or a number that is not known.
+export const UNKNOWN = 0;
+// `measuredNs` of a launch whose GPU time could not be told from that of others.
+export const NOT_MEASURED = 0;
+// The kernel id of all kernels beyond those that the core tells apart.
+export const NO_KERNEL = 0xffff_ffff;
+// A time that has not come, as `u64` gives it.
+export const NEVER = 2 ** 64;
+// Hold for as long as the core allows: until something changes. (Exact in a number, and longer than any hold.)
+export const HOLD_UNTIL_CHANGE = 2 ** 53 - 1;
+// Launches behind a `medianNs` and a `p99Ns`.
+export const RECENT_SAMPLES = 32;
+
+// Answers: what `decide` returns. A reason is a number that `define` of `tally:policy/reasons` gives a text.
+export const run = (lease = 0, reason = 0) => ({ decision: { tag: 'run', val: lease }, reason });
+export const hold = (ns, reason = 0) => ({ decision: { tag: 'hold', val: ns }, reason });
+export const holdUntilCompletion = (ns, reason = 0) => ({
+  decision: { tag: 'hold-until-completion', val: ns },
+  reason,
+});
+export const sliced = (blocks, reason = 0) => ({ decision: { tag: 'sliced', val: blocks }, reason });
+export const preemptible = (reason = 0) => ({ decision: { tag: 'preemptible' }, reason });
+export const smLimited = (sms, reason = 0) => ({ decision: { tag: 'sm-limited', val: sms }, reason });
 
 // A 64-bit number of the contract. They arrive as JavaScript's numbers, exact to 2^53, and from
 // 2^63 on as negative ones: "never" (the largest there is) arrives as -1.
@@ -26,7 +51,7 @@ export function telling(policy) {
       try {
         return policy[name](...given);
       } catch (error) {
-        if (typeof error !== 'string') log('error', `${error} in ${name}\n${error?.stack ?? ''}`);
+        if (typeof error !== 'string') write('error', `${error} in ${name}\n${error?.stack ?? ''}`);
         throw error;
       }
     };
@@ -85,5 +110,65 @@ export class Config {
     for (const key of this.given.keys()) {
       throw `unknown key ${key}; known keys: ${this.known.join(', ')}`;
     }
+  }
+}
+
+// A counter that calls the core once in 256.
+export class Counter {
+  constructor(name) {
+    this.id = counter(name);
+    this.held = 0;
+  }
+
+  add(delta = 1) {
+    this.held += delta;
+    if (this.held >= 256) this.handOver();
+  }
+
+  handOver() {
+    if (this.held > 0) counterAdd(this.id, this.held);
+    this.held = 0;
+  }
+}
+
+// A bounded share, without randomness: every event earns `permille` thousandths of a unit.
+export class TokenBucket {
+  constructor(permille, burst) {
+    this.permille = permille;
+    this.burst = burst * 1_000;
+    this.credit = 0;
+  }
+
+  earn() {
+    this.credit = Math.min(this.credit + this.permille, this.burst);
+  }
+
+  // Spend a unit, if there is one.
+  spend() {
+    if (this.credit < 1_000) return false;
+    this.credit -= 1_000;
+    return true;
+  }
+}
+
+// A map of bounded size that forgets what was not used for longest.
+export class LruMap {
+  constructor(capacity) {
+    this.capacity = capacity;
+    this.map = new Map();
+  }
+
+  get(key) {
+    if (!this.map.has(key)) return undefined;
+    const value = this.map.get(key);
+    this.map.delete(key);
+    this.map.set(key, value);
+    return value;
+  }
+
+  set(key, value) {
+    this.map.delete(key);
+    this.map.set(key, value);
+    if (this.map.size > this.capacity) this.map.delete(this.map.keys().next().value);
   }
 }

@@ -1,55 +1,55 @@
-"""{{name}}: best-effort launches wait while high-priority work is there, and for a while
+"""{{name}}: best-effort launches wait while high-priority work is there, and for an idle gap
 after it.
 
-Python takes some 10 us to decide, so it decides rarely: while high priority is quiet a
+Python takes some 10 us to decide, so it decides rarely: while high priority is idle a
 client gets a lease for many launches, which is ended when high-priority work appears.
 """
 
-from tally_sdk import Config, policy
+from tally_sdk import HOLD_UNTIL_CHANGE, Config, hold, policy, run
 from wit_world import exports
-from wit_world.imports import host
-from wit_world.imports.types import (
-    Decision_Hold,
-    Decision_Run,
-    Event_ClientLeft,
-    Event_HighBusy,
-    LaunchFlags,
-    PriorityClass,
-    Subscription,
-)
+from wit_world.exports.scheduler import LaunchState
+from wit_world.imports import control
 
-HOLD_NS_MAX = 1_000_000_000  # offered again when something changes
-HIGH_BUSY = LaunchFlags.HIGH_BUSY.value
-RUN = Decision_Run(0)
-HOLD = Decision_Hold(HOLD_NS_MAX)
+HIGH_PRIORITY = LaunchState.HIGH_PRIORITY.value
+HIGH_ACTIVE = LaunchState.HIGH_ACTIVE.value
+RUN = run()
+HOLD = hold(HOLD_UNTIL_CHANGE)
 
 
-@policy
-class Scheduler(exports.Scheduler):
+@policy("Activity", "Membership")
+class Scheduler(exports.Scheduler, exports.Activity, exports.Membership):
     def init(self, config):
         """Called once, with the text of the configuration file; empty if there is none."""
         config = Config(config)
-        self.quiet_ns = config.integer("quiet_us", 100, 0, 1_000_000) * 1_000
-        self.run = Decision_Run(config.integer("lease", 1_000, 0, 1_000_000))
+        self.idle_gap_ns = config.integer("idle_gap_us", 100, 0, 1_000_000) * 1_000
+        self.lease = config.integer("lease", 1_000, 0, 1_000_000)
         config.finish()
+        self.run = run(self.lease)
         self.leased = {}  # clients that may have some of a lease left, in order
-        host.subscribe(Subscription.HIGH_ACTIVITY)
 
     def decide(self, launch):
         """Called for a launch of a best-effort client that has no lease."""
-        if launch.class_ == PriorityClass.HIGH:
+        state = launch.state.value
+        if state & HIGH_PRIORITY:
             return RUN
-        if launch.flags.value & HIGH_BUSY:
+        if state & HIGH_ACTIVE:
             return HOLD
-        if launch.high_quiet_ns < self.quiet_ns:
-            return Decision_Hold(self.quiet_ns - launch.high_quiet_ns)
-        self.leased[launch.client] = True
+        if launch.high_idle_ns < self.idle_gap_ns:
+            return hold(self.idle_gap_ns - launch.high_idle_ns)
+        if self.lease > 0:
+            self.leased[launch.client] = True
         return self.run
 
-    def on_event(self, now_ns, event):
-        if isinstance(event, Event_HighBusy):
-            for client in self.leased:
-                host.revoke_lease(client)
-            self.leased.clear()
-        elif isinstance(event, Event_ClientLeft):
-            self.leased.pop(event.value, None)
+    def high_started(self, now_ns):
+        for client in self.leased:
+            control.revoke_lease(client)
+        self.leased.clear()
+
+    def high_ended(self, now_ns):
+        pass
+
+    def joined(self, now_ns, client):
+        pass
+
+    def left(self, now_ns, client):
+        self.leased.pop(client, None)

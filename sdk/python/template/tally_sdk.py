@@ -1,8 +1,9 @@
-"""What a policy in Python is written with: `policy` for its class, `Config` for its
-configuration, TOML of whole numbers and booleans, and `expect` for a state that it restores.
+"""What a policy in Python is written with: `policy` for its class, answers (`run`, `hold`, ...), the
+contract's constants, `Config` for its configuration, TOML of whole numbers and booleans, `expect` for a
+state that it restores, and three helpers: `Counter`, `TokenBucket`, `LruMap`.
 
     config = Config(text)
-    quiet_us = config.integer("quiet_us", 100, 0, 1_000_000)
+    idle_gap_us = config.integer("idle_gap_us", 100, 0, 1_000_000)
     config.finish()  # what nobody asked for is refused
 
 Every error of a configuration is an `Err` with a message, which `init` passes on to the
@@ -10,17 +11,86 @@ operator.
 """
 
 import functools
+import sys
 import tomllib
+from collections import OrderedDict
 
 from componentize_py_types import Err
-from wit_world.imports import host
-from wit_world.imports.types import Level
+from wit_world.exports.scheduler import (
+    Answer,
+    Decision_Hold,
+    Decision_HoldUntilCompletion,
+    Decision_Preemptible,
+    Decision_Run,
+    Decision_Sliced,
+    Decision_SmLimited,
+)
+from wit_world.imports import log, metrics
+
+NEVER = 2**64 - 1  # a time that has not come: no high-priority activity yet, no launch waiting
+UNKNOWN = 0  # a time or a number that is not known
+NOT_MEASURED = 0  # `measured_ns` of a launch whose GPU time could not be told from that of others
+NO_KERNEL = 2**32 - 1  # the kernel id of all kernels beyond those that the core tells apart
+HOLD_UNTIL_CHANGE = 2**64 - 1  # hold for as long as the core allows
+WINDOW_OPEN = 2**64 - 1  # a window that holds nothing back
+RECENT_SAMPLES = 32  # launches behind a `median_ns` and a `p99_ns`
 
 
-def policy(scheduler):
-    """Make one object of a class the policy. Without it every call would get a new one.
+# Answers: what `decide` returns. A reason is a number that `reasons.define` gives a text.
 
-    Also has the core's log say which exception ended a call: to the core it is a trap.
+
+def run(lease=0, reason=0):
+    """Run it whole; so many further launches of this client go without a question."""
+    return Answer(Decision_Run(lease), reason)
+
+
+def hold(ns, reason=0):
+    """Not now: offered again after so long, or when something changes."""
+    return Answer(Decision_Hold(ns), reason)
+
+
+def hold_until_completion(ns, reason=0):
+    """The same, and when a launch of another best-effort client ends."""
+    return Answer(Decision_HoldUntilCompletion(ns), reason)
+
+
+def sliced(blocks, reason=0):
+    """As launches of so many blocks (at least 1)."""
+    return Answer(Decision_Sliced(blocks), reason)
+
+
+def preemptible(reason=0):
+    """So that it can be asked to yield at block boundaries."""
+    return Answer(Decision_Preemptible(), reason)
+
+
+def sm_limited(sms, reason=0):
+    """On so many SMs (at least 1)."""
+    return Answer(Decision_SmLimited(sms), reason)
+
+
+METHODS = (
+    "init",
+    "decide",
+    "high_started",
+    "high_ended",
+    "completed",
+    "joined",
+    "left",
+    "fired",
+    "snapshot",
+    "restore",
+)
+
+
+def policy(*interfaces):
+    """Make one object of a class the policy, for `scheduler` and these interfaces:
+
+        @policy("Activity", "Membership")
+        class Scheduler(exports.Scheduler, exports.Activity, exports.Membership): ...
+
+    Without it every call would get a new object. Also has the core's log say which exception
+    ended a call: to the core it is a trap.
     """
 
     def tells(method):
@@ -36,17 +106,79 @@ def policy(scheduler):
                 while where.tb_next is not None:
                     where = where.tb_next
                 name = where.tb_frame.f_code.co_name
-                host.log(Level.ERROR, f"{error!r} in {name}, line {where.tb_lineno}")
+                log.write(log.Level.ERROR, f"{error!r} in {name}, line {where.tb_lineno}")
                 raise
 
         return call
 
-    for name in ("init", "decide", "on_event", "snapshot", "restore"):
-        if hasattr(scheduler, name):
-            setattr(scheduler, name, tells(getattr(scheduler, name)))
-    one = scheduler()
-    scheduler.__new__ = staticmethod(lambda cls: one)
-    return scheduler
+    def make(scheduler):
+        for name in METHODS:
+            if hasattr(scheduler, name):
+                setattr(scheduler, name, tells(getattr(scheduler, name)))
+        one = scheduler()
+        scheduler.__new__ = staticmethod(lambda cls: one)
+        module = sys.modules[scheduler.__module__]
+        for name in interfaces:
+            setattr(module, name, scheduler)
+        return scheduler
+
+    return make
+
+
+class Counter:
+    """A counter that calls the core once in 256."""
+
+    def __init__(self, name):
+        self._id = metrics.counter(name)
+        self._held = 0
+
+    def add(self, delta=1):
+        self._held += delta
+        if self._held >= 256:
+            self.hand_over()
+
+    def hand_over(self):
+        if self._held > 0:
+            metrics.counter_add(self._id, self._held)
+        self._held = 0
+
+
+class TokenBucket:
+    """A bounded share, without randomness: every event earns `permille` thousandths of a unit."""
+
+    def __init__(self, permille, burst):
+        self._permille = permille
+        self._burst = burst * 1_000
+        self._credit = 0
+
+    def earn(self):
+        self._credit = min(self._credit + self._permille, self._burst)
+
+    def spend(self):
+        """Spend a unit, if there is one."""
+        if self._credit < 1_000:
+            return False
+        self._credit -= 1_000
+        return True
+
+
+class LruMap(OrderedDict):
+    """A map of bounded size that forgets what was not used for longest."""
+
+    def __init__(self, capacity):
+        super().__init__()
+        self._capacity = capacity
+
+    def __getitem__(self, key):
+        value = super().__getitem__(key)
+        self.move_to_end(key)
+        return value
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._capacity:
+            self.popitem(last=False)
 
 
 def expect(saved, form, version_max):

@@ -1,12 +1,31 @@
 //! What a policy may ask of the core, during any call.
 //!
+//! A component imports the interfaces whose functions it calls. Three of them are capabilities that the operator has
+//! to grant: [`client_identity`], [`kernel_identity`] and [`set_ungated`] say so.
+//!
 //! On the host target there is no core: there the calls go to the test double in
 //! `testing`, which records them, or to whatever `native` was given.
 
-use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
+use crate::{
+    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, SharingMode,
+};
 
 #[cfg(target_family = "wasm")]
-use crate::bindings::tally::policy::host as core;
+mod core {
+    use crate::bindings::tally::policy;
+
+    pub use policy::clients::{all as clients, get as client};
+    pub use policy::control::{revoke_lease, set_auto_yield, set_window, set_yield};
+    pub use policy::high_priority::set_ungated;
+    pub use policy::identity::get as client_identity;
+    pub use policy::kernel_identity::get as kernel_identity;
+    pub use policy::kernels::{mean_ns as kernel_mean_ns, profile as kernel_profile};
+    pub use policy::log::write as log;
+    pub use policy::metrics::{counter, counter_add, gauge, gauge_set};
+    pub use policy::reasons::define as define_reason;
+    pub use policy::sharing::mode as sharing_mode;
+    pub use policy::timers::set as set_timer;
+}
 #[cfg(not(target_family = "wasm"))]
 use crate::native::current as core;
 
@@ -27,7 +46,7 @@ impl Counter {
         Counter(core::counter(name))
     }
 
-    /// Count so many more.
+    /// Count so many more. Each call is a call into the core: see [`crate::Counters`].
     pub fn add(self, delta: u64) {
         core::counter_add(self.0, delta);
     }
@@ -49,34 +68,42 @@ impl Gauge {
     }
 }
 
-/// Clients now connected. None yet during `init`: each is told of by
-/// `Event::ClientJoined` right after it.
-pub fn clients() -> Vec<ClientId> {
+/// Name a reason of decisions ([`crate::Decision::because`]), 1 to 255, in at most 64 bytes. In `init`.
+pub fn define_reason(reason: u8, text: &str) {
+    core::define_reason(reason, text);
+}
+
+/// All connected clients: who waits since when, what they have in flight and have used. None during `init`.
+pub fn clients() -> Vec<ClientState> {
     core::clients()
 }
 
-/// A client, if it is connected.
-pub fn client(id: ClientId) -> Option<ClientInfo> {
+/// One of them, if it is connected.
+pub fn client(id: ClientId) -> Option<ClientState> {
     core::client(id)
 }
 
-/// What is known of a kernel; `None` for an id never passed to this policy.
+/// The name and labels of a client, if it is connected. Needs the capability `identity`.
+pub fn client_identity(id: ClientId) -> Option<ClientIdentity> {
+    core::client_identity(id)
+}
+
+/// What was measured of a kernel; `None` for an id never passed to this policy.
 pub fn kernel_profile(kernel: KernelId) -> Option<KernelProfile> {
     core::kernel_profile(kernel)
 }
 
-/// The cheap form: its mean GPU time in nanoseconds, 0 if never measured.
+/// The cheap form: its mean GPU time in nanoseconds, or [`crate::UNKNOWN`].
 pub fn kernel_mean_ns(kernel: KernelId) -> u64 {
     core::kernel_mean_ns(kernel)
 }
 
-/// Choose the events that cost a call each time; replaces the earlier choice.
-/// Initially none.
-pub fn subscribe(to: Subscription) {
-    core::subscribe(to);
+/// The name of a kernel, and which code image holds it. Needs the capability `kernel-identity`.
+pub fn kernel_identity(kernel: KernelId) -> Option<KernelName> {
+    core::kernel_identity(kernel)
 }
 
-/// Be sent `Event::Timer` with this token after `delay_ns`. At most 64
+/// Be called by [`crate::Timer::fired`] with this token after `delay_ns`. At most 64
 /// timers are pending; setting a token again moves it.
 pub fn set_timer(delay_ns: u64, token: u64) {
     core::set_timer(delay_ns, token);
@@ -88,31 +115,31 @@ pub fn set_window(client: ClientId, window_ns: u64) {
     core::set_window(client, window_ns);
 }
 
-/// End a lease given with `Decision::Run`. Launches let go still run.
+/// End a lease given with `Decision::Run`. Launches already granted still run.
 pub fn revoke_lease(client: ClientId) {
     core::revoke_lease(client);
 }
 
-/// Ask a client to give way, or to go on: its sliced and preemptible launches stop
+/// Ask a client to yield, or to go on: its sliced and preemptible launches stop
 /// at the next boundary and go on where they stopped.
 pub fn set_yield(client: ClientId, yielded: bool) {
     core::set_yield(client, yielded);
 }
 
-/// Have the core ask a client to give way whenever high-priority work appears, and
-/// to go on once there has been none for `quiet_ns`.
-pub fn set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64) {
-    core::set_auto_yield(client, enabled, quiet_ns);
+/// Have the core ask a client to yield whenever high-priority work appears, and
+/// to go on once there has been none for `idle_ns`.
+pub fn set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64) {
+    core::set_auto_yield(client, enabled, idle_ns);
 }
 
-/// Give or take away a client's right to launch without being decided.
-/// High-priority clients have it from the start.
-pub fn set_standing_grant(client: ClientId, granted: bool) {
-    core::set_standing_grant(client, granted);
+/// Let a client launch without being decided, or decide its launches. High-priority clients are ungated
+/// from the start. Needs the capability `high-priority`.
+pub fn set_ungated(client: ClientId, ungated: bool) {
+    core::set_ungated(client, ungated);
 }
 
 /// How clients share this GPU; does not change while the core runs. During `init` it is not
 /// known yet: ask when the first client joins.
-pub fn residency() -> Sharing {
-    core::residency()
+pub fn sharing_mode() -> SharingMode {
+    core::sharing_mode()
 }

@@ -1,40 +1,119 @@
-//! Short names for what policies ask of a launch most often.
+//! Short names for what policies ask of a launch, and of a decision, most often.
 
-use crate::{Launch, LaunchFlags, PriorityClass};
+use crate::{Answer, Decision, Form, FormsOffered, Launch, LaunchState, NO_REASON};
 
 impl Launch {
     /// Its client is latency-critical.
     pub fn is_high(&self) -> bool {
-        self.class == PriorityClass::High
+        self.state.contains(LaunchState::HIGH_PRIORITY)
     }
 
     /// A high-priority client has work on this GPU now.
-    pub fn high_busy(&self) -> bool {
-        self.flags.contains(LaunchFlags::HIGH_BUSY)
+    pub fn high_active(&self) -> bool {
+        self.state.contains(LaunchState::HIGH_ACTIVE)
     }
 
     /// It was held before and is offered again.
     pub fn offered_again(&self) -> bool {
-        self.flags.contains(LaunchFlags::OFFERED_AGAIN)
+        self.state.contains(LaunchState::OFFERED_AGAIN)
+    }
+
+    /// It is a CUDA graph.
+    pub fn is_graph(&self) -> bool {
+        self.state.contains(LaunchState::GRAPH)
     }
 
     /// The core can run it as slices of blocks.
     pub fn can_slice(&self) -> bool {
-        self.flags.contains(LaunchFlags::CAN_SLICE)
+        self.offered.contains(FormsOffered::SLICED)
     }
 
-    /// The core can run it so that it gives way at block boundaries.
+    /// The core can run it so that it yields at block boundaries.
     pub fn can_preempt(&self) -> bool {
-        self.flags.contains(LaunchFlags::CAN_PREEMPT)
-    }
-
-    /// A cut form of its kernel could be made: deciding for one has it made.
-    pub fn can_prepare(&self) -> bool {
-        self.flags.contains(LaunchFlags::CAN_PREPARE)
+        self.offered.contains(FormsOffered::PREEMPTIBLE)
     }
 
     /// The core can run it on some of the SMs.
-    pub fn can_partition(&self) -> bool {
-        self.flags.contains(LaunchFlags::CAN_PARTITION)
+    pub fn can_limit(&self) -> bool {
+        self.offered.contains(FormsOffered::SM_LIMITED)
+    }
+
+    /// Its kernel could be transformed: deciding for such a form has that done.
+    pub fn can_prepare(&self) -> bool {
+        self.offered.contains(FormsOffered::PREPARABLE)
+    }
+
+    /// Whether the core can run it in this form.
+    pub fn offers(&self, form: Form) -> bool {
+        match form {
+            Form::Whole => true,
+            Form::Sliced => self.can_slice(),
+            Form::Preemptible => self.can_preempt(),
+            Form::SmLimited => self.can_limit(),
+        }
+    }
+
+    /// The form that the core runs it in after this decision: whole, if the one decided for is not on offer.
+    pub fn runs_as(&self, decision: Decision) -> Form {
+        let (form, _) = decision.form();
+        if self.offers(form) { form } else { Form::Whole }
+    }
+}
+
+impl Decision {
+    /// The form that it asks for, with its argument: blocks of a slice, or SMs; else 0.
+    pub fn form(self) -> (Form, u32) {
+        match self {
+            Decision::Sliced(blocks) => (Form::Sliced, blocks),
+            Decision::Preemptible => (Form::Preemptible, 0),
+            Decision::SmLimited(sms) => (Form::SmLimited, sms),
+            Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => {
+                (Form::Whole, 0)
+            }
+        }
+    }
+
+    /// This decision with a reason, which [`crate::host::define_reason`] gives a text.
+    pub fn because(self, reason: u8) -> Answer {
+        Answer { decision: self, reason }
+    }
+}
+
+impl From<Decision> for Answer {
+    fn from(decision: Decision) -> Self {
+        decision.because(NO_REASON)
+    }
+}
+
+/// Whatever the reason.
+impl PartialEq<Decision> for Answer {
+    fn eq(&self, other: &Decision) -> bool {
+        self.decision == *other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::launch;
+
+    #[test]
+    fn a_form_that_is_not_on_offer_runs_whole() {
+        for (decision, offer, form) in [
+            (Decision::Sliced(3), FormsOffered::SLICED, Form::Sliced),
+            (Decision::Preemptible, FormsOffered::PREEMPTIBLE, Form::Preemptible),
+            (Decision::SmLimited(8), FormsOffered::SM_LIMITED, Form::SmLimited),
+        ] {
+            let offers = |offered| Launch { offered, ..launch() };
+            assert_eq!(offers(FormsOffered::all()).runs_as(decision), form);
+            assert_eq!(offers(FormsOffered::all() - offer).runs_as(decision), Form::Whole);
+            assert_eq!(offers(offer).runs_as(Decision::Run(4)), Form::Whole);
+        }
+    }
+
+    #[test]
+    fn an_answer_is_its_decision_whatever_the_reason() {
+        assert_eq!(Decision::Hold(5).because(9), Decision::Hold(5));
+        assert_eq!(Answer::from(Decision::Run(0)).reason, NO_REASON);
     }
 }

@@ -6,7 +6,7 @@
 //! wasm32-unknown-unknown`) makes the component.
 //!
 //! ```
-//! use tally_sdk::{Decision, Launch, Policy};
+//! use tally_sdk::{Answer, Decision, HOLD_UNTIL_CHANGE, Launch, Policy};
 //!
 //! /// Best effort runs only while high priority has nothing to do.
 //! struct Polite;
@@ -16,8 +16,8 @@
 //!         Ok(Polite)
 //!     }
 //!
-//!     fn decide(&mut self, launch: &Launch) -> Decision {
-//!         if launch.high_busy() { Decision::Hold(tally_sdk::HOLD_NS_MAX) } else { Decision::Run(0) }
+//!     fn decide(&mut self, launch: &Launch) -> Answer {
+//!         if launch.high_active() { Decision::Hold(HOLD_UNTIL_CHANGE) } else { Decision::Run(0) }.into()
 //!     }
 //! }
 //!
@@ -32,40 +32,78 @@
 //! in `wit/policy.wit`; the documentation of the types here is taken from there.
 //! `policies/fifo` is the smallest complete policy.
 //!
-//! # Rules of the house
+//! # Events
+//! Each kind of event is a trait: [`Activity`], [`Completions`], [`Membership`], [`Timer`]; and so is
+//! what outlives a reload, [`Stateful`]. Implement those that the policy needs and name them:
+//! `tally_sdk::export!(Polite: membership, timer)`. What is not named costs nothing.
+//!
+//! # Rules
 //! - The same inputs must give the same decisions: there is no clock, no
 //!   randomness, no file. Do not let the order of a `HashMap` decide.
 //! - `decide` has 200 000 units of fuel, about as many instructions. It should
 //!   not allocate; none of the types it deals with does.
 //! - A panic costs the policy its turn and its state: the core starts it anew,
-//!   and puts the last good policy back after three faults. Its message is in the
+//!   and loads the last good policy after three faults. Its message is in the
 //!   core's log.
 //! - Crates may say `#![deny(unsafe_code)]`, but not `forbid`: [`export!`] has to
 //!   define symbols, which Rust counts as unsafe.
+//!
+//! # Besides the contract
+//! [`config`] reads configurations, [`codec`] writes what a policy saves, [`Counters`] counts without a
+//! call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded share.
 
 mod bindings;
+mod bucket;
+pub mod codec;
 pub mod config;
+mod counters;
 pub mod host;
 mod launch;
+mod lru;
 #[cfg(not(target_family = "wasm"))]
 pub mod native;
-mod state_bindings;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
 
-pub use bindings::exports::tally::policy::scheduler::{Decision, Event, Launch};
-pub use bindings::tally::policy::types::{
-    ClientId, ClientInfo, Completion, CutForms, CutState, Form, FormProfile, KernelId,
-    KernelProfile, LaunchFlags, Level, PriorityClass, Sharing, Subscription,
+pub use bindings::completions::exports::tally::policy::completions::Completion;
+pub use bindings::exports::tally::policy::scheduler::{
+    Answer, Decision, FormsOffered, Launch, LaunchState,
 };
-pub use state_bindings::exports::tally::policy::state::Saved;
+pub use bindings::state::exports::tally::policy::state::Saved;
+pub use bindings::tally::policy::clients::ClientState;
+pub use bindings::tally::policy::identity::ClientIdentity;
+pub use bindings::tally::policy::kernel_identity::KernelName;
+pub use bindings::tally::policy::kernels::{
+    FormProfile, KernelProfile, Transformation, TransformedForms,
+};
+pub use bindings::tally::policy::log::Level;
+pub use bindings::tally::policy::sharing::SharingMode;
+pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
+pub use bucket::TokenBucket;
+pub use counters::Counters;
+pub use lru::LruMap;
 
-/// The longest a launch is held before it is offered again: "until something
-/// changes". Longer values are cut to this.
-pub const HOLD_NS_MAX: u64 = 1_000_000_000;
+/// A time that has not come: no high-priority activity yet, no launch waiting.
+pub const NEVER: u64 = u64::MAX;
+/// A time or a number that is not known: never measured, never reported.
+pub const UNKNOWN: u64 = 0;
+/// [`Completion::measured_ns`] of a launch whose GPU time could not be told from that of others.
+pub const NOT_MEASURED: u64 = 0;
+/// The kernel id of all kernels beyond those that the core tells apart.
+pub const NO_KERNEL: KernelId = KernelId::MAX;
+/// Hold for as long as the core allows: until something changes.
+pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
+/// A window that holds nothing back.
+pub const WINDOW_OPEN: u64 = u64::MAX;
+/// A decision without a reason.
+pub const NO_REASON: u8 = 0;
+/// Launches behind a `median_ns` and a `p99_ns`.
+pub const RECENT_SAMPLES: usize = 32;
+/// The most that [`Stateful::snapshot`] may give, bytes.
+pub const SAVED_BYTES_MAX: usize = 256 << 10;
 
 /// A scheduling policy. One value of the type lives as long as the policy is
-/// loaded (or until it panics; then [`Policy::init`] makes another). What it learnt goes
+/// loaded (or until it panics; then [`Policy::init`] makes another). What it learned goes
 /// with it, unless it is [`Stateful`].
 pub trait Policy: Sized + 'static {
     /// Make the policy from the text of its configuration, empty if it has none.
@@ -76,24 +114,48 @@ pub trait Policy: Sized + 'static {
 
     /// Decide one launch. The path that must be short: no allocation, no search
     /// through long lists.
-    fn decide(&mut self, launch: &Launch) -> Decision;
-
-    /// Something happened. `now_ns` is on the same clock as `Launch::now_ns`.
-    fn on_event(&mut self, now_ns: u64, event: &Event) {
-        let _ = (now_ns, event);
-    }
+    fn decide(&mut self, launch: &Launch) -> Answer;
 }
 
-/// A policy whose knowledge outlives a reload; exported with
-/// `tally_sdk::export!(T, stateful)`.
+/// Told when high-priority work is on the GPU: `export!(T: activity)`. Times are on the same clock as
+/// [`Launch::now_ns`], here and in the other events.
+pub trait Activity: Policy {
+    /// High-priority work appeared on a GPU that had none.
+    fn high_started(&mut self, now_ns: u64);
+    /// The last high-priority work ended.
+    fn high_ended(&mut self, now_ns: u64);
+}
+
+/// Told of best-effort launches that finished: `export!(T: completions)`.
+pub trait Completions: Policy {
+    /// One finished.
+    fn completed(&mut self, now_ns: u64, completion: &Completion);
+}
+
+/// Told of clients that come and go: `export!(T: membership)`.
+pub trait Membership: Policy {
+    /// A client registered. Also called for each connected client right after [`Policy::init`].
+    fn joined(&mut self, now_ns: u64, client: &Client);
+    /// A client is gone.
+    fn left(&mut self, now_ns: u64, client: ClientId);
+}
+
+/// Told when a timer fires ([`host::set_timer`]): `export!(T: timer)`.
+pub trait Timer: Policy {
+    /// The timer that was set with this token.
+    fn fired(&mut self, now_ns: u64, token: u64);
+}
+
+/// A policy whose knowledge outlives a reload: `export!(T: state)`.
 ///
-/// The core asks the policy in charge for it between two decisions and offers it to
+/// The core asks the active policy for it between two decisions and offers it to
 /// the next one, whatever that is: another version of the same policy, the same with
 /// another configuration, or a quite different one. So `restore` must be ready for
 /// anything and check what it reads.
 ///
 /// ```
-/// use tally_sdk::{Decision, Launch, Policy, Saved, Stateful};
+/// use tally_sdk::codec::{Reader, Writer};
+/// use tally_sdk::{Answer, Decision, Launch, Policy, Saved, Stateful};
 ///
 /// struct Counting(u64);
 ///
@@ -102,26 +164,26 @@ pub trait Policy: Sized + 'static {
 ///         Ok(Counting(0))
 ///     }
 ///
-///     fn decide(&mut self, _launch: &Launch) -> Decision {
+///     fn decide(&mut self, _launch: &Launch) -> Answer {
 ///         self.0 += 1;
-///         Decision::Run(0)
+///         Decision::Run(0).into()
 ///     }
 /// }
 ///
 /// impl Stateful for Counting {
 ///     fn snapshot(&self) -> Saved {
-///         Saved { format: "counting".into(), version: 1, data: self.0.to_le_bytes().into() }
+///         let mut out = Writer::new("counting", 1);
+///         out.number(self.0);
+///         out.finish()
 ///     }
 ///
 ///     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-///         from.expect("counting", 1)?;
-///         let count = from.data.as_slice().try_into().map_err(|_| "expected 8 bytes")?;
-///         self.0 = u64::from_le_bytes(count);
+///         self.0 = Reader::new(from, "counting", 1)?.number()?;
 ///         Ok(())
 ///     }
 /// }
 ///
-/// tally_sdk::export!(Counting, stateful);
+/// tally_sdk::export!(Counting: state);
 ///
 /// let mut old = Counting::init("").unwrap();
 /// old.decide(&tally_sdk::testing::launch());
@@ -129,7 +191,7 @@ pub trait Policy: Sized + 'static {
 /// assert_eq!(new.0, 1);
 /// ```
 pub trait Stateful: Policy {
-    /// Write down what was learnt. Every decision waits for this: it has 5 million
+    /// Write down what was learned. Every decision waits for this: it has 5 million
     /// units of fuel, and its data at most [`SAVED_BYTES_MAX`].
     fn snapshot(&self) -> Saved;
 
@@ -142,9 +204,6 @@ pub trait Stateful: Policy {
     /// must be as it was before the call.
     fn restore(&mut self, from: &Saved) -> Result<(), String>;
 }
-
-/// The most that [`Stateful::snapshot`] may give, bytes.
-pub const SAVED_BYTES_MAX: usize = 256 << 10;
 
 impl Saved {
     /// Refuse what is not of this format, or of a later version than this.
@@ -165,47 +224,14 @@ impl Saved {
     }
 }
 
-/// Make a type that implements [`Policy`] the policy of this component;
-/// `export!(T, stateful)` one that implements [`Stateful`] as well.
+/// Make a type that implements [`Policy`] the policy of this component, with the named ones of `activity`,
+/// `completions`, `membership`, `timer` and `state`.
 ///
-/// Does nothing when compiled for another target than WebAssembly, so that the
+/// When compiled for another target than WebAssembly it defines no symbols, so that the
 /// same crate can be tested on the host.
 #[macro_export]
 macro_rules! export {
-    ($policy:ty) => {
-        $crate::__export!($policy, {});
-    };
-    ($policy:ty, stateful) => {
-        $crate::__export!($policy, {
-            impl sdk::StateGuest for Component {
-                fn snapshot() -> $crate::Saved {
-                    POLICY.with_borrow(|slot| match slot {
-                        Some(policy) => $crate::Stateful::snapshot(policy),
-                        None => sdk::not_initialised(),
-                    })
-                }
-
-                fn restore(from: $crate::Saved) -> Result<(), ::std::string::String> {
-                    POLICY.with_borrow_mut(|slot| match slot {
-                        Some(policy) => $crate::Stateful::restore(policy, &from),
-                        None => sdk::not_initialised(),
-                    })
-                }
-            }
-
-            sdk::export_state!(Component with_types_in sdk::state);
-        });
-
-        #[cfg(not(target_family = "wasm"))]
-        const _: fn(&$policy) -> $crate::Saved = <$policy as $crate::Stateful>::snapshot;
-    };
-}
-
-/// What [`export!`] has in common for all; not part of the interface.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __export {
-    ($policy:ty, { $($more:tt)* }) => {
+    ($policy:ty $(: $($extra:ident),+ $(,)?)?) => {
         #[cfg(target_family = "wasm")]
         #[allow(unsafe_code)]
         const _: () = {
@@ -218,9 +244,16 @@ macro_rules! __export {
                     const { ::core::cell::RefCell::new(::core::option::Option::None) };
             }
 
+            fn with<R>(call: impl FnOnce(&mut $policy) -> R) -> R {
+                POLICY.with_borrow_mut(|slot| match slot {
+                    Some(policy) => call(policy),
+                    None => sdk::not_initialised(),
+                })
+            }
+
             struct Component;
 
-            impl sdk::Guest for Component {
+            impl sdk::scheduler::Guest for Component {
                 fn init(config: ::std::string::String) -> Result<(), ::std::string::String> {
                     sdk::tell_panics();
                     let policy = <$policy as $crate::Policy>::init(&config)?;
@@ -228,30 +261,119 @@ macro_rules! __export {
                     Ok(())
                 }
 
-                fn decide(launch: $crate::Launch) -> $crate::Decision {
-                    POLICY.with_borrow_mut(|slot| match slot {
-                        Some(policy) => $crate::Policy::decide(policy, &launch),
-                        None => sdk::not_initialised(),
-                    })
-                }
-
-                fn on_event(now_ns: u64, event: $crate::Event) {
-                    POLICY.with_borrow_mut(|slot| match slot {
-                        Some(policy) => $crate::Policy::on_event(policy, now_ns, &event),
-                        None => sdk::not_initialised(),
-                    })
+                fn decide(launch: $crate::Launch) -> $crate::Answer {
+                    with(|policy| $crate::Policy::decide(policy, &launch))
                 }
             }
 
-            sdk::export_component!(Component with_types_in sdk);
-
-            $($more)*
+            sdk::export_scheduler!(Component with_types_in sdk::required);
+            $($($crate::__export_one!($extra Component with sdk);)+)?
         };
 
         // On the host the type counts as used, and as wrong if it is no policy.
         #[cfg(not(target_family = "wasm"))]
         const _: fn(&str) -> ::core::result::Result<$policy, ::std::string::String> =
             <$policy as $crate::Policy>::init;
+        #[cfg(not(target_family = "wasm"))]
+        impl $crate::native::Exported for $policy {
+            $($($crate::__native_one!($extra);)+)?
+        }
+    };
+}
+
+/// One optional interface of a component; not part of the interface.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_one {
+    (activity $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::activity::Guest for $component {
+            fn high_started(now_ns: u64) {
+                $with(|policy| $crate::Activity::high_started(policy, now_ns))
+            }
+            fn high_ended(now_ns: u64) {
+                $with(|policy| $crate::Activity::high_ended(policy, now_ns))
+            }
+        }
+        $sdk::export_activity!($component with_types_in $sdk::optional::activity);
+    };
+    (completions $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::completions::Guest for $component {
+            fn completed(now_ns: u64, completion: $crate::Completion) {
+                $with(|policy| $crate::Completions::completed(policy, now_ns, &completion))
+            }
+        }
+        $sdk::export_completions!($component with_types_in $sdk::optional::completions);
+    };
+    (membership $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::membership::Guest for $component {
+            fn joined(now_ns: u64, client: $crate::Client) {
+                $with(|policy| $crate::Membership::joined(policy, now_ns, &client))
+            }
+            fn left(now_ns: u64, client: $crate::ClientId) {
+                $with(|policy| $crate::Membership::left(policy, now_ns, client))
+            }
+        }
+        $sdk::export_membership!($component with_types_in $sdk::optional::membership);
+    };
+    (timer $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::timer::Guest for $component {
+            fn fired(now_ns: u64, token: u64) {
+                $with(|policy| $crate::Timer::fired(policy, now_ns, token))
+            }
+        }
+        $sdk::export_timer!($component with_types_in $sdk::optional::timer);
+    };
+    (state $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::state::Guest for $component {
+            fn snapshot() -> $crate::Saved {
+                $with(|policy| $crate::Stateful::snapshot(policy))
+            }
+            fn restore(from: $crate::Saved) -> Result<(), ::std::string::String> {
+                $with(|policy| $crate::Stateful::restore(policy, &from))
+            }
+        }
+        $sdk::export_state!($component with_types_in $sdk::optional::state);
+    };
+}
+
+/// The same for a policy that runs natively.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __native_one {
+    (activity) => {
+        const ACTIVITY: bool = true;
+        fn high_started(&mut self, now_ns: u64) {
+            $crate::Activity::high_started(self, now_ns);
+        }
+        fn high_ended(&mut self, now_ns: u64) {
+            $crate::Activity::high_ended(self, now_ns);
+        }
+    };
+    (completions) => {
+        const COMPLETIONS: bool = true;
+        fn completed(&mut self, now_ns: u64, completion: &$crate::Completion) {
+            $crate::Completions::completed(self, now_ns, completion);
+        }
+    };
+    (membership) => {
+        const MEMBERSHIP: bool = true;
+        fn joined(&mut self, now_ns: u64, client: &$crate::Client) {
+            $crate::Membership::joined(self, now_ns, client);
+        }
+        fn left(&mut self, now_ns: u64, client: $crate::ClientId) {
+            $crate::Membership::left(self, now_ns, client);
+        }
+    };
+    (timer) => {
+        const TIMER: bool = true;
+        fn fired(&mut self, now_ns: u64, token: u64) {
+            $crate::Timer::fired(self, now_ns, token);
+        }
+    };
+    (state) => {
+        fn saved(&self) -> ::core::option::Option<$crate::Saved> {
+            ::core::option::Option::Some($crate::Stateful::snapshot(self))
+        }
     };
 }
 
@@ -259,15 +381,30 @@ macro_rules! __export {
 #[doc(hidden)]
 pub mod __private {
     #[cfg(target_family = "wasm")]
-    pub use crate::bindings::export_component;
+    pub use crate::bindings::activity::export_activity;
     #[cfg(target_family = "wasm")]
-    pub use crate::state_bindings::export_state;
-    pub mod state {
-        pub use crate::state_bindings::exports;
+    pub use crate::bindings::completions::export_completions;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::export_scheduler;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::membership::export_membership;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::state::export_state;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::timer::export_timer;
+
+    pub mod required {
+        pub use crate::bindings::exports;
     }
-    pub use crate::bindings::exports;
-    pub use crate::bindings::exports::tally::policy::scheduler::Guest;
-    pub use crate::state_bindings::exports::tally::policy::state::Guest as StateGuest;
+    pub mod optional {
+        pub use crate::bindings::{activity, completions, membership, state, timer};
+    }
+    pub use crate::bindings::activity::exports::tally::policy::activity;
+    pub use crate::bindings::completions::exports::tally::policy::completions;
+    pub use crate::bindings::exports::tally::policy::scheduler;
+    pub use crate::bindings::membership::exports::tally::policy::membership;
+    pub use crate::bindings::state::exports::tally::policy::state;
+    pub use crate::bindings::timer::exports::tally::policy::timer;
 
     /// A trap says where, not why: let the message of a panic out first.
     pub fn tell_panics() {

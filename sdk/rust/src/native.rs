@@ -6,13 +6,16 @@
 //! with [`with`].
 
 use crate::testing::double;
-use crate::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
+use crate::{
+    Client, ClientId, ClientIdentity, ClientState, Completion, KernelId, KernelName, KernelProfile,
+    Level, Policy, Saved, SharingMode,
+};
 use std::any::Any;
 use std::cell::RefCell;
 
 macro_rules! host_functions {
     ($($name:ident($($arg:ident: $ty:ty),*) $(-> $answer:ty)?;)*) => {
-        /// The functions of the contract's `host`.
+        /// The functions of [`crate::host`].
         #[allow(missing_docs, reason = "each is the function of `host` of that name")]
         pub trait Core: Any {
             $(fn $name(&mut self, $($arg: $ty),*) $(-> $answer)?;)*
@@ -38,18 +41,20 @@ host_functions! {
     counter_add(counter: u32, delta: u64);
     gauge(name: &str) -> u32;
     gauge_set(gauge: u32, value: i64);
-    clients() -> Vec<ClientId>;
-    client(id: ClientId) -> Option<ClientInfo>;
+    define_reason(reason: u8, text: &str);
+    clients() -> Vec<ClientState>;
+    client(id: ClientId) -> Option<ClientState>;
+    client_identity(id: ClientId) -> Option<ClientIdentity>;
     kernel_profile(kernel: KernelId) -> Option<KernelProfile>;
     kernel_mean_ns(kernel: KernelId) -> u64;
-    subscribe(to: Subscription);
+    kernel_identity(kernel: KernelId) -> Option<KernelName>;
     set_timer(delay_ns: u64, token: u64);
     set_window(client: ClientId, window_ns: u64);
     revoke_lease(client: ClientId);
     set_yield(client: ClientId, yielded: bool);
-    set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64);
-    set_standing_grant(client: ClientId, granted: bool);
-    residency() -> Sharing;
+    set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64);
+    set_ungated(client: ClientId, ungated: bool);
+    sharing_mode() -> SharingMode;
 }
 
 thread_local! {
@@ -69,5 +74,37 @@ pub fn with<C: Core, R>(core: Box<C>, call: impl FnOnce() -> R) -> (Box<C>, R) {
     match core.and_then(|core| core.downcast().ok()) {
         Some(core) => (core, answer),
         None => unreachable!("only this function changes which core there is"),
+    }
+}
+
+/// A policy with the optional traits that [`crate::export!`] named, for who runs it natively. Those that were not named
+/// do nothing.
+#[allow(missing_docs, reason = "each is the function of that name of one of the traits")]
+pub trait Exported: Policy {
+    const ACTIVITY: bool = false;
+    const COMPLETIONS: bool = false;
+    const MEMBERSHIP: bool = false;
+    const TIMER: bool = false;
+
+    fn high_started(&mut self, now_ns: u64) {
+        let _ = now_ns;
+    }
+    fn high_ended(&mut self, now_ns: u64) {
+        let _ = now_ns;
+    }
+    fn completed(&mut self, now_ns: u64, completion: &Completion) {
+        let _ = (now_ns, completion);
+    }
+    fn joined(&mut self, now_ns: u64, client: &Client) {
+        let _ = (now_ns, client);
+    }
+    fn left(&mut self, now_ns: u64, client: ClientId) {
+        let _ = (now_ns, client);
+    }
+    fn fired(&mut self, now_ns: u64, token: u64) {
+        let _ = (now_ns, token);
+    }
+    fn saved(&self) -> Option<Saved> {
+        None
     }
 }

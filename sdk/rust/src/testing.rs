@@ -8,27 +8,28 @@
 //! assert_eq!(testing::calls(), [Call::SetWindow { client: 3, window_ns: 1_000 }]);
 //! ```
 
-use crate::{ClientId, ClientInfo, CutState, KernelId, KernelProfile, Launch, LaunchFlags, Level};
-use crate::{Policy, PriorityClass, SAVED_BYTES_MAX, Sharing, Stateful, Subscription};
+use crate::{Client, ClientId, ClientIdentity, ClientState, FormsOffered, KernelId, KernelName};
+use crate::{KernelProfile, Launch, LaunchState, Level, NEVER, Policy, PriorityClass};
+use crate::{SAVED_BYTES_MAX, SharingMode, Stateful, Transformation};
 use std::cell::RefCell;
 
 /// A best-effort launch on a GPU that no high-priority client has ever used, of
 /// a kernel that was never measured. Change what a test is about:
-/// `Launch { high_quiet_ns: 5, ..launch() }`.
+/// `Launch { high_idle_ns: 5, ..launch() }`.
 pub fn launch() -> Launch {
     Launch {
         now_ns: 1_000_000_000,
         client: 1,
-        class: PriorityClass::BestEffort,
         kernel: 1,
-        flags: LaunchFlags::empty(),
+        state: LaunchState::empty(),
+        offered: FormsOffered::empty(),
         grid_blocks: 1024,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 0,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: u64::MAX,
+        high_idle_ns: NEVER,
         high_clients: 0,
         waiting_clients: 1,
         stream: 0,
@@ -36,23 +37,37 @@ pub fn launch() -> Launch {
     }
 }
 
-/// A client without labels, named after its id.
-pub fn client(id: ClientId, class: PriorityClass) -> ClientInfo {
-    ClientInfo { id, class, name: format!("client-{id}"), labels: Vec::new() }
+/// A client of weight 1.
+pub fn client(id: ClientId, class: PriorityClass) -> Client {
+    Client { id, class, weight: 1 }
+}
+
+/// The same, as [`crate::host::clients`] has it: it has done nothing yet.
+pub fn client_state(id: ClientId, class: PriorityClass) -> ClientState {
+    ClientState {
+        id,
+        class,
+        weight: 1,
+        waiting_since_ns: NEVER,
+        in_flight: 0,
+        in_flight_ns: 0,
+        measured_ns: 0,
+        charged_ns: 0,
+    }
 }
 
 /// A kernel of so many blocks of 256 threads, never measured. Change what a test is
 /// about: `KernelProfile { mean_ns: 5, ..kernel(64) }`.
 pub fn kernel(blocks: u32) -> KernelProfile {
     KernelProfile {
-        name: "kernel".into(),
-        image: 1,
         grid: (blocks, 1, 1),
         block: (256, 1, 1),
         count: 0,
         mean_ns: 0,
+        median_ns: 0,
         p99_ns: 0,
-        cut: CutState::Unknown,
+        recent_ns: 0,
+        transformation: Transformation::Unknown,
         forms: Vec::new(),
     }
 }
@@ -79,13 +94,13 @@ pub enum Call {
     Log { level: Level, message: String },
     CounterAdd { name: String, delta: u64 },
     GaugeSet { name: String, value: i64 },
-    Subscribe(Subscription),
     SetTimer { delay_ns: u64, token: u64 },
     SetWindow { client: ClientId, window_ns: u64 },
     RevokeLease(ClientId),
     SetYield { client: ClientId, yielded: bool },
-    SetAutoYield { client: ClientId, enabled: bool, quiet_ns: u64 },
-    SetStandingGrant { client: ClientId, granted: bool },
+    SetAutoYield { client: ClientId, enabled: bool, idle_ns: u64 },
+    SetUngated { client: ClientId, ungated: bool },
+    DefineReason { reason: u8, text: String },
 }
 
 /// The recording core of this thread; each test has a thread of its own.
@@ -93,9 +108,10 @@ pub enum Call {
 struct Core {
     calls: Vec<Call>,
     metrics: Vec<String>,
-    clients: Vec<ClientInfo>,
+    clients: Vec<ClientState>,
+    identities: Vec<(ClientId, ClientIdentity)>,
     kernels: Vec<(KernelId, KernelProfile)>,
-    sharing: Option<Sharing>,
+    sharing: Option<SharingMode>,
 }
 
 thread_local! {
@@ -108,8 +124,13 @@ pub fn calls() -> Vec<Call> {
 }
 
 /// Let [`crate::host::clients`] and [`crate::host::client`] know these.
-pub fn set_clients(clients: Vec<ClientInfo>) {
+pub fn set_clients(clients: Vec<ClientState>) {
     CORE.with_borrow_mut(|core| core.clients = clients);
+}
+
+/// Let [`crate::host::client_identity`] know these.
+pub fn set_identities(identities: Vec<(ClientId, ClientIdentity)>) {
+    CORE.with_borrow_mut(|core| core.identities = identities);
 }
 
 /// Let [`crate::host::kernel_profile`] know these.
@@ -117,8 +138,8 @@ pub fn set_kernels(kernels: Vec<(KernelId, KernelProfile)>) {
     CORE.with_borrow_mut(|core| core.kernels = kernels);
 }
 
-/// Let [`crate::host::residency`] say this; without, it is `Concurrent`.
-pub fn set_residency(sharing: Sharing) {
+/// Let [`crate::host::sharing_mode`] say this; without, it is `Concurrent`.
+pub fn set_sharing_mode(sharing: SharingMode) {
     CORE.with_borrow_mut(|core| core.sharing = Some(sharing));
 }
 
@@ -164,12 +185,28 @@ pub(crate) mod double {
         record(Call::GaugeSet { name: metric_name(gauge), value });
     }
 
-    pub fn clients() -> Vec<ClientId> {
-        CORE.with_borrow(|core| core.clients.iter().map(|client| client.id).collect())
+    pub fn define_reason(reason: u8, text: &str) {
+        record(Call::DefineReason { reason, text: text.into() });
     }
 
-    pub fn client(id: ClientId) -> Option<ClientInfo> {
-        CORE.with_borrow(|core| core.clients.iter().find(|client| client.id == id).cloned())
+    pub fn clients() -> Vec<ClientState> {
+        CORE.with_borrow(|core| core.clients.clone())
+    }
+
+    pub fn client(id: ClientId) -> Option<ClientState> {
+        CORE.with_borrow(|core| core.clients.iter().find(|client| client.id == id).copied())
+    }
+
+    pub fn client_identity(id: ClientId) -> Option<ClientIdentity> {
+        CORE.with_borrow(|core| {
+            let known = core.identities.iter().find(|(known, _)| *known == id);
+            known.map(|(_, identity)| identity.clone())
+        })
+    }
+
+    /// Of a kernel that [`set_kernels`] made known: its name is its id.
+    pub fn kernel_identity(kernel: KernelId) -> Option<KernelName> {
+        kernel_profile(kernel).map(|_| KernelName { name: format!("kernel {kernel}"), image: 1 })
     }
 
     pub fn kernel_profile(kernel: KernelId) -> Option<KernelProfile> {
@@ -181,10 +218,6 @@ pub(crate) mod double {
 
     pub fn kernel_mean_ns(kernel: KernelId) -> u64 {
         kernel_profile(kernel).map_or(0, |profile| profile.mean_ns)
-    }
-
-    pub fn subscribe(to: Subscription) {
-        record(Call::Subscribe(to));
     }
 
     pub fn set_timer(delay_ns: u64, token: u64) {
@@ -203,16 +236,16 @@ pub(crate) mod double {
         record(Call::SetYield { client, yielded });
     }
 
-    pub fn set_auto_yield(client: ClientId, enabled: bool, quiet_ns: u64) {
-        record(Call::SetAutoYield { client, enabled, quiet_ns });
+    pub fn set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64) {
+        record(Call::SetAutoYield { client, enabled, idle_ns });
     }
 
-    pub fn set_standing_grant(client: ClientId, granted: bool) {
-        record(Call::SetStandingGrant { client, granted });
+    pub fn set_ungated(client: ClientId, ungated: bool) {
+        record(Call::SetUngated { client, ungated });
     }
 
-    pub fn residency() -> Sharing {
-        CORE.with_borrow(|core| core.sharing.unwrap_or(Sharing::Concurrent))
+    pub fn sharing_mode() -> SharingMode {
+        CORE.with_borrow(|core| core.sharing.unwrap_or(SharingMode::Concurrent))
     }
 }
 
@@ -224,12 +257,12 @@ mod tests {
     #[test]
     fn calls_are_recorded_in_order_and_once() {
         host::Counter::new("held").add(2);
-        host::subscribe(Subscription::COMPLETIONS);
+        host::define_reason(1, "no room");
         assert_eq!(
             calls(),
             [
                 Call::CounterAdd { name: "held".into(), delta: 2 },
-                Call::Subscribe(Subscription::COMPLETIONS)
+                Call::DefineReason { reason: 1, text: "no room".into() }
             ]
         );
         assert_eq!(calls(), []);
@@ -243,10 +276,13 @@ mod tests {
 
     #[test]
     fn the_double_knows_what_it_was_told() {
-        set_clients(vec![client(7, PriorityClass::High)]);
-        assert_eq!(host::clients(), [7]);
-        assert_eq!(host::client(7).map(|info| info.class), Some(PriorityClass::High));
+        set_clients(vec![client_state(7, PriorityClass::High)]);
+        assert_eq!(host::clients(), [client_state(7, PriorityClass::High)]);
+        assert_eq!(host::client(7).map(|client| client.class), Some(PriorityClass::High));
         assert_eq!(host::client(8), None);
+        let name = ClientIdentity { name: "serve".into(), labels: Vec::new() };
+        set_identities(vec![(7, name.clone())]);
+        assert_eq!((host::client_identity(7), host::client_identity(8)), (Some(name), None));
         assert_eq!(host::kernel_mean_ns(1), 0);
     }
 }

@@ -13,11 +13,11 @@ use tally_core::dispatch::control::{Control, NewClient};
 use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
 use tally_core::dispatch::kernels::KernelShares;
 use tally_core::dispatch::{Settings, park};
-use tally_core::loader::{Hosted, Shared};
+use tally_core::loader::Loaded;
 use tally_core::quota::User;
-use tally_engine::engine::TIMERS_MAX;
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+    Answer, Class, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
+    Subscriptions, TIMERS_MAX,
 };
 use tally_engine::{ClientStats, EngineConfig};
 use tally_ipc::layout::{
@@ -26,7 +26,6 @@ use tally_ipc::layout::{
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
 
 /// What SPECIFICATION.md promises of a pass: decisions of one client, and of all.
@@ -87,16 +86,16 @@ struct Calls {
 
 struct Scripted {
     script: Arc<Script>,
-    subscribes: u32,
+    subscribes: Subscriptions,
     asked: u64,
 }
 
 impl Policy for Scripted {
-    fn start(&mut self, context: &mut Context) {
-        context.commands.push(Command::Subscribe(self.subscribes));
+    fn subscriptions(&self) -> Subscriptions {
+        self.subscribes
     }
 
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         *self.script.calls.lock().unwrap().decides.entry(launch.client).or_default() += 1;
         self.asked += 1;
         let mode = self.script.mode.load(Relaxed);
@@ -104,49 +103,46 @@ impl Policy for Scripted {
         let mixed = mode == 9;
         let way = if mixed { (self.asked ^ launch.grid_blocks) % 9 } else { mode };
         match way {
-            1 => return Ok(Decision::Hold(1_000_000)),
-            2 => return Ok(Decision::Hold(u64::MAX)),
-            3 => return Ok(Decision::Slice(8)),
-            4 => return Ok(Decision::Preemptible),
-            5 => return Ok(Decision::Partition(4)),
-            6 => return Ok(Decision::Run(16)),
+            1 => return Ok(Decision::Hold(1_000_000).into()),
+            2 => {
+                let decision = Decision::HoldUntilCompletion(u64::MAX);
+                return Ok(Answer { decision, reason: 9 });
+            }
+            3 => return Ok(Decision::Sliced(8).into()),
+            4 => return Ok(Decision::Preemptible.into()),
+            5 => return Ok(Decision::SmLimited(4).into()),
+            6 => return Ok(Decision::Run(16).into()),
             7 => {
                 return Err(Fault { kind: FaultKind::Trap, message: "fuzzed".into() });
             }
             8 => {
                 let window_ns = launch.predicted_ns.saturating_mul(self.asked % 4);
-                let granted = self.asked.is_multiple_of(16);
+                let ungated = self.asked.is_multiple_of(16);
                 let yielded = self.asked.is_multiple_of(2);
                 for command in [
                     Command::SetWindow { client, window_ns },
                     Command::SetYield { client, yielded },
-                    Command::SetAutoYield { client, enabled: !yielded, quiet_ns: 1_000 },
+                    Command::SetAutoYield { client, enabled: !yielded, idle_ns: 1_000 },
                     Command::SetTimer { delay_ns: self.asked % 100, token: self.asked % 70 },
                     Command::RevokeLease(client),
-                    Command::SetStandingGrant { client, granted },
+                    Command::SetUngated { client, ungated },
                 ] {
                     context.commands.push(command);
                 }
-                return Ok(Decision::Hold(self.asked % 3 * 1_000));
+                return Ok(Decision::Hold(self.asked % 3 * 1_000).into());
             }
             _ => {}
         }
-        Ok(Decision::Run(0))
+        Ok(Decision::Run(0).into())
     }
 
     fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
         self.script.calls.lock().unwrap().events += 1;
-        if let (Event::ClientJoined(client), 8) = (event, self.script.mode.load(Relaxed)) {
+        if let (Event::Joined(client), 8) = (event, self.script.mode.load(Relaxed)) {
             let client = client.id;
-            context.commands.push(Command::SetAutoYield { client, enabled: true, quiet_ns: 5 });
+            context.commands.push(Command::SetAutoYield { client, enabled: true, idle_ns: 5 });
         }
         Ok(())
-    }
-}
-
-impl Hosted for Scripted {
-    fn figures(&self) -> Option<PolicyStatus> {
-        None
     }
 }
 
@@ -230,8 +226,8 @@ struct Before {
     wake: u32,
 }
 
-fn let_go(s: &ClientStats) -> u64 {
-    s.run + s.leased + s.sliced + s.preemptible + s.partitioned + s.degraded
+fn granted(s: &ClientStats) -> u64 {
+    s.run + s.leased + s.sliced + s.preemptible + s.sm_limited + s.degraded
 }
 
 struct World {
@@ -247,8 +243,12 @@ struct World {
     requests: usize,
 }
 
-fn policy(script: &Arc<Script>, subscribes: u32) -> Shared {
-    Shared::new(Box::new(Scripted { script: script.clone(), subscribes, asked: 0 }))
+fn policy(script: &Arc<Script>, subscribes: u32) -> Loaded {
+    let all = [Subscriptions::ACTIVITY, Subscriptions::COMPLETIONS];
+    let chosen = all.into_iter().enumerate().filter(|(bit, _)| subscribes >> bit & 1 != 0);
+    let always = Subscriptions::MEMBERSHIP.and(Subscriptions::TIMER);
+    let subscribes = chosen.fold(always, |all, (_, one)| all.and(one));
+    Loaded::native(Box::new(Scripted { script: script.clone(), subscribes, asked: 0 }))
 }
 
 /// A client's two sides.
@@ -391,10 +391,10 @@ impl World {
             let (stats, state) = self.harness.stats(id).expect("it is served");
             assert_eq!(
                 stats.submitted,
-                let_go(&stats) + state.waiting,
+                granted(&stats) + state.waiting,
                 "client {id}: lost or doubled"
             );
-            assert!(stats.completed + state.in_flight <= let_go(&stats), "client {id}: doubled");
+            assert!(stats.completed + state.in_flight <= granted(&stats), "client {id}: doubled");
             let (Some(before), Some(client)) = (before.get(&id), self.client_of(id)) else {
                 continue;
             };
@@ -405,12 +405,12 @@ impl World {
             bounded("tickets taken", taken, share.submissions as u64);
             let ended = stats.completed - before.stats.completed;
             bounded("ends of launches", ended, share.completions as u64);
-            let turned = stats.gave_way - before.stats.gave_way;
+            let turned = stats.launches_yielded - before.stats.launches_yielded;
             bounded("reports of yielding", turned, share.turnarounds as u64);
             let wakes = client.core.wake.load(SeqCst).wrapping_sub(before.wake);
             bounded("wakes", wakes.into(), 1);
             // Started by the client itself: nothing was decided.
-            let decided = |s: &ClientStats| let_go(s) - s.leased;
+            let decided = |s: &ClientStats| granted(s) - s.leased;
             let decided = decided(&stats) - decided(&before.stats);
             bounded("decisions", decided, DECISIONS_MAX);
             (decided_all, ended_all) = (decided_all + decided, ended_all + ended);
@@ -437,7 +437,7 @@ impl World {
         assert!(stats.submitted <= *launched, "more launches than it made");
         assert_eq!(
             stats.completed + state.in_flight,
-            let_go(&stats),
+            granted(&stats),
             "the honest client's launches"
         );
         assert_eq!(client.core.serving.load(SeqCst), 1, "the honest client is served");

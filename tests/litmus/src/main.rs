@@ -89,7 +89,7 @@ struct CampaignArgs {
     /// Only setups with this in their names (several times: any of them).
     #[arg(long)]
     setup: Vec<String>,
-    /// Only setups of this policy (tally-priority, fifo, cutter).
+    /// Only setups of this policy (tally-priority, fifo, random-forms).
     #[arg(long)]
     policy: Option<String>,
     /// Only setups that share the device in this way: `timeslice`, or all at once: `mps` on a GPU,

@@ -1,8 +1,8 @@
 //! The checks, one after the other.
 
 use crate::Options;
+use crate::harness::{Harness, Seen, Turn};
 use crate::report::{Check, Fuel, Outcome, Report};
-use crate::stage::{Seen, Stage, Turn};
 use crate::state::state;
 use crate::steady::{self, Stopped};
 use crate::stream::{self, Step};
@@ -86,7 +86,6 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     let memory = memory(faults, subject, options, &mut report.memory_bytes);
     report.checks.push(memory);
     report.checks.push(sane(faults, &sum));
-    report.checks.push(granted(faults));
     report.checks.push(high(&sum));
     report.checks.push(starvation(subject));
     report.checks.push(determinism(subject, options));
@@ -147,8 +146,8 @@ fn random(subject: &dyn Subject, options: &Options) -> Found {
 /// Run a stream; the first fault of a kind that is not known yet. Of what is known the
 /// core would say it too and go on with a fresh instance.
 fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
-    let mut stage = match subject.start(None) {
-        Ok(policy) => Stage::new(policy).asking_about_high(subject.has_say_over_high()),
+    let mut harness = match subject.start(None) {
+        Ok(policy) => Harness::new(policy).asking_about_high(subject.has_say_over_high()),
         Err(error) => {
             return Some(Fault {
                 kind: FaultKind::Trap,
@@ -157,12 +156,12 @@ fn run(subject: &dyn Subject, steps: &[Step], found: &Found) -> Option<Fault> {
         }
     };
     for step in steps {
-        match stage.step(step) {
+        match harness.step(step) {
             Err(fault) if !found.faults.contains_key(&fault.kind) => return Some(fault),
             _ => {}
         }
     }
-    found.seen.borrow_mut().push(std::mem::take(&mut stage.seen));
+    found.seen.borrow_mut().push(std::mem::take(&mut harness.seen));
     None
 }
 
@@ -204,7 +203,7 @@ fn fuel(faults: &BTreeMap<FaultKind, String>, report: &Report) -> Check {
     let max = decide.max.max(event.max);
     let limit = report.call_fuel_max;
     let detail = format!(
-        "decide p50 {}, p99 {}, max {}; on-event p50 {}, max {}; a call may use {limit}",
+        "decide p50 {}, p99 {}, max {}; events p50 {}, max {}; a call may use {limit}",
         decide.p50, decide.p99, decide.max, event.p50, event.max
     );
     match faults.get(&FaultKind::Overrun) {
@@ -233,7 +232,8 @@ fn memory(
     memory_bytes: &mut usize,
 ) -> Check {
     let name = "memory";
-    let advice = "bound every table, forget a client at `client-left`; kernels are at most 65 536";
+    let advice =
+        "bound every table, forget a client at `membership.left`; kernels are at most 65 536";
     let fail = |detail| Check { name, outcome: Outcome::Fail, detail, advice };
     if let Some(fault) = faults.get(&FaultKind::Memory) {
         return fail(fault.clone());
@@ -267,7 +267,7 @@ pub(crate) fn not_run(name: &'static str, stopped: Stopped) -> Check {
 fn sane(faults: &BTreeMap<FaultKind, String>, seen: &Seen) -> Check {
     let name = "sane-answers";
     if let Some(fault) = faults.get(&FaultKind::Nonsense) {
-        let advice = "a slice has at least 1 block, a partition at least 1 SM";
+        let advice = "a slice has at least 1 block, an SM-limited launch at least 1 SM";
         return Check { name, outcome: Outcome::Fail, detail: fault.clone(), advice };
     }
     if seen.commands_dropped > 0 {
@@ -288,23 +288,9 @@ fn sane(faults: &BTreeMap<FaultKind, String>, seen: &Seen) -> Check {
     if odd.is_empty() {
         return pass(name, "every answer can be carried out");
     }
-    let advice = "look at `can-slice`, `can-preempt`, `can-partition` and `can-prepare` before \
+    let advice = "look at `forms-offered` before \
                   deciding for a form; forget clients that left; give timers the same token again";
     Check { name, outcome: Outcome::Warn, detail: odd.join("; "), advice }
-}
-
-fn granted(faults: &BTreeMap<FaultKind, String>) -> Check {
-    let name = "granted";
-    match faults.get(&FaultKind::Denied) {
-        Some(fault) => Check {
-            name,
-            outcome: Outcome::Fail,
-            detail: fault.clone(),
-            advice: "do without, or have it granted: `--grant NAME` here, `[policy] capabilities` \
-                     in the core's configuration",
-        },
-        None => pass(name, "asks for nothing that it has not been granted"),
-    }
 }
 
 fn high(seen: &Seen) -> Check {
@@ -316,8 +302,8 @@ fn high(seen: &Seen) -> Check {
         name,
         outcome: Outcome::Warn,
         detail: format!("{} launches of high-priority clients held", seen.high_held),
-        advice: "they are only asked about if their standing grant was taken away: answer \
-                 `run` to class `high` unless this policy means to limit them",
+        advice: "they are only asked about if their clients were gated: answer \
+                 `run` to `high-priority` launches unless this policy means to limit them",
     }
 }
 
@@ -327,7 +313,7 @@ fn starvation(subject: &dyn Subject) -> Check {
         Ok(waits) => pass(
             name,
             format!(
-                "with a silent high-priority side a launch is let go after {:.3} ms and {} offers \
+                "with an idle high-priority side a launch is granted after {:.3} ms and {} offers \
                  at most",
                 waits.waited_ns_max as f64 / 1e6,
                 waits.offers_max
@@ -337,7 +323,7 @@ fn starvation(subject: &dyn Subject) -> Check {
             name,
             outcome: Outcome::Fail,
             detail,
-            advice: "hold for as long as the reason lasts, and no longer: `high-quiet-ns` and \
+            advice: "hold for as long as the reason lasts, and no longer: `high-idle-ns` and \
                      `waited-ns` say how long that is",
         },
         Err(stopped) => not_run(name, stopped),
@@ -378,6 +364,6 @@ fn determinism(subject: &dyn Subject, options: &Options) -> Check {
 
 /// Every call of a stream and its answer; a fault counts as one, and the core goes on.
 fn turns(subject: &dyn Subject, steps: &[Step]) -> Result<Vec<Turn>, Stopped> {
-    let stage = Stage::new(subject.start(None)?);
-    Ok(stage.asking_about_high(subject.has_say_over_high()).record(steps))
+    let harness = Harness::new(subject.start(None)?);
+    Ok(harness.asking_about_high(subject.has_say_over_high()).record(steps))
 }

@@ -2,20 +2,19 @@
 //!
 //! [`check`] loads the component through `tally-wasm-host`, as the core would, and
 //! puts it through made-up events and launches ([`stream`]) on a core in miniature
-//! ([`stage`]). It judges manners, not merit: a policy that schedules badly passes
+//! ([`harness`]). It judges manners, not merit: a policy that schedules badly passes
 //! (`tallyctl sim` judges that), one that traps, starves, leaks or answers nonsense
 //! does not. `tallyctl policy check` shows the outcome.
 //!
 //! | check | fails if the policy |
 //! | --- | --- |
-//! | `loads` | is no component of the contract, or refuses its configuration |
+//! | `loads` | is no component of the contract, needs what it was not granted, or refuses its configuration |
 //! | `no-trap` | panics or traps |
 //! | `fuel` | uses more than a call may; warns above half of it |
 //! | `memory` | wants more than it may have, or keeps growing over many like calls |
 //! | `sane-answers` | answers what makes no sense, or asks for more at once than a call may; warns of forms that are not on offer and clients that are not there |
-//! | `granted` | asks for what it has not been granted |
 //! | `high-priority` | (warns only) holds a high-priority launch |
-//! | `no-starvation` | keeps holding a best-effort launch though high priority is silent |
+//! | `no-starvation` | keeps holding a best-effort launch though high priority is idle |
 //! | `determinism` | answers the same events otherwise the second time |
 //! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
@@ -24,8 +23,8 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+pub mod harness;
 mod report;
-pub mod stage;
 mod state;
 mod steady;
 pub mod stream;

@@ -1,9 +1,9 @@
-//! The optional interface `state`: what was learnt must come out, and go in again.
+//! The optional interface `state`: what was learned must come out, and go in again.
 
 use crate::Options;
 use crate::checks::{first_line, not_run, pass, runner};
+use crate::harness::Harness;
 use crate::report::{Check, Outcome};
-use crate::stage::Stage;
 use crate::steady::Stopped;
 use crate::stream::{self, Step};
 use crate::subject::Subject;
@@ -20,10 +20,10 @@ fn fail(detail: String, advice: &'static str) -> Check {
 
 /// What one fresh instance saves after a stream.
 fn saved_after(subject: &dyn Subject, steps: &[Step]) -> Result<Option<Saved>, Stopped> {
-    let mut stage = Stage::new(subject.start(None)?);
-    stage.record(steps);
+    let mut harness = Harness::new(subject.start(None)?);
+    harness.record(steps);
     // An instance that trapped in its last call has nothing to tell.
-    Ok(stage.snapshot().transpose()?)
+    Ok(harness.snapshot().transpose()?)
 }
 
 /// Snapshots of like histories are alike, an own one is taken back, instances that
@@ -62,8 +62,8 @@ fn looked_at(subject: &dyn Subject, options: &Options) -> Result<Check, Stopped>
                 "`restore` must take what `snapshot` of the same version and configuration made",
             ));
         }
-        let one = Stage::new(first).record(after);
-        let other = Stage::new(subject.start(Some(&saved))?).record(after);
+        let one = Harness::new(first).record(after);
+        let other = Harness::new(subject.start(Some(&saved))?).record(after);
         if one != other {
             return Ok(fail(
                 format!("stream {n}: two instances that started from one snapshot differ"),
@@ -86,10 +86,10 @@ fn looked_at(subject: &dyn Subject, options: &Options) -> Result<Check, Stopped>
 /// Refusing is as good as taking; trapping is not, and neither is taking what another
 /// policy wrote.
 fn damaged(subject: &dyn Subject, saved: &Saved) -> Result<Option<Check>, Stopped> {
-    let cut = Saved { data: saved.data[..saved.data.len() / 2].to_vec(), ..saved.clone() };
+    let half = Saved { data: saved.data[..saved.data.len() / 2].to_vec(), ..saved.clone() };
     let mut noise = saved.clone();
     noise.data.iter_mut().enumerate().for_each(|(at, byte)| *byte ^= (at * 73 + 41) as u8);
-    for (what, offered) in [("half of it", cut), ("noise", noise)] {
+    for (what, offered) in [("half of it", half), ("noise", noise)] {
         if let Restored::Failed(why) = subject.start(Some(&offered))?.restored() {
             return Ok(Some(fail(
                 format!("`restore` of {what} fails: {}", first_line(&why)),

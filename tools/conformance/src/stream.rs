@@ -2,19 +2,12 @@
 //! policy fails on is shrunk to the shortest like it.
 
 use proptest::prelude::*;
-use tally_engine::policy::launch_flags;
+use tally_engine::policy::{forms_offered, launch_state};
 
 /// Kernels that the core knows; a stream also launches some that it does not.
 pub const KERNELS: u32 = 48;
-/// All that `launch-flags` may offer but `high-busy` and `offered-again`, which follow
-/// from what happens.
-const FLAGS: u32 = launch_flags::GRAPH
-    | launch_flags::COOPERATIVE
-    | launch_flags::CLUSTERED
-    | launch_flags::CAN_SLICE
-    | launch_flags::CAN_PREEMPT
-    | launch_flags::CAN_PARTITION
-    | launch_flags::CAN_PREPARE;
+/// All of `launch-state` but what follows from what happens.
+const STATES: u32 = launch_state::GRAPH | launch_state::COOPERATIVE | launch_state::CLUSTERED;
 
 /// One thing that happens. Clients, kernels and launches are picked by a number, modulo
 /// how many there are then, so that a stream stays one when steps are taken out of it.
@@ -42,7 +35,7 @@ pub enum Step {
     NextTimer,
     /// A client launches.
     Launch(Shape),
-    /// A launch that was let go ends.
+    /// A launch that was granted ends.
     Done {
         /// Which.
         pick: u8,
@@ -65,8 +58,10 @@ pub struct Shape {
     pub pick: u8,
     /// Which kernel; at or beyond [`KERNELS`]: one that the core has no id for.
     pub kernel: u32,
-    /// Bits of `launch-flags`.
-    pub flags: u32,
+    /// Bits of `launch-state`.
+    pub state: u32,
+    /// Bits of `forms-offered`.
+    pub offered: u32,
     /// Blocks.
     pub grid_blocks: u64,
     /// Threads of a block.
@@ -113,12 +108,12 @@ fn shape() -> impl Strategy<Value = Shape> {
     let shared = prop_oneof![6 => Just(0u32), 2 => 0..200_000u32, 1 => any::<u32>()];
     let sms = prop_oneof![8 => Just(132u32), 1 => Just(0u32), 1 => Just(1u32), 1 => any::<u32>()];
     let flags = prop_oneof![
-        3 => Just(0u32),
-        2 => Just(launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT),
-        2 => Just(launch_flags::CAN_PREPARE),
-        1 => Just(launch_flags::GRAPH | launch_flags::CAN_SLICE),
-        1 => Just(FLAGS),
-        3 => any::<u32>().prop_map(|bits| bits & FLAGS),
+        3 => Just((0u32, 0u32)),
+        2 => Just((0, forms_offered::SLICED | forms_offered::PREEMPTIBLE)),
+        2 => Just((0, forms_offered::PREPARABLE)),
+        1 => Just((launch_state::GRAPH, forms_offered::SLICED)),
+        1 => Just((STATES, forms_offered::ALL)),
+        3 => any::<(u32, u32)>().prop_map(|(state, forms)| (state & STATES, forms & forms_offered::ALL)),
     ];
     (
         (any::<u8>(), kernel(), flags, grid, threads, shared),
@@ -129,7 +124,8 @@ fn shape() -> impl Strategy<Value = Shape> {
             Shape {
                 pick,
                 kernel,
-                flags,
+                state: flags.0,
+                offered: flags.1,
                 grid_blocks,
                 block_threads,
                 shared_bytes,

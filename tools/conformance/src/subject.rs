@@ -121,11 +121,12 @@ impl Wasm {
         compile: impl FnOnce(&PolicyHost) -> Result<Compiled, LoadError>,
     ) -> Result<Result<Self, LoadError>, HostError> {
         let host = PolicyHost::compiling_by(compiler, Self::limits(limits))?.granting(granted);
+        let high = Capability::HighPriority;
         Ok(compile(&host).map(|compiled| Wasm {
+            has_say_over_high: granted.has(high) && compiled.needs().has(high),
             compiled,
             config: config.into(),
             call_fuel_max: limits.decide_fuel,
-            has_say_over_high: granted.has(Capability::HighPriority),
             _host: host,
         }))
     }

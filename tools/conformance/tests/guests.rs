@@ -144,17 +144,17 @@ fn odd_answers_warn() {
 
 #[test]
 fn holding_for_ever_fails_no_starvation_and_warns_of_high_priority() {
-    let report = chaos("always 10");
+    let (limits, granted) = (Limits::default(), Capabilities::all());
+    let report = report_with(&limits, granted, "test-policies", "nosy", "hold");
     fails(&report, &["no-starvation"]);
     assert_eq!(report.names(Outcome::Warn), ["high-priority"]);
 }
 
 #[test]
-fn what_was_not_granted_fails_granted() {
-    // Takes a standing grant away.
-    let report = report("test-policies", "chaos", "always 30");
-    fails(&report, &["granted"]);
-    assert!(!chaos("always 30").names(Outcome::Fail).contains(&"granted"));
+fn what_was_not_granted_fails_to_load() {
+    let report = report("test-policies", "nosy", "");
+    fails(&report, &["loads"]);
+    assert!(report.checks[0].detail.contains("`high-priority`"), "{report:#?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tally_conformance::Wasm;
-use tally_conformance::stage::{Stage, Turn};
+use tally_conformance::harness::{Harness, Turn};
 use tally_conformance::stream::{self, Shape, Step};
 use tally_engine::policy::Decision;
 use tally_wasm_host::{Compiled, Compiler, Limits, PolicyHost, Restored, Saved};
@@ -37,23 +37,24 @@ fn streams() -> Vec<Vec<Step>> {
     (0..STREAMS).map(one).collect()
 }
 
-fn stage(compiled: &Compiled, config: &str) -> Stage {
-    Stage::new(Box::new(compiled.start(config, None).unwrap()))
+fn harness(compiled: &Compiled, config: &str) -> Harness {
+    Harness::new(Box::new(compiled.start(config, None).unwrap()))
 }
 
 fn turns(compiled: &Compiled, config: &str, steps: &[Step]) -> Vec<Turn> {
-    stage(compiled, config).record(steps)
+    harness(compiled, config).record(steps)
 }
 
 /// Which of a row of launches are let go, with high-priority work coming and going.
-fn let_go(compiled: &Compiled, config: &str) -> Vec<bool> {
-    let mut stage = stage(compiled, config);
-    stage.join(true, 0, 4).unwrap();
-    let clients = [stage.join(false, 0, 4).unwrap(), stage.join(false, 0, 4).unwrap()];
+fn granted(compiled: &Compiled, config: &str) -> Vec<bool> {
+    let mut harness = harness(compiled, config);
+    harness.join(true, 0, 4).unwrap();
+    let clients = [harness.join(false, 0, 4).unwrap(), harness.join(false, 0, 4).unwrap()];
     let shape = Shape {
         pick: 0,
         kernel: 1,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 100,
         block_threads: 256,
         shared_bytes: 0,
@@ -66,12 +67,12 @@ fn let_go(compiled: &Compiled, config: &str) -> Vec<bool> {
     let mut all = Vec::new();
     for n in 0..600u64 {
         match n % 40 {
-            17 => stage.high(true).unwrap(),
-            23 => stage.high(false).unwrap(),
+            17 => harness.high(true).unwrap(),
+            23 => harness.high(false).unwrap(),
             _ => {}
         }
-        stage.advance(20_000).unwrap();
-        let decision = stage.launch(clients[(n % 2) as usize], &shape).unwrap();
+        harness.advance(20_000).unwrap();
+        let decision = harness.launch(clients[(n % 2) as usize], &shape).unwrap();
         all.push(!matches!(decision, Some(Decision::Hold(_))));
     }
     all
@@ -84,8 +85,9 @@ fn the_example_is_the_same_policy_in_every_language() {
     let host =
         PolicyHost::compiling_by(Compiler::in_process(), Wasm::limits(&Limits::interpreted()))
             .unwrap();
-    let all = components(&host, "quiet");
-    for config in ["", "quiet_us = 250 # a comment", "lease = 50", "quiet_us = 0\nlease = 3"] {
+    let all = components(&host, "idle-gap");
+    for config in ["", "idle_gap_us = 250 # a comment", "lease = 50", "idle_gap_us = 0\nlease = 3"]
+    {
         let mut decided = 0;
         for (n, steps) in streams().iter().enumerate() {
             let (first, compiled) = &all[0];
@@ -99,20 +101,20 @@ fn the_example_is_the_same_policy_in_every_language() {
         assert!(decided > 100, "{decided} decisions were compared");
     }
     for (language, compiled) in &all {
-        let asked = let_go(compiled, "");
+        let asked = granted(compiled, "");
         assert!(asked.contains(&true) && asked.contains(&false), "{language}: {asked:?}");
         // A lease saves questions and changes nothing else.
-        assert_eq!(let_go(compiled, "lease = 50"), asked, "{language}");
-        for wrong in ["quiet_su = 3", "quiet_us = many", "lease = 2000000000", "no pair"] {
+        assert_eq!(granted(compiled, "lease = 50"), asked, "{language}");
+        for wrong in ["idle_gap_su = 3", "idle_gap_us = many", "lease = 2000000000", "no pair"] {
             let refused = compiled.start(wrong, None).err().map(|e| e.to_string());
             assert!(refused.is_some_and(|e| e.contains("refuses")), "{language}: {wrong:?}");
         }
     }
 }
 
-/// What an instance answers to a stream, and has learnt after that and after bursts of
+/// What an instance answers to a stream, and has learned after that and after bursts of
 /// high-priority work with these pauses in between.
-fn lesson(
+fn taught(
     compiled: &Compiled,
     steps: &[Step],
     pauses_ns: &[u64],
@@ -122,18 +124,18 @@ fn lesson(
     if saved.is_some() {
         assert_eq!(*policy.restored(), Restored::Accepted, "{}", compiled.name());
     }
-    let mut stage = Stage::new(Box::new(policy));
-    let turns = stage.record(steps);
+    let mut harness = Harness::new(Box::new(policy));
+    let turns = harness.record(steps);
     for pause_ns in pauses_ns {
-        stage.high(true).unwrap();
-        stage.high(false).unwrap();
-        stage.advance(*pause_ns).unwrap();
-        stage.high(true).unwrap();
+        harness.high(true).unwrap();
+        harness.high(false).unwrap();
+        harness.advance(*pause_ns).unwrap();
+        harness.high(true).unwrap();
     }
-    (turns, stage.snapshot().expect("it keeps what it learnt").unwrap())
+    (turns, harness.snapshot().expect("it keeps what it learned").unwrap())
 }
 
-/// The example that keeps what it learnt: the same bytes, and each goes on from what another
+/// The example that keeps what it learned: the same bytes, and each goes on from what another
 /// wrote as from its own.
 #[test]
 #[ignore = "needs the components of `cargo xtask languages`"]
@@ -146,16 +148,16 @@ fn what_one_language_saves_every_other_takes() {
         let (before, after) = steps.split_at(steps.len() / 2);
         let pauses_ns = [20_000 + 7_000_000 * n as u64, 3];
         let (writer, compiled) = &all[n % all.len()];
-        let (first, saved) = lesson(compiled, before, &pauses_ns, None);
-        let expected = lesson(compiled, after, &[], Some(&saved));
-        let learnt = u64::from_le_bytes(saved.data.as_slice().try_into().unwrap());
-        assert!(learnt >= pauses_ns[0].min(50_000_000), "{learnt} of {pauses_ns:?}");
+        let (first, saved) = taught(compiled, before, &pauses_ns, None);
+        let expected = taught(compiled, after, &[], Some(&saved));
+        let learned = u64::from_le_bytes(saved.data.as_slice().try_into().unwrap());
+        assert!(learned >= pauses_ns[0].min(50_000_000), "{learned} of {pauses_ns:?}");
         for (other, compiled) in &all {
-            let got = lesson(compiled, before, &pauses_ns, None);
+            let got = taught(compiled, before, &pauses_ns, None);
             assert_eq!(got, (first.clone(), saved.clone()), "stream {n}: {other}, {writer}");
-            let got = lesson(compiled, after, &[], Some(&saved));
+            let got = taught(compiled, after, &[], Some(&saved));
             assert_eq!(got, expected, "stream {n}: {other} from what {writer} saved");
-            for (format, version) in [("quiet", 1), ("patient", 2)] {
+            for (format, version) in [("idle-gap", 1), ("patient", 2)] {
                 let strange = Saved { format: format.into(), version, ..saved.clone() };
                 let policy = compiled.start("", Some(&strange)).unwrap();
                 let refused = matches!(policy.restored(), Restored::Refused { .. });

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use tally_conformance::{Instance, Options, Outcome, Report, Subject, check};
-use tally_engine::policy::{Context, Decision, Event, Fault, Launch, Policy};
+use tally_engine::policy::{Answer, Context, Decision, Fault, Launch, Policy};
 use tally_wasm_host::{LoadError, Saved};
 
 type Rule = fn(&Launch) -> Decision;
@@ -10,12 +10,8 @@ type Rule = fn(&Launch) -> Decision;
 struct Native(Rule);
 
 impl Policy for Native {
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-        Ok((self.0)(launch))
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok((self.0)(launch).into())
     }
 }
 
@@ -52,7 +48,7 @@ fn what_leaks_from_one_instance_to_the_next_fails_determinism() {
 
 #[test]
 fn holding_until_high_priority_has_been_seen_fails_no_starvation() {
-    let report = of(|launch| match launch.high_quiet_ns {
+    let report = of(|launch| match launch.high_idle_ns {
         u64::MAX => Decision::Hold(1_000),
         _ => Decision::Run(0),
     });
@@ -62,10 +58,10 @@ fn holding_until_high_priority_has_been_seen_fails_no_starvation() {
 }
 
 #[test]
-fn a_quiet_time_is_no_starvation() {
+fn an_idle_gap_is_no_starvation() {
     let report = of(|launch| match launch.class {
-        tally_engine::policy::Class::BestEffort if launch.high_quiet_ns < 50_000_000 => {
-            Decision::Hold(50_000_000 - launch.high_quiet_ns)
+        tally_engine::policy::Class::BestEffort if launch.high_idle_ns < 50_000_000 => {
+            Decision::Hold(50_000_000 - launch.high_idle_ns)
         }
         _ => Decision::Run(0),
     });

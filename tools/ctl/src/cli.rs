@@ -171,6 +171,8 @@ pub enum PolicyCommand {
     Check(crate::policy::check::CheckArgs),
     /// Measure what a component costs on this machine.
     Bench(crate::policy::bench::BenchArgs),
+    /// Show what a component may do and is told, from its file.
+    Info(crate::policy::info::InfoArgs),
     /// Make a component of a core module that implements the contract.
     Wrap(crate::policy::wrap::WrapArgs),
     /// Show the active policy.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod check;
 mod history;
+pub mod info;
 pub mod new;
 mod rollback;
 mod sign;
@@ -70,6 +71,7 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
         PolicyCommand::New(args) => return new::run(&args),
         PolicyCommand::Check(args) => return check::run(&args),
         PolicyCommand::Bench(args) => return bench::run(&args),
+        PolicyCommand::Info(args) => return info::run(&args),
         PolicyCommand::Wrap(args) => return wrap::run(&args),
         PolicyCommand::Keygen(args) => return sign::keygen(&args),
         PolicyCommand::Sign(args) => return sign::sign(&args),

@@ -86,7 +86,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
     let form = |f: &Value| {
         let form = match (text(f, "/form"), count(f, "/argument")) {
             ("sliced", blocks) => format!("slices of {blocks}"),
-            ("partitioned", sms) => format!("on {sms} SMs"),
+            ("sm-limited", sms) => format!("on {sms} SMs"),
             (other, _) => other.to_owned(),
         };
         let turnaround = Some(us(f, "/turnaround_us")).filter(|t| t != "0.0");

@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tally_engine::BuiltIn;
 use tally_engine::policy::Policy;
-use tally_simulator::{Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, simulate};
+use tally_simulator::{
+    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
+};
 
 /// Silence that the built-in rule waits for, as in the core.
-const QUIET_NS: u64 = 100_000;
+const IDLE_GAP_NS: u64 = 100_000;
 /// Longest window, and longest warm-up.
 const SECONDS_MAX: f64 = 3_600.0;
 
@@ -51,10 +53,10 @@ pub struct SimArgs {
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub sharing: SharingArg,
-    /// Which of the training's kernels can be cut: none, all but NVIDIA's closed
+    /// Which of the training's kernels can be transformed: none, all but NVIDIA's closed
     /// libraries', all.
     #[arg(long, value_enum, default_value = "open")]
-    pub cut: CutArg,
+    pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
@@ -100,9 +102,10 @@ pub enum SharingArg {
     Mps,
 }
 
+/// `--transformable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CutArg {
-    /// Transform no kernel
+pub enum TransformableArg {
+    /// None.
     None,
     /// All but those of closed libraries.
     Open,
@@ -174,7 +177,7 @@ impl Policies {
         let config = if self.config.is_empty() { config } else { &self.config };
         match self.name.as_str() {
             "none" => Ok(None),
-            "built-in" => Ok(Some(Box::new(BuiltIn { quiet_ns: QUIET_NS }))),
+            "built-in" => Ok(Some(Box::new(BuiltIn { idle_ns: IDLE_GAP_NS }))),
             name => match name.strip_prefix(NATIVE) {
                 Some(native) => tally_native_policy::by_name(native, config)
                     .map(Some)
@@ -245,10 +248,10 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         SharingArg::Timeslice => SharingMode::Timeslice,
         SharingArg::Mps => SharingMode::Mps,
     };
-    let cut = match args.cut {
-        CutArg::None => Cut::None,
-        CutArg::Open => Cut::Open,
-        CutArg::All => Cut::All,
+    let transformable = match args.transformable {
+        TransformableArg::None => Transformable::None,
+        TransformableArg::Open => Transformable::Open,
+        TransformableArg::All => Transformable::All,
     };
     let overrun_seconds = seconds;
     let warm_up_seconds = args.warm_up_seconds.map(warm_up).transpose()?;
@@ -262,8 +265,16 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         model.set(name, value).map_err(wrong)?;
     }
     let graph = !args.eager;
-    let setup =
-        Setup { sharing, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+    let setup = Setup {
+        sharing,
+        transformable,
+        seconds,
+        overrun_seconds,
+        warm_up_seconds,
+        seed,
+        graph,
+        model,
+    };
     let mut out = std::io::stdout().lock();
     if let Some(measured) = &args.calibrate {
         return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
@@ -315,18 +326,22 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
     if let Some(d) = &r.decisions {
         writeln!(
             out,
-            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} partitioned, {} holds; {} leased, {} degraded, {} by the built-in rule",
+            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} SM-limited, {} holds; {} leased, {} degraded, {} by the built-in rule",
             d.asked,
             d.whole,
             d.sliced,
             d.preemptible,
-            d.partitioned,
+            d.sm_limited,
             d.held,
             d.leased,
             d.degraded,
             d.fallback
         )?;
-        writeln!(out, "giving way     asked {} times, {} launches did", d.yields, d.gave_way)?;
+        writeln!(
+            out,
+            "yields         asked for {} times, {} launches did",
+            d.yields, d.launches_yielded
+        )?;
     }
     writeln!(
         out,

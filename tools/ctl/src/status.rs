@@ -196,14 +196,9 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         writeln!(out, "           signed by {key}")?;
     }
     let names = |at: &str| list(p, at).iter().filter_map(Value::as_str).collect::<Vec<_>>();
-    let (granted, needs) = (names("/granted"), names("/needs"));
+    let granted = names("/granted");
     if !granted.is_empty() {
         writeln!(out, "           granted: {}", granted.join(", "))?;
-    }
-    let lacking: Vec<&str> = needs.into_iter().filter(|need| !granted.contains(need)).collect();
-    if !lacking.is_empty() {
-        let line = format!("may need what is not granted: {}", lacking.join(", "));
-        writeln!(out, "           {}", paint.bad(&line))?;
     }
     writeln!(
         out,
@@ -212,6 +207,13 @@ fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Resul
         count(p, "/events"),
         count(p, "/fallbacks")
     )?;
+    for reason in list(p, "/reasons") {
+        let (decisions, why) = (reason["decisions"].as_u64().unwrap_or(0), text(reason, "/text"));
+        if decisions == 0 {
+            continue;
+        }
+        writeln!(out, "           {decisions:>10} decisions: {why}")?;
+    }
     let faults: Vec<String> = p["faults"]
         .as_object()
         .into_iter()

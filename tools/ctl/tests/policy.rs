@@ -72,7 +72,11 @@ fn projects_are_made_and_names_refused() {
         let made =
             tallyctl(folder.path(), &["policy", "new", "--lang", lang, &format!("my-{lang}")]);
         assert_eq!(made.status.code(), Some(0), "{}", words(&made.stderr));
-        assert!(folder.path().join(format!("my-{lang}/tally/wit/policy.wit")).is_file());
+        let contract = match lang {
+            "rust" | "c" => "tally/wit/policy.wit",
+            _ => "wit/deps/tally/policy.wit",
+        };
+        assert!(folder.path().join(format!("my-{lang}")).join(contract).is_file());
     }
     let again = tallyctl(folder.path(), &["policy", "new", "--lang", "c", "my-c"]);
     assert_eq!(again.status.code(), Some(1));

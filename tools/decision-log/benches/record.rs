@@ -1,18 +1,18 @@
-//! What recording costs a decision: without a tape, with one that nobody reads along,
+//! What recording costs a decision: without a recorder, with one that nobody reads along,
 //! and with a ring that another thread empties.
 //!
 //! `cargo xtask policies && cargo xtask bench -p tally-decision-log`. The policy is a rule in
-//! this process, so that the difference is the tape's; `wasm` is the default policy.
+//! this process, so that the difference is the recorder's; `wasm` is the default policy.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use tally_decision_log::tape::Described;
-use tally_decision_log::{About, Recorder, Tap, TapOptions, Tape};
+use tally_decision_log::recorder::Described;
+use tally_decision_log::{About, Recorded, Recorder, Tap, TapOptions};
 use tally_engine::BuiltIn;
-use tally_engine::policy::{Class, Context, Decision, Event, Fault, Launch, Policy};
+use tally_engine::policy::{Answer, Class, Context, Event, Fault, Launch, Policy, Subscriptions};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
 struct Named(Box<dyn Policy + Send>);
@@ -24,10 +24,13 @@ impl Described for Named {
 }
 
 impl Policy for Named {
+    fn subscriptions(&self) -> Subscriptions {
+        self.0.subscriptions()
+    }
     fn start(&mut self, context: &mut Context) {
         self.0.start(context);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -37,7 +40,7 @@ impl Policy for Named {
 
 fn policy(name: &str) -> Box<dyn Policy + Send> {
     if name == "native" {
-        return Box::new(BuiltIn { quiet_ns: 100_000 });
+        return Box::new(BuiltIn { idle_ns: 100_000 });
     }
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let target = target.parent().expect("the target folder");
@@ -52,14 +55,15 @@ fn launch() -> Launch {
         client: 1,
         class: Class::BestEffort,
         kernel: 0,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 1024,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 20_000,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: 500_000,
+        high_idle_ns: 500_000,
         high_clients: 1,
         waiting_clients: 1,
         stream: 0,
@@ -83,12 +87,12 @@ fn decisions(c: &mut Criterion) {
             });
         };
         measure("alone", &mut Named(policy(name)));
-        let tape = Tape::default();
-        measure("recording off", &mut Recorder::new(Named(policy(name)), 1, tape.clone()));
+        let recorder = Recorder::default();
+        measure("recording off", &mut Recorded::new(Named(policy(name)), 1, recorder.clone()));
         let options =
             TapOptions { ring_bytes: 64 << 20, completions: false, from_start: true, state: false };
         let (tap, mut reader) = Tap::new(1, options);
-        tape.insert(tap, &Default::default(), About::default(), 0);
+        recorder.insert(tap, &Default::default(), About::default(), Subscriptions::NONE);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let reading = std::thread::spawn(move || {
@@ -101,7 +105,7 @@ fn decisions(c: &mut Criterion) {
             }
             (records, reader.dropped())
         });
-        measure("recording on", &mut Recorder::new(Named(policy(name)), 1, tape));
+        measure("recording on", &mut Recorded::new(Named(policy(name)), 1, recorder));
         stop.store(true, Relaxed);
         let (records, dropped) = reading.join().expect("the reader");
         println!("{name}: {records} records read, {dropped} dropped");

@@ -3,40 +3,51 @@
 use crate::record::{Answer, Outcome, beginning};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use tally_engine::policy::{
-    Class, ClientId, Command, Decision, Event, FaultKind, KernelId, Launch, launch_flags,
+    self, Class, ClientId, Command, Decision, Event, FaultKind, KernelId, Launch, NEVER,
+    launch_state,
 };
 
 /// Names of the kinds of answers, in the order of [`Comparison::matrix`].
-pub const KINDS: [&str; 6] = ["run", "hold", "slice", "preemptible", "partition", "fault"];
+pub const KINDS: [&str; 6] = ["run", "hold", "sliced", "preemptible", "sm-limited", "fault"];
 /// Places where two policies part that are kept with their inputs.
 const PARTINGS_MAX: usize = 20;
 /// Kernels and clients that are counted apart.
 const COUNTED_MAX: usize = 65_536;
 
 /// Which of [`KINDS`].
-fn kind_of(outcome: &Outcome<Decision>) -> usize {
-    match outcome {
-        Outcome::Ok(Decision::Run(_)) => 0,
-        Outcome::Ok(Decision::Hold(_)) => 1,
-        Outcome::Ok(Decision::Slice(_)) => 2,
-        Outcome::Ok(Decision::Preemptible) => 3,
-        Outcome::Ok(Decision::Partition(_)) => 4,
-        Outcome::Fault { .. } => 5,
+fn kind_of(outcome: &Outcome<policy::Answer>) -> usize {
+    let Outcome::Ok(answer) = outcome else { return 5 };
+    match answer.decision {
+        Decision::Run(_) => 0,
+        Decision::Hold(_) | Decision::HoldUntilCompletion(_) => 1,
+        Decision::Sliced(_) => 2,
+        Decision::Preemptible => 3,
+        Decision::SmLimited(_) => 4,
     }
 }
 
 /// An answer for people.
-pub fn shown(outcome: &Outcome<Decision>) -> String {
-    match outcome {
-        Outcome::Ok(Decision::Run(0)) => "run".into(),
-        Outcome::Ok(Decision::Run(lease)) => format!("run, lease {lease}"),
-        Outcome::Ok(Decision::Hold(ns)) => format!("hold {ns} ns"),
-        Outcome::Ok(Decision::Slice(blocks)) => format!("slice {blocks}"),
-        Outcome::Ok(Decision::Preemptible) => "preemptible".into(),
-        Outcome::Ok(Decision::Partition(sms)) => format!("partition {sms}"),
-        Outcome::Fault { kind, message, .. } => fault(*kind, message),
+pub fn shown(outcome: &Outcome<policy::Answer>) -> String {
+    let answer = match outcome {
+        Outcome::Ok(answer) => answer,
+        Outcome::Fault { kind, message, .. } => return fault(*kind, message),
+    };
+    let mut text = match answer.decision {
+        Decision::Run(0) => "run".into(),
+        Decision::Run(lease) => format!("run, lease {lease}"),
+        Decision::Hold(policy::HOLD_UNTIL_CHANGE) => "hold until something changes".into(),
+        Decision::Hold(ns) => format!("hold {ns} ns"),
+        Decision::HoldUntilCompletion(ns) => format!("hold {ns} ns or until a completion"),
+        Decision::Sliced(blocks) => format!("sliced {blocks}"),
+        Decision::Preemptible => "preemptible".into(),
+        Decision::SmLimited(sms) => format!("sm-limited {sms}"),
+    };
+    if answer.reason > 0 {
+        let _ = write!(text, ", reason {}", answer.reason);
     }
+    text
 }
 
 /// A fault for people, in one line.
@@ -52,7 +63,6 @@ pub fn fault_name(kind: FaultKind) -> &'static str {
         FaultKind::Overrun => "overrun",
         FaultKind::Memory => "memory",
         FaultKind::Nonsense => "nonsense",
-        FaultKind::Denied => "denied",
         FaultKind::Stall => "stall",
         FaultKind::Disabled => "disabled",
     }
@@ -61,17 +71,14 @@ pub fn fault_name(kind: FaultKind) -> &'static str {
 /// Commands for people.
 pub fn commands(list: &[Command]) -> String {
     let one = |c: &Command| match *c {
-        Command::Subscribe(to) => format!("subscribe {to:#b}"),
         Command::SetTimer { delay_ns, token } => format!("set-timer {delay_ns} ns, token {token}"),
         Command::SetWindow { client, window_ns } => format!("set-window {client} {window_ns} ns"),
         Command::RevokeLease(client) => format!("revoke-lease {client}"),
         Command::SetYield { client, yielded } => format!("set-yield {client} {yielded}"),
-        Command::SetAutoYield { client, enabled, quiet_ns } => {
-            format!("set-auto-yield {client} {enabled} {quiet_ns} ns")
+        Command::SetAutoYield { client, enabled, idle_ns } => {
+            format!("set-auto-yield {client} {enabled} {idle_ns} ns")
         }
-        Command::SetStandingGrant { client, granted } => {
-            format!("set-standing-grant {client} {granted}")
-        }
+        Command::SetUngated { client, ungated } => format!("set-ungated {client} {ungated}"),
     };
     if list.is_empty() {
         "no commands".into()
@@ -111,12 +118,12 @@ pub fn launch(name: &str, l: &Launch) -> String {
     if l.in_flight_ns > 0 {
         and(format!("{} in flight", time(l.in_flight_ns)));
     }
-    match l.high_quiet_ns {
-        _ if l.flags & launch_flags::HIGH_BUSY != 0 => and("high priority busy".into()),
-        u64::MAX => and("no high priority so far".into()),
+    match l.high_idle_ns {
+        _ if l.state & launch_state::HIGH_ACTIVE != 0 => and("high priority active".into()),
+        NEVER => and("no high priority so far".into()),
         ns => and(format!("high priority idle for {}", time(ns))),
     }
-    if l.flags & launch_flags::OFFERED_AGAIN != 0 {
+    if l.state & launch_state::OFFERED_AGAIN != 0 {
         and("held before".into());
     }
     text
@@ -125,11 +132,11 @@ pub fn launch(name: &str, l: &Launch) -> String {
 /// An event for people, in one line.
 pub fn event(event: &Event) -> String {
     match event {
-        Event::ClientJoined(c) => format!("client {} ({}) joined", c.id, beginning(&c.name, 64)),
-        Event::ClientLeft(id) => format!("client {id} left"),
-        Event::HighBusy => "high priority became busy".into(),
-        Event::HighIdle => "high priority became idle".into(),
-        Event::KernelDone(done) => format!(
+        Event::Joined(c) => format!("client {} ({}) joined", c.id, beginning(&c.name, 64)),
+        Event::Left(id) => format!("client {id} left"),
+        Event::HighStarted => "high priority became active".into(),
+        Event::HighEnded => "high priority became idle".into(),
+        Event::Completed(done) => format!(
             "kernel {} of client {} ended, predicted {}",
             done.kernel,
             done.client,
@@ -245,11 +252,12 @@ impl Comparison {
         record: u64,
         launch: &Launch,
         name: &str,
-        recorded: &Answer<Decision>,
-        other: &Answer<Decision>,
+        recorded: &Answer<policy::Answer>,
+        other: &Answer<policy::Answer>,
     ) -> bool {
         self.fault(&other.outcome);
-        let same = same(&recorded.outcome, &other.outcome);
+        // Whatever the reasons: another policy has other ones.
+        let same = same_by(&recorded.outcome, &other.outcome, |a, b| a.decision == b.decision);
         let (row, column) = (kind_of(&recorded.outcome), kind_of(&other.outcome));
         self.matrix[row][column] += 1;
         self.decisions += 1;
@@ -260,7 +268,7 @@ impl Comparison {
         if self.first.is_empty() && same && commands_same {
             self.before_first_parting += 1;
         }
-        if !same && launch.flags & launch_flags::OFFERED_AGAIN != 0 {
+        if !same && launch.state & launch_state::OFFERED_AGAIN != 0 {
             self.parted_after_hold += 1;
         }
         count(&mut self.kernels, launch.kernel, same);
@@ -288,7 +296,8 @@ impl Comparison {
     ) -> bool {
         self.fault(&other.outcome);
         self.events += 1;
-        let same = same(&recorded.outcome, &other.outcome) && recorded.commands == other.commands;
+        let same = same_by(&recorded.outcome, &other.outcome, |(), ()| true)
+            && recorded.commands == other.commands;
         if !same {
             self.calls_differ += 1;
             let text = |a: &Answer<()>| match &a.outcome {
@@ -336,9 +345,9 @@ fn count(all: &mut BTreeMap<u32, Share>, id: u32, same: bool) {
 }
 
 /// Messages of faults are for people: only kinds are compared.
-fn same<T: PartialEq>(a: &Outcome<T>, b: &Outcome<T>) -> bool {
+fn same_by<T>(a: &Outcome<T>, b: &Outcome<T>, equal: impl Fn(&T, &T) -> bool) -> bool {
     match (a, b) {
-        (Outcome::Ok(a), Outcome::Ok(b)) => a == b,
+        (Outcome::Ok(a), Outcome::Ok(b)) => equal(a, b),
         (Outcome::Fault { kind: a, .. }, Outcome::Fault { kind: b, .. }) => a == b,
         _ => false,
     }

@@ -4,10 +4,10 @@
 use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
 use std::sync::{Mutex, PoisonError};
 use tally_engine::policy::{
-    COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    Sharing,
+    self, COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form,
+    Launch, SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{CutState, FORMS_MAX, FormView, KernelKey, KernelView};
+use tally_engine::profile::{FORMS_MAX, FormView, KernelKey, KernelView, Transformation};
 
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.
@@ -101,6 +101,11 @@ impl<'a> Bytes<'a> {
         let generation = self.u64()?;
         let mut text = || self.text().map(str::to_owned);
         let (name, digest, path, config) = (text()?, text()?, text()?, text()?);
+        let count = self.count(5)?;
+        let mut reasons = Vec::with_capacity(count);
+        for _ in 0..count {
+            reasons.push((self.u8()?, self.text()?.to_owned()));
+        }
         let saved = match self.flag()? {
             false => None,
             true => Some(SavedState {
@@ -109,7 +114,7 @@ impl<'a> Bytes<'a> {
                 data: self.bytes()?.to_vec(),
             }),
         };
-        Ok(About { generation, name, digest, path, config, saved })
+        Ok(About { generation, name, digest, path, config, reasons, saved })
     }
 
     fn form(&mut self) -> Result<Form> {
@@ -117,35 +122,36 @@ impl<'a> Bytes<'a> {
             0 => Form::Whole,
             1 => Form::Sliced,
             2 => Form::Preemptible,
-            3 => Form::Partitioned,
+            3 => Form::SmLimited,
             _ => return Err(Malformed("an unknown form")),
         })
     }
 
-    fn sharing(&mut self) -> Result<Sharing> {
+    fn sharing(&mut self) -> Result<SharingMode> {
         match self.u8()? {
-            0 => Ok(Sharing::Concurrent),
-            1 => Ok(Sharing::TimeSliced),
-            _ => Err(Malformed("unknown way to share the GPU")),
+            0 => Ok(SharingMode::Concurrent),
+            1 => Ok(SharingMode::TimeSliced),
+            _ => Err(Malformed("an unknown sharing mode")),
         }
     }
 
     fn view(&mut self) -> Result<KernelView> {
-        let (count, mean_ns, p99_ns) = (self.u64()?, self.u64()?, self.u64()?);
-        let cut = match self.u8()? {
-            0 => CutState::Unknown,
-            1 => CutState::Preparable,
-            2 => CutState::Preparing,
+        let (count, mean_ns) = (self.u64()?, self.u64()?);
+        let (median_ns, p99_ns, recent_ns) = (self.u64()?, self.u64()?, self.u64()?);
+        let transformation = match self.u8()? {
+            0 => Transformation::Unknown,
+            1 => Transformation::Preparable,
+            2 => Transformation::Preparing,
             3 => match self.u8()? {
                 bits @ 0..4 => {
-                    CutState::Ready { sliceable: bits & 1 != 0, preemptible: bits & 2 != 0 }
+                    Transformation::Ready { sliced: bits & 1 != 0, preemptible: bits & 2 != 0 }
                 }
-                _ => return Err(Malformed("unknown cut forms")),
+                _ => return Err(Malformed("unknown forms of a transformed kernel")),
             },
-            4 => CutState::WholeOnly(constant(self.text()?)?),
-            _ => return Err(Malformed("an unknown cut state")),
+            4 => Transformation::WholeOnly(constant(self.text()?)?),
+            _ => return Err(Malformed("an unknown state of transformation")),
         };
-        let count_forms = self.count(29)?;
+        let count_forms = self.count(53)?;
         if count_forms > FORMS_MAX {
             return Err(Malformed("more forms than a kernel can have"));
         }
@@ -156,6 +162,9 @@ impl<'a> Bytes<'a> {
                 argument: self.u32()?,
                 count: self.u64()?,
                 mean_ns: self.u64()?,
+                median_ns: self.u64()?,
+                p99_ns: self.u64()?,
+                recent_ns: self.u64()?,
                 turnaround_ns: self.u64()?,
             };
             if forms.last().is_some_and(|f| (f.form, f.argument) >= (form.form, form.argument)) {
@@ -163,7 +172,7 @@ impl<'a> Bytes<'a> {
             }
             forms.push(form);
         }
-        Ok(KernelView { count, mean_ns, p99_ns, cut, forms })
+        Ok(KernelView { count, mean_ns, median_ns, p99_ns, recent_ns, transformation, forms })
     }
 
     fn commands(&mut self) -> Result<Vec<Command>> {
@@ -174,17 +183,16 @@ impl<'a> Bytes<'a> {
         let mut commands = Vec::with_capacity(count);
         for _ in 0..count {
             commands.push(match self.u8()? {
-                0 => Command::Subscribe(self.u32()?),
-                1 => Command::SetTimer { delay_ns: self.u64()?, token: self.u64()? },
-                2 => Command::SetWindow { client: self.u32()?, window_ns: self.u64()? },
-                3 => Command::RevokeLease(self.u32()?),
-                4 => Command::SetYield { client: self.u32()?, yielded: self.flag()? },
-                5 => Command::SetAutoYield {
+                0 => Command::SetTimer { delay_ns: self.u64()?, token: self.u64()? },
+                1 => Command::SetWindow { client: self.u32()?, window_ns: self.u64()? },
+                2 => Command::RevokeLease(self.u32()?),
+                3 => Command::SetYield { client: self.u32()?, yielded: self.flag()? },
+                4 => Command::SetAutoYield {
                     client: self.u32()?,
                     enabled: self.flag()?,
-                    quiet_ns: self.u64()?,
+                    idle_ns: self.u64()?,
                 },
-                6 => Command::SetStandingGrant { client: self.u32()?, granted: self.flag()? },
+                5 => Command::SetUngated { client: self.u32()?, ungated: self.flag()? },
                 _ => return Err(Malformed("an unknown command")),
             });
         }
@@ -197,14 +205,15 @@ impl<'a> Bytes<'a> {
             client: self.u32()?,
             class: self.class()?,
             kernel: self.u32()?,
-            flags: self.u32()?,
+            state: self.u32()?,
+            offered: self.u32()?,
             grid_blocks: self.u64()?,
             block_threads: self.u32()?,
             shared_bytes: self.u32()?,
             predicted_ns: self.u64()?,
             waited_ns: self.u64()?,
             in_flight_ns: self.u64()?,
-            high_quiet_ns: self.u64()?,
+            high_idle_ns: self.u64()?,
             high_clients: self.u32()?,
             waiting_clients: self.u32()?,
             stream: self.u32()?,
@@ -224,14 +233,26 @@ impl<'a> Bytes<'a> {
         Ok(Answer { outcome, commands: self.commands()? })
     }
 
-    fn decision(&mut self, tag: u8) -> Result<Decision> {
-        Ok(match tag {
+    fn decision(&mut self, tag: u8) -> Result<policy::Answer> {
+        let decision = match tag {
             0 => Decision::Run(self.u32()?),
             1 => Decision::Hold(self.u64()?),
-            2 => Decision::Slice(self.u32()?),
-            3 => Decision::Preemptible,
-            4 => Decision::Partition(self.u32()?),
+            2 => Decision::HoldUntilCompletion(self.u64()?),
+            3 => Decision::Sliced(self.u32()?),
+            4 => Decision::Preemptible,
+            5 => Decision::SmLimited(self.u32()?),
             _ => return Err(Malformed("an unknown decision")),
+        };
+        Ok(policy::Answer { decision, reason: self.u8()? })
+    }
+
+    fn usage(&mut self) -> Result<Usage> {
+        Ok(Usage {
+            waiting_since_ns: self.u64()?,
+            in_flight: self.u32()?,
+            in_flight_ns: self.u64()?,
+            measured_ns: self.u64()?,
+            charged_ns: self.u64()?,
         })
     }
 
@@ -249,11 +270,11 @@ impl<'a> Bytes<'a> {
 
     fn event(&mut self) -> Result<Event> {
         Ok(match self.u8()? {
-            0 => Event::ClientJoined(self.client()?),
-            1 => Event::ClientLeft(self.u32()?),
-            2 => Event::HighBusy,
-            3 => Event::HighIdle,
-            4 => Event::KernelDone(self.done()?),
+            0 => Event::Joined(self.client()?),
+            1 => Event::Left(self.u32()?),
+            2 => Event::HighStarted,
+            3 => Event::HighEnded,
+            4 => Event::Completed(self.done()?),
             5 => Event::Timer(self.u64()?),
             _ => return Err(Malformed("an unknown event")),
         })
@@ -267,8 +288,7 @@ fn fault_kind(tag: u8) -> Option<FaultKind> {
         0x12 => FaultKind::Memory,
         0x13 => FaultKind::Nonsense,
         0x14 => FaultKind::Disabled,
-        0x15 => FaultKind::Denied,
-        0x16 => FaultKind::Stall,
+        0x15 => FaultKind::Stall,
         _ => return None,
     })
 }
@@ -281,11 +301,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
     let mut b = Bytes(bytes);
     let record = match b.u8()? {
         kind::POLICY => Record::Policy(b.about()?),
-        kind::BASE => Record::Base(match b.0 {
-            // Of cores that did not say: all shared like this then.
-            [] => Sharing::Concurrent,
-            _ => b.sharing()?,
-        }),
+        kind::BASE => Record::Base(b.sharing()?),
         kind::KERNEL => {
             let id = b.u32()?;
             let image = u128::from(b.u64()?) | u128::from(b.u64()?) << 64;
@@ -294,6 +310,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
         }
         kind::PROFILE => Record::Profile { id: b.u32()?, view: b.view()? },
         kind::CLIENT => Record::Client(b.client()?),
+        kind::USAGE => Record::Usage { id: b.u32()?, usage: b.usage()? },
         kind::GONE => Record::Gone(b.u32()?),
         kind::BEGIN => {
             let how = match b.u8()? {
@@ -303,7 +320,12 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
                 3 => Begin::Saved,
                 _ => return Err(Malformed("an unknown kind of beginning")),
             };
-            Record::Begin { how, lost: b.u64()?, subscribed: b.u32()? }
+            let (lost, bits) = (b.u64()?, b.u8()?);
+            let subscribed = Subscriptions::of_bits(bits);
+            if subscribed.bits() != bits {
+                return Err(Malformed("an unknown subscription"));
+            }
+            Record::Begin { how, lost, subscribed }
         }
         kind::START => Record::Start(b.commands()?),
         kind::DECIDE => Record::Decide { launch: b.launch()?, answer: b.answer(Bytes::decision)? },
@@ -316,11 +338,11 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             })?,
         },
         kind::COMPLETION => Record::Completion { now_ns: b.u64()?, done: b.done()? },
-        kind::STRIKE => {
+        kind::FAULT => {
             let now_ns = b.u64()?;
             let kind = fault_kind(b.u8()?).ok_or(Malformed("an unknown fault"))?;
             let _timed = b.flag()?;
-            Record::Strike { now_ns, kind, message: b.text()?.to_owned() }
+            Record::Fault { now_ns, kind, message: b.text()?.to_owned() }
         }
         kind::END => Record::End { reason: b.text()?.to_owned(), dropped: b.u64()? },
         _ => return Err(Malformed("an unknown kind of record")),

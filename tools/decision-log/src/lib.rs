@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! dispatch thread                     another thread
-//!   Recorder (around the policy)
-//!     Tape -> Tap -> ring (bytes) ->  TapReader -> file          (log::Writer)
+//!   Recorded (around the policy)
+//!     Recorder -> Tap -> ring (bytes) ->  TapReader -> file          (log::Writer)
 //!                                               -> second policy  (Player: a shadow)
 //! file -> log::Reader -> Player (replay) -> Comparison
 //!                     -> trace
@@ -17,7 +17,7 @@
 //! The recording side must never wait, allocate (once a tap is in) or write to a file: it
 //! copies into a ring, and what finds no room is counted. Reading must never trust a byte.
 //!
-//! Read next: [`record`] for what is logged, [`tape`] for how it gets there,
+//! Read next: [`record`] for what is logged, [`recorder`] for how it gets there,
 //! [`log`] for the file, [`player`] for replay and shadows.
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub mod decode;
 pub mod log;
 pub mod player;
 pub mod record;
-pub mod tape;
+pub mod recorder;
 pub mod trace;
 pub mod world;
 
@@ -34,4 +34,4 @@ pub use compare::{Comparison, Parting};
 pub use log::{Header, LogError, Reader, Writer};
 pub use player::{Fed, Player};
 pub use record::{About, Answer, Begin, Outcome, Record};
-pub use tape::{Recorder, Tap, TapOptions, TapReader, Tape};
+pub use recorder::{Recorded, Recorder, Tap, TapOptions, TapReader};

@@ -15,11 +15,8 @@ use std::io::{ErrorKind, Read, Write};
 
 /// The first bytes of a log.
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
-/// Of this format. Before version 3 completions had one time only, which was called measured and
-/// was the charged one.
-pub const VERSION: u32 = 3;
-/// The oldest that is read.
-const VERSION_MIN: u32 = 3;
+/// Of this format.
+pub const VERSION: u32 = 1;
 /// Longest header.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 
@@ -35,7 +32,6 @@ pub struct Header {
     /// What policies might use: `[policy.limits]` of the core's configuration.
     pub limits: serde_json::Value,
     /// What policies were granted: `[policy] capabilities`.
-    #[serde(default)]
     pub capabilities: Vec<String>,
 }
 
@@ -51,9 +47,7 @@ pub enum LogError {
     )]
     NotALog,
     /// Of another release.
-    #[error(
-        "its format is version {found}; this release reads versions {VERSION_MIN} to {VERSION}"
-    )]
+    #[error("its format is version {found}; this release reads version {VERSION}")]
     Version {
         /// What it says.
         found: u32,
@@ -200,7 +194,7 @@ impl<R: Read> Reader<R> {
             return Err(LogError::NotALog);
         }
         let (version, length, sum) = (word(&start[8..]), word(&start[12..]), word(&start[16..]));
-        if got >= 12 && !(VERSION_MIN..=VERSION).contains(&version) {
+        if got >= 12 && version != VERSION {
             return Err(LogError::Version { found: version });
         }
         if got < start.len() || length > HEADER_BYTES_MAX {

@@ -9,10 +9,10 @@ use crate::record::{About, Answer, Begin, Outcome, Record, timed};
 use crate::world::{self, Contradiction};
 use std::fmt::Write;
 use tally_engine::policy::{
-    ClientId, ClientInfo, Command, Context, Event, Fault, FaultKind, Policy, subscription,
+    ClientId, ClientInfo, Context, Event, Fault, FaultKind, Policy, Subscriptions,
 };
 
-/// Makes a policy for the one that the log says is in charge.
+/// Makes a policy for the one that the log says is active.
 pub type Make<'a> = dyn FnMut(&About) -> Result<Box<dyn Policy + Send>, String> + Send + 'a;
 
 /// Why the play is over.
@@ -87,8 +87,10 @@ pub struct Player<'a> {
     record: u64,
     comparison: Comparison,
     parts: Parts,
-    /// What the log's policy and this one hear.
-    heard: [u32; 2],
+    /// What the log's policy is told.
+    heard: Subscriptions,
+    /// What this one would be told by a core.
+    wanted: Subscriptions,
 }
 
 impl<'a> Player<'a> {
@@ -109,7 +111,8 @@ impl<'a> Player<'a> {
             record: 0,
             comparison: Comparison::default(),
             parts: Parts::default(),
-            heard: [0; 2],
+            heard: Subscriptions::NONE,
+            wanted: Subscriptions::NONE,
         }
     }
 
@@ -130,7 +133,7 @@ impl<'a> Player<'a> {
         self.parts
     }
 
-    /// The policy that the log says is in charge.
+    /// The policy that the log says is active.
     pub fn about(&self) -> &About {
         &self.about
     }
@@ -140,15 +143,10 @@ impl<'a> Player<'a> {
         &self.context.world
     }
 
-    /// Kinds of events that this policy asked for and does not get, because the log's
-    /// did not ask.
+    /// Interfaces that this policy exports, or imports, and about which the log says nothing, because its policy
+    /// does not.
     pub fn events_missing(&self) -> Vec<&'static str> {
-        let missing = self.heard[1] & !self.heard[0];
-        let kinds = [
-            (subscription::HIGH_ACTIVITY, "high-activity"),
-            (subscription::COMPLETIONS, "completions"),
-        ];
-        kinds.iter().filter(|(bit, _)| missing & bit != 0).map(|(_, name)| *name).collect()
+        self.wanted.without(self.heard).names()
     }
 
     /// The next record. A decision is only asked for if `may_decide`.
@@ -158,7 +156,7 @@ impl<'a> Player<'a> {
     pub fn feed(&mut self, record: &Record, may_decide: bool) -> Result<Fed, PlayError> {
         self.record += 1;
         if let (Record::Gone(id), true) = (record, self.due) {
-            self.gone.extend(self.context.world.clients.get(id).cloned());
+            self.gone.extend(self.context.world.clients.get(id).map(|view| view.info.clone()));
         }
         world::apply(&mut self.context, record)?;
         match record {
@@ -166,7 +164,7 @@ impl<'a> Player<'a> {
             Record::Base(_) => self.policy = None,
             Record::Begin { how, lost, subscribed } => {
                 self.policy = None;
-                self.heard = [*subscribed, 0];
+                self.heard = *subscribed;
                 self.parts.lost += lost;
                 self.exact = *how == Begin::PolicyStart;
                 self.saved = *how == Begin::Saved;
@@ -183,7 +181,6 @@ impl<'a> Player<'a> {
                 self.instance()?;
                 let recorded = Answer { outcome: Outcome::Ok(()), commands: commands.clone() };
                 let other = self.answer(Ok(()));
-                self.listen(&recorded.commands, &other.commands);
                 let name = self.about.name.clone();
                 let call = || format!("start of {name}");
                 let equal = self.comparison.told(self.record, 0, call, &recorded, &other);
@@ -199,7 +196,6 @@ impl<'a> Player<'a> {
                 let Some(policy) = &mut self.policy else { return Ok(self.not_compared()) };
                 let result = policy.decide(launch, &mut self.context);
                 let other = self.answer(result);
-                self.listen(&answer.commands, &other.commands);
                 self.parts.exact_calls += u64::from(self.exact);
                 let known = self.context.world.profiles.get(launch.kernel);
                 let name = known.map_or("?", |p| &p.key.name);
@@ -211,15 +207,19 @@ impl<'a> Player<'a> {
             }
             Record::Event { now_ns, event, answer } => {
                 let joining = match event {
-                    Event::ClientJoined(info) => Some(info.id),
+                    Event::Joined(info) => Some(info.id),
                     _ => None,
                 };
                 self.arrive(*now_ns, joining)?;
                 self.note_timed(&answer.outcome);
                 let Some(policy) = &mut self.policy else { return Ok(self.not_compared()) };
-                let result = policy.on_event(*now_ns, event, &mut self.context);
+                // As a core does it.
+                let result = if policy.subscriptions().has(event.kind()) {
+                    policy.on_event(*now_ns, event, &mut self.context)
+                } else {
+                    Ok(())
+                };
                 let other = self.answer(result);
-                self.listen(&answer.commands, &other.commands);
                 self.parts.exact_calls += u64::from(self.exact);
                 let call = || compare::event(event);
                 let equal = self.comparison.told(self.record, *now_ns, call, answer, &other);
@@ -227,16 +227,17 @@ impl<'a> Player<'a> {
                 self.note_fault(&answer.outcome);
                 return Ok(called);
             }
-            Record::Strike { now_ns, kind, message } => {
+            Record::Fault { now_ns, kind, message } => {
                 // What the log's policy did wrong is not another's fault.
                 if let Some(policy) = self.policy.as_mut().filter(|_| self.is_logs_own) {
                     let fault = Fault { kind: *kind, message: message.clone() };
-                    policy.strike(*now_ns, &fault);
+                    policy.count_fault(*now_ns, &fault);
                 }
             }
             Record::Kernel { .. }
             | Record::Profile { .. }
             | Record::Client(_)
+            | Record::Usage { .. }
             | Record::Gone(_)
             | Record::Completion { .. }
             | Record::End { .. } => {}
@@ -280,6 +281,7 @@ impl<'a> Player<'a> {
         self.context.commands.drain();
         let mut policy = (self.make)(&self.about).map_err(PlayError::NoPolicy)?;
         policy.start(&mut self.context);
+        self.wanted = policy.subscriptions();
         self.policy = Some(policy);
         Ok(())
     }
@@ -290,18 +292,19 @@ impl<'a> Player<'a> {
             return Ok(());
         }
         self.instance()?;
-        let clients = self.context.world.clients.values();
+        let clients = self.context.world.clients.values().map(|view| &view.info);
         let others = clients.filter(|c| Some(c.id) != joining).cloned();
         let mut others: Vec<_> = self.gone.drain(..).chain(others).collect();
         others.sort_by_key(|c| c.id);
         for info in others {
-            if let Some(policy) = &mut self.policy {
+            if let Some(policy) = &mut self.policy
+                && policy.subscriptions().has(Subscriptions::MEMBERSHIP)
+            {
                 // What it wants done, and a fault, are its own affair here.
-                let _ = policy.on_event(now_ns, &Event::ClientJoined(info), &mut self.context);
+                let _ = policy.on_event(now_ns, &Event::Joined(info), &mut self.context);
             }
         }
-        let commands: Vec<_> = self.context.commands.drain().collect();
-        self.listen(&[], &commands);
+        self.context.commands.drain();
         Ok(())
     }
 
@@ -316,21 +319,10 @@ impl<'a> Player<'a> {
         Answer { outcome, commands: self.context.commands.drain().collect() }
     }
 
-    fn listen(&mut self, recorded: &[Command], other: &[Command]) {
-        for (heard, commands) in self.heard.iter_mut().zip([recorded, other]) {
-            for command in commands {
-                if let Command::Subscribe(to) = command {
-                    *heard = *to;
-                }
-            }
-        }
-    }
-
-    /// The other policy was switched off after too many faults: its last one.
-    pub fn struck_out(&self) -> Option<String> {
-        let disabled = compare::fault_name(FaultKind::Disabled);
-        self.comparison.faults.get(disabled)?;
-        let mut why = String::from("switched off after too many faults");
+    /// The other policy was disabled after too many faults: its last one.
+    pub fn disabled(&self) -> Option<String> {
+        self.comparison.faults.get(compare::fault_name(FaultKind::Disabled))?;
+        let mut why = String::from("disabled after too many faults");
         if let Some(last) = &self.comparison.last_fault {
             let _ = write!(why, "; the last: {last}");
         }

@@ -11,19 +11,20 @@
 //!
 //! | kind | record | content |
 //! | ---: | --- | --- |
-//! | 1 | policy activated | generation u64; texts name, SHA-256, path, configuration; 0, or 1 and the state that it restored or saved: format text, version u32, data |
+//! | 1 | policy activated | generation u64; texts name, SHA-256, path, configuration; reasons: number u8, text; 0, or 1 and the state that it restored or saved: format text, version u32, data |
 //! | 2 | base | how the GPU is shared (u8: 0 all at once, 1 in turns); forget the world; a description of it follows, up to 7 |
 //! | 3 | kernel | id u32 (the lower 16 bits are its place in the core's table), image u64, grid 3 x u32, block 3 x u32, name |
-//! | 4 | profile | id u32; count, mean, p99 u64; state u8 with its detail; forms: kind u8, argument u32, count, mean, turnaround u64 |
+//! | 4 | profile | id u32; count, mean, median, p99, recent u64; transformation u8 with its detail; forms: kind u8, argument u32, count, mean, median, p99, recent, turnaround u64 |
 //! | 5 | client | id u32, class u8, name, labels |
 //! | 6 | client left | id u32 |
-//! | 7 | begin | 0 with the policy's start, 1 in mid-run, 2 after a gap, 3 in mid-run with saved state; records lost u64; subscription u32 |
+//! | 7 | begin | 0 with the policy's start, 1 in mid-run, 2 after a gap, 3 in mid-run with saved state; records lost u64; subscriptions u8 |
 //! | 8 | start | commands of `init` |
-//! | 9 | decide | the 16 values of `launch`; outcome; commands |
+//! | 9 | decide | the values of `launch`; outcome, with the reason u8; commands |
 //! | 10 | event | now u64; event; outcome; commands |
 //! | 11 | completion | now u64; one that the policy did not ask for |
-//! | 13 | strike | now u64; the fault that the engine found with the policy |
 //! | 12 | end | reason; records dropped in all u64 |
+//! | 13 | fault | now u64; the fault that the engine found with the policy |
+//! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64: before a call of a policy that reads it |
 //!
 //! A profile is written before the call that could see its change. An outcome of 0x10 and more is a fault.
 //! A log without an end is good up to its last whole record.
@@ -31,10 +32,10 @@
 //! The encoders write into a buffer that is kept, so that none of them allocates once it is large enough.
 
 use tally_engine::policy::{
-    Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind, Form,
-    KernelId, Launch, Sharing,
+    self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind,
+    Form, KernelId, Launch, SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{CutState, FormView, KernelKey, KernelView, Profile};
+use tally_engine::profile::{FormView, KernelKey, KernelView, Profile, Transformation};
 
 /// Longest text of a fault that is kept.
 pub const FAULT_BYTES_MAX: usize = 512;
@@ -67,25 +68,27 @@ pub mod kind {
     pub const COMPLETION: u8 = 11;
     /// [`super::Record::End`].
     pub const END: u8 = 12;
-    /// [`super::Record::Strike`].
-    pub const STRIKE: u8 = 13;
+    /// [`super::Record::Fault`].
+    pub const FAULT: u8 = 13;
+    /// [`super::Record::Usage`].
+    pub const USAGE: u8 = 14;
 }
 
 /// What a policy was handed by the one before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedState {
-    /// Whose form.
+    /// The name of its format.
     pub format: String,
-    /// Of the form.
+    /// The format's version.
     pub version: u32,
     /// What it knows.
     pub data: Vec<u8>,
 }
 
-/// A policy put in charge.
+/// A policy that became active.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// Rises with each policy put in charge; the first is 1.
+    /// Rises with each policy that becomes active; the first is 1.
     pub generation: u64,
     /// Its name.
     pub name: String,
@@ -95,6 +98,8 @@ pub struct About {
     pub path: String,
     /// The text of its configuration.
     pub config: String,
+    /// The texts of its reasons, by number.
+    pub reasons: Vec<(u8, String)>,
     /// What it started with; before [`Begin::Saved`] what it knew then.
     pub saved: Option<SavedState>,
 }
@@ -141,10 +146,10 @@ pub struct Answer<T> {
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// This policy is in charge from now on.
+    /// This policy is active from now on.
     Policy(About),
     /// Forget the world: all of it follows, up to [`Record::Begin`].
-    Base(Sharing),
+    Base(SharingMode),
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
     Kernel {
         /// Its id.
@@ -161,6 +166,13 @@ pub enum Record {
     },
     /// A client is connected.
     Client(ClientInfo),
+    /// What a client has under way, waits for and has used, for a policy that reads it.
+    Usage {
+        /// Whose usage.
+        id: ClientId,
+        /// From now on.
+        usage: Usage,
+    },
     /// A client is no longer known; the policy is told later.
     Gone(ClientId),
     /// From here on every call is in the log.
@@ -169,19 +181,19 @@ pub enum Record {
         how: Begin,
         /// Records lost before.
         lost: u64,
-        /// What the policy in charge has subscribed to.
-        subscribed: u32,
+        /// What the active policy has subscribed to.
+        subscribed: Subscriptions,
     },
-    /// The policy was put in charge, with the commands of its `init`.
+    /// The policy became active, with the commands of its `init`.
     Start(Vec<Command>),
     /// A call of `decide`.
     Decide {
         /// The launch.
         launch: Launch,
         /// What came of it.
-        answer: Answer<Decision>,
+        answer: Answer<policy::Answer>,
     },
-    /// A call of `on-event`.
+    /// A call for an event.
     Event {
         /// When.
         now_ns: u64,
@@ -198,7 +210,7 @@ pub enum Record {
         done: Completion,
     },
     /// The engine found fault with the policy, in something that no single call shows.
-    Strike {
+    Fault {
         /// When.
         now_ns: u64,
         /// Which fault.
@@ -215,9 +227,9 @@ pub enum Record {
     },
 }
 
-/// Whether a fault was one of wall-clock time (`tally-wasm-host` words it so).
+/// Whether a fault was one of time (`tally-wasm-host` words it so).
 pub fn timed(fault: &Fault) -> bool {
-    fault.kind == FaultKind::Overrun && fault.message.starts_with("ran for more than")
+    fault.kind == FaultKind::Overrun && fault.message.contains("ms of CPU time")
 }
 
 /// The beginning of a text, at most so many bytes.
@@ -270,6 +282,11 @@ impl Encoder<'_> {
         for text in [&about.name, &about.digest, &about.path, &about.config] {
             self.text(text);
         }
+        self.u32(about.reasons.len() as u32);
+        for (reason, text) in &about.reasons {
+            self.u8(*reason);
+            self.text(text);
+        }
         self.u8(about.saved.is_some().into());
         if let Some(saved) = &about.saved {
             self.text(&saved.format);
@@ -279,11 +296,11 @@ impl Encoder<'_> {
     }
 
     /// [`Record::Base`].
-    pub fn base(&mut self, sharing: Sharing) {
+    pub fn base(&mut self, sharing: SharingMode) {
         self.u8(kind::BASE);
         self.u8(match sharing {
-            Sharing::Concurrent => 0,
-            Sharing::TimeSliced => 1,
+            SharingMode::Concurrent => 0,
+            SharingMode::TimeSliced => 1,
         });
     }
 
@@ -297,22 +314,20 @@ impl Encoder<'_> {
         self.text(&key.name);
     }
 
-    fn figures(&mut self, id: KernelId, count: u64, mean_ns: u64, p99_ns: u64, cut: CutState) {
+    fn figures(&mut self, id: KernelId, figures: [u64; 5], transformation: Transformation) {
         self.u8(kind::PROFILE);
         self.u32(id);
-        self.u64(count);
-        self.u64(mean_ns);
-        self.u64(p99_ns);
-        match cut {
-            CutState::Unknown => self.u8(0),
-            CutState::Preparable => self.u8(1),
-            CutState::Preparing => self.u8(2),
-            CutState::Ready { sliceable, preemptible } => {
+        figures.iter().for_each(|n| self.u64(*n));
+        match transformation {
+            Transformation::Unknown => self.u8(0),
+            Transformation::Preparable => self.u8(1),
+            Transformation::Preparing => self.u8(2),
+            Transformation::Ready { sliced, preemptible } => {
                 self.u8(3);
-                self.u8(u8::from(sliceable) | u8::from(preemptible) << 1);
+                self.u8(u8::from(sliced) | u8::from(preemptible) << 1);
             }
             // Policies see no difference.
-            CutState::WholeOnly(why) | CutState::WholeHere(why) => {
+            Transformation::WholeOnly(why) | Transformation::WholeHere(why) => {
                 self.u8(4);
                 self.text(why);
             }
@@ -324,9 +339,9 @@ impl Encoder<'_> {
         for f in forms {
             self.form(f.form);
             self.u32(f.argument);
-            self.u64(f.count);
-            self.u64(f.mean_ns);
-            self.u64(f.turnaround_ns);
+            for n in [f.count, f.mean_ns, f.median_ns, f.p99_ns, f.recent_ns, f.turnaround_ns] {
+                self.u64(n);
+            }
         }
     }
 
@@ -335,19 +350,21 @@ impl Encoder<'_> {
             Form::Whole => 0,
             Form::Sliced => 1,
             Form::Preemptible => 2,
-            Form::Partitioned => 3,
+            Form::SmLimited => 3,
         });
     }
 
     /// [`Record::Profile`], of the engine's own table.
     pub fn profile(&mut self, id: KernelId, p: &Profile) {
-        self.figures(id, p.count, p.mean_ns, p.p99_ns(), p.cut);
+        let figures = [p.count, p.mean_ns, p.median_ns(), p.p99_ns(), p.recent_ns()];
+        self.figures(id, figures, p.transformation);
         self.forms(p.form_views());
     }
 
     /// [`Record::Profile`].
     pub fn view(&mut self, id: KernelId, v: &KernelView) {
-        self.figures(id, v.count, v.mean_ns, v.p99_ns, v.cut);
+        let figures = [v.count, v.mean_ns, v.median_ns, v.p99_ns, v.recent_ns];
+        self.figures(id, figures, v.transformation);
         self.forms(v.forms.iter().copied());
     }
 
@@ -357,6 +374,17 @@ impl Encoder<'_> {
         self.client(info);
     }
 
+    /// [`Record::Usage`].
+    pub fn usage(&mut self, id: ClientId, usage: &Usage) {
+        self.u8(kind::USAGE);
+        self.u32(id);
+        self.u64(usage.waiting_since_ns);
+        self.u32(usage.in_flight);
+        self.u64(usage.in_flight_ns);
+        self.u64(usage.measured_ns);
+        self.u64(usage.charged_ns);
+    }
+
     /// [`Record::Gone`].
     pub fn gone(&mut self, id: ClientId) {
         self.u8(kind::GONE);
@@ -364,7 +392,7 @@ impl Encoder<'_> {
     }
 
     /// [`Record::Begin`].
-    pub fn begin(&mut self, how: Begin, lost: u64, subscribed: u32) {
+    pub fn begin(&mut self, how: Begin, lost: u64, subscribed: Subscriptions) {
         self.u8(kind::BEGIN);
         self.u8(match how {
             Begin::PolicyStart => 0,
@@ -373,7 +401,7 @@ impl Encoder<'_> {
             Begin::Saved => 3,
         });
         self.u64(lost);
-        self.u32(subscribed);
+        self.u8(subscribed.bits());
     }
 
     /// [`Record::Start`].
@@ -386,39 +414,35 @@ impl Encoder<'_> {
         self.u32(commands.len() as u32);
         for command in commands {
             match *command {
-                Command::Subscribe(to) => {
-                    self.u8(0);
-                    self.u32(to);
-                }
                 Command::SetTimer { delay_ns, token } => {
-                    self.u8(1);
+                    self.u8(0);
                     self.u64(delay_ns);
                     self.u64(token);
                 }
                 Command::SetWindow { client, window_ns } => {
-                    self.u8(2);
+                    self.u8(1);
                     self.u32(client);
                     self.u64(window_ns);
                 }
                 Command::RevokeLease(client) => {
-                    self.u8(3);
+                    self.u8(2);
                     self.u32(client);
                 }
                 Command::SetYield { client, yielded } => {
-                    self.u8(4);
+                    self.u8(3);
                     self.u32(client);
                     self.u8(yielded.into());
                 }
-                Command::SetAutoYield { client, enabled, quiet_ns } => {
-                    self.u8(5);
+                Command::SetAutoYield { client, enabled, idle_ns } => {
+                    self.u8(4);
                     self.u32(client);
                     self.u8(enabled.into());
-                    self.u64(quiet_ns);
+                    self.u64(idle_ns);
                 }
-                Command::SetStandingGrant { client, granted } => {
-                    self.u8(6);
+                Command::SetUngated { client, ungated } => {
+                    self.u8(5);
                     self.u32(client);
-                    self.u8(granted.into());
+                    self.u8(ungated.into());
                 }
             }
         }
@@ -431,8 +455,7 @@ impl Encoder<'_> {
             FaultKind::Memory => 0x12,
             FaultKind::Nonsense => 0x13,
             FaultKind::Disabled => 0x14,
-            FaultKind::Denied => 0x15,
-            FaultKind::Stall => 0x16,
+            FaultKind::Stall => 0x15,
         });
         self.u8(timed.into());
         self.text(beginning(message, FAULT_BYTES_MAX));
@@ -443,7 +466,7 @@ impl Encoder<'_> {
     pub fn decide(
         &mut self,
         l: &Launch,
-        outcome: Result<Decision, (FaultKind, bool, &str)>,
+        outcome: Result<policy::Answer, (FaultKind, bool, &str)>,
         commands: &[Command],
     ) {
         self.u8(kind::DECIDE);
@@ -451,33 +474,43 @@ impl Encoder<'_> {
         self.u32(l.client);
         self.class(l.class);
         self.u32(l.kernel);
-        self.u32(l.flags);
+        self.u32(l.state);
+        self.u32(l.offered);
         self.u64(l.grid_blocks);
         self.u32(l.block_threads);
         self.u32(l.shared_bytes);
-        for ns in [l.predicted_ns, l.waited_ns, l.in_flight_ns, l.high_quiet_ns] {
+        for ns in [l.predicted_ns, l.waited_ns, l.in_flight_ns, l.high_idle_ns] {
             self.u64(ns);
         }
         for n in [l.high_clients, l.waiting_clients, l.stream, l.sm_count] {
             self.u32(n);
         }
         match outcome {
-            Ok(Decision::Run(lease)) => {
-                self.u8(0);
-                self.u32(lease);
-            }
-            Ok(Decision::Hold(ns)) => {
-                self.u8(1);
-                self.u64(ns);
-            }
-            Ok(Decision::Slice(blocks)) => {
-                self.u8(2);
-                self.u32(blocks);
-            }
-            Ok(Decision::Preemptible) => self.u8(3),
-            Ok(Decision::Partition(sms)) => {
-                self.u8(4);
-                self.u32(sms);
+            Ok(policy::Answer { decision, reason }) => {
+                match decision {
+                    Decision::Run(lease) => {
+                        self.u8(0);
+                        self.u32(lease);
+                    }
+                    Decision::Hold(ns) => {
+                        self.u8(1);
+                        self.u64(ns);
+                    }
+                    Decision::HoldUntilCompletion(ns) => {
+                        self.u8(2);
+                        self.u64(ns);
+                    }
+                    Decision::Sliced(blocks) => {
+                        self.u8(3);
+                        self.u32(blocks);
+                    }
+                    Decision::Preemptible => self.u8(4),
+                    Decision::SmLimited(sms) => {
+                        self.u8(5);
+                        self.u32(sms);
+                    }
+                }
+                self.u8(reason);
             }
             Err((kind, timed, message)) => self.fault(kind, timed, message),
         }
@@ -495,17 +528,17 @@ impl Encoder<'_> {
         self.u8(kind::EVENT);
         self.u64(now_ns);
         match event {
-            Event::ClientJoined(info) => {
+            Event::Joined(info) => {
                 self.u8(0);
                 self.client(info);
             }
-            Event::ClientLeft(id) => {
+            Event::Left(id) => {
                 self.u8(1);
                 self.u32(*id);
             }
-            Event::HighBusy => self.u8(2),
-            Event::HighIdle => self.u8(3),
-            Event::KernelDone(done) => {
+            Event::HighStarted => self.u8(2),
+            Event::HighEnded => self.u8(3),
+            Event::Completed(done) => {
                 self.u8(4);
                 self.done(done);
             }
@@ -531,9 +564,9 @@ impl Encoder<'_> {
         self.u64(done.charged_ns);
     }
 
-    /// [`Record::Strike`].
-    pub fn strike(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
-        self.u8(kind::STRIKE);
+    /// [`Record::Fault`].
+    pub fn counted_fault(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
+        self.u8(kind::FAULT);
         self.u64(now_ns);
         self.fault(kind, false, message);
     }
@@ -560,6 +593,7 @@ impl Encoder<'_> {
             Record::Kernel { id, key } => self.kernel(*id, key),
             Record::Profile { id, view } => self.view(*id, view),
             Record::Client(info) => self.connected(info),
+            Record::Usage { id, usage } => self.usage(*id, usage),
             Record::Gone(id) => self.gone(*id),
             Record::Begin { how, lost, subscribed } => self.begin(*how, *lost, *subscribed),
             Record::Start(commands) => self.start(commands),
@@ -570,7 +604,7 @@ impl Encoder<'_> {
                 self.event(*now_ns, event, borrowed(&answer.outcome), &answer.commands);
             }
             Record::Completion { now_ns, done } => self.completion(*now_ns, done),
-            Record::Strike { now_ns, kind, message } => self.strike(*now_ns, *kind, message),
+            Record::Fault { now_ns, kind, message } => self.counted_fault(*now_ns, *kind, message),
             Record::End { reason, dropped } => self.end(reason, *dropped),
         }
     }

@@ -34,7 +34,7 @@ pub struct Trace {
     group: (u64, Vec<Completion>),
     rows: Vec<Row>,
     /// Rows of launches that ran in another form than whole: longer than the kernel.
-    pub cut: u64,
+    pub transformed: u64,
     /// Launches beyond what a trace may have.
     pub left_out: u64,
 }
@@ -49,7 +49,7 @@ impl Trace {
             shared: BTreeMap::new(),
             group: (0, Vec::new()),
             rows: Vec::new(),
-            cut: 0,
+            transformed: 0,
             left_out: 0,
         }
     }
@@ -69,7 +69,7 @@ impl Trace {
         match record {
             Record::Base(_) => self.kernels.clear(),
             Record::Kernel { key, .. } => self.kernels.push(key.clone()),
-            Record::Client(info) | Record::Event { event: Event::ClientJoined(info), .. }
+            Record::Client(info) | Record::Event { event: Event::Joined(info), .. }
                 if info.name == self.client =>
             {
                 self.ids.insert(info.id);
@@ -77,7 +77,7 @@ impl Trace {
             Record::Decide { launch, .. } => {
                 self.shared.insert(launch.kernel, launch.shared_bytes);
             }
-            Record::Event { now_ns, event: Event::KernelDone(done), .. }
+            Record::Event { now_ns, event: Event::Completed(done), .. }
             | Record::Completion { now_ns, done }
                 if self.ids.contains(&done.client) =>
             {
@@ -107,7 +107,7 @@ impl Trace {
                 }
                 false => d.charged_ns,
             };
-            self.cut += u64::from(d.form != Form::Whole);
+            self.transformed += u64::from(d.form != Form::Whole);
             if self.rows.len() < ROWS_MAX {
                 self.rows.push(Row { start_ns, dur_ns, kernel: d.kernel });
             } else {
@@ -175,8 +175,8 @@ mod tests {
     use tally_engine::policy::{Class, ClientInfo};
 
     fn done(client: ClientId, kernel: KernelId, predicted_ns: u64, charged_ns: u64) -> Completion {
-        let (form, measured_ns) = (Form::Whole, None);
-        Completion { client, kernel, form, argument: 0, predicted_ns, measured_ns, charged_ns }
+        let (form, argument, measured_ns) = (Form::Whole, 0, None);
+        Completion { client, kernel, form, argument, predicted_ns, measured_ns, charged_ns }
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         }
         let mut csv = Vec::new();
         trace.write(&mut csv).unwrap();
-        assert!(trace.has_client() && trace.rows() == 3 && trace.cut == 0);
+        assert!(trace.has_client() && trace.rows() == 3 && trace.transformed == 0);
         let read = tally_simulator::Trace::parse("t", std::str::from_utf8(&csv).unwrap()).unwrap();
         let last = &read.kernels[read.kernels.len() - 2..];
         assert_eq!((last[0].name.as_str(), last[0].dur_ns), ("gemm<1, 2>", 30_000));

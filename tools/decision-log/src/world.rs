@@ -27,10 +27,17 @@ pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction
             let why = || format!("kernel {id} was not introduced");
             adopted.ok_or_else(|| Contradiction(why()))?;
         }
-        Record::Client(info) | Record::Event { event: Event::ClientJoined(info), .. } => {
-            world.clients.insert(info.id, info.clone());
+        Record::Client(info) | Record::Event { event: Event::Joined(info), .. } => {
+            // A policy that takes over is told of clients that were there before.
+            let view = world.clients.entry(info.id).or_insert_with(|| info.clone().into());
+            view.info = info.clone();
         }
-        Record::Gone(id) | Record::Event { event: Event::ClientLeft(id), .. } => {
+        Record::Usage { id, usage } => {
+            let view = world.clients.get_mut(id);
+            let why = || Contradiction(format!("client {id} is not connected"));
+            view.ok_or_else(why)?.usage = *usage;
+        }
+        Record::Gone(id) | Record::Event { event: Event::Left(id), .. } => {
             world.clients.remove(id);
         }
         _ => {}

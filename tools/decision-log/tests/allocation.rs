@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{Driver, Input, Named, options, taped, through_a_file};
+use common::{Driver, Input, Named, options, recorded_into, through_a_file};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use tally_decision_log::{Recorder, Tap, Tape};
+use tally_decision_log::{Recorded, Recorder, Tap};
 use tally_engine::BuiltIn;
-use tally_engine::policy::{Class, Context, Event, Launch, Policy};
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::policy::{Class, Context, Event, Launch, Policy, Subscriptions};
+use tally_engine::profile::{KernelKey, Transformation};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 fn built_in() -> Named {
-    Named(Box::new(BuiltIn { quiet_ns: 100_000 }), "built-in")
+    Named(Box::new(BuiltIn { idle_ns: 100_000 }), "built-in")
 }
 
 fn launch(kernel: u32) -> Launch {
@@ -46,14 +46,15 @@ fn launch(kernel: u32) -> Launch {
         client: 1,
         class: Class::BestEffort,
         kernel,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 1,
         block_threads: 1,
         shared_bytes: 0,
         predicted_ns: 0,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: u64::MAX,
+        high_idle_ns: u64::MAX,
         high_clients: 0,
         waiting_clients: 1,
         stream: 0,
@@ -63,13 +64,13 @@ fn launch(kernel: u32) -> Launch {
 
 #[test]
 fn recording_does_not_allocate() {
-    let tape = Tape::default();
-    let mut policy = Recorder::new(built_in(), 1, tape.clone());
+    let recorder = Recorder::default();
+    let mut policy = Recorded::new(built_in(), 1, recorder.clone());
     let mut context = Context::default();
     policy.start(&mut context);
     let info = common::client(1);
-    context.world.clients.insert(1, info.clone());
-    policy.on_event(1, &Event::ClientJoined(info), &mut context).unwrap();
+    context.world.clients.insert(1, info.clone().into());
+    policy.on_event(1, &Event::Joined(info), &mut context).unwrap();
     for x in 0..500 {
         let key = KernelKey { name: format!("k{x}"), image: 1, grid: [1; 3], block: [1; 3] };
         context.world.profiles.intern(&key);
@@ -77,16 +78,16 @@ fn recording_does_not_allocate() {
     // A ring that holds all, and one that holds next to nothing.
     let (large, mut large_reader) = Tap::new(1, options(8 << 20, false));
     let (small, mut small_reader) = Tap::new(2, options(4 << 10, false));
-    tape.insert(large, &context.world, Default::default(), 0);
-    tape.insert(small, &context.world, Default::default(), 0);
+    recorder.insert(large, &context.world, Default::default(), Subscriptions::NONE);
+    recorder.insert(small, &context.world, Default::default(), Subscriptions::NONE);
     let before = ALLOCATIONS.get();
     for round in 0..4_000u32 {
-        tape.pump(&mut context.world, &mut || None);
+        recorder.pump(&mut context.world, &mut || None);
         let kernel = round % 500;
         context.world.profiles.record(kernel, u64::from(round) + 1);
-        context.world.profiles.set_cut(kernel, CutState::Preparable);
+        context.world.profiles.set_transformation(kernel, Transformation::Preparable);
         policy.decide(&launch(kernel), &mut context).unwrap();
-        policy.on_event(u64::from(round), &Event::HighIdle, &mut context).unwrap();
+        policy.on_event(u64::from(round), &Event::HighEnded, &mut context).unwrap();
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
     assert!(large_reader.is_live() && large_reader.dropped() == 0);
@@ -100,24 +101,24 @@ fn recording_does_not_allocate() {
     assert!(small_reader.next(&mut record));
 }
 
-/// The same through an engine, whose own inputs may allocate: what the tape adds is none.
+/// The same through an engine, whose own inputs may allocate: what the recorder adds is none.
 #[test]
-fn a_tape_adds_no_allocation_to_the_engines() {
+fn a_recorder_adds_no_allocation_to_the_engines() {
     let stream: Vec<(u64, Input)> = std::iter::once((0, Input::Join(1, false)))
         .chain((0..400).flat_map(|i| {
             [(1_000, Input::Submit(1, (i % 12) as u8, 0, 0)), (90_000, Input::End(1, 1))]
         }))
         .collect();
-    let allocations = |tape: Tape| {
-        let mut driver = Driver::new(built_in(), tape);
+    let allocations = |recorder: Recorder| {
+        let mut driver = Driver::new(built_in(), recorder);
         // What grows once grows here.
         stream.iter().for_each(|(gap, input)| driver.feed(*gap, input));
         let before = ALLOCATIONS.get();
         stream[1..].iter().for_each(|(gap, input)| driver.feed(*gap, input));
         ALLOCATIONS.get() - before
     };
-    let (tape, mut reader) = taped(8 << 20);
-    let (without, with) = (allocations(Tape::default()), allocations(tape));
+    let (recorder, mut reader) = recorded_into(8 << 20);
+    let (without, with) = (allocations(Recorder::default()), allocations(recorder));
     assert_eq!(with, without);
     assert!(through_a_file(&mut reader).len() > 1_600);
 }

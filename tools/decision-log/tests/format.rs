@@ -8,16 +8,17 @@ use proptest::prelude::*;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch, Sharing,
+    self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+    SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{CutState, FormView, KernelKey, KernelView};
+use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
 fn form() -> impl Strategy<Value = Form> {
     prop_oneof![
         Just(Form::Whole),
         Just(Form::Sliced),
         Just(Form::Preemptible),
-        Just(Form::Partitioned)
+        Just(Form::SmLimited)
     ]
 }
 
@@ -34,17 +35,16 @@ fn client() -> impl Strategy<Value = ClientInfo> {
 fn command() -> impl Strategy<Value = Command> {
     let (c, n, b) = (any::<u32>(), any::<u64>(), any::<bool>());
     prop_oneof![
-        c.prop_map(Command::Subscribe),
         (n, n).prop_map(|(delay_ns, token)| Command::SetTimer { delay_ns, token }),
         (c, n).prop_map(|(client, window_ns)| Command::SetWindow { client, window_ns }),
         c.prop_map(Command::RevokeLease),
         (c, b).prop_map(|(client, yielded)| Command::SetYield { client, yielded }),
-        (c, b, n).prop_map(|(client, enabled, quiet_ns)| Command::SetAutoYield {
+        (c, b, n).prop_map(|(client, enabled, idle_ns)| Command::SetAutoYield {
             client,
             enabled,
-            quiet_ns
+            idle_ns
         }),
-        (c, b).prop_map(|(client, granted)| Command::SetStandingGrant { client, granted }),
+        (c, b).prop_map(|(client, ungated)| Command::SetUngated { client, ungated }),
     ]
 }
 
@@ -56,7 +56,6 @@ fn answer<T: Clone + std::fmt::Debug>(
         Just(FaultKind::Overrun),
         Just(FaultKind::Memory),
         Just(FaultKind::Nonsense),
-        Just(FaultKind::Denied),
         Just(FaultKind::Stall),
         Just(FaultKind::Disabled)
     ];
@@ -67,30 +66,33 @@ fn answer<T: Clone + std::fmt::Debug>(
         .prop_map(|(outcome, commands)| Answer { outcome, commands })
 }
 
-fn decision() -> impl Strategy<Value = Decision> {
-    prop_oneof![
+fn decision() -> impl Strategy<Value = policy::Answer> {
+    let decision = prop_oneof![
         any::<u32>().prop_map(Decision::Run),
         any::<u64>().prop_map(Decision::Hold),
-        any::<u32>().prop_map(Decision::Slice),
+        any::<u64>().prop_map(Decision::HoldUntilCompletion),
+        any::<u32>().prop_map(Decision::Sliced),
         Just(Decision::Preemptible),
-        any::<u32>().prop_map(Decision::Partition),
-    ]
+        any::<u32>().prop_map(Decision::SmLimited),
+    ];
+    (decision, any::<u8>()).prop_map(|(decision, reason)| policy::Answer { decision, reason })
 }
 
 fn launch() -> impl Strategy<Value = Launch> {
-    (any::<[u64; 6]>(), any::<[u32; 9]>(), class()).prop_map(|(n, w, class)| Launch {
+    (any::<[u64; 6]>(), any::<[u32; 10]>(), class()).prop_map(|(n, w, class)| Launch {
         now_ns: n[0],
         client: w[0],
         class,
         kernel: w[1],
-        flags: w[2],
+        state: w[2],
+        offered: w[9],
         grid_blocks: n[1],
         block_threads: w[3],
         shared_bytes: w[4],
         predicted_ns: n[2],
         waited_ns: n[3],
         in_flight_ns: n[4],
-        high_quiet_ns: n[5],
+        high_idle_ns: n[5],
         high_clients: w[5],
         waiting_clients: w[6],
         stream: w[7],
@@ -111,21 +113,23 @@ fn completion() -> impl Strategy<Value = Completion> {
 }
 
 fn view() -> impl Strategy<Value = KernelView> {
-    let cut = prop_oneof![
-        Just(CutState::Unknown),
-        Just(CutState::Preparable),
-        Just(CutState::Preparing),
+    let transformation = prop_oneof![
+        Just(Transformation::Unknown),
+        Just(Transformation::Preparable),
+        Just(Transformation::Preparing),
         any::<[bool; 2]>()
-            .prop_map(|[sliceable, preemptible]| CutState::Ready { sliceable, preemptible }),
-        Just(CutState::WholeOnly("a reason")),
-        Just(CutState::WholeOnly("another reason")),
+            .prop_map(|[sliced, preemptible]| Transformation::Ready { sliced, preemptible }),
+        Just(Transformation::WholeOnly("a reason")),
+        Just(Transformation::WholeOnly("another reason")),
     ];
-    let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 3]>(), 0..16);
-    (any::<[u64; 3]>(), cut, forms).prop_map(|(n, cut, forms)| KernelView {
+    let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 6]>(), 0..16);
+    (any::<[u64; 5]>(), transformation, forms).prop_map(|(n, transformation, forms)| KernelView {
         count: n[0],
         mean_ns: n[1],
-        p99_ns: n[2],
-        cut,
+        median_ns: n[2],
+        p99_ns: n[3],
+        recent_ns: n[4],
+        transformation,
         forms: forms
             .into_iter()
             .map(|((form, argument), n)| FormView {
@@ -133,7 +137,10 @@ fn view() -> impl Strategy<Value = KernelView> {
                 argument,
                 count: n[0],
                 mean_ns: n[1],
-                turnaround_ns: n[2],
+                median_ns: n[2],
+                p99_ns: n[3],
+                recent_ns: n[4],
+                turnaround_ns: n[5],
             })
             .collect(),
     })
@@ -142,25 +149,38 @@ fn view() -> impl Strategy<Value = KernelView> {
 fn about() -> impl Strategy<Value = About> {
     let saved = (".{0,9}", any::<u32>(), any::<Vec<u8>>())
         .prop_map(|(format, version, data)| SavedState { format, version, data });
-    (any::<u64>(), ".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}", prop::option::of(saved)).prop_map(
-        |(generation, name, digest, path, config, saved)| About {
+    let reasons = prop::collection::vec((any::<u8>(), ".{0,9}"), 0..4);
+    let texts = (".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}");
+    (any::<u64>(), texts, reasons, prop::option::of(saved)).prop_map(
+        |(generation, (name, digest, path, config), reasons, saved)| About {
             generation,
             name,
             digest,
             path,
             config,
+            reasons,
             saved,
         },
     )
 }
 
+fn usage() -> impl Strategy<Value = Usage> {
+    (any::<[u64; 4]>(), any::<u32>()).prop_map(|(n, in_flight)| Usage {
+        waiting_since_ns: n[0],
+        in_flight,
+        in_flight_ns: n[1],
+        measured_ns: n[2],
+        charged_ns: n[3],
+    })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        client().prop_map(Event::ClientJoined),
-        any::<u32>().prop_map(Event::ClientLeft),
-        Just(Event::HighBusy),
-        Just(Event::HighIdle),
-        completion().prop_map(Event::KernelDone),
+        client().prop_map(Event::Joined),
+        any::<u32>().prop_map(Event::Left),
+        Just(Event::HighStarted),
+        Just(Event::HighEnded),
+        completion().prop_map(Event::Completed),
         any::<u64>().prop_map(Event::Timer),
     ]
 }
@@ -171,16 +191,17 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
-        Just(Record::Base(Sharing::Concurrent)),
-        Just(Record::Base(Sharing::TimeSliced)),
+        Just(Record::Base(SharingMode::Concurrent)),
+        Just(Record::Base(SharingMode::TimeSliced)),
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
+        (any::<u32>(), usage()).prop_map(|(id, usage)| Record::Usage { id, usage }),
         any::<u32>().prop_map(Record::Gone),
-        (how, any::<u64>(), any::<u32>()).prop_map(|(how, lost, subscribed)| Record::Begin {
+        (how, any::<u64>(), any::<u8>()).prop_map(|(how, lost, bits)| Record::Begin {
             how,
             lost,
-            subscribed
+            subscribed: Subscriptions::of_bits(bits)
         }),
         prop::collection::vec(command(), 0..5).prop_map(Record::Start),
         (launch(), answer(decision()))
@@ -190,7 +211,7 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u64>(), completion()).prop_map(|(now_ns, done)| Record::Completion { now_ns, done }),
         (any::<u64>(), ".{0,30}").prop_map(|(now_ns, message)| {
             let kind = FaultKind::Stall;
-            Record::Strike { now_ns, kind, message }
+            Record::Fault { now_ns, kind, message }
         }),
         (".{0,30}", any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
     ]
@@ -243,12 +264,12 @@ proptest! {
         at in any::<prop::sample::Index>(),
     ) {
         let whole = file(&records);
-        let cut = at.index(whole.len());
-        let (all, error) = read(&whole[..cut]);
+        let end = at.index(whole.len());
+        let (all, error) = read(&whole[..end]);
         prop_assert_eq!(&all[..], &records[..all.len()]);
         // At the end of a record it is only shorter; anywhere else that is said.
         if error.is_none() {
-            prop_assert_eq!(file(&records[..all.len()]).len(), cut);
+            prop_assert_eq!(file(&records[..all.len()]).len(), end);
         }
     }
 
@@ -310,14 +331,14 @@ fn other_files_and_versions_are_named() {
     newer[8] = 9;
     assert!(text(&newer).contains("version 9"), "{}", text(&newer));
     let mut older = file(&[]);
-    for (version, is_read) in [(0, false), (2, false), (3, true), (4, false)] {
+    for (version, is_read) in [(0, false), (1, true), (2, false)] {
         older[8] = version;
         assert_eq!(Reader::new(&older[..]).is_ok(), is_read, "{version}");
     }
     let mut long = file(&[]);
     long[15] = 0xff;
     assert!(text(&long).contains("too long"), "{}", text(&long));
-    let whole = file(&[Record::Base(Sharing::Concurrent)]);
+    let whole = file(&[Record::Base(SharingMode::Concurrent)]);
     let (_, error) = read(&whole[..whole.len() - 1]);
     let said = error.unwrap().to_string();
     assert!(said.contains("cut off within record 1") && said.contains("before is good"), "{said}");

@@ -1,6 +1,6 @@
 //! Replays of logs that begin while a policy runs which remembers something and does not say what.
 
-use tally_decision_log::record::{Answer, Outcome};
+use tally_decision_log::record::{Answer as Answered, Outcome};
 use tally_decision_log::{About, Begin, Player, Record};
 use tally_engine::policy::*;
 
@@ -8,9 +8,9 @@ use tally_engine::policy::*;
 struct Counting(u64);
 
 impl Policy for Counting {
-    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         self.0 += 1;
-        Ok(Decision::Hold(self.0))
+        Ok(Decision::Hold(self.0).into())
     }
 
     fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
@@ -24,20 +24,22 @@ fn decided(hold_ns: u64) -> Record {
         client: 3,
         class: Class::BestEffort,
         kernel: 0,
-        flags: launch_flags::HIGH_BUSY | launch_flags::OFFERED_AGAIN,
+        state: launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN,
+        offered: 0,
         grid_blocks: 64,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 3_100_000,
         waited_ns: 20,
         in_flight_ns: 0,
-        high_quiet_ns: 0,
+        high_idle_ns: 0,
         high_clients: 1,
         waiting_clients: 1,
         stream: 0,
         sm_count: 0,
     };
-    let answer = Answer { outcome: Outcome::Ok(Decision::Hold(hold_ns)), commands: Vec::new() };
+    let answer =
+        Answered { outcome: Outcome::Ok(Decision::Hold(hold_ns).into()), commands: Vec::new() };
     Record::Decide { launch, answer }
 }
 
@@ -45,8 +47,8 @@ fn decided(hold_ns: u64) -> Record {
 fn log(how: Begin, holds: &[u64]) -> Vec<Record> {
     let mut all = vec![
         Record::Policy(About::default()),
-        Record::Base(Sharing::Concurrent),
-        Record::Begin { how, lost: 0, subscribed: 0 },
+        Record::Base(SharingMode::Concurrent),
+        Record::Begin { how, lost: 0, subscribed: Subscriptions::NONE },
     ];
     if how == Begin::PolicyStart {
         all.push(Record::Start(Vec::new()));

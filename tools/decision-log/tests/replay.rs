@@ -2,13 +2,17 @@
 
 mod common;
 
-use common::{Driver, Input, Named, guest, host, inputs, load, options, taped, through_a_file};
+use common::{
+    Driver, Input, Named, guest, host, inputs, load, options, recorded_into, through_a_file,
+};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex};
 use tally_decision_log::record::SavedState;
-use tally_decision_log::{Fed, Player, Record, Recorder, Tap, TapOptions, Tape};
-use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
+use tally_decision_log::{Fed, Player, Record, Recorded, Recorder, Tap, TapOptions};
+use tally_engine::policy::{
+    Answer, Context, Decision, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
+};
 use tally_wasm_host::{PolicyHost, Saved, WasmPolicy};
 
 /// Large enough for any stream of these tests.
@@ -30,8 +34,8 @@ fn recorded(
     name: &'static str,
     stream: &[(u64, common::Input)],
 ) -> Vec<Record> {
-    let (tape, mut reader) = taped(RING_BYTES);
-    let mut driver = Driver::new(Named(load(&HOST, folder, name), name), tape);
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
+    let mut driver = Driver::new(Named(load(&HOST, folder, name), name), recorder);
     for (gap, input) in stream {
         driver.feed(*gap, input);
     }
@@ -43,13 +47,16 @@ fn recorded(
 struct Both(Arc<Mutex<WasmPolicy>>);
 
 impl Policy for Both {
+    fn subscriptions(&self) -> Subscriptions {
+        self.0.lock().unwrap().subscriptions()
+    }
     fn start(&mut self, context: &mut Context) {
         self.0.lock().unwrap().start(context);
     }
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.0.lock().unwrap().strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.lock().unwrap().count_fault(now_ns, fault);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.lock().unwrap().decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -98,14 +105,14 @@ proptest! {
     /// world is; what `fifo` remembers is nothing.
     #[test]
     fn a_world_described_in_mid_run_is_the_same(stream in inputs(), at in 0usize..100) {
-        let tape = Tape::default();
-        let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), tape.clone());
+        let recorder = Recorder::default();
+        let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), recorder.clone());
         let at = at.min(stream.len());
         for (gap, input) in &stream[..at] {
             driver.feed(*gap, input);
         }
         let (tap, mut reader) = Tap::new(1, options(RING_BYTES, false));
-        tape.insert(tap, driver.engine.world(), Default::default(), 0);
+        recorder.insert(tap, driver.engine.world(), Default::default(), Subscriptions::NONE);
         driver.pump();
         prop_assert!(reader.is_live());
         for (gap, input) in &stream[at..] {
@@ -143,29 +150,29 @@ proptest! {
             _ => true,
         };
         let stream: Vec<_> = stream.into_iter().filter(rises).collect();
-        let tape = Tape::default();
+        let recorder = Recorder::default();
         let policy = HOST.load_file(&guest("policies", "tally-priority"), "").unwrap();
         let policy = Arc::new(Mutex::new(policy));
         let boxed = Named(Box::new(Both(policy.clone())), "tally-priority");
-        let mut driver = Driver::new(boxed, tape.clone());
+        let mut driver = Driver::new(boxed, recorder.clone());
         let at = at.min(stream.len());
         for (gap, input) in &stream[..at] {
             driver.feed(*gap, input);
         }
         let options = TapOptions { state: true, ..options(RING_BYTES, false) };
         let (tap, mut reader) = Tap::new(1, options);
-        tape.insert(tap, driver.engine.world(), Default::default(), 0);
+        recorder.insert(tap, driver.engine.world(), Default::default(), Subscriptions::NONE);
         let mut asked = 0;
         let mut state = || {
             asked += 1;
             let saved = policy.lock().unwrap().snapshot()?.unwrap();
             Some(SavedState { format: saved.format, version: saved.version, data: saved.data })
         };
-        while tape.pump(driver.engine.world_mut(), &mut state) {}
+        while recorder.pump(driver.engine.world_mut(), &mut state) {}
         prop_assert!(reader.is_live());
         for (gap, input) in &stream[at..] {
             driver.feed(*gap, input);
-            tape.pump(driver.engine.world_mut(), &mut state);
+            recorder.pump(driver.engine.world_mut(), &mut state);
         }
         prop_assert_eq!(asked, 1);
         let records = through_a_file(&mut reader);
@@ -191,9 +198,9 @@ proptest! {
         stream in inputs(),
         drained_every in 5usize..60,
     ) {
-        let (tape, mut reader) = taped(4 << 10);
+        let (recorder, mut reader) = recorded_into(4 << 10);
         let policy = Named(load(&HOST, "policies", "fifo"), "fifo");
-        let mut driver = Driver::new(policy, tape);
+        let mut driver = Driver::new(policy, recorder);
         let mut records = Vec::new();
         let mut made = 1;
         for (i, (gap, input)) in stream.iter().enumerate() {
@@ -230,7 +237,7 @@ fn contended() -> Vec<(u64, common::Input)> {
     let mut stream = vec![(0, Join(0, true)), (0, Join(1, false))];
     for i in 0..40 {
         stream.push((50_000, Activity(0, i % 4 != 3)));
-        stream.push((1_000, Submit(1, 7, 0, 0b1111 << 5)));
+        stream.push((1_000, Submit(1, 7, 0, 0b1111)));
         stream.push((400_000, Tick));
         stream.push((2_000_000, End(1, 1)));
     }
@@ -255,8 +262,8 @@ fn another_policy_parts_and_where_is_told() {
 
 #[test]
 fn a_new_policy_begins_a_part_of_its_own() {
-    let (tape, mut reader) = taped(RING_BYTES);
-    let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), tape);
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
+    let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), recorder);
     let stream = contended();
     for (gap, input) in &stream[..60] {
         driver.feed(*gap, input);
@@ -296,7 +303,7 @@ fn skipped_decisions_are_counted_and_events_are_given() {
 }
 
 #[test]
-fn a_policy_that_is_missing_is_an_error_and_one_that_traps_strikes_out() {
+fn a_policy_that_is_missing_is_an_error_and_one_that_traps_is_disabled() {
     let stream: Vec<_> = contended()
         .into_iter()
         .map(|(gap, input)| match input {
@@ -304,13 +311,13 @@ fn a_policy_that_is_missing_is_an_error_and_one_that_traps_strikes_out() {
             common::Input::Submit(c, _, s, f) => (gap, common::Input::Submit(c, 1, s, f)),
             other => (gap, other),
         })
-        .chain([(1, common::Input::Cut(0, 1))])
+        .chain([(1, common::Input::Transform(0, 1))])
         .collect();
     // Kernel ids are by first launch: make number 0 something else.
-    let stream: Vec<_> = [(0, common::Input::Cut(0, 1))].into_iter().chain(stream).collect();
+    let stream: Vec<_> = [(0, common::Input::Transform(0, 1))].into_iter().chain(stream).collect();
     let records = recorded("policies", "fifo", &stream);
     let player = replay(&records, "test-policies", "chaos");
-    let why = player.struck_out().expect("three traps");
+    let why = player.disabled().expect("three traps");
     assert!(why.contains("trap"), "{why}");
     assert_eq!(player.comparison().faults["trap"], 3);
     assert!(player.comparison().matrix[0][5] > 3, "{:?}", player.comparison().matrix);
@@ -328,42 +335,39 @@ fn a_player_can_move_to_another_thread() {
 }
 
 /// Counts how often the engine found fault with it.
-struct Struck(Arc<AtomicU32>);
+struct Faulty(Arc<AtomicU32>);
 
-impl Policy for Struck {
-    fn strike(&mut self, _: u64, _: &Fault) {
+impl Policy for Faulty {
+    fn count_fault(&mut self, _: u64, _: &Fault) {
         self.0.fetch_add(1, Relaxed);
     }
-    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-        Ok(Decision::Run(0))
-    }
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(Decision::Run(0).into())
     }
 }
 
 #[test]
-fn strikes_reach_the_policy_and_its_replay_but_no_other() {
-    let (tape, mut reader) = taped(RING_BYTES);
-    let strikes = Arc::new(AtomicU32::new(0));
-    let named = Named(Box::new(Struck(strikes.clone())), "struck");
-    let mut recorder = Recorder::new(named, 1, tape);
+fn faults_reach_the_policy_and_its_replay_but_no_other() {
+    let (recorder, mut reader) = recorded_into(RING_BYTES);
+    let faults = Arc::new(AtomicU32::new(0));
+    let named = Named(Box::new(Faulty(faults.clone())), "faulty");
+    let mut recorder = Recorded::new(named, 1, recorder);
     recorder.start(&mut Context::default());
     let fault = Fault { kind: FaultKind::Stall, message: "held everything".into() };
-    recorder.strike(5, &fault);
-    assert_eq!(strikes.load(Relaxed), 1);
+    recorder.count_fault(5, &fault);
+    assert_eq!(faults.load(Relaxed), 1);
     let records = through_a_file(&mut reader);
-    assert!(matches!(records.last(), Some(Record::Strike { now_ns: 5, .. })));
+    assert!(matches!(records.last(), Some(Record::Fault { now_ns: 5, .. })));
     for (another, expected) in [(false, 1), (true, 0)] {
-        let strikes = Arc::new(AtomicU32::new(0));
-        let seen = strikes.clone();
-        let mut player = Player::new(move |_| Ok(Box::new(Struck(seen.clone()))));
+        let faults = Arc::new(AtomicU32::new(0));
+        let seen = faults.clone();
+        let mut player = Player::new(move |_| Ok(Box::new(Faulty(seen.clone()))));
         if another {
             player = player.of_another();
         }
         for record in &records {
             player.feed(record, true).unwrap();
         }
-        assert_eq!(strikes.load(Relaxed), expected);
+        assert_eq!(faults.load(Relaxed), expected);
     }
 }

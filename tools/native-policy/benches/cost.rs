@@ -9,8 +9,10 @@ use criterion::{Criterion, Throughput};
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tally_engine::policy::{Class, ClientInfo, Context, Event, Form, Launch, Policy, launch_flags};
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::policy::{
+    Class, ClientInfo, Context, Event, Form, Launch, Policy, forms_offered, launch_state,
+};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
@@ -30,25 +32,26 @@ fn component(host: &PolicyHost) -> Box<dyn Policy + Send> {
 }
 
 /// Best-effort launches beside a high-priority client, of all outcomes; half of the
-/// kernels are long and run cut.
+/// kernels are long and run preemptible.
 fn launches() -> Vec<Launch> {
     let launch = |i: u64| {
         let kernel = i as u32 % KERNELS;
         let busy = i.is_multiple_of(5);
-        let cut = launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+        let offered = forms_offered::SLICED | forms_offered::PREEMPTIBLE;
         Launch {
             now_ns: 1_000_000_000 + i * 1_000,
             client: 2,
             class: Class::BestEffort,
             kernel,
-            flags: if busy { launch_flags::HIGH_BUSY } else { cut },
+            state: if busy { launch_state::HIGH_ACTIVE } else { 0 },
+            offered: if busy { 0 } else { offered },
             grid_blocks: 4_096,
             block_threads: 256,
             shared_bytes: 0,
             predicted_ns: took_ns(kernel),
             waited_ns: 0,
             in_flight_ns: 0,
-            high_quiet_ns: if busy { 0 } else { 25_000 * (i % 9) },
+            high_idle_ns: if busy { 0 } else { 25_000 * (i % 9) },
             high_clients: 1,
             waiting_clients: 1,
             stream: 0,
@@ -71,7 +74,7 @@ fn world(policy: &mut dyn Policy) -> Context {
         let name = format!("kernel-{kernel}");
         let key = KernelKey { name, image: 1, grid: [4_096, 1, 1], block: [256, 1, 1] };
         let id = profiles.intern(&key).expect("room for a kernel");
-        profiles.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+        profiles.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
         for _ in 0..20 {
             profiles.record(id, took_ns(kernel));
             profiles.record_form(id, Form::Preemptible, 0, took_ns(kernel) * 102 / 100);
@@ -80,8 +83,8 @@ fn world(policy: &mut dyn Policy) -> Context {
     }
     for (id, class) in [(1, Class::High), (2, Class::BestEffort)] {
         let info = ClientInfo { id, class, name: format!("client-{id}"), labels: Vec::new() };
-        context.world.clients.insert(id, info.clone());
-        policy.on_event(1, &Event::ClientJoined(info), &mut context).expect("an event");
+        context.world.clients.insert(id, info.clone().into());
+        policy.on_event(1, &Event::Joined(info), &mut context).expect("an event");
     }
     context.commands.drain();
     context

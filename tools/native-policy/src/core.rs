@@ -3,9 +3,11 @@
 
 use crate::convert;
 use std::collections::BTreeMap;
-use tally_engine::policy::{self, Command, Commands, Context, World};
+use tally_engine::policy::{Command, Commands, Context, World};
 use tally_sdk::native::Core;
-use tally_sdk::{ClientId, ClientInfo, KernelId, KernelProfile, Level, Sharing, Subscription};
+use tally_sdk::{
+    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, SharingMode,
+};
 
 /// Counters and gauges together, as in the policy host's default limits.
 const METRICS_MAX: usize = 64;
@@ -74,31 +76,34 @@ impl Core for NativeCore {
         }
     }
 
-    fn residency(&mut self) -> Sharing {
-        match self.world.sharing {
-            policy::Sharing::Concurrent => Sharing::Concurrent,
-            policy::Sharing::TimeSliced => Sharing::TimeSliced,
-        }
+    fn define_reason(&mut self, _reason: u8, _text: &str) {}
+
+    fn sharing_mode(&mut self) -> SharingMode {
+        convert::sharing(self.world.sharing)
     }
 
-    fn clients(&mut self) -> Vec<ClientId> {
-        self.world.clients.keys().copied().collect()
+    fn clients(&mut self) -> Vec<ClientState> {
+        self.world.clients.values().map(convert::client_state).collect()
     }
 
-    fn client(&mut self, id: ClientId) -> Option<ClientInfo> {
-        self.world.clients.get(&id).map(convert::client_info)
+    fn client(&mut self, id: ClientId) -> Option<ClientState> {
+        self.world.clients.get(&id).map(convert::client_state)
+    }
+
+    fn client_identity(&mut self, id: ClientId) -> Option<ClientIdentity> {
+        self.world.clients.get(&id).map(|view| convert::client_identity(&view.info))
     }
 
     fn kernel_profile(&mut self, kernel: KernelId) -> Option<KernelProfile> {
         self.world.profiles.get(kernel).map(convert::kernel_profile)
     }
 
-    fn kernel_mean_ns(&mut self, kernel: KernelId) -> u64 {
-        self.world.profiles.mean_ns(kernel)
+    fn kernel_identity(&mut self, kernel: KernelId) -> Option<KernelName> {
+        self.world.profiles.get(kernel).map(convert::kernel_name)
     }
 
-    fn subscribe(&mut self, to: Subscription) {
-        self.commands.push(Command::Subscribe(to.bits().into()));
+    fn kernel_mean_ns(&mut self, kernel: KernelId) -> u64 {
+        self.world.profiles.mean_ns(kernel)
     }
 
     fn set_timer(&mut self, delay_ns: u64, token: u64) {
@@ -117,11 +122,11 @@ impl Core for NativeCore {
         self.commands.push(Command::SetYield { client, yielded });
     }
 
-    fn set_auto_yield(&mut self, client: ClientId, enabled: bool, quiet_ns: u64) {
-        self.commands.push(Command::SetAutoYield { client, enabled, quiet_ns });
+    fn set_auto_yield(&mut self, client: ClientId, enabled: bool, idle_ns: u64) {
+        self.commands.push(Command::SetAutoYield { client, enabled, idle_ns });
     }
 
-    fn set_standing_grant(&mut self, client: ClientId, granted: bool) {
-        self.commands.push(Command::SetStandingGrant { client, granted });
+    fn set_ungated(&mut self, client: ClientId, ungated: bool) {
+        self.commands.push(Command::SetUngated { client, ungated });
     }
 }

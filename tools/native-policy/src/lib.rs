@@ -8,17 +8,16 @@
 //! ```
 //! use tally_engine::policy::{Context, Policy};
 //!
-//! let mut policy = tally_native_policy::by_name("tally-priority", "quiet_us = 50")?;
+//! let mut policy = tally_native_policy::by_name("tally-priority", "idle_gap_us = 50")?;
 //! policy.start(&mut Context::default());
-//! assert!(tally_native_policy::by_name("tally-priority", "quiet_us = -1").is_err());
+//! assert!(tally_native_policy::by_name("tally-priority", "idle_gap_us = -1").is_err());
 //! assert!(tally_native_policy::by_name("mine", "").is_err());
 //! # Ok::<(), String>(())
 //! ```
 //!
 //! [`NativePolicy`] takes any policy written with the Rust SDK. For the length of a call
 //! the functions that the SDK offers (`tally_sdk::host`) reach the engine's world and
-//! commands instead of a component's imports; [`convert`] turns the one side's types into the
-//! other's, as `core/wasm-host/src/bindings.rs` does for components. That both give the
+//! commands instead of a component's imports. That both give the
 //! same answers is tested (`tests/same.rs`).
 #![forbid(unsafe_code)]
 
@@ -27,7 +26,9 @@ mod core;
 
 use crate::core::NativeCore;
 use std::collections::BTreeMap;
-use tally_engine::policy::{Context, Decision, Event, Fault, FaultKind, Launch, Policy};
+use tally_engine::policy::{
+    Answer, Context, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
+};
 use tally_sdk::native;
 
 /// Names that [`by_name`] knows.
@@ -52,7 +53,7 @@ pub struct NativePolicy<P> {
     started: bool,
 }
 
-impl<P: tally_sdk::Policy> NativePolicy<P> {
+impl<P: native::Exported> NativePolicy<P> {
     /// Call its `init`.
     ///
     /// # Errors
@@ -90,7 +91,17 @@ impl<P: tally_sdk::Policy> NativePolicy<P> {
     }
 }
 
-impl<P: tally_sdk::Policy> Policy for NativePolicy<P> {
+impl<P: native::Exported> Policy for NativePolicy<P> {
+    fn subscriptions(&self) -> Subscriptions {
+        let of = |is: bool, one: Subscriptions| if is { one } else { Subscriptions::NONE };
+        // Whether it reads clients' usage is not known.
+        Subscriptions::USAGE
+            .and(of(P::ACTIVITY, Subscriptions::ACTIVITY))
+            .and(of(P::COMPLETIONS, Subscriptions::COMPLETIONS))
+            .and(of(P::MEMBERSHIP, Subscriptions::MEMBERSHIP))
+            .and(of(P::TIMER, Subscriptions::TIMER))
+    }
+
     fn start(&mut self, context: &mut Context) {
         self.started = true;
         if let Some(core) = &mut self.core {
@@ -99,20 +110,20 @@ impl<P: tally_sdk::Policy> Policy for NativePolicy<P> {
     }
 
     #[inline]
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         let asked = convert::launch(launch);
         let answer = self.call(context, |policy| policy.decide(&asked))?;
-        Ok(match answer {
-            tally_sdk::Decision::Run(lease) => Decision::Run(lease),
-            tally_sdk::Decision::Hold(ns) => Decision::Hold(ns),
-            tally_sdk::Decision::Slice(blocks) => Decision::Slice(blocks),
-            tally_sdk::Decision::Preemptible => Decision::Preemptible,
-            tally_sdk::Decision::Partition(sms) => Decision::Partition(sms),
-        })
+        Ok(convert::answer(&answer))
     }
 
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        let told = convert::event(event);
-        self.call(context, |policy| policy.on_event(now_ns, &told))
+        self.call(context, |policy| match event {
+            Event::HighStarted => policy.high_started(now_ns),
+            Event::HighEnded => policy.high_ended(now_ns),
+            Event::Completed(done) => policy.completed(now_ns, &convert::completion(done)),
+            Event::Joined(info) => policy.joined(now_ns, &convert::client(info)),
+            Event::Left(client) => policy.left(now_ns, *client),
+            Event::Timer(token) => policy.fired(now_ns, *token),
+        })
     }
 }

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tally_engine::policy::{
-    Class, ClientInfo, Command, Context, Decision, Event, Form, Launch, Policy,
+    Answer, Class, ClientInfo, Command, Context, Decision, Event, Form, Launch, Policy,
+    forms_offered, launch_state,
 };
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_native_policy::NativePolicy;
 use tally_priority::Priority;
 use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
@@ -59,17 +60,17 @@ enum Fact {
     Joins(u32, Class),
     Leaves(u32),
     Took(u32, Form, u32, u64),
-    GaveWay(u32, Form, u32, u64),
-    Cut(u32, CutState),
+    Yielded(u32, Form, u32, u64),
+    Transformed(u32, Transformation),
 }
 
 /// One policy with a world of its own.
-struct Seat<P> {
+struct Side<P> {
     policy: P,
     context: Context,
 }
 
-impl<P: Policy> Seat<P> {
+impl<P: Policy> Side<P> {
     fn new(mut policy: P) -> Self {
         let mut context = Context::default();
         for kernel in 0..KERNELS {
@@ -82,54 +83,45 @@ impl<P: Policy> Seat<P> {
             assert_eq!(context.world.profiles.intern(&key), Some(kernel));
         }
         policy.start(&mut context);
-        Seat { policy, context }
+        Side { policy, context }
     }
 
-    fn learn(&mut self, fact: Fact, now_ns: u64) {
+    fn take_note(&mut self, fact: Fact, now_ns: u64) {
         let world = &mut *self.context.world;
         match fact {
             Fact::Joins(id, class) => {
                 let labels = vec![("slo".into(), "5ms".into())];
                 let info = ClientInfo { id, class, name: format!("client-{id}"), labels };
-                world.clients.insert(id, info.clone());
-                let told = Event::ClientJoined(info);
+                world.clients.insert(id, info.clone().into());
+                let told = Event::Joined(info);
                 self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
             }
             Fact::Leaves(id) => {
                 world.clients.remove(&id);
-                let told = Event::ClientLeft(id);
+                let told = Event::Left(id);
                 self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
             }
             Fact::Took(kernel, Form::Whole, _, ns) => world.profiles.record(kernel, ns),
             Fact::Took(kernel, form, argument, ns) => {
                 world.profiles.record_form(kernel, form, argument, ns);
             }
-            Fact::GaveWay(kernel, form, argument, ns) => {
+            Fact::Yielded(kernel, form, argument, ns) => {
                 world.profiles.record_turnaround(kernel, form, argument, ns);
             }
-            Fact::Cut(kernel, cut) => world.profiles.set_cut(kernel, cut),
+            Fact::Transformed(kernel, to) => world.profiles.set_transformation(kernel, to),
         }
     }
 
-    fn decide(&mut self, launch: &Launch) -> (Decision, Vec<Command>) {
+    fn decide(&mut self, launch: &Launch) -> (Answer, Vec<Command>) {
         let predicted_ns = self.context.world.profiles.predicted_ns(launch.kernel);
         let launch = Launch { predicted_ns, ..*launch };
-        let decision = self.policy.decide(&launch, &mut self.context).unwrap();
-        (decision, self.context.commands.drain().collect())
+        let answer = self.policy.decide(&launch, &mut self.context).unwrap();
+        (answer, self.context.commands.drain().collect())
     }
 }
 
 fn blocks(kernel: u32) -> u64 {
     1 << (kernel % 17)
-}
-
-fn form_of(decision: Decision) -> (Form, u32) {
-    match decision {
-        Decision::Slice(blocks) => (Form::Sliced, blocks),
-        Decision::Partition(sms) => (Form::Partitioned, sms),
-        Decision::Preemptible => (Form::Preemptible, 0),
-        Decision::Run(_) | Decision::Hold(_) => (Form::Whole, 0),
-    }
 }
 
 fn launch(random: &mut Random, now_ns: u64, high_clients: u32) -> Launch {
@@ -140,14 +132,17 @@ fn launch(random: &mut Random, now_ns: u64, high_clients: u32) -> Launch {
         class: if random.below(16) == 0 { Class::High } else { Class::BestEffort },
         kernel,
         // Few bits at a time, so that every form is on offer often enough.
-        flags: (random.next() & random.next()) as u32 & 0x1ff & !u32::from(random.below(3) > 0),
+        state: (random.next() & random.next()) as u32
+            & launch_state::ALL
+            & !if random.below(3) > 0 { launch_state::HIGH_ACTIVE } else { 0 },
+        offered: (random.next() & random.next()) as u32 & forms_offered::ALL,
         grid_blocks: blocks(kernel),
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 0,
         waited_ns: random.ns(30),
         in_flight_ns: random.ns(30),
-        high_quiet_ns: if random.below(3) == 0 { random.ns(24) } else { u64::MAX },
+        high_idle_ns: if random.below(3) == 0 { random.ns(24) } else { u64::MAX },
         high_clients,
         waiting_clients: 1 + random.below(4) as u32,
         stream: random.below(64) as u32,
@@ -157,8 +152,8 @@ fn launch(random: &mut Random, now_ns: u64, high_clients: u32) -> Launch {
 
 /// How often each kind of decision was given; and the metrics of both.
 fn compare(seed: u64, config: &str) -> [u32; 5] {
-    let mut wasm = Seat::new(component(config));
-    let mut native = Seat::new(NativePolicy::<Priority>::new(config).unwrap());
+    let mut wasm = Side::new(component(config));
+    let mut native = Side::new(NativePolicy::<Priority>::new(config).unwrap());
     let mut random = Random(seed);
     let (mut now_ns, mut seen, mut clients) = (1_000_000_000, [0; 5], BTreeMap::new());
     for step in 0..STEPS {
@@ -172,22 +167,22 @@ fn compare(seed: u64, config: &str) -> [u32; 5] {
             }
             1 => clients.pop_first().map(|(id, _)| Fact::Leaves(id)),
             2 => {
-                let cut = [
-                    CutState::Preparable,
-                    CutState::Preparing,
-                    CutState::Ready { sliceable: true, preemptible: random.below(2) == 0 },
-                    CutState::WholeOnly("it spins"),
+                let states = [
+                    Transformation::Preparable,
+                    Transformation::Preparing,
+                    Transformation::Ready { sliced: true, preemptible: random.below(2) == 0 },
+                    Transformation::WholeOnly("it spins"),
                 ];
                 // Rarely for good.
                 let kinds = if random.below(50) == 0 { 4 } else { 3 };
-                let cut = cut[random.below(kinds) as usize];
-                Some(Fact::Cut(random.below(KERNELS.into()) as u32, cut))
+                let to = states[random.below(kinds) as usize];
+                Some(Fact::Transformed(random.below(KERNELS.into()) as u32, to))
             }
             _ => None,
         };
         if let Some(fact) = fact {
-            wasm.learn(fact, now_ns);
-            native.learn(fact, now_ns);
+            wasm.take_note(fact, now_ns);
+            native.take_note(fact, now_ns);
             let asked: [Vec<Command>; 2] =
                 [&mut wasm.context, &mut native.context].map(|c| c.commands.drain().collect());
             assert_eq!(asked[0], asked[1], "step {step}, {fact:?}, seed {seed}");
@@ -196,25 +191,25 @@ fn compare(seed: u64, config: &str) -> [u32; 5] {
         let asked = launch(&mut random, now_ns, high as u32);
         let (ours, theirs) = (native.decide(&asked), wasm.decide(&asked));
         assert_eq!(ours, theirs, "step {step}, {asked:?}, seed {seed}");
-        let kind = match ours.0 {
+        let kind = match ours.0.decision {
             Decision::Run(_) => 0,
-            Decision::Hold(_) => 1,
-            Decision::Slice(_) => 2,
+            Decision::Hold(_) | Decision::HoldUntilCompletion(_) => 1,
+            Decision::Sliced(_) => 2,
             Decision::Preemptible => 3,
-            Decision::Partition(_) => 4,
+            Decision::SmLimited(_) => 4,
         };
         seen[kind] += 1;
-        // It runs, takes its time in that form, and may be asked to give way.
+        // It runs, takes its time in that form, and may be asked to yield.
         if kind != 1 {
-            let (form, argument) = form_of(ours.0);
+            let (form, argument) = ours.0.decision.form();
             let ns = 1 + u64::from(asked.kernel) * 40_000 + random.ns(20);
             let mut facts = vec![Fact::Took(asked.kernel, form, argument, ns)];
             if form != Form::Whole {
-                facts.push(Fact::GaveWay(asked.kernel, form, argument, 1 + random.ns(17)));
+                facts.push(Fact::Yielded(asked.kernel, form, argument, 1 + random.ns(17)));
             }
             for fact in facts {
-                wasm.learn(fact, now_ns);
-                native.learn(fact, now_ns);
+                wasm.take_note(fact, now_ns);
+                native.take_note(fact, now_ns);
             }
         }
     }
@@ -233,8 +228,8 @@ fn tally_priority_answers_as_its_component_does() {
         (1, ""),
         (2, "explore_permille = 1000\nsamples = 2\nreview_launches = 16"),
         (3, "turnaround_ns_max = 0\nslowdown_percent_max = 900"),
-        (4, "reserve_sms = 16\npartition_turnaround_us = 10\nquiet_us = 0"),
-        (5, "cut = false\nlease_launches = 3\nwindow_us = 7"),
+        (4, "reserve_sms = 16\nsm_limit_turnaround_us = 10\nidle_gap_us = 0"),
+        (5, "forms = false\nlease_launches = 3\nwindow_us = 7"),
     ] {
         for (all, n) in seen.iter_mut().zip(compare(seed, config)) {
             *all += n;
@@ -246,7 +241,7 @@ fn tally_priority_answers_as_its_component_does() {
 
 #[test]
 fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
-    for config in ["quiet_us = -1", "window = 3", "quiet_us", "samples = 61"] {
+    for config in ["idle_gap_us = -1", "window = 3", "idle_gap_us", "samples = 61"] {
         let native = NativePolicy::<Priority>::new(config).err().unwrap();
         let host = PolicyHost::compiling_by(Compiler::in_process(), Limits::default()).unwrap();
         let wasm = host.load_file(&guest("tally-priority"), config).err().unwrap().to_string();
@@ -257,11 +252,12 @@ fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
 /// Whole simulations, byte for byte.
 #[test]
 fn a_simulation_comes_out_the_same() {
-    use tally_simulator::{Arrivals, Cut, Setup, SharingMode, Trace, simulate};
+    use tally_simulator::{Arrivals, Setup, SharingMode, Trace, Transformable, simulate};
     let open = |name| Trace::open(name).unwrap();
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
-        let setup = Setup { seconds: 0.5, sharing, cut: Cut::All, ..Setup::default() };
+        let setup =
+            Setup { seconds: 0.5, sharing, transformable: Transformable::All, ..Setup::default() };
         let report = |policy: Box<dyn Policy + Send>| {
             let load = Arrivals::Poisson { load: 0.5 };
             format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))

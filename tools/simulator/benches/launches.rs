@@ -12,7 +12,7 @@ fn main() {
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
         let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
         let run = || {
-            let policy = Box::new(BuiltIn { quiet_ns: 100_000 });
+            let policy = Box::new(BuiltIn { idle_ns: 100_000 });
             simulate(&setup, &high, Some(&low), &load, Some(policy))
         };
         let mut group = criterion.benchmark_group("launches");

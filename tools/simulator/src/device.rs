@@ -8,7 +8,7 @@
 //!   A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, the other
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
-//!   blocks has begun, when a kernel ends, and when a cut kernel gives way.
+//!   blocks has begun, when a kernel ends, and when a kernel yields.
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
@@ -33,7 +33,7 @@ pub enum Happened {
         /// It was the launch's last.
         last: bool,
     },
-    /// A cut kernel stands aside.
+    /// A kernel that has yielded.
     GaveWay {
         /// Where.
         lane: usize,
@@ -163,7 +163,7 @@ impl Device {
         self.lanes[lane].queue.push_back(work);
     }
 
-    /// Have cut kernels of a lane give way, or go on.
+    /// Have kernels of a lane that can yield do so, or go on.
     pub fn set_yield(&mut self, lane: usize, yielded: bool) {
         let (now_ns, flag_ns, lane) = (self.now_ns, self.model.flag_ns, &mut self.lanes[lane]);
         lane.yielded = yielded;

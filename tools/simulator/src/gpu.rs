@@ -41,7 +41,7 @@ pub const PRELUDE_NS: u64 = 1_200;
 const EMPTY_NS: u64 = 360;
 /// Thousand blocks that see the flag and exit.
 const EXIT_NS: u64 = 1_800;
-/// Parts of a cut launch.
+/// Parts of a sliced or preemptible launch.
 pub const PARTS_MAX: u64 = 32;
 /// Larger grids of one dimension are sliced by offset: no prelude, no blocks with nothing to do
 /// (`core/shim/src/cut/form.rs`).
@@ -65,7 +65,7 @@ pub enum SharingMode {
 /// Which best-effort kernels have other forms than whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Cut {
+pub enum Transformable {
     /// None.
     None,
     /// All but those that look like closed libraries'.
@@ -75,13 +75,13 @@ pub enum Cut {
     All,
 }
 
-impl Cut {
-    /// Whether this kernel can be cut.
+impl Transformable {
+    /// Whether this kernel can be transformed.
     pub fn allows(self, name: &str) -> bool {
         match self {
-            Cut::None => false,
-            Cut::All => true,
-            Cut::Open => !closed(name),
+            Transformable::None => false,
+            Transformable::All => true,
+            Transformable::Open => !closed(name),
         }
     }
 }
@@ -146,7 +146,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
         more_launches: 0,
     };
     match decision {
-        Decision::Run(_) | Decision::Hold(_) => whole,
+        Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => whole,
         Decision::Preemptible => {
             let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
             // The parts behind it find nothing left to do.
@@ -164,7 +164,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
                 ..whole
             }
         }
-        Decision::Slice(n) => {
+        Decision::Sliced(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
             let by_offset = blocks > WHOLE_GRID_MAX && k.grid[1..] == [1; 2];
             let prelude_ns = if by_offset { 0 } else { PRELUDE_NS };
@@ -178,7 +178,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
             let more_launches = blocks.div_ceil(n) - 1;
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
-        Decision::Partition(n) => {
+        Decision::SmLimited(n) => {
             let sms = u64::from(n.min(SMS));
             let waves_here = blocks.div_ceil(each * sms);
             let run_ns = u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves);

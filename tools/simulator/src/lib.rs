@@ -13,7 +13,7 @@
 //! let hp = Trace::open("resnet50_infer_b1")?;
 //! let be = Trace::open("resnet50_train_b128")?;
 //! let setup = Setup { seconds: 0.2, ..Setup::default() };
-//! let policy = Box::new(BuiltIn { quiet_ns: 100_000 });
+//! let policy = Box::new(BuiltIn { idle_ns: 100_000 });
 //! let report = simulate(&setup, &hp, Some(&be), &Arrivals::Poisson { load: 0.5 }, Some(policy));
 //! assert!(report.best_effort.unwrap().share < 1.0);
 //! # Ok::<(), tally_simulator::TraceError>(())
@@ -46,7 +46,7 @@ pub mod trace;
 
 pub use arrivals::{Arrivals, ArrivalsError};
 pub use builtin::names as builtin_traces;
-pub use gpu::{Cut, SharingMode};
+pub use gpu::{SharingMode, Transformable};
 pub use model::Model;
 pub use report::Report;
 pub use sim::{Setup, simulate};

@@ -25,7 +25,7 @@ pub struct Model {
     pub decided_ns: u64,
     /// Under MPS a kernel that starts while the other program's runs takes so much longer.
     pub beside_ns: u64,
-    /// From being told to give way until running blocks see it: threads wake up for it.
+    /// From being told to yield until running blocks see it: threads wake up for it.
     pub flag_ns: u64,
     /// From one slice to the next: the gate, and the start of the launch behind it.
     pub slice_ns: u64,

@@ -1,7 +1,7 @@
 //! What a simulation found. Everything in it is of virtual time, so that it is the same
 //! each time.
 
-use crate::gpu::{Cut, SharingMode};
+use crate::gpu::{SharingMode, Transformable};
 use serde::Serialize;
 
 /// What a simulation found.
@@ -15,8 +15,8 @@ pub struct Report {
     pub seed: u64,
     /// Who ran at once.
     pub sharing: SharingMode,
-    /// Which kernels could be cut.
-    pub cut: Cut,
+    /// Which kernels could be transformed.
+    pub transformable: Transformable,
     /// No engine: the GPU as its driver shares it.
     pub unscheduled: bool,
     /// The inference.
@@ -94,10 +94,10 @@ pub struct Decisions {
     pub leased: u64,
     /// As slices.
     pub sliced: u64,
-    /// Able to give way.
+    /// Able to yield.
     pub preemptible: u64,
     /// On some of the SMs.
-    pub partitioned: u64,
+    pub sm_limited: u64,
     /// In a form that was not on offer, so whole.
     pub degraded: u64,
     /// `hold` answers.
@@ -112,10 +112,10 @@ pub struct Decisions {
     pub gpu_ms: f64,
     /// By the built-in rule, for the policy failed.
     pub fallback: u64,
-    /// Times the training was asked to give way.
+    /// Times the training was asked to yield.
     pub yields: u64,
     /// Launches that did.
-    pub gave_way: u64,
+    pub launches_yielded: u64,
 }
 
 /// Smallest value that this share of all is not above; 0 of none. Sorts.

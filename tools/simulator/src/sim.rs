@@ -6,14 +6,18 @@ mod solo;
 use crate::arrivals::{Arrivals, Random};
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
-use crate::gpu::{Cut, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, work};
+use crate::gpu::{
+    SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable, work,
+};
 use crate::host::Host;
 use crate::model::Model;
 use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use solo::Solo;
-use tally_engine::policy::{Class, ClientInfo, Decision, Policy, Sharing, launch_flags};
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::policy::{
+    self, Class, ClientInfo, Decision, Form, Policy, forms_offered, launch_state,
+};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
@@ -24,7 +28,7 @@ const SPIN_NS: u64 = 1_000_000;
 /// [`Setup`] says how long.
 const WARM_ITERATIONS: u64 = 5;
 
-/// Stands for the ticket of a launch under a standing grant: it was not submitted.
+/// Stands for the ticket of a launch of an ungated client: it was not submitted.
 const UNSUBMITTED: u64 = u64::MAX;
 
 /// What is simulated, besides the programs and the policy.
@@ -32,8 +36,8 @@ const UNSUBMITTED: u64 = u64::MAX;
 pub struct Setup {
     /// Who runs at once.
     pub sharing: SharingMode,
-    /// Which best-effort kernels can be cut.
-    pub cut: Cut,
+    /// Which best-effort kernels can be transformed.
+    pub transformable: Transformable,
     /// Window of arrivals.
     pub seconds: f64,
     /// At most so much longer until all are served.
@@ -53,7 +57,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             sharing: SharingMode::Timeslice,
-            cut: Cut::Open,
+            transformable: Transformable::Open,
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
@@ -68,7 +72,8 @@ impl Default for Setup {
 #[derive(Clone, Copy)]
 struct Known {
     kernel: Option<u32>,
-    flags: u32,
+    state: u32,
+    offered: u32,
     blocks: u64,
     threads: u32,
     shared: u32,
@@ -164,8 +169,8 @@ impl<'a> Sim<'a> {
             device: Device::new(setup.sharing, model, slices),
             engine: policy.map(|policy| {
                 let sharing = match setup.sharing {
-                    SharingMode::Timeslice => Sharing::TimeSliced,
-                    SharingMode::Mps => Sharing::Concurrent,
+                    SharingMode::Timeslice => policy::SharingMode::TimeSliced,
+                    SharingMode::Mps => policy::SharingMode::Concurrent,
                 };
                 let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
@@ -208,27 +213,33 @@ impl<'a> Sim<'a> {
             for launch in &host.program {
                 let k = &self.traces[lane].kernels[launch.kernels.start];
                 let graph = launch.kernels.len() > 1;
-                let cut = lane == LOW && !graph && self.setup.cut.allows(&k.name);
-                let mut flags = if graph { launch_flags::GRAPH } else { 0 };
-                if cut {
-                    flags |= launch_flags::CAN_SLICE | launch_flags::CAN_PREEMPT;
+                let transformable =
+                    lane == LOW && !graph && self.setup.transformable.allows(&k.name);
+                let state = if graph { launch_state::GRAPH } else { 0 };
+                let mut offered = 0;
+                if transformable {
+                    offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
                 let partition = self.setup.sharing == SharingMode::Mps && lane == LOW;
-                if partition && self.setup.cut != Cut::None {
-                    flags |= launch_flags::CAN_PARTITION;
+                if partition && self.setup.transformable != Transformable::None {
+                    offered |= forms_offered::SM_LIMITED;
                 }
                 let key =
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
-                    if cut {
-                        e.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+                    if transformable {
+                        e.set_transformation(
+                            id,
+                            Transformation::Ready { sliced: true, preemptible: true },
+                        );
                     }
                     Some(id)
                 });
                 self.known[lane].push(Known {
                     kernel,
-                    flags,
+                    state,
+                    offered,
                     blocks: k.blocks(),
                     threads: k.threads(),
                     shared: k.smem,
@@ -302,7 +313,7 @@ impl<'a> Sim<'a> {
                 }
                 Happened::GaveWay { lane, launch, turnaround_ns } => {
                     if let Some(engine) = &mut self.engine {
-                        engine.gave_way(lane as u32, launch, turnaround_ns);
+                        engine.launch_yielded(lane as u32, launch, turnaround_ns);
                     }
                 }
             }
@@ -358,7 +369,7 @@ impl<'a> Sim<'a> {
         let Some(engine) = &mut self.engine else { return };
         let Some(host) = &mut self.hosts[lane] else { return };
         let tickets = &mut self.tickets[lane];
-        // Under a standing grant nothing is submitted.
+        // Of an ungated client nothing is submitted.
         if tickets.granted_until == u64::MAX {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
@@ -369,7 +380,8 @@ impl<'a> Sim<'a> {
         let submission = Submission {
             ticket,
             kernel: known.kernel,
-            flags: known.flags,
+            state: known.state,
+            offered: known.offered,
             grid_blocks: known.blocks,
             block_threads: known.threads,
             shared_bytes: known.shared,
@@ -462,7 +474,7 @@ impl<'a> Sim<'a> {
                     if self.held(lane) && ticket + 1 == self.tickets[lane].next {
                         let known =
                             self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
-                        let form = offered(known.flags, decision);
+                        let form = offered(known.offered, decision);
                         let cost_ns = self.decided_ns(now_ns);
                         self.release(now_ns, lane, ticket, form, cost_ns);
                     }
@@ -513,7 +525,7 @@ impl<'a> Sim<'a> {
             seconds: self.setup.seconds,
             seed: self.setup.seed,
             sharing: self.setup.sharing,
-            cut: self.setup.cut,
+            transformable: self.setup.transformable,
             unscheduled,
             launches: self.hosts.iter().flatten().map(|h| h.done).sum(),
             kernels: self.kernels,
@@ -541,14 +553,14 @@ impl<'a> Sim<'a> {
 }
 
 /// What is not on offer runs whole.
-fn offered(flags: u32, decision: Decision) -> Decision {
-    let needed = match decision {
-        Decision::Slice(_) => launch_flags::CAN_SLICE,
-        Decision::Preemptible => launch_flags::CAN_PREEMPT,
-        Decision::Partition(_) => launch_flags::CAN_PARTITION,
-        Decision::Run(_) | Decision::Hold(_) => 0,
+fn offered(offered: u32, decision: Decision) -> Decision {
+    let needed = match decision.form().0 {
+        Form::Whole => 0,
+        Form::Sliced => forms_offered::SLICED,
+        Form::Preemptible => forms_offered::PREEMPTIBLE,
+        Form::SmLimited => forms_offered::SM_LIMITED,
     };
-    if flags & needed == needed { decision } else { Decision::Run(0) }
+    if offered & needed == needed { decision } else { Decision::Run(0) }
 }
 
 fn decisions(engine: &Engine) -> Decisions {
@@ -559,7 +571,7 @@ fn decisions(engine: &Engine) -> Decisions {
         leased: stats.leased,
         sliced: stats.sliced,
         preemptible: stats.preemptible,
-        partitioned: stats.partitioned,
+        sm_limited: stats.sm_limited,
         degraded: stats.degraded,
         held: stats.held,
         launches_held: stats.launches_held,
@@ -568,6 +580,6 @@ fn decisions(engine: &Engine) -> Decisions {
         gpu_ms: ms(stats.charged_ns),
         fallback: stats.fallback,
         yields: stats.yields,
-        gave_way: stats.gave_way,
+        launches_yielded: stats.launches_yielded,
     }
 }

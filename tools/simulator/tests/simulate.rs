@@ -6,13 +6,14 @@ use tally_engine::BuiltIn;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, builtin_traces, gpu, simulate,
+    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, builtin_traces, gpu,
+    simulate,
 };
 
 const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
 fn built_in() -> Option<Box<dyn Policy + Send>> {
-    Some(Box::new(BuiltIn { quiet_ns: 100_000 }))
+    Some(Box::new(BuiltIn { idle_ns: 100_000 }))
 }
 
 fn setup(sharing: SharingMode) -> Setup {
@@ -24,43 +25,56 @@ fn pair() -> (Trace, Trace) {
 }
 
 /// Answers and asks for anything, by a fixed random sequence.
-struct Erratic(u64);
+struct Erratic {
+    seed: u64,
+    subscriptions: u8,
+}
 
 impl Erratic {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        self.0 >> 33
+        self.seed =
+            self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        self.seed >> 33
     }
 
     fn meddle(&mut self, context: &mut Context) {
         let client = (self.next() % 3) as u32;
         let on = self.next().is_multiple_of(2);
         context.commands.push(match self.next() % 8 {
-            0 => Command::SetStandingGrant { client, granted: on },
+            0 => Command::SetUngated { client, ungated: on },
             1 => Command::SetYield { client, yielded: on },
-            2 => Command::SetAutoYield { client, enabled: on, quiet_ns: self.next() % 200_000 },
+            2 => Command::SetAutoYield { client, enabled: on, idle_ns: self.next() % 200_000 },
             3 => Command::SetWindow { client, window_ns: self.next() % 3_000_000 },
             4 => Command::RevokeLease(client),
             5 => Command::SetTimer { delay_ns: 1_000 + self.next() % 1_000_000, token: 1 },
-            _ => Command::Subscribe((self.next() % 4) as u32),
+            _ => {
+                self.subscriptions = self.next() as u8;
+                return;
+            }
         });
     }
 }
 
 impl Policy for Erratic {
-    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         if self.next().is_multiple_of(16) {
             self.meddle(context);
         }
         let n = (self.next() % 200) as u32;
-        match self.next() % 8 {
-            0 => Ok(Decision::Hold(self.next() % 300_000)),
-            1 => Ok(Decision::Slice(n)),
-            2 | 3 => Ok(Decision::Preemptible),
-            4 => Ok(Decision::Partition(n)),
-            5 => Err(Fault { kind: FaultKind::Trap, message: String::new() }),
-            _ => Ok(Decision::Run(n % 4)),
-        }
+        let decision = match self.next() % 8 {
+            0 => Decision::Hold(self.next() % 300_000),
+            1 => Decision::Sliced(n),
+            2 | 3 => Decision::Preemptible,
+            4 => Decision::SmLimited(n),
+            5 => return Err(Fault { kind: FaultKind::Trap, message: String::new() }),
+            6 => Decision::HoldUntilCompletion(self.next() % 300_000),
+            _ => Decision::Run(n % 4),
+        };
+        Ok(decision.into())
+    }
+
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::of_bits(self.subscriptions)
     }
 
     fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -82,7 +96,8 @@ fn the_same_inputs_give_the_same_bytes() {
         let run = |seed| {
             let setup = Setup { seed, ..setup(sharing) };
             let load = Arrivals::Poisson { load: 0.5 };
-            let policy: Box<dyn Policy + Send> = Box::new(Erratic(7));
+            let policy: Box<dyn Policy + Send> =
+                Box::new(Erratic { seed: 7, subscriptions: u8::MAX });
             let report = simulate(&setup, &high, Some(&low), &load, Some(policy));
             serde_json::to_string(&report).unwrap()
         };
@@ -204,31 +219,34 @@ fn a_training_warms_up_as_long_as_asked_and_five_iterations_otherwise() {
 }
 
 #[test]
-fn a_kernel_that_gives_way_is_waited_for_less() {
-    struct Cutting(bool);
-    impl Policy for Cutting {
-        fn decide(&mut self, l: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-            if l.flags & launch_flags::HIGH_BUSY != 0 {
-                return Ok(Decision::Hold(1_000_000));
+fn a_kernel_that_yields_is_waited_for_less() {
+    struct Preempting(bool);
+    impl Policy for Preempting {
+        fn decide(&mut self, l: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+            if l.state & launch_state::HIGH_ACTIVE != 0 {
+                return Ok(Decision::Hold(1_000_000).into());
             }
-            Ok(if self.0 { Decision::Preemptible } else { Decision::Run(0) })
+            Ok(if self.0 { Decision::Preemptible } else { Decision::Run(0) }.into())
+        }
+        fn subscriptions(&self) -> Subscriptions {
+            Subscriptions::ALL
         }
         fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
-            let quiet_ns = 100_000;
-            context.commands.push(Command::SetAutoYield { client: 1, enabled: true, quiet_ns });
+            let idle_ns = 100_000;
+            context.commands.push(Command::SetAutoYield { client: 1, enabled: true, idle_ns });
             Ok(())
         }
     }
     let (high, _) = pair();
     let low = Trace::open("gpt2_12l_train_b8_s1024").unwrap();
-    let setup = Setup { cut: Cut::All, ..setup(SharingMode::Mps) };
-    let run = |cut| {
+    let setup = Setup { transformable: Transformable::All, ..setup(SharingMode::Mps) };
+    let run = |on| {
         let load = Arrivals::Poisson { load: 0.3 };
-        simulate(&setup, &high, Some(&low), &load, Some(Box::new(Cutting(cut))))
+        simulate(&setup, &high, Some(&low), &load, Some(Box::new(Preempting(on))))
     };
-    let (whole, cut) = (run(false), run(true));
-    assert!(cut.decisions.unwrap().gave_way > 0);
-    let (a, b) = (cut.high_priority.service_p99_ms, whole.high_priority.service_p99_ms);
+    let (whole, preemptible) = (run(false), run(true));
+    assert!(preemptible.decisions.unwrap().launches_yielded > 0);
+    let (a, b) = (preemptible.high_priority.service_p99_ms, whole.high_priority.service_p99_ms);
     assert!(a * 2.0 < b, "{a} {b}");
 }
 
@@ -306,7 +324,7 @@ fn conserved(r: &Report) {
     let b = r.best_effort.as_ref().unwrap();
     assert_eq!(b.launched, b.done + b.in_flight);
     if let Some(d) = &r.decisions {
-        let decided = d.whole + d.leased + d.sliced + d.preemptible + d.partitioned + d.degraded;
+        let decided = d.whole + d.leased + d.sliced + d.preemptible + d.sm_limited + d.degraded;
         // Under a standing grant launches are not decided; at most one is held at the end.
         assert!(decided <= b.launched, "{d:?} {b:?}");
     }
@@ -363,11 +381,11 @@ proptest! {
         let sharing = if mps { SharingMode::Mps } else { SharingMode::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
         let model = Model { linger_ns, beside_ns, ..Model::default() };
-        let cut = Cut::All;
+        let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { sharing, cut, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
-        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic(seed)) as _);
+            Setup { sharing, transformable, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);
         let h = &report.high_priority;

@@ -6,7 +6,7 @@ use crate::admit::Rules;
 use crate::config::{Config, SharingChoice};
 use crate::dispatch::Settings;
 use crate::dispatch::harness::Harness;
-use crate::loader::{Hosted, Loader, Program};
+use crate::loader::Loader;
 use crate::peer::Peer;
 use crate::policy_slot::PolicySlot;
 use crate::profile_store::ProfileStore;
@@ -20,12 +20,11 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
-use tally_decision_log::Tape;
-use tally_engine::{BuiltIn, EngineConfig};
+use tally_decision_log::Recorder;
+use tally_engine::EngineConfig;
 use tally_ipc::admin::{File, Incoming, Requests};
-use tally_wasm_host::{Cancel, ComponentFile, Saved};
 use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
 
@@ -60,31 +59,11 @@ pub struct After {
     pub records: bool,
 }
 
-/// Makes a policy of anything.
-struct AnyPolicy;
-
-impl Loader for AnyPolicy {
-    fn compile(&self, _: &ComponentFile, _: &Cancel) -> Result<Arc<dyn Program>, String> {
-        Ok(Arc::new(AnyPolicy))
-    }
-}
-
-impl Program for AnyPolicy {
-    fn name(&self) -> &str {
-        "any"
-    }
-
-    fn digest(&self) -> &str {
-        "0123"
-    }
-
-    fn start(&self, config: &str, _: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
-        match config.contains("wrong") {
-            true => Err("its configuration is wrong".into()),
-            false => Ok(Box::new(BuiltIn { quiet_ns: 0 })),
-        }
-    }
-}
+/// Takes any file for `fifo`, which refuses every configuration.
+static LOADER: LazyLock<Arc<Loader>> = LazyLock::new(|| {
+    let fifo = include_bytes!("../../../../tests/policies/corpus/0.1.0/fifo.wasm");
+    Arc::new(Loader::always(fifo).expect("a component of the corpus"))
+});
 
 fn config() -> Config {
     let nowhere = |name: &str| PathBuf::from(format!("/nonexistent/{name}"));
@@ -104,10 +83,10 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
     let config = config();
     let room = Room::new(1_024, config.admission.clients_max);
     let (slot, policy) =
-        PolicySlot::open(Arc::new(AnyPolicy), &config.policy, 0).expect("the built-in rule serves");
+        PolicySlot::open(LOADER.clone(), &config.policy, 0).expect("the built-in rule serves");
     let sharing = SharingMode::establish(&config.sharing, Path::new("/nonexistent")).await;
     let (profiles, _) = ProfileStore::open(&config.profiles).await;
-    let recordings = Recordings::open(&config, &policy, &Tape::default());
+    let recordings = Recordings::open(&config, &policy, &Recorder::default());
     let settings = Settings {
         spin_ns: 0,
         pin_cpu: None,

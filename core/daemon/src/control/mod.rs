@@ -145,7 +145,7 @@ impl Plane {
             decision_latency: s.decision,
             held_latency: s.held,
             high_priority_busy: s.high_busy,
-            clients: registry.clients(&s.clients, sharing.is_mps()),
+            clients: registry.clients(&s, sharing.is_mps()),
             totals,
             departed: registry.departed(),
             ungoverned,

@@ -1,6 +1,6 @@
 //! Who is connected, and who was.
 
-use crate::dispatch::snapshot::ClientNumbers;
+use crate::dispatch::snapshot::{ClientNumbers, Snapshot};
 use crate::status::{ClientStatus, Departed, Identity, Totals};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -113,13 +113,23 @@ impl Registry {
     }
 
     /// All connected ones with their figures.
-    pub fn clients(&self, numbers: &[ClientNumbers], mps_asked: bool) -> Vec<ClientStatus> {
+    pub fn clients(&self, s: &Snapshot, mps_asked: bool) -> Vec<ClientStatus> {
+        let reasons = s.figures.as_ref().map(|f| &f.reasons[..]).unwrap_or_default();
+        let text = |reason: u8| {
+            let known = reasons.iter().find(|r| r.reason == reason)?;
+            Some(if known.text.is_empty() {
+                format!("reason {reason}")
+            } else {
+                known.text.clone()
+            })
+        };
         let with = |n: &ClientNumbers| {
             let record = self.clients.get(&n.id)?;
             let connected_s = record.since.elapsed().as_secs_f64();
-            Some(ClientStatus::new(record.identity.clone(), connected_s, n, mps_asked))
+            let status = ClientStatus::new(record.identity.clone(), connected_s, n, mps_asked);
+            Some(ClientStatus { reason: text(n.state.reason), ..status })
         };
-        numbers.iter().filter_map(with).collect()
+        s.clients.iter().filter_map(with).collect()
     }
 
     /// Sums by class. `numbers` may know of clients that left since, and not of others that are

@@ -1,10 +1,10 @@
 //! What takes the dispatch thread longer than a pass may: collecting what it learnt of
 //! kernels, and forgetting it. Done in pieces, a few kernels a pass.
 
+use super::Engine;
 use super::profile_cache::ProfileCache;
 use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
 use std::sync::Arc;
-use tally_engine::Engine;
 use tokio::sync::oneshot;
 
 /// Kernels looked at in one pass.
@@ -117,7 +117,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_engine::profile::KernelKey;
-    use tally_engine::{BuiltIn, EngineConfig, Measured, Submission};
+    use tally_engine::{EngineConfig, Measured, Submission};
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
@@ -126,7 +126,7 @@ mod tests {
     /// An engine in which the first `measured` of `kernels` kernels took 1 us.
     fn engine(kernels: u32, measured: u32) -> Engine {
         let config = EngineConfig { window_ns: u64::MAX, ..Default::default() };
-        let mut engine = Engine::new(config, Box::new(BuiltIn { quiet_ns: 0 }));
+        let mut engine = Engine::with_policy(config, super::super::built_in());
         let mut out = Vec::new();
         let info = ClientInfo { id: 1, class: Class::BestEffort, name: "c".into(), labels: vec![] };
         engine.client_joined(0, info, 0, &mut out);
@@ -138,7 +138,8 @@ mod tests {
             let submission = Submission {
                 ticket: x.into(),
                 kernel,
-                flags: 0,
+                state: 0,
+                offered: 0,
                 grid_blocks: 1,
                 block_threads: 1,
                 shared_bytes: 0,

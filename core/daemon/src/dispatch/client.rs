@@ -2,6 +2,7 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
@@ -11,8 +12,8 @@ use super::profile_cache::ProfileCache;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use tally_engine::policy::{Class, launch_flags};
-use tally_engine::{Action, Engine, Measured, Submission};
+use tally_engine::policy::{Class, forms_offered, launch_state};
+use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
@@ -386,7 +387,8 @@ impl DispatchClient {
         let submission = Submission {
             ticket,
             kernel,
-            flags: engine_flags(request.flags),
+            state: translated(request.flags, STATES),
+            offered: translated(request.flags, FORMS),
             grid_blocks: if is_graph { request.grid[0].into() } else { product(request.grid) },
             block_threads: product(request.block).min(u32::MAX.into()) as u32,
             shared_bytes: request.shared_bytes,
@@ -479,7 +481,7 @@ impl DispatchClient {
         let count = count.min(from.saturating_add(share.turnarounds as u64));
         for n in from..count {
             let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
-            engine.gave_way(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
+            engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
         }
         self.turnarounds_seen = count;
     }
@@ -515,21 +517,25 @@ impl DispatchClient {
     }
 }
 
-fn engine_flags(flags: u32) -> u32 {
-    [
-        (submission_flags::GRAPH, launch_flags::GRAPH),
-        (submission_flags::COOPERATIVE, launch_flags::COOPERATIVE),
-        (submission_flags::CLUSTERED, launch_flags::CLUSTERED),
-        // What a client says it can do is believed: one that lies about it holds back
-        // its own launches only, and delays others no longer than a whole launch.
-        (submission_flags::CAN_SLICE, launch_flags::CAN_SLICE),
-        (submission_flags::CAN_PREEMPT, launch_flags::CAN_PREEMPT),
-        (submission_flags::CAN_PARTITION, launch_flags::CAN_PARTITION),
-        (submission_flags::CAN_PREPARE, launch_flags::CAN_PREPARE),
-    ]
-    .iter()
-    .filter(|(theirs, _)| flags & theirs != 0)
-    .fold(0, |all, (_, ours)| all | ours)
+const STATES: [(u32, u32); 3] = [
+    (submission_flags::GRAPH, launch_state::GRAPH),
+    (submission_flags::COOPERATIVE, launch_state::COOPERATIVE),
+    (submission_flags::CLUSTERED, launch_state::CLUSTERED),
+];
+
+/// What a client says it can do is believed: one that lies about it holds back
+/// its own launches only, and delays others no longer than a whole launch.
+const FORMS: [(u32, u32); 4] = [
+    (submission_flags::CAN_SLICE, forms_offered::SLICED),
+    (submission_flags::CAN_PREEMPT, forms_offered::PREEMPTIBLE),
+    (submission_flags::CAN_PARTITION, forms_offered::SM_LIMITED),
+    (submission_flags::CAN_PREPARE, forms_offered::PREPARABLE),
+];
+
+/// A client's bits as the engine's.
+fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
+    let set = bits.iter().filter(|(theirs, _)| flags & theirs != 0);
+    set.fold(0, |all, (_, ours)| all | ours)
 }
 
 #[cfg(test)]
@@ -538,8 +544,8 @@ mod tests {
     use super::*;
     use crate::quota::User;
     use rustix::fd::AsFd;
+    use tally_engine::EngineConfig;
     use tally_engine::policy::ClientInfo;
-    use tally_engine::{BuiltIn, EngineConfig};
     use tally_ipc::ClientRegion;
     use tally_ipc::ring::Request;
 
@@ -574,8 +580,8 @@ mod tests {
                 high_stall_ns: 0,
                 engine: EngineConfig::default(),
             };
-            let rule = Box::new(BuiltIn { quiet_ns: 1 });
-            let (mut engine, mut out) = (Engine::new(settings.engine, rule), Vec::new());
+            let (mut engine, mut out) =
+                (Engine::with_policy(settings.engine, super::super::built_in()), Vec::new());
             engine.client_joined(0, info, 0, &mut out);
             let client = DispatchClient::new(link, 0, &settings);
             Hostile { theirs: theirs.leak(), client, engine, out }
@@ -646,7 +652,10 @@ mod tests {
 
     #[test]
     fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
-        assert_eq!(engine_flags(u32::MAX), 0b1_1111_1100);
-        assert_eq!(engine_flags(submission_flags::LEASED), 0);
+        let known_better = launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN;
+        assert_eq!(translated(u32::MAX, STATES), launch_state::ALL & !known_better);
+        assert_eq!(translated(u32::MAX, FORMS), forms_offered::ALL);
+        assert_eq!(translated(submission_flags::LEASED, STATES), 0);
+        assert_eq!(translated(submission_flags::LEASED, FORMS), 0);
     }
 }

@@ -5,7 +5,7 @@ use super::background::{Forgotten, Piece};
 use super::kernels::KernelShare;
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::gpus::Witness;
-use crate::loader::Shared;
+use crate::loader::Loaded;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tally_ab::Sample;
 use tally_decision_log::Tap;
-use tally_decision_log::tape::Removed;
-use tally_engine::policy::{ClientInfo, Fault, Policy};
+use tally_decision_log::recorder::Removed;
+use tally_engine::policy::{ClientInfo, Fault};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
 use tally_wasm_host::{PolicyStatus, Saved};
@@ -87,7 +87,8 @@ pub enum Control {
     },
     /// Put another active policy.
     SetPolicy {
-        policy: Shared,
+        /// It.
+        policy: Loaded,
         /// Which it is, for [`Notice::Disabled`].
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
@@ -124,14 +125,13 @@ pub struct Left {
 
 /// A policy that is no longer active; takes tens of microseconds to drop.
 pub struct Retired {
-    pub(super) _engine_side: Box<dyn Policy + Send>,
-    pub(super) handle: Shared,
+    pub(super) policy: Loaded,
 }
 
 impl Retired {
     /// Its last figures.
     pub fn figures(&self) -> Option<PolicyStatus> {
-        self.handle.figures()
+        self.policy.figures()
     }
 }
 

@@ -5,8 +5,8 @@ use super::control::{self, Control, ControlSender, Notice};
 use super::park::Parker;
 use super::profile_cache::ProfileCache;
 use super::{Dispatch, NOTICES_MAX, REQUESTS_MAX, Settings, Turn};
-use crate::loader::Shared;
-use tally_decision_log::Tape;
+use crate::loader::Loaded;
+use tally_decision_log::Recorder;
 use tally_engine::ClientStats;
 use tally_engine::engine::{ClientState, PolicyStats};
 use tokio::sync::mpsc;
@@ -28,15 +28,15 @@ impl Harness {
     ///
     /// # Errors
     /// If a descriptor cannot be made.
-    pub fn new(settings: Settings, policy: Shared) -> rustix::io::Result<Self> {
+    pub fn new(settings: Settings, policy: Loaded) -> rustix::io::Result<Self> {
         let (control, receiver) = control::channel()?;
         let parker = Parker::new()?;
         parker.watch(receiver.eventfd())?;
         let (sender, notices) = mpsc::channel(NOTICES_MAX);
         let profile_cache = ProfileCache::new(Default::default());
-        let tape = Tape::default();
+        let recorder = Recorder::default();
         let dispatch =
-            Dispatch::new(settings, policy, tape, profile_cache, receiver, parker, sender);
+            Dispatch::new(settings, policy, recorder, profile_cache, receiver, parker, sender);
         Ok(Harness { dispatch, control, notices })
     }
 

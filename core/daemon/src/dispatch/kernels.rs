@@ -1,6 +1,7 @@
 //! Which kernel a submission launches: the client's table, read once an entry
 //! and cached, to the engine's ids. Bounded whatever the client writes.
 
+use super::Engine;
 use super::profile_cache::ProfileCache;
 use crate::gpus::Witness;
 use crate::quota::User;
@@ -9,9 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use tally_engine::Engine;
 use tally_engine::policy::KernelId;
-use tally_engine::profile::{CutState, KERNELS_MAX, KernelKey};
+use tally_engine::profile::{KERNELS_MAX, KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
 use tally_ipc::ring::Request;
@@ -98,13 +98,13 @@ struct Known {
 }
 
 /// What a word of the client's table says.
-fn cut_state_of(word: u32) -> CutState {
+fn transformation_of(word: u32) -> Transformation {
     let (state, detail) = cut_state::unpack(word);
     match state {
-        cut_state::PREPARABLE => CutState::Preparable,
-        cut_state::PREPARING => CutState::Preparing,
-        cut_state::READY => CutState::Ready {
-            sliceable: detail & cut_state::SLICEABLE != 0,
+        cut_state::PREPARABLE => Transformation::Preparable,
+        cut_state::PREPARING => Transformation::Preparing,
+        cut_state::READY => Transformation::Ready {
+            sliced: detail & cut_state::SLICEABLE != 0,
             preemptible: detail & cut_state::PREEMPTIBLE != 0,
         },
         cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
@@ -117,10 +117,12 @@ fn cut_state_of(word: u32) -> CutState {
                 | Refusal::OutOfMemory
                 | Refusal::HostMemory
                 | Refusal::Sandboxed),
-            ) => CutState::WholeHere(why.text()),
-            why => CutState::WholeOnly(why.map_or("its client gives no reason", Refusal::text)),
+            ) => Transformation::WholeHere(why.text()),
+            why => {
+                Transformation::WholeOnly(why.map_or("its client gives no reason", Refusal::text))
+            }
         },
-        _ => CutState::Unknown,
+        _ => Transformation::Unknown,
     }
 }
 
@@ -164,7 +166,7 @@ impl KernelCache {
                 let cut = entry.cut.load(Relaxed);
                 if cut != known.cut {
                     known.cut = cut;
-                    engine.set_cut(id, cut_state_of(cut));
+                    engine.set_transformation(id, transformation_of(cut));
                 }
             }
             return known.id;
@@ -216,7 +218,7 @@ impl KernelCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_engine::{BuiltIn, EngineConfig};
+    use tally_engine::EngineConfig;
     use tally_ipc::layout::KERNEL_UNKNOWN;
 
     fn request(kernel: u32, x: u32) -> Request {
@@ -236,7 +238,7 @@ mod tests {
     }
 
     fn engine() -> Engine {
-        Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: 0 }))
+        Engine::with_policy(EngineConfig::default(), super::super::built_in())
     }
 
     #[test]
@@ -259,16 +261,16 @@ mod tests {
                 )
             };
             let id = launch().and(launch()).unwrap();
-            engine.world().profiles.get(id).unwrap().cut
+            engine.world().profiles.get(id).unwrap().transformation
         };
         for why in [Refusal::VendorLibrary, Refusal::OutOfMemory, Refusal::Sandboxed] {
-            assert_eq!(said(why), CutState::WholeHere(why.text()));
+            assert_eq!(said(why), Transformation::WholeHere(why.text()));
         }
         // May be limited to some of the SMs if the client says so.
         let why = Refusal::BlocksMayWait;
-        assert_eq!(said(why), CutState::WholeHere(why.text()));
+        assert_eq!(said(why), Transformation::WholeHere(why.text()));
         for why in [Refusal::BlocksWaited, Refusal::StuckLimited] {
-            assert_eq!(said(why), CutState::WholeOnly(why.text()));
+            assert_eq!(said(why), Transformation::WholeOnly(why.text()));
         }
     }
 

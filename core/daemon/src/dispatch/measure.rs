@@ -8,10 +8,10 @@
 //! Samples are allocated and evaluated by the control plane; here they are filled and
 //! exchanged, nothing else.
 
+use super::Engine;
 use super::client::DispatchClient;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use tally_ab::Sample;
-use tally_engine::Engine;
 use tally_ipc::layout::Activity;
 
 /// A client's requests as far as they are counted.

@@ -21,7 +21,6 @@
 //! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`] for what is read from clients,
 //! [`control`] for what the control plane may ask.
 
-pub mod adapter;
 pub mod background;
 pub mod client;
 pub mod control;
@@ -38,9 +37,8 @@ pub mod snapshot;
 pub mod standstill;
 
 use crate::error::CoreError;
-use crate::loader::Shared;
-use crate::profile_store::learnt::Loaded;
-use adapter::{Adapter, LetGo, Subscribed};
+use crate::loader::{Loaded, saved_state};
+use crate::profile_store::learnt;
 use background::Background;
 use client::{DispatchClient, Share, Taken};
 use control::{Control, ControlReceiver, ControlSender, Left, NewClient, Notice, Retired};
@@ -52,10 +50,9 @@ use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
-use tally_decision_log::Tape;
-use tally_decision_log::tape::Described;
-use tally_engine::policy::Decision;
-use tally_engine::{Action, Engine, EngineConfig};
+use tally_decision_log::{Recorded, Recorder};
+use tally_engine::policy::{Decision, Policy, Subscriptions};
+use tally_engine::{Action, EngineConfig};
 use tally_ipc::ring::Answer;
 use tally_ipc::wait::{self, now_ns};
 use tokio::sync::{mpsc, oneshot};
@@ -69,6 +66,9 @@ const REQUESTS_MAX: usize = 16;
 /// Clients are told this often at most how many there are: each who is told wakes up, and who comes and goes is
 /// whoever may connect.
 const NEIGHBOURS_NS: u64 = 100_000_000;
+
+/// The engine, with the policy that it owns.
+pub type Engine = tally_engine::Engine<Recorded<Loaded>>;
 
 /// How the loop behaves.
 #[derive(Clone, Copy, Debug)]
@@ -102,9 +102,9 @@ pub struct Handle {
 /// If a descriptor or the thread cannot be made.
 pub fn start(
     settings: Settings,
-    policy: Shared,
-    loaded: Arc<Loaded>,
-    tape: Tape,
+    policy: Loaded,
+    loaded: Arc<learnt::Loaded>,
+    recorder: Recorder,
 ) -> Result<Handle, CoreError> {
     let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
     let parker = Parker::new().map_err(CoreError::os("epoll"))?;
@@ -119,8 +119,16 @@ pub fn start(
             Parker::wake_on_time();
             let _ = pin_sender.send(settings.pin_cpu.filter(|&cpu| pin(cpu)));
             let profile_cache = ProfileCache::new(loaded);
-            Dispatch::new(settings, policy, tape, profile_cache, receiver, parker, notice_sender)
-                .run();
+            Dispatch::new(
+                settings,
+                policy,
+                recorder,
+                profile_cache,
+                receiver,
+                parker,
+                notice_sender,
+            )
+            .run();
         })
         .map_err(CoreError::os("dispatch thread"))?;
     let pinned = pin_receiver.recv().unwrap_or_default();
@@ -161,7 +169,6 @@ struct Dispatch {
     notices: mpsc::Sender<Notice>,
     parker: Parker,
     actions: Vec<Action>,
-    policy: Shared,
     /// Of the active policy.
     generation: u64,
     /// Its being disabled was noticed.
@@ -169,8 +176,7 @@ struct Dispatch {
     swap_pause: SwapPause,
     /// Of those before it.
     fault_cost: FaultCost,
-    tape: Tape,
-    subscribed: Subscribed,
+    recorder: Recorder,
     decision: Latency,
     held: Latency,
     measuring: Measuring,
@@ -193,29 +199,27 @@ struct Dispatch {
 impl Dispatch {
     fn new(
         settings: Settings,
-        policy: Shared,
-        tape: Tape,
+        policy: Loaded,
+        recorder: Recorder,
         profile_cache: ProfileCache,
         control: ControlReceiver,
         parker: Parker,
         notices: mpsc::Sender<Notice>,
     ) -> Self {
-        let (adapter, subscribed) = Adapter::new(policy.clone(), 1, tape.clone());
+        let active = Recorded::new(policy, 1, recorder.clone());
         Dispatch {
             settings,
-            engine: Engine::new(settings.engine, Box::new(adapter)),
+            engine: Engine::with_policy(settings.engine, active),
             clients: Vec::new(),
             control,
             notices,
             parker,
             actions: Vec::new(),
-            policy,
             generation: 1,
             noticed: false,
             swap_pause: SwapPause::new(),
             fault_cost: FaultCost::default(),
-            tape,
-            subscribed,
+            recorder,
             decision: Latency::new(),
             held: Latency::new(),
             measuring: Measuring::default(),
@@ -250,10 +254,10 @@ impl Dispatch {
         self.engine.begin_pass();
         let mut active = self.take_control(now);
         active |= self.pass(now);
-        if self.tape.is_on() {
-            let policy = &self.policy;
-            let mut state = || policy.observe().map(adapter::saved_state);
-            active |= self.tape.pump(self.engine.world_mut(), &mut state);
+        if self.recorder.is_on() {
+            let (world, policy) = self.engine.world_and_policy();
+            let mut state = || policy.inner_mut().observe().map(saved_state);
+            active |= self.recorder.pump(world, &mut state);
         }
         if now >= self.next_heartbeat_ns {
             self.heartbeat(now);
@@ -331,9 +335,16 @@ impl Dispatch {
         active
     }
 
+    /// The active policy.
+    fn policy(&self) -> &Loaded {
+        self.engine.policy().inner()
+    }
+
     /// Whether anything depends on how long high-priority clients are busy.
     fn wants_high_activity(&self) -> bool {
-        self.subscribed.high_activity() || self.engine.has_waiting() || self.measuring.is_on()
+        self.policy().subscriptions().has(Subscriptions::ACTIVITY)
+            || self.engine.has_waiting()
+            || self.measuring.is_on()
     }
 
     /// Write the engine's answers into the regions and wake who waits for them.
@@ -379,7 +390,7 @@ impl Dispatch {
                 break;
             }
         }
-        if !self.noticed && self.policy.is_disabled() {
+        if !self.noticed && self.policy().is_disabled() {
             let notice = Notice::Disabled { generation: self.generation };
             // With too many notices waiting: at the next heartbeat.
             self.noticed = self.notices.try_send(notice).is_ok();
@@ -473,7 +484,7 @@ impl Dispatch {
                 }
                 Control::SavePolicy { done } => {
                     let start = now_ns();
-                    let saved = self.policy.snapshot();
+                    let saved = self.engine.policy_mut().inner_mut().snapshot();
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
                     let _ = done.send(saved);
                 }
@@ -485,12 +496,13 @@ impl Dispatch {
                     let _ = done.send(self.set_policy(now, policy, generation));
                 }
                 Control::Tap { tap, done } => {
-                    let about = self.about();
-                    self.tape.insert(*tap, self.engine.world(), about, self.subscribed.bits());
+                    let about = self.engine.policy().about();
+                    let subscribed = self.policy().subscriptions();
+                    self.recorder.insert(*tap, self.engine.world(), about, subscribed);
                     let _ = done.send(());
                 }
                 Control::Untap { id, done } => {
-                    let _ = done.send(self.tape.remove(id, self.engine.world_mut()));
+                    let _ = done.send(self.recorder.remove(id, self.engine.world_mut()));
                 }
                 Control::Drain { within, done } => self.drain(now, within, done),
             }
@@ -563,27 +575,24 @@ impl Dispatch {
         let _ = self.remove(now, at);
     }
 
-    fn set_policy(&mut self, now: u64, policy: Shared, generation: u64) -> Retired {
+    fn set_policy(&mut self, now: u64, policy: Loaded, generation: u64) -> Retired {
         (self.generation, self.noticed) = (generation, false);
         let start = now_ns();
-        let (adapter, subscribed) = Adapter::new(policy.clone(), generation, self.tape.clone());
-        let old = self.engine.set_policy(now, Box::new(adapter), &mut self.actions);
+        let active = Recorded::new(policy, generation, self.recorder.clone());
+        let old = self.engine.set_policy(now, active, &mut self.actions);
         // Who waited has been decided by the new one; answering them is as ever.
         self.swap_pause.swap(now_ns().saturating_sub(start));
         self.apply(now);
-        self.subscribed = subscribed;
-        let handle = std::mem::replace(&mut self.policy, policy);
-        self.fault_cost = self.fault_cost.and(handle.fault_cost());
-        Retired { _engine_side: old, handle }
-    }
-
-    /// The active policy, for who begins to read along.
-    fn about(&self) -> tally_decision_log::About {
-        tally_decision_log::About { generation: self.generation, ..self.policy.about() }
+        let policy = old.into_inner();
+        self.fault_cost = self.fault_cost.and(policy.fault_cost());
+        Retired { policy }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {
-        let old = self.engine.set_policy(now, Box::new(LetGo), &mut self.actions);
+        let old = {
+            let all = Recorded::new(Loaded::grant_all(), self.generation + 1, Recorder::default());
+            self.engine.set_policy(now, all, &mut self.actions)
+        };
         self.apply(now);
         for c in &self.clients {
             tally_ipc::ring::grant(&c.link.core, u64::MAX);
@@ -620,9 +629,9 @@ impl Dispatch {
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
             snapshot.device = self.profile_cache.device();
-            snapshot.figures = self.policy.figures();
+            snapshot.figures = self.policy().figures();
             snapshot.swap_pause = self.swap_pause.us();
-            snapshot.fault_cost = self.fault_cost.and(self.policy.fault_cost());
+            snapshot.fault_cost = self.fault_cost.and(self.policy().fault_cost());
             snapshot.decision = self.decision.quantiles();
             snapshot.held = self.held.quantiles();
             snapshot.parks = self.parks;
@@ -632,12 +641,18 @@ impl Dispatch {
 
 fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {
     match decision {
-        Decision::Slice(blocks) => Answer::Slice(blocks),
+        Decision::Sliced(blocks) => Answer::Slice(blocks),
         // Up: 0 is a kernel that was not measured.
         Decision::Preemptible => {
             Answer::Preemptible(predicted_ns.div_ceil(1_000).min(u32::MAX.into()) as u32)
         }
-        Decision::Partition(sms) => Answer::Partition(sms),
-        Decision::Run(_) | Decision::Hold(_) => Answer::Whole,
+        Decision::SmLimited(sms) => Answer::Partition(sms),
+        Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => Answer::Whole,
     }
+}
+
+/// The built-in rule without an idle gap, for tests of this module's parts.
+#[cfg(test)]
+fn built_in() -> Recorded<Loaded> {
+    Recorded::new(Loaded::built_in(0), 1, Recorder::default())
 }

@@ -1,9 +1,9 @@
 //! What earlier runs knew of kernels, looked up when a kernel is seen for the first
 //! time. Memory that nobody writes: no file is read here, and nothing is freed.
 
+use super::Engine;
 use crate::profile_store::learnt::{Device, Learnt, Loaded};
 use std::sync::Arc;
-use tally_engine::Engine;
 use tally_engine::policy::KernelId;
 use tally_engine::profile::KernelKey;
 

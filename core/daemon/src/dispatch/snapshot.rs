@@ -2,14 +2,15 @@
 //! plane. Taken between two passes; the kernel table is read in pieces, because
 //! all of it at once would be a pause.
 
+use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
 use crate::profile_store::learnt::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
-use tally_engine::profile::{CutState, FormStats};
-use tally_engine::{ClientState, ClientStats, Engine, PolicyStats};
+use tally_engine::profile::{FormStats, Transformation};
+use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
 use tally_ipc::wait::now_ns;
@@ -118,7 +119,8 @@ impl ClientNumbers {
             id,
             stats: engine.client_stats(id).unwrap_or_default(),
             state: engine.client_state(id).unwrap_or(ClientState {
-                standing_grant: false,
+                ungated: false,
+                reason: 0,
                 window_ns: 0,
                 waiting: 0,
                 in_flight: 0,
@@ -196,7 +198,7 @@ pub struct KernelNumbers {
     /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
     pub contended: bool,
     /// Whether it can be transformed.
-    pub cut: CutState,
+    pub transformation: Transformation,
     /// Measured in other forms: form, argument, what was measured.
     pub forms: Vec<(Form, u32, FormStats)>,
 }
@@ -277,7 +279,7 @@ impl Job {
             fault_cost: FaultCost::default(),
             decision: Quantiles::default(),
             held: Quantiles::default(),
-            high_busy: engine.high_busy(),
+            high_busy: engine.high_active(),
             parks: 0,
             clients: Vec::new(),
             kernels: kernels
@@ -290,7 +292,7 @@ impl Job {
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
                     contended: p.contended,
-                    cut: p.cut,
+                    transformation: p.transformation,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })
                 .collect(),

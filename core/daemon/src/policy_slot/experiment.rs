@@ -7,16 +7,15 @@ use super::history::{Content, Kept, LoadedBecause};
 use super::{Active, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
-use crate::loader::{Program, Shared};
-use std::sync::Arc;
+use crate::loader::Loaded;
 use std::time::Instant;
-use tally_wasm_host::{Cancel, Saved};
+use tally_wasm_host::{Cancel, Compiled, Saved};
 
 /// A policy that takes part: compiled once, started for each of its blocks.
 #[derive(Clone)]
 pub struct Candidate {
     source: Source,
-    program: Arc<dyn Program>,
+    program: Compiled,
     config_text: String,
 }
 
@@ -77,7 +76,7 @@ impl PolicySlot {
         aside(move || {
             let Ready { source, program, config_text } =
                 compile(&*loader, files, &Cancel::never())?;
-            program.start(&config_text, None)?;
+            program.start(&config_text, None).map_err(|error| error.to_string())?;
             Ok(Candidate { source, program, config_text })
         })
         .await
@@ -154,10 +153,11 @@ impl PolicySlot {
     ) -> Result<(), String> {
         let begun = Instant::now();
         let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
-        let policy = aside(move || program.start(&text, saved.as_ref())).await?;
-        let restored = policy.figures().map(|figures| figures.restored).unwrap_or_default();
+        let start = move || program.start(&text, saved.as_ref()).map_err(|error| error.to_string());
+        let policy = aside(start).await?;
+        let restored = policy.restored().clone();
         let generation = self.active.borrow().generation + 1;
-        let policy = Shared::new(policy);
+        let policy = Loaded::from(policy);
         let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
         let retired = set.await.map_err(|e| e.to_string())?;
         // Unmapping an instance's memory takes a while. Of the policy before the test, the

@@ -3,11 +3,9 @@
 //! does not matter what became of the files.
 
 use super::Source;
-use crate::loader::Program;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use tally_wasm_host::{FaultCounts, LastFault, PolicyStatus, Restored, Saved};
+use tally_wasm_host::{Compiled, FaultCounts, LastFault, PolicyStatus, Restored, Saved};
 
 pub const RECORDS_MAX: usize = 64;
 /// Different policies (a component with a configuration) kept to be put back.
@@ -113,31 +111,33 @@ pub struct Record {
 
 /// What it takes to put a policy back.
 #[derive(Clone)]
-pub struct Kept {
+pub struct Kept<P = Compiled> {
     /// Which it was.
     pub generation: u64,
     pub same_as_generation: u64,
     /// Where it came from.
     pub source: Source,
-    pub program: Arc<dyn Program>,
+    /// Compiled.
+    pub program: P,
+    /// Its configuration.
     pub config_text: String,
     /// What it knew when it went.
     pub saved: Option<Saved>,
 }
 
-struct Entry {
+struct Entry<P> {
     record: Record,
     config_text: String,
-    program: Option<Arc<dyn Program>>,
+    program: Option<P>,
     saved: Option<Saved>,
 }
 
-impl Entry {
+impl<P: Clone> Entry<P> {
     fn content(&self) -> Content {
         Content { digest: self.record.digest.clone(), config_text: self.config_text.clone() }
     }
 
-    fn kept(&self) -> Option<Kept> {
+    fn kept(&self) -> Option<Kept<P>> {
         Some(Kept {
             generation: self.record.generation,
             same_as_generation: self.record.same_as_generation,
@@ -158,10 +158,15 @@ pub struct Content {
 }
 
 /// See the module's documentation. Oldest first; the last one is active.
-#[derive(Default)]
-pub struct History {
-    entries: VecDeque<Entry>,
+pub struct History<P = Compiled> {
+    entries: VecDeque<Entry<P>>,
     struck: VecDeque<Content>,
+}
+
+impl<P> Default for History<P> {
+    fn default() -> Self {
+        History { entries: VecDeque::new(), struck: VecDeque::new() }
+    }
 }
 
 /// Why there is no going back.
@@ -184,9 +189,9 @@ pub enum NoWayBack {
     Active(u64),
 }
 
-impl History {
+impl<P: Clone> History<P> {
     /// A policy took over; the one before is gone for that reason.
-    pub fn came(&mut self, record: Record, config_text: String, program: Option<Arc<dyn Program>>) {
+    pub fn came(&mut self, record: Record, config_text: String, program: Option<P>) {
         if let Some(old) = self.entries.back_mut() {
             old.record.unloaded_because = Some(UnloadedBecause::because(record.loaded_because));
             old.record.unloaded_at_unix_s = Some(record.loaded_at_unix_s);
@@ -241,14 +246,15 @@ impl History {
 
     /// The last strike-out, and whose it was.
     pub fn last_disabled(&self) -> Option<(u64, &Disabled)> {
-        let struck = |entry: &'_ Entry| entry.record.disabled.is_some();
+        let struck = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
         let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
         Some((entry.record.generation, entry.record.disabled.as_ref()?))
     }
 
     /// All records, oldest first.
     pub fn records(&self) -> Vec<Record> {
-        let kept = |entry: &Entry| Record { kept: entry.program.is_some(), ..entry.record.clone() };
+        let kept =
+            |entry: &Entry<P>| Record { kept: entry.program.is_some(), ..entry.record.clone() };
         self.entries.iter().map(kept).collect()
     }
 
@@ -259,13 +265,13 @@ impl History {
 
     /// The last policy before the active one that differs from it and was not struck
     /// out.
-    pub fn last_good(&self) -> Option<Kept> {
+    pub fn last_good(&self) -> Option<Kept<P>> {
         let active = self.entries.back()?.content();
         self.before(u64::MAX, &active)
     }
 
     /// The active policy, to be started again.
-    pub fn same(&self) -> Option<Kept> {
+    pub fn same(&self) -> Option<Kept<P>> {
         self.entries.back()?.kept()
     }
 
@@ -274,7 +280,7 @@ impl History {
     ///
     /// # Errors
     /// If there is none, or it is not kept.
-    pub fn rollback(&self, to: Option<u64>) -> Result<Kept, NoWayBack> {
+    pub fn rollback(&self, to: Option<u64>) -> Result<Kept<P>, NoWayBack> {
         let Some(current) = self.entries.back() else { return Err(NoWayBack::Nothing) };
         let Some(to) = to else {
             let before = self.before(current.record.same_as_generation, &current.content());
@@ -288,7 +294,7 @@ impl History {
     }
 
     /// The latest kept before a generation, other than `content` and not disabled.
-    fn before(&self, generation: u64, content: &Content) -> Option<Kept> {
+    fn before(&self, generation: u64, content: &Content) -> Option<Kept<P>> {
         let earlier = self.entries.iter().rev().filter(|e| e.record.generation < generation);
         let mut good = earlier.filter(|entry| {
             let its = entry.content();
@@ -297,7 +303,7 @@ impl History {
         good.next().and_then(Entry::kept)
     }
 
-    fn entry_mut(&mut self, generation: u64) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, generation: u64) -> Option<&mut Entry<P>> {
         self.entries.iter_mut().rev().find(|entry| entry.record.generation == generation)
     }
 
@@ -330,22 +336,17 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loader::Hosted;
-    use tally_engine::BuiltIn;
 
+    #[derive(Clone)]
     struct Paper(&'static str);
 
-    impl Program for Paper {
+    impl Paper {
         fn name(&self) -> &str {
             self.0
         }
-        fn digest(&self) -> &str {
-            self.0
-        }
-        fn start(&self, _: &str, _: Option<&Saved>) -> Result<Box<dyn Hosted>, String> {
-            Ok(Box::new(BuiltIn { quiet_ns: 0 }))
-        }
     }
+
+    type History = super::History<Paper>;
 
     /// Policies by name, each put active for a reason.
     fn came(
@@ -374,7 +375,7 @@ mod tests {
             last_fault: None,
             kept: false,
         };
-        history.came(record, String::new(), Some(Arc::new(Paper(name))));
+        history.came(record, String::new(), Some(Paper(name)));
         generation
     }
 

@@ -196,7 +196,7 @@ impl PolicySlot {
     async fn compile(
         &self,
         source: Source,
-        work: impl FnOnce(&dyn Loader, &Cancel) -> Result<Ready, String> + Send + 'static,
+        work: impl FnOnce(&Loader, &Cancel) -> Result<Ready, String> + Send + 'static,
     ) -> Result<(Ready, Instant, MutexGuard<'_, ()>), SlotError> {
         self.refuse_during_experiment()?;
         let loading = match self.loads.begin() {

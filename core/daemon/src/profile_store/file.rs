@@ -90,12 +90,12 @@ struct FormLine {
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 enum FormName {
     Whole,
     Sliced,
     Preemptible,
-    Partitioned,
+    SmLimited,
 }
 
 /// Numbers that JSON readers would round.
@@ -117,7 +117,7 @@ fn form_name(form: Form) -> FormName {
         Form::Whole => FormName::Whole,
         Form::Sliced => FormName::Sliced,
         Form::Preemptible => FormName::Preemptible,
-        Form::Partitioned => FormName::Partitioned,
+        Form::SmLimited => FormName::SmLimited,
     }
 }
 
@@ -126,7 +126,7 @@ fn form_of(name: FormName) -> Form {
         FormName::Whole => Form::Whole,
         FormName::Sliced => Form::Sliced,
         FormName::Preemptible => Form::Preemptible,
-        FormName::Partitioned => Form::Partitioned,
+        FormName::SmLimited => Form::SmLimited,
     }
 }
 

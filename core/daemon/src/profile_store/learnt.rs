@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tally_engine::policy::Form;
-use tally_engine::profile::{CutState, FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile};
+use tally_engine::profile::{FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation};
 use tally_ipc::layout::Report;
 use tally_rewriter::Refusal;
 
@@ -124,8 +124,8 @@ impl From<&Profile> for News {
                 p99_ns: alone(p.contended, p.p99_ns()),
                 forms: forms.collect(),
             },
-            whole_only: match p.cut {
-                CutState::WholeOnly(why) => Some(why),
+            whole_only: match p.transformation {
+                Transformation::WholeOnly(why) => Some(why),
                 _ => None,
             },
         }

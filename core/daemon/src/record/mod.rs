@@ -2,7 +2,7 @@
 //!
 //! Both read a ring of their own on a thread of their own. A reader that wants to end
 //! says so; the dispatch thread then takes its tap out, and the reader empties the ring.
-//! Read next: [`file`], [`shadow`]; `tally_decision_log::tape` for the dispatch thread's side.
+//! Read next: [`file`], [`shadow`]; `tally_decision_log::recorder` for the dispatch thread's side.
 
 pub mod admin;
 pub mod budget;
@@ -12,17 +12,19 @@ pub mod shadow;
 use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::files::PolicyFiles;
-use crate::loader::Shared;
+use crate::loader::Loaded;
 use file::{FileRecording, LogStatus, Request};
 use shadow::{Shadow, ShadowStatus};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tally_decision_log::{Header, Tap, TapOptions, TapReader, Tape};
+use tally_decision_log::recorder::Described;
+use tally_decision_log::{Header, Recorder, Tap, TapOptions, TapReader};
+use tally_engine::policy::Subscriptions;
 use tokio::sync::Notify;
 
 /// The contract that this core speaks.
-const CONTRACT: &str = "tally:policy@0.1.2";
+const CONTRACT: &str = "tally:policy@0.1.0";
 /// Longest wait for a reader to empty its ring when the core ends.
 const FINISH_MAX: Duration = Duration::from_secs(2);
 /// A reader that finds nothing sleeps so long. Nobody wakes it: the dispatch thread
@@ -86,7 +88,7 @@ impl Recordings {
     ///
     /// # Errors
     /// If the file cannot be had.
-    pub fn open(config: &Config, policy: &Shared, tape: &Tape) -> Result<Self, String> {
+    pub fn open(config: &Config, policy: &Loaded, recorder: &Recorder) -> Result<Self, String> {
         let recordings = Recordings {
             file: RefCell::default(),
             shadow: RefCell::default(),
@@ -100,12 +102,7 @@ impl Recordings {
                 .map_err(|e| format!("log.file {}: {e}", path.display()))?;
             let options = TapOptions { from_start: true, ..options(config, &request) };
             let (id, tap, reader) = recordings.tap(options);
-            tape.insert(
-                tap,
-                &Default::default(),
-                tally_decision_log::tape::Described::about(policy),
-                0,
-            );
+            recorder.insert(tap, &Default::default(), policy.about(), Subscriptions::NONE);
             let wish = Wish::default();
             let recording =
                 FileRecording::start(id, file, &header(config), &request, config, reader, wish)

@@ -300,7 +300,7 @@ impl Watching {
         self.budget.forgive(self.compiling_ns.swap(0, Relaxed));
         if let Err(why) = fed {
             self.wish_to_end(&why);
-        } else if let Some(why) = self.player.struck_out() {
+        } else if let Some(why) = self.player.disabled() {
             self.wish_to_end(&why);
         }
     }
@@ -322,7 +322,7 @@ impl Watching {
             share,
         });
         let clients = c.top_clients(TOP).into_iter().map(|(id, share)| Where {
-            name: world.clients.get(&id).map_or("(gone)".into(), |i| i.name.clone()),
+            name: world.clients.get(&id).map_or("(gone)".into(), |view| view.info.name.clone()),
             id,
             share,
         });

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tally_engine::policy::Form;
-use tally_engine::profile::CutState;
+use tally_engine::profile::Transformation;
 
 /// A kernel's measured times.
 #[derive(Clone, Debug, Serialize)]
@@ -32,7 +32,7 @@ pub struct KernelStatus {
 /// A kernel in one form.
 #[derive(Clone, Debug, Serialize)]
 pub struct FormStatus {
-    /// `sliced`, `preemptible` or `partitioned`.
+    /// `sliced`, `preemptible` or `sm-limited`.
     pub form: &'static str,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
@@ -43,13 +43,15 @@ pub struct FormStatus {
     pub turnaround_us: f64,
 }
 
-fn transform_text(cut: CutState) -> String {
-    match cut {
-        CutState::Unknown => "unknown".into(),
-        CutState::Preparable => "preparable".into(),
-        CutState::Preparing => "preparing".into(),
-        CutState::Ready { .. } => "ready".into(),
-        CutState::WholeOnly(why) | CutState::WholeHere(why) => format!("whole only: {why}"),
+fn transform_text(to: Transformation) -> String {
+    match to {
+        Transformation::Unknown => "unknown".into(),
+        Transformation::Preparable => "preparable".into(),
+        Transformation::Preparing => "preparing".into(),
+        Transformation::Ready { .. } => "ready".into(),
+        Transformation::WholeOnly(why) | Transformation::WholeHere(why) => {
+            format!("whole only: {why}")
+        }
     }
 }
 
@@ -68,7 +70,7 @@ impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
             contended: k.contended,
-            transform: transform_text(k.cut),
+            transform: transform_text(k.transformation),
             forms: k
                 .forms
                 .iter()
@@ -77,7 +79,7 @@ impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
                         Form::Whole => "whole",
                         Form::Sliced => "sliced",
                         Form::Preemptible => "preemptible",
-                        Form::Partitioned => "partitioned",
+                        Form::SmLimited => "sm-limited",
                     },
                     argument: *argument,
                     measured: stats.count,

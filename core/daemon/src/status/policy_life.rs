@@ -48,7 +48,7 @@ impl PolicyLife {
             loaded_because: active.loaded_because,
             same_as_generation: active.same_as_generation,
             restored: active.restored.clone(),
-            strikes: s.figures.as_ref().map_or(0, |figures| figures.strikes),
+            strikes: s.figures.as_ref().map_or(0, |figures| figures.recent_faults),
             last_disabled: last.map(|(generation, how)| LastDisabled { generation, how }),
             swap_pause_us: s.swap_pause,
             fault_cost_us: FaultCostUs {

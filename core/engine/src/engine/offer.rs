@@ -1,18 +1,17 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
 use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
-use crate::client::{CUT_IN_FLIGHT_MAX, Client, Submission, Way, form_of, gives_way};
-use crate::policy::{Class, ClientId, Decision, Form, Launch, launch_flags};
-use crate::profile::{CutState, Profiles};
+use crate::client::{Client, Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
+use crate::policy::{
+    Answer, Class, ClientId, Decision, Form, Launch, NEVER, NO_KERNEL, Policy, forms_offered,
+    launch_state,
+};
+use crate::profile::{Profiles, Transformation};
 
-/// How long a launch that gives way is expected to take for it, until measured.
+/// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
-const FORMS: u32 = launch_flags::CAN_SLICE
-    | launch_flags::CAN_PREEMPT
-    | launch_flags::CAN_PREPARE
-    | launch_flags::CAN_PARTITION;
 
-/// Launches let go in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
+/// Launches granted in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
 /// can have a ring of them wait, and say that they take no time.
 pub(super) const OFFERS_MAX: usize = 64;
 pub(super) const OFFERS_MAX_ALL: usize = 512;
@@ -33,7 +32,7 @@ fn may_offer(c: &mut Client, pass: u64, left: &mut usize) -> bool {
     true
 }
 
-impl Engine {
+impl<P: Policy> Engine<P> {
     /// Only this client's launches or room changed: offer what it has waiting,
     /// and the others' only if that changed something for them.
     pub(super) fn settle_one(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) {
@@ -76,7 +75,7 @@ impl Engine {
         self.note_stall(now_ns, out);
     }
 
-    /// Offer one client's launches until one is held, or so many are let go: then the others' turn comes first.
+    /// Offer one client's launches until one is held, or so many are granted: then the others' turn comes first.
     /// Returns how many were.
     fn offer_some(
         &mut self,
@@ -86,14 +85,14 @@ impl Engine {
         most: usize,
         out: &mut Vec<Action>,
     ) -> usize {
-        let let_go = (0..most).take_while(|_| self.offer(now_ns, id, again, out)).count();
+        let granted = (0..most).take_while(|_| self.offer(now_ns, id, again, out)).count();
         let is_any_left = self.clients.get(&id).is_some_and(|c| !c.waiting.is_empty());
-        self.offers_left |= let_go == most && is_any_left;
-        let_go
+        self.offers_left |= granted == most && is_any_left;
+        granted
     }
 
-    /// Offer the head of one client's queue to the policy, or to the built-in rule if that is to answer. True if it was
-    /// let go, so that the next one may be offered.
+    /// Offer the head of one client's queue to the policy, or to the built-in rule if that is to
+    /// answer. True if it was granted, so that the next one may be offered.
     pub(super) fn offer(
         &mut self,
         now_ns: u64,
@@ -133,38 +132,42 @@ impl Engine {
             c.window_stalled = true;
         }
         c.window_until_ns = 0;
-        let high_quiet_ns = match (self.high_busy, self.high_idle_since_ns) {
+        let high_idle_ns = match (self.high_active, self.high_idle_since_ns) {
             (true, _) => 0,
-            (false, None) => u64::MAX,
+            (false, None) => NEVER,
             (false, Some(since)) => now_ns.saturating_sub(since),
         };
         let launch = Launch {
             now_ns,
             client: id,
             class: c.info.class,
-            kernel: s.kernel.unwrap_or(u32::MAX),
-            flags: offered_flags(&self.context.world.profiles, &s)
-                | if self.high_busy { launch_flags::HIGH_BUSY } else { 0 }
-                | if head.offered { launch_flags::OFFERED_AGAIN } else { 0 },
+            kernel: s.kernel.unwrap_or(NO_KERNEL),
+            state: s.state
+                | if self.high_active { launch_state::HIGH_ACTIVE } else { 0 }
+                | if head.offered { launch_state::OFFERED_AGAIN } else { 0 },
+            offered: offered(&self.context.world.profiles, &s),
             grid_blocks: s.grid_blocks,
             block_threads: s.block_threads,
             shared_bytes: s.shared_bytes,
             predicted_ns,
             waited_ns: now_ns.saturating_sub(head.submitted_ns),
             in_flight_ns: c.in_flight_ns,
-            high_quiet_ns,
+            high_idle_ns,
             high_clients,
             waiting_clients,
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
-        let decision = match c.by_rule {
+        let Answer { decision, reason } = match c.by_rule {
             0 => self.ask_policy(&launch, out),
             _ => self.ask_rule(&launch),
         };
         self.carry_out(now_ns, out);
-        if let Decision::Hold(for_ns) = decision {
-            let Some(c) = self.clients.get_mut(&id) else { return false };
+        let Some(c) = self.clients.get_mut(&id) else { return false };
+        c.reason = reason;
+        c.holds_until_completion = matches!(decision, Decision::HoldUntilCompletion(_));
+        self.completion_holds |= c.holds_until_completion;
+        if let Some(for_ns) = decision.hold_ns() {
             let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
             c.hold_until_ns = now_ns.saturating_add(for_ns);
             c.by_rule = 0;
@@ -179,10 +182,11 @@ impl Engine {
         true
     }
 
-    fn ask_policy(&mut self, launch: &Launch, out: &mut Vec<Action>) -> Decision {
+    fn ask_policy(&mut self, launch: &Launch, out: &mut Vec<Action>) -> Answer {
         self.stats.decides += 1;
+        self.refresh_usage();
         match self.policy.decide(launch, &mut self.context).and_then(sane) {
-            Ok(decision) => decision,
+            Ok(answer) => answer,
             Err(fault) => {
                 self.count_fault(fault, out);
                 self.ask_rule(launch)
@@ -190,15 +194,15 @@ impl Engine {
         }
     }
 
-    fn ask_rule(&mut self, launch: &Launch) -> Decision {
+    fn ask_rule(&mut self, launch: &Launch) -> Answer {
         self.stats.fallbacks += 1;
         if let Some(c) = self.clients.get_mut(&launch.client) {
             c.stats.fallback += 1;
         }
-        fallback(launch, self.config.fallback_quiet_ns)
+        fallback(launch, self.config.fallback_idle_ns).into()
     }
 
-    /// Let the head of a client's queue go.
+    /// Grant the head of a client's queue.
     fn answer(
         &mut self,
         now_ns: u64,
@@ -207,7 +211,7 @@ impl Engine {
         predicted_ns: u64,
         out: &mut Vec<Action>,
     ) {
-        let high_busy = self.high_busy;
+        let high_active = self.high_active;
         let Some(c) = self.clients.get_mut(&id) else { return };
         let Some(w) = c.waiting.pop_front() else { return };
         self.waiting_clients -= u32::from(c.waiting.is_empty());
@@ -222,16 +226,17 @@ impl Engine {
         c.window_noted = false;
         c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
         let profiles = &self.context.world.profiles;
-        let flags = offered_flags(profiles, &s);
-        let (form, argument) = form_of(decision);
+        let forms = offered(profiles, &s);
+        let (form, argument) = decision.form();
         let offered = match form {
-            Form::Sliced => flags & launch_flags::CAN_SLICE != 0,
-            Form::Preemptible => flags & launch_flags::CAN_PREEMPT != 0,
-            Form::Partitioned => flags & launch_flags::CAN_PARTITION != 0,
+            Form::Sliced => forms & forms_offered::SLICED != 0,
+            Form::Preemptible => forms & forms_offered::PREEMPTIBLE != 0,
+            Form::SmLimited => forms & forms_offered::SM_LIMITED != 0,
             Form::Whole => true,
-        } && (!gives_way(form) || c.cut_in_flight.len() < CUT_IN_FLIGHT_MAX);
+        } && (!can_yield(form)
+            || c.can_yield_in_flight.len() < YIELDING_IN_FLIGHT_MAX);
         // Asked for in vain, but it can be had for later launches.
-        let prepare = !offered && gives_way(form) && flags & launch_flags::CAN_PREPARE != 0;
+        let prepare = !offered && can_yield(form) && forms & forms_offered::PREPARABLE != 0;
         let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };
         let window_ns = match form {
             Form::Sliced | Form::Preemptible => {
@@ -245,13 +250,13 @@ impl Engine {
             _ if !offered => c.stats.degraded += 1,
             Form::Sliced => c.stats.sliced += 1,
             Form::Preemptible => c.stats.preemptible += 1,
-            Form::Partitioned => c.stats.partitioned += 1,
+            Form::SmLimited => c.stats.sm_limited += 1,
             Form::Whole if s.ticket >= c.granted_until => c.stats.run += 1,
             Form::Whole => {}
         }
-        let high_periods = high_periods(high_busy, self.high_periods);
+        let high_periods = high_periods(high_active, self.high_periods);
         let was_active = c.is_active();
-        c.let_go(&s, Way { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
+        c.grant(&s, Granted { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
         self.beside.note(now_ns, was_active, c.is_active());
         if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
@@ -262,7 +267,7 @@ impl Engine {
             }
         } else {
             out.push(Action::Decide { client: id, ticket: s.ticket, decision, predicted_ns });
-            // A cut launch let go while it is to give way starts by giving way.
+            // A launch granted to a client that is to yield starts by yielding.
             self.settle_yield(now_ns, out);
         }
         let Some(c) = self.clients.get_mut(&id) else { return };
@@ -273,10 +278,10 @@ impl Engine {
 }
 
 /// What the client's side offers for a launch, less what an earlier run found out.
-fn offered_flags(profiles: &Profiles, s: &Submission) -> u32 {
+fn offered(profiles: &Profiles, s: &Submission) -> u32 {
     let profile = s.kernel.and_then(|k| profiles.get(k));
-    match profile.map(|p| p.cut) {
-        Some(CutState::WholeOnly(_)) => s.flags & !FORMS,
-        _ => s.flags,
+    match profile.map(|p| p.transformation) {
+        Some(Transformation::WholeOnly(_)) => 0,
+        _ => s.offered,
     }
 }

@@ -1,8 +1,8 @@
-//! Completions: what ended, what is learnt of it, and what it is charged for.
+//! Completions: what ended, what is recorded of it, and what it is charged for.
 
 use super::{Action, Engine};
 use crate::client::Measured;
-use crate::policy::{Class, ClientId, Completion, Event, Form, subscription};
+use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscriptions};
 
 /// What [`Engine::progress_some`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,9 +13,9 @@ pub struct Progress {
     pub is_all: bool,
 }
 
-impl Engine {
+impl<P: Policy> Engine<P> {
     /// A stream's completion word reads `word`. `measured`: the last of its launches of which its client
-    /// knows how long it took; learnt from if it is among those that ended now.
+    /// knows how long it took; recorded if it is among those that ended now.
     pub fn progress(
         &mut self,
         now_ns: u64,
@@ -49,7 +49,7 @@ impl Engine {
         if done == 0 {
             return Progress { ended: 0, is_all: all == 0 };
         }
-        let started = s.in_flight[0].let_go_ns.max(s.last_done_ns);
+        let started = s.in_flight[0].granted_ns.max(s.last_done_ns);
         let is_beside_others = self.beside.others_since(started);
         // Several seen done at once cannot be told apart: they share the time.
         let share_ns = now_ns.saturating_sub(started) / all as u64;
@@ -58,6 +58,7 @@ impl Engine {
         let was_active = c.is_active();
         let best_effort = c.info.class == Class::BestEffort;
         let begun = self.high_periods;
+        let tells = self.policy.subscriptions().has(Subscriptions::COMPLETIONS);
         let mut told = Vec::new();
         for _ in 0..done {
             let Some(f) = c.streams[stream as usize].in_flight.pop_front() else { break };
@@ -67,12 +68,12 @@ impl Engine {
             // A client's word, bounded by what can be true.
             let took_ns = measured
                 .filter(|m| m.completion == f.completion)
-                .map(|m| m.ns.min(now_ns.saturating_sub(f.let_go_ns)).max(1));
+                .map(|m| m.ns.min(now_ns.saturating_sub(f.granted_ns)).max(1));
             // A late report includes time in which it was done already.
             let charged_ns = match (took_ns, f.predicted_ns) {
                 (took_ns, 0) => took_ns.unwrap_or(share_ns),
-                // Time in which it stood aside for others is not its own.
-                (_, predicted) if crate::client::gives_way(f.form) && is_disturbed => {
+                // Time in which it had yielded to others is not its own.
+                (_, predicted) if crate::client::can_yield(f.form) && is_disturbed => {
                     share_ns.min(predicted.saturating_mul(2))
                 }
                 (Some(took_ns), predicted) => took_ns.min(predicted.saturating_mul(64)),
@@ -95,14 +96,14 @@ impl Engine {
                     (Some(ns), Form::Whole, false) => profiles.record(kernel, ns),
                     (Some(ns), Form::Whole, true) => profiles.record_contended(kernel, ns),
                     (Some(ns), form, false) => profiles.record_form(kernel, form, f.argument, ns),
-                    // Time in which it stood aside for others may be a part of it.
+                    // Time in which it had yielded may be a part of it.
                     (Some(_), _, true) if is_disturbed => {}
                     (Some(ns), form, true) => {
                         profiles.record_form_contended(kernel, form, f.argument, ns);
                     }
                 }
-                if self.subscribed & subscription::COMPLETIONS != 0 {
-                    told.push(Event::KernelDone(Completion {
+                if tells {
+                    told.push(Event::Completed(Completion {
                         client,
                         kernel,
                         form: f.form,
@@ -124,7 +125,25 @@ impl Engine {
             self.note_high(now_ns, None, out);
         }
         self.settle_yield(now_ns, out);
-        self.settle_one(now_ns, client, out);
+        if best_effort && self.completion_holds {
+            self.end_completion_holds(now_ns, client);
+            self.settle(now_ns, out);
+        } else {
+            self.settle_one(now_ns, client, out);
+        }
         Progress { ended: done, is_all: done == all }
+    }
+
+    /// A launch of this client ended: whom the policy holds until then is offered again.
+    fn end_completion_holds(&mut self, now_ns: u64, ended: ClientId) {
+        self.completion_holds = false;
+        for (&id, c) in self.clients.iter_mut().filter(|(_, c)| c.holds_until_completion) {
+            if id == ended {
+                self.completion_holds = true;
+            } else {
+                c.holds_until_completion = false;
+                c.hold_until_ns = c.hold_until_ns.min(now_ns);
+            }
+        }
     }
 }

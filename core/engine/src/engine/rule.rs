@@ -1,16 +1,18 @@
 //! The built-in rule: what decides when no policy can.
 
-use crate::policy::{Class, Context, Decision, Event, Fault, Launch, Policy, launch_flags};
+use crate::policy::{
+    Answer, Class, Context, Decision, Fault, HOLD_UNTIL_CHANGE, Launch, Policy, launch_state,
+};
 
-/// The built-in rule: high priority first, best-effort after a little silence.
-pub fn fallback(launch: &Launch, quiet_ns: u64) -> Decision {
+/// The built-in rule: high priority first, best-effort after an idle gap.
+pub fn fallback(launch: &Launch, idle_ns: u64) -> Decision {
     match launch.class {
         Class::High => Decision::Run(0),
-        Class::BestEffort if launch.flags & launch_flags::HIGH_BUSY != 0 => {
-            Decision::Hold(u64::MAX)
+        Class::BestEffort if launch.state & launch_state::HIGH_ACTIVE != 0 => {
+            Decision::Hold(HOLD_UNTIL_CHANGE)
         }
-        Class::BestEffort if launch.high_quiet_ns < quiet_ns => {
-            Decision::Hold(quiet_ns - launch.high_quiet_ns)
+        Class::BestEffort if launch.high_idle_ns < idle_ns => {
+            Decision::Hold(idle_ns - launch.high_idle_ns)
         }
         Class::BestEffort => Decision::Run(0),
     }
@@ -19,16 +21,12 @@ pub fn fallback(launch: &Launch, quiet_ns: u64) -> Decision {
 /// The built-in rule as a policy: what serves when none could be loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct BuiltIn {
-    /// Silence to wait for.
-    pub quiet_ns: u64,
+    /// Idle gap to wait for.
+    pub idle_ns: u64,
 }
 
 impl Policy for BuiltIn {
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
-        Ok(fallback(launch, self.quiet_ns))
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
-        Ok(())
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(fallback(launch, self.idle_ns).into())
     }
 }

@@ -5,20 +5,20 @@
 //!            waiting, nothing in flight, no high priority
 //!   fine ----------------------------------------------------> idle since t
 //!    ^                                                              |
-//!    +-- a launch is let go, or ends, or high priority comes <------+
+//!    +-- a launch is granted, or ends, or high priority comes <------+
 //!    |                                                              | `policy_stall_ns`
-//!    +-- a strike; the built-in rule answers who waits <------------+
+//!    +-- a fault; the built-in rule answers who waits <-------------+
 //! ```
-//! A policy may hold for as long as it likes in the sum: each launch that it lets go
+//! A policy may hold for as long as it likes in the sum: each launch that it grants
 //! starts the time anew.
 
 use super::{Action, Engine};
-use crate::policy::{ClientId, Fault, FaultKind};
+use crate::policy::{ClientId, Fault, FaultKind, Policy};
 
-impl Engine {
+impl<P: Policy> Engine<P> {
     /// Take note of whether the GPU idles on the policy's word. After every input.
     pub(super) fn note_stall(&mut self, now_ns: u64, out: &mut Vec<Action>) {
-        let idles = self.waiting_clients > 0 && !self.high_busy && !self.has_in_flight();
+        let idles = self.waiting_clients > 0 && !self.high_active && !self.has_in_flight();
         if !idles || self.disabled {
             self.idle_since_ns = None;
             return;
@@ -36,7 +36,7 @@ impl Engine {
                 "held the launches of {clients} clients for {ms} ms while the GPU had nothing to do"
             ),
         };
-        self.policy.strike(now_ns, &fault);
+        self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
         let mut waiting: Vec<ClientId> = Vec::new();
         for (&id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {

@@ -114,14 +114,14 @@ impl Profiles {
         for _ in 0..most {
             let Some(held) = self.places.left.front_mut() else { return false };
             match held.pop() {
-                Some(id) => self.let_go(id),
+                Some(id) => self.unhold(id),
                 None => drop(self.places.left.pop_front()),
             }
         }
         !self.places.left.is_empty()
     }
 
-    fn let_go(&mut self, kernel: KernelId) {
+    fn unhold(&mut self, kernel: KernelId) {
         let Some(p) = self.get_mut(kernel) else { return };
         p.holders = p.holders.saturating_sub(1);
         if p.holders > 0 {
@@ -205,7 +205,7 @@ impl Profiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::CutState;
+    use crate::profile::Transformation;
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
@@ -229,7 +229,7 @@ mod tests {
         assert!(first.iter().filter(|id| **id != 7).all(|id| all.get(*id).is_none()));
         assert!(!second.iter().any(|id| first.contains(id) || *id == u32::MAX));
         all.record(first[0], 5);
-        assert!(!all.has_news(), "of a kernel that is gone nothing is learnt");
+        assert!(!all.has_news(), "of a kernel that is gone nothing is recorded");
         assert_eq!(all.get(shared[0]).unwrap().key, key(7));
     }
 
@@ -257,7 +257,7 @@ mod tests {
         let held = hold(&mut all, 0..10);
         for id in &held {
             all.record(*id, 5);
-            all.set_cut(*id, CutState::WholeOnly("because"));
+            all.set_transformation(*id, Transformation::WholeOnly("because"));
         }
         all.release(held[2..].to_vec());
         while all.sweep(64) {}

@@ -4,8 +4,9 @@
 //! A [`Profile`] keeps more than it tells (the samples behind a percentile). What is
 //! put back with [`Profiles::adopt`] tells the same, and is not for measuring on.
 
+use super::samples::Samples;
 use super::table::{VACANT, place};
-use super::{CutState, FORMS_MAX, FormStats, KERNELS_MAX, Profile, Profiles, RECENT, TURNAROUNDS};
+use super::{FORMS_MAX, FormStats, KERNELS_MAX, Profile, Profiles, TURNAROUNDS, Transformation};
 use crate::policy::{Form, KernelId};
 
 /// What a policy can learn of a kernel besides its key.
@@ -15,10 +16,14 @@ pub struct KernelView {
     pub count: u64,
     /// Their mean.
     pub mean_ns: u64,
-    /// 99th percentile of the recent ones.
+    /// Median of the recent ones.
+    pub median_ns: u64,
+    /// 99th percentile of those.
     pub p99_ns: u64,
-    /// Whether it can be cut.
-    pub cut: CutState,
+    /// The latest one.
+    pub recent_ns: u64,
+    /// Whether it is transformed.
+    pub transformation: Transformation,
     /// Other forms, at most [`FORMS_MAX`].
     pub forms: Vec<FormView>,
 }
@@ -26,14 +31,20 @@ pub struct KernelView {
 /// A form other than whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormView {
-    /// Which.
+    /// The form.
     pub form: Form,
-    /// Blocks of a slice, SMs of a partition; else 0.
+    /// Blocks of a slice, or SMs; else 0.
     pub argument: u32,
     /// Launches measured.
     pub count: u64,
     /// Their mean.
     pub mean_ns: u64,
+    /// Median of the recent ones.
+    pub median_ns: u64,
+    /// 99th percentile of those.
+    pub p99_ns: u64,
+    /// The latest one.
+    pub recent_ns: u64,
     /// See [`FormStats::turnaround_ns`].
     pub turnaround_ns: u64,
 }
@@ -44,8 +55,10 @@ impl Profile {
         KernelView {
             count: self.count,
             mean_ns: self.mean_ns,
+            median_ns: self.median_ns(),
             p99_ns: self.p99_ns(),
-            cut: self.cut,
+            recent_ns: self.recent_ns(),
+            transformation: self.transformation,
             forms: self.form_views().collect(),
         }
     }
@@ -57,6 +70,9 @@ impl Profile {
             argument,
             count: stats.count,
             mean_ns: stats.mean_ns,
+            median_ns: stats.median_ns(),
+            p99_ns: stats.p99_ns(),
+            recent_ns: stats.recent_ns(),
             turnaround_ns: stats.turnaround_ns(),
         })
     }
@@ -112,15 +128,17 @@ impl Profiles {
             return false;
         }
         (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
-        p.recent = [view.p99_ns; RECENT];
-        (p.samples, p.contended) = (view.count.min(RECENT as u64), false);
-        p.cut = view.cut;
+        p.contended = false;
+        p.samples = Samples::telling(view.median_ns, view.p99_ns, view.recent_ns);
+        p.transformation = view.transformation;
         p.forms.clear();
         for f in &view.forms {
-            let mut stats = FormStats { count: f.count, mean_ns: f.mean_ns, ..Default::default() };
+            let samples = Samples::telling(f.median_ns, f.p99_ns, f.recent_ns);
+            let mut stats =
+                FormStats { count: f.count, mean_ns: f.mean_ns, samples, ..Default::default() };
             if f.turnaround_ns > 0 {
                 stats.turnarounds = [f.turnaround_ns; TURNAROUNDS];
-                stats.gave_way = 1;
+                stats.yields = 1;
             }
             p.forms.insert((f.form, f.argument), stats);
         }
@@ -146,7 +164,7 @@ mod tests {
         let second = all.intern(&key(2)).unwrap();
         all.record(second, 5);
         all.record(first, 5);
-        all.set_cut(first, CutState::Preparable);
+        all.set_transformation(first, Transformation::Preparable);
         let mut changed: Vec<_> = std::iter::from_fn(|| all.next_changed()).collect();
         changed.sort_unstable();
         assert_eq!(changed, [first, second]);
@@ -180,7 +198,7 @@ mod tests {
             all.record_form(id, Form::Sliced, (ns % 20) as u32, ns);
             all.record_turnaround(id, Form::Preemptible, 0, 7 * ns);
         }
-        all.set_cut(id, CutState::Ready { sliceable: true, preemptible: true });
+        all.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
         let view = all.get(id).unwrap().view();
         assert_eq!(view.forms.len(), FORMS_MAX);
         let mut other = Profiles::default();

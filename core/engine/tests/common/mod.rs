@@ -11,6 +11,9 @@ use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Measured, Submission};
 #[derive(Default)]
 pub struct Script {
     pub answers: VecDeque<Result<Decision, Fault>>,
+    pub reason: u8,
+    /// What it is not told.
+    pub deaf_to: Subscriptions,
     pub on_event: VecDeque<Command>,
     pub seen: Arc<Mutex<Seen>>,
 }
@@ -22,9 +25,14 @@ pub struct Seen {
 }
 
 impl Policy for Script {
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Decision, Fault> {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::ALL.without(self.deaf_to)
+    }
+
+    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         self.seen.lock().unwrap().launches.push(*launch);
-        self.answers.pop_front().unwrap_or(Ok(Decision::Run(0)))
+        let decision = self.answers.pop_front().unwrap_or(Ok(Decision::Run(0)))?;
+        Ok(Answer { decision, reason: self.reason })
     }
 
     fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -48,7 +56,8 @@ pub fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
     Submission {
         ticket,
         kernel,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 4,
         block_threads: 32,
         shared_bytes: 0,
@@ -75,13 +84,13 @@ pub fn granted(out: &[Action], client: ClientId) -> Option<u64> {
 
 pub const HIGH: ClientId = 1;
 pub const LOW: ClientId = 2;
-pub const QUIET: u64 = 100_000;
+pub const IDLE_GAP: u64 = 100_000;
 
 pub fn built_in() -> Engine {
-    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { quiet_ns: QUIET }));
+    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { idle_ns: IDLE_GAP }));
     let mut out = Vec::new();
     e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
-    assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority holds a standing grant");
+    assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority is ungated");
     e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
     assert_eq!(granted(&out, LOW), Some(0), "best-effort starts with nothing granted");
     e

@@ -21,11 +21,14 @@ pub mod kernel {
     pub const LOG_FOREVER: u32 = 8;
     pub const LONG_LINE: u32 = 9;
     pub const HOLD_MAX: u32 = 10;
-    pub const SLICE_0: u32 = 11;
-    pub const PARTITION_0: u32 = 12;
-    pub const SLICE_7: u32 = 13;
-    pub const PARTITION_8: u32 = 14;
+    pub const SLICED_0: u32 = 11;
+    pub const SM_LIMITED_0: u32 = 12;
+    pub const SLICED_7: u32 = 13;
+    pub const SM_LIMITED_8: u32 = 14;
     pub const PREEMPTIBLE: u32 = 15;
+    pub const HOLD_UNTIL_COMPLETION_9: u32 = 16;
+    /// Answers `Hold(5)` with reason 9.
+    pub const REASON_9: u32 = 17;
     /// Answers `Hold` of the number of decisions that this instance made.
     pub const DECIDES: u32 = 20;
     /// Answers `Hold` of the decimal digits of the clients that it knows.
@@ -35,7 +38,8 @@ pub mod kernel {
     pub const DONE: u32 = 24;
     pub const ECHO: u32 = 25;
     /// Answers `Hold(2)` where contexts take turns, else `Hold(1)`.
-    pub const RESIDENCY: u32 = 26;
+    pub const SHARING: u32 = 26;
+    pub const USED: u32 = 27;
     pub const COMMANDS: u32 = 30;
     pub const TIMERS: u32 = 31;
     pub const METRICS: u32 = 32;
@@ -46,11 +50,11 @@ pub mod kernel {
 
 /// What `chaos` asks for on `COMMANDS`, and in `init` configured with `ask`.
 pub const COMMANDS: [Command; 5] = [
-    Command::Subscribe(0b11),
     Command::SetTimer { delay_ns: 1_000, token: 42 },
     Command::SetWindow { client: 1, window_ns: 2_000 },
     Command::RevokeLease(2),
-    Command::SetStandingGrant { client: 3, granted: false },
+    Command::SetYield { client: 3, yielded: true },
+    Command::SetAutoYield { client: 3, enabled: true, idle_ns: 4_000 },
 ];
 
 /// A guest built by `cargo xtask policies`. Never skips: a test that does not run
@@ -101,14 +105,15 @@ pub fn launch(kernel: u32) -> Launch {
         client: 1,
         class: Class::BestEffort,
         kernel,
-        flags: 0,
+        state: 0,
+        offered: 0,
         grid_blocks: 1024,
         block_threads: 256,
         shared_bytes: 0,
         predicted_ns: 0,
         waited_ns: 0,
         in_flight_ns: 0,
-        high_quiet_ns: u64::MAX,
+        high_idle_ns: u64::MAX,
         high_clients: 0,
         waiting_clients: 1,
         stream: 0,
@@ -134,7 +139,11 @@ impl Bench {
     }
 
     pub fn decide(&mut self, kernel: u32) -> Result<Decision, Fault> {
-        self.policy.decide(&launch(kernel), &mut self.context)
+        self.ask(&launch(kernel))
+    }
+
+    pub fn ask(&mut self, launch: &Launch) -> Result<Decision, Fault> {
+        self.policy.decide(launch, &mut self.context).map(|answer| answer.decision)
     }
 
     pub fn tell(&mut self, event: Event) -> Result<(), Fault> {
@@ -143,8 +152,8 @@ impl Bench {
 
     /// As the engine does it: known to the world first, then told of.
     pub fn join(&mut self, id: u32, class: Class) -> Result<(), Fault> {
-        self.context.world.clients.insert(id, client(id, class));
-        self.tell(Event::ClientJoined(client(id, class)))
+        self.context.world.clients.insert(id, client(id, class).into());
+        self.tell(Event::Joined(client(id, class)))
     }
 
     pub fn commands(&mut self) -> Vec<Command> {

@@ -1,27 +1,28 @@
 //! Which forms of which kernels are considered.
 
-use crate::candidates::{CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down};
-use crate::choice::Choice;
+use crate::concurrent::candidates::{
+    CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down,
+};
 use crate::settings::Settings;
 use crate::tests::{OFFERS, any_launch};
 use proptest::prelude::*;
 use tally_sdk::testing::launch;
-use tally_sdk::{Launch, LaunchFlags};
+use tally_sdk::{Decision, FormsOffered, Launch, LaunchState};
 
 fn kernel(blocks: u64, us: u64) -> Launch {
-    Launch { flags: OFFERS, grid_blocks: blocks, predicted_ns: us * 1_000, ..launch() }
+    Launch { offered: OFFERS, grid_blocks: blocks, predicted_ns: us * 1_000, ..launch() }
 }
 
 fn of(launch: &Launch) -> Vec<Candidate> {
     candidates(launch, &Settings::read("").unwrap()).to_vec()
 }
 
-fn choices(launch: &Launch) -> Vec<Choice> {
-    of(launch).iter().map(|c| c.choice).collect()
+fn choices(launch: &Launch) -> Vec<Decision> {
+    of(launch).iter().map(|c| c.form).collect()
 }
 
 fn slices(launch: &Launch) -> Vec<u32> {
-    let slice = |c| if let Choice::Slice(blocks) = c { Some(blocks) } else { None };
+    let slice = |c| if let Decision::Sliced(blocks) = c { Some(blocks) } else { None };
     choices(launch).into_iter().filter_map(slice).collect()
 }
 
@@ -29,31 +30,31 @@ fn slices(launch: &Launch) -> Vec<u32> {
 fn all_forms_in_their_order() {
     // 8 blocks of 256 threads an SM: waves of 1 056 blocks, 2 us each; 12 of them
     // are the largest step within 31.6 us less the gate.
-    let [whole, preemptible, large, small, partition] = of(&kernel(262_144, 500))[..] else {
+    let [whole, preemptible, large, small, limited] = of(&kernel(262_144, 500))[..] else {
         panic!("{:?}", of(&kernel(262_144, 500)))
     };
-    assert_eq!((whole.choice, whole.turnaround_ns), (Choice::Whole, 500_000));
-    assert_eq!(preemptible.choice, Choice::Preemptible);
-    assert_eq!((large.choice, large.parts), (Choice::Slice(12 * 1_056), 21));
-    assert_eq!((small.choice, small.parts), (Choice::Slice(8 * 1_056), 32));
+    assert_eq!((whole.form, whole.turnaround_ns), (Decision::Run(0), 500_000));
+    assert_eq!(preemptible.form, Decision::Preemptible);
+    assert_eq!((large.form, large.parts), (Decision::Sliced(12 * 1_056), 21));
+    assert_eq!((small.form, small.parts), (Decision::Sliced(8 * 1_056), 32));
     assert!(small.turnaround_ns < large.turnaround_ns && large.turnaround_ns <= 31_600);
     assert!(small.time_ns > large.time_ns);
-    assert_eq!((partition.choice, partition.turnaround_ns), (Choice::Partition(64), 500_000));
+    assert_eq!((limited.form, limited.turnaround_ns), (Decision::SmLimited(64), 500_000));
 }
 
 #[test]
 fn a_form_that_is_not_on_offer_is_no_candidate() {
-    for offer in [LaunchFlags::CAN_SLICE, LaunchFlags::CAN_PREEMPT, LaunchFlags::CAN_PARTITION] {
-        let launch = Launch { flags: offer, ..kernel(262_144, 500) };
+    for offer in [FormsOffered::SLICED, FormsOffered::PREEMPTIBLE, FormsOffered::SM_LIMITED] {
+        let launch = Launch { offered: offer, ..kernel(262_144, 500) };
         let all = of(&launch);
-        assert!(all.len() > 1 && all.iter().all(|c| c.choice.is_offered(offer)), "{all:?}");
+        assert!(all.len() > 1 && all.iter().all(|c| launch.offers(c.form.form().0)), "{all:?}");
     }
-    assert_eq!(choices(&Launch { flags: LaunchFlags::empty(), ..kernel(9_999, 500) }).len(), 1);
+    assert_eq!(choices(&Launch { offered: FormsOffered::empty(), ..kernel(9_999, 500) }).len(), 1);
 }
 
 #[test]
 fn a_kernel_of_no_more_blocks_than_sms_has_no_boundaries() {
-    assert_eq!(choices(&kernel(132, 3_000)), [Choice::Whole, Choice::Partition(64)]);
+    assert_eq!(choices(&kernel(132, 3_000)), [Decision::Run(0), Decision::SmLimited(64)]);
     assert!(slices(&kernel(133, 3_000)).contains(&132));
     assert!(!has_boundaries(&kernel(132, 1)) && has_boundaries(&kernel(133, 1)));
 }
@@ -77,7 +78,7 @@ fn less_than_a_wave_if_a_whole_one_takes_too_long() {
 
 #[test]
 fn clusters_are_not_divided() {
-    let clustered = Launch { flags: OFFERS | LaunchFlags::CLUSTERED, ..kernel(6_400, 10_900) };
+    let clustered = Launch { state: LaunchState::CLUSTERED, ..kernel(6_400, 10_900) };
     let sizes = slices(&clustered);
     assert_eq!(sizes, [528, 256, 128]);
     assert!(sizes.iter().all(|size| size % 16 == 0));
@@ -95,21 +96,21 @@ fn sizes_stay_when_a_time_wavers() {
 }
 
 #[test]
-fn a_partition_leaves_at_least_the_reserve_and_narrows_something() {
-    let partition = |text, launch: &Launch| {
+fn an_sm_limit_leaves_at_least_the_reserve_and_limits_something() {
+    let limit = |text, launch: &Launch| {
         let all = candidates(launch, &Settings::read(text).unwrap());
-        all.iter().find_map(|c| if let Choice::Partition(n) = c.choice { Some(n) } else { None })
+        all.iter().find_map(|c| if let Decision::SmLimited(n) = c.form { Some(n) } else { None })
     };
     let long = kernel(132, 3_000);
-    assert_eq!(partition("", &long), Some(64));
-    assert_eq!(partition("reserve_sms = 16", &long), Some(112));
-    assert_eq!(partition("reserve_sms = 12", &long), Some(120));
-    assert_eq!(partition("reserve_sms = 0", &long), None);
-    assert_eq!(partition("reserve_sms = 125", &long), None);
-    assert_eq!(partition("reserve_sms = 1000", &long), None);
-    assert_eq!(partition("", &kernel(64, 2_800)), None, "64 blocks leave 68 SMs by themselves");
-    let together = Launch { flags: OFFERS | LaunchFlags::COOPERATIVE, ..long };
-    assert_eq!(choices(&together), [Choice::Whole]);
+    assert_eq!(limit("", &long), Some(64));
+    assert_eq!(limit("reserve_sms = 16", &long), Some(112));
+    assert_eq!(limit("reserve_sms = 12", &long), Some(120));
+    assert_eq!(limit("reserve_sms = 0", &long), None);
+    assert_eq!(limit("reserve_sms = 125", &long), None);
+    assert_eq!(limit("reserve_sms = 1000", &long), None);
+    assert_eq!(limit("", &kernel(64, 2_800)), None, "64 blocks leave 68 SMs by themselves");
+    let together = Launch { state: LaunchState::COOPERATIVE, ..long };
+    assert_eq!(choices(&together), [Decision::Run(0)]);
 }
 
 #[test]
@@ -137,12 +138,12 @@ proptest! {
         let settings = Settings { turnaround_ns_max: bound, ..Settings::read("").unwrap() };
         let all = candidates(&launch, &settings);
         prop_assert!(!all.is_empty() && all.len() <= CANDIDATES_MAX);
-        prop_assert_eq!(all[0].choice, Choice::Whole);
+        prop_assert_eq!(all[0].form, Decision::Run(0));
         for (index, candidate) in all.iter().enumerate() {
-            prop_assert!(candidate.choice.is_offered(launch.flags));
-            prop_assert!(all[..index].iter().all(|other| other.choice != candidate.choice));
+            prop_assert!(launch.offers(candidate.form.form().0));
+            prop_assert!(all[..index].iter().all(|other| other.form != candidate.form));
             prop_assert!(candidate.time_ns >= launch.predicted_ns);
-            if let Choice::Slice(blocks) = candidate.choice {
+            if let Decision::Sliced(blocks) = candidate.form {
                 prop_assert!(u64::from(blocks) < launch.grid_blocks);
                 prop_assert_eq!(candidate.parts, launch.grid_blocks.div_ceil(blocks.into()));
             }

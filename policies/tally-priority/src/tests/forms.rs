@@ -5,14 +5,15 @@ use crate::tests::{OFFERS, any_launch, beside_high, policy};
 use proptest::prelude::*;
 use tally_sdk::testing::{Call, calls, kernel, launch, set_kernels};
 use tally_sdk::{
-    CutForms, CutState, Decision, Form, FormProfile, KernelProfile, Launch, LaunchFlags, Policy,
+    Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, LaunchState, Policy,
+    Transformation, TransformedForms,
 };
 
-const QUIET_NS: u64 = 1_000_000;
-const PREPARABLE: LaunchFlags = LaunchFlags::CAN_PREPARE;
+const IDLE_GAP_NS: u64 = 1_000_000;
+const PREPARABLE: FormsOffered = FormsOffered::PREPARABLE;
 
-fn long(flags: LaunchFlags) -> Launch {
-    Launch { flags, grid_blocks: 6_400, predicted_ns: 10_900_000, ..beside_high(QUIET_NS) }
+fn long(offered: FormsOffered) -> Launch {
+    Launch { offered, grid_blocks: 6_400, predicted_ns: 10_900_000, ..beside_high(IDLE_GAP_NS) }
 }
 
 fn known(profile: KernelProfile) {
@@ -30,7 +31,7 @@ fn within_the_bound_whole_without_a_thought() {
 }
 
 #[test]
-fn a_cut_form_is_asked_for_once_in_a_while_if_the_kernel_is_worth_it() {
+fn a_transformation_is_asked_for_once_in_a_while_if_the_kernel_is_worth_it() {
     let mut policy = policy("");
     known(kernel(6_400));
     let asks = |policy: &mut crate::Priority, launch: &Launch, times| {
@@ -43,13 +44,13 @@ fn a_cut_form_is_asked_for_once_in_a_while_if_the_kernel_is_worth_it() {
     assert_eq!(asks(&mut policy, &short, 300), 0);
     let one_wave = Launch { kernel: 3, grid_blocks: 132, ..long(PREPARABLE) };
     assert_eq!(asks(&mut policy, &one_wave, 300), 0);
-    let together = Launch { kernel: 4, ..long(PREPARABLE | LaunchFlags::COOPERATIVE) };
+    let together = Launch { kernel: 4, state: LaunchState::COOPERATIVE, ..long(PREPARABLE) };
     assert_eq!(asks(&mut policy, &together, 300), 0);
 }
 
-/// Two replicas of one training, or one that was started again: each process has cut forms of its own.
+/// Two replicas of one training, or one that was started again: each process transforms kernels of its own.
 #[test]
-fn a_cut_form_is_asked_for_at_once_for_each_client() {
+fn a_transformation_is_asked_for_at_once_for_each_client() {
     let mut policy = policy("");
     known(kernel(6_400));
     let mut asks = |client| {
@@ -64,7 +65,7 @@ fn a_cut_form_is_asked_for_at_once_for_each_client() {
 #[test]
 fn while_it_is_made_the_kernel_is_not_counted_as_hopeless() {
     let mut policy = policy("");
-    known(KernelProfile { cut: CutState::Preparing, ..kernel(6_400) });
+    known(KernelProfile { transformation: Transformation::Preparing, ..kernel(6_400) });
     for _ in 0..10 {
         policy.decide(&long(PREPARABLE));
     }
@@ -74,14 +75,17 @@ fn while_it_is_made_the_kernel_is_not_counted_as_hopeless() {
             .any(|c| matches!(c, Call::GaugeSet { name, value: 1 } if name == "long_whole_kernels"))
     };
     assert!(!hopeless(&calls()));
-    known(KernelProfile { cut: CutState::WholeOnly("spins".into()), ..kernel(6_400) });
-    assert_eq!(policy.decide(&long(LaunchFlags::empty())), Decision::Run(0));
+    known(KernelProfile {
+        transformation: Transformation::WholeOnly("spins".into()),
+        ..kernel(6_400)
+    });
+    assert_eq!(policy.decide(&long(FormsOffered::empty())), Decision::Run(0));
     let calls = calls();
     assert!(hopeless(&calls));
     let log = calls
         .iter()
         .find_map(|c| if let Call::Log { message, .. } = c { Some(message) } else { None });
-    assert_eq!(log.unwrap(), "kernel runs whole for 10900 us (6400 blocks): spins");
+    assert_eq!(log.unwrap(), "kernel 1 runs whole for 10900 us (6400 blocks): spins");
 }
 
 #[test]
@@ -91,28 +95,29 @@ fn a_kernel_without_an_id_runs_whole() {
 }
 
 #[test]
-fn graphs_are_cut_by_their_nodes_or_have_the_parts_made() {
+fn graphs_are_divided_by_their_nodes_or_have_the_parts_made() {
     let mut policy = policy("");
-    let graph = |flags| Launch {
-        flags: flags | LaunchFlags::GRAPH,
+    let graph = |offered| Launch {
+        state: LaunchState::GRAPH,
+        offered,
         grid_blocks: 280,
         predicted_ns: 2_800_000,
-        ..beside_high(QUIET_NS)
+        ..beside_high(IDLE_GAP_NS)
     };
-    assert_eq!(policy.decide(&graph(LaunchFlags::CAN_SLICE)), Decision::Slice(24));
-    assert_eq!(policy.decide(&graph(OFFERS)), Decision::Slice(24));
-    assert_eq!(policy.decide(&graph(LaunchFlags::CAN_PREEMPT)), Decision::Run(0));
-    assert_eq!(policy.decide(&graph(PREPARABLE)), Decision::Slice(24));
+    assert_eq!(policy.decide(&graph(FormsOffered::SLICED)), Decision::Sliced(24));
+    assert_eq!(policy.decide(&graph(OFFERS)), Decision::Sliced(24));
+    assert_eq!(policy.decide(&graph(FormsOffered::PREEMPTIBLE)), Decision::Run(0));
+    assert_eq!(policy.decide(&graph(PREPARABLE)), Decision::Sliced(24));
     assert_eq!(policy.decide(&graph(PREPARABLE)), Decision::Run(0), "asked for already");
     // One shorter than a part is whole, though over the bound of a kernel.
-    let short = Launch { predicted_ns: 200_000, ..graph(LaunchFlags::CAN_SLICE) };
+    let short = Launch { predicted_ns: 200_000, ..graph(FormsOffered::SLICED) };
     assert_eq!(policy.decide(&short), Decision::Run(0));
 }
 
 #[test]
 fn counts_are_handed_over_in_batches_and_after_a_while() {
     let mut policy = policy("");
-    let at = |now_ns| Launch { now_ns, ..beside_high(QUIET_NS) };
+    let at = |now_ns| Launch { now_ns, ..beside_high(IDLE_GAP_NS) };
     policy.decide(&at(1_000_000_000));
     assert_eq!(calls(), [Call::CounterAdd { name: "launches_whole".into(), delta: 1 }]);
     for n in 0..255 {
@@ -130,18 +135,34 @@ fn any_profile() -> impl Strategy<Value = KernelProfile> {
     let form = form.prop_map(|(form, argument, count, mean_ns, turnaround_ns)| {
         // Half of them are of candidates.
         let argument = if argument % 2 == 0 { argument % 7 * 132 } else { argument };
-        let form = [Form::Whole, Form::Sliced, Form::Preemptible, Form::Partitioned][form as usize];
-        FormProfile { form, argument, count, mean_ns, turnaround_ns }
+        let form = [Form::Whole, Form::Sliced, Form::Preemptible, Form::SmLimited][form as usize];
+        FormProfile {
+            form,
+            argument,
+            count,
+            mean_ns,
+            median_ns: mean_ns / 2,
+            p99_ns: mean_ns,
+            recent_ns: 0,
+            turnaround_ns,
+        }
     });
-    let cut = prop_oneof![
-        Just(CutState::Unknown),
-        Just(CutState::Preparable),
-        Just(CutState::Preparing),
-        any::<u8>().prop_map(|bits| CutState::Ready(CutForms::from_bits_truncate(bits))),
-        Just(CutState::WholeOnly("spins".into())),
+    let transformation = prop_oneof![
+        Just(Transformation::Unknown),
+        Just(Transformation::Preparable),
+        Just(Transformation::Preparing),
+        any::<u8>()
+            .prop_map(|bits| Transformation::Ready(TransformedForms::from_bits_truncate(bits))),
+        Just(Transformation::WholeOnly("spins".into())),
     ];
-    (prop::collection::vec(form, 0..16), any::<u64>(), any::<u64>(), cut).prop_map(
-        |(forms, count, mean_ns, cut)| KernelProfile { forms, count, mean_ns, cut, ..kernel(64) },
+    (prop::collection::vec(form, 0..16), any::<u64>(), any::<u64>(), transformation).prop_map(
+        |(forms, count, mean_ns, transformation)| KernelProfile {
+            forms,
+            count,
+            mean_ns,
+            transformation,
+            ..kernel(64)
+        },
     )
 }
 
@@ -151,27 +172,27 @@ proptest! {
         steps in prop::collection::vec((any_launch(), any_profile()), 1..60),
         sm_count in 0..300_u32,
     ) {
-        let mut policy = policy("explore_permille = 1000\nquiet_us = 0");
+        let mut policy = policy("explore_permille = 1000\nidle_gap_us = 0");
         for (launch, profile) in steps {
             let launch = Launch { kernel: launch.kernel % 3, sm_count, ..launch };
             set_kernels(vec![(launch.kernel, profile)]);
-            let offers = |flag| launch.flags.contains(flag);
+            let offers = |form| launch.offered.contains(form);
             let prepares = offers(PREPARABLE);
-            let cuttable = launch.high_clients > 0 && !launch.is_high();
-            match policy.decide(&launch) {
-                Decision::Run(_) | Decision::Hold(_) => {}
-                Decision::Slice(blocks) => {
-                    prop_assert!(cuttable && blocks > 0 && u64::from(blocks) < launch.grid_blocks);
-                    let graph = prepares && offers(LaunchFlags::GRAPH);
-                    prop_assert!(offers(LaunchFlags::CAN_SLICE) || graph);
+            let is_beside_high = launch.high_clients > 0 && !launch.is_high();
+            match policy.decide(&launch).decision {
+                Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => {}
+                Decision::Sliced(blocks) => {
+                    prop_assert!(is_beside_high && blocks > 0 && u64::from(blocks) < launch.grid_blocks);
+                    let graph = prepares && launch.is_graph();
+                    prop_assert!(offers(FormsOffered::SLICED) || graph);
                 }
                 Decision::Preemptible => {
-                    prop_assert!(cuttable && (prepares || offers(LaunchFlags::CAN_PREEMPT)));
+                    prop_assert!(is_beside_high && (prepares || offers(FormsOffered::PREEMPTIBLE)));
                     prop_assert!(launch.grid_blocks > u64::from(sm_count));
-                    prop_assert!(!offers(LaunchFlags::COOPERATIVE));
+                    prop_assert!(!launch.state.contains(LaunchState::COOPERATIVE));
                 }
-                Decision::Partition(sms) => {
-                    prop_assert!(cuttable && offers(LaunchFlags::CAN_PARTITION));
+                Decision::SmLimited(sms) => {
+                    prop_assert!(is_beside_high && offers(FormsOffered::SM_LIMITED));
                     prop_assert!(sms > 0 && sms % 8 == 0);
                     prop_assert!(sm_count == 0 || sms <= sm_count - 16);
                 }

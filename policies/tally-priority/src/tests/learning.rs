@@ -1,28 +1,27 @@
-//! The choice, learnt from launch to launch on a simulated device.
+//! The choice, made from launch to launch on a simulated device.
 
-use crate::choice::Choice;
 use crate::tests::OFFERS;
 use crate::tests::device::{Device, Truth};
 use proptest::prelude::*;
-use tally_sdk::LaunchFlags;
 use tally_sdk::testing::{Call, calls};
+use tally_sdk::{Decision, FormsOffered};
 
 /// A large matrix product: 6 400 blocks of 225 us, one an SM at a time.
 const GEMM: Truth = Truth {
-    flags: OFFERS,
+    offered: OFFERS,
     blocks: 6_400,
     whole_ns: 10_900_000,
     preemptible_permille: 9,
-    giving_way_ns: 50_000,
+    yielding_ns: 50_000,
     gate_ns: 30_000,
-    partition_permille: 180,
+    sm_limited_permille: 180,
 };
 /// Many short blocks.
 const ELEMENTWISE: Truth = Truth {
     blocks: 262_144,
     whole_ns: 500_000,
     preemptible_permille: 180,
-    giving_way_ns: 580_000,
+    yielding_ns: 580_000,
     gate_ns: 4_000,
     ..GEMM
 };
@@ -57,12 +56,12 @@ fn the_kernels_of_a_training_get_the_forms_that_suit_them() {
     let mut device = Device::new(vec![GEMM, ELEMENTWISE, ATTENTION, NORM, SHORT, FORTY], "");
     device.disturbed_every = 4;
     run(&mut device, 20_000);
-    assert_eq!(device.settled(0), Choice::Preemptible);
-    assert_eq!(device.settled(1), Choice::Slice(12 * 1_056));
-    assert_eq!(device.settled(2), Choice::Whole);
-    assert_eq!(device.settled(3), Choice::Whole);
-    assert_eq!(device.settled(4), Choice::Whole);
-    assert_eq!(device.settled(5), Choice::Slice(1_056));
+    assert_eq!(device.settled(0), Decision::Preemptible);
+    assert_eq!(device.settled(1), Decision::Sliced(12 * 1_056));
+    assert_eq!(device.settled(2), Decision::Run(0));
+    assert_eq!(device.settled(3), Decision::Run(0));
+    assert_eq!(device.settled(4), Decision::Run(0));
+    assert_eq!(device.settled(5), Decision::Sliced(1_056));
     for (at, truth) in device.truths.iter().enumerate() {
         assert_eq!(device.settled(at), truth.best(&device.settings), "{truth:?}");
     }
@@ -70,7 +69,7 @@ fn the_kernels_of_a_training_get_the_forms_that_suit_them() {
     let calls = calls();
     assert_eq!(metric(&calls, "long_whole_kernels"), 2);
     assert_eq!(metric(&calls, "kernels_known"), 5);
-    let forms = ["whole", "preemptible", "sliced", "partitioned"];
+    let forms = ["whole", "preemptible", "sliced", "sm_limited"];
     let all: i64 = forms.iter().map(|form| metric(&calls, &format!("launches_{form}"))).sum();
     assert_eq!(all, 20_000);
     let named =
@@ -79,29 +78,29 @@ fn the_kernels_of_a_training_get_the_forms_that_suit_them() {
 }
 
 #[test]
-fn a_long_kernel_that_cannot_be_cut_is_narrowed() {
-    let long = Truth { flags: LaunchFlags::CAN_PARTITION, ..GEMM };
+fn a_long_kernel_that_cannot_be_transformed_is_sm_limited() {
+    let long = Truth { offered: FormsOffered::SM_LIMITED, ..GEMM };
     // One that takes more than three times as long on fewer SMs: not at that price.
-    let wave = Truth { blocks: 132, partition_permille: 2_300, ..long };
+    let wave = Truth { blocks: 132, sm_limited_permille: 2_300, ..long };
     let mut device = Device::new(vec![long, wave, Truth { whole_ns: 600_000, ..long }], "");
     run(&mut device, 5_000);
-    assert_eq!(device.settled(0), Choice::Partition(64));
-    assert_eq!(device.settled(1), Choice::Whole);
-    assert_eq!(device.settled(2), Choice::Whole, "no longer than what narrowing counts as");
+    assert_eq!(device.settled(0), Decision::SmLimited(64));
+    assert_eq!(device.settled(1), Decision::Run(0));
+    assert_eq!(device.settled(2), Decision::Run(0), "no longer than what an SM limit counts as");
     device.policy.forms.hand_over();
     assert_eq!(metric(&calls(), "long_whole_kernels"), 2);
 }
 
 #[test]
-fn a_new_kernel_runs_whole_until_its_time_is_believed_then_cut() {
+fn a_new_kernel_runs_whole_until_its_time_is_believed_then_preemptible() {
     let mut device = Device::new(vec![GEMM], "");
     device.loading_ns = 30_000_000;
-    let first: Vec<Choice> = (0..20).map(|_| device.launch(0)).collect();
+    let first: Vec<Decision> = (0..20).map(|_| device.launch(0)).collect();
     // Three are under way before the first is measured; then two samples are needed.
-    let whole = first.iter().take_while(|c| **c == Choice::Whole).count();
+    let whole = first.iter().take_while(|c| **c == Decision::Run(0)).count();
     assert_eq!(whole, 5, "{first:?}");
-    assert!(!first[whole..].contains(&Choice::Whole), "{first:?}");
-    assert_eq!(device.settled(0), Choice::Preemptible);
+    assert!(!first[whole..].contains(&Decision::Run(0)), "{first:?}");
+    assert_eq!(device.settled(0), Decision::Preemptible);
 }
 
 #[test]
@@ -115,45 +114,45 @@ fn a_slow_first_launch_in_a_form_does_not_count_against_it() {
 }
 
 #[test]
-fn a_kernel_that_is_always_disturbed_is_cut_all_the_same() {
+fn a_kernel_that_is_always_disturbed_is_preemptible_all_the_same() {
     let mut device = Device::new(vec![GEMM], "");
     device.disturbed_every = 1;
     run(&mut device, 500);
-    assert_eq!(device.settled(0), Choice::Preemptible);
+    assert_eq!(device.settled(0), Decision::Preemptible);
 }
 
 #[test]
-fn a_cut_form_that_came_about_is_used_from_the_next_launch_on() {
-    let unmade = Truth { flags: LaunchFlags::empty(), ..GEMM };
+fn a_form_that_came_about_is_used_from_the_next_launch_on() {
+    let unmade = Truth { offered: FormsOffered::empty(), ..GEMM };
     let mut device = Device::new(vec![unmade], "explore_permille = 0");
     run(&mut device, 300);
-    assert_eq!(device.settled(0), Choice::Whole);
-    device.truths[0].flags = OFFERS;
-    assert_eq!(device.launch(0), Choice::Preemptible);
+    assert_eq!(device.settled(0), Decision::Run(0));
+    device.truths[0].offered = OFFERS;
+    assert_eq!(device.launch(0), Decision::Preemptible);
     // And one that was taken back is not asked for.
-    device.truths[0].flags = LaunchFlags::empty();
-    assert_eq!(device.launch(0), Choice::Whole);
+    device.truths[0].offered = FormsOffered::empty();
+    assert_eq!(device.launch(0), Decision::Run(0));
 }
 
 #[test]
 fn a_kernel_whose_form_became_slow_is_reviewed() {
     let mut device = Device::new(vec![GEMM], "review_launches = 50");
     run(&mut device, 1_000);
-    assert_eq!(device.settled(0), Choice::Preemptible);
+    assert_eq!(device.settled(0), Decision::Preemptible);
     device.truths[0].preemptible_permille = 900;
     run(&mut device, 3_000);
     let settled = device.settled(0);
-    assert!(matches!(settled, Choice::Slice(_)), "{settled:?}");
+    assert!(matches!(settled, Decision::Sliced(_)), "{settled:?}");
     assert_eq!(settled, device.truths[0].best(&device.settings));
 }
 
 #[test]
-fn a_kernel_that_became_shorter_is_seen_although_it_only_runs_cut() {
+fn a_kernel_that_became_shorter_is_seen_although_it_only_runs_preemptible() {
     let mut device = Device::new(vec![GEMM], "review_launches = 50");
     run(&mut device, 1_000);
     device.truths[0].whole_ns = 20_000;
     run(&mut device, 6_000);
-    assert_eq!(device.settled(0), Choice::Whole);
+    assert_eq!(device.settled(0), Decision::Run(0));
 }
 
 #[test]
@@ -162,30 +161,30 @@ fn nothing_is_tried_without_a_share_and_the_estimates_serve() {
     run(&mut device, 2_000);
     device.policy.forms.hand_over();
     assert_eq!(metric(&calls(), "launches_explored"), 0);
-    assert_eq!(device.settled(0), Choice::Preemptible);
-    assert!(matches!(device.settled(1), Choice::Slice(_)));
+    assert_eq!(device.settled(0), Decision::Preemptible);
+    assert!(matches!(device.settled(1), Decision::Sliced(_)));
 }
 
 fn any_truth() -> impl Strategy<Value = Truth> {
     let size = (10..300_000_u64, 5_000..20_000_000_u64, 0..4_u8);
     let costs = (0..1_500_u64, 0..400_000_u64, 0..30_000_u64, 0..1_000_u64);
     (size, costs).prop_map(|((blocks, whole_ns, without), costs)| {
-        let (preemptible_permille, giving_way_ns, gate_ns, partition_permille) = costs;
-        let mut flags = OFFERS;
+        let (preemptible_permille, yielding_ns, gate_ns, sm_limited_permille) = costs;
+        let mut offered = OFFERS;
         match without {
-            0 => flags.remove(LaunchFlags::CAN_SLICE),
-            1 => flags.remove(LaunchFlags::CAN_PREEMPT),
-            2 => flags.remove(LaunchFlags::CAN_PARTITION),
+            0 => offered.remove(FormsOffered::SLICED),
+            1 => offered.remove(FormsOffered::PREEMPTIBLE),
+            2 => offered.remove(FormsOffered::SM_LIMITED),
             _ => {}
         }
         Truth {
-            flags,
+            offered,
             blocks,
             whole_ns,
             preemptible_permille,
-            giving_way_ns,
+            yielding_ns,
             gate_ns,
-            partition_permille,
+            sm_limited_permille,
         }
     })
 }

@@ -1,7 +1,7 @@
-//! What was learnt outlives a reload, and nothing that is offered instead does harm.
+//! What was measured outlives a reload, and nothing that is offered instead does harm.
 
-use crate::forms::KEPT_MAX;
-use crate::saved::{FORMAT, VERSION};
+use crate::concurrent::KEPT_MAX;
+use crate::concurrent::{FORMAT, VERSION};
 use crate::tests::{any_launch, policy};
 use crate::{Priority, tests::device::Truth};
 use proptest::prelude::*;
@@ -11,13 +11,13 @@ use tally_sdk::{
 };
 
 const TRUTH: Truth = Truth {
-    flags: crate::tests::OFFERS,
+    offered: crate::tests::OFFERS,
     blocks: 4_096,
     whole_ns: 2_000_000,
     preemptible_permille: 20,
-    giving_way_ns: 5_000,
+    yielding_ns: 5_000,
     gate_ns: 3_000,
-    partition_permille: 900,
+    sm_limited_permille: 900,
 };
 
 /// Launches of each kernel.
@@ -28,6 +28,9 @@ const PREEMPTIBLE: FormProfile = FormProfile {
     argument: 0,
     count: 40,
     mean_ns: 2_040_000,
+    median_ns: 2_040_000,
+    p99_ns: 2_040_000,
+    recent_ns: 2_040_000,
     turnaround_ns: 20_000,
 };
 
@@ -36,7 +39,9 @@ fn profile(count: u64) -> KernelProfile {
     KernelProfile {
         count: 50,
         mean_ns: 2_000_000,
+        median_ns: 2_000_000,
         p99_ns: 2_000_000,
+        recent_ns: 2_000_000,
         forms: vec![FormProfile { count, ..PREEMPTIBLE }],
         ..kernel(4_096)
     }
@@ -64,16 +69,16 @@ fn a_reloaded_policy_decides_as_the_old_one_would_have() {
     let mut new: Priority = reloaded(&old, "").unwrap();
     assert_eq!(new.forms.known(), 20);
     set_kernels((1..=20).map(|id| (id, profile(LAUNCHES))).collect());
-    let mut cut = 0;
+    let mut preemptible = 0;
     for id in (1..=20).rev() {
         for _ in 0..8 {
             let launch = TRUTH.launch(id, 2_000_000);
             let decision = new.decide(&launch);
             assert_eq!(decision, old.decide(&launch), "kernel {id}");
-            cut += u32::from(decision != Decision::Run(0));
+            preemptible += u32::from(decision != Decision::Run(0));
         }
     }
-    assert!(cut > 80, "{cut} of 160 launches were cut");
+    assert!(preemptible > 80, "{preemptible} of 160 launches");
     assert_eq!(new.snapshot(), old.snapshot());
 }
 
@@ -90,7 +95,7 @@ fn the_gauge_says_how_much_was_kept() {
 fn under_other_settings_every_kernel_is_looked_at_again() {
     let old = learned(3);
     // Since then its preemptible form has become slow, which only a look shows.
-    let slow = FormProfile { count: 400, mean_ns: 20_000_000, ..PREEMPTIBLE };
+    let slow = FormProfile { count: 400, median_ns: 20_000_000, ..PREEMPTIBLE };
     set_kernels(vec![(3, KernelProfile { forms: vec![slow], ..profile(400) })]);
     let launch = TRUTH.launch(3, 2_000_000);
     let mut same: Priority = reloaded(&old, "explore_permille = 50").unwrap();
@@ -119,9 +124,9 @@ fn a_full_table_fits_and_the_latest_stay() {
 #[test]
 fn what_is_refused_changes_nothing() {
     let whole = learned(5).snapshot();
-    for cut in 1..whole.data.len() {
+    for end in 1..whole.data.len() {
         let mut policy = policy("");
-        if policy.restore(&saved(whole.data[..cut].into())).is_err() {
+        if policy.restore(&saved(whole.data[..end].into())).is_err() {
             assert_eq!(policy.forms.known(), 0);
         }
     }

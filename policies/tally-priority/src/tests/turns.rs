@@ -4,8 +4,10 @@ use crate::Priority;
 use crate::tests::{join, policy};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tally_sdk::testing::{Call, calls, launch, set_residency};
-use tally_sdk::{ClientId, Decision, Event, Launch, Policy, PriorityClass, Sharing};
+use tally_sdk::testing::{Call, calls, launch, set_sharing_mode};
+use tally_sdk::{
+    Answer, ClientId, Decision, Launch, Membership, Policy, PriorityClass, SharingMode,
+};
 
 const TURN_NS: u64 = 20_000_000;
 const KERNEL_NS: u64 = 200_000;
@@ -13,7 +15,7 @@ const KERNEL_NS: u64 = 200_000;
 const LAUNCH_NS_MAX: u64 = 50_000_000;
 
 fn sharing(clients: &[ClientId]) -> Priority {
-    set_residency(Sharing::TimeSliced);
+    set_sharing_mode(SharingMode::TimeSliced);
     let mut policy = policy("");
     for &id in clients {
         join(&mut policy, id, PriorityClass::BestEffort);
@@ -25,8 +27,8 @@ fn by(client: ClientId, now_ns: u64) -> Launch {
     Launch { client, now_ns, predicted_ns: KERNEL_NS, ..launch() }
 }
 
-fn held_ns(decision: &Decision) -> Option<u64> {
-    if let Decision::Hold(ns) = decision { Some(*ns) } else { None }
+fn held_ns(answer: &Answer) -> Option<u64> {
+    if let Decision::Hold(ns) = answer.decision { Some(ns) } else { None }
 }
 
 /// Clients that launch as soon as they may, on a GPU that takes as long as was predicted and holds
@@ -39,7 +41,7 @@ fn run(policy: &mut Priority, clients: &[ClientId], until_ns: u64) -> Vec<(Clien
         if now_ns > until_ns {
             break;
         }
-        let again_ns = match policy.decide(&by(client, now_ns)) {
+        let again_ns = match policy.decide(&by(client, now_ns)).decision {
             Decision::Hold(ns) => now_ns + ns,
             _ => {
                 all.push((client, now_ns));
@@ -86,26 +88,26 @@ fn who_has_nothing_to_launch_loses_its_turn() {
 #[test]
 fn one_alone_has_no_turns_and_gets_its_lease_back() {
     let mut policy = sharing(&[1]);
-    assert!(matches!(policy.decide(&by(1, 0)), Decision::Run(1..)));
+    assert!(matches!(policy.decide(&by(1, 0)).decision, Decision::Run(1..)));
     join(&mut policy, 2, PriorityClass::BestEffort);
     let asked = calls();
     assert!(asked.contains(&Call::RevokeLease(1)), "{asked:?}");
     assert!(asked.contains(&Call::SetWindow { client: 1, window_ns: TURN_NS / 4 }), "{asked:?}");
     assert_eq!(policy.decide(&by(1, 0)), Decision::Run(0));
     assert!(held_ns(&policy.decide(&by(2, 1))).is_some());
-    policy.on_event(0, &Event::ClientLeft(1));
+    policy.left(0, 1);
     assert!(calls().contains(&Call::SetWindow { client: 2, window_ns: u64::MAX }));
-    assert!(matches!(policy.decide(&by(2, 2)), Decision::Run(1..)));
+    assert!(matches!(policy.decide(&by(2, 2)).decision, Decision::Run(1..)));
 }
 
 #[test]
 fn side_by_side_where_kernels_run_at_once() {
-    set_residency(Sharing::Concurrent);
+    set_sharing_mode(SharingMode::Concurrent);
     let mut policy = policy("");
     join(&mut policy, 1, PriorityClass::BestEffort);
     join(&mut policy, 2, PriorityClass::BestEffort);
     for client in [1, 2, 1] {
-        assert!(matches!(policy.decide(&by(client, 0)), Decision::Run(1..)));
+        assert!(matches!(policy.decide(&by(client, 0)).decision, Decision::Run(1..)));
     }
 }
 
@@ -113,9 +115,9 @@ fn side_by_side_where_kernels_run_at_once() {
 fn a_turn_outlasts_high_priority_work() {
     let mut policy = sharing(&[1, 2]);
     join(&mut policy, 3, PriorityClass::High);
-    let beside = |client, now_ns, high_quiet_ns| Launch {
+    let beside = |client, now_ns, high_idle_ns| Launch {
         high_clients: 1,
-        high_quiet_ns,
+        high_idle_ns,
         ..by(client, now_ns)
     };
     assert_eq!(policy.decide(&beside(1, 1_000_000, u64::MAX)), Decision::Run(0));

@@ -3,11 +3,8 @@
 // long to be patient, and a reload does not make it forget. The same in four languages:
 // `sdk/*/examples/patient`, and each takes what another saved.
 
-import { gauge, gaugeSet, subscribe } from 'tally:policy/host@0.1.2';
-import { Config, expect, telling, u64 } from './tally_sdk.js';
-
-const HOLD_NS_MAX = 1_000_000_000;
-const RUN = { tag: 'run', val: 0 };
+import { gauge, gaugeSet } from 'tally:policy/metrics@0.1.0';
+import { Config, HOLD_UNTIL_CHANGE, expect, hold, run, telling, u64 } from './tally_sdk.js';
 
 let mostNs = 0;
 let pauseNs = 0; // the longest pause seen
@@ -25,28 +22,27 @@ export const scheduler = telling({
     mostNs = config.integer('most_us', 1_000, 0, 100_000) * 1_000;
     config.finish();
     shown = gauge('pause_ns');
-    subscribe({ highActivity: true, completions: false });
   },
 
   decide(launch) {
-    if (launch.class === 'high') return RUN;
-    if (launch.flags.highBusy) return { tag: 'hold', val: HOLD_NS_MAX };
-    const quiet = u64(launch.highQuietNs);
-    if (quiet < pauseNs) return { tag: 'hold', val: pauseNs - quiet };
-    return RUN;
-  },
-
-  onEvent(nowNs, event) {
-    if (event.tag === 'high-idle') {
-      idleSinceNs = nowNs;
-    } else if (event.tag === 'high-busy' && idleSinceNs !== null) {
-      learn(nowNs - idleSinceNs);
-      idleSinceNs = null;
-    }
+    if (launch.state.highPriority) return run();
+    if (launch.state.highActive) return hold(HOLD_UNTIL_CHANGE);
+    const idle = u64(launch.highIdleNs);
+    if (idle < pauseNs) return hold(pauseNs - idle);
+    return run();
   },
 });
 
-// The Makefile builds a policy that keeps what it learnt because of this export.
+export const activity = telling({
+  highEnded(nowNs) {
+    idleSinceNs = nowNs;
+  },
+  highStarted(nowNs) {
+    if (idleSinceNs !== null) learn(nowNs - idleSinceNs);
+    idleSinceNs = null;
+  },
+});
+
 export const state = telling({
   snapshot() {
     const data = new DataView(new ArrayBuffer(8)); // little-endian

@@ -5,56 +5,49 @@ long to be patient, and a reload does not make it forget. The same in four langu
 """
 
 from componentize_py_types import Err
-from tally_sdk import Config, expect, policy
+from tally_sdk import HOLD_UNTIL_CHANGE, Config, expect, hold, policy, run
 from wit_world import exports
+from wit_world.exports.scheduler import LaunchState
 from wit_world.exports.state import Saved
-from wit_world.imports import host
-from wit_world.imports.types import (
-    Decision_Hold,
-    Decision_Run,
-    Event_HighBusy,
-    Event_HighIdle,
-    LaunchFlags,
-    PriorityClass,
-    Subscription,
-)
+from wit_world.imports import metrics
 
-HOLD_NS_MAX = 1_000_000_000
-HIGH_BUSY = LaunchFlags.HIGH_BUSY.value
-RUN = Decision_Run(0)
-HOLD = Decision_Hold(HOLD_NS_MAX)
+HIGH_PRIORITY = LaunchState.HIGH_PRIORITY.value
+HIGH_ACTIVE = LaunchState.HIGH_ACTIVE.value
+RUN = run()
+HOLD = hold(HOLD_UNTIL_CHANGE)
 
 
-@policy
-class Scheduler(exports.Scheduler, exports.State):
+@policy("Activity", "State")
+class Scheduler(exports.Scheduler, exports.Activity, exports.State):
     def init(self, config):
         config = Config(config)
         self.most_ns = config.integer("most_us", 1_000, 0, 100_000) * 1_000
         config.finish()
         self.pause_ns = 0  # the longest pause seen
         self.idle_since_ns = None  # since when there is one
-        self.shown = host.gauge("pause_ns")  # the same for `tallyctl status`
-        host.subscribe(Subscription.HIGH_ACTIVITY)
+        self.shown = metrics.gauge("pause_ns")  # the same for `tallyctl status`
 
     def learn(self, pause_ns):
         self.pause_ns = max(self.pause_ns, min(pause_ns, self.most_ns))
-        host.gauge_set(self.shown, self.pause_ns)
+        metrics.gauge_set(self.shown, self.pause_ns)
 
     def decide(self, launch):
-        if launch.class_ == PriorityClass.HIGH:
+        state = launch.state.value
+        if state & HIGH_PRIORITY:
             return RUN
-        if launch.flags.value & HIGH_BUSY:
+        if state & HIGH_ACTIVE:
             return HOLD
-        if launch.high_quiet_ns < self.pause_ns:
-            return Decision_Hold(self.pause_ns - launch.high_quiet_ns)
+        if launch.high_idle_ns < self.pause_ns:
+            return hold(self.pause_ns - launch.high_idle_ns)
         return RUN
 
-    def on_event(self, now_ns, event):
-        if isinstance(event, Event_HighIdle):
-            self.idle_since_ns = now_ns
-        elif isinstance(event, Event_HighBusy) and self.idle_since_ns is not None:
+    def high_ended(self, now_ns):
+        self.idle_since_ns = now_ns
+
+    def high_started(self, now_ns):
+        if self.idle_since_ns is not None:
             self.learn(now_ns - self.idle_since_ns)
-            self.idle_since_ns = None
+        self.idle_since_ns = None
 
     def snapshot(self):
         return Saved("patient", 1, self.pause_ns.to_bytes(8, "little"))
@@ -64,7 +57,3 @@ class Scheduler(exports.Scheduler, exports.State):
         if len(from_.data) != 8:
             raise Err("expected 8 bytes")
         self.learn(int.from_bytes(from_.data, "little"))
-
-
-# The Makefile builds a policy that keeps what it learnt because of this line.
-State = Scheduler

@@ -6,7 +6,7 @@
 
 use tally_sdk::config::Config;
 use tally_sdk::host::Gauge;
-use tally_sdk::{Decision, Event, HOLD_NS_MAX, Launch, Policy, Saved, Stateful, Subscription, host};
+use tally_sdk::{Activity, Answer, Decision, HOLD_UNTIL_CHANGE, Launch, Policy, Saved, Stateful};
 
 struct Patient {
     most_ns: u64,
@@ -30,32 +30,32 @@ impl Policy for Patient {
         let mut config = Config::parse(config)?;
         let most_us = config.integer("most_us", 1_000, 0..=100_000)?;
         config.finish()?;
-        host::subscribe(Subscription::HIGH_ACTIVITY);
         let shown = Gauge::new("pause_ns");
         Ok(Patient { most_ns: most_us * 1_000, pause_ns: 0, idle_since_ns: None, shown })
     }
 
-    fn decide(&mut self, launch: &Launch) -> Decision {
+    fn decide(&mut self, launch: &Launch) -> Answer {
         if launch.is_high() {
             Decision::Run(0)
-        } else if launch.high_busy() {
-            Decision::Hold(HOLD_NS_MAX)
-        } else if launch.high_quiet_ns < self.pause_ns {
-            Decision::Hold(self.pause_ns - launch.high_quiet_ns)
+        } else if launch.high_active() {
+            Decision::Hold(HOLD_UNTIL_CHANGE)
+        } else if launch.high_idle_ns < self.pause_ns {
+            Decision::Hold(self.pause_ns - launch.high_idle_ns)
         } else {
             Decision::Run(0)
         }
+        .into()
+    }
+}
+
+impl Activity for Patient {
+    fn high_ended(&mut self, now_ns: u64) {
+        self.idle_since_ns = Some(now_ns);
     }
 
-    fn on_event(&mut self, now_ns: u64, event: &Event) {
-        match event {
-            Event::HighIdle => self.idle_since_ns = Some(now_ns),
-            Event::HighBusy => {
-                if let Some(since_ns) = self.idle_since_ns.take() {
-                    self.learn(now_ns.saturating_sub(since_ns));
-                }
-            }
-            _ => {}
+    fn high_started(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.idle_since_ns.take() {
+            self.learn(now_ns.saturating_sub(since_ns));
         }
     }
 }
@@ -73,4 +73,4 @@ impl Stateful for Patient {
     }
 }
 
-tally_sdk::export!(Patient, stateful);
+tally_sdk::export!(Patient: activity, state);

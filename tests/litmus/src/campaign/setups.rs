@@ -74,7 +74,7 @@ pub const ALL: [Setup; 13] = {
     use Sharing::{AtOnce, TimeSlice};
     const TALLY: (&str, bool) = ("tally-priority", false);
     const FIFO: (&str, bool) = ("fifo", false);
-    const CUTTER: (&str, bool) = ("cutter", true);
+    const RANDOM_FORMS: (&str, bool) = ("random-forms", true);
     const RANDOM: &str = "form = 5\nsms = 6\ntoggle_us = 4000\nhold_us = 1500\nseed = SEED\n";
     const TIGHT: &str = "form = 5\ntoggle_us = 3000\nhold_us = 800\nwindow_us = 300\nseed = SEED\n";
     const PREEMPTIBLE: &str = "form = 0\ntoggle_us = 2000\nseed = SEED\n";
@@ -82,18 +82,18 @@ pub const ALL: [Setup; 13] = {
     const NARROW: &str = "form = 2\nsms = 3\nseed = SEED\n";
     const WIDE_AWAKE: &str = "reserve_sms = 8\nexplore_permille = 300\nreview_launches = 32\n";
     [
-        setup("random", CUTTER, RANDOM, AtOnce, FINE, 8, BestEffort),
+        setup("random", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, BestEffort),
         setup("tally", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, BestEffort),
         setup("tally-timeslice", TALLY, "", TimeSlice, NO_WIDTH, 8, BestEffort),
-        setup("random-no-width", CUTTER, TIGHT, AtOnce, NO_WIDTH, 8, BestEffort),
+        setup("random-no-width", RANDOM_FORMS, TIGHT, AtOnce, NO_WIDTH, 8, BestEffort),
         setup("fifo", FIFO, "", AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("preemptible", CUTTER, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("sliced", CUTTER, SLICED, AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("narrow", CUTTER, NARROW, AtOnce, FINE, 8, BestEffort),
+        setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort),
+        setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort),
+        setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort),
         setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High),
-        setup("random-timeslice", CUTTER, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort),
+        setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort),
         setup("fifo-timeslice", FIFO, "", TimeSlice, NO_WIDTH, 8, BestEffort),
         setup("tally-timeslice-high", TALLY, "", TimeSlice, NO_WIDTH, 8, High),
-        setup("random-high", CUTTER, RANDOM, AtOnce, FINE, 8, High),
+        setup("random-high", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, High),
     ]
 };

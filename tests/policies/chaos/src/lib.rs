@@ -1,6 +1,6 @@
 //! A policy that does on command whatever a policy must not.
 //!
-//! The kernel id of a launch (or the token of a timer event) says what; the
+//! The kernel id of a launch (or the token of a timer) says what; the
 //! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
 //! `always N` for every decision. The numbers are known to
 //! `core/wasm-host/tests/common/mod.rs` and `tools/conformance/tests/guests.rs`.
@@ -8,7 +8,8 @@
 use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
 use tally_sdk::{
-    ClientId, Decision, Event, Launch, Level, Policy, Saved, Sharing, Stateful, Subscription,
+    Activity, Answer, Client, ClientId, Completion, Completions, Decision, Launch, Level,
+    Membership, Policy, Saved, SharingMode, Stateful, Timer,
 };
 
 /// What it remembers, to tell an old instance from a new one.
@@ -19,6 +20,7 @@ struct Chaos {
     joined: Vec<ClientId>,
     left: u64,
     done_ns: u64,
+    high_ns: u64,
     /// What `snapshot` and `restore` do besides.
     in_snapshot: u64,
     in_restore: u64,
@@ -36,6 +38,7 @@ impl Policy for Chaos {
             how if how.starts_with("restore-") => in_restore = number(&how[8..])?,
             "refuse" => return Err("no, thank you".into()),
             "ask" => commands(),
+            "reasons" => host::define_reason(9, "because it can"),
             "clients" => {
                 assert!(host::clients().is_empty(), "no client is known during `init`");
             }
@@ -48,30 +51,34 @@ impl Policy for Chaos {
             joined: Vec::new(),
             left: 0,
             done_ns: 0,
+            high_ns: 0,
             in_snapshot,
             in_restore,
         })
     }
 
-    fn decide(&mut self, launch: &Launch) -> Decision {
+    fn decide(&mut self, launch: &Launch) -> Answer {
         self.decides += 1;
-        match self.always.unwrap_or(launch.kernel) {
+        let decision = match self.always.unwrap_or(launch.kernel) {
             10 => Decision::Hold(u64::MAX),
-            11 => Decision::Slice(0),
-            12 => Decision::Partition(0),
-            13 => Decision::Slice(7),
-            14 => Decision::Partition(8),
+            11 => Decision::Sliced(0),
+            12 => Decision::SmLimited(0),
+            13 => Decision::Sliced(7),
+            14 => Decision::SmLimited(8),
+            16 => Decision::HoldUntilCompletion(9),
+            17 => return Decision::Hold(5).because(9),
             15 => Decision::Preemptible,
             20 => Decision::Hold(self.decides),
             21 => Decision::Hold(self.joined.iter().fold(0, |all, &id| all * 10 + u64::from(id))),
             22 => Decision::Hold(host::kernel_mean_ns(0)),
             23 => Decision::Hold(described()),
-            24 => Decision::Hold(self.done_ns + self.left),
+            24 => Decision::Hold(self.done_ns + self.left + self.high_ns),
             25 => Decision::Hold(echo(launch)),
-            26 => Decision::Hold(match host::residency() {
-                Sharing::Concurrent => 1,
-                Sharing::TimeSliced => 2,
+            26 => Decision::Hold(match host::sharing_mode() {
+                SharingMode::Concurrent => 1,
+                SharingMode::TimeSliced => 2,
             }),
+            27 => Decision::Hold(used()),
             30 => {
                 commands();
                 Decision::Run(9)
@@ -119,23 +126,44 @@ impl Policy for Chaos {
                 misbehave(kernel.into());
                 Decision::Run(0)
             }
-        }
+        };
+        decision.into()
+    }
+}
+
+impl Activity for Chaos {
+    fn high_started(&mut self, now_ns: u64) {
+        self.high_ns += now_ns;
     }
 
-    fn on_event(&mut self, _now_ns: u64, event: &Event) {
-        match event {
-            Event::ClientJoined(client) => self.joined.push(client.id),
-            Event::ClientLeft(client) => {
-                self.left += 1;
-                if self.always.is_some() {
-                    // Of one misbehaviour at a time: no leak of another.
-                    self.joined.retain(|joined| joined != client);
-                }
-            }
-            Event::KernelDone(done) => self.done_ns += done.measured_ns,
-            Event::Timer(token) => misbehave(*token),
-            Event::HighBusy | Event::HighIdle => {}
+    fn high_ended(&mut self, now_ns: u64) {
+        self.high_ns += 10 * now_ns;
+    }
+}
+
+impl Completions for Chaos {
+    fn completed(&mut self, _now_ns: u64, done: &Completion) {
+        self.done_ns += done.measured_ns + 10 * done.charged_ns + done.form as u64;
+    }
+}
+
+impl Membership for Chaos {
+    fn joined(&mut self, _now_ns: u64, client: &Client) {
+        self.joined.push(client.id);
+    }
+
+    fn left(&mut self, _now_ns: u64, client: ClientId) {
+        self.left += 1;
+        if self.always.is_some() {
+            // Of one misbehaviour at a time: no leak of another.
+            self.joined.retain(|joined| *joined != client);
         }
+    }
+}
+
+impl Timer for Chaos {
+    fn fired(&mut self, _now_ns: u64, token: u64) {
+        misbehave(token);
     }
 }
 
@@ -165,9 +193,8 @@ impl Stateful for Chaos {
     }
 }
 
-tally_sdk::export!(Chaos, stateful);
+tally_sdk::export!(Chaos: activity, completions, membership, timer, state);
 
-/// Whatever else: nothing.
 /// Takes the core longer to look at than it takes to pass.
 const LONG: &str = match std::str::from_utf8(&[b'x'; 16_000]) {
     Ok(text) => text,
@@ -242,11 +269,11 @@ fn think(steps: u64) {
 
 /// One of each.
 fn commands() {
-    host::subscribe(Subscription::HIGH_ACTIVITY | Subscription::COMPLETIONS);
     host::set_timer(1_000, 42);
     host::set_window(1, 2_000);
     host::revoke_lease(2);
-    host::set_standing_grant(3, false);
+    host::set_yield(3, true);
+    host::set_auto_yield(3, true, 4_000);
 }
 
 fn metrics() {
@@ -259,16 +286,29 @@ fn metrics() {
     }
 }
 
-/// A sum over everything the core tells of clients and kernels.
+/// A sum over what the core tells of clients and kernels.
 fn described() -> u64 {
-    let clients = host::clients().into_iter().filter_map(host::client);
-    let clients = clients.map(|c| c.name.len() as u64 + 100 * c.labels.len() as u64);
+    let clients: u64 =
+        host::clients().iter().map(|c| u64::from(c.weight) + 100 * u64::from(c.id)).sum();
     let kernel = host::kernel_profile(0).map_or(0, |kernel| {
-        kernel.name.len() as u64 * 1_000
-            + kernel.count * 10_000
+        kernel.count * 10_000
             + u64::from(kernel.grid.0) * 100_000
+            + kernel.median_ns
+            + kernel.p99_ns
+            + kernel.recent_ns
     });
-    clients.sum::<u64>() + kernel
+    clients + kernel
+}
+
+/// A sum over what client 1 has used.
+fn used() -> u64 {
+    host::client(1).map_or(0, |c| {
+        c.measured_ns
+            + 10 * c.charged_ns
+            + 100 * c.in_flight_ns
+            + u64::from(c.in_flight)
+            + c.waiting_since_ns
+    })
 }
 
 /// A number that differs if any field of the launch arrives as another.
@@ -276,16 +316,16 @@ fn echo(launch: &Launch) -> u64 {
     let fields = [
         launch.now_ns,
         launch.client.into(),
-        u64::from(launch.is_high()),
         launch.kernel.into(),
-        launch.flags.bits().into(),
+        launch.state.bits().into(),
+        launch.offered.bits().into(),
         launch.grid_blocks,
         launch.block_threads.into(),
         launch.shared_bytes.into(),
         launch.predicted_ns,
         launch.waited_ns,
         launch.in_flight_ns,
-        launch.high_quiet_ns,
+        launch.high_idle_ns,
         launch.high_clients.into(),
         launch.waiting_clients.into(),
         launch.stream.into(),

@@ -147,7 +147,7 @@ pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
         player.world().profiles.get(id).map_or("?".into(), |p| p.key.name.clone())
     });
     let clients = named(comparison.top_clients(TOP), &|id| {
-        player.world().clients.get(&id).map_or(format!("client {id}"), |c| c.name.clone())
+        player.world().clients.get(&id).map_or(format!("client {id}"), |c| c.info.name.clone())
     });
     drop(player);
     let same = source.same;

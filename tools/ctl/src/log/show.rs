@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use tally_decision_log::compare::{commands, fault, fault_name, shown};
 use tally_decision_log::{Answer, Begin, Outcome, Record, world};
-use tally_engine::policy::{Class, Completion, Context, Event, Launch, Sharing};
+use tally_engine::policy::{Class, Completion, Context, Event, Form, Launch, SharingMode};
 
 pub fn run(
     out: &mut impl Write,
@@ -98,10 +98,14 @@ fn line(record: &Record, context: &Context) -> String {
             view.count,
             view.mean_ns,
             view.p99_ns,
-            view.cut,
+            view.transformation,
             view.forms.len()
         ),
         Record::Client(c) => format!("client {} {} {}", c.id, c.name, class(c.class)),
+        Record::Usage { id, usage: u } => format!(
+            "client {id}: {} launches in flight ({} ns), {} ns measured, {} ns charged",
+            u.in_flight, u.in_flight_ns, u.measured_ns, u.charged_ns
+        ),
         Record::Gone(id) => format!("client {id} gone"),
         Record::Begin { how, lost, .. } => format!("begin, {lost} lost, {}", begin(*how)),
         Record::Start(list) => format!("start: {}", commands(list)),
@@ -125,8 +129,8 @@ fn line(record: &Record, context: &Context) -> String {
         Record::Completion { now_ns, done } => {
             format!("{now_ns} done (not told) {done:?} {}", name(context, done.kernel))
         }
-        Record::Strike { now_ns, kind, message } => {
-            format!("{now_ns} strike: {}", fault(*kind, message))
+        Record::Fault { now_ns, kind, message } => {
+            format!("{now_ns} fault: {}", fault(*kind, message))
         }
         Record::End { reason, dropped } => format!("end: {reason}, {dropped} dropped"),
     }
@@ -142,10 +146,10 @@ fn also<T>(answer: &Answer<T>) -> String {
 fn launch(l: &Launch, context: &Context) -> Value {
     json!({
         "now_ns": l.now_ns, "client": l.client, "class": class(l.class), "kernel": l.kernel,
-        "name": name(context, l.kernel), "flags": l.flags, "grid_blocks": l.grid_blocks,
+        "name": name(context, l.kernel), "state": l.state, "offered": l.offered, "grid_blocks": l.grid_blocks,
         "block_threads": l.block_threads, "shared_bytes": l.shared_bytes,
         "predicted_ns": l.predicted_ns, "waited_ns": l.waited_ns,
-        "in_flight_ns": l.in_flight_ns, "high_quiet_ns": l.high_quiet_ns,
+        "in_flight_ns": l.in_flight_ns, "high_idle_ns": l.high_idle_ns,
         "high_clients": l.high_clients, "waiting_clients": l.waiting_clients,
         "stream": l.stream, "sm_count": l.sm_count,
     })
@@ -154,9 +158,25 @@ fn launch(l: &Launch, context: &Context) -> Value {
 fn done(d: &Completion, context: &Context) -> Value {
     json!({
         "client": d.client, "kernel": d.kernel, "name": name(context, d.kernel),
-        "form": format!("{:?}", d.form).to_lowercase(), "argument": d.argument,
+        "form": form(d.form), "argument": d.argument,
         "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns, "charged_ns": d.charged_ns,
     })
+}
+
+fn form(form: Form) -> &'static str {
+    match form {
+        Form::Whole => "whole",
+        Form::Sliced => "sliced",
+        Form::Preemptible => "preemptible",
+        Form::SmLimited => "sm-limited",
+    }
+}
+
+fn reason(outcome: &Outcome<tally_engine::policy::Answer>) -> Value {
+    match outcome {
+        Outcome::Ok(answer) if answer.reason > 0 => answer.reason.into(),
+        _ => Value::Null,
+    }
 }
 
 fn failed<T>(outcome: &Outcome<T>) -> Value {
@@ -170,14 +190,14 @@ fn failed<T>(outcome: &Outcome<T>) -> Value {
 
 fn event(e: &Event, context: &Context) -> Value {
     match e {
-        Event::ClientJoined(c) => {
-            json!({"client_joined": {"id": c.id, "name": c.name, "class": class(c.class),
-                                     "labels": c.labels}})
+        Event::Joined(c) => {
+            json!({"joined": {"id": c.id, "name": c.name, "class": class(c.class),
+                              "labels": c.labels}})
         }
-        Event::ClientLeft(id) => json!({"client_left": id}),
-        Event::HighBusy => json!("high_busy"),
-        Event::HighIdle => json!("high_idle"),
-        Event::KernelDone(d) => json!({"kernel_done": done(d, context)}),
+        Event::Left(id) => json!({"left": id}),
+        Event::HighStarted => json!("high_started"),
+        Event::HighEnded => json!("high_ended"),
+        Event::Completed(d) => json!({"completed": done(d, context)}),
         Event::Timer(token) => json!({"timer": token}),
     }
 }
@@ -186,31 +206,39 @@ fn value(record: &Record, context: &Context) -> Value {
     match record {
         Record::Policy(p) => json!({"policy": {
             "generation": p.generation, "name": p.name, "digest": p.digest, "path": p.path,
-            "config": p.config, "saved": p.saved.as_ref().map(|s| s.data.len()),
+            "config": p.config, "reasons": p.reasons, "saved": p.saved.as_ref().map(|s| s.data.len()),
         }}),
-        Record::Base(sharing) => json!({"base": {"time_sliced": *sharing == Sharing::TimeSliced}}),
+        Record::Base(sharing) => {
+            json!({"base": {"time_sliced": *sharing == SharingMode::TimeSliced}})
+        }
         Record::Kernel { id, key } => json!({"kernel": {
             "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
         }}),
         Record::Profile { id, view } => json!({"profile": {
             "id": id, "name": name(context, *id), "count": view.count, "mean_ns": view.mean_ns,
-            "p99_ns": view.p99_ns, "cut": format!("{:?}", view.cut),
+            "median_ns": view.median_ns, "p99_ns": view.p99_ns, "recent_ns": view.recent_ns,
+            "transformation": format!("{:?}", view.transformation),
             "forms": view.forms.iter().map(|f| json!({
-                "form": format!("{:?}", f.form).to_lowercase(), "argument": f.argument,
-                "count": f.count, "mean_ns": f.mean_ns, "turnaround_ns": f.turnaround_ns,
+                "form": form(f.form), "argument": f.argument,
+                "count": f.count, "mean_ns": f.mean_ns, "median_ns": f.median_ns,
+                "p99_ns": f.p99_ns, "recent_ns": f.recent_ns, "turnaround_ns": f.turnaround_ns,
             })).collect::<Vec<_>>(),
         }}),
         Record::Client(c) => json!({"client": {
             "id": c.id, "name": c.name, "class": class(c.class), "labels": c.labels,
         }}),
+        Record::Usage { id, usage: u } => json!({"usage": {
+            "id": id, "waiting_since_ns": u.waiting_since_ns, "in_flight": u.in_flight,
+            "in_flight_ns": u.in_flight_ns, "measured_ns": u.measured_ns, "charged_ns": u.charged_ns,
+        }}),
         Record::Gone(id) => json!({"gone": id}),
         Record::Begin { how, lost, subscribed } => json!({"begin": {
             "how": begin(*how), "exact": *how == Begin::PolicyStart, "lost": lost,
-            "subscribed": subscribed,
+            "subscribed": subscribed.names(),
         }}),
         Record::Start(list) => json!({"start": {"commands": commands(list)}}),
         Record::Decide { launch: l, answer } => json!({"decide": {
-            "launch": launch(l, context), "answer": shown(&answer.outcome),
+            "launch": launch(l, context), "answer": shown(&answer.outcome), "reason": reason(&answer.outcome),
             "fault": failed(&answer.outcome), "commands": commands(&answer.commands),
         }}),
         Record::Event { now_ns, event: e, answer } => json!({"event": {
@@ -220,7 +248,7 @@ fn value(record: &Record, context: &Context) -> Value {
         Record::Completion { now_ns, done: d } => {
             json!({"completion": {"now_ns": now_ns, "done": done(d, context)}})
         }
-        Record::Strike { now_ns, kind, message } => json!({"strike": {
+        Record::Fault { now_ns, kind, message } => json!({"fault": {
             "now_ns": now_ns, "kind": fault_name(*kind), "message": message,
         }}),
         Record::End { reason, dropped } => json!({"end": {"reason": reason, "dropped": dropped}}),

@@ -30,11 +30,11 @@ pub fn run(out: &mut impl Write, file: &Path, client: &str, to: &Path) -> Result
     let failed = |e: std::io::Error| CtlError::Failed(format!("{}: {e}", to.display()));
     trace.save(to).map_err(failed)?;
     writeln!(out, "{}: {} kernels of {client}", to.display(), trace.rows())?;
-    if trace.cut > 0 {
-        let share = format!("{} of them", trace.cut);
+    if trace.transformed > 0 {
+        let share = format!("{} of them", trace.transformed);
         writeln!(
             out,
-            "{share} ran cut or SM-limited, which takes longer: record the program alone"
+            "{share} ran in another form than whole, which takes longer: record the program alone"
         )?;
     }
     if trace.left_out > 0 {

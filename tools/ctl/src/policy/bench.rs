@@ -38,7 +38,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CtlError> {
     writeln!(out, "memory       {} KiB", f.memory_bytes >> 10)?;
     writeln!(out, "compile      {:.1} ms", f.compile_ms)?;
     writeln!(out, "instantiate  {:.1} us", f.instantiate_us)?;
-    for (name, call) in [("decide", &f.decide), ("on-event", &f.on_event)] {
+    for (name, call) in [("decide", &f.decide), ("event", &f.event)] {
         writeln!(
             out,
             "{name:<12} {:.0} ns a call in bulk; one by one p50 {} ns, p99 {} ns; {} units of fuel",
@@ -61,7 +61,9 @@ mod measure {
     use std::path::Path;
     use std::time::{Duration, Instant};
     use tally_conformance::Wasm;
-    use tally_engine::policy::{Class, ClientInfo, Context, Event, Fault, Launch, Policy};
+    use tally_engine::policy::{
+        Class, ClientInfo, Context, Event, Fault, Launch, Policy, Subscriptions,
+    };
     use tally_wasm_host::{Capabilities, Limits, PolicyHost, WasmPolicy};
 
     /// Time for each figure, unless a single run takes longer.
@@ -80,7 +82,7 @@ mod measure {
         pub compile_ms: f64,
         pub instantiate_us: f64,
         pub decide: Call,
-        pub on_event: Call,
+        pub event: Call,
         pub clock_ns: u64,
     }
 
@@ -154,7 +156,7 @@ mod measure {
         })?;
         let mut run = Run::new(start()?)?;
         let decide = run.call(|run, n| run.decide(n))?;
-        let on_event = run.call(|run, n| run.event(n))?;
+        let event = run.call(|run, n| run.event(n))?;
         let bytes = std::fs::metadata(file).map_or(0, |m| m.len());
         let clock: Vec<f64> = (0..1_000)
             .map(|_| {
@@ -170,7 +172,7 @@ mod measure {
             compile_ms: compile_s * 1e3,
             instantiate_us: instantiate_s * 1e6,
             decide,
-            on_event,
+            event,
             clock_ns: median(clock) as u64,
         })
     }
@@ -189,9 +191,9 @@ mod measure {
             for (id, class) in [(1, Class::High), (2, Class::BestEffort)] {
                 let name = format!("client-{id}");
                 let info = ClientInfo { id, class, name, labels: Vec::new() };
-                context.world.clients.insert(id, info.clone());
+                context.world.clients.insert(id, info.clone().into());
                 policy
-                    .on_event(1, &Event::ClientJoined(info), &mut context)
+                    .on_event(1, &Event::Joined(info), &mut context)
                     .map_err(|fault| failed(fault.to_string()))?;
             }
             let launch = Launch {
@@ -199,14 +201,15 @@ mod measure {
                 client: 2,
                 class: Class::BestEffort,
                 kernel: 0,
-                flags: 0,
+                state: 0,
+                offered: 0,
                 grid_blocks: 1_024,
                 block_threads: 256,
                 shared_bytes: 0,
                 predicted_ns: 20_000,
                 waited_ns: 0,
                 in_flight_ns: 0,
-                high_quiet_ns: 5_000_000_000,
+                high_idle_ns: 5_000_000_000,
                 high_clients: 1,
                 waiting_clients: 1,
                 stream: 0,
@@ -224,7 +227,15 @@ mod measure {
 
         fn event(&mut self, n: u64) -> Result<(), Fault> {
             self.launch.now_ns += 20_000;
-            let event = if n.is_multiple_of(2) { Event::HighBusy } else { Event::HighIdle };
+            // One that it is told of, if it is told of any.
+            let event = match self.policy.subscriptions() {
+                told if told.has(Subscriptions::ACTIVITY) && n.is_multiple_of(2) => {
+                    Event::HighStarted
+                }
+                told if told.has(Subscriptions::ACTIVITY) => Event::HighEnded,
+                told if told.has(Subscriptions::MEMBERSHIP) => Event::Left(u32::MAX),
+                _ => Event::Timer(0),
+            };
             let told = self.policy.on_event(self.launch.now_ns, &event, &mut self.context);
             self.context.commands.drain();
             told

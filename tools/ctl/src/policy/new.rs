@@ -122,8 +122,15 @@ fn write(root: &Path, file: &Planned) -> std::io::Result<()> {
 /// All files of a project.
 fn plan(lang: Lang, name: &str) -> Vec<Planned> {
     let mut files = Vec::new();
-    let contract =
-        || Planned { path: "tally/wit/policy.wit".into(), bytes: crate::policy::CONTRACT.into() };
+    let folder = match lang {
+        Lang::Rust | Lang::C => "tally/wit",
+        // Where their tools look for what `wit/world.wit` includes.
+        Lang::Python | Lang::Js => "wit/deps/tally",
+    };
+    let contract = Planned {
+        path: Path::new(folder).join("policy.wit"),
+        bytes: crate::policy::CONTRACT.into(),
+    };
     match lang {
         Lang::Rust => {
             template(&RUST_TEMPLATE, name, &mut files);
@@ -141,7 +148,7 @@ fn plan(lang: Lang, name: &str) -> Vec<Planned> {
         Lang::Python => template(&PYTHON_TEMPLATE, name, &mut files),
         Lang::Js => template(&JS_TEMPLATE, name, &mut files),
     }
-    files.push(contract());
+    files.push(contract);
     files
 }
 
@@ -210,9 +217,11 @@ mod tests {
         for lang in Lang::value_variants() {
             let files = plan(*lang, "night-shift");
             let has = |path: &str| files.iter().any(|file| file.path == Path::new(path));
-            for path in ["Makefile", "README.md", ".gitignore", "tally/wit/policy.wit"] {
+            for path in ["Makefile", "README.md", ".gitignore"] {
                 assert!(has(path), "{lang:?}: {path}");
             }
+            assert!(has("tally/wit/policy.wit") ^ has("wit/deps/tally/policy.wit"), "{lang:?}");
+            assert_eq!(has("wit/world.wit"), matches!(lang, Lang::Python | Lang::Js));
             for file in &files {
                 let text = String::from_utf8_lossy(&file.bytes);
                 assert!(

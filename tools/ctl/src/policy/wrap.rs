@@ -25,20 +25,39 @@ pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
     std::fs::write(&args.output, component).map_err(|e| refused(&args.output, e.to_string()))
 }
 
-/// What a module exports that keeps what it learnt.
-const STATE: &str = "tally:policy/state@0.1.2#snapshot";
+/// What interfaces of the contract are called in a module's exports.
+const PACKAGE: &str = "tally:policy/";
+/// Interfaces that a policy may export or not.
+const OPTIONAL: [&str; 5] = ["activity", "completions", "membership", "timer", "state"];
 
-/// Whether the module exports something of that name.
-fn exports(module: &[u8], wanted: &str) -> Result<bool, String> {
+/// The optional interfaces that a module exports functions of, with their versions.
+fn exported(module: &[u8]) -> Result<Vec<String>, String> {
+    let mut found = Vec::new();
     for payload in Parser::new(0).parse_all(module) {
         if let Payload::ExportSection(section) = payload.map_err(|e| e.to_string())? {
-            let names: Result<Vec<_>, _> = section.into_iter().map(|e| Ok(e?.name)).collect();
-            return names
-                .map(|all| all.contains(&wanted))
-                .map_err(|e: BinaryReaderError| e.to_string());
+            for export in section {
+                let name = export.map_err(|e: BinaryReaderError| e.to_string())?.name;
+                let Some((interface, _)) = name.split_once('#') else { continue };
+                let bare = interface.strip_prefix(PACKAGE).and_then(|rest| rest.split('@').next());
+                if bare.is_some_and(|bare| OPTIONAL.contains(&bare)) {
+                    found.push(interface.to_owned());
+                }
+            }
         }
     }
-    Ok(false)
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// A world of this contract that imports all there is and exports `scheduler` and these.
+fn world(exported: &[String]) -> String {
+    let exports: String = exported.iter().map(|name| format!("    export {name};\n")).collect();
+    format!(
+        "{}\nworld wrapped {{\n    include policy;\n    import identity;\n    import kernel-identity;\n    \
+         import high-priority;\n{exports}}}\n",
+        crate::policy::CONTRACT
+    )
 }
 
 /// The component, or what is wrong with the module.
@@ -52,22 +71,24 @@ fn component(mut module: Vec<u8>) -> Result<Vec<u8>, String> {
         });
     }
     // Objects of `wit-bindgen` carry the contract that they were made from, and those of
-    // `sdk/c` know nothing of `state`; else it is this one's.
-    let keeps_state = exports(&module, STATE)?;
+    // `sdk/c` know nothing of the optional interfaces; else it is this one's.
+    let exported = exported(&module)?;
     let (stripped, bound) =
         wit_component::metadata::decode(&module).map_err(|e| format!("{e:#}"))?;
-    let knows_state = || {
-        let exports = bound.resolve.worlds[bound.world].exports.keys();
-        exports.map(|key| bound.resolve.name_world_key(key)).any(|name| STATE.starts_with(&name))
+    let knows_all = || {
+        let names = bound.resolve.worlds[bound.world].exports.keys();
+        let names: Vec<_> = names.map(|key| bound.resolve.name_world_key(key)).collect();
+        exported.iter().all(|name| names.contains(name))
     };
-    if stripped.is_none() || (keeps_state && !knows_state()) {
+    if stripped.is_none() || !knows_all() {
         module = stripped.unwrap_or(module);
-        let world = if keeps_state { "stateful-policy" } else { "policy" };
         let mut resolve = Resolve::default();
         let world = resolve
-            .push_str("policy.wit", crate::policy::CONTRACT)
-            .and_then(|package| resolve.select_world(&[package], Some(world)))
-            .map_err(|e| format!("this tallyctl's contract: {e:#}"))?;
+            .push_str("policy.wit", &world(&exported))
+            .and_then(|package| resolve.select_world(&[package], Some("wrapped")))
+            .map_err(|e| {
+                format!("it exports another version of this tallyctl's contract: {e:#}")
+            })?;
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false)
             .map_err(|e| format!("{e:#}"))?;
     }
@@ -90,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_keeps_what_it_learnt_is_told_by_its_exports() {
+    fn optional_interfaces_are_told_by_the_exports() {
         // One function without parameters or results, exported by that name.
         let module = |name: &str| {
             let mut bytes = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0".to_vec();
@@ -99,14 +120,24 @@ mod tests {
             bytes.extend(b"\0\0\x0a\x04\x01\x02\0\x0b");
             bytes
         };
-        assert_eq!(exports(&module(STATE), STATE), Ok(true));
-        assert_eq!(exports(&module("snapshot"), STATE), Ok(false));
-        let mut cut = module(STATE);
-        cut.truncate(40);
-        assert!(exports(&cut, STATE).is_err());
-        // Of the contract's own release, or nothing would be found.
-        let version = STATE.split(['@', '#']).nth(1).unwrap();
-        assert!(crate::policy::CONTRACT.contains(&format!("package tally:policy@{version};")));
+        let state = "tally:policy/state@0.1.0";
+        assert_eq!(exported(&module("tally:policy/state@0.1.0#snapshot")), Ok(vec![state.into()]));
+        for other in ["snapshot", "tally:policy/scheduler@0.1.0#init", "tally:policy/units@0.1.0#f"]
+        {
+            assert_eq!(exported(&module(other)), Ok(vec![]), "{other}");
+        }
+        let mut short = module("tally:policy/state@0.1.0#snapshot");
+        short.truncate(40);
+        assert!(exported(&short).is_err());
+    }
+
+    #[test]
+    fn the_world_of_every_interface_is_one_of_the_contract() {
+        let all: Vec<String> =
+            OPTIONAL.iter().map(|name| format!("{PACKAGE}{name}@0.1.0")).collect();
+        let mut resolve = Resolve::default();
+        let package = resolve.push_str("policy.wit", &world(&all)).unwrap();
+        assert!(resolve.select_world(&[package], Some("wrapped")).is_ok());
     }
 
     #[test]

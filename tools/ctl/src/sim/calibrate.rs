@@ -12,7 +12,9 @@ use std::io::Write;
 use std::path::Path;
 use tally_engine::policy::Policy;
 use tally_simulator::trace::Alone;
-use tally_simulator::{Arrivals, Cut, Model, Report, Setup, SharingMode, Trace, simulate};
+use tally_simulator::{
+    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
+};
 
 /// A measured program and its trace.
 const PROGRAMS: [(&str, &str); 10] = [
@@ -225,11 +227,11 @@ impl<'a> Measured<'a> {
             _ => return None,
         };
         let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
-        let cut = match (is_vendor(row), row.get("transformed")) {
-            (true, _) => Cut::All,
-            (false, Some(_)) => Cut::Open,
+        let transformable = match (is_vendor(row), row.get("cut")) {
+            (true, _) => Transformable::All,
+            (false, Some(_)) => Transformable::Open,
             // Of a time when nothing was cut.
-            (false, None) => Cut::None,
+            (false, None) => Transformable::None,
         };
         let graph = text(row, "hp").ends_with("graph");
         let seconds = number(row, "seconds").unwrap_or(setup.seconds);
@@ -238,8 +240,15 @@ impl<'a> Measured<'a> {
         let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
         // A mode that could not keep up was given as long again.
         let overrun_seconds = seconds;
-        let setup =
-            Setup { sharing, cut, graph, seconds, overrun_seconds, warm_up_seconds, ..*setup };
+        let setup = Setup {
+            sharing,
+            transformable,
+            graph,
+            seconds,
+            overrun_seconds,
+            warm_up_seconds,
+            ..*setup
+        };
         let p99 = number(row, "p99_over_beside_idle").or(number(row, "p99_over_solo"))?;
         let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);

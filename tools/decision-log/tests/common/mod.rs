@@ -1,16 +1,16 @@
-//! What the tests share: random streams of inputs to an engine with a tape.
+//! What the tests share: random streams of inputs to an engine with a recorder.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use proptest::prelude::*;
 use std::path::PathBuf;
-use tally_decision_log::tape::Described;
+use tally_decision_log::recorder::Described;
 use tally_decision_log::{
-    About, Header, Reader, Record, Recorder, Tap, TapOptions, TapReader, Tape, Writer,
+    About, Header, Reader, Record, Recorded, Recorder, Tap, TapOptions, TapReader, Writer,
 };
 use tally_engine::policy::{
-    Class, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, launch_flags,
+    Answer, Class, ClientInfo, Context, Event, Fault, Launch, Policy, Subscriptions,
 };
-use tally_engine::profile::{CutState, KernelKey};
+use tally_engine::profile::{KernelKey, Transformation};
 use tally_engine::{Engine, EngineConfig, Measured, Submission};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
@@ -46,13 +46,16 @@ impl Described for Named {
 }
 
 impl Policy for Named {
+    fn subscriptions(&self) -> Subscriptions {
+        self.0.subscriptions()
+    }
     fn start(&mut self, context: &mut Context) {
         self.0.start(context);
     }
-    fn strike(&mut self, now_ns: u64, fault: &Fault) {
-        self.0.strike(now_ns, fault);
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        self.0.count_fault(now_ns, fault);
     }
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Decision, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.0.decide(launch, context)
     }
     fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
@@ -70,13 +73,13 @@ pub fn client(id: u32) -> ClientInfo {
 pub enum Input {
     Join(u32, bool),
     Leave(u32),
-    /// Client, kernel, shape, capabilities.
+    /// Client, kernel, shape, forms on offer.
     Submit(u32, u8, u8, u32),
     /// Client: the oldest launch on its stream ends.
     End(u32, u8),
-    GaveWay(u32, u16),
+    Yielded(u32, u16),
     Activity(u32, bool),
-    Cut(u8, u8),
+    Transform(u8, u8),
     Forget(u8),
     Tick,
 }
@@ -87,11 +90,11 @@ pub fn input() -> impl Strategy<Value = Input> {
         2 => (client.clone(), any::<bool>()).prop_map(|(c, high)| Input::Join(c, high)),
         1 => client.clone().prop_map(Input::Leave),
         8 => (client.clone(), 0u8..12, 0u8..3, 0u32..16)
-            .prop_map(|(c, k, s, f)| Input::Submit(c, k, s, f << 5)),
+            .prop_map(|(c, k, s, f)| Input::Submit(c, k, s, f)),
         6 => (client.clone(), 1u8..4).prop_map(|(c, n)| Input::End(c, n)),
-        2 => (client.clone(), any::<u16>()).prop_map(|(c, ns)| Input::GaveWay(c, ns)),
+        2 => (client.clone(), any::<u16>()).prop_map(|(c, ns)| Input::Yielded(c, ns)),
         3 => (client, any::<bool>()).prop_map(|(c, busy)| Input::Activity(c, busy)),
-        2 => (0u8..12, 0u8..5).prop_map(|(k, s)| Input::Cut(k, s)),
+        2 => (0u8..12, 0u8..5).prop_map(|(k, s)| Input::Transform(k, s)),
         1 => (0u8..12).prop_map(Input::Forget),
         3 => Just(Input::Tick),
     ]
@@ -106,7 +109,7 @@ pub fn inputs() -> impl Strategy<Value = Vec<(u64, Input)>> {
 /// Drives an engine as the daemon would.
 pub struct Driver {
     pub engine: Engine,
-    pub tape: Tape,
+    pub recorder: Recorder,
     pub now_ns: u64,
     tickets: [u64; 5],
     ended: [u64; 5],
@@ -115,13 +118,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    pub fn new(policy: Named, tape: Tape) -> Self {
-        let recorder = Recorder::new(policy, 1, tape.clone());
+    pub fn new(policy: Named, recorder: Recorder) -> Self {
+        let recorded = Recorded::new(policy, 1, recorder.clone());
         let config = EngineConfig { window_ns: 300_000, sm_count: 132, ..Default::default() };
-        let engine = Engine::new(config, Box::new(recorder));
+        let engine = Engine::new(config, Box::new(recorded));
         Driver {
             engine,
-            tape,
+            recorder,
             now_ns: 1_000,
             tickets: [0; 5],
             ended: [0; 5],
@@ -132,8 +135,8 @@ impl Driver {
 
     pub fn set_policy(&mut self, policy: Named) {
         self.generation += 1;
-        let recorder = Recorder::new(policy, self.generation, self.tape.clone());
-        self.engine.set_policy(self.now_ns, Box::new(recorder), &mut self.out);
+        let recorded = Recorded::new(policy, self.generation, self.recorder.clone());
+        self.engine.set_policy(self.now_ns, Box::new(recorded), &mut self.out);
     }
 
     fn key(kernel: u8) -> KernelKey {
@@ -152,13 +155,14 @@ impl Driver {
                 e.client_joined(now, info, self.tickets[id as usize], out);
             }
             Input::Leave(id) => e.client_left(now, id, out),
-            Input::Submit(id, kernel, _, flags) => {
+            Input::Submit(id, kernel, _, offered) => {
                 let known = e.intern(&Self::key(kernel));
                 let ticket = &mut self.tickets[id as usize];
                 let submission = Submission {
                     ticket: *ticket,
                     kernel: known,
-                    flags: flags & !launch_flags::HIGH_BUSY,
+                    state: 0,
+                    offered,
                     grid_blocks: u64::from(kernel) * 300 + 1,
                     block_threads: 128,
                     shared_bytes: 0,
@@ -175,20 +179,20 @@ impl Driver {
                 let measured = Some(Measured { completion: *ended as u32, ns: 80_000 });
                 e.progress(now, id, 0, *ended as u32, measured, out);
             }
-            Input::GaveWay(id, ns) => {
-                e.gave_way(id, self.ended[id as usize], u64::from(ns) * 10 + 1);
+            Input::Yielded(id, ns) => {
+                e.launch_yielded(id, self.ended[id as usize], u64::from(ns) * 10 + 1);
             }
             Input::Activity(id, busy) => e.high_activity(now, id, busy, now, out),
-            Input::Cut(kernel, state) => {
+            Input::Transform(kernel, state) => {
                 if let Some(id) = e.intern(&Self::key(kernel)) {
-                    e.set_cut(
+                    e.set_transformation(
                         id,
                         match state {
-                            0 => CutState::Unknown,
-                            1 => CutState::Preparable,
-                            2 => CutState::Preparing,
-                            3 => CutState::Ready { sliceable: true, preemptible: true },
-                            _ => CutState::WholeOnly("its blocks wait for one another"),
+                            0 => Transformation::Unknown,
+                            1 => Transformation::Preparable,
+                            2 => Transformation::Preparing,
+                            3 => Transformation::Ready { sliced: true, preemptible: true },
+                            _ => Transformation::WholeOnly("its blocks wait for one another"),
                         },
                     );
                 }
@@ -210,7 +214,7 @@ impl Driver {
     }
 
     pub fn pump(&mut self) {
-        while self.tape.pump(self.engine.world_mut(), &mut || None) {}
+        while self.recorder.pump(self.engine.world_mut(), &mut || None) {}
     }
 }
 
@@ -220,7 +224,7 @@ pub fn options(ring_bytes: usize, from_start: bool) -> TapOptions {
 
 pub fn header() -> Header {
     Header {
-        contract: "tally:policy@0.1.1".into(),
+        contract: "tally:policy@0.1.0".into(),
         core: "test".into(),
         started_unix_s: 1,
         limits: serde_json::json!({}),
@@ -228,12 +232,12 @@ pub fn header() -> Header {
     }
 }
 
-/// A tape that records from the start.
-pub fn taped(ring_bytes: usize) -> (Tape, TapReader) {
-    let tape = Tape::default();
+/// A recorder that records from the start.
+pub fn recorded_into(ring_bytes: usize) -> (Recorder, TapReader) {
+    let recorder = Recorder::default();
     let (tap, reader) = Tap::new(1, options(ring_bytes, true));
-    tape.insert(tap, &Default::default(), About::default(), 0);
-    (tape, reader)
+    recorder.insert(tap, &Default::default(), About::default(), Subscriptions::NONE);
+    (recorder, reader)
 }
 
 /// Everything in the ring, through a file and back.

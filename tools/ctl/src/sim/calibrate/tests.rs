@@ -108,13 +108,13 @@ fn a_row_is_simulated_with_the_configuration_that_it_was_measured_with() {
         Measured::of(row, &Setup::default()).unwrap().compare(policies).map_err(|e| e.to_string())
     };
     let plain = of(&row, &policies()).unwrap();
-    row["policy_config"] = json!("cut = false\n");
+    row["policy_config"] = json!("forms = false\n");
     let whole = of(&row, &policies()).unwrap();
     assert!(whole.p99_over_alone > 2.0 * plain.p99_over_alone, "nothing gives way");
-    assert_eq!(whole.policy_config.as_deref(), Some("cut = false\n"));
+    assert_eq!(whole.policy_config.as_deref(), Some("forms = false\n"));
     let mut table = Vec::new();
     show(&mut table, &[whole]).unwrap();
-    assert!(String::from_utf8(table).unwrap().contains("| tally-mps, `cut = false` |"));
+    assert!(String::from_utf8(table).unwrap().contains("| tally-mps, `forms = false` |"));
     row["policy_config"] = json!("cat = false\n");
     assert!(of(&row, &policies()).is_err_and(|why| why.contains("cat")));
     // Another policy has no such settings.

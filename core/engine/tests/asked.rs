@@ -1,0 +1,172 @@
+//! What a policy is asked and told: subscriptions, clients' usage, reasons, and holds that
+//! another client's completion ends.
+
+mod common;
+
+use common::{HIGH, LOW, Script, granted, info, key, submission, took};
+use std::sync::{Arc, Mutex};
+use tally_engine::policy::*;
+use tally_engine::{Engine, EngineConfig};
+
+const OTHER: ClientId = 3;
+
+fn engine(script: Script) -> (Engine, Vec<tally_engine::Action>) {
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    for (id, class) in [(HIGH, Class::High), (LOW, Class::BestEffort), (OTHER, Class::BestEffort)] {
+        e.client_joined(0, info(id, class), 0, &mut out);
+    }
+    out.clear();
+    (e, out)
+}
+
+#[test]
+fn only_what_was_subscribed_to_is_told() {
+    for deaf_to in [
+        Subscriptions::ACTIVITY,
+        Subscriptions::COMPLETIONS,
+        Subscriptions::MEMBERSHIP,
+        Subscriptions::TIMER,
+    ] {
+        let seen = Arc::default();
+        let timer = Command::SetTimer { delay_ns: 10, token: 4 };
+        let script = Script {
+            seen: Arc::clone(&seen),
+            deaf_to,
+            on_event: [timer].into(),
+            ..Default::default()
+        };
+        let (mut e, mut out) = engine(script);
+        let kernel = e.intern(&key("k"));
+        e.high_activity(1, HIGH, true, 1, &mut out);
+        e.high_activity(2, HIGH, false, 2, &mut out);
+        e.submitted(3, LOW, submission(0, kernel), &mut out);
+        e.progress(500_000, LOW, 0, 1, took(1, 400), &mut out);
+        e.tick(600_000, &mut out);
+        e.client_left(700_000, OTHER, &mut out);
+        let seen = seen.lock().unwrap();
+        let told = |kind| seen.events.iter().filter(|e| e.kind() == kind).count();
+        for (kind, count) in [
+            (Subscriptions::ACTIVITY, 2),
+            (Subscriptions::COMPLETIONS, 1),
+            (Subscriptions::MEMBERSHIP, 4),
+            (Subscriptions::TIMER, 1),
+        ] {
+            assert_eq!(
+                told(kind),
+                if kind == deaf_to { 0 } else { count },
+                "{kind:?} without {deaf_to:?}"
+            );
+        }
+        assert_eq!(e.policy_stats().events, seen.events.len() as u64);
+    }
+}
+
+#[test]
+fn a_completion_says_what_was_measured_and_what_is_charged() {
+    let seen = Arc::default();
+    let (mut e, mut out) = engine(Script { seen: Arc::clone(&seen), ..Default::default() });
+    let kernel = e.intern(&key("k"));
+    for (ticket, measured) in [(0, took(1, 400)), (1, None)] {
+        e.submitted(ticket * 1_000_000, LOW, submission(ticket, kernel), &mut out);
+        let end_ns = ticket * 1_000_000 + 900;
+        e.progress(end_ns, LOW, 0, ticket as u32 + 1, measured, &mut out);
+    }
+    let seen = seen.lock().unwrap();
+    let times: Vec<_> = seen
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Completed(done) => Some((done.predicted_ns, done.measured_ns, done.charged_ns)),
+            _ => None,
+        })
+        .collect();
+    // The second was not measured: charged as predicted, not for the time until it was seen.
+    assert_eq!(times, [(0, Some(400), 400), (400, None, 400)]);
+}
+
+/// Holds one client's launches until another's end, and notes what it sees of them.
+struct Waits {
+    seen: Arc<Mutex<Vec<(ClientId, Usage)>>>,
+    wants_usage: bool,
+}
+
+impl Policy for Waits {
+    fn subscriptions(&self) -> Subscriptions {
+        if self.wants_usage { Subscriptions::USAGE } else { Subscriptions::NONE }
+    }
+
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        let other = if launch.client == LOW { OTHER } else { LOW };
+        let usage = context.world.clients[&other].usage;
+        self.seen.lock().unwrap().push((launch.client, usage));
+        Ok(if launch.client == LOW && launch.state & launch_state::OFFERED_AGAIN == 0 {
+            Answer { decision: Decision::HoldUntilCompletion(HOLD_UNTIL_CHANGE), reason: 7 }
+        } else {
+            Decision::Run(0).into()
+        })
+    }
+}
+
+#[test]
+fn a_hold_until_completion_ends_with_another_clients_launch_and_not_with_its_own() {
+    let seen = Arc::default();
+    let policy = Waits { seen: Arc::clone(&seen), wants_usage: true };
+    let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
+    let mut e = Engine::new(config, Box::new(policy));
+    let mut out = Vec::new();
+    for id in [LOW, OTHER] {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);
+    }
+    e.submitted(1_000, OTHER, submission(0, None), &mut out);
+    e.submitted(2_000, LOW, submission(0, None), &mut out);
+    assert_eq!((granted(&out, OTHER), granted(&out, LOW)), (Some(1), Some(0)), "held");
+    assert_eq!(e.client_state(LOW).unwrap().reason, 7);
+    e.progress(9_000, OTHER, 0, 1, took(1, 5_000), &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    assert_eq!(e.client_state(LOW).unwrap().reason, 0);
+    // Held again, with a launch of its own in flight: that one's end changes nothing.
+    e.submitted(10_000, LOW, submission(1, None), &mut out);
+    e.progress(12_000, LOW, 0, 1, None, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    // The time of the hold is over.
+    e.tick(10_000 + EngineConfig::default().hold_ns_max, &mut out);
+    assert_eq!(granted(&out, LOW), Some(2));
+    let seen = seen.lock().unwrap();
+    let idle = Usage::default();
+    let busy = Usage { in_flight: 1, ..idle };
+    let done = Usage { measured_ns: 5_000, charged_ns: 5_000, ..idle };
+    assert_eq!(seen[..3], [(OTHER, idle), (LOW, busy), (LOW, done)]);
+}
+
+#[test]
+fn a_client_that_waits_is_seen_to_wait_since_its_oldest_launch() {
+    let seen = Arc::default();
+    let policy = Waits { seen: Arc::clone(&seen), wants_usage: true };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(policy));
+    let mut out = Vec::new();
+    for id in [LOW, OTHER] {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);
+    }
+    for ticket in 0..3 {
+        e.submitted(2_000 + ticket, LOW, submission(ticket, None), &mut out);
+    }
+    e.submitted(5_000, OTHER, submission(0, None), &mut out);
+    let (who, usage) = *seen.lock().unwrap().last().unwrap();
+    assert_eq!((who, usage.waiting_since_ns, usage.in_flight), (OTHER, 2_000, 0));
+}
+
+#[test]
+fn usage_is_not_kept_up_for_who_does_not_read_it() {
+    let seen = Arc::default();
+    let policy = Waits { seen: Arc::clone(&seen), wants_usage: false };
+    let mut e = Engine::with_policy(EngineConfig::default(), policy);
+    let mut out = Vec::new();
+    for id in [LOW, OTHER] {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);
+    }
+    e.submitted(1, OTHER, submission(0, None), &mut out);
+    e.submitted(2, LOW, submission(0, None), &mut out);
+    assert!(seen.lock().unwrap().iter().all(|(_, usage)| *usage == Usage::default()));
+    assert!(!e.policy().wants_usage, "the engine gives its policy by its own type");
+}

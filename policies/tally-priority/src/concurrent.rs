@@ -1,0 +1,270 @@
+//! Where kernels run at once: the form of each launch that may start beside a high-priority client.
+//!
+//! Usual paths first: a launch predicted to be within the bound runs whole without a
+//! look at anything; a long kernel that is known runs in its chosen form. Only a new
+//! kernel, one whose offers changed, one due for review, or a try asks the core for
+//! the kernel's profile, which costs a call and allocates.
+
+pub mod candidates;
+pub mod choose;
+pub mod profiler;
+
+use crate::reason;
+use crate::settings::Settings;
+use candidates::{candidates, graph_form, has_boundaries};
+use profiler::Entry;
+use tally_sdk::codec::{Reader, Writer};
+use tally_sdk::host::{self, Gauge};
+use tally_sdk::{
+    Answer, Counters, Decision, Form, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved,
+    TokenBucket, Transformation,
+};
+
+/// A form that is not there yet is asked for again after so many launches of the same client: the
+/// core may have been too busy to make it. Each client has transformed kernels of its own, even of the same name.
+const ASK_AGAIN_LAUNCHES: u32 = 256;
+/// Kernels named in the log because they can only run whole.
+const TOLD_MAX: u32 = 32;
+/// Long kernels that are remembered. One training step has some hundreds.
+const KERNELS_MAX: usize = 4_096;
+/// Kernels kept over a reload, those launched last: decisions wait while they are written
+/// down.
+pub const KEPT_MAX: usize = 1_024;
+/// Tries that can be saved up for when there is something to try.
+const TRIES_SAVED_MAX: u32 = 8;
+/// What the policy saves. Older versions are refused.
+pub const FORMAT: &str = "tally-priority";
+pub const VERSION: u32 = 1;
+/// Room left for what an entry takes at most.
+const ENTRY_BYTES_MAX: usize = 256;
+
+/// Places in [`Forms::counters`], the first four by [`Form`].
+const COUNTERS: [&str; 6] = [
+    "launches_whole",
+    "launches_sliced",
+    "launches_preemptible",
+    "launches_sm_limited",
+    "launches_explored",
+    "transformations_requested",
+];
+const EXPLORED: usize = 4;
+const REQUESTED: usize = 5;
+
+/// What is known of kernels, and of the forms chosen.
+#[derive(Debug)]
+pub struct Forms {
+    settings: Settings,
+    /// Of the settings at first: what was measured belongs to them.
+    fingerprint: u64,
+    kernels: LruMap<Entry>,
+    /// Of those, the long ones that can only run whole.
+    long_whole: usize,
+    /// How often a form may be tried that is not thought best: a share of all launches. The paper needs no bound,
+    /// since it measures before it serves.
+    tries: TokenBucket,
+    counters: Counters<6>,
+    known_gauge: Gauge,
+    long_whole_gauge: Gauge,
+    shown: (usize, usize),
+    told: u32,
+}
+
+impl Forms {
+    /// Nothing is known.
+    pub fn new(settings: Settings) -> Self {
+        Forms {
+            // FNV-1a: not against attackers, who could as well save another policy.
+            fingerprint: settings.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            }),
+            settings,
+            kernels: LruMap::new(KERNELS_MAX, Entry::default()),
+            long_whole: 0,
+            tries: TokenBucket::new(settings.explore_permille, TRIES_SAVED_MAX),
+            counters: Counters::new(COUNTERS),
+            known_gauge: Gauge::new("kernels_known"),
+            long_whole_gauge: Gauge::new("long_whole_kernels"),
+            shown: (0, 0),
+            told: 0,
+        }
+    }
+
+    /// The same settings for another sharing mode, before anything was decided.
+    pub fn configure(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
+    /// The form of a launch that starts now.
+    pub fn decide(&mut self, launch: &Launch) -> Answer {
+        self.tries.earn();
+        let bound_ns = if launch.is_graph() { 0 } else { self.settings.turnaround_ns_max };
+        let answer = if !self.settings.forms
+            // Never measured is 0: it has to run whole to be.
+            || launch.predicted_ns <= bound_ns
+            // One id for many kernels: nothing to measure.
+            || (launch.kernel == NO_KERNEL && !launch.is_graph())
+        {
+            Decision::Run(0).because(reason::SHORT)
+        } else if launch.is_graph() {
+            self.graph(launch)
+        } else {
+            self.kernel(launch)
+        };
+        self.counters.add(launch.runs_as(answer.decision) as usize, 1);
+        self.counters.tick(launch.now_ns);
+        answer
+    }
+
+    /// Hand the counts over.
+    pub fn hand_over(&mut self) {
+        self.counters.hand_over();
+    }
+
+    fn graph(&mut self, launch: &Launch) -> Answer {
+        let decision = graph_form(launch, &self.settings);
+        if !launch.offers(decision.form().0) {
+            return self.prepare(launch, decision);
+        }
+        decision.because(reason::CHOSEN)
+    }
+
+    fn kernel(&mut self, launch: &Launch) -> Answer {
+        if launch.can_prepare() && !launch.can_preempt() && has_boundaries(launch) {
+            let answer = self.prepare(launch, Decision::Preemptible);
+            if answer != Decision::Run(0) {
+                return answer;
+            }
+        }
+        let entry = self.entry(launch.kernel);
+        let stands = entry.stands(launch);
+        // What is worth trying may have been measured since, so look first.
+        if !stands || (entry.next.is_some() && self.tries.allows()) {
+            self.review(launch);
+        }
+        if self.tries.allows()
+            && let Some(next) = self.entry(launch.kernel).next
+        {
+            let all = candidates(launch, &self.settings);
+            self.entry(launch.kernel).count_try(next, &all);
+            self.tries.spend();
+            self.counters.add(EXPLORED, 1);
+            return next.because(reason::TRIED);
+        }
+        self.entry(launch.kernel).chosen.because(reason::CHOSEN)
+    }
+
+    /// Answer with a form that is not there yet, so that it is made; not each time.
+    fn prepare(&mut self, launch: &Launch, decision: Decision) -> Answer {
+        let entry = self.entry(launch.kernel);
+        if entry.ask_in > 0 && entry.asked_for == Some(launch.client) {
+            entry.ask_in -= 1;
+            return Decision::Run(0).because(reason::CHOSEN);
+        }
+        entry.ask_in = ASK_AGAIN_LAUNCHES - 1;
+        entry.asked_for = Some(launch.client);
+        self.counters.add(REQUESTED, 1);
+        decision.because(reason::PREPARED)
+    }
+
+    /// Choose anew from what the core measured.
+    fn review(&mut self, launch: &Launch) {
+        let settings = self.settings;
+        // Without another form there is nothing to compare.
+        let profile = if candidates(launch, &settings).len() > 1 {
+            host::kernel_profile(launch.kernel)
+        } else {
+            None
+        };
+        let entry = self.entry(launch.kernel);
+        let before = entry.is_long_whole;
+        entry.review(launch, profile.as_ref(), &settings);
+        let (after, tell) = (entry.is_long_whole, entry.is_long_whole && !entry.is_told);
+        entry.is_told |= tell;
+        self.long_whole = self.long_whole + usize::from(after) - usize::from(before);
+        if tell && self.told < TOLD_MAX {
+            self.told += 1;
+            tell_long_whole(launch);
+        }
+        self.show();
+    }
+
+    fn entry(&mut self, kernel: KernelId) -> &mut Entry {
+        let (entry, evicted) = self.kernels.get_or_insert_with(kernel, Entry::default);
+        self.long_whole -= usize::from(evicted.is_some_and(|old| old.is_long_whole));
+        entry
+    }
+
+    fn show(&mut self) {
+        let now = (self.kernels.len(), self.long_whole);
+        if self.shown.0 != now.0 {
+            self.known_gauge.set(now.0 as i64);
+        }
+        if self.shown.1 != now.1 {
+            self.long_whole_gauge.set(now.1 as i64);
+        }
+        self.shown = now;
+    }
+
+    /// Write down what was measured: the fingerprint of the settings, tries saved up, kernels told of, and the
+    /// entries, the one used last first, so that what does not fit is what was not used for longest.
+    pub fn snapshot(&self) -> Saved {
+        let mut out = Writer::new(FORMAT, VERSION);
+        for n in [self.fingerprint, self.tries.credit(), self.told.into()] {
+            out.number(n);
+        }
+        for (kernel, entry) in self.kernels.latest(KEPT_MAX) {
+            if !out.has_room(ENTRY_BYTES_MAX) {
+                break;
+            }
+            out.number(kernel.into());
+            entry.write(&mut out);
+        }
+        out.finish()
+    }
+
+    /// Go on from that. Nothing changes if it is refused.
+    pub fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        let mut from = Reader::new(from, FORMAT, VERSION)?;
+        let same_settings = from.number()? == self.fingerprint;
+        let (credit, told) = (from.number()?, from.small()?);
+        let mut entries = Vec::new();
+        while !from.is_done() {
+            entries.push((from.small()?, Entry::read(&mut from)?));
+        }
+        for (kernel, mut entry) in entries.into_iter().rev() {
+            entry.ask_in = entry.ask_in.min(ASK_AGAIN_LAUNCHES - 1);
+            if !same_settings {
+                entry.look_again();
+            }
+            let place = self.entry(kernel);
+            let (before, after) = (place.is_long_whole, entry.is_long_whole);
+            *place = entry;
+            self.long_whole = self.long_whole + usize::from(after) - usize::from(before);
+        }
+        self.tries.put(credit);
+        self.told = told.min(TOLD_MAX);
+        self.show();
+        Ok(())
+    }
+
+    /// Long kernels that are known.
+    #[cfg(test)]
+    pub fn known(&self) -> usize {
+        self.kernels.len()
+    }
+}
+
+/// Name a kernel that holds high priority up and why, once.
+fn tell_long_whole(launch: &Launch) {
+    let Some(profile) = host::kernel_profile(launch.kernel) else { return };
+    let why = match &profile.transformation {
+        Transformation::WholeOnly(why) => why.as_str(),
+        _ if !has_boundaries(launch) => "all its blocks start at once",
+        _ if !launch.offers(Form::Sliced) && !launch.offers(Form::Preemptible) => {
+            "no other form is on offer"
+        }
+        _ => "no other form is worth its cost",
+    };
+    let (id, us, blocks) = (launch.kernel, launch.predicted_ns / 1_000, launch.grid_blocks);
+    host::log(Level::Info, &format!("kernel {id} runs whole for {us} us ({blocks} blocks): {why}"));
+}

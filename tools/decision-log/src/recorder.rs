@@ -1,0 +1,635 @@
+//! Recording: around the policy, on the dispatch thread.
+//!
+//! A [`Recorder`] goes round the active policy ([`Recorded`]) and has any number of
+//! [`Tap`]s, usually none: then a call costs one load of a flag. Each tap is one ring to
+//! one [`TapReader`] on another thread, and is in one of two states:
+//!
+//! ```text
+//!          every kernel, all clients, the policy: in the ring
+//!   Base ------------------------------------------------------> Live
+//!    ^    (in pieces: Recorder::pump; calls meanwhile are not logged)   |
+//!    +--------- a record finds no room: calls are lost, counted ----+
+//! ```
+//!
+//! So a reader has the exact world at every call that it sees, and knows where it saw
+//! none. Nothing here waits, logs or, once a tap is in, allocates; what is to be dropped
+//! is handed back.
+
+use crate::record::{About, Begin, Encoder, SavedState, of_call};
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tally_engine::policy::{
+    Answer, ClientId, Completion, Context, Event, Fault, KernelId, Launch, Policy, Subscriptions,
+    Usage, World,
+};
+use tally_engine::profile::{KERNELS_MAX, Profiles};
+
+/// Kernels described in one [`Recorder::pump`].
+const KERNELS_EACH: u32 = 64;
+/// No kernel's id: the reader knows none at a place.
+const UNTOLD: KernelId = KernelId::MAX;
+/// Clients connected at once, for which room is made beforehand.
+const CLIENTS_ROOM: usize = 4_096;
+/// Bytes of a usual record, for which room is made beforehand.
+const SCRATCH_BYTES: usize = 64 << 10;
+/// Free room in a ring without which a policy is not asked for what it knows: the largest
+/// state, and what goes in with it.
+const STATE_ROOM_BYTES: usize = 512 << 10;
+/// Smallest ring.
+pub const RING_BYTES_MIN: usize = 4 << 10;
+/// Largest ring.
+pub const RING_BYTES_MAX: usize = 1 << 30;
+
+/// What both ends of a tap know.
+#[derive(Debug, Default)]
+struct Counts {
+    dropped: AtomicU64,
+    live: AtomicBool,
+    too_small: AtomicBool,
+}
+
+/// How a tap is made.
+#[derive(Clone, Copy, Debug)]
+pub struct TapOptions {
+    /// Room between the threads, bytes; kept within [`RING_BYTES_MIN`]..=[`RING_BYTES_MAX`].
+    pub ring_bytes: usize,
+    /// Also completions that the policy did not ask for.
+    pub completions: bool,
+    /// Put in before the policy starts, so that nothing comes before.
+    pub from_start: bool,
+    /// Else: begin with what the policy knows then, if it can say and the ring has room.
+    pub state: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// `cursor`: a place in the table of kernels.
+    Base {
+        begun: bool,
+        cursor: u32,
+        how: Begin,
+    },
+    Live,
+}
+
+/// The dispatch thread's end of a ring.
+#[derive(Debug)]
+pub struct Tap {
+    ring: Producer<u8>,
+    counts: Arc<Counts>,
+    state: State,
+    completions: bool,
+    /// The policy is to be asked for what it knows; once.
+    asks_state: bool,
+    /// The kernel that the reader knows at each place of the table.
+    told: Box<[KernelId]>,
+    /// Records lost since the last `Begin`.
+    lost: u64,
+    /// For [`Profiles::watch`].
+    list: Option<Vec<u32>>,
+    known: Vec<(ClientId, Usage)>,
+    id: u64,
+}
+
+/// The other end.
+#[derive(Debug)]
+pub struct TapReader {
+    ring: Consumer<u8>,
+    counts: Arc<Counts>,
+}
+
+impl Tap {
+    /// Both ends. `id` names it for [`Recorder::remove`].
+    pub fn new(id: u64, options: TapOptions) -> (Tap, TapReader) {
+        let bytes = options.ring_bytes.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        let (producer, consumer) = RingBuffer::new(bytes);
+        let counts = Arc::new(Counts::default());
+        counts.live.store(options.from_start, Relaxed);
+        let tap = Tap {
+            ring: producer,
+            counts: counts.clone(),
+            state: match options.from_start {
+                true => State::Live,
+                false => State::Base { begun: false, cursor: 0, how: Begin::MidRun },
+            },
+            completions: options.completions,
+            asks_state: options.state && !options.from_start && bytes >= STATE_ROOM_BYTES,
+            told: vec![UNTOLD; KERNELS_MAX].into(),
+            lost: 0,
+            list: Some(Profiles::watch_list()),
+            known: Vec::with_capacity(CLIENTS_ROOM),
+            id,
+        };
+        (tap, TapReader { ring: consumer, counts })
+    }
+
+    /// Whole frames, or nothing.
+    fn put(&mut self, frames: &[u8]) -> bool {
+        let Ok(mut chunk) = self.ring.write_chunk(frames.len()) else {
+            return false;
+        };
+        let (first, second) = chunk.as_mut_slices();
+        let (head, tail) = frames.split_at(first.len());
+        first.copy_from_slice(head);
+        second.copy_from_slice(tail);
+        chunk.commit_all();
+        true
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(self.state, State::Live)
+    }
+
+    /// A record of a call, or of a change between two.
+    fn log(&mut self, frames: &[u8], records: u64) {
+        if self.is_live() && self.put(frames) {
+            return;
+        }
+        if self.is_live() {
+            self.fall_back();
+        }
+        if matches!(self.state, State::Base { how: Begin::AfterGap, .. }) {
+            self.lost += records;
+            self.counts.dropped.fetch_add(records, Relaxed);
+        }
+    }
+
+    /// The reader no longer knows the world.
+    fn fall_back(&mut self) {
+        self.counts.live.store(false, Relaxed);
+        self.told.fill(UNTOLD);
+        self.state = State::Base { begun: false, cursor: 0, how: Begin::AfterGap };
+    }
+
+    /// A kernel as it is now; what it is, if the reader does not know.
+    fn describe(&mut self, id: KernelId, profiles: &Profiles, scratch: &mut Vec<u8>) -> bool {
+        let Some(profile) = profiles.get(id) else { return true };
+        let told = &mut self.told[Profiles::place_of(id) as usize];
+        scratch.clear();
+        if *told != id {
+            frame(scratch, |e| e.kernel(id, &profile.key));
+        }
+        let before = std::mem::replace(told, id);
+        frame(scratch, |e| e.profile(id, profile));
+        let done = self.put(scratch);
+        if !done {
+            self.told[Profiles::place_of(id) as usize] = before;
+        }
+        done
+    }
+
+    /// A kernel changed.
+    fn changed(&mut self, id: KernelId, profiles: &Profiles, scratch: &mut Vec<u8>) {
+        match self.state {
+            State::Live => {
+                if !self.describe(id, profiles, scratch) {
+                    self.fall_back();
+                    self.lost += 1;
+                    self.counts.dropped.fetch_add(1, Relaxed);
+                }
+            }
+            State::Base { cursor, .. } if Profiles::place_of(id) >= cursor => {}
+            State::Base { begun, cursor, how } => {
+                if !self.describe(id, profiles, scratch) {
+                    self.state =
+                        State::Base { begun, cursor: cursor.min(Profiles::place_of(id)), how };
+                }
+            }
+        }
+    }
+
+    /// Go on with describing the world. True if anything was done.
+    fn pump(
+        &mut self,
+        world: &World,
+        (about, sub): (&About, Subscriptions),
+        state: &mut dyn FnMut() -> Option<SavedState>,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
+        let State::Base { mut begun, mut cursor, how } = self.state else { return false };
+        let mut moved = false;
+        if !begun {
+            scratch.clear();
+            frame(scratch, |e| e.base(world.sharing));
+            begun = self.put(scratch);
+            moved |= begun;
+        }
+        let places = world.profiles.places();
+        let until = cursor.saturating_add(KERNELS_EACH).min(places);
+        while begun && cursor < until {
+            if let Some((id, _)) = world.profiles.at(cursor)
+                && !self.describe(id, &world.profiles, scratch)
+            {
+                break;
+            }
+            cursor += 1;
+            moved = true;
+        }
+        self.state = State::Base { begun, cursor, how };
+        if !begun || cursor < places {
+            return moved;
+        }
+        let (mut how, mut saved) = (how, None);
+        if self.asks_state && how == Begin::MidRun {
+            if self.ring.slots() < STATE_ROOM_BYTES {
+                return moved;
+            }
+            self.asks_state = false;
+            saved = state();
+        }
+        scratch.clear();
+        if saved.is_some() {
+            how = Begin::Saved;
+            let about = About { saved, ..about.clone() };
+            frame(scratch, |e| e.policy(&about));
+        } else {
+            frame(scratch, |e| e.policy(about));
+        }
+        for view in world.clients.values() {
+            frame(scratch, |e| e.connected(&view.info));
+            if view.usage != Usage::default() {
+                frame(scratch, |e| e.usage(view.info.id, &view.usage));
+            }
+        }
+        let lost = self.lost;
+        frame(scratch, |e| e.begin(how, lost, sub));
+        if !self.put(scratch) {
+            if scratch.len() > self.ring.buffer().capacity() {
+                self.counts.too_small.store(true, Relaxed);
+            }
+            return moved;
+        }
+        self.lost = 0;
+        self.state = State::Live;
+        self.counts.live.store(true, Relaxed);
+        true
+    }
+}
+
+impl TapReader {
+    /// The next record's bytes, in `record`. False if there is none now.
+    pub fn next(&mut self, record: &mut Vec<u8>) -> bool {
+        let mut length = [0; 4];
+        {
+            let Ok(start) = self.ring.read_chunk(4) else { return false };
+            let (first, second) = start.as_slices();
+            for (to, from) in length.iter_mut().zip(first.iter().chain(second)) {
+                *to = *from;
+            }
+        }
+        let length = u32::from_le_bytes(length) as usize;
+        // Whole frames are put in at once.
+        let Ok(chunk) = self.ring.read_chunk(4 + length) else { return false };
+        let (first, second) = chunk.as_slices();
+        record.clear();
+        record.extend_from_slice(&first[first.len().min(4)..]);
+        record.extend_from_slice(&second[4usize.saturating_sub(first.len())..]);
+        chunk.commit_all();
+        true
+    }
+
+    /// The tap was taken out and everything was read.
+    pub fn is_over(&self) -> bool {
+        // In this order: what was put in before it was taken out is seen.
+        self.ring.is_abandoned() && self.ring.is_empty()
+    }
+
+    /// Records that found no room, since the start.
+    pub fn dropped(&self) -> u64 {
+        self.counts.dropped.load(Relaxed)
+    }
+
+    /// Every call is logged now; else the world is being described.
+    pub fn is_live(&self) -> bool {
+        self.counts.live.load(Relaxed)
+    }
+
+    /// Something that has to go in at once is larger than the ring.
+    pub fn is_too_small(&self) -> bool {
+        self.counts.too_small.load(Relaxed)
+    }
+}
+
+/// One record with its length before it.
+fn frame(scratch: &mut Vec<u8>, encode: impl FnOnce(&mut Encoder<'_>)) {
+    let at = scratch.len();
+    scratch.extend_from_slice(&[0; 4]);
+    encode(&mut Encoder(scratch));
+    let length = (scratch.len() - at - 4) as u32;
+    scratch[at..at + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    taps: Vec<Tap>,
+    scratch: Vec<u8>,
+    /// Clients that readers of live taps know, and what of their usage.
+    known: Vec<(ClientId, Usage)>,
+    about: About,
+    subscribed: Subscriptions,
+    /// Waiting to be given to the profiles.
+    list: Option<Vec<u32>>,
+}
+
+/// See the module's documentation. A handle: clones are the same recorder. All are used on
+/// one thread, so that its lock is never contended.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    on: AtomicBool,
+    completions: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+/// What a tap took, to be dropped elsewhere.
+#[derive(Debug)]
+pub struct Removed {
+    _tap: Option<Tap>,
+    _list: Option<Vec<KernelId>>,
+}
+
+impl Recorder {
+    /// Whether there is a tap.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.0.on.load(Relaxed)
+    }
+
+    /// Whether a tap wants completions that the policy does not.
+    #[inline]
+    pub fn wants_completions(&self) -> bool {
+        self.0.completions.load(Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Put in a tap; `about` is the active policy, `subscribed` what it is told.
+    pub fn insert(&self, mut tap: Tap, world: &World, about: About, subscribed: Subscriptions) {
+        let inner = &mut *self.lock();
+        if inner.taps.is_empty() {
+            inner.list = tap.list.take();
+            inner.known = std::mem::take(&mut tap.known);
+            inner.known.clear();
+            inner.known.extend(world.clients.iter().map(|(id, view)| (*id, view.usage)));
+            if inner.scratch.capacity() < SCRATCH_BYTES {
+                inner.scratch.reserve(SCRATCH_BYTES);
+            }
+        }
+        (inner.about, inner.subscribed) = (about, subscribed);
+        inner.taps.push(tap);
+        self.settle(inner);
+    }
+
+    /// Take out a tap. What it returns takes a while to drop.
+    pub fn remove(&self, id: u64, world: &mut World) -> Removed {
+        let inner = &mut *self.lock();
+        let at = inner.taps.iter().position(|tap| tap.id == id);
+        let tap = at.map(|at| inner.taps.swap_remove(at));
+        let list = inner.taps.is_empty().then(|| world.profiles.watch(None)).flatten();
+        self.settle(inner);
+        Removed { _tap: tap, _list: list }
+    }
+
+    fn settle(&self, inner: &Inner) {
+        self.0.on.store(!inner.taps.is_empty(), Relaxed);
+        self.0.completions.store(inner.taps.iter().any(|tap| tap.completions), Relaxed);
+    }
+
+    /// Between calls: note what changed, go on with describing the world. True if that
+    /// got anywhere and may have more to do. `state` asks the active policy what it
+    /// knows; it is called at most once for a tap, right before that sees its first call.
+    pub fn pump(&self, world: &mut World, state: &mut dyn FnMut() -> Option<SavedState>) -> bool {
+        let inner = &mut *self.lock();
+        inner.changes(world);
+        let mut moved = false;
+        for tap in &mut inner.taps {
+            let active = (&inner.about, inner.subscribed);
+            moved |= tap.pump(world, active, state, &mut inner.scratch);
+        }
+        moved
+    }
+
+    /// A completion that the policy did not ask for.
+    pub fn completion(&self, now_ns: u64, done: &Completion) {
+        let inner = &mut *self.lock();
+        inner.scratch.clear();
+        frame(&mut inner.scratch, |e| e.completion(now_ns, done));
+        for tap in inner.taps.iter_mut().filter(|tap| tap.completions) {
+            tap.log(&inner.scratch, 1);
+        }
+    }
+}
+
+impl Inner {
+    fn changes(&mut self, world: &mut World) {
+        if let Some(list) = self.list.take() {
+            world.profiles.watch(Some(list));
+        }
+        while let Some(id) = world.profiles.next_changed() {
+            for tap in &mut self.taps {
+                tap.changed(id, &world.profiles, &mut self.scratch);
+            }
+        }
+    }
+
+    /// What changed since the last call. `joining` is told by the call itself; its `usage` is known then to a
+    /// policy that reads it.
+    fn before(&mut self, world: &mut World, joining: Option<ClientId>, usage: bool) {
+        self.changes(world);
+        self.scratch.clear();
+        let mut records = 0;
+        let scratch = &mut self.scratch;
+        if world.clients.len() != self.known.len() || joining.is_some() {
+            self.known.retain(|(id, _)| {
+                let there = world.clients.contains_key(id);
+                if !there {
+                    frame(scratch, |e| e.gone(*id));
+                    records += 1;
+                }
+                there
+            });
+            for (id, view) in &world.clients {
+                if self.known.iter().any(|(known, _)| known == id) {
+                    continue;
+                }
+                self.known.push((*id, Usage::default()));
+                // A client that joins and whose usage is to be told is introduced before the call.
+                if joining != Some(*id) || (usage && view.usage != Usage::default()) {
+                    frame(scratch, |e| e.connected(&view.info));
+                    records += 1;
+                }
+            }
+        }
+        if usage {
+            for (id, known) in &mut self.known {
+                let Some(view) = world.clients.get(id).filter(|view| view.usage != *known) else {
+                    continue;
+                };
+                *known = view.usage;
+                frame(scratch, |e| e.usage(*id, known));
+                records += 1;
+            }
+        }
+        if records > 0 {
+            self.log(records);
+        }
+    }
+
+    /// Hand what is in `scratch` to the taps.
+    fn log(&mut self, records: u64) {
+        for tap in &mut self.taps {
+            tap.log(&self.scratch, records);
+        }
+    }
+}
+
+/// A policy that can say which one it is.
+pub trait Described {
+    /// Everything but the generation.
+    fn about(&self) -> About;
+}
+
+/// A policy with a recorder round it: what an engine owns.
+///
+/// A recording may want completions that the policy does not: then the engine is asked for them, and they go to the
+/// recording only.
+pub struct Recorded<P> {
+    policy: P,
+    generation: u64,
+    recorder: Recorder,
+}
+
+impl<P: Policy + Described> Recorded<P> {
+    /// Put a recorder round the policy that is this generation.
+    pub fn new(policy: P, generation: u64, recorder: Recorder) -> Self {
+        Recorded { policy, generation, recorder }
+    }
+
+    /// Which policy it is.
+    pub fn about(&self) -> About {
+        About { generation: self.generation, ..self.policy.about() }
+    }
+
+    /// The policy itself.
+    pub fn inner(&self) -> &P {
+        &self.policy
+    }
+
+    /// The policy itself. Calls of it belong to the engine.
+    pub fn inner_mut(&mut self) -> &mut P {
+        &mut self.policy
+    }
+
+    /// The policy, without the recorder.
+    pub fn into_inner(self) -> P {
+        self.policy
+    }
+
+    fn reads_usage(&self) -> bool {
+        self.policy.subscriptions().has(Subscriptions::USAGE)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recorded_start(&mut self, context: &mut Context) {
+        let (about, usage) = (self.about(), self.reads_usage());
+        let inner = &mut *self.recorder.lock();
+        inner.before(&mut context.world, None, usage);
+        self.policy.start(context);
+        (inner.about, inner.subscribed) = (about, self.policy.subscriptions());
+        let commands = context.commands.list();
+        inner.scratch.clear();
+        let (about, subscribed, scratch) = (&inner.about, inner.subscribed, &mut inner.scratch);
+        frame(scratch, |e| e.policy(about));
+        frame(scratch, |e| e.begin(Begin::PolicyStart, 0, subscribed));
+        frame(scratch, |e| e.start(commands));
+        inner.log(3);
+    }
+
+    #[inline(never)]
+    fn recorded_decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        let usage = self.reads_usage();
+        let inner = &mut *self.recorder.lock();
+        inner.before(&mut context.world, None, usage);
+        let result = self.policy.decide(launch, context);
+        let commands = context.commands.list();
+        inner.scratch.clear();
+        frame(&mut inner.scratch, |e| e.decide(launch, of_call(&result), commands));
+        inner.log(1);
+        result
+    }
+
+    #[inline(never)]
+    fn recorded_event(
+        &mut self,
+        now_ns: u64,
+        event: &Event,
+        context: &mut Context,
+    ) -> Result<(), Fault> {
+        let usage = self.reads_usage();
+        let inner = &mut *self.recorder.lock();
+        let joining = match event {
+            Event::Joined(info) => Some(info.id),
+            _ => None,
+        };
+        inner.before(&mut context.world, joining, usage);
+        let result = self.policy.on_event(now_ns, event, context);
+        let commands = context.commands.list();
+        inner.scratch.clear();
+        frame(&mut inner.scratch, |e| e.event(now_ns, event, of_call(&result), commands));
+        inner.log(1);
+        result
+    }
+}
+
+impl<P: Policy + Described> Policy for Recorded<P> {
+    #[inline]
+    fn subscriptions(&self) -> Subscriptions {
+        let own = self.policy.subscriptions();
+        if self.recorder.wants_completions() { own.and(Subscriptions::COMPLETIONS) } else { own }
+    }
+
+    fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
+        if self.recorder.is_on() {
+            let inner = &mut *self.recorder.lock();
+            inner.scratch.clear();
+            frame(&mut inner.scratch, |e| e.counted_fault(now_ns, fault.kind, &fault.message));
+            inner.log(1);
+        }
+        self.policy.count_fault(now_ns, fault);
+    }
+
+    fn start(&mut self, context: &mut Context) {
+        match self.recorder.is_on() {
+            true => self.recorded_start(context),
+            false => self.policy.start(context),
+        }
+    }
+
+    #[inline]
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        match self.recorder.is_on() {
+            true => self.recorded_decide(launch, context),
+            false => self.policy.decide(launch, context),
+        }
+    }
+
+    #[inline]
+    fn on_event(&mut self, now_ns: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        if let Event::Completed(done) = event
+            && !self.policy.subscriptions().has(Subscriptions::COMPLETIONS)
+        {
+            self.recorder.completion(now_ns, done);
+            return Ok(());
+        }
+        match self.recorder.is_on() {
+            true => self.recorded_event(now_ns, event, context),
+            false => self.policy.on_event(now_ns, event, context),
+        }
+    }
+}
