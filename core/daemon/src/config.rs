@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn the_configuration_in_force_is_printed_as_one_that_comes_to_the_same() {
-        let config = "[socket]\npath = \"/x/clients/s\"\n[policy]\ncapabilities = [\"client-identity\"]\n\
+        let config = "[socket]\npath = \"/x/clients/s\"\n[policy]\ncapabilities = [\"identity\"]\n\
                       [engine]\nhold_ms_max = 5000\n[policy.limits]\npreset = \"interpreted\"\n";
         let config: Config = toml::from_str(config).unwrap();
         let text = config.effective().unwrap();

@@ -63,7 +63,7 @@ fn an_ab_test_does_not_replace_the_active_policy_unless_told_to() {
     let dir = tempfile::tempdir().unwrap();
     let (copy, other) = (dir.path().join("tally-priority.wasm"), dir.path().join("other.toml"));
     std::fs::copy(&priority, &copy).unwrap();
-    std::fs::write(&other, "cut = false\n").unwrap();
+    std::fs::write(&other, "forms = false\n").unwrap();
     core.ask(json!({"cmd": "policy_load", "path": copy}));
     let (code, message) = core.refused(start(Some(&fifo), None, false));
     assert_eq!(code, "conflict");

@@ -27,6 +27,7 @@ pub fn admin(data: &[u8]) {
     let requests = bytes.iter().filter(|byte| **byte == b'\n').count();
     let are_short = lines.iter().all(|length| *length <= LINE_BYTES_MAX);
     let messages = input.messages(bytes);
+    harness::prepare();
     peer::runtime(|runtime| {
         let before = peer::descriptors() - messages.iter().map(|m| m.fds.len()).sum::<usize>();
         let after = harness::connect(runtime, EntryPoint::Admin, trusted, messages);

@@ -405,7 +405,12 @@ impl Recorder {
     /// knows; it is called at most once for a tap, right before that sees its first call.
     pub fn pump(&self, world: &mut World, state: &mut dyn FnMut() -> Option<SavedState>) -> bool {
         let inner = &mut *self.lock();
-        inner.changes(world);
+        if world.clients.len() == inner.known.len() {
+            inner.changes(world);
+        } else {
+            // Also where the policy is not told who comes and goes.
+            inner.before(world, None, false);
+        }
         let mut moved = false;
         for tap in &mut inner.taps {
             let active = (&inner.about, inner.subscribed);

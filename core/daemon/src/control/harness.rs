@@ -65,6 +65,11 @@ static LOADER: LazyLock<Arc<Loader>> = LazyLock::new(|| {
     Arc::new(Loader::always(fifo).expect("a component of the corpus"))
 });
 
+/// Open what every connection uses.
+pub fn prepare() {
+    LazyLock::force(&LOADER);
+}
+
 fn config() -> Config {
     let nowhere = |name: &str| PathBuf::from(format!("/nonexistent/{name}"));
     let mut config = Config::default();

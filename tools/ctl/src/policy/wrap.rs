@@ -52,7 +52,19 @@ fn exported(module: &[u8]) -> Result<Vec<String>, String> {
 
 /// A world of this contract that imports all there is and exports `scheduler` and these.
 fn world(exported: &[String]) -> String {
-    let exports: String = exported.iter().map(|name| format!("    export {name};\n")).collect();
+    // In the contract's own package an interface of it goes by its bare name; what names another version stays whole,
+    // and is refused.
+    let version = crate::policy::CONTRACT
+        .lines()
+        .find_map(|line| line.strip_prefix("package tally:policy@")?.strip_suffix(';'));
+    let here = format!("@{}", version.unwrap_or_default());
+    let exports: String = exported
+        .iter()
+        .map(|name| {
+            let bare = name.strip_prefix(PACKAGE).and_then(|name| name.strip_suffix(&here));
+            format!("    export {};\n", bare.unwrap_or(name))
+        })
+        .collect();
     format!(
         "{}\nworld wrapped {{\n    include policy;\n    import identity;\n    import kernel-identity;\n    \
          import high-priority;\n{exports}}}\n",

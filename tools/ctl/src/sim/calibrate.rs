@@ -227,7 +227,7 @@ impl<'a> Measured<'a> {
             _ => return None,
         };
         let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
-        let transformable = match (is_vendor(row), row.get("cut")) {
+        let transformable = match (is_vendor(row), row.get("transformed")) {
             (true, _) => Transformable::All,
             (false, Some(_)) => Transformable::Open,
             // Of a time when nothing was cut.
