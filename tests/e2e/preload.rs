@@ -31,6 +31,7 @@ fn compile(scene: &Scene, compiler: &str, name: &str, arguments: &[&str]) -> Res
     let from = source(match name {
         "libcuda.so.1" => "driver.c",
         "plugin.so" => "plugin.c",
+        "ioctl.so" => "ioctl.c",
         _ => "program.c",
     });
     let mut compile = Command::new(compiler);
@@ -170,6 +171,31 @@ fn a_program_without_cuda_notices_nothing() -> Result<()> {
     program.arg("plain");
     ensure!(same(&scene, &[], &program)?.is_empty());
     ensure!(scene.status()?.clients()?.is_empty());
+    Ok(())
+}
+
+/// Both before the shim is loaded and behind it.
+#[test]
+fn another_library_that_watches_ioctl_sees_every_call() -> Result<()> {
+    let scene = scene()?;
+    let _core = core(&scene)?;
+    let program = compile(&scene, "cc", "program", &["-ldl"])?;
+    let watcher = compile(&scene, "cc", "ioctl.so", &["-shared", "-fPIC", "-ldl"])?;
+    // (`plain` calls it twice and in a child once more; the probe's loads of the driver are not counted here.)
+    let mut plain = Command::new(program);
+    plain.arg("plain").env("LD_PRELOAD", &watcher);
+    let [bare, governed] = both(&scene, &[], &plain)?;
+    let seen = |output: &Output| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let seen = said.lines().find_map(|line| line.strip_prefix("ioctl seen: "));
+        seen.and_then(|number| number.parse::<u64>().ok()).with_context(|| said.clone())
+    };
+    ensure!(seen(&bare)? == 2 && seen(&governed)? == 2, "{bare:?}\n{governed:?}");
+    let mut cuda = Command::new(scene.dir().join("program"));
+    cuda.arg("asked").env("LD_PRELOAD", &watcher);
+    let [bare, governed] = both(&scene, &[], &cuda)?;
+    ensure!(String::from_utf8_lossy(&governed.stdout).contains("\"init\": 0"), "{governed:?}");
+    ensure!(seen(&bare)? >= 3 && seen(&governed)? >= 3, "{bare:?}\n{governed:?}");
     Ok(())
 }
 

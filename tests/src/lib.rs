@@ -8,7 +8,8 @@
 //! - [`process::Process`]: a child with captured output that cannot hang a test;
 //! - [`status`]: what `tallyctl status --json` says, by the names used there;
 //! - [`reload`]: thousands of changes of policy while programs run;
-//! - [`containment`]: what a policy that fails costs, measured.
+//! - [`containment`]: what a policy that fails costs, measured;
+//! - [`chaos`]: random faults at random parties, and a checker of the results.
 //!
 //! The harness never talks to the driver, and to the core only by the programs that a
 //! user would use ([`reload`] and [`containment`] use the admin socket itself, to be quick).
@@ -16,6 +17,7 @@
 
 pub mod admin;
 pub mod artefacts;
+pub mod chaos;
 pub mod containment;
 pub mod jobs;
 pub mod process;

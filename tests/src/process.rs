@@ -180,6 +180,20 @@ impl Process {
         }
     }
 
+    /// The whole lines of its standard output that were not read yet.
+    ///
+    /// # Errors
+    /// If its output cannot be read.
+    pub fn lines(&mut self) -> Result<Vec<String>> {
+        let mut file = File::open(&self.stdout)?;
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(self.read_bytes))?;
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut file, &mut text)?;
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        self.read_bytes += whole as u64;
+        Ok(text[..whole].lines().map(str::to_owned).collect())
+    }
+
     /// What it printed to standard output so far.
     ///
     /// # Errors

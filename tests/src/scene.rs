@@ -15,6 +15,9 @@ const CORE_START_MAX: Duration = Duration::from_secs(60);
 /// How long a `tallyctl` call may take.
 const CTL_MAX: Duration = Duration::from_secs(60);
 
+/// Names a library that is to be preloaded into every program of a scene but the core and `tallyctl`.
+pub const ENV_PRELOAD: &str = "TALLY_TEST_PRELOAD";
+
 /// What programs run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
@@ -108,6 +111,12 @@ impl Scene {
         for name in ["LD_PRELOAD", "TALLY_PRIORITY", "TALLY_NAME", "TALLY_LABELS", "TALLY_FAIL"] {
             command.env_remove(name);
         }
+        let own = program.as_ref().file_name();
+        if let Some(library) = std::env::var_os(ENV_PRELOAD)
+            && !["tally-core", "tallyctl"].iter().any(|name| own == Some(name.as_ref()))
+        {
+            command.env("LD_PRELOAD", library);
+        }
         if let Device::Software { sms } = self.device {
             let mut path = OsString::from(self.driver_dir());
             if let Some(old) = std::env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
@@ -165,6 +174,20 @@ impl Scene {
         Ok(command)
     }
 
+    /// `command` started by another one: that and its arguments come first.
+    pub fn wrapped<'a>(wrapper: impl IntoIterator<Item = &'a str>, command: &Command) -> Command {
+        let mut words = wrapper.into_iter();
+        let mut outer = Command::new(words.next().unwrap_or("env"));
+        outer.args(words).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => outer.env(name, value),
+                None => outer.env_remove(name),
+            };
+        }
+        outer
+    }
+
     /// Starts a command; its output is kept in the scratch folder.
     ///
     /// # Errors
@@ -199,11 +222,24 @@ impl Scene {
     /// # Errors
     /// If it cannot be started.
     pub fn core_unready(&self, policy: &Path, arguments: &[&str]) -> Result<Process> {
+        self.start("core", self.core_command(policy, arguments)?)
+    }
+
+    /// What starts a core with `policy` and further arguments.
+    ///
+    /// # Errors
+    /// If it was not built.
+    pub fn core_command(&self, policy: &Path, arguments: &[&str]) -> Result<Command> {
         let mut command = self.program("tally-core")?;
         command.arg("--socket").arg(self.socket()).arg("--policy").arg(policy).args(arguments);
         // What other scenes' kernels took must not matter here.
-        command.env("XDG_STATE_HOME", self.dir().join("state"));
-        self.start("core", command)
+        command.env("XDG_STATE_HOME", self.state_dir());
+        Ok(command)
+    }
+
+    /// Where cores keep what outlives them.
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir().join("state")
     }
 
     /// `tallyctl` with arguments, to its end.

@@ -5,15 +5,18 @@
 #![forbid(unsafe_code)]
 
 mod ab;
+mod asan;
 mod bench;
 mod bindings;
 mod build;
 mod bundle;
+mod chaos;
 mod containment;
 mod debian;
 mod demo;
 mod demo_ab;
 mod demo_report;
+mod dist;
 mod fuzz;
 mod guest;
 mod languages;
@@ -21,6 +24,7 @@ mod litmus;
 mod policies;
 mod preload;
 mod reload;
+mod sbom;
 mod shim;
 mod test;
 mod test_count;
@@ -54,10 +58,16 @@ enum Task {
     Bindings(bindings::Args),
     /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
     Fuzz(fuzz::Args),
+    /// Run tests across processes with the shim and the software device under AddressSanitizer.
+    Asan(asan::Args),
+    /// Make random faults at the core, programs and a hostile client, and check every launch.
+    Chaos(chaos::Args),
     /// Run small programs made from seeds bare and under Tally, and compare.
     Litmus(litmus::Args),
     /// Build the shim for machines with an old glibc, linked by zig.
     Shim(shim::Args),
+    /// Pack what a machine needs to run Tally, with a list of every crate in it.
+    Dist(dist::Args),
     /// Collect what a machine with a GPU and no compiler needs into one folder.
     GpuBundle(bundle::Args),
 }
@@ -72,8 +82,11 @@ fn main() -> anyhow::Result<()> {
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Asan(args) => asan::run(&args),
+        Task::Chaos(args) => chaos::run(&args),
         Task::Litmus(args) => litmus::run(&args),
         Task::Shim(args) => shim::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::GpuBundle(args) => bundle::run(&args),
     }
 }

@@ -15,7 +15,13 @@ pub struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
+    /// Never looked at: it keeps the default action away.
+    _file_size: Signal,
 }
+
+/// A write beyond RLIMIT_FSIZE is to fail with EFBIG, as one to a full disk with ENOSPC. A handler, for unlike
+/// an ignored signal it is not inherited by the process that compiles policies, whose limit is to end it.
+const SIGXFSZ: i32 = rustix::process::Signal::XFSZ.as_raw();
 
 impl Signals {
     /// Take them over.
@@ -28,6 +34,7 @@ impl Signals {
             hangup: take(SignalKind::hangup())?,
             terminate: take(SignalKind::terminate())?,
             interrupt: take(SignalKind::interrupt())?,
+            _file_size: take(SignalKind::from_raw(SIGXFSZ))?,
         })
     }
 

@@ -41,7 +41,6 @@ struct Client {
     doorbell: OwnedFd,
     spin: Duration,
     _socket: UnixStream,
-    _probe: OwnedFd,
 }
 
 fn register(socket: &std::path::Path, high_priority: bool) -> Result<Client> {
@@ -62,15 +61,14 @@ fn register(socket: &std::path::Path, high_priority: bool) -> Result<Client> {
     if welcome.high_priority != high_priority {
         bail!("the core admitted it as another class: {}", welcome.class_reason);
     }
-    let [core, doorbell, probe] =
-        <[OwnedFd; 3]>::try_from(fds).ok().context("the core sent no descriptors")?;
+    let [core, doorbell] =
+        <[OwnedFd; 2]>::try_from(fds).ok().context("the core sent no descriptors")?;
     Ok(Client {
         region,
         core: map::open_core(core.as_fd())?,
         doorbell,
         spin: Duration::from_nanos(welcome.spin_ns),
         _socket: stream,
-        _probe: probe,
     })
 }
 
