@@ -21,6 +21,7 @@ mod fuzz;
 mod guest;
 mod languages;
 mod litmus;
+mod plots;
 mod policies;
 mod preload;
 mod reload;
@@ -56,6 +57,8 @@ enum Task {
     Languages(languages::Args),
     /// Generate what the SDK for C needs of the contract.
     Bindings(bindings::Args),
+    /// Draw the measured results into docs/plots, in a light and a dark theme.
+    Plots(plots::Args),
     /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
     Fuzz(fuzz::Args),
     /// Run tests across processes with the shim and the software device under AddressSanitizer.
@@ -81,6 +84,7 @@ fn main() -> anyhow::Result<()> {
         Task::Bench(args) => bench::run(&args),
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
+        Task::Plots(args) => plots::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Asan(args) => asan::run(&args),
         Task::Chaos(args) => chaos::run(&args),

@@ -23,7 +23,6 @@ pub mod metric;
 pub mod report;
 pub mod sample;
 pub mod simulate;
-mod svg;
 mod text;
 pub mod units;
 

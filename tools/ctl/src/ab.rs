@@ -1,5 +1,7 @@
 //! `tallyctl ab`: A/B tests of policies on the core's GPU.
 
+mod plot;
+
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
@@ -48,6 +50,9 @@ pub enum AbCommand {
         /// Also draw it: blocks over time, and the effect with its interval.
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
+        /// On a dark background.
+        #[arg(long, requires = "svg")]
+        dark: bool,
     },
 }
 
@@ -212,15 +217,11 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
                 write!(out, "{}", all.text())?;
             }
         }
-        AbCommand::Report { json, svg } => {
+        AbCommand::Report { json, svg, dark } => {
             let answer = Core::connect(socket)?.ask(&Request::AbReport {})?;
             let report = read(answer.clone())?;
             if let Some(file) = svg {
-                std::fs::write(&file, report.svg()).map_err(CtlError::file(
-                    "the picture",
-                    "written to",
-                    &file,
-                ))?;
+                crate::picture::write(&file, &plot::figure(&report), dark)?;
             }
             // What the core said, with what this release does not know.
             if json {

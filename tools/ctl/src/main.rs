@@ -9,6 +9,7 @@ mod inspect;
 mod launch;
 mod log;
 mod metrics;
+mod picture;
 mod policy;
 mod profiles;
 mod shadow;

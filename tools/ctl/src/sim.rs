@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod calibrate;
+mod plot;
 
 use crate::error::CtlError;
 use crate::policy::LimitsArg;
@@ -84,6 +85,12 @@ pub struct SimArgs {
     /// took goes to standard error.
     #[arg(long)]
     pub json: bool,
+    /// Also draw the figures: latencies beside those of the inference alone, and the share.
+    #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
+    pub svg: Option<PathBuf>,
+    /// On a dark background.
+    #[arg(long, requires = "svg")]
+    pub dark: bool,
     /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
     /// traces are built in. With `--json` as an array, with more figures.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
@@ -291,6 +298,13 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
     let started = Instant::now();
     let report = simulate(&setup, &high, Some(&low), &arrivals, policy);
     let took_s = started.elapsed().as_secs_f64();
+    if let Some(file) = &args.svg {
+        let mode = match args.sharing {
+            SharingArg::Timeslice => "time-sliced",
+            SharingArg::Mps => "under MPS",
+        };
+        crate::picture::write(file, &plot::figure(&args.policy, mode, &report), args.dark)?;
+    }
     if args.json {
         let text =
             serde_json::to_string_pretty(&report).map_err(|e| CtlError::Answer(e.to_string()))?;

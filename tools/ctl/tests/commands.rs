@@ -403,6 +403,37 @@ fn a_simulation_needs_no_core_and_prints_the_same_bytes_each_time() {
 }
 
 #[test]
+fn a_simulation_is_drawn_with_the_figures_that_it_prints() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sim.svg");
+    let drawn = |more: &[&str]| {
+        let svg = ["--seed", "3", "--svg", file.to_str().unwrap()];
+        let output = sim(&[&PAIR[..], &svg, more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        (std::fs::read_to_string(&file).unwrap(), output)
+    };
+    let (svg, printed) = drawn(&[]);
+    let (dark, json) = drawn(&["--dark", "--json"]);
+    assert_ne!(svg, dark);
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    for svg in [&svg, &dark] {
+        let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
+        let texts: Vec<&str> =
+            document.descendants().filter_map(|n| n.text()).map(str::trim).collect();
+        for key in ["solo_ms", "service_p50_ms", "service_p99_ms", "queued_p50_ms", "queued_p99_ms"]
+        {
+            let shown = format!("{:.3}", report["high_priority"][key].as_f64().unwrap());
+            assert!(texts.contains(&&*shown) && printed.contains(&shown), "{key} {shown}: {svg}");
+        }
+        let share = format!("{:.3}", report["best_effort"]["share"].as_f64().unwrap());
+        assert!(texts.contains(&&*share) && printed.contains(&share), "{share}: {svg}");
+    }
+    let alone = sim(&[&PAIR[..], &["--dark"]].concat());
+    assert!(!alone.status.success() && said(&alone).contains("--svg"), "{}", said(&alone));
+}
+
+#[test]
 fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bad.csv");
