@@ -220,7 +220,7 @@ fn a_shadow_that_traps_hurts_nobody() -> Result<()> {
     })?;
     let s = shadow(&scene)?;
     let why = s["ended"].as_str().context("a reason")?;
-    ensure!(why.contains("switched off") && why.contains("trap"), "{s:#}");
+    ensure!(why.contains("disabled") && why.contains("trap"), "{s:#}");
     ensure!(count(&s, "/comparison/faults/trap") == 3, "{s:#}");
     probe.ask("launch 10")?;
     probe.check()?;

@@ -1,11 +1,12 @@
 //! Who may decide what runs: a policy that nobody vouches for is refused by name and the
-//! one active stays; one that does what it was not granted loses its turn.
+//! one active stays, and so it is with one that imports what it was not granted.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use tally_tests::jobs::{ANSWER_MAX, JOB_MAX, Probe};
 use tally_tests::process::wait_until;
 use tally_tests::{Artefacts, Class, Device, Scene};
@@ -216,55 +217,57 @@ fn the_admin_socket_is_no_way_around() -> Result<()> {
     desk.scene.stop(&mut core, JOB_MAX)
 }
 
-/// `chaos` calls `set-standing-grant` for kernel 30.
-const KERNEL: u32 = 30;
-
-/// Has `chaos` do it under a core of this configuration; what status says then.
-fn takes_grants(configuration: &str) -> Result<Value> {
+/// Has a core of this configuration, under `fifo`, load `nosy`, which imports every capability; what came of it, and
+/// what status says then.
+fn load_nosy(configuration: &str) -> Result<(Output, Value)> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let config = scene.dir().join("core.toml");
     std::fs::write(&config, configuration)?;
     let config = config.to_string_lossy().into_owned();
-    // The kernels before it get their numbers while another policy is active.
     let mut core = scene.core(&artefacts.policy("fifo")?, &["--config", &config])?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
-    for blocks in 1..=KERNEL {
+    let nosy = artefacts.test_policy("nosy")?;
+    let load = scene.ctl(&["policy", "load", &nosy.to_string_lossy()])?;
+    // The kernel that it is to take a client's right to launch undecided away for has number 1.
+    for blocks in 1..=3 {
         probe.ask(&format!("launch 1 10 {blocks}"))?;
         probe.ask("sync")?;
     }
-    let chaos = artefacts.test_policy("chaos")?;
-    let load = scene.ctl(&["policy", "load", &chaos.to_string_lossy()])?;
-    ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    probe.ask(&format!("launch 1 10 {}", KERNEL + 1))?;
-    probe.ask("sync")?;
     probe.check()?;
     let status = scene.status()?.0["policy"].clone();
-    let people = scene.ctl(&["policy", "show"])?;
-    let people = String::from_utf8_lossy(&people.stdout).into_owned();
-    ensure!(people.contains("high-priority"), "{people}");
     probe.quit()?;
     scene.stop(&mut core, JOB_MAX)?;
-    Ok(status)
+    Ok((load, status))
 }
 
 #[test]
-fn what_was_not_granted_costs_the_policy_its_turn_and_says_what_to_grant() -> Result<()> {
-    let policy = takes_grants("")?;
-    ensure!(policy["faults"]["denied"].as_u64() >= Some(1), "{policy:#}");
-    let last = policy["last_fault"].as_str().context("no last fault")?;
-    for part in ["set-standing-grant", "high-priority", "[policy]"] {
-        ensure!(last.contains(part), "{part:?} is not in: {last}");
+fn a_policy_that_imports_what_was_not_granted_is_refused_and_told_what_to_grant() -> Result<()> {
+    for granted in ["", "[policy]\ncapabilities = [\"identity\", \"kernel-identity\"]\n"] {
+        let (load, policy) = load_nosy(granted)?;
+        let error = String::from_utf8_lossy(&load.stderr);
+        ensure!(!load.status.success(), "{granted}: loaded");
+        for part in ["nosy.wasm", "high-priority", "capabilities = [", "[policy]"] {
+            ensure!(error.contains(part), "{part:?} is not in: {error}");
+        }
+        ensure!(policy["name"] == "fifo" && policy["generation"] == 1, "{policy:#}");
+        ensure!(
+            policy["load_failures"] == 1 && policy["decides"].as_u64() >= Some(3),
+            "{policy:#}"
+        );
     }
-    ensure!(policy["granted"] == json!([]) && policy["needs"] == json!(["high-priority"]));
-    ensure!(policy["fallbacks"].as_u64() >= Some(1), "{policy:#}");
     Ok(())
 }
 
 #[test]
-fn what_was_granted_is_done() -> Result<()> {
-    let policy = takes_grants("[policy]\ncapabilities = [\"high-priority\"]\n")?;
-    ensure!(policy["faults"]["denied"] == 0, "{policy:#}");
-    ensure!(policy["granted"] == json!(["high-priority"]), "{policy:#}");
+fn a_policy_gets_what_was_granted() -> Result<()> {
+    let all = json!(["identity", "kernel-identity", "high-priority"]);
+    let (load, policy) = load_nosy(&format!("[policy]\ncapabilities = {all}\n"))?;
+    ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    ensure!(policy["name"] == "nosy" && policy["fallbacks"] == 0, "{policy:#}");
+    ensure!(policy["granted"] == all && policy["needs"] == all, "{policy:#}");
+    let faults = policy["faults"].as_object().context("no faults")?;
+    ensure!(faults.values().all(|count| count == 0), "{policy:#}");
+    ensure!(policy["decides"].as_u64() >= Some(3), "{policy:#}");
     Ok(())
 }

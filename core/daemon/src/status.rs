@@ -106,8 +106,7 @@ pub struct PolicyReport {
     pub signed_by: Option<String>,
     /// Capabilities that it has been granted.
     pub granted: Vec<&'static str>,
-    /// Capabilities that functions which it imports take; calling one that is not
-    /// granted is a fault.
+    /// Capabilities that it imports: all of them are granted, or it would not have been loaded.
     pub needs: Vec<&'static str>,
     /// Why it decided as it did, by its own table, and how often.
     pub reasons: Vec<tally_wasm_host::ReasonStatus>,

@@ -28,7 +28,7 @@ const TOLD_EVERY: usize = 200;
 /// Times of this shared machine must not matter, and a stopped program is not waited for.
 const CONFIGURATION: &str = "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
      [policy.strikes]\nstall_ms = 60000\n[engine]\nhigh_stall_ms = 1000\n[profiles]\nsave_every_s = 1\n";
-const CUTTER: &str = "form = 5\ntoggle_us = 4000\nhold_us = 1500\nseed = 5\n";
+const RANDOM_FORMS: &str = "form = 5\ntoggle_us = 4000\nhold_us = 1500\nseed = 5\n";
 
 struct Program {
     process: Process,
@@ -129,11 +129,18 @@ impl<'a> World<'a> {
             Ok(path)
         };
         let config = file("core.toml", CONFIGURATION)?.to_string_lossy().into_owned();
-        let cutter = (scene.artefacts().test_policy("cutter")?, Some(file("cutter.toml", CUTTER)?));
+        let random_forms = (
+            scene.artefacts().test_policy("random-forms")?,
+            Some(file("random-forms.toml", RANDOM_FORMS)?),
+        );
         let priority = scene.artefacts().policy("tally-priority")?;
-        let other = file("other.toml", "quiet_us = 50\n")?;
-        let policies =
-            vec![(priority.clone(), None), cutter.clone(), (priority, Some(other)), cutter];
+        let other = file("other.toml", "idle_gap_us = 50\n")?;
+        let policies = vec![
+            (priority.clone(), None),
+            random_forms.clone(),
+            (priority, Some(other)),
+            random_forms,
+        ];
         std::fs::create_dir_all(scene.state_dir())?;
         let mut random = Random::new(!seed);
         let core = start_core(&scene, means, &policies, &config, random.next(), 0)?;
