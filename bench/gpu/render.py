@@ -392,7 +392,7 @@ def latency_section(content, notes):
             cells = [row["policy"], row["gap_us"], row.get("runs", 1), number(row["p50_ns"] / 1e3), p99, of_runs]
             rows.append([*cells, number(row["p999_ns"] / 1e3)])
         lines += table(["policy", "us between launches", "runs", "p50 us", "p99 us", "of the runs", "p99.9 us"], rows)
-        lines += ["### What a decided launch costs its program", ""]
+        lines += ["### What a gated launch costs its program", ""]
     if content.get("rows"):
         lines += made_with(content["machine"], "latency")
         lines += [

@@ -5,7 +5,7 @@ from markdown import made_with, number, table
 
 FLAG_MASK = 3  # The shim's flag has four words: `core/shim/src/forms/gate.rs`.
 LONG_US = 100  # Shorter kernels are left out of the mean cost.
-SLICE_BOUND_US = 31.6  # As `native/cut.cpp`: the policy's bound.
+SLICE_BOUND_US = 31.6  # As `native/forms.cpp`: the policy's bound.
 
 
 def section(content, notes):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU suite's front door. See README.md beside this file.
+# Runs the GPU suite. See README.md beside this file.
 #   run.sh --bundle DIR --out DIR [STEP…]     all steps if none is named
 # Extra arguments of a step come in <STEP>_ARGS, e.g. PAIRS_ARGS="--seconds 4".
 set -uo pipefail

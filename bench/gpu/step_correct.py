@@ -272,7 +272,7 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--sharing_modes", default="timeslice,mps", help="comma-separated")
+    parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each model")
 
 

@@ -95,11 +95,11 @@ def main(suite):
 
 
 def add_arguments(parser):
-    parser.add_argument("--sharing_modes", default="timeslice,mps", help="comma-separated")
+    parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
-    parser.add_argument("--gave-way", type=int, default=100, help="launches that must have yielded")
+    parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")
     parser.add_argument("--toggle-us", type=int, default=1500, help="longest time between two requests")
     parser.add_argument("--form", type=int, default=3, help="of the policy: 0 preemptible, 1 sliced, 3 mixed")
     parser.add_argument("--rescue-ms", type=int, default=50, help="of the core's configuration")

@@ -2,9 +2,9 @@
 
 Every kernel of `native/transformed_kernels.cu` stands for something that could break. It is
 compiled to machine code and to PTX, both rewritten by the bundle's `tally-rewrite`, and
-each form compared with the original by `native/cut.cpp`: bit-equal results, every
+each form compared with the original by `native/forms.cpp`: bit-equal results, every
 block once, the cost with the flag down, in slices and of blocks that do not run, and
-the turnaround of a preemption for flags of 1, 16 and 128 words. `native/cut_facts.cpp`
+the turnaround of a preemption for flags of 1, 16 and 128 words. `native/forms_facts.cpp`
 then asks the driver what the launch layer relies on.
 """
 
@@ -125,7 +125,7 @@ def main(suite):
     target = "90a" if arch == 90 else str(arch)
     failures = Failures()
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        programs = {name: pool.submit(compile_program, suite, f"{name}.cpp", name) for name in ("cut", "cut_facts")}
+        programs = {name: pool.submit(compile_program, suite, f"{name}.cpp", name) for name in ("forms", "forms_facts")}
         images = {kind: pool.submit(compile_kernels, suite, target, kind) for kind in ("cubin", "ptx")}
         programs = {name: future.result() for name, future in programs.items()}
         images = {kind: future.result() for kind, future in images.items()}
@@ -150,7 +150,7 @@ def main(suite):
         sass = forms.get("sass prelude")
         if sass and not sass["error"] and (name in sass["refused"]) != (name in REFUSED):
             failures.add(f"{name} (machine code): refused {sass['refused'].get(name)}")
-        output, errors, code = call([programs["cut"], name, str(images["cubin"]), *words], KERNEL_LIMIT_S)
+        output, errors, code = call([programs["forms"], name, str(images["cubin"]), *words], KERNEL_LIMIT_S)
         if code:
             failures.add(f"{name}: exit {code}: {errors.strip()[-400:]}")
             continue
@@ -161,7 +161,7 @@ def main(suite):
         suite.write("forms.json", {**result, "kernels": rows, "facts": facts})
     if "sass prelude" in forms:
         for fact in suite.args.facts:
-            command = [programs["cut_facts"], fact, str(images["cubin"]), str(forms["sass prelude"]["path"])]
+            command = [programs["forms_facts"], fact, str(images["cubin"]), str(forms["sass prelude"]["path"])]
             output, errors, code = call(command, FACT_LIMIT_S)
             facts[fact] = json.loads(output) if code == 0 else {"exit": code, "error": errors.strip()[-400:]}
             print(fact, json.dumps(facts[fact]), flush=True)

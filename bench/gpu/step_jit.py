@@ -119,9 +119,9 @@ def main(suite):
 
 def add_arguments(parser):
     parser.add_argument("--backends", default="nvrtc,cupy,triton", help="comma-separated")
-    parser.add_argument("--sharing_modes", default="mps", help="comma-separated: mps, timeslice")
+    parser.add_argument("--sharing-modes", default="mps", help="comma-separated: mps, timeslice")
     parser.add_argument("--kernels", type=int, default=2000, help="kernels compiled with each")
-    parser.add_argument("--gave-way", type=int, default=50, help="launches that must have yielded, of each")
+    parser.add_argument("--launches-yielded", type=int, default=50, help="launches that must have yielded, of each")
     parser.add_argument("--seconds", type=float, default=200, help="no more kernels are compiled after so long")
 
 

@@ -1,4 +1,4 @@
-"""What cut forms kept on disk save a program's next start (docs/internals.md, "Cache").
+"""What transformed forms kept on disk save a program's next start (docs/internals.md, "Cache").
 
 Under a core in `mps`, beside an inference that is connected and idle, the same training is started over
 and over with a cache folder of the step's own: with `cache_mib = 0` nothing is kept, with the default the first

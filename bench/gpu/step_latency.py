@@ -8,7 +8,7 @@ median included, may double for a while), so there are many short runs, the poli
 take turns, and each figure is the median of the runs.
 
 `rows`: around every single `cuLaunchKernel` of a program (so also the shim, and
-the completion writes that follow some decided launches), minus the same without
+the completion writes that follow some gated launches), minus the same without
 the shim; alternating runs. Leases are off there (`lease_launches = 0`): alone, a
 program would not be asked about. `memops` fills its part of the same file.
 """

@@ -123,7 +123,7 @@ def add_arguments(parser):
     parser.add_argument("--seconds", type=float, default=6, help="length of each measurement")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(UNDER_THE_CORE)}; spaces may be underscores")
-    parser.add_argument("--vendor", action="store_true", help="cut kernels of closed libraries, too: read docs/operate.md first")
+    parser.add_argument("--vendor", action="store_true", help="transform kernels of closed libraries, too: read docs/operate.md first")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 
 from wait_job import Job
 
-# A stream that waits is let go after so long; what took nearly as long was held up.
+# A stream that waits is released after so long; what took nearly as long was held up.
 RELEASE_S = 0.6
 HELD_S = 0.4
 # Kernels behind one another, of which the time of one is taken.

@@ -85,7 +85,7 @@ class Renderer(unittest.TestCase):
         self.assertEqual(stats.host_drift(1.3, 1.0, under_mps=False), 1.3)
         self.assertIsNone(stats.host_drift(None, 1.0, under_mps=False))
 
-    def test_wrong_results_of_cut_kernels_have_a_footnote(self):
+    def test_wrong_results_of_transformed_kernels_have_a_footnote(self):
         counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "launches_yielded", "rescued"), 1)
         cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
         row = {"sharing": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "transformed": cut}

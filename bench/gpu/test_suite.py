@@ -1,4 +1,4 @@
-"""Tests of what needs no GPU: statistics, record counting, processes, the front door. Standard library only.
+"""Tests of what needs no GPU: statistics, record counting, processes, the command line. Standard library only.
 
 python3 -m unittest discover -s bench/gpu -p 'test_*.py'
 """
@@ -481,7 +481,7 @@ class Processes(unittest.TestCase):
                     os.environ[key] = value
 
 
-class FrontDoor(unittest.TestCase):
+class CommandLine(unittest.TestCase):
     def run_sh(self, *arguments):
         return subprocess.run([HERE / "run.sh", *arguments], check=False, capture_output=True, text=True, timeout=120)
 

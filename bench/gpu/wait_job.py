@@ -10,7 +10,7 @@ import mmap
 import threading
 import time
 
-# The stream is let go after so long; what took nearly as long has waited for it.
+# The stream is released after so long; what took nearly as long has waited for it.
 RELEASE_S = 1.5
 WAITED_S = 1.2
 # How long another thread has had to get into its call.

@@ -26,7 +26,7 @@ fn number_kernels(probe: &mut Probe, number: u32) -> Result<()> {
 }
 
 /// Launches kernel `number` until the policy is disabled.
-fn strike_out(probe: &mut Probe, number: u32) -> Result<()> {
+fn get_disabled(probe: &mut Probe, number: u32) -> Result<()> {
     for _ in 0..5 {
         probe.ask(&format!("launch 2 10 {}", number + 1))?;
         probe.ask("sync")?;
@@ -64,7 +64,7 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let last = status.last_fault().to_lowercase();
     ensure!(kinds.iter().any(|kind| last.contains(kind)), "the last fault is {last}");
     // Three strikes, and it is asked no more; launches go on all the same.
-    strike_out(&mut probe, number)?;
+    get_disabled(&mut probe, number)?;
     probe.check()?;
     // The last good policy is back by itself, and the status says why.
     let status = back(&scene, "fifo", "strikes")?;
@@ -136,7 +136,7 @@ fn a_disabled_file_is_not_taken_again() -> Result<()> {
         let status = scene.status()?;
         Ok((status.policy_digest() != good && status.came() == "file-changed").then_some(status))
     })?;
-    strike_out(&mut probe, 1)?;
+    get_disabled(&mut probe, 1)?;
     let status = back(&scene, "policy", "strikes")?;
     ensure!(status.policy_digest() == good, "{:#}", status.0["policy"]);
     // The same content again, as a deployment would: not taken, and the log says so.
@@ -171,7 +171,7 @@ fn without_a_good_one_the_same_is_tried_again_later() -> Result<()> {
     let mut core = core(&scene, &chaos, "back_off_initial_ms = 300\n")?;
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
     number_kernels(&mut probe, 1)?;
-    strike_out(&mut probe, 1)?;
+    get_disabled(&mut probe, 1)?;
     let status = back(&scene, "chaos", "retry")?;
     ensure!(status.disabled().as_deref() == Some("trap"), "{:#}", status.0["policy"]);
     ensure!(status.0["policy"]["same_as_generation"] == 1, "{:#}", status.0["policy"]);
@@ -191,13 +191,13 @@ fn the_built_in_rule_can_be_all_that_comes_back() -> Result<()> {
     let chaos = artefacts.test_policy("chaos")?;
     let load = scene.ctl(&["policy", "load", &chaos.to_string_lossy()])?;
     ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    strike_out(&mut probe, 1)?;
-    let status = wait_until("waiting for the strike-out in the status", ANSWER_MAX, || {
+    get_disabled(&mut probe, 1)?;
+    let status = wait_until("waiting for the status to say so", ANSWER_MAX, || {
         let status = scene.status()?;
         Ok(status.disabled().is_some().then_some(status))
     })?;
     ensure!(status.policy_disabled() && status.policy_name() == "chaos", "{:#}", status.0);
-    strike_out(&mut probe, 1)?;
+    get_disabled(&mut probe, 1)?;
     probe.check()?;
     ensure!(scene.status()?.generation() == status.generation(), "something came back");
     // By hand it does.

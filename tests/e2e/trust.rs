@@ -229,9 +229,8 @@ fn load_nosy(configuration: &str) -> Result<(Output, Value)> {
     let mut probe = Probe::start(&scene, Class::BestEffort, "probe")?;
     let nosy = artefacts.test_policy("nosy")?;
     let load = scene.ctl(&["policy", "load", &nosy.to_string_lossy()])?;
-    // The kernel that it is to take a client's right to launch undecided away for has number 1.
-    for blocks in 1..=3 {
-        probe.ask(&format!("launch 1 10 {blocks}"))?;
+    for _ in 0..3 {
+        probe.ask("launch 1 10 1")?;
         probe.ask("sync")?;
     }
     probe.check()?;

@@ -33,11 +33,9 @@ pub struct Args {
 /// Where a target is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Package {
-    /// `tests/fuzz`.
     Own,
     /// `tests/fuzz` with the daemon, and so wasmtime, whose build takes minutes.
     Daemon,
-    /// `core/rewriter/fuzz`.
     Kernels,
 }
 

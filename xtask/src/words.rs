@@ -325,7 +325,9 @@ fn has_word(line: &str, word: &str) -> bool {
         // A capital behind a small letter begins a word: `OpenDoor`, `DoorKind`.
         let begins = before
             .is_none_or(|c| !c.is_alphanumeric() || (window[0].is_uppercase() && c.is_lowercase()));
-        let ends = after.is_none_or(|c| !c.is_alphanumeric() || c.is_uppercase());
+        let last = window[window.len() - 1];
+        let ends = after
+            .is_none_or(|c| !c.is_alphanumeric() || (c.is_uppercase() && !last.is_uppercase()));
         begins && ends && window.iter().zip(&word).all(|(&a, &b)| same(a, b))
     })
 }

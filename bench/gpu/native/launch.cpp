@@ -2,7 +2,7 @@
 //   link    the symbol, bound by the dynamic linker
 //   dlopen  dlsym on libcuda.so.1
 //   getproc cuGetProcAddress, as the CUDA runtime and its static copies do
-// An empty kernel, one thread. `launch DOOR LAUNCHES BURST HOW`: bursts of
+// An empty kernel, one thread. `launch ENTRY_POINT LAUNCHES BURST HOW`: bursts of
 // BURST launches with a synchronisation after each that is not timed. HOW:
 //   whole   a burst is timed as a whole (average ns a launch of each burst)
 //   single  every launch is timed alone

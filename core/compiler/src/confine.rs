@@ -11,7 +11,6 @@ use std::io::{Error, Result};
 /// Address space beyond the memory limit: the executable, the threads' stacks and what the allocator reserves for each.
 const SPARE_ADDRESS_BYTES: u64 = 1 << 30;
 
-/// See [`CompileLimits`](crate::CompileLimits).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The program that started this process.

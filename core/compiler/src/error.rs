@@ -47,12 +47,7 @@ pub enum CompileError {
     },
     /// No compiler process could be started.
     #[error("the compiler process cannot be {doing}: {source}")]
-    Process {
-        /// What failed.
-        doing: &'static str,
-        /// Why.
-        source: std::io::Error,
-    },
+    Process { doing: &'static str, source: std::io::Error },
     /// `main` does not begin with [`serve_if_child`](crate::serve_if_child).
     #[error(
         "this program cannot compile components in a child: its `main` does not begin with \

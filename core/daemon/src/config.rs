@@ -66,7 +66,7 @@ pub struct Policy {
     pub required: bool,
     /// Load it again when its file changes.
     pub watch: bool,
-    /// Quiet time after a change before it is loaded, ms.
+    /// How long a changed file must stay as it is before it is loaded, ms.
     pub debounce_ms: u64,
     /// What it may do and see beyond scheduling best effort.
     pub capabilities: Capabilities,
@@ -103,7 +103,7 @@ pub struct Engine {
     /// Longest hold; longer ones are cut to it, ms.
     pub hold_ms_max: u64,
     /// Silence after high-priority work that the built-in rule waits for, us.
-    pub fallback_quiet_us: u64,
+    pub fallback_idle_gap_us: u64,
     /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256, ms.
     pub window_stall_ms: u64,
     /// A high-priority client that is busy for so long without launching anything counts as idle until
@@ -116,7 +116,7 @@ impl Default for Engine {
         Engine {
             window_us: 1_000,
             hold_ms_max: 1_000,
-            fallback_quiet_us: 100,
+            fallback_idle_gap_us: 100,
             window_stall_ms: 500,
             high_stall_ms: 5_000,
         }
@@ -298,7 +298,6 @@ impl SharingChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
-    /// Which.
     pub mode: SharingChoice,
     /// End with exit code 1 instead of falling back when `mps` cannot be had.
     pub required: bool,
@@ -432,7 +431,7 @@ impl Config {
         within("policy.strikes.stall_ms", strikes.stall_ms, 0, 3_600_000)?;
         within("engine.window_us", self.engine.window_us, 1, 60_000_000)?;
         within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
-        within("engine.fallback_quiet_us", self.engine.fallback_quiet_us, 0, 1_000_000)?;
+        within("engine.fallback_idle_gap_us", self.engine.fallback_idle_gap_us, 0, 1_000_000)?;
         within("engine.window_stall_ms", self.engine.window_stall_ms, 1, 3_600_000)?;
         within("engine.high_stall_ms", self.engine.high_stall_ms, 0, 3_600_000)?;
         within("dispatch.spin_us", self.dispatch.spin_us(), 0, 1_000_000)?;

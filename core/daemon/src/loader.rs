@@ -59,7 +59,6 @@ impl Loader {
     }
 }
 
-/// What decides.
 enum Rule {
     Wasm(Box<WasmPolicy>),
     /// Of the core's own.

@@ -93,7 +93,7 @@ fn settings(config: &Config) -> Settings {
         engine: EngineConfig {
             window_ns: config.engine.window_us * 1_000,
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
-            fallback_idle_ns: config.engine.fallback_quiet_us * 1_000,
+            fallback_idle_ns: config.engine.fallback_idle_gap_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
             ..EngineConfig::default()
@@ -264,7 +264,7 @@ async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
         () = plane.lab.close() => {}
         () = second_stop(signals) => return Ok(()),
     }
-    tracing::info!("draining: every launch is let go");
+    tracing::info!("draining: every launch is granted");
     // The dispatch thread ends with the drain; what it knows is written afterwards.
     tokio::select! {
         // Gone or too busy: then the last interval's profiles are lost.

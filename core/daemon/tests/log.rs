@@ -25,7 +25,7 @@ fn read(file: &Path) -> Vec<Record> {
 
 /// The built-in rule's answers again.
 fn replay(records: &[Record]) -> Player<'static> {
-    // As `engine.fallback_quiet_us` is by default.
+    // As `engine.fallback_idle_gap_us` is by default.
     let mut player = Player::new(|about| {
         assert_eq!(about.name, "built-in");
         Ok(Box::new(BuiltIn { idle_ns: 100_000 }))
@@ -136,7 +136,7 @@ fn what_finds_no_room_is_counted_and_the_log_says_where() {
     let mut client = Client::best_effort(&core, "burst");
     eventually("something is dropped", || {
         for _ in 0..200 {
-            // Done as soon as it is let go, so that no window fills.
+            // Done as soon as it is granted, so that no window fills.
             let (_, completion) = client.submit();
             client.complete(completion);
         }

@@ -47,7 +47,7 @@ fn launch(core: &Core, client: &mut Client, took: Duration) {
     eventually("it is seen done", || core.client(client.id()).unwrap()["in_flight"] == 0);
 }
 
-/// How many us a launch is expected to take when it is let go.
+/// How many us a launch is expected to take when it is granted.
 fn predicted_us(core: &Core, client: &mut Client) -> f64 {
     let (ticket, completion) = client.submit();
     client.wait(ticket);

@@ -29,7 +29,6 @@ pub struct Submission {
     pub block_threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// Stream slot.
     pub stream: u32,
     /// Value that the stream's completion word reaches when it is done.
     pub completion: u32,
@@ -40,7 +39,6 @@ pub struct Submission {
 /// How long a launch took, by its client's account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Its [`Submission::completion`].
     pub completion: u32,
     /// From the end of what was before it in its stream, or from its launch if that was later, ns.
     pub ns: u64,
@@ -82,9 +80,7 @@ pub(crate) struct Granted {
     pub argument: u32,
     /// Expected to take so long, whole; 0 if unknown.
     pub predicted_ns: u64,
-    /// See [`InFlight::window_ns`].
     pub window_ns: u64,
-    /// See [`InFlight::high_periods`].
     pub high_periods: u64,
 }
 
@@ -130,11 +126,8 @@ pub struct ClientStats {
     pub window_full: u64,
     /// Launches granted although it was full, because nothing in it ended.
     pub window_stalls: u64,
-    /// Answered `sliced`.
     pub sliced: u64,
-    /// Answered `preemptible`.
     pub preemptible: u64,
-    /// Answered `sm-limited`.
     pub sm_limited: u64,
     /// Forms that were not on offer and ran whole.
     pub degraded: u64,
@@ -146,7 +139,6 @@ pub struct ClientStats {
     pub fallback: u64,
     /// Time launches waited between submission and answer.
     pub waited_ns: u64,
-    /// Seen done.
     pub completed: u64,
     /// Sum of what launches were charged: see [`Completion::charged_ns`](crate::policy::Completion).
     pub charged_ns: u64,
@@ -156,7 +148,6 @@ pub struct ClientStats {
     pub measured_ns: u64,
 }
 
-/// One client.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub info: ClientInfo,

@@ -37,7 +37,6 @@ use std::collections::{BTreeMap, BinaryHeap};
 pub enum Action {
     /// Let every ticket of the client below `until` run whole, now.
     Grant {
-        /// Whose tickets.
         client: ClientId,
         /// `u64::MAX`: the client is ungated. Falls when it is gated again, never
         /// below a ticket that was answered.
@@ -45,9 +44,7 @@ pub enum Action {
     },
     /// Run one ticket in a form other than whole.
     Decide {
-        /// Whose ticket.
         client: ClientId,
-        /// The ticket.
         ticket: u64,
         /// Only `Sliced`, `Preemptible` or `SmLimited`.
         decision: Decision,
@@ -55,12 +52,7 @@ pub enum Action {
         predicted_ns: u64,
     },
     /// Have a client's sliced and preemptible launches stop at their next boundary, or go on.
-    Yield {
-        /// Whose launches.
-        client: ClientId,
-        /// Stop.
-        yielded: bool,
-    },
+    Yield { client: ClientId, yielded: bool },
 }
 
 /// Fixed at start.
@@ -117,7 +109,6 @@ pub struct PolicyStats {
 /// Best-effort work that ended, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkDone {
-    /// Launches.
     pub launches: u64,
     /// The GPU time that they take undisturbed, as predicted when they were granted (as
     /// measured, where nothing was known): a launch counts the same however it was run
@@ -142,7 +133,6 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
-    /// See [`beside`].
     beside: beside::Beside,
     high_active: bool,
     /// How often it has begun to be.
@@ -611,7 +601,6 @@ pub struct ClientState {
     pub ungated: bool,
     /// Why the policy last decided as it did, by its own table; 0: no reason.
     pub reason: u8,
-    /// In-flight window.
     pub window_ns: u64,
     /// Launches waiting for a decision.
     pub waiting: u64,
@@ -634,10 +623,7 @@ pub enum WaitsFor {
         until_ns: u64,
     },
     /// Held while there is no high-priority work.
-    Policy {
-        /// Likewise.
-        until_ns: u64,
-    },
+    Policy { until_ns: u64 },
     /// Its in-flight window is full.
     Window,
     /// A launch under way has been asked to stand aside.

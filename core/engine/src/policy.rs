@@ -72,15 +72,12 @@ pub mod forms_offered {
 pub struct Launch {
     /// Now, monotonic nanoseconds.
     pub now_ns: u64,
-    /// Who launches.
     pub client: ClientId,
     /// The client's class.
     pub class: Class,
     /// What it launches, or [`NO_KERNEL`].
     pub kernel: KernelId,
-    /// [`launch_state`].
     pub state: u32,
-    /// [`forms_offered`].
     pub offered: u32,
     /// Blocks in the grid.
     pub grid_blocks: u64,
@@ -163,9 +160,7 @@ impl From<Decision> for Answer {
 /// How a launch was run in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
-    /// Unchanged.
     Whole,
-    /// As slices.
     Sliced,
     /// Able to yield.
     Preemptible,
@@ -176,11 +171,8 @@ pub enum Form {
 /// A client. Policies see its name and labels only if that was granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientInfo {
-    /// Its id.
     pub id: ClientId,
-    /// Its class.
     pub class: Class,
-    /// Its name.
     pub name: String,
     /// Its labels, in the order given.
     pub labels: Vec<(String, String)>,
@@ -294,15 +286,12 @@ impl Event {
 pub struct Subscriptions(u8);
 
 impl Subscriptions {
-    /// Nothing.
     pub const NONE: Self = Subscriptions(0);
     /// [`Event::HighStarted`] and [`Event::HighEnded`].
     pub const ACTIVITY: Self = Subscriptions(1 << 0);
-    /// [`Event::Completed`].
     pub const COMPLETIONS: Self = Subscriptions(1 << 1);
     /// [`Event::Joined`] and [`Event::Left`].
     pub const MEMBERSHIP: Self = Subscriptions(1 << 2);
-    /// [`Event::Timer`].
     pub const TIMER: Self = Subscriptions(1 << 3);
     /// [`ClientView::usage`] is to be kept up to date.
     pub const USAGE: Self = Subscriptions(1 << 4);
@@ -323,7 +312,6 @@ impl Subscriptions {
         self.0 & other.0 == other.0
     }
 
-    /// Both together.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Subscriptions(self.0 | other.0)
@@ -356,7 +344,6 @@ impl Subscriptions {
 pub enum Command {
     /// Send `Timer(token)` after `delay_ns`.
     SetTimer {
-        /// From now.
         delay_ns: u64,
         /// Given back with the event.
         token: u64,
@@ -371,15 +358,9 @@ pub enum Command {
     /// End a lease.
     RevokeLease(ClientId),
     /// Ask a client to yield, or to go on.
-    SetYield {
-        /// Who.
-        client: ClientId,
-        /// Yield.
-        yielded: bool,
-    },
+    SetYield { client: ClientId, yielded: bool },
     /// Do so whenever high-priority work appears.
     SetAutoYield {
-        /// Who.
         client: ClientId,
         /// On or off.
         enabled: bool,
@@ -387,12 +368,7 @@ pub enum Command {
         idle_ns: u64,
     },
     /// Let a client launch without being decided, or not.
-    SetUngated {
-        /// Whose launches.
-        client: ClientId,
-        /// Not decided.
-        ungated: bool,
-    },
+    SetUngated { client: ClientId, ungated: bool },
 }
 
 /// At most this many commands in one call; further ones are dropped and counted.
@@ -449,7 +425,6 @@ pub struct World {
     pub sharing: SharingMode,
     /// Kernels seen and their measured times.
     pub profiles: Profiles,
-    /// Clients connected.
     pub clients: BTreeMap<ClientId, ClientView>,
 }
 
@@ -457,7 +432,6 @@ pub struct World {
 /// length of a call (wasmtime's store) can swap two pointers instead of copying.
 #[derive(Debug, Default)]
 pub struct Context {
-    /// To read.
     pub world: Box<World>,
     /// To be done.
     pub commands: Box<Commands>,
@@ -485,7 +459,6 @@ pub enum FaultKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind:?}: {message}")]
 pub struct Fault {
-    /// Why.
     pub kind: FaultKind,
     /// For people: for a trap, its backtrace.
     pub message: String,

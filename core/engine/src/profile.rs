@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, HashMap};
 /// What makes two launches the same kernel to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelKey {
-    /// Symbol name.
     pub name: String,
     /// Digest of its code image and its whole name; 0 if the image is unknown.
     pub image: u128,
@@ -52,7 +51,6 @@ pub enum Transformation {
     Preparable,
     /// It is under way.
     Preparing,
-    /// It is.
     Ready {
         /// It can run as several launches of block ranges.
         sliced: bool,
@@ -68,12 +66,10 @@ pub enum Transformation {
 /// What was measured of a kernel in a form other than whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FormStats {
-    /// Launches measured.
     pub count: u64,
     /// Their running mean.
     pub mean_ns: u64,
     samples: Samples,
-    /// See [`Profile::contended`].
     pub contended: bool,
     turnarounds: [u64; TURNAROUNDS],
     yields: u64,
@@ -147,11 +143,8 @@ impl FormStats {
 /// Measured times of one kernel.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Which kernel.
     pub key: KernelKey,
-    /// Launches measured.
     pub count: u64,
-    /// Running mean.
     pub mean_ns: u64,
     /// What the next launch is expected to take: the median of the latest
     /// samples. Not the mean: a kernel's first launch may include loading its
@@ -172,7 +165,6 @@ pub struct Profile {
     holders: u32,
     /// Its place is in the list of those without holders.
     idle: bool,
-    /// See [`Profiles::take_news`].
     news: bool,
     /// Its place is in the list of [`Profiles::watch`].
     changed: bool,
@@ -296,13 +288,11 @@ impl Profile {
 pub struct Kept {
     /// Launches measured whole.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
     /// What the next was expected to take.
     pub predicted_ns: u64,
     /// 99th percentile of the recent ones.
     pub p99_ns: u64,
-    /// Other forms.
     pub forms: Vec<(Form, u32, FormStats)>,
     /// It must not be transformed, and why.
     pub whole_only: Option<&'static str>,
@@ -323,7 +313,6 @@ pub struct Profiles {
     places: table::Places,
     /// Profiles with news.
     news: u32,
-    /// See [`Profiles::watch`].
     changed: Option<Vec<u32>>,
 }
 

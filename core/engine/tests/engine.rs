@@ -457,7 +457,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..Default::default() })]
 
-    /// Whatever a policy answers: every launch is let go at most once and in
+    /// Whatever a policy answers: every launch is granted at most once and in
     /// order, nothing is lost, and once work ends and time passes, everything runs.
     #[test]
     fn no_launch_is_lost_or_doubled(ops in prop::collection::vec(op(), 1..200), seed: u64) {

@@ -113,7 +113,7 @@ pub mod decision_kind {
     pub const WHOLE: u8 = 1;
     /// Slices of `argument` blocks.
     pub const SLICE: u8 = 2;
-    /// Gives way at block boundaries; `argument` is its expected time, us.
+    /// Yields at block boundaries; `argument` is its expected time, us.
     pub const PREEMPTIBLE: u8 = 3;
     /// On `argument` SMs.
     pub const PARTITION: u8 = 4;
@@ -157,7 +157,7 @@ pub struct SharedWord {
 /// What a client is doing: one cache line, which a spinning core reads all the time, and which is
 /// written only when a stream of the client becomes busy or idle: a launch that wrote to it would wait for it to
 /// come back from the core's CPU. Tickets and waiters have lines of their own for the same reason:
-/// with every decided launch the client writes the former and the core reads the latter.
+/// with every gated launch the client writes the former and the core reads the latter.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Activity {

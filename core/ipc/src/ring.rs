@@ -147,7 +147,7 @@ pub enum Answer {
     Whole,
     /// Slices of so many blocks.
     Slice(u32),
-    /// Gives way at block boundaries; expected to take so many microseconds (0: unknown).
+    /// Yields at block boundaries; expected to take so many microseconds (0: unknown).
     Preemptible(u32),
     /// On so many SMs.
     Partition(u32),

@@ -297,7 +297,7 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
     let is_idle = match poller::is_stream_idle(index, slot) {
         Some(is_idle) => is_idle,
         // It cannot be asked. All up to the last event is done, and nothing depends on the rest but when
-        // this client's next launch is let go.
+        // this client's next launch is granted.
         None => seen.is_settled(),
     };
     if !is_idle || !seen.is_settled() {

@@ -10,7 +10,6 @@ pub enum HostError {
     /// A limit under which no policy could run.
     #[error("policy limit `{name}` is {value}: it must be from {least} to {most}")]
     Limit {
-        /// Which.
         name: &'static str,
         /// What it was set to.
         value: u64,
@@ -32,23 +31,13 @@ pub enum HostError {
 pub enum LoadError {
     /// The file could not be read.
     #[error("{file}: cannot be read: {source}")]
-    Read {
-        /// Which file.
-        file: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { file: String, source: std::io::Error },
     /// The file is larger than `component_bytes_max`.
     #[error(
         "{file}: is larger than the {bytes_max} bytes that a policy may have: build it in release \
          mode, or raise `component_bytes_max`"
     )]
-    TooLarge {
-        /// Which file.
-        file: String,
-        /// The limit.
-        bytes_max: usize,
-    },
+    TooLarge { file: String, bytes_max: usize },
     /// Nobody who is trusted vouches for it; nothing has looked into it.
     #[error(transparent)]
     Untrusted(#[from] tally_trust::TrustError),
@@ -58,7 +47,6 @@ pub enum LoadError {
          `cargo xtask policies` (or the SDK of another language) makes"
     )]
     NotWasm {
-        /// Which file.
         file: String,
         /// What it seems to be.
         found: String,
@@ -68,17 +56,13 @@ pub enum LoadError {
         "{file}: is a core WebAssembly module, not a component: link with `wasm-component-ld` \
          (`cargo xtask policies` does), or wrap it: `tallyctl policy wrap {file} -o policy.wasm`"
     )]
-    CoreModule {
-        /// Which file.
-        file: String,
-    },
+    CoreModule { file: String },
     /// A component that is damaged or uses a feature that policies do not get.
     #[error(
         "{file}: is not a valid component (damaged, or built with a feature such as SIMD or \
          threads that policies do not get): {why}. Build it again"
     )]
     Invalid {
-        /// Which file.
         file: String,
         /// What the validator says.
         why: String,
@@ -89,7 +73,6 @@ pub enum LoadError {
          memory, or build a smaller one"
     )]
     TooDemanding {
-        /// Which file.
         file: String,
         /// What it needs.
         why: String,
@@ -100,7 +83,6 @@ pub enum LoadError {
          components may have nested them)"
     )]
     TooMany {
-        /// Which file.
         file: String,
         /// What it has too many of.
         many: TooMany,
@@ -111,32 +93,21 @@ pub enum LoadError {
          `[policy.limits]`; else build it smaller, with optimisation"
     )]
     TooDear {
-        /// Which file.
         file: String,
-        /// Which limit.
         error: CompileError,
         /// Its key in the configuration.
         key: &'static str,
-        /// Its value.
         now: u64,
     },
     /// Its compilation was stopped, for another request came.
     #[error("{file}: not loaded: its compilation was stopped by a later request")]
-    Cancelled {
-        /// Which file.
-        file: String,
-    },
+    Cancelled { file: String },
     /// The compiler did not work.
     #[error(
         "{file}: {error}. Load another build of it; if others fail as well, the core is not installed \
          or allowed to start processes as it should be"
     )]
-    NotCompiled {
-        /// Which file.
-        file: String,
-        /// How.
-        error: CompileError,
-    },
+    NotCompiled { file: String, error: CompileError },
     /// It wants WASI.
     #[error(
         "{file}: imports `{import}`, and policies get no WASI (no files, clock, network or \
@@ -144,7 +115,6 @@ pub enum LoadError {
          (`--stub-wasi`)"
     )]
     Wasi {
-        /// Which file.
         file: String,
         /// The first such import.
         import: String,
@@ -155,7 +125,6 @@ pub enum LoadError {
          Build it against this core's `wit/policy.wit`, or use a newer core"
     )]
     UnknownImport {
-        /// Which file.
         file: String,
         /// What it imports.
         import: String,
@@ -168,13 +137,11 @@ pub enum LoadError {
          `{expected}`. Build it against this core's `wit/policy.wit`"
     )]
     WrongImport {
-        /// Which file.
         file: String,
         /// What it imports.
         import: String,
         /// The contract's signature.
         expected: String,
-        /// The difference.
         why: String,
     },
     /// It imports capabilities that it was not granted.
@@ -183,7 +150,6 @@ pub enum LoadError {
          under `[policy]` in the core's configuration), or use a policy that does without"
     )]
     NotGranted {
-        /// Which file.
         file: String,
         /// The capabilities, for people.
         needed: String,
@@ -196,7 +162,6 @@ pub enum LoadError {
          implement the world `policy` of this core's `wit/policy.wit`"
     )]
     MissingExport {
-        /// Which file.
         file: String,
         /// What is missing.
         export: String,
@@ -211,29 +176,21 @@ pub enum LoadError {
          `{expected}`. Build it against this core's `wit/policy.wit`"
     )]
     WrongExport {
-        /// Which file.
         file: String,
         /// What it exports.
         export: String,
         /// The contract's signature.
         expected: String,
-        /// The difference.
         why: String,
     },
     /// Its `init` returned an error.
     #[error("{file}: refuses its configuration: {message}")]
     InitRefused {
-        /// Which file.
         file: String,
         /// The policy's own words.
         message: String,
     },
     /// It could not be started, or its `init` failed.
     #[error("{file}: failed while it was started: {fault}")]
-    InitFailed {
-        /// Which file.
-        file: String,
-        /// How.
-        fault: Fault,
-    },
+    InitFailed { file: String, fault: Fault },
 }

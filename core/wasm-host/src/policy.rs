@@ -181,7 +181,6 @@ impl WasmPolicy {
         &self.config
     }
 
-    /// Its figures.
     pub fn status(&self) -> PolicyStatus {
         let state = self.live.as_ref().map(Live::state).or(self.down.as_deref());
         PolicyStatus {

@@ -23,7 +23,6 @@ impl Default for Reasons {
 /// A reason for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReasonStatus {
-    /// Its number.
     pub reason: u8,
     /// What the policy calls it; empty if it never said.
     pub text: String,

@@ -77,9 +77,7 @@ impl Exports {
 
 /// The two functions of an instance.
 pub struct Functions {
-    /// `snapshot`.
     pub snapshot: TypedFunc<(), (Saved,)>,
-    /// `restore`.
     pub restore: TypedFunc<(Saved,), (Result<(), String>,)>,
 }
 

@@ -27,7 +27,6 @@ impl TokenBucket {
         self.credit = credit.min(self.burst);
     }
 
-    /// An event.
     pub fn earn(&mut self) {
         self.credit = (self.credit + self.permille).min(self.burst);
     }

@@ -20,7 +20,6 @@
 
 use crate::{SAVED_BYTES_MAX, Saved};
 
-/// Writes numbers.
 #[derive(Debug)]
 pub struct Writer {
     saved: Saved,

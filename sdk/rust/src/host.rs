@@ -62,7 +62,6 @@ impl Gauge {
         Gauge(core::gauge(name))
     }
 
-    /// Set it.
     pub fn set(self, value: i64) {
         core::gauge_set(self.0, value);
     }

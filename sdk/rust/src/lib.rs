@@ -128,7 +128,6 @@ pub trait Activity: Policy {
 
 /// Told of best-effort launches that finished: `export!(T: completions)`.
 pub trait Completions: Policy {
-    /// One finished.
     fn completed(&mut self, now_ns: u64, completion: &Completion);
 }
 

@@ -160,7 +160,7 @@ impl Run {
             if let Some(sm) = sm
                 && arbiter.must_yield(&self.ticket, sm)
             {
-                arbiter.give_way(&self.ticket, sm);
+                arbiter.yield_to_others(&self.ticket, sm);
                 return true;
             }
         }

@@ -1,4 +1,4 @@
-//! The only door to the interpreter: code is loaded, asked about, and run one
+//! The interpreter: code is loaded, asked about, and run one
 //! block at a time.
 
 use crate::config::COMPUTE_CAPABILITY;

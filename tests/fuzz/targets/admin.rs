@@ -1,4 +1,3 @@
-//! See `bodies/admin.rs`.
 #![no_main]
 
 #[path = "../bodies/admin.rs"]

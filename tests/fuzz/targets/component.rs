@@ -19,7 +19,6 @@ pub struct TooMany {
     pub most: u64,
 }
 
-/// See [`TooMany`].
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     #[error(transparent)]

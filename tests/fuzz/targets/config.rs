@@ -1,4 +1,3 @@
-//! See `bodies/config.rs`.
 #![no_main]
 
 #[path = "../bodies/config.rs"]

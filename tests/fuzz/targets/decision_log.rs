@@ -1,4 +1,3 @@
-//! See `bodies/decision_log.rs`.
 #![no_main]
 
 #[path = "../bodies/decision_log.rs"]

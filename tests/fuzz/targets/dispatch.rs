@@ -1,4 +1,3 @@
-//! See `bodies/dispatch.rs`.
 #![no_main]
 
 #[path = "../bodies/dispatch.rs"]

@@ -1,4 +1,3 @@
-//! See `bodies/kept.rs`.
 #![no_main]
 
 #[path = "../bodies/kept.rs"]

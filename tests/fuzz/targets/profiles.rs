@@ -1,4 +1,3 @@
-//! See `bodies/profiles.rs`.
 #![no_main]
 
 #[path = "../bodies/profiles.rs"]

@@ -1,4 +1,3 @@
-//! See `bodies/registration.rs`.
 #![no_main]
 
 #[path = "../bodies/registration.rs"]

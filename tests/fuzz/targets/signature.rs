@@ -1,4 +1,3 @@
-//! See `bodies/signature.rs`.
 #![no_main]
 
 #[path = "../bodies/signature.rs"]

@@ -36,8 +36,6 @@ const SENT: usize = 100;
 const PAGE: usize = 4096;
 /// Parts of the own region that a process which scribbles writes at once.
 const SCRIBBLED: usize = 4_000;
-
-/// A registration.
 struct Client {
     socket: UnixStream,
     own: OwnedFd,

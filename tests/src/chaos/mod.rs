@@ -27,7 +27,6 @@ use std::time::Duration;
 /// Faults to be made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many.
     pub faults: usize,
     /// What they follow from.
     pub seed: u64,
@@ -111,7 +110,6 @@ pub struct Means {
 }
 
 impl Means {
-    /// Finds out.
     pub fn of_this_machine() -> Self {
         let works = |arguments: &[&str]| {
             let mut unshare = Command::new("unshare");

@@ -68,7 +68,6 @@ impl Kind {
         Kind::Memory,
     ];
 
-    /// For people.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Kill => "kill",
@@ -108,7 +107,6 @@ impl Kind {
 /// Whom it hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// The core.
     Core,
     /// A program, by its number: the first is a high-priority one.
     Program(usize),
@@ -121,18 +119,14 @@ pub const PROGRAMS: usize = 3;
 const PARTIES: [Party; PROGRAMS + 2] =
     [Party::Core, Party::Program(0), Party::Program(1), Party::Program(2), Party::Hostile];
 
-/// One fault.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What.
     pub kind: Kind,
-    /// Whom.
     pub party: Party,
     /// From the start of its batch.
     pub after: Duration,
     /// How long, or how long the party is gone.
     pub lasts: Duration,
-    /// Further choices.
     pub seed: u64,
 }
 

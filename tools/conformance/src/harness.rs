@@ -58,7 +58,6 @@ struct Running {
 pub struct Harness {
     policy: Box<dyn Instance>,
     context: Context,
-    /// Now.
     pub now_ns: u64,
     /// Seen so far.
     pub seen: Seen,

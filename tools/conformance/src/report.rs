@@ -16,7 +16,6 @@ pub enum Outcome {
     NotRun,
 }
 
-/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// As in the table of the crate's documentation.
@@ -32,13 +31,11 @@ pub struct Check {
 /// Fuel of one kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fuel {
-    /// Calls measured.
     pub calls: u64,
     /// Half of them used at most so much.
     pub p50: u64,
     /// Of a hundred, 99.
     pub p99: u64,
-    /// The dearest.
     pub max: u64,
 }
 
@@ -65,9 +62,7 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// Fuel that a call may use.
     pub call_fuel_max: u64,
-    /// Of `decide`.
     pub decide_fuel: Fuel,
-    /// Of `on-event`.
     pub event_fuel: Fuel,
     /// Linear memory after the longest phase, bytes.
     pub memory_bytes: usize,

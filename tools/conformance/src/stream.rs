@@ -22,11 +22,9 @@ pub enum Step {
         /// So long a name, bytes.
         name: u8,
     },
-    /// One goes.
     Leave(u8),
     /// High-priority work appears or ends.
     High {
-        /// Appears.
         busy: bool,
     },
     /// Time passes; timers fire.
@@ -37,7 +35,6 @@ pub enum Step {
     Launch(Shape),
     /// A launch that was granted ends.
     Done {
-        /// Which.
         pick: u8,
         /// What it took.
         measured_ns: u64,
@@ -54,7 +51,6 @@ pub enum Step {
 /// A launch, as far as it does not follow from what happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Whose.
     pub pick: u8,
     /// Which kernel; at or beyond [`KERNELS`]: one that the core has no id for.
     pub kernel: u32,
@@ -62,7 +58,6 @@ pub struct Shape {
     pub state: u32,
     /// Bits of `forms-offered`.
     pub offered: u32,
-    /// Blocks.
     pub grid_blocks: u64,
     /// Threads of a block.
     pub block_threads: u32,
@@ -74,7 +69,6 @@ pub struct Shape {
     pub in_flight_ns: u64,
     /// Predicted, if the kernel was never measured.
     pub predicted_ns: u64,
-    /// Which stream.
     pub stream: u32,
     /// SMs of the GPU.
     pub sm_count: u32,
@@ -138,7 +132,6 @@ fn shape() -> impl Strategy<Value = Shape> {
         })
 }
 
-/// One step.
 pub fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (any::<bool>(), 0..16u8, any::<u8>())

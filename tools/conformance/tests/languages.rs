@@ -45,7 +45,7 @@ fn turns(compiled: &Compiled, config: &str, steps: &[Step]) -> Vec<Turn> {
     harness(compiled, config).record(steps)
 }
 
-/// Which of a row of launches are let go, with high-priority work coming and going.
+/// Which of a row of launches are granted, with high-priority work coming and going.
 fn granted(compiled: &Compiled, config: &str) -> Vec<bool> {
     let mut harness = harness(compiled, config);
     harness.join(true, 0, 4).unwrap();

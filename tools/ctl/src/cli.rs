@@ -84,7 +84,7 @@ pub enum Command {
     Stop,
     /// Print completions for a shell, to be put where it looks for them.
     Completions {
-        /// Which shell.
+        /// The shell that is to read them
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },

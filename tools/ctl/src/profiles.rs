@@ -55,7 +55,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
         ("MEASURED", Right),
         ("MEAN us", Right),
         ("P99 us", Right),
-        ("GIVES WAY us", Right),
+        ("YIELDS us", Right),
         ("FORM", Left),
         ("GRID", Left),
         ("BLOCK", Left),

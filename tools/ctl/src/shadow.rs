@@ -103,7 +103,7 @@ fn show(out: &mut impl Write, s: &Value) -> std::io::Result<()> {
         })
         .filter(|row: &Vec<String>| row[1..].iter().any(|n| n != "0"))
         .collect();
-    let header: Vec<_> = std::iter::once(("IN CHARGE", Align::Left))
+    let header: Vec<_> = std::iter::once(("ACTIVE", Align::Left))
         .chain(kinds.iter().map(|k| (*k, Align::Right)))
         .collect();
     for line in table(&header, &rows) {

@@ -109,12 +109,11 @@ pub enum SharingArg {
     Mps,
 }
 
-/// `--transformable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransformableArg {
-    /// None.
+    /// Transform no kernel
     None,
-    /// All but those of closed libraries.
+    /// Transform all kernels but those of closed libraries
     Open,
     /// Transform all kernels, closed libraries included
     All,

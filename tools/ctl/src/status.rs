@@ -268,7 +268,7 @@ pub fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::R
 }
 
 /// Launches made in any form but whole; `?` of a core that does not say.
-fn cut_launches(client: &Value) -> String {
+fn launches_in_parts(client: &Value) -> String {
     if client.get("transformed").is_none() {
         return "?".into();
     }
@@ -311,7 +311,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             count(c, "/launches"),
             count(c, "/decisions/run"),
             count(c, "/decisions/leased"),
-            cut_launches(c),
+            launches_in_parts(c),
             count(c, "/decisions/launches_held"),
             count(c, "/waiting"),
             format!("{:.0}", number(c, "/waited_ms")),

@@ -56,7 +56,6 @@ pub fn fault(kind: FaultKind, message: &str) -> String {
     format!("{} ({})", fault_name(kind), beginning(line, 160))
 }
 
-/// Its name.
 pub fn fault_name(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::Trap => "trap",
@@ -164,7 +163,6 @@ pub struct Parting {
 /// Of one kernel or client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// Decisions compared.
     pub decisions: u64,
     /// Of those, not equal.
     pub parted: u64,
@@ -173,7 +171,6 @@ pub struct Share {
 /// See the module's documentation. Counts rise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Comparison {
-    /// Decisions compared.
     pub decisions: u64,
     /// Equal, arguments included.
     pub equal: u64,
@@ -197,16 +194,13 @@ pub struct Comparison {
     pub last_fault: Option<String>,
     /// The first partings.
     pub first: Vec<Parting>,
-    /// By kernel.
     #[serde(skip)]
     pub kernels: BTreeMap<KernelId, Share>,
-    /// By client.
     #[serde(skip)]
     pub clients: BTreeMap<ClientId, Share>,
 }
 
 impl Comparison {
-    /// Nothing parted.
     pub fn is_equal(&self) -> bool {
         self.equal == self.decisions && self.calls_differ == 0
     }

@@ -17,7 +17,6 @@ use std::io::{ErrorKind, Read, Write};
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
 /// Of this format.
 pub const VERSION: u32 = 1;
-/// Longest header.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 
 /// What holds for the whole log. Policies and their configuration are records.
@@ -41,7 +40,6 @@ pub enum LogError {
     /// The operating system's.
     #[error("{0}")]
     Read(#[from] std::io::Error),
-    /// Another file.
     #[error(
         "it does not begin as a decision log does: expected a file that `tallyctl log record` wrote"
     )]
@@ -72,7 +70,6 @@ pub enum LogError {
         record: u64,
         /// Where it begins.
         at: u64,
-        /// How.
         why: String,
     },
 }
@@ -209,7 +206,6 @@ impl<R: Read> Reader<R> {
         Ok(Reader { from, header, at, records: 0, buffer: Vec::new(), over: false, ended: false })
     }
 
-    /// Its header.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -36,10 +36,7 @@ pub enum Fed {
     /// A decision that was not asked for (see [`Player::feed`]).
     Skipped,
     /// A call, and whether the answers were equal.
-    Called {
-        /// They were.
-        equal: bool,
-    },
+    Called { equal: bool },
 }
 
 /// How the log's parts began, and what of it was not compared.

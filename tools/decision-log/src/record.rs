@@ -44,33 +44,19 @@ pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// The first byte of each record.
 pub mod kind {
-    /// [`super::Record::Policy`].
     pub const POLICY: u8 = 1;
-    /// [`super::Record::Base`].
     pub const BASE: u8 = 2;
-    /// [`super::Record::Kernel`].
     pub const KERNEL: u8 = 3;
-    /// [`super::Record::Profile`].
     pub const PROFILE: u8 = 4;
-    /// [`super::Record::Client`].
     pub const CLIENT: u8 = 5;
-    /// [`super::Record::Gone`].
     pub const GONE: u8 = 6;
-    /// [`super::Record::Begin`].
     pub const BEGIN: u8 = 7;
-    /// [`super::Record::Start`].
     pub const START: u8 = 8;
-    /// [`super::Record::Decide`].
     pub const DECIDE: u8 = 9;
-    /// [`super::Record::Event`].
     pub const EVENT: u8 = 10;
-    /// [`super::Record::Completion`].
     pub const COMPLETION: u8 = 11;
-    /// [`super::Record::End`].
     pub const END: u8 = 12;
-    /// [`super::Record::Fault`].
     pub const FAULT: u8 = 13;
-    /// [`super::Record::Usage`].
     pub const USAGE: u8 = 14;
 }
 
@@ -90,7 +76,6 @@ pub struct SavedState {
 pub struct About {
     /// Rises with each policy that becomes active; the first is 1.
     pub generation: u64,
-    /// Its name.
     pub name: String,
     /// SHA-256 of its file, hexadecimal; empty for one that is no file.
     pub digest: String,
@@ -125,7 +110,6 @@ pub enum Outcome<T> {
     Ok(T),
     /// The policy lost its turn.
     Fault {
-        /// Why.
         kind: FaultKind,
         /// It ran for too long by the clock, which no replay repeats.
         timed: bool,
@@ -137,13 +121,11 @@ pub enum Outcome<T> {
 /// How a call ended, and what the policy wanted done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
-    /// Its end.
     pub outcome: Outcome<T>,
     /// Commands, in order.
     pub commands: Vec<Command>,
 }
 
-/// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// This policy is active from now on.
@@ -152,23 +134,16 @@ pub enum Record {
     Base(SharingMode),
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
     Kernel {
-        /// Its id.
         id: KernelId,
         /// Which it is.
         key: KernelKey,
     },
     /// What policies can learn of a kernel from now on.
-    Profile {
-        /// Which.
-        id: KernelId,
-        /// That.
-        view: KernelView,
-    },
+    Profile { id: KernelId, view: KernelView },
     /// A client is connected.
     Client(ClientInfo),
     /// What a client has under way, waits for and has used, for a policy that reads it.
     Usage {
-        /// Whose usage.
         id: ClientId,
         /// From now on.
         usage: Usage,
@@ -177,7 +152,6 @@ pub enum Record {
     Gone(ClientId),
     /// From here on every call is in the log.
     Begin {
-        /// How.
         how: Begin,
         /// Records lost before.
         lost: u64,
@@ -188,14 +162,12 @@ pub enum Record {
     Start(Vec<Command>),
     /// A call of `decide`.
     Decide {
-        /// The launch.
         launch: Launch,
         /// What came of it.
         answer: Answer<policy::Answer>,
     },
     /// A call for an event.
     Event {
-        /// When.
         now_ns: u64,
         /// What it was told.
         event: Event,
@@ -203,24 +175,16 @@ pub enum Record {
         answer: Answer<()>,
     },
     /// A completion that the policy did not ask for.
-    Completion {
-        /// When.
-        now_ns: u64,
-        /// It.
-        done: Completion,
-    },
+    Completion { now_ns: u64, done: Completion },
     /// The engine found fault with the policy, in something that no single call shows.
     Fault {
-        /// When.
         now_ns: u64,
-        /// Which fault.
         kind: FaultKind,
         /// The beginning of its message.
         message: String,
     },
     /// The log ends in an orderly way.
     End {
-        /// Why.
         reason: String,
         /// Records lost in all.
         dropped: u64,
@@ -275,7 +239,6 @@ impl Encoder<'_> {
         }
     }
 
-    /// [`Record::Policy`].
     pub fn policy(&mut self, about: &About) {
         self.u8(kind::POLICY);
         self.u64(about.generation);
@@ -295,7 +258,6 @@ impl Encoder<'_> {
         }
     }
 
-    /// [`Record::Base`].
     pub fn base(&mut self, sharing: SharingMode) {
         self.u8(kind::BASE);
         self.u8(match sharing {
@@ -304,7 +266,6 @@ impl Encoder<'_> {
         });
     }
 
-    /// [`Record::Kernel`].
     pub fn kernel(&mut self, id: KernelId, key: &KernelKey) {
         self.u8(kind::KERNEL);
         self.u32(id);
@@ -361,20 +322,17 @@ impl Encoder<'_> {
         self.forms(p.form_views());
     }
 
-    /// [`Record::Profile`].
     pub fn view(&mut self, id: KernelId, v: &KernelView) {
         let figures = [v.count, v.mean_ns, v.median_ns, v.p99_ns, v.recent_ns];
         self.figures(id, figures, v.transformation);
         self.forms(v.forms.iter().copied());
     }
 
-    /// [`Record::Client`].
     pub fn connected(&mut self, info: &ClientInfo) {
         self.u8(kind::CLIENT);
         self.client(info);
     }
 
-    /// [`Record::Usage`].
     pub fn usage(&mut self, id: ClientId, usage: &Usage) {
         self.u8(kind::USAGE);
         self.u32(id);
@@ -385,13 +343,11 @@ impl Encoder<'_> {
         self.u64(usage.charged_ns);
     }
 
-    /// [`Record::Gone`].
     pub fn gone(&mut self, id: ClientId) {
         self.u8(kind::GONE);
         self.u32(id);
     }
 
-    /// [`Record::Begin`].
     pub fn begin(&mut self, how: Begin, lost: u64, subscribed: Subscriptions) {
         self.u8(kind::BEGIN);
         self.u8(match how {
@@ -404,7 +360,6 @@ impl Encoder<'_> {
         self.u8(subscribed.bits());
     }
 
-    /// [`Record::Start`].
     pub fn start(&mut self, commands: &[Command]) {
         self.u8(kind::START);
         self.commands(commands);
@@ -517,7 +472,6 @@ impl Encoder<'_> {
         self.commands(commands);
     }
 
-    /// [`Record::Event`].
     pub fn event(
         &mut self,
         now_ns: u64,
@@ -564,28 +518,24 @@ impl Encoder<'_> {
         self.u64(done.charged_ns);
     }
 
-    /// [`Record::Fault`].
     pub fn counted_fault(&mut self, now_ns: u64, kind: FaultKind, message: &str) {
         self.u8(kind::FAULT);
         self.u64(now_ns);
         self.fault(kind, false, message);
     }
 
-    /// [`Record::Completion`].
     pub fn completion(&mut self, now_ns: u64, done: &Completion) {
         self.u8(kind::COMPLETION);
         self.u64(now_ns);
         self.done(done);
     }
 
-    /// [`Record::End`].
     pub fn end(&mut self, reason: &str, dropped: u64) {
         self.u8(kind::END);
         self.text(reason);
         self.u64(dropped);
     }
 
-    /// Any record.
     pub fn record(&mut self, record: &Record) {
         match record {
             Record::Policy(about) => self.policy(about),

@@ -36,9 +36,7 @@ const SCRATCH_BYTES: usize = 64 << 10;
 /// Free room in a ring without which a policy is not asked for what it knows: the largest
 /// state, and what goes in with it.
 const STATE_ROOM_BYTES: usize = 512 << 10;
-/// Smallest ring.
 pub const RING_BYTES_MIN: usize = 4 << 10;
-/// Largest ring.
 pub const RING_BYTES_MAX: usize = 1 << 30;
 
 /// What both ends of a tap know.
@@ -86,7 +84,6 @@ pub struct Tap {
     told: Box<[KernelId]>,
     /// Records lost since the last `Begin`.
     lost: u64,
-    /// For [`Profiles::watch`].
     list: Option<Vec<u32>>,
     known: Vec<(ClientId, Usage)>,
     id: u64,

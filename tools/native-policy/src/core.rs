@@ -9,7 +9,7 @@ use tally_sdk::{
     ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, SharingMode,
 };
 
-/// Counters and gauges together, as in the policy host's default limits.
+/// Counters and gauges together, as in the Wasm host's default limits.
 const METRICS_MAX: usize = 64;
 
 /// See the module's documentation. Log lines go nowhere.

@@ -32,7 +32,6 @@ fn component(config: &str) -> WasmPolicy {
     host.load_file(&guest("tally-priority"), config).unwrap()
 }
 
-/// xorshift64*.
 struct Random(u64);
 
 impl Random {

@@ -21,20 +21,13 @@ pub enum Arrivals {
 /// Why a file of arrivals was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ArrivalsError {
-    /// Not readable.
     #[error("arrivals {file}: {source}")]
-    Read {
-        /// Which.
-        file: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { file: String, source: std::io::Error },
     /// A line that is no time.
     #[error(
         "arrivals {file}, line {line}: `{found}`, expected seconds from the start, 0 or more and not less than the line before"
     )]
     Line {
-        /// Which file.
         file: String,
         /// Counted from 1.
         line: usize,
@@ -44,7 +37,6 @@ pub enum ArrivalsError {
     /// Nothing, or far too much.
     #[error("arrivals {file}: {count} times, expected 1 to {ARRIVALS_MAX}, one a line")]
     Count {
-        /// Which.
         file: String,
         /// How many there are.
         count: usize,

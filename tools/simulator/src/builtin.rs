@@ -21,7 +21,6 @@ const TRACES: &[(&str, &[u8])] = traces![
     "whisper_small_train_b16",
 ];
 
-/// Their names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TRACES.iter().map(|(name, _)| *name)
 }

@@ -26,7 +26,6 @@ pub const LOW: usize = 1;
 pub enum Happened {
     /// A kernel ended.
     Done {
-        /// Where.
         lane: usize,
         /// Of which launch.
         launch: u64,
@@ -35,7 +34,6 @@ pub enum Happened {
     },
     /// A kernel that has yielded.
     GaveWay {
-        /// Where.
         lane: usize,
         /// Of which launch.
         launch: u64,
@@ -105,7 +103,6 @@ impl Lane {
     }
 }
 
-/// The GPU.
 #[derive(Debug)]
 pub struct Device {
     sharing: SharingMode,

@@ -10,7 +10,6 @@ use crate::trace::Kernel;
 use serde::Serialize;
 use tally_engine::policy::Decision;
 
-/// Streaming multiprocessors.
 pub const SMS: u32 = 132;
 const THREADS_PER_SM: u32 = 2_048;
 const REGISTERS_PER_SM: u64 = 65_536;
@@ -23,7 +22,6 @@ const BLOCKS_PER_SM: u64 = 32;
 pub const SEEN_NS: u64 = 3_500;
 /// Time slices `[high priority, best effort]` under the core.
 pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 10_000];
-/// The driver's.
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Between two parts of a preemptible launch, the second of which finds nothing to do.
 pub const GATE_NS: u64 = 3_500;
@@ -66,12 +64,10 @@ pub enum SharingMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transformable {
-    /// None.
     None,
     /// All but those that look like closed libraries'.
     #[default]
     Open,
-    /// All.
     All,
 }
 
@@ -100,11 +96,9 @@ pub struct Work {
     pub launch: u64,
     /// It ends the launch.
     pub last: bool,
-    /// Not before.
     pub ready_ns: u64,
     /// Nor sooner after the one before.
     pub gap_ns: u64,
-    /// In all.
     pub total_ns: u64,
     /// Of that, the last wave.
     pub tail_ns: u64,

@@ -18,7 +18,6 @@ pub struct Launch {
 /// A program at some point of its trace.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// One iteration.
     pub program: Vec<Launch>,
     /// Which launch of it comes next.
     pub next: usize,
@@ -30,9 +29,7 @@ pub struct Host {
     ahead_ns: Option<u64>,
     /// A launch that is held.
     pub held: bool,
-    /// Launches made.
     pub made: u64,
-    /// Launches done.
     pub done: u64,
     /// Starts again by itself.
     repeats: bool,

@@ -7,7 +7,6 @@ use serde::Serialize;
 /// Largest value of a figure.
 pub const FIGURE_MAX: u64 = 10_000_000_000;
 
-/// The figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Model {
     /// Change of context away from one that has nothing running.
@@ -21,7 +20,7 @@ pub struct Model {
     pub linger_ns: u64,
     /// A program whose thread went to sleep launches so long after it was let go.
     pub wake_ns: u64,
-    /// A decided launch costs its program so much more.
+    /// A gated launch costs its program so much more.
     pub decided_ns: u64,
     /// Under MPS a kernel that starts while the other program's runs takes so much longer.
     pub beside_ns: u64,

@@ -19,9 +19,7 @@ pub struct Report {
     pub transformable: Transformable,
     /// No engine: the GPU as its driver shares it.
     pub unscheduled: bool,
-    /// The inference.
     pub high_priority: High,
-    /// The training.
     pub best_effort: Option<BestEffort>,
     /// The training's launches, as they were decided.
     pub decisions: Option<Decisions>,
@@ -33,14 +31,11 @@ pub struct Report {
     pub context_changes: u64,
 }
 
-/// The inference.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct High {
-    /// The trace.
     pub trace: String,
     /// Requests that arrived.
     pub arrived: u64,
-    /// Requests served.
     pub served: u64,
     /// Not served by the end; in the queued times with their wait so far.
     pub unserved: u64,
@@ -50,34 +45,24 @@ pub struct High {
     pub solo_p99_ms: f64,
     /// From the start of a request's service to its end.
     pub service_p50_ms: f64,
-    /// The same.
     pub service_p99_ms: f64,
-    /// Over [`Self::solo_ms`].
     pub service_p50_over_solo: f64,
-    /// Over [`Self::solo_p99_ms`].
     pub service_p99_over_solo: f64,
     /// From arrival to the end.
     pub queued_p50_ms: f64,
-    /// The same.
     pub queued_p99_ms: f64,
     /// The same, of the inference alone.
     pub solo_queued_p99_ms: f64,
-    /// Over that.
     pub queued_p99_over_solo: f64,
 }
 
-/// The training.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BestEffort {
-    /// The trace.
     pub trace: String,
     /// Rate over its rate alone, in the window of arrivals.
     pub share: f64,
-    /// Iterations done.
     pub iterations: u64,
-    /// Launches made.
     pub launched: u64,
-    /// Launches done.
     pub done: u64,
     /// Launches under way at the end.
     pub in_flight: u64,
@@ -88,11 +73,9 @@ pub struct BestEffort {
 pub struct Decisions {
     /// Calls of the policy.
     pub asked: u64,
-    /// Answered `run`.
     pub whole: u64,
     /// Under a lease.
     pub leased: u64,
-    /// As slices.
     pub sliced: u64,
     /// Able to yield.
     pub preemptible: u64,
@@ -100,7 +83,6 @@ pub struct Decisions {
     pub sm_limited: u64,
     /// In a form that was not on offer, so whole.
     pub degraded: u64,
-    /// `hold` answers.
     pub held: u64,
     /// Launches held at least once.
     pub launches_held: u64,

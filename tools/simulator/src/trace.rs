@@ -28,44 +28,28 @@ pub const LAUNCH_HOST_NS: u64 = 3_000;
 pub enum TraceError {
     /// Not readable, or not the compression that its name says.
     #[error("trace {file}: {source}")]
-    Read {
-        /// Which.
-        file: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { file: String, source: std::io::Error },
     /// Neither a file nor a name.
     #[error("trace {name}: there is no such file, and no built-in trace of that name; built-in are {}", .known.join(", "))]
     Unknown {
-        /// As given.
         name: String,
         /// What could have been given.
         known: Vec<&'static str>,
     },
     /// A larger file than any trace.
     #[error("trace {file}: more than {TRACE_BYTES_MAX} bytes unpacked")]
-    TooLarge {
-        /// Which.
-        file: String,
-    },
+    TooLarge { file: String },
     /// A column that is needed is not there.
     #[error(
         "trace {file}: no column `{column}`; expected a header line with ts_us,dur_us,name,grid,block,regs,smem"
     )]
-    Column {
-        /// Which file.
-        file: String,
-        /// Which column.
-        column: &'static str,
-    },
+    Column { file: String, column: &'static str },
     /// A field that does not make sense.
     #[error("trace {file}, line {line}: `{column}` is `{found}`, expected {expected}")]
     Field {
-        /// Which file.
         file: String,
         /// Counted from 1, the header included.
         line: usize,
-        /// Which column.
         column: &'static str,
         /// What is there.
         found: String,
@@ -74,10 +58,7 @@ pub enum TraceError {
     },
     /// A header and nothing else.
     #[error("trace {file}: no kernels; expected at least one row below the header")]
-    Empty {
-        /// Which.
-        file: String,
-    },
+    Empty { file: String },
 }
 
 /// When the program launches a kernel.
@@ -92,9 +73,7 @@ pub enum Pace {
 /// One kernel of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// Symbol name.
     pub name: String,
-    /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],

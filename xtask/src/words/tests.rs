@@ -45,7 +45,7 @@ fn long_lines_are_found_but_not_in_tables_or_generated_documents() {
 
 #[test]
 fn words_that_were_to_go_are_found() {
-    let code = "struct OpenDoor;\nlet door_count = 1;\nindoors and doorbell\n\"came\": 1\n\
+    let code = "struct OpenDoor;\nlet door_count = 1;\nindoors and doorbell, DOORBELL\n\"came\": 1\n\
                 // whoever came here is in charge\n// it is disabled\nlast_struck_out\nTally-Cut\n";
     assert_eq!(lines(&glossary(&tree(&[("a.rs", code)]))), [1, 2, 4, 5, 7, 8]);
     let learnt = "// what was learnt\n";

@@ -47,7 +47,7 @@ impl Strikes {
         if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
     }
 
-    /// How long to wait after the `row`-th strike-out in a row (1 is the first) before
+    /// How long to wait after a policy was disabled for the `row`-th time in a row (1 is the first) before
     /// another policy is put active; `again`: before the same is.
     pub fn delay(&self, row: u32, again: bool) -> Duration {
         let doublings = row.saturating_sub(if again { 1 } else { 2 });

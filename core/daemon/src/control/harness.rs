@@ -36,7 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// What a peer sends in one message.
 #[derive(Debug)]
 pub struct Message {
-    /// Its bytes.
     pub bytes: Vec<u8>,
     /// What comes with them.
     pub fds: Vec<OwnedFd>,

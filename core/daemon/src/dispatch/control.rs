@@ -87,7 +87,6 @@ pub enum Control {
     },
     /// Put another active policy.
     SetPolicy {
-        /// It.
         policy: Loaded,
         /// Which it is, for [`Notice::Disabled`].
         generation: u64,

@@ -155,7 +155,6 @@ enum Turn {
     Busy,
     /// Sleep, unless something has come.
     Idle,
-    /// Nothing.
     Ended,
 }
 

@@ -10,7 +10,7 @@ use tally_wasm_host::{Compiled, FaultCounts, LastFault, PolicyStatus, Restored, 
 pub const RECORDS_MAX: usize = 64;
 /// Different policies (a component with a configuration) kept to be put back.
 pub const KEPT_MAX: usize = 8;
-/// Struck-out ones remembered.
+/// Disabled ones remembered.
 const STRUCK_MAX: usize = 32;
 
 /// Why a policy came.
@@ -117,9 +117,7 @@ pub struct Kept<P = Compiled> {
     pub same_as_generation: u64,
     /// Where it came from.
     pub source: Source,
-    /// Compiled.
     pub program: P,
-    /// Its configuration.
     pub config_text: String,
     /// What it knew when it went.
     pub saved: Option<Saved>,
@@ -244,7 +242,7 @@ impl<P: Clone> History<P> {
         self.struck.contains(content)
     }
 
-    /// The last strike-out, and whose it was.
+    /// Why a policy was last disabled, and which.
     pub fn last_disabled(&self) -> Option<(u64, &Disabled)> {
         let struck = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
         let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
@@ -417,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn struck_out_policies_are_passed_over_until_somebody_asks() {
+    fn disabled_policies_are_passed_over_until_somebody_asks() {
         let mut h = History::default();
         let [_, b, c] =
             ["a", "b", "c"].map(|name| came(&mut h, name, LoadedBecause::FileChanged, None));

@@ -84,7 +84,7 @@ fn options(config: &Config, request: &Request) -> TapOptions {
 }
 
 impl Recordings {
-    /// With `[log] file`, record from now on: `tape` goes to the dispatch thread.
+    /// With `[log] file`, record from now on: the recorder goes to the dispatch thread.
     ///
     /// # Errors
     /// If the file cannot be had.

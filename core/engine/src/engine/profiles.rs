@@ -16,17 +16,14 @@ impl<P: Policy> Engine<P> {
         self.context.world.profiles.restore(kernel, kept);
     }
 
-    /// See [`Profiles::take_news`](crate::profile::Profiles::take_news).
     pub fn take_profile_news(&mut self, kernel: KernelId) -> Option<&Profile> {
         self.context.world.profiles.take_news(kernel)
     }
 
-    /// See [`Profiles::forget`](crate::profile::Profiles::forget).
     pub fn forget_profile(&mut self, kernel: KernelId) -> bool {
         self.context.world.profiles.forget(kernel)
     }
 
-    /// See [`Profiles::forget_at`](crate::profile::Profiles::forget_at).
     pub fn forget_profile_at(&mut self, place: u32) -> Option<bool> {
         self.context.world.profiles.forget_at(place)
     }
@@ -41,7 +38,6 @@ impl<P: Policy> Engine<P> {
         self.context.world.profiles.release(held);
     }
 
-    /// See [`Profiles::sweep`](crate::profile::Profiles::sweep).
     pub fn sweep_kernels(&mut self, most: usize) -> bool {
         self.context.world.profiles.sweep(most)
     }

@@ -11,7 +11,6 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// One more.
     pub fn push(&mut self, ns: u64) {
         self.ring[(self.pushed % RECENT_SAMPLES as u64) as usize] = ns;
         self.pushed += 1;

@@ -161,7 +161,6 @@ impl Profiles {
         self.list.len() as u32
     }
 
-    /// Kernels known.
     pub fn known(&self) -> u32 {
         self.ids.len() as u32
     }

@@ -14,7 +14,6 @@ use crate::policy::{Form, KernelId};
 pub struct KernelView {
     /// Launches measured whole.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
     /// Median of the recent ones.
     pub median_ns: u64,
@@ -31,13 +30,10 @@ pub struct KernelView {
 /// A form other than whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormView {
-    /// The form.
     pub form: Form,
     /// Blocks of a slice, or SMs; else 0.
     pub argument: u32,
-    /// Launches measured.
     pub count: u64,
-    /// Their mean.
     pub mean_ns: u64,
     /// Median of the recent ones.
     pub median_ns: u64,
@@ -45,7 +41,6 @@ pub struct FormView {
     pub p99_ns: u64,
     /// The latest one.
     pub recent_ns: u64,
-    /// See [`FormStats::turnaround_ns`].
     pub turnaround_ns: u64,
 }
 

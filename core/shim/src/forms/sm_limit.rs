@@ -45,7 +45,7 @@ struct Width {
 /// A SM-limited launch: its slot, its number there, its kernel.
 type SmLimited = (usize, u32, usize);
 /// SM-limited launches that are remembered.
-const NARROWED_MAX: usize = 256;
+const SM_LIMITED_MAX: usize = 256;
 /// A SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
 pub const STUCK_NS: u64 = 10_000_000_000;
 /// Between two attempts to find the context idle: first, and at most.
@@ -297,7 +297,7 @@ pub fn launch(
         }
     }
     SM_LIMITED.with(|all| {
-        if all.len() >= NARROWED_MAX {
+        if all.len() >= SM_LIMITED_MAX {
             all.pop_front();
         }
         all.push_back((slot, number, kernel));

@@ -78,7 +78,6 @@ pub fn compiler() -> Compiler {
     Compiler::program(env!("CARGO_BIN_EXE_policy-compiler"))
 }
 
-/// Grants nothing.
 pub fn bare_host(limits: Limits) -> PolicyHost {
     PolicyHost::compiling_by(compiler(), limits).unwrap()
 }

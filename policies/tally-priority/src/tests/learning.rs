@@ -25,7 +25,6 @@ const ELEMENTWISE: Truth = Truth {
     gate_ns: 4_000,
     ..GEMM
 };
-/// One wave.
 const ATTENTION: Truth = Truth { blocks: 132, whole_ns: 300_000, ..GEMM };
 const NORM: Truth = Truth { blocks: 64, whole_ns: 2_800_000, ..GEMM };
 const SHORT: Truth = Truth { blocks: 2_000, whole_ns: 20_000, gate_ns: 4_000, ..GEMM };

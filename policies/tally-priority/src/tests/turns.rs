@@ -140,7 +140,7 @@ fn a_launch_longer_than_the_window_keeps_its_turn_while_it_runs() {
 }
 
 proptest! {
-    /// Whoever asks as it is told to is let go in time, whatever the others do: those that stop
+    /// Whoever asks as it is told to is granted in time, whatever the others do: those that stop
     /// asking, or launch without end.
     #[test]
     fn nobody_waits_for_ever(

@@ -170,7 +170,7 @@ impl Arbiter {
     }
 
     /// Gives up `sm` between two blocks; the kernel stays in line for it.
-    pub fn give_way(&self, ticket: &Ticket, sm: u32) {
+    pub fn yield_to_others(&self, ticket: &Ticket, sm: u32) {
         let guard = locked(self.device);
         self.free(ticket, sm);
         dispatch(&guard);

@@ -35,7 +35,7 @@ fn urgent_kernels_go_first_at_the_next_block() {
     let (high, granted) = arbiter.arrive(-5, 1, false);
     assert_eq!(granted, 0, "a running block is never interrupted");
     assert!(arbiter.must_yield(&low, sm0) && arbiter.must_yield(&low, sm1));
-    arbiter.give_way(&low, sm0);
+    arbiter.yield_to_others(&low, sm0);
     assert_eq!(arbiter.take(&high), Some(sm0));
     assert!(!arbiter.must_yield(&low, sm1), "one SM was enough");
     assert_eq!(arbiter.take(&low), None);
@@ -78,7 +78,7 @@ fn a_partition_is_waited_for_and_left_alone() {
     assert_eq!(granted, 2);
     assert_eq!((arbiter.take(&whole), arbiter.take(&whole)), (Some(0), Some(1)));
     assert!(!arbiter.must_yield(&whole, 0), "what waits cannot run there");
-    arbiter.give_way(&a, 3);
+    arbiter.yield_to_others(&a, 3);
     assert_eq!(arbiter.take(&b), Some(3));
     let (gang, granted) = arbiter.arrive_within(0, 2, true, &lower);
     assert_eq!(granted, 0);
@@ -206,7 +206,7 @@ fn any_order_of_events() {
                 (1, Some((ticket, _, held, _))) => held.extend(arbiter.take(ticket)),
                 (2, Some((ticket, _, held, _))) => {
                     if let Some(sm) = held.pop() {
-                        arbiter.give_way(ticket, sm);
+                        arbiter.yield_to_others(ticket, sm);
                     }
                 }
                 (_, Some(_)) => leave(&arbiter, kernels.swap_remove(which)),

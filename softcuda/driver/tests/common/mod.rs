@@ -79,7 +79,7 @@ pub fn output(command: &mut Command, what: &str) -> Output {
     output
 }
 
-const INSIDE: &str = "SIMCUDA_TEST_INSIDE";
+const INSIDE: &str = "SOFTCUDA_TEST_INSIDE";
 
 /// Runs the test `name` in a child process on a device of `sms` SMs, or its
 /// body if this is the child.

@@ -93,7 +93,7 @@ mod tests {
             json!({
                 "generation": 1, "name": "old", "digest": "0123456789abcdef0123", "loaded_because": "start",
                 "same_as_generation": 1, "loaded_at_unix_s": 100, "restored": {"outcome": "not-offered"},
-                "unloaded_because": "struck-out", "decides": 5, "faults": {"trap": 2, "stall": 1},
+                "unloaded_because": "disabled", "decides": 5, "faults": {"trap": 2, "stall": 1},
                 "disabled": {"kind": "trap", "message": "unreachable\n  at chaos"}, "kept": true,
             }),
             json!({
@@ -107,8 +107,8 @@ mod tests {
         let shown = String::from_utf8(out).unwrap();
         let at =
             |word: &str| shown.find(word).unwrap_or_else(|| panic!("{word:?} is not in\n{shown}"));
-        assert!(at("strikes of 1") < at("struck-out"));
-        assert!(at("1 was disabled: trap: unreachable") > at("struck-out"));
+        assert!(at("strikes of 1") < at("disabled"));
+        assert!(at("1 was disabled: trap: unreachable") > at("disabled"));
         assert!(shown.contains("100 s") && shown.contains("6 min") && shown.contains("active"));
     }
 

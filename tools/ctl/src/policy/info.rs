@@ -16,10 +16,9 @@ const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
 /// Interfaces without functions, or that every policy has.
 const SILENT: [&str; 2] = ["types", "scheduler"];
 
-/// `policy info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// The component.
+    /// The component to describe
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// As JSON (schema 1), for programs.
@@ -111,7 +110,6 @@ impl Info {
     }
 }
 
-/// Show it.
 pub fn run(args: &InfoArgs) -> Result<(), CtlError> {
     let file = args.file.display();
     let refused = |why: String| CtlError::Refused { message: format!("{file}: {why}") };

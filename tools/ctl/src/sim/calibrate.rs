@@ -236,7 +236,7 @@ impl<'a> Measured<'a> {
         let graph = text(row, "hp").ends_with("graph");
         let seconds = number(row, "seconds").unwrap_or(setup.seconds);
         let own = Own::of(row);
-        // It has its cut forms and the policy knows its kernels by the first request.
+        // It has its transformed forms and the policy knows its kernels by the first request.
         let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
         // A mode that could not keep up was given as long again.
         let overrun_seconds = seconds;

@@ -41,7 +41,6 @@ struct Change {
     gap: f64,
     /// The same for each kernel but the first, nanoseconds.
     more_ns: f64,
-    /// Kernels.
     dur: f64,
 }
 

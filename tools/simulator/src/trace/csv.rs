@@ -2,7 +2,6 @@
 
 use super::{Alone, TraceError};
 
-/// One row.
 pub(super) struct Row {
     pub name: String,
     pub grid: [u32; 3],

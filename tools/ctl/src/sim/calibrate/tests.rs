@@ -110,7 +110,7 @@ fn a_row_is_simulated_with_the_configuration_that_it_was_measured_with() {
     let plain = of(&row, &policies()).unwrap();
     row["policy_config"] = json!("forms = false\n");
     let whole = of(&row, &policies()).unwrap();
-    assert!(whole.p99_over_alone > 2.0 * plain.p99_over_alone, "nothing gives way");
+    assert!(whole.p99_over_alone > 2.0 * plain.p99_over_alone, "nothing yields");
     assert_eq!(whole.policy_config.as_deref(), Some("forms = false\n"));
     let mut table = Vec::new();
     show(&mut table, &[whole]).unwrap();

@@ -1,11 +1,11 @@
-// One kernel, original and cut: are results bit-equal, does every block run once, what
+// One kernel, original and transformed: are results bit-equal, does every block run once, what
 // does it cost, how soon does it yield? Prints one JSON object.
 //
-//   cut KERNEL ORIGINAL NAME=IMAGE:PARAMETERS...
+//   forms KERNEL ORIGINAL NAME=IMAGE:PARAMETERS...
 //
 // An IMAGE is what `tally-rewrite` wrote, PARAMETERS how many the original has. A NAME that
 // contains `sub-grid` is of that form; others have the prelude.
-#include "cut.h"
+#include "forms.h"
 
 #include <cmath>
 #include <cstring>
@@ -63,7 +63,7 @@ struct Variant {
     CUfunction function = nullptr;
     CUdeviceptr global = 0;
     unsigned parameters = 0;
-    bool cut = false, sub_grid = false;
+    bool transformed = false, sub_grid = false;
 };
 
 static CUresult load(Variant &variant, const std::vector<char> &image) {
@@ -77,7 +77,7 @@ static CUresult load(Variant &variant, const std::vector<char> &image) {
 static void launch(const Variant &variant, const Control *control, CUdeviceptr counts, CUstream on, unsigned wide = 0) {
     void *own[6] = {&a, &b, &out, &spec.n, &counts, nullptr};
     void **arguments = no_parameters ? own + 5 : own;
-    if (variant.cut) arguments[variant.parameters] = const_cast<Control *>(control);
+    if (variant.transformed) arguments[variant.parameters] = const_cast<Control *>(control);
     CUlaunchConfig config = {};
     config.gridDimX = wide != 0 ? wide : spec.grid[0];
     config.gridDimY = wide != 0 ? 1 : spec.grid[1];
@@ -429,7 +429,7 @@ int main(int count, char **words) {
         if (count > 2 && std::string(words[1]) == one.name) spec = one;
     }
     if (spec.name == nullptr) {
-        std::fprintf(stderr, "usage: cut KERNEL ORIGINAL NAME=IMAGE:PARAMETERS...\n");
+        std::fprintf(stderr, "usage: forms KERNEL ORIGINAL NAME=IMAGE:PARAMETERS...\n");
         return 2;
     }
     no_parameters = std::strcmp(spec.name, "globals") == 0;
@@ -500,7 +500,7 @@ int main(int count, char **words) {
         std::string word = words[i];
         size_t equals = word.find('='), colon = word.rfind(':');
         Variant variant;
-        variant.cut = true;
+        variant.transformed = true;
         std::string name = word.substr(0, equals);
         variant.sub_grid = name.find("sub-grid") != std::string::npos;
         // Machine code offsets the index in x only.

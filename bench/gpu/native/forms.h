@@ -1,4 +1,4 @@
-// What cut.cpp and cut_facts.cpp share: checked driver calls, files, time, JSON.
+// What forms.cpp and forms_facts.cpp share: checked driver calls, files, time, JSON.
 #pragma once
 #include <cuda.h>
 

@@ -2,8 +2,8 @@
 // process, since a wrong expectation could hang it: nothing is held longer than HELD_MS.
 // Prints one JSON object.
 //
-//   cut_facts wait-streams|wait-cost|green|while-busy|while-held|raise ORIGINAL PATCHED
-#include "cut.h"
+//   forms_facts wait-streams|wait-cost|green|while-busy|while-held|raise ORIGINAL PATCHED
+#include "forms.h"
 
 #include <atomic>
 #include <cstring>
@@ -367,7 +367,7 @@ static void raise(Json &json) {
 
 int main(int count, char **words) {
     if (count < 4) {
-        std::fprintf(stderr, "usage: cut_facts FACT ORIGINAL PATCHED\n");
+        std::fprintf(stderr, "usage: forms_facts FACT ORIGINAL PATCHED\n");
         return 2;
     }
     CK(cuInit(0));
