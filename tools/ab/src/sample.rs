@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 const LONGEST_NS: u64 = 120_000_000_000;
 /// Figures kept of a request's time: 0.1 % steps.
 const SIGNIFICANT_DIGITS: u8 = 3;
-/// Requests recorded at once, so that a client's wild counter stays one client's.
+/// Requests counted at once, so that a client's wild counter stays one client's.
 const TOGETHER_MAX: u64 = 1_000_000;
 
 /// See the module's documentation.
@@ -72,6 +72,11 @@ impl Sample {
         }
     }
 
+    /// So many more requests were under way when the counting changed, or cannot be told from those.
+    pub fn straddle(&mut self, count: u64) {
+        self.straddled += count.min(TOGETHER_MAX);
+    }
+
     /// Requests that ended.
     pub fn requests(&self) -> u64 {
         self.latencies.len()
@@ -134,10 +139,13 @@ mod tests {
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         next.requests_together(10, 50_000_000);
         next.requests_together(0, 7);
+        next.straddle(2);
+        next.straddle(u64::MAX);
         next.request(u64::MAX);
         first.extend(&next);
         assert_eq!((first.requests(), first.merged, first.work_ns), (111, 10, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
+        assert_eq!(first.straddled, 2 + TOGETHER_MAX);
         first.clear();
         assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));
         first.extend(&next);

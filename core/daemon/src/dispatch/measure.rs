@@ -74,7 +74,7 @@ impl Meter {
             if ended > self.counted {
                 // So did others, that cannot be told from it, but for the last one.
                 let others = ended - self.counted - u64::from(!look.busy);
-                sample.straddled += others;
+                sample.straddle(others);
                 self.counted += others;
             }
         }
@@ -287,6 +287,20 @@ mod tests {
         client.request(1_300, 1_350);
         let sample = looked(&mut meter, &client);
         assert_eq!((sample.requests(), longest(&sample), sample.straddled), (1, 50, 1));
+    }
+
+    #[test]
+    fn a_count_that_lies_about_a_cut_is_survived() {
+        let (client, mut meter) = (Client::new(), Meter::default());
+        let mut sample = Sample::new();
+        for periods in [u64::MAX / 2, u64::MAX] {
+            client.words().busy_periods.store(0, Relaxed);
+            client.begin(100);
+            assert!(meter.cut(client.words()));
+            client.words().busy_periods.store(periods, Relaxed);
+            meter.look(client.words(), 5_000, &mut sample);
+        }
+        assert_eq!((sample.straddled, sample.requests()), (2_000_000, 0));
     }
 
     #[test]
