@@ -12,7 +12,9 @@ use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tally_decision_log::{Header, Record, TapReader, Writer};
@@ -226,7 +228,7 @@ impl FileRecording {
 
     /// Its file is not complete yet.
     pub fn is_running(&self) -> bool {
-        !self.progress.over.load(Relaxed)
+        !self.progress.over.load(Acquire)
     }
 
     /// Why it will have ended.
@@ -314,7 +316,10 @@ impl Writing {
             dropped = self.reader.dropped(),
             "the decision log ended"
         );
-        self.progress.over.store(true, Relaxed);
+        let Writing { writer, written, progress, .. } = self;
+        // Whoever is told that it is over may count on the file being closed.
+        drop((writer, written));
+        progress.over.store(true, Release);
     }
 
     fn write(&mut self, record: &[u8]) {
@@ -358,7 +363,9 @@ impl Writing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
     use std::os::unix::fs::MetadataExt;
+    use tally_decision_log::{Tap, TapOptions};
 
     #[test]
     fn a_file_that_is_there_is_never_written() {
@@ -373,6 +380,30 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
         assert!(create(&link).is_err() && !dir.path().join("elsewhere").exists());
+    }
+
+    #[test]
+    fn a_recording_that_is_over_has_its_file_closed() {
+        let config = Config::default();
+        let options =
+            TapOptions { ring_bytes: 0, completions: false, from_start: true, state: false };
+        for n in 0..50 {
+            // A pipe tells at once whether its other end is closed.
+            let (out, file) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+            let new = New { file: File::from(file), path: PathBuf::from("pipe") };
+            let (tap, reader) = Tap::new(n, options);
+            let request = Request { for_ms: None, bytes_max: None, completions: false };
+            let (header, wish) = (crate::record::header(&config), Wish::default());
+            let recording =
+                FileRecording::start(n, new, &header, &request, &config, reader, wish).unwrap();
+            drop(tap);
+            while recording.is_running() {
+                std::hint::spin_loop();
+            }
+            let mut bytes = vec![0; 64 << 10];
+            assert_ne!(rustix::io::read(&out, &mut bytes).unwrap(), 0);
+            assert_eq!(rustix::io::read(&out, &mut bytes), Ok(0), "recording {n} is still open");
+        }
     }
 
     #[test]
