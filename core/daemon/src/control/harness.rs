@@ -70,7 +70,8 @@ pub fn prepare() {
 }
 
 fn config() -> Config {
-    let nowhere = |name: &str| PathBuf::from(format!("/nonexistent/{name}"));
+    // Below a device: not even root can make anything there.
+    let nowhere = |name: &str| PathBuf::from(format!("/dev/null/{name}"));
     let mut config = Config::default();
     config.policy.required = false;
     config.policy.file = Some(nowhere("policy.wasm"));
@@ -88,7 +89,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
     let room = Room::new(1_024, config.admission.clients_max);
     let (slot, policy) =
         PolicySlot::open(LOADER.clone(), &config.policy, 0).expect("the built-in rule serves");
-    let sharing = SharingMode::establish(&config.sharing, Path::new("/nonexistent")).await;
+    let sharing = SharingMode::establish(&config.sharing, Path::new("/dev/null")).await;
     let (profiles, _) = ProfileStore::open(&config.profiles).await;
     let recordings = Recordings::open(&config, &policy, &Recorder::default());
     let settings = Settings {
@@ -106,7 +107,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         registry: RefCell::default(),
         ungoverned: RefCell::default(),
         policy: slot,
-        lab: crate::ab::Lab::open(&config, Path::new("/nonexistent/core.sock")),
+        lab: crate::ab::Lab::open(&config, Path::new("/dev/null/core.sock")),
         profiles,
         recordings: recordings.expect("nothing is recorded"),
         sharing: RefCell::new(Some(sharing.expect("none was asked for"))),
@@ -169,13 +170,17 @@ pub fn connect(
         let records = plane.recordings.shadow_status().is_some()
             || plane.recordings.status().file.is_some()
             || plane.lab.status().is_some();
-        plane.recordings.finish().await;
+        let clients = harness.borrow().clients().count();
+        // As in the core: recordings end once the dispatch loop and its ends of their rings are gone.
         dispatch.abort();
+        let _ = dispatch.await;
+        drop(harness);
+        plane.recordings.finish().await;
         let stops = tokio::time::timeout(Duration::ZERO, plane.stop.notified()).await.is_ok();
         let places = [&plane.places.strangers, &plane.places.admins, &plane.places.clients];
         After {
             answer,
-            clients: harness.borrow().clients().count(),
+            clients,
             places: places.iter().map(|pool| pool.borrow().taken()).sum(),
             generation,
             stops,
