@@ -357,6 +357,21 @@ fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
     assert!(!e.high_active());
 }
 
+#[test]
+fn a_launch_whose_decision_also_grants_is_counted() {
+    let script = Script {
+        on_decide: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+        ..Default::default()
+    };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.submitted(1, LOW, submission(0, None), &mut out);
+    assert_eq!(granted(&out, LOW), Some(u64::MAX));
+    let stats = e.client_stats(LOW).unwrap();
+    assert_eq!((stats.submitted, stats.run, stats.leased), (1, 1, 0));
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Submit(u8),

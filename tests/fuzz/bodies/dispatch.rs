@@ -129,7 +129,11 @@ impl Policy for Scripted {
                 ] {
                     context.commands.push(command);
                 }
-                return Ok(Decision::Hold(self.asked % 3 * 1_000).into());
+                return Ok(match granted {
+                    true => Decision::Run(0),
+                    false => Decision::Hold(self.asked % 3 * 1_000),
+                }
+                .into());
             }
             _ => {}
         }
@@ -696,7 +700,11 @@ pub fn dispatch(data: &[u8]) {
         stats.completed == world.honest.launched
     };
     while !is_done(&world) {
-        assert!(turns < TURNS_TO_END, "the honest client's launches are not done");
+        assert!(
+            turns < TURNS_TO_END,
+            "the honest client's launches are not done: {:?}",
+            world.harness.stats(world.honest.client.id)
+        );
         turns += 1;
         world.honest.end(usize::MAX, 1_000);
         let sleeps = world.turn();

@@ -114,7 +114,6 @@ impl<P: Policy> Engine<P> {
         }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
         if is_granted {
-            c.stats.run += 1;
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
             return true;
         }
@@ -251,8 +250,7 @@ impl<P: Policy> Engine<P> {
             Form::Sliced => c.stats.sliced += 1,
             Form::Preemptible => c.stats.preemptible += 1,
             Form::SmLimited => c.stats.sm_limited += 1,
-            Form::Whole if s.ticket >= c.granted_until => c.stats.run += 1,
-            Form::Whole => {}
+            Form::Whole => c.stats.run += 1,
         }
         let high_periods = high_periods(high_active, self.high_periods);
         let was_active = c.is_active();

@@ -14,6 +14,7 @@ pub struct Script {
     pub reason: u8,
     /// What it is not told.
     pub deaf_to: Subscriptions,
+    pub on_decide: VecDeque<Command>,
     pub on_event: VecDeque<Command>,
     pub seen: Arc<Mutex<Seen>>,
 }
@@ -29,8 +30,11 @@ impl Policy for Script {
         Subscriptions::ALL.without(self.deaf_to)
     }
 
-    fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
         self.seen.lock().unwrap().launches.push(*launch);
+        for c in self.on_decide.drain(..) {
+            context.commands.push(c);
+        }
         let decision = self.answers.pop_front().unwrap_or(Ok(Decision::Run(0)))?;
         Ok(Answer { decision, reason: self.reason })
     }
