@@ -254,6 +254,14 @@ impl Client {
             || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))
     }
 
+    /// Up to where a grant holds that is taken back. What waits below it was answered by it, and may have been started:
+    /// there can be too much for the pass in which it was granted.
+    pub fn taken_back_until(&self) -> u64 {
+        let mut tickets = self.waiting.iter().rev().map(|w| w.submission.ticket);
+        let covered = tickets.find(|ticket| *ticket < self.granted_until);
+        self.answered_until.max(covered.map_or(0, |ticket| ticket + 1))
+    }
+
     /// Whether a launch may go although there is no room: nothing has ended for `stall_ns`.
     pub fn is_stalled(&mut self, now_ns: u64, stall_ns: u64) -> bool {
         if self.stall_left == 0 && now_ns >= self.moved_ns.saturating_add(stall_ns) {

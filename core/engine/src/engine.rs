@@ -39,7 +39,7 @@ pub enum Action {
     Grant {
         client: ClientId,
         /// `u64::MAX`: the client is ungated. Falls when it is gated again, never
-        /// below a ticket that was answered.
+        /// below a ticket that was answered or that waited under it.
         until: u64,
     },
     /// Run one ticket in a form other than whole.
@@ -357,18 +357,19 @@ impl<P: Policy> Engine<P> {
         self.settle(now_ns, out);
     }
 
-    /// A launch arrived. Unknown clients are ignored.
+    /// A launch arrived. Unknown clients are ignored. True if it was granted before, or started: then no action answers it.
     pub fn submitted(
         &mut self,
         now_ns: u64,
         client: ClientId,
         submission: Submission,
         out: &mut Vec<Action>,
-    ) {
+    ) -> bool {
         let high_active = self.high_active;
-        let Some(c) = self.clients.get_mut(&client) else { return };
+        let Some(c) = self.clients.get_mut(&client) else { return false };
         c.stats.submitted += 1;
-        if submission.started || submission.ticket < c.granted_until {
+        let is_leased = submission.started || submission.ticket < c.granted_until;
+        if is_leased {
             let predicted = predicted_ns(&self.context.world.profiles, c, submission.kernel);
             c.stats.leased += 1;
             let periods = high_periods(high_active, self.high_periods);
@@ -387,6 +388,7 @@ impl<P: Policy> Engine<P> {
             });
         }
         self.settle_one(now_ns, client, out);
+        is_leased
     }
 
     /// A high-priority client's activity, as it reports it. `since_ns` is when
@@ -550,10 +552,8 @@ impl<P: Policy> Engine<P> {
                 Command::RevokeLease(client) => {
                     if let Some(c) = self.clients.get_mut(&client)
                         && !c.ungated
-                        && c.granted_until > c.answered_until
                     {
-                        c.granted_until = c.answered_until;
-                        out.push(Action::Grant { client, until: c.granted_until });
+                        set_ungated(client, c, false, out);
                     }
                 }
                 Command::SetYield { client, yielded } => {
@@ -644,12 +644,13 @@ fn high_periods(high_active: bool, begun: u64) -> u64 {
 }
 
 fn set_ungated(id: ClientId, c: &mut Client, ungated: bool, out: &mut Vec<Action>) {
-    if c.ungated == ungated && (ungated || c.granted_until <= c.answered_until) {
+    let until = if ungated { u64::MAX } else { c.taken_back_until() };
+    if c.ungated == ungated && c.granted_until <= until {
         return;
     }
     c.ungated = ungated;
-    c.granted_until = if ungated { u64::MAX } else { c.answered_until };
-    out.push(Action::Grant { client: id, until: c.granted_until });
+    c.granted_until = until;
+    out.push(Action::Grant { client: id, until });
 }
 
 /// Answers that no launch can have.

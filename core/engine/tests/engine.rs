@@ -372,6 +372,46 @@ fn a_launch_whose_decision_also_grants_is_counted() {
     assert_eq!((stats.submitted, stats.run, stats.leased), (1, 1, 0));
 }
 
+#[test]
+fn what_waits_under_a_grant_stays_granted_when_it_is_taken_back() {
+    const LAUNCHES: u64 = 100;
+    let holds = || Script {
+        answers: (0..LAUNCHES).map(|_| Ok(Decision::Hold(u64::MAX))).collect(),
+        ..Default::default()
+    };
+    let grants = [
+        Script {
+            on_event: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+            ..Default::default()
+        },
+        Script { answers: [Ok(Decision::Run(LAUNCHES as u32 - 1))].into(), ..Default::default() },
+    ];
+    for (grant, until) in grants.into_iter().zip([u64::MAX, LAUNCHES]) {
+        let config = EngineConfig { window_ns: u64::MAX, ..Default::default() };
+        let mut e = Engine::new(config, Box::new(holds()));
+        let mut out = Vec::new();
+        e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+        for ticket in 0..LAUNCHES {
+            e.submitted(1, LOW, submission(ticket, None), &mut out);
+        }
+        e.begin_pass();
+        e.set_policy(2, Box::new(grant), &mut out);
+        assert_eq!(granted(&out, LOW), Some(until));
+        assert!(e.client_state(LOW).unwrap().waiting > 0, "too much for one pass");
+        out.clear();
+        e.begin_pass();
+        let last = holds();
+        let seen = last.seen.clone();
+        e.set_policy(3, Box::new(last), &mut out);
+        assert!(granted(&out, LOW).is_none_or(|until| until == LAUNCHES));
+        let stats = e.client_stats(LOW).unwrap();
+        assert_eq!((stats.run, e.client_state(LOW).unwrap().waiting), (LAUNCHES, 0));
+        assert!(seen.lock().unwrap().launches.is_empty(), "they are running: nothing to decide");
+        e.submitted(4, LOW, submission(LAUNCHES, None), &mut out);
+        assert_eq!(seen.lock().unwrap().launches.len(), 1, "the next one is decided");
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Submit(u8),

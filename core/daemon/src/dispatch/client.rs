@@ -368,17 +368,6 @@ impl DispatchClient {
         s.last_submitted = request.completion;
         self.pending |= 1 << index;
         let started = request.flags & submission_flags::LEASED != 0;
-        // Granted while it was on its way: the engine has nothing to answer.
-        let granted = ticket < self.link.core.granted.ticket.load(Relaxed);
-        if started || granted {
-            self.dirty |= 1 << index;
-        } else {
-            self.unanswered.push_back(Unanswered {
-                ticket,
-                seen_ns: now_ns,
-                stream: request.stream,
-            });
-        }
         let NewClient { region, witness, .. } = &self.link;
         let kernel = self.kernels.id(region, request, witness, engine, profile_cache);
         let is_graph = request.flags & submission_flags::GRAPH != 0;
@@ -396,7 +385,19 @@ impl DispatchClient {
             completion: request.completion,
             started,
         };
-        engine.submitted(now_ns, self.link.info.id, submission, out);
+        let is_leased = engine.submitted(now_ns, self.link.info.id, submission, out);
+        // Granted while it was on its way, and shown: there is nothing to answer. What is shown may have been taken back
+        // in this pass already.
+        let is_shown = ticket < self.link.core.granted.ticket.load(Relaxed);
+        if started || (is_leased && is_shown) {
+            self.dirty |= 1 << index;
+        } else {
+            self.unanswered.push_back(Unanswered {
+                ticket,
+                seen_ns: now_ns,
+                stream: request.stream,
+            });
+        }
     }
 
     /// A thread took a ticket and was stopped, or died, before it published: do
@@ -544,8 +545,9 @@ mod tests {
     use super::*;
     use crate::quota::User;
     use rustix::fd::AsFd;
+    use crate::loader::Loaded;
     use tally_engine::EngineConfig;
-    use tally_engine::policy::ClientInfo;
+    use tally_engine::policy::{Answer, ClientInfo, Context, Decision, Event, Fault, Launch, Policy};
     use tally_ipc::ClientRegion;
     use tally_ipc::ring::Request;
 
@@ -648,6 +650,68 @@ mod tests {
         }
         assert_eq!(passes, RING_SLOTS.div_ceil(10) as u64);
         assert_eq!(stats(&hostile).completed, RING_SLOTS as u64, "none is lost");
+    }
+
+    /// Holds the first launch that it is asked about.
+    struct HoldsOne(bool);
+
+    impl Policy for HoldsOne {
+        fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+            let is_first = !std::mem::replace(&mut self.0, true);
+            Ok(if is_first { Decision::Hold(1_000) } else { Decision::Run(0) }.into())
+        }
+
+        fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_launch_under_a_grant_that_was_taken_back_meanwhile_is_seen_done() {
+        let mut hostile = Hostile::new(false);
+        hostile.engine.set_policy(0, Loaded::native(Box::new(HoldsOne(false))), &mut hostile.out);
+        // The engine has taken it back; the client is not told yet, and starts the launch.
+        ring::grant(&hostile.client.link.core, u64::MAX);
+        hostile.publish(0);
+        hostile.theirs.submissions[0].flags.store(0, SeqCst);
+        assert_eq!(hostile.take(SHARE), Taken::Launches(1));
+        hostile.theirs.completions[0].done.store(1, SeqCst);
+        let Hostile { client, engine, out, .. } = &mut hostile;
+        client.poll_completions(1_500, SHARE, engine, out);
+        assert_eq!(engine.client_state(1).unwrap().waiting, 1);
+        out.clear();
+        engine.tick(2_000, out);
+        let [Action::Grant { until, .. }] = out[..] else { panic!("{out:?}") };
+        client.grant(until, |_| ());
+        client.poll_completions(2_500, SHARE, engine, out);
+        assert_eq!(engine.client_stats(1).unwrap().completed, 1);
+    }
+
+    #[test]
+    fn launches_that_end_before_they_are_let_go_are_seen_done() {
+        const LAUNCHES: u64 = 100;
+        let mut hostile = Hostile::new(false);
+        hostile.engine.set_policy(0, Loaded::native(Box::new(HoldsOne(false))), &mut hostile.out);
+        for ticket in 0..LAUNCHES {
+            hostile.publish(ticket);
+            hostile.theirs.submissions[ticket as usize].flags.store(0, SeqCst);
+        }
+        let share = Share { submissions: LAUNCHES as usize, ..Share::of(1) };
+        assert_eq!(hostile.take(share), Taken::Launches(LAUNCHES as usize));
+        let Hostile { theirs, client, engine, out } = &mut hostile;
+        engine.begin_pass();
+        // More are granted than one pass lets go.
+        engine.set_policy(1_500, Loaded::grant_all(), out);
+        client.grant(u64::MAX, |_| ());
+        assert!(engine.client_state(1).unwrap().waiting > 0);
+        theirs.completions[0].done.store(LAUNCHES as u32, SeqCst);
+        for pass in 0..4 {
+            engine.begin_pass();
+            client.poll_completions(2_000 + pass, share, engine, out);
+            engine.tick(2_000 + pass, out);
+        }
+        assert_eq!(engine.client_stats(1).unwrap().completed, LAUNCHES);
+        assert!(!client.is_pending() && client.dirty == 0);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscripti
 pub struct Progress {
     /// Launches that have ended.
     pub ended: usize,
-    /// No other launch of the stream has, as far as the word says.
+    /// No other launch of the stream has, as far as the word says, and none is about to be let go without an action:
+    /// what was granted while too much waited for one pass may have ended before it is.
     pub is_all: bool,
 }
 
@@ -40,14 +41,19 @@ impl<P: Policy> Engine<P> {
         most: usize,
         out: &mut Vec<Action>,
     ) -> Progress {
-        let nothing = Progress { ended: 0, is_all: true };
-        let Some(c) = self.clients.get_mut(&client) else { return nothing };
-        let Some(s) = c.streams.get_mut(stream as usize) else { return nothing };
+        let Some(c) = self.clients.get_mut(&client) else {
+            return Progress { ended: 0, is_all: true };
+        };
+        let is_next_granted =
+            c.waiting.front().is_some_and(|w| w.submission.ticket < c.granted_until);
+        let Some(s) = c.streams.get_mut(stream as usize) else {
+            return Progress { ended: 0, is_all: !is_next_granted };
+        };
         let all =
             s.in_flight.iter().take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0).count();
         let done = all.min(most);
         if done == 0 {
-            return Progress { ended: 0, is_all: all == 0 };
+            return Progress { ended: 0, is_all: all == 0 && !is_next_granted };
         }
         let started = s.in_flight[0].granted_ns.max(s.last_done_ns);
         let is_beside_others = self.beside.others_since(started);
@@ -131,7 +137,7 @@ impl<P: Policy> Engine<P> {
         } else {
             self.settle_one(now_ns, client, out);
         }
-        Progress { ended: done, is_all: done == all }
+        Progress { ended: done, is_all: done == all && !is_next_granted }
     }
 
     /// A launch of this client ended: whom the policy holds until then is offered again.
