@@ -360,7 +360,7 @@ fn high_priority_without_its_grant_is_decided_and_counts_as_activity() {
 #[test]
 fn a_launch_whose_decision_also_grants_is_counted() {
     let script = Script {
-        on_decide: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+        on_decide: [Command::SetUngated { client: LOW, ungated: true }].into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -381,7 +381,7 @@ fn what_waits_under_a_grant_stays_granted_when_it_is_taken_back() {
     };
     let grants = [
         Script {
-            on_event: [Command::SetStandingGrant { client: LOW, granted: true }].into(),
+            on_event: [Command::SetUngated { client: LOW, ungated: true }].into(),
             ..Default::default()
         },
         Script { answers: [Ok(Decision::Run(LAUNCHES as u32 - 1))].into(), ..Default::default() },

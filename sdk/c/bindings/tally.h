@@ -105,7 +105,7 @@ typedef tally_policy_types_priority_class_t tally_policy_clients_priority_class_
 typedef struct tally_policy_clients_client_state_t {
   tally_policy_clients_client_id_t   id;
   tally_policy_clients_priority_class_t   class_;
-  // See `types.client`.
+  // Its share relative to other clients, as in `types.client`.
   uint32_t   weight;
   // Since when its oldest undecided launch has waited, or NEVER.
   uint64_t   waiting_since_ns;
@@ -162,7 +162,7 @@ typedef struct tally_policy_kernels_form_profile_t {
   tally_policy_kernels_form_t   form;
   // Blocks (kernel nodes) of a slice, or SMs; else 0.
   uint32_t   argument;
-  // Launches measured.
+  // How many of its launches were measured.
   uint64_t   count;
   // A running mean, in which a launch weighs at least 1/64.
   uint64_t   mean_ns;
@@ -252,7 +252,6 @@ typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;
 // One launch to decide. These are exactly 16 flat values, so that they travel in registers: a seventeenth would
 // move every call to memory and double its cost. Details are asked for, through `clients` and `kernels`.
 typedef struct exports_tally_policy_scheduler_launch_t {
-  // Now.
   uint64_t   now_ns;
   exports_tally_policy_scheduler_client_id_t   client;
   // NO-KERNEL if the core tells this kernel apart from no other.

@@ -27,6 +27,7 @@ impl TokenBucket {
         self.credit = credit.min(self.burst);
     }
 
+    /// Add what a decision earns, up to the burst.
     pub fn earn(&mut self) {
         self.credit = (self.credit + self.permille).min(self.burst);
     }

@@ -20,6 +20,7 @@
 
 use crate::{SAVED_BYTES_MAX, Saved};
 
+/// Writes a policy's state, field by field.
 #[derive(Debug)]
 pub struct Writer {
     saved: Saved,

@@ -62,6 +62,7 @@ impl Gauge {
         Gauge(core::gauge(name))
     }
 
+    /// Show this value from now on.
     pub fn set(self, value: i64) {
         core::gauge_set(self.0, value);
     }

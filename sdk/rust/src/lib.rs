@@ -128,6 +128,7 @@ pub trait Activity: Policy {
 
 /// Told of best-effort launches that finished: `export!(T: completions)`.
 pub trait Completions: Policy {
+    /// A launch finished, and what it took.
     fn completed(&mut self, now_ns: u64, completion: &Completion);
 }
 

@@ -129,7 +129,7 @@ impl Policy for Scripted {
                 ] {
                     context.commands.push(command);
                 }
-                return Ok(match granted {
+                return Ok(match ungated {
                     true => Decision::Run(0),
                     false => Decision::Hold(self.asked % 3 * 1_000),
                 }

@@ -1,0 +1,186 @@
+use super::super::kernels::KernelShares;
+use super::*;
+use crate::loader::Loaded;
+use crate::quota::User;
+use rustix::fd::AsFd;
+use tally_decision_log::Recorded;
+use tally_engine::EngineConfig;
+use tally_engine::policy::{Answer, ClientInfo, Context, Decision, Event, Fault, Launch, Policy};
+use tally_ipc::ClientRegion;
+use tally_ipc::ring::Request;
+
+/// A client that writes what it likes, as the core serves it.
+struct Hostile {
+    theirs: &'static ClientRegion,
+    client: DispatchClient,
+    engine: Engine,
+    out: Vec<Action>,
+}
+
+impl Hostile {
+    fn new(is_ungated: bool) -> Self {
+        let (fd, theirs) = tally_ipc::map::create_client().unwrap();
+        let (_, core) = tally_ipc::map::create_core().unwrap();
+        let class = if is_ungated { Class::High } else { Class::BestEffort };
+        let info = ClientInfo { id: 1, class, name: "hostile".into(), labels: vec![] };
+        let link = NewClient {
+            info: info.clone(),
+            region: tally_ipc::map::open_client(fd.as_fd()).unwrap(),
+            core,
+            doorbell: super::super::park::eventfd().unwrap(),
+            first_ticket: 0,
+            kernels: KernelShares::new(10).of(User { uid: 1, foreign: false }, false),
+            witness: Default::default(),
+        };
+        let settings = Settings {
+            spin_ns: 0,
+            pin_cpu: None,
+            completion_poll_ns: 0,
+            probe_after_ns: 1_000,
+            high_stall_ns: 0,
+            engine: EngineConfig::default(),
+        };
+        let (mut engine, mut out) =
+            (Engine::with_policy(settings.engine, super::super::built_in()), Vec::new());
+        engine.client_joined(0, info, 0, &mut out);
+        let client = DispatchClient::new(link, 0, &settings);
+        Hostile { theirs: theirs.leak(), client, engine, out }
+    }
+
+    fn publish(&self, ticket: u64) {
+        let request = Request {
+            kernel: 0,
+            flags: submission_flags::LEASED,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+            stream: 0,
+            completion: ticket as u32 + 1,
+        };
+        ring::publish(self.theirs, ticket, &request);
+    }
+
+    fn take(&mut self, share: Share) -> Taken {
+        let mut profile_cache = ProfileCache::new(Default::default());
+        let Hostile { client, engine, out, .. } = self;
+        client.poll_submissions(1_000, share, engine, &mut profile_cache, out)
+    }
+}
+
+const SHARE: Share = Share { submissions: 7, completions: 10, turnarounds: 5 };
+
+#[test]
+fn a_clients_share_of_a_pass_falls_with_the_number_of_clients() {
+    let all = |clients| {
+        let Share { submissions, completions, turnarounds } = Share::of(clients);
+        (submissions, completions, turnarounds)
+    };
+    assert_eq!(all(0), all(1));
+    assert_eq!(all(1), (64, 512, 64));
+    for clients in 1..=256 {
+        let (submissions, completions, turnarounds) = all(clients);
+        assert!(submissions >= 2 && submissions * clients <= 512);
+        assert!(completions >= 2 && completions * clients <= 2_048);
+        assert!(turnarounds >= 2 && turnarounds * clients <= 512);
+    }
+}
+
+#[test]
+fn in_a_pass_a_client_has_no_more_than_its_share() {
+    let mut hostile = Hostile::new(true);
+    (0..RING_SLOTS as u64).for_each(|ticket| hostile.publish(ticket));
+    assert_eq!(hostile.take(SHARE), Taken::Launches(7));
+    while hostile.take(SHARE) != Taken::Launches(0) {}
+    let stats = |hostile: &Hostile| hostile.engine.client_stats(1).unwrap();
+    assert_eq!(stats(&hostile).submitted, RING_SLOTS as u64);
+    // It says that all have ended, and that more have yielded than there are launches.
+    hostile.theirs.completions[0].done.store(RING_SLOTS as u32, SeqCst);
+    hostile.theirs.turnarounds.count.store(u64::MAX / 2, SeqCst);
+    let mut passes = 0;
+    let first = u64::MAX / 2 - TURNAROUND_SLOTS as u64;
+    while hostile.client.is_pending() {
+        let before = stats(&hostile).completed;
+        let Hostile { client, engine, out, .. } = &mut hostile;
+        client.poll_completions(2_000, SHARE, engine, out);
+        passes += 1;
+        assert!(stats(&hostile).completed - before <= 10);
+        assert_eq!(hostile.client.turnarounds_seen, first + 5 * passes);
+    }
+    assert_eq!(passes, RING_SLOTS.div_ceil(10) as u64);
+    assert_eq!(stats(&hostile).completed, RING_SLOTS as u64, "none is lost");
+}
+
+/// Holds the first launch that it is asked about.
+struct HoldsOne(bool);
+
+impl Policy for HoldsOne {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        let is_first = !std::mem::replace(&mut self.0, true);
+        Ok(if is_first { Decision::Hold(1_000) } else { Decision::Run(0) }.into())
+    }
+
+    fn on_event(&mut self, _: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+fn holds_one() -> Recorded<Loaded> {
+    super::super::unrecorded(Loaded::native(Box::new(HoldsOne(false))))
+}
+
+#[test]
+fn a_launch_under_a_grant_that_was_taken_back_meanwhile_is_seen_done() {
+    let mut hostile = Hostile::new(false);
+    hostile.engine.set_policy(0, holds_one(), &mut hostile.out);
+    // The engine has taken it back; the client is not told yet, and starts the launch.
+    ring::grant(&hostile.client.link.core, u64::MAX);
+    hostile.publish(0);
+    hostile.theirs.submissions[0].flags.store(0, SeqCst);
+    assert_eq!(hostile.take(SHARE), Taken::Launches(1));
+    hostile.theirs.completions[0].done.store(1, SeqCst);
+    let Hostile { client, engine, out, .. } = &mut hostile;
+    client.poll_completions(1_500, SHARE, engine, out);
+    assert_eq!(engine.client_state(1).unwrap().waiting, 1);
+    out.clear();
+    engine.tick(2_000, out);
+    let [Action::Grant { until, .. }] = out[..] else { panic!("{out:?}") };
+    client.grant(until, |_| ());
+    client.poll_completions(2_500, SHARE, engine, out);
+    assert_eq!(engine.client_stats(1).unwrap().completed, 1);
+}
+
+#[test]
+fn launches_that_end_before_they_are_let_go_are_seen_done() {
+    const LAUNCHES: u64 = 100;
+    let mut hostile = Hostile::new(false);
+    hostile.engine.set_policy(0, holds_one(), &mut hostile.out);
+    for ticket in 0..LAUNCHES {
+        hostile.publish(ticket);
+        hostile.theirs.submissions[ticket as usize].flags.store(0, SeqCst);
+    }
+    let share = Share { submissions: LAUNCHES as usize, ..Share::of(1) };
+    assert_eq!(hostile.take(share), Taken::Launches(LAUNCHES as usize));
+    let Hostile { theirs, client, engine, out } = &mut hostile;
+    engine.begin_pass();
+    // More are granted than one pass lets go.
+    engine.set_policy(1_500, super::super::unrecorded(Loaded::grant_all()), out);
+    client.grant(u64::MAX, |_| ());
+    assert!(engine.client_state(1).unwrap().waiting > 0);
+    theirs.completions[0].done.store(LAUNCHES as u32, SeqCst);
+    for pass in 0..4 {
+        engine.begin_pass();
+        client.poll_completions(2_000 + pass, share, engine, out);
+        engine.tick(2_000 + pass, out);
+    }
+    assert_eq!(engine.client_stats(1).unwrap().completed, LAUNCHES);
+    assert!(!client.is_pending() && client.dirty == 0);
+}
+
+#[test]
+fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
+    let known_better = launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN;
+    assert_eq!(translated(u32::MAX, STATES), launch_state::ALL & !known_better);
+    assert_eq!(translated(u32::MAX, FORMS), forms_offered::ALL);
+    assert_eq!(translated(submission_flags::LEASED, STATES), 0);
+    assert_eq!(translated(submission_flags::LEASED, FORMS), 0);
+}
