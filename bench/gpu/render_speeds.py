@@ -33,7 +33,7 @@ def lines(content, table, made_with):
                 f"{served['p99']:.3f}",
                 f"{row['p99_over_alone']:.2f}x",
                 f"{row['be_share']:.2f}",
-                row["transformed"]["partitioned"],
+                row["transformed"]["sm_limited"],
                 refreshed.get("count", ""),
             ]
         )

@@ -98,7 +98,7 @@ def main(suite):
             row = {"start": kind, "cache_mib": mib, **start(suite, core, f"be-{number}", cache)}
             for note in shortfalls(core.status(), "mps", [hp.name]):
                 failures.add(f"{kind}: {note}")
-            files = sorted(cache.glob("tally/cut/*.cut"))
+            files = sorted(cache.glob("tally/forms/*.form"))
             row |= {"files": len(files), "files_bytes": sum(f.stat().st_size for f in files)}
             rows.append(row)
             print(row, flush=True)

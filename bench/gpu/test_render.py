@@ -66,7 +66,7 @@ class Renderer(unittest.TestCase):
         self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
 
     def test_pairs_say_whose_kernels_were_transformed_and_old_rows_stay_readable(self):
-        cut = {"preemptible": 5, "sliced": 4, "partitioned": 0, "graph_chained": 1, "launches_yielded": 3}
+        cut = {"preemptible": 5, "sliced": 4, "sm_limited": 0, "graph_chained": 1, "launches_yielded": 3}
         self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, transformed=cut), pair_row(policy="none")])
         text = self.text()
         self.assertIn("| tally-mps | tally-priority | untouched |", text)
@@ -255,7 +255,7 @@ class Renderer(unittest.TestCase):
             "requests_ms": {"p50": 1.125, "p99": 2.0},
             "p99_over_alone": 1.99,
             "be_share": 0.35,
-            "transformed": {"partitioned": 12},
+            "transformed": {"sm_limited": 12},
             "refreshed": {"count": 9},
         }
         content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "vendor_rewrite": False}

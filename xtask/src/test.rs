@@ -49,7 +49,7 @@ pub enum Group {
     Fmt,
     /// Clippy over all three workspaces, warnings denied.
     Clippy,
-    /// The language of code and documents: doc comments, glossary, lengths, links, commands (only when named).
+    /// The language of code and documents: doc comments, glossary, lengths, links, commands.
     Words,
     /// Unit and integration tests of the crates, and their documentation's examples.
     Unit,

@@ -439,18 +439,18 @@ impl Config {
         within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;
         within("client.spin_us", self.client.spin_us(), 0, 1_000_000)?;
         let slices = &self.sharing.timeslice;
-        within("sharing mode.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
+        within("sharing.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
         within(
-            "sharing mode.timeslice.best_effort_shared_us",
+            "sharing.timeslice.best_effort_shared_us",
             slices.best_effort_shared_us,
             0,
             1_000_000,
         )?;
-        within("sharing mode.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
+        within("sharing.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
         let most = tally_ipc::wire::LINGER_US_MAX.into();
-        within("sharing mode.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
+        within("sharing.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
         let most = mps::REFRESH_MS_MAX;
-        within("sharing mode.mps.refresh_ms", self.sharing.mps.refresh_ms, 0, most)?;
+        within("sharing.mps.refresh_ms", self.sharing.mps.refresh_ms, 0, most)?;
         within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
         within("rewrite.cache_mib", self.rewrite.cache_mib.into(), 0, 65_536)?;
         within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;

@@ -33,9 +33,7 @@ const STEADY: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     /// The control program cannot be run.
-    #[error(
-        "{program}: {source} (part of the NVIDIA driver; set sharing mode.mps.control to its path)"
-    )]
+    #[error("{program}: {source} (part of the NVIDIA driver; set sharing.mps.control to its path)")]
     Program { program: PathBuf, source: std::io::Error },
     /// A folder cannot be made.
     #[error("{path}: {source}")]

@@ -231,7 +231,7 @@ impl PolicySlot {
         let begun = Instant::now();
         let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
             let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
-            let ready = files.and_then(|files| compile(&*loader, files, &Cancel::never()));
+            let ready = files.and_then(|files| compile(&loader, files, &Cancel::never()));
             let started = ready.and_then(|ready| {
                 let (policy, _) = start(&ready.program, &ready.config_text, &[])?;
                 Ok((policy, ready))

@@ -116,7 +116,7 @@ impl SharingMode {
                 .map(|private| (pipes, private))
                 .map_err(|error| error.to_string())
         } else {
-            Err(format!("none serves at {} and sharing mode.mps.manage is false", shared.display()))
+            Err(format!("none serves at {} and sharing.mps.manage is false", shared.display()))
         };
         match outcome {
             Ok((pipes, private)) => Ok((

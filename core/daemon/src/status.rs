@@ -120,7 +120,7 @@ pub struct PolicyReport {
     pub load_ms: f64,
     /// Calls of `decide`, all policies of this run of the core.
     pub decides: u64,
-    /// Calls of `on-event`, likewise.
+    /// Calls of event functions, likewise.
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
     pub fallbacks: u64,
@@ -333,10 +333,10 @@ pub struct Decisions {
     pub sliced: u64,
     pub preemptible: u64,
     /// Run on a subset of the SMs.
-    pub partitioned: u64,
+    pub sm_limited: u64,
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,
-    /// Gated by the built-in rule because the policy failed.
+    /// Decided by the built-in rule because the policy failed.
     pub fallback: u64,
     pub completed: u64,
 }
@@ -354,7 +354,7 @@ impl Decisions {
             window_stalls: s.window_stalls,
             sliced: s.sliced,
             preemptible: s.preemptible,
-            partitioned: s.sm_limited,
+            sm_limited: s.sm_limited,
             degraded: s.degraded.saturating_add(n.shim.degraded),
             fallback: s.fallback,
             completed: s.completed,
@@ -376,7 +376,7 @@ pub struct Transformed {
     /// Launches run so that they yield.
     pub preemptible: u64,
     /// Launches run on some of the SMs.
-    pub partitioned: u64,
+    pub sm_limited: u64,
     /// Graph launches run as chains of parts.
     pub graph_chained: u64,
     /// Kernels of these that were launched by themselves, in a transformed form.
@@ -404,7 +404,7 @@ impl Transformed {
             sliced: s.sliced,
             sliced_by_offset: s.sliced_by_offset,
             preemptible: s.preemptible,
-            partitioned: s.partitioned,
+            sm_limited: s.sm_limited,
             graph_chained: s.graph_chained,
             graph_nodes_transformed: s.graph_nodes_transformed,
             yields: n.stats.yields,

@@ -103,12 +103,12 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     assert!(us >= 15_000.0, "{us}");
     let kernel = core.status()["kernels"][0].clone();
     assert_eq!(kernel["name"], "gemm");
-    assert_eq!(kernel["transform"], format!("whole only: {}", Refusal::BlocksWaited));
+    assert_eq!(kernel["transformed"], format!("whole only: {}", Refusal::BlocksWaited));
     // Its client knows nothing of that, and may think otherwise.
     let ready = cut_state::pack(cut_state::READY, cut_state::SLICEABLE | cut_state::PREEMPTIBLE);
     second.region.kernels[0].cut.store(ready, Release);
     launch(&core, &mut second, Duration::ZERO);
-    assert_eq!(core.status()["kernels"][0]["transform"], kernel["transform"]);
+    assert_eq!(core.status()["kernels"][0]["transformed"], kernel["transformed"]);
     let mut other = client(&core, 6);
     other.region.kernels[0].publish(b"another", 7);
     assert_eq!(predicted_us(&core, &mut other), 0.0);

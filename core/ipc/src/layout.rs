@@ -212,7 +212,7 @@ pub struct Counters {
     /// Launches run so that they yield.
     pub preemptible: AtomicU64,
     /// Launches run on some of the SMs.
-    pub partitioned: AtomicU64,
+    pub sm_limited: AtomicU64,
     /// Graph launches run as chains of parts.
     pub graph_chained: AtomicU64,
     /// Launches that yielded at least once.

@@ -378,7 +378,7 @@ impl Welcome {
                     linger_us: r.u32()?,
                 },
                 2 => SharingMode::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
-                _ => return Err(WireError::Malformed("unknown sharing mode mode")),
+                _ => return Err(WireError::Malformed("unknown sharing mode")),
             },
             spin_ns: r.u64()?,
             fail_hold: r.flag()?,

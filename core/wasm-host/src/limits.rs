@@ -15,7 +15,7 @@ use tally_compiler::CompileLimits;
 pub struct Limits {
     /// Linear memory, all of a component's memories together.
     pub memory_bytes: usize,
-    /// Fuel of one `decide` or `on-event`: about one unit an instruction. The
+    /// Fuel of one `decide` or event: about one unit an instruction. The
     /// tight bound, and the same on every run: a policy that loops is stopped
     /// after 0.1 ms.
     pub decide_fuel: u64,
@@ -23,7 +23,7 @@ pub struct Limits {
     pub init_fuel: u64,
     /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
     pub snapshot_fuel: u64,
-    /// CPU time of the calling thread in one `decide` or `on-event`, for what fuel does not
+    /// CPU time of the calling thread in one `decide` or event, for what fuel does not
     /// count. A call is stopped at the latest half as much later; what waits or is not scheduled is not stopped.
     /// `snapshot` and a new instance in place of a failed one may take 20 ms.
     pub call_cpu_ms_max: u64,

@@ -634,7 +634,7 @@ fn counters(r: &ClientRegion) -> [&AtomicU64; 23] {
         &c.host_func,
         &c.sliced,
         &c.preemptible,
-        &c.partitioned,
+        &c.sm_limited,
         &c.graph_chained,
         &c.launches_yielded,
         &c.rescued,

@@ -13,7 +13,7 @@ impl Random {
     }
 
     /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +23,7 @@ impl Random {
 
     /// A number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.draw() % limit
     }
 
     fn ms(&mut self, from: u64, to: u64) -> Duration {
@@ -180,7 +180,7 @@ fn fault(random: &mut Random, kind: Kind, party: Party) -> Fault {
         Kind::Files | Kind::Space | Kind::FileSize => random.ms(50, 400),
         Kind::Interrupt | Kind::Memory => Duration::ZERO,
     };
-    Fault { kind, party, after: random.ms(0, 60), lasts, seed: random.next() }
+    Fault { kind, party, after: random.ms(0, 60), lasts, seed: random.draw() }
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ impl<'a> World<'a> {
         ];
         std::fs::create_dir_all(scene.state_dir())?;
         let mut random = Random::new(!seed);
-        let core = start_core(&scene, means, &policies, &config, random.next(), 0)?;
+        let core = start_core(&scene, means, &policies, &config, random.draw(), 0)?;
         await_core(&scene, patience)?;
         let hostile = start_hostile(&scene)?;
         let mut world = World {
@@ -288,7 +288,7 @@ impl<'a> World<'a> {
             }
             Undo::Start { clock_s } => match party {
                 Party::Core => {
-                    let policy = self.random.next();
+                    let policy = self.random.draw();
                     self.core = start_core(
                         &self.scene,
                         self.means,
@@ -395,8 +395,8 @@ impl<'a> World<'a> {
             program.rounds.read(&mut program.process, &self.expected[n])?;
             wanted.push(program.rounds.complete.max(*complete) + ROUNDS_AFTER);
         }
-        for n in 0..PROGRAMS {
-            while self.programs[n].rounds.complete < wanted[n] {
+        for (n, wanted) in wanted.into_iter().enumerate() {
+            while self.programs[n].rounds.complete < wanted {
                 self.sound(Party::Program(n))?;
                 self.sound(Party::Core)?;
                 let program = &mut self.programs[n];

@@ -31,7 +31,7 @@ pub enum AbCommand {
         #[arg(long)]
         watch: bool,
     },
-    /// End the test, put A active and show the report.
+    /// End the test, make A active and show the report.
     Stop,
     /// Take the reports of the same test on several GPUs together.
     Combine {

@@ -181,7 +181,7 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Put another active policy; if it cannot be loaded, the old one stays.
+    /// Load another policy; if it cannot be loaded, the old one stays.
     Load {
         /// The policy component, a `.wasm` file
         #[arg(value_name = "FILE")]
@@ -225,7 +225,7 @@ pub enum ProfilesCommand {
         kernels: usize,
     },
     /// Forget all of it, and delete the file that the next core would read: kernels are
-    /// measured anew, and programs started from now on have theirs cut again.
+    /// measured anew, and programs started from now on have theirs transformed again.
     Clear,
 }
 

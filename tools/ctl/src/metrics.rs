@@ -200,7 +200,7 @@ impl Collector<'_> {
             (
                 "events",
                 "tally_policy_events",
-                "Calls of on-event, of all policies since the core started.",
+                "Calls of event functions, of all policies since the core started.",
             ),
             (
                 "fallbacks",

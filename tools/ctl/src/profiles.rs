@@ -61,7 +61,7 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
         ("BLOCK", Left),
         ("IMAGE", Left),
         ("KERNEL", Left),
-        ("CUT", Left),
+        ("FORMS", Left),
     ];
     let rows: Vec<_> = kernels.iter().flat_map(rows).collect();
     print(out, &table(&header, &rows), paint)
@@ -81,7 +81,7 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
         three(&kernel["block"]),
         kernel["image"].as_str().unwrap_or_default().to_owned(),
         short(text(kernel, "/name")),
-        text(kernel, "/cut").to_owned(),
+        text(kernel, "/transformed").to_owned(),
     ];
     let form = |f: &Value| {
         let form = match (text(f, "/form"), count(f, "/argument")) {
@@ -138,7 +138,7 @@ mod tests {
             "store": {"file": "/s/GPU-1.jsonl", "kernels": 3, "whole_only": 1, "problem": null},
             "kernels": [{
                 "name": "gemm", "grid": [8, 1, 1], "block": [32, 1, 1], "measured": 7,
-                "mean_us": 10.04, "p99_us": 12.0, "cut": "ready",
+                "mean_us": 10.04, "p99_us": 12.0, "transformed": "ready",
                 "forms": [{"form": "sliced", "argument": 4, "measured": 2, "mean_us": 11.0,
                            "turnaround_us": 3.5}],
             }],

@@ -272,7 +272,8 @@ fn launches_in_parts(client: &Value) -> String {
     if client.get("transformed").is_none() {
         return "?".into();
     }
-    let forms = ["/cut/sliced", "/cut/preemptible", "/cut/partitioned", "/cut/graph_chained"];
+    let forms = ["sliced", "preemptible", "sm_limited", "graph_chained"]
+        .map(|form| format!("/transformed/{form}"));
     format!("{:.0}", forms.iter().map(|at| number(client, at)).sum::<f64>())
 }
 
@@ -328,7 +329,7 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("LAUNCHES", Right),
         ("RUN", Right),
         ("LEASED", Right),
-        ("CUT", Right),
+        ("FORMS", Right),
         ("HELD", Right),
         ("WAITING", Right),
         ("WAITED ms", Right),
@@ -437,7 +438,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
             kernel_us(k, "/p99_us"),
             three(&k["grid"]),
             three(&k["block"]),
-            text(k, "/cut").split(':').next().unwrap_or("?").to_owned(),
+            text(k, "/transformed").split(':').next().unwrap_or("?").to_owned(),
             k["image"].as_str().unwrap_or_default().to_owned(),
             short(text(k, "/name")),
         ]
@@ -448,7 +449,7 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
         ("P99 us", Right),
         ("GRID", Left),
         ("BLOCK", Left),
-        ("CUT", Left),
+        ("FORMS", Left),
         ("IMAGE", Left),
         ("KERNEL", Left),
     ];

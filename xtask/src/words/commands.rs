@@ -107,8 +107,17 @@ fn look_up(command: &str, help: Help) -> Result<(), String> {
                 return Err(format!("{program} {}has no {flag}", spaced(&path)));
             }
             // Its value is no subcommand; one may follow behind it.
-            if flag == word && text.contains(&format!("{flag} <")) {
-                words.next();
+            let value = match word.split_once('=') {
+                Some((_, value)) => Some(value),
+                None if text.contains(&format!("{flag} <")) => words.next(),
+                None => None,
+            };
+            let values = values(&text, flag);
+            if let Some(value) = value.filter(|value| is_plain(value))
+                && !values.is_empty()
+                && !values.iter().any(|known| known == value)
+            {
+                return Err(format!("{program} {}has no {flag} {value}", spaced(&path)));
             }
         } else if may_be_subcommand && is_plain(word) {
             let subcommands = subcommands(&text);
@@ -157,6 +166,24 @@ fn has_flag(help: &str, flag: &str) -> bool {
     })
 }
 
+/// The values that a flag can have, if its help lists them.
+fn values(help: &str, flag: &str) -> Vec<String> {
+    let is_flag = |line: &str| {
+        let line = line.trim_start();
+        line.starts_with("--") || (line.starts_with('-') && line.contains(", --"))
+    };
+    let about = help.lines().skip_while(|line| !(is_flag(line) && has_flag(line, flag)));
+    let mut lines = about.enumerate().take_while(|(at, line)| *at == 0 || !is_flag(line));
+    let Some(at_list) = lines.find_map(|(_, line)| line.split_once("ossible values:")) else {
+        return Vec::new();
+    };
+    if let Some((inline, _)) = at_list.1.split_once(']') {
+        return inline.split(',').map(|value| value.trim().to_owned()).collect();
+    }
+    let listed = lines.map_while(|(_, line)| line.trim().strip_prefix("- "));
+    listed.filter_map(|line| Some(line.split(':').next()?.trim().to_owned())).collect()
+}
+
 /// The names under `Commands:`.
 fn subcommands(help: &str) -> Vec<String> {
     let behind = help.lines().skip_while(|line| line.trim() != "Commands:").skip(1);
@@ -175,7 +202,9 @@ mod tests {
         "Commands:\n  ab      Compare\n  status  Show\n\nOptions:\n  --socket <PATH>\n  --help\n";
     const AB: &str =
         "Commands:\n  start\n          Begin\n  stop   End\n\nOptions:\n  -h, --help\n";
-    const START: &str = "Usage: start\n\nOptions:\n      --block <TIME>  Length\n      --to-end\n";
+    const START: &str = "Usage: start\n\nOptions:\n      --block <TIME>  Length\n      --to-end\n\
+         \x20     --form <FORM>\n          How\n          Possible values:\n          - fast: Soon\n          - slow: Later\n\
+         \x20     --unit <UNIT>  [possible values: ms, us]\n";
 
     fn fake(program: &str, path: &[String]) -> Option<String> {
         let names: Vec<&str> = path.iter().map(String::as_str).collect();
@@ -196,7 +225,7 @@ mod tests {
 
     #[test]
     fn commands_that_are_there_pass() {
-        let text = "Run `tallyctl ab start B --block 2s` or\n\n```sh\n\
+        let text = "Run `tallyctl ab start B --block 2s --form slow --unit us` or\n\n```sh\n\
                     tallyctl ab start b.wasm --block=2s \\\n  --to-end   # --nothing\n\
                     tallyctl status -- --any-flag-of-a-program\n\
                     tallyctl --socket status ab --help stop > file --nothing\n\
@@ -215,6 +244,10 @@ mod tests {
         assert_eq!(
             offences("```\n$ tallyctl ab start b \\\n  --blo 1\n```"),
             ["tallyctl ab start has no --blo"]
+        );
+        assert_eq!(
+            offences("`tallyctl ab start --form mode fast`, `tallyctl ab start --unit=ns`"),
+            ["tallyctl ab start has no --form mode", "tallyctl ab start has no --unit ns"]
         );
         assert_eq!(offences("`cargo xtask nonesuch`"), ["cargo xtask has no nonesuch"]);
         assert_eq!(

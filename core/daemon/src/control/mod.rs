@@ -191,7 +191,7 @@ impl Plane {
         self.reading.aside(move || PolicyFiles::read_opened(source, opened, bytes_max)).await
     }
 
-    /// Put a active policy.
+    /// Make a policy active.
     ///
     /// # Errors
     /// If it cannot be loaded.

@@ -85,7 +85,7 @@ pub enum Control {
         /// Gets what was recorded until now.
         done: oneshot::Sender<Option<Box<Sample>>>,
     },
-    /// Put another active policy.
+    /// Make another policy active.
     SetPolicy {
         policy: Loaded,
         /// Which it is, for [`Notice::Disabled`].

@@ -75,7 +75,7 @@ impl PolicySlot {
         let loader = self.loader.clone();
         aside(move || {
             let Ready { source, program, config_text } =
-                compile(&*loader, files, &Cancel::never())?;
+                compile(&loader, files, &Cancel::never())?;
             program.start(&config_text, None).map_err(|error| error.to_string())?;
             Ok(Candidate { source, program, config_text })
         })

@@ -102,7 +102,7 @@ impl Drop for Loading<'_> {
 }
 
 impl PolicySlot {
-    /// Load a policy whose files a peer opened and put it active. A later load, or a rollback, stops one that is still
+    /// Load a policy whose files a peer opened and make it active. A later load, or a rollback, stops one that is still
     /// being compiled. Of the files nothing is kept but what was compiled.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl PolicySlot {
     }
 
     /// Compile one off this thread, unless a later load or a rollback stops it. Gives it, when that began, and the turn to
-    /// put it active.
+    /// make it active.
     async fn compile(
         &self,
         source: Source,
@@ -205,7 +205,7 @@ impl PolicySlot {
         };
         let begun = Instant::now();
         let (loader, cancel) = (self.loader.clone(), loading.cancel());
-        let compiled = aside(move || work(&*loader, &cancel)).await;
+        let compiled = aside(move || work(&loader, &cancel)).await;
         let turn = self.turn.lock().await;
         if let Some(by) = loading.stopped() {
             let why = SlotError::Superseded { file: source.file, by };

@@ -24,7 +24,7 @@ pub struct KernelStatus {
     pub contended: bool,
     /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
-    pub transform: String,
+    pub transformed: String,
     /// Measured in forms other than whole.
     pub forms: Vec<FormStatus>,
 }
@@ -70,7 +70,7 @@ impl From<crate::dispatch::snapshot::KernelNumbers> for KernelStatus {
             mean_us: k.mean_ns as f64 / 1e3,
             p99_us: k.p99_ns as f64 / 1e3,
             contended: k.contended,
-            transform: transform_text(k.transformation),
+            transformed: transform_text(k.transformation),
             forms: k
                 .forms
                 .iter()

@@ -92,7 +92,7 @@ fn issue_as<'a>(
             let kernel = order.kernel as usize;
             (
                 sm_limit::launch(order.stream, (order.slot, order.number), kernel, arguments, sms)?,
-                &counters.partitioned,
+                &counters.sm_limited,
             )
         }
     })

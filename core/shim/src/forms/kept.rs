@@ -1,5 +1,5 @@
-//! Rewritten images on disk, for the next start of a program: `$XDG_CACHE_HOME/tally/cut`, else
-//! `~/.cache/tally/cut`, one file an image and form, named by its [`Key`].
+//! Rewritten images on disk, for the next start of a program: `$XDG_CACHE_HOME/tally/forms`, else
+//! `~/.cache/tally/forms`, one file an image and form, named by its [`Key`].
 //!
 //! Nothing of closed libraries is ever written, whatever the switch says. What is read is taken
 //! only as it was written (a digest), by this user, in a folder that nobody else may write to;
@@ -25,7 +25,7 @@ use tally_rewriter::{KernelForm, Refusal, Rewritten, image};
 const IMAGE_BYTES_MIN: usize = 32 << 10;
 /// Larger files are not read.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-const ENDING: &str = ".cut";
+const ENDING: &str = ".form";
 const UNFINISHED: &str = ".new-";
 /// What was not finished by then was left by a program that died.
 const UNFINISHED_FOR: Duration = Duration::from_secs(3600);
@@ -133,7 +133,7 @@ fn place() -> Option<Place> {
             (home, cache)
         }
     };
-    Some((below, cache.join("tally").join("cut")))
+    Some((below, cache.join("tally").join("forms")))
 }
 
 /// The folder, made if it is not there but that it is to lie `below` is.
@@ -238,23 +238,23 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_nobody_elses() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("tally").join("cut");
+        let path = dir.path().join("tally").join("forms");
         let folder = folder_at(&path);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(read(&folder, "a.cut"), None);
-        write(&folder, "a.cut", b"one").unwrap();
-        write(&folder, "a.cut", b"two").unwrap();
-        assert_eq!(read(&folder, "a.cut").as_deref(), Some(&b"two"[..]));
-        assert_eq!(names(&path), ["a.cut"], "nothing unfinished is left");
+        assert_eq!(read(&folder, "a.form"), None);
+        write(&folder, "a.form", b"one").unwrap();
+        write(&folder, "a.form", b"two").unwrap();
+        assert_eq!(read(&folder, "a.form").as_deref(), Some(&b"two"[..]));
+        assert_eq!(names(&path), ["a.form"], "nothing unfinished is left");
         let set = |path: &Path, mode| {
             std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
         };
-        set(&path.join("a.cut"), 0o622);
-        assert_eq!(read(&folder, "a.cut"), None, "others may have written it");
-        std::os::unix::fs::symlink("a.cut", path.join("b.cut")).unwrap();
-        assert_eq!(read(&folder, "b.cut"), None, "a link");
-        rustix::fs::mknodat(&folder, "c.cut", FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        assert_eq!(read(&folder, "c.cut"), None, "and nobody waits for a pipe's other end");
+        set(&path.join("a.form"), 0o622);
+        assert_eq!(read(&folder, "a.form"), None, "others may have written it");
+        std::os::unix::fs::symlink("a.form", path.join("b.form")).unwrap();
+        assert_eq!(read(&folder, "b.form"), None, "a link");
+        rustix::fs::mknodat(&folder, "c.form", FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(read(&folder, "c.form"), None, "and nobody waits for a pipe's other end");
         set(&path, 0o777);
         assert!(open_folder(dir.path(), &path).is_err(), "others may write to the folder");
     }
@@ -263,7 +263,7 @@ mod tests {
     fn a_home_that_is_not_there_is_not_made() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("nobody");
-        assert!(open_folder(&home, &home.join(".cache/tally/cut")).is_err());
+        assert!(open_folder(&home, &home.join(".cache/tally/forms")).is_err());
         assert!(!home.exists());
     }
 
@@ -301,14 +301,15 @@ mod tests {
             let then = Timestamps { last_access: then, last_modification: then };
             fs::utimensat(&folder, name, &then, AtFlags::empty()).unwrap();
         };
-        for (i, name) in ["a.cut", "b.cut", "c.cut", "not ours", ".new-1-a.cut"].iter().enumerate()
+        for (i, name) in
+            ["a.form", "b.form", "c.form", "not ours", ".new-1-a.form"].iter().enumerate()
         {
             write(&folder, name, &[0; 100]).unwrap();
             age(name, i as i64);
         }
-        age("a.cut", 100);
+        age("a.form", 100);
         make_room(&folder, 250).unwrap();
-        assert_eq!(names(dir.path()), ["a.cut", "c.cut", "not ours"]);
+        assert_eq!(names(dir.path()), ["a.form", "c.form", "not ours"]);
         make_room(&folder, 0).unwrap();
         assert_eq!(names(dir.path()), ["not ours"]);
     }

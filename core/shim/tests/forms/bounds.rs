@@ -139,15 +139,15 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             until_limited(core, "limited?");
             core.expect("once more");
             core.answer(Answer::Partition(SMS - 1));
-            let limited = core.counters().partitioned.load(SeqCst);
+            let limited = core.counters().sm_limited.load(SeqCst);
             core.say("on");
             core.expect("stuck");
-            assert_eq!(core.counters().partitioned.load(SeqCst), limited + 1);
+            assert_eq!(core.counters().sm_limited.load(SeqCst), limited + 1);
             eventually("it is refused", || core.is_refused(KERNEL, Refusal::StuckLimited));
             core.say("go on");
             core.expect("again");
             core.ends(0);
-            assert_eq!(core.counters().partitioned.load(SeqCst), limited + 1);
+            assert_eq!(core.counters().sm_limited.load(SeqCst), limited + 1);
             let (last, _) = *core.requests(KERNEL).last().unwrap();
             assert_eq!(last.flags & CAN_PARTITION, 0);
         },

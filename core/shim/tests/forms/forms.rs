@@ -262,7 +262,7 @@ fn some_of_the_sms() {
         },
         |core| {
             core.warm_up("step");
-            let (mut partitioned, mut rounds) = (0, 0);
+            let (mut sm_limited, mut rounds) = (0, 0);
             for sms in [SMS - 1, SMS - 2, 1, 0, u32::MAX] {
                 loop {
                     rounds += 1;
@@ -270,9 +270,9 @@ fn some_of_the_sms() {
                     core.expect("width?");
                     core.answer(Answer::Partition(sms));
                     core.say("on");
-                    let now = core.counters().partitioned.load(SeqCst);
-                    if now > partitioned {
-                        partitioned = now;
+                    let now = core.counters().sm_limited.load(SeqCst);
+                    if now > sm_limited {
+                        sm_limited = now;
                         break;
                     }
                 }
@@ -299,7 +299,7 @@ pub fn until_limited(core: &mut crate::governor::Governor, question: &str) {
     for round in 0.. {
         assert!(round < 10_000, "no width came");
         core.expect(question);
-        let is_limited = core.counters().partitioned.load(SeqCst) > 0;
+        let is_limited = core.counters().sm_limited.load(SeqCst) > 0;
         core.say(if is_limited { "yes" } else { "no" });
         if is_limited {
             break;
@@ -357,7 +357,7 @@ fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
                 _ => Answer::Preemptible(0),
             });
             let mut rounds = 0;
-            while core.counters().partitioned.load(SeqCst) == 0 {
+            while core.counters().sm_limited.load(SeqCst) == 0 {
                 rounds += 1;
                 assert!(rounds < 10_000, "{:?}", NAMES.map(|name| core.state(name)));
                 core.expect("again?");

@@ -37,7 +37,7 @@ fn start<T: Copy>(test: T, caches: &Path, cache_mib: u32) {
 }
 
 fn kept(caches: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(caches.join("tally").join("cut")) else { return vec![] };
+    let Ok(entries) = std::fs::read_dir(caches.join("tally").join("forms")) else { return vec![] };
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 

@@ -55,11 +55,11 @@ pub struct Row {
 const BARE_TOO: &str = "bare too";
 
 /// Counts of `clients[].cut` and of `clients[].decisions` that say what was done.
-const CUT: [&str; 8] = [
+const FORMS: [&str; 8] = [
     "sliced",
     "sliced_by_offset",
     "preemptible",
-    "partitioned",
+    "sm_limited",
     "graph_chained",
     "yields",
     "launches_yielded",
@@ -136,7 +136,7 @@ impl Row {
                 *self.mechanisms.entry(name.into()).or_default() += value.as_u64().unwrap_or(0);
             };
             add("launches", &client["launches"]);
-            CUT.iter().for_each(|name| add(name, &client["transformed"][name]));
+            FORMS.iter().for_each(|name| add(name, &client["transformed"][name]));
             DECISIONS.iter().for_each(|name| add(name, &client["decisions"][name]));
         }
     }
