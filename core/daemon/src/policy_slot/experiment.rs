@@ -74,8 +74,7 @@ impl PolicySlot {
     pub async fn candidate(&self, files: PolicyFiles) -> Result<Candidate, String> {
         let loader = self.loader.clone();
         aside(move || {
-            let Ready { source, program, config_text } =
-                compile(&loader, files, &Cancel::never())?;
+            let Ready { source, program, config_text } = compile(&loader, files, &Cancel::never())?;
             program.start(&config_text, None).map_err(|error| error.to_string())?;
             Ok(Candidate { source, program, config_text })
         })

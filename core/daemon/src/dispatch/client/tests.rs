@@ -150,7 +150,7 @@ fn a_launch_under_a_grant_that_was_taken_back_meanwhile_is_seen_done() {
 }
 
 #[test]
-fn launches_that_end_before_they_are_let_go_are_seen_done() {
+fn launches_that_end_before_they_are_granted_are_seen_done() {
     const LAUNCHES: u64 = 100;
     let mut hostile = Hostile::new(false);
     hostile.engine.set_policy(0, holds_one(), &mut hostile.out);
