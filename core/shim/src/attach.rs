@@ -171,7 +171,6 @@ impl Connection {
             _ => report_state::UNUSED,
         };
         client.report.time_slice.store(slice, Relaxed);
-        client.report.governed.store(report_state::ACTIVE, Relaxed);
         log!(
             "client {} ({}) {:?} {}",
             welcome.client_id,
@@ -188,6 +187,8 @@ impl Connection {
             first_ticket,
             stuck_at: AtomicU64::new(0),
         });
+        // Only now are launches gated.
+        client.report.governed.store(report_state::ACTIVE, Release);
         welcome.sharing
     }
 }
