@@ -22,6 +22,7 @@ LEFT_OUT = {
     "at_once_or_whole": "the software device is made to hold fewer blocks",
     "part_that_fails": "the software device is made to fail",
     "keeps_its_hints": "the software device is made to refuse launches without",
+    "a_full_stream": "the software device is told how many launches a stream takes",
     "goes_wrong": "the software device is made to go wrong",
     "unseen": "a compiler for a GPU loads once where a plain load is to wait",
     "is_helped": "the same",
