@@ -246,7 +246,9 @@ fn columns(tree: &Tree) -> Vec<Offence> {
     let mut offences = Vec::new();
     for file in tree.documents().filter(|file| !file.is_generated()) {
         for (at, line) in file.text.lines().enumerate() {
-            let is_table = line.trim_start().starts_with('|');
+            // With or without a pipe at its edges.
+            let is_table = line.trim_start().starts_with('|')
+                || line.matches(" | ").count() + line.matches("||").count() >= 2;
             // A line cannot be broken within a word, such as an address.
             let can_break = line.trim_start_matches([' ', '-', '*', '>']).contains(' ');
             let columns = line.chars().count();

@@ -98,7 +98,7 @@ fn hold_and_release() {
     }
     samples.sort_unstable();
     println!(
-        "high-priority idle to held launch let go (100 us quiet included): us p50 {:.1} p99 {:.1}",
+        "high-priority idle to held launch granted (100 us idle gap included): us p50 {:.1} p99 {:.1}",
         quantile(&samples, 0.5),
         quantile(&samples, 0.99)
     );

@@ -1,7 +1,7 @@
 //! Which GPU a core serves. Clients report it, and whoever connects first must not make the core take another's
 //! measurements for this GPU's: a report counts if its client is trusted, or if the driver lists that GPU.
 
-use crate::profile_store::learnt::Device;
+use crate::profile_store::profiled::Device;
 use std::path::Path;
 use std::sync::Arc;
 use tally_ipc::layout::Report;

@@ -1,4 +1,4 @@
-//! What was learnt of kernels is kept on disk from one run of the core to the next:
+//! What was profiled of kernels is kept on disk from one run of the core to the next:
 //! measured times, and verdicts that a kernel must not be transformed.
 //!
 //! ```text
@@ -11,14 +11,14 @@
 //! Which GPU a core serves is known from the first client that launches on it; until
 //! then nothing is looked up and nothing written. Whatever is wrong with the folder or a
 //! file is said in the log and in status, and never keeps the core from serving. Read
-//! next: [`learnt`] for what is kept, [`file`] for how.
+//! next: [`profiled`] for what is kept, [`file`] for how.
 
 pub mod file;
-pub mod learnt;
+pub mod profiled;
 
 use crate::config;
 use crate::dispatch::control::{AskError, Control, ControlSender};
-use learnt::{Device, Learnt, Loaded, News};
+use profiled::{Device, Loaded, News, Profiled};
 use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ struct State {
     /// Until the GPU is known. The dispatch thread's part of it is never the last.
     loaded: Arc<Loaded>,
     device: Option<Device>,
-    learnt: Arc<Learnt>,
+    profiled: Arc<Profiled>,
     /// Since it was written.
     changed: bool,
     written_unix_s: Option<u64>,
@@ -103,9 +103,9 @@ fn load(folder: &Path, kernels_max: usize) -> Result<Loaded, String> {
     let mut loaded = Loaded::new();
     for path in files {
         match file::read(&path, kernels_max) {
-            Ok((device, learnt)) => {
+            Ok((device, profiled)) => {
                 // The latest of two for one device.
-                loaded.entry(device).or_insert_with(|| Arc::new(learnt));
+                loaded.entry(device).or_insert_with(|| Arc::new(profiled));
             }
             Err(why) => {
                 let aside = match file::move_aside(&path) {
@@ -146,7 +146,7 @@ impl ProfileStore {
         let (loaded, folder, problem) = match outcome {
             Ok(loaded) => (Arc::new(loaded), folder, None),
             Err(why) => {
-                tracing::warn!("what is learnt of kernels is not kept: {why}");
+                tracing::warn!("kernel profiles are not kept: {why}");
                 (Arc::default(), None, Some(why))
             }
         };
@@ -166,7 +166,7 @@ impl ProfileStore {
         self.folder.as_ref().map(|_| Duration::from_secs(self.config.save_every_s))
     }
 
-    /// Get from the dispatch thread what it learnt since this was done last.
+    /// Get from the dispatch thread what it profiled since this was done last.
     ///
     /// # Errors
     /// If it cannot be asked.
@@ -177,7 +177,7 @@ impl ProfileStore {
         let _asking = self.asking.lock().await;
         let mut from = Some(0);
         while let Some(first) = from {
-            let piece = control.ask(|done| Control::Learnt { from: first, done }).await?;
+            let piece = control.ask(|done| Control::Profiled { from: first, done }).await?;
             let Some(device) = piece.device else { return Ok(()) };
             self.state.borrow_mut().take(device, piece.news);
             from = piece.next;
@@ -188,9 +188,9 @@ impl ProfileStore {
     /// Write this GPU's file if something changed.
     pub async fn write(&self) {
         let _writing = self.writing.lock().await;
-        let Some((path, device, learnt)) = self.to_write() else { return };
+        let Some((path, device, profiled)) = self.to_write() else { return };
         let to = path.clone();
-        let writing = tokio::task::spawn_blocking(move || file::write(&to, &device, &learnt));
+        let writing = tokio::task::spawn_blocking(move || file::write(&to, &device, &profiled));
         let outcome = match writing.await {
             Ok(outcome) => outcome.map_err(|e| e.to_string()),
             Err(e) => Err(e.to_string()),
@@ -209,22 +209,22 @@ impl ProfileStore {
                 let why = format!("{} cannot be written: {why}", path.display());
                 // Said once, not every minute.
                 if state.problem.as_ref() != Some(&why) {
-                    tracing::warn!("what is learnt of kernels is not kept: {why}");
+                    tracing::warn!("kernel profiles are not kept: {why}");
                 }
                 state.problem = Some(why);
             }
         }
     }
 
-    fn to_write(&self) -> Option<(PathBuf, Device, Arc<Learnt>)> {
+    fn to_write(&self) -> Option<(PathBuf, Device, Arc<Profiled>)> {
         let folder = self.folder.as_ref()?;
         let mut state = self.state.borrow_mut();
         let device = state.device?;
         if !std::mem::take(&mut state.changed) {
             return None;
         }
-        Arc::make_mut(&mut state.learnt).trim(self.config.kernels_max);
-        Some((file::path(folder, &device), device, state.learnt.clone()))
+        Arc::make_mut(&mut state.profiled).trim(self.config.kernels_max);
+        Some((file::path(folder, &device), device, state.profiled.clone()))
     }
 
     /// Forget everything: in this run, and on disk.
@@ -238,7 +238,7 @@ impl ProfileStore {
         let device = {
             let mut state = self.state.borrow_mut();
             state.loaded = Arc::default();
-            state.learnt = Arc::default();
+            state.profiled = Arc::default();
             state.changed = false;
             state.device = state.device.or(forgotten.device);
             state.device
@@ -267,8 +267,8 @@ impl ProfileStore {
         ProfilesStatus {
             directory: self.folder.as_ref().map(|f| f.display().to_string()),
             file: file.map(|f| f.display().to_string()),
-            kernels: state.learnt.kernels().len(),
-            whole_only: state.learnt.verdicts().count(),
+            kernels: state.profiled.kernels().len(),
+            whole_only: state.profiled.verdicts().count(),
             written_unix_s: state.written_unix_s,
             problem: match &state.problem {
                 None if !self.config.enabled => Some("profiles.enabled is off".into()),
@@ -283,7 +283,7 @@ impl State {
         if self.device.is_none() {
             self.device = Some(device);
             match self.loaded.get(&device) {
-                Some(learnt) => self.learnt = learnt.clone(),
+                Some(profiled) => self.profiled = profiled.clone(),
                 None if self
                     .loaded
                     .keys()
@@ -301,9 +301,9 @@ impl State {
         if news.is_empty() {
             return;
         }
-        let learnt = Arc::make_mut(&mut self.learnt);
+        let profiled = Arc::make_mut(&mut self.profiled);
         for one in news {
-            self.changed |= learnt.take(one);
+            self.changed |= profiled.take(one);
         }
     }
 }

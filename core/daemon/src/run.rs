@@ -1,7 +1,7 @@
 //! From a configuration to a serving core, and back to nothing.
 //!
 //! Up: lock, policy, sharing mode, kept profiles, dispatch thread, socket. Down, on SIGTERM,
-//! SIGINT or `tallyctl stop`: no new connections, every launch let go, rings
+//! SIGINT or `tallyctl stop`: no new connections, every launch granted, rings
 //! empty (at most [`DRAIN_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
 //! signal ends at once.
 

@@ -270,7 +270,7 @@ pub struct ClientStatus {
     pub busy: bool,
     /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any longer.
     pub standstills: u64,
-    /// Launches let go and not done.
+    /// Launches granted and not done.
     pub in_flight: u64,
     /// Their predicted GPU time, us.
     pub in_flight_us: f64,
@@ -327,7 +327,7 @@ pub struct Decisions {
     pub launches_held: u64,
     /// Waits for room in the window.
     pub window_full: u64,
-    /// Let go although the window was full, because nothing in it ended.
+    /// Granted although the window was full, because nothing in it ended.
     pub window_stalls: u64,
     /// Run as slices.
     pub sliced: u64,

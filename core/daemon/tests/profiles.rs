@@ -1,4 +1,4 @@
-//! What is learnt of kernels outlives the core that learnt it.
+//! What is profiled of kernels outlives the core that profiled it.
 
 mod common;
 
@@ -135,7 +135,7 @@ fn times_of_another_gpu_are_not_believed() {
 }
 
 #[test]
-fn what_is_learnt_is_written_now_and_then_and_can_be_forgotten() {
+fn what_is_profiled_is_written_now_and_then_and_can_be_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let core = start(dir, "[profiles]\nsave_every_s = 1\n");
     let mut first = client(&core, 5);

@@ -28,8 +28,8 @@ pub use state::{ClientState, WaitsFor};
 
 use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{
-    Answer, Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind,
-    KernelId, Policy, SharingMode, Subscriptions, TIMERS_MAX, World,
+    Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId,
+    Policy, SharingMode, Subscriptions, TIMERS_MAX, World,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -588,15 +588,4 @@ fn set_ungated(id: ClientId, c: &mut Client, ungated: bool, out: &mut Vec<Action
     c.ungated = ungated;
     c.granted_until = until;
     out.push(Action::Grant { client: id, until });
-}
-
-/// Answers that no launch can have.
-fn sane(answer: Answer) -> Result<Answer, Fault> {
-    match answer.decision {
-        decision @ (Decision::Sliced(0) | Decision::SmLimited(0)) => Err(Fault {
-            kind: FaultKind::Nonsense,
-            message: format!("decide answered {decision:?}: 0 is not a size"),
-        }),
-        _ => Ok(answer),
-    }
 }

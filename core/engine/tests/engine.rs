@@ -163,7 +163,7 @@ fn one_launch_longer_than_the_window_still_runs() {
 }
 
 #[test]
-fn measurements_disturbed_by_high_priority_work_are_not_learnt() {
+fn measurements_disturbed_by_high_priority_work_are_not_profiled() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
@@ -177,7 +177,7 @@ fn measurements_disturbed_by_high_priority_work_are_not_learnt() {
 }
 
 #[test]
-fn only_what_a_client_measured_is_learnt_and_no_more_than_can_be_true() {
+fn only_what_a_client_measured_is_profiled_and_no_more_than_can_be_true() {
     let mut e = built_in();
     let mut out = Vec::new();
     let k = e.intern(&key("gemm"));
@@ -190,7 +190,7 @@ fn only_what_a_client_measured_is_learnt_and_no_more_than_can_be_true() {
     assert_eq!(run(0, None), (0, 0));
     assert_eq!(run(1, took(1, 50_000)), (0, 0), "of a launch before");
     assert_eq!(run(2, took(3, 50_000)), (1, 50_000));
-    assert_eq!(run(3, took(4, u64::MAX)), (2, 75_000), "no longer than since it was let go");
+    assert_eq!(run(3, took(4, u64::MAX)), (2, 75_000), "no longer than since it was granted");
 }
 
 #[test]

@@ -182,7 +182,7 @@ impl Refusal {
 
     /// Whether only running the kernel could show it: worth keeping, because finding
     /// out again costs a launch that does not end, or a load in vain.
-    pub fn is_learnt(self) -> bool {
+    pub fn is_profiled(self) -> bool {
         use Refusal::{AttributesDiffer, BlocksWaited, DriverRefused, StuckLimited};
         matches!(self, BlocksWaited | DriverRefused | AttributesDiffer | StuckLimited)
     }

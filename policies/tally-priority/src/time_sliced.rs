@@ -30,7 +30,7 @@ pub struct Turns {
     /// Clients that hold a launch for their turn, in the order in which they came, and when they
     /// asked last.
     waiting: VecDeque<(ClientId, u64)>,
-    /// When all that was let go should be done.
+    /// When all that was granted should be done.
     busy_until_ns: u64,
     /// The longest launch of the turn: it may be under way alone, whatever the window.
     longest_ns: u64,

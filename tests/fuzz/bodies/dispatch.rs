@@ -1,9 +1,12 @@
 //! The dispatch loop and its engine at a virtual time, an honest client, and others that write what they like into what
 //! they share with the core. An input is a sequence of what they do.
 
+#[path = "scripted.rs"]
+mod scripted;
+
+use scripted::{Calls, Script, policy};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -13,12 +16,8 @@ use tally_core::dispatch::control::{Control, NewClient};
 use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
 use tally_core::dispatch::kernels::KernelShares;
 use tally_core::dispatch::{Settings, park};
-use tally_core::loader::Loaded;
 use tally_core::quota::User;
-use tally_engine::policy::{
-    Answer, Class, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
-    Subscriptions, TIMERS_MAX,
-};
+use tally_engine::policy::{Class, ClientInfo, TIMERS_MAX};
 use tally_engine::{ClientStats, EngineConfig};
 use tally_ipc::layout::{
     Completion, KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags,
@@ -68,85 +67,6 @@ impl Bytes<'_> {
             10 => self.u16().into(),
             small => small.into(),
         }
-    }
-}
-
-/// What the policy does, and how often it was asked.
-#[derive(Default)]
-struct Script {
-    mode: AtomicU64,
-    calls: Mutex<Calls>,
-}
-
-#[derive(Default)]
-struct Calls {
-    decides: BTreeMap<u32, u64>,
-    events: u64,
-}
-
-struct Scripted {
-    script: Arc<Script>,
-    subscribes: Subscriptions,
-    asked: u64,
-}
-
-impl Policy for Scripted {
-    fn subscriptions(&self) -> Subscriptions {
-        self.subscribes
-    }
-
-    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
-        *self.script.calls.lock().unwrap().decides.entry(launch.client).or_default() += 1;
-        self.asked += 1;
-        let mode = self.script.mode.load(Relaxed);
-        let client = launch.client;
-        let mixed = mode == 9;
-        let way = if mixed { (self.asked ^ launch.grid_blocks) % 9 } else { mode };
-        match way {
-            1 => return Ok(Decision::Hold(1_000_000).into()),
-            2 => {
-                let decision = Decision::HoldUntilCompletion(u64::MAX);
-                return Ok(Answer { decision, reason: 9 });
-            }
-            3 => return Ok(Decision::Sliced(8).into()),
-            4 => return Ok(Decision::Preemptible.into()),
-            5 => return Ok(Decision::SmLimited(4).into()),
-            6 => return Ok(Decision::Run(16).into()),
-            7 => {
-                return Err(Fault { kind: FaultKind::Trap, message: "fuzzed".into() });
-            }
-            8 => {
-                let window_ns = launch.predicted_ns.saturating_mul(self.asked % 4);
-                let ungated = self.asked.is_multiple_of(16);
-                let yielded = self.asked.is_multiple_of(2);
-                for command in [
-                    Command::SetWindow { client, window_ns },
-                    Command::SetYield { client, yielded },
-                    Command::SetAutoYield { client, enabled: !yielded, idle_ns: 1_000 },
-                    Command::SetTimer { delay_ns: self.asked % 100, token: self.asked % 70 },
-                    Command::RevokeLease(client),
-                    Command::SetUngated { client, ungated },
-                ] {
-                    context.commands.push(command);
-                }
-                return Ok(match ungated {
-                    true => Decision::Run(0),
-                    false => Decision::Hold(self.asked % 3 * 1_000),
-                }
-                .into());
-            }
-            _ => {}
-        }
-        Ok(Decision::Run(0).into())
-    }
-
-    fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        self.script.calls.lock().unwrap().events += 1;
-        if let (Event::Joined(client), 8) = (event, self.script.mode.load(Relaxed)) {
-            let client = client.id;
-            context.commands.push(Command::SetAutoYield { client, enabled: true, idle_ns: 5 });
-        }
-        Ok(())
     }
 }
 
@@ -245,14 +165,6 @@ struct World {
     now_ns: u64,
     /// Handed over, and not taken yet.
     requests: usize,
-}
-
-fn policy(script: &Arc<Script>, subscribes: u32) -> Loaded {
-    let all = [Subscriptions::ACTIVITY, Subscriptions::COMPLETIONS];
-    let chosen = all.into_iter().enumerate().filter(|(bit, _)| subscribes >> bit & 1 != 0);
-    let always = Subscriptions::MEMBERSHIP.and(Subscriptions::TIMER);
-    let subscribes = chosen.fold(always, |all, (_, one)| all.and(one));
-    Loaded::native(Box::new(Scripted { script: script.clone(), subscribes, asked: 0 }))
 }
 
 /// A client's two sides.
@@ -462,7 +374,7 @@ impl World {
             }
             1 => {
                 let (done, _) = oneshot::channel();
-                self.send(Control::Learnt { from: more.into(), done });
+                self.send(Control::Profiled { from: more.into(), done });
             }
             2 => {
                 let (done, _) = oneshot::channel();
@@ -646,7 +558,7 @@ fn counters(r: &ClientRegion) -> [&AtomicU64; 23] {
     ]
 }
 
-/// No panic; nobody's launch is lost or let go twice, the honest client's are answered in order and all done in the
+/// No panic; nobody's launch is lost or granted twice, the honest client's are answered in order and all done in the
 /// end; a turn does no more than what is promised of it.
 pub fn dispatch(data: &[u8]) {
     let mut bytes = Bytes(data);

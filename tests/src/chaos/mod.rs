@@ -47,7 +47,7 @@ pub struct Outcome {
     pub rounds: u64,
     /// Launches in them.
     pub launches: u64,
-    /// Launches that the core's decisions let go, as it counted them at the checks.
+    /// Launches that the core's decisions granted, as it counted them at the checks.
     pub decided: u64,
     /// Signals that handlers of programs took.
     pub signals: u64,

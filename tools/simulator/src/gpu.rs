@@ -25,7 +25,7 @@ pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 10_000];
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Between two parts of a preemptible launch, the second of which finds nothing to do.
 pub const GATE_NS: u64 = 3_500;
-/// From being let go on until blocks run again.
+/// From the grant until blocks run again.
 pub const RESUME_NS: u64 = 7_100;
 /// On some of the SMs a kernel takes longer than by their number, thousandths: matrix
 /// products of 8 and 11 ms took 2.05 and 2.09 times as long on 64 of 132 (2.06), as the core

@@ -18,7 +18,7 @@ pub struct Model {
     /// Under the core the GPU stays with the high-priority program for so long after its
     /// last kernel (`[sharing.timeslice] linger_us`).
     pub linger_ns: u64,
-    /// A program whose thread went to sleep launches so long after it was let go.
+    /// A program whose thread went to sleep launches so long after it was granted.
     pub wake_ns: u64,
     /// A gated launch costs its program so much more.
     pub decided_ns: u64,

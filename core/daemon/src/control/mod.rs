@@ -224,7 +224,7 @@ impl Plane {
     }
 }
 
-/// Keep what is learnt of kernels, now and then.
+/// Keep what is profiled of kernels, now and then.
 pub async fn keep(plane: Rc<Plane>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;

@@ -1,9 +1,9 @@
-//! What takes the dispatch thread longer than a pass may: collecting what it learnt of
+//! What takes the dispatch thread longer than a pass may: collecting what it profiled of
 //! kernels, and forgetting it. Done in pieces, a few kernels a pass.
 
 use super::Engine;
 use super::profile_cache::ProfileCache;
-use crate::profile_store::learnt::{Device, Learnt, Loaded, News};
+use crate::profile_store::profiled::{Device, Loaded, News, Profiled};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -14,12 +14,12 @@ const HANDLED: usize = 8;
 /// Kernels in an answer: the memory that it takes is bounded, too.
 const ANSWER: usize = 256;
 
-/// Some of what was learnt.
+/// Some of what was profiled.
 #[derive(Debug)]
 pub struct Piece {
     /// The GPU; without one there is no news.
     pub device: Option<Device>,
-    /// Kernels of which something was learnt since they were told last.
+    /// Kernels of which something was profiled since they were told last.
     pub news: Vec<News>,
     /// Where to go on; `None`: this was all.
     pub next: Option<u32>,
@@ -30,7 +30,7 @@ pub struct Forgotten {
     /// Kernels whose measurements are gone.
     pub kernels: u32,
     pub device: Option<Device>,
-    pub(super) _cached: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
+    pub(super) _cached: (Option<Arc<Loaded>>, Option<Arc<Profiled>>),
 }
 
 /// One of them, under way.
@@ -48,7 +48,7 @@ pub enum Background {
         /// Kernels forgotten so far.
         kernels: u32,
         /// To be dropped elsewhere.
-        cached: (Option<Arc<Loaded>>, Option<Arc<Learnt>>),
+        cached: (Option<Arc<Loaded>>, Option<Arc<Profiled>>),
     },
 }
 
@@ -113,7 +113,7 @@ fn collect(at: &mut u32, news: &mut Vec<News>, engine: &mut Engine) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile_store::learnt::Device;
+    use crate::profile_store::profiled::Device;
     use std::sync::atomic::Ordering::Relaxed;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_engine::profile::KernelKey;

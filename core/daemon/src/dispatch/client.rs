@@ -106,7 +106,7 @@ pub struct DispatchClient {
     streams: Box<[StreamProgress; STREAM_SLOTS]>,
     /// Streams with a launch not seen done.
     pending: u64,
-    /// Streams of which a launch was let go since the engine last heard of them.
+    /// Streams of which a launch was granted since the engine last heard of them.
     dirty: u64,
     /// Looked at first.
     first_stream: u32,

@@ -59,8 +59,8 @@ pub enum Control {
         kernels: usize,
         done: oneshot::Sender<Snapshot>,
     },
-    /// Tell what was learnt of kernels since it was told last.
-    Learnt {
+    /// Tell what was profiled of kernels since it was told last.
+    Profiled {
         /// From this place of the table on.
         from: u32,
         /// Gets some of it.

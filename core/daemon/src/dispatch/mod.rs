@@ -404,7 +404,7 @@ impl Dispatch {
                     self.status = Some(Job::new(done, kernels));
                 }
                 // One of these at a time, too.
-                Control::Learnt { from, done } => {
+                Control::Profiled { from, done } => {
                     self.background = Some(Background::collect(from, done))
                 }
                 Control::Forget { done } => {

@@ -6,7 +6,7 @@ use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::{FaultCost, SwapPauseUs};
 use super::latency::Quantiles;
-use crate::profile_store::learnt::Device;
+use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{FormStats, Transformation};

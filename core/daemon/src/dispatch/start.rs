@@ -6,7 +6,7 @@ use super::profile_cache::ProfileCache;
 use super::{Dispatch, NOTICES_MAX};
 use crate::error::CoreError;
 use crate::loader::Loaded;
-use crate::profile_store::learnt;
+use crate::profile_store::profiled;
 use std::sync::Arc;
 use tally_decision_log::Recorder;
 use tally_engine::EngineConfig;
@@ -45,7 +45,7 @@ pub struct Handle {
 pub fn start(
     settings: Settings,
     policy: Loaded,
-    loaded: Arc<learnt::Loaded>,
+    loaded: Arc<profiled::Loaded>,
     recorder: Recorder,
 ) -> Result<Handle, CoreError> {
     let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;

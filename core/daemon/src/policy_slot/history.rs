@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_last_is_found() {
+    fn what_was_profiled_last_is_found() {
         let mut h = History::default();
         let a = came(&mut h, "a", LoadedBecause::Asked, None);
         h.retired(a, None, saved(1));

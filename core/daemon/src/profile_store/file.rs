@@ -10,7 +10,7 @@
 //! First the verdicts, then the kernels, those with the most measured time first. The
 //! header's numbers of both say whether the file is whole.
 
-use super::learnt::{Device, Figures, FormFigures, Learnt};
+use super::profiled::{Device, Figures, FormFigures, Profiled};
 use crate::owned_file::{self, OwnedError};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -178,7 +178,7 @@ pub fn list(folder: &Path) -> std::io::Result<(Vec<PathBuf>, usize)> {
 ///
 /// # Errors
 /// Why it cannot be used.
-pub fn read(path: &Path, kernels_max: usize) -> Result<(Device, Learnt), FileError> {
+pub fn read(path: &Path, kernels_max: usize) -> Result<(Device, Profiled), FileError> {
     let text = owned_file::read(path, FILE_BYTES_MAX)?;
     decode(&text, kernels_max)
 }
@@ -191,7 +191,7 @@ fn corrupt(line: usize, message: impl std::fmt::Display) -> FileError {
 ///
 /// # Errors
 /// What is wrong with them.
-pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileError> {
+pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Profiled), FileError> {
     let mut lines = text.split(|b| *b == b'\n').enumerate().map(|(i, line)| (i + 1, line));
     let (_, first) = lines.next().unwrap_or_default();
     // The version first: another's header may look otherwise.
@@ -204,7 +204,7 @@ pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileE
     let header: Header = serde_json::from_value(any).map_err(|e| corrupt(1, e))?;
     let uuid = uuid_words(&header.device).ok_or_else(|| corrupt(1, "the device is no UUID"))?;
     let device = Device { uuid, sm_count: header.sm_count, driver_version: header.driver_version };
-    let mut learnt = Learnt::default();
+    let mut profiled = Profiled::default();
     let (mut at, mut verdicts, mut kernels) = (1, 0, 0);
     for (number, line) in lines.filter(|(_, line)| !line.is_empty()) {
         at = number;
@@ -215,7 +215,7 @@ pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileE
             // One that this release does not know is none.
             if let Some(why) = Refusal::from_code(v.whole_only).filter(|_| verdicts <= kernels_max)
             {
-                learnt.set_verdict(v.image, v.name, why);
+                profiled.set_verdict(v.image, v.name, why);
             }
         } else {
             kernels += 1;
@@ -226,7 +226,7 @@ pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileE
             }
             if kernels <= kernels_max {
                 let (key, figures) = figures_of(k);
-                learnt.set_figures(key, figures.aged());
+                profiled.set_figures(key, figures.aged());
             }
         }
     }
@@ -235,7 +235,7 @@ pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Learnt), FileE
             format!("{verdicts} verdicts and {kernels} kernels: not what the header says");
         return Err(corrupt(at, message));
     }
-    Ok((device, learnt))
+    Ok((device, profiled))
 }
 
 fn check_name(line: usize, name: &str) -> Result<(), FileError> {
@@ -286,7 +286,7 @@ fn kernel_line(key: &KernelKey, f: &Figures) -> KernelLine {
 
 /// As bytes, at most `bytes_max`: the kernels with the least measured time are left
 /// out beyond it.
-fn encode(device: &Device, learnt: &Learnt, bytes_max: usize) -> std::io::Result<Vec<u8>> {
+fn encode(device: &Device, profiled: &Profiled, bytes_max: usize) -> std::io::Result<Vec<u8>> {
     const HEADER_BYTES_MAX: usize = 512;
     let room = bytes_max.saturating_sub(HEADER_BYTES_MAX);
     let mut body = Vec::new();
@@ -298,13 +298,13 @@ fn encode(device: &Device, learnt: &Learnt, bytes_max: usize) -> std::io::Result
         }
         fits
     };
-    let verdicts = learnt
+    let verdicts = profiled
         .verdicts()
         .map(|(image, name, why)| VerdictLine { name: name.into(), image, whole_only: why.code() })
         .map(|line| serde_json::to_vec(&line).map(&mut add))
         .take_while(|added| !matches!(added, Ok(false)))
         .try_fold(0, |n, added| added.map(|_| n + 1))?;
-    let mut all: Vec<_> = learnt.kernels().collect();
+    let mut all: Vec<_> = profiled.kernels().collect();
     all.sort_by_cached_key(|(_, figures)| std::cmp::Reverse(figures.total_ns()));
     let kernels = all
         .into_iter()
@@ -330,8 +330,8 @@ fn encode(device: &Device, learnt: &Learnt, bytes_max: usize) -> std::io::Result
 ///
 /// # Errors
 /// The system call's; the old file is as it was.
-pub fn write(path: &Path, device: &Device, learnt: &Learnt) -> std::io::Result<()> {
-    owned_file::replace(path, &encode(device, learnt, FILE_BYTES_MAX)?)
+pub fn write(path: &Path, device: &Device, profiled: &Profiled) -> std::io::Result<()> {
+    owned_file::replace(path, &encode(device, profiled, FILE_BYTES_MAX)?)
 }
 
 /// Move a file that cannot be used out of the way. Where to.
@@ -346,7 +346,7 @@ pub fn move_aside(path: &Path) -> std::io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::learnt::tests::{figures, key};
+    use super::super::profiled::tests::{figures, key};
     use super::*;
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
@@ -354,8 +354,8 @@ mod tests {
     const DEVICE: Device =
         Device { uuid: [0x0706_0504_0302_0100, 9], sm_count: 132, driver_version: 12_080 };
 
-    fn some() -> Learnt {
-        let mut learnt = Learnt::default();
+    fn some() -> Profiled {
+        let mut profiled = Profiled::default();
         let form = |form, argument| FormFigures {
             form,
             argument,
@@ -364,10 +364,10 @@ mod tests {
             turnaround_ns: 9,
         };
         let forms = vec![form(Form::Sliced, 2), form(Form::Preemptible, 0)];
-        learnt.set_figures(key("gemm", u128::MAX, 4), Figures { forms, ..figures(60, 70) });
-        learnt.set_figures(key("quote\"\\\n\u{1F600}", 2, 4), figures(1, 3));
-        learnt.set_verdict(u128::MAX, "all_reduce".into(), Refusal::BlocksWaited);
-        learnt
+        profiled.set_figures(key("gemm", u128::MAX, 4), Figures { forms, ..figures(60, 70) });
+        profiled.set_figures(key("quote\"\\\n\u{1F600}", 2, 4), figures(1, 3));
+        profiled.set_verdict(u128::MAX, "all_reduce".into(), Refusal::BlocksWaited);
+        profiled
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
         let (_, fewer) = read(&path, 1).unwrap();
         assert_eq!(fewer.kernels().map(|(k, _)| k.name.as_str()).collect::<Vec<_>>(), ["gemm"]);
         // Launches of an earlier run count as few.
-        let mut many = Learnt::default();
+        let mut many = Profiled::default();
         many.set_figures(key("k", 1, 1), figures(1 << 40, 5));
         write(&path, &DEVICE, &many).unwrap();
         let (_, aged) = read(&path, 100).unwrap();
@@ -395,11 +395,11 @@ mod tests {
         let path = path(dir.path(), &DEVICE);
         write(&path, &DEVICE, &some()).unwrap();
         let old = File::open(&path).unwrap();
-        write(&path, &DEVICE, &Learnt::default()).unwrap();
+        write(&path, &DEVICE, &Profiled::default()).unwrap();
         // Who has the old one open still reads all of it: a new file took its name.
         let text = std::io::read_to_string(old).unwrap();
         assert_eq!(decode(text.as_bytes(), 100).unwrap().1, some());
-        assert_eq!(read(&path, 100).unwrap().1, Learnt::default());
+        assert_eq!(read(&path, 100).unwrap().1, Profiled::default());
         // What cannot be put in its place leaves nothing behind.
         let taken = dir.path().join("folder");
         std::fs::create_dir_all(taken.join("x")).unwrap();
@@ -449,11 +449,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_never_too_large_to_be_read() {
-        let mut learnt = some();
+        let mut profiled = some();
         for x in 0..200 {
-            learnt.set_figures(key(&"n".repeat(200), 3, x), figures(1, x.into()));
+            profiled.set_figures(key(&"n".repeat(200), 3, x), figures(1, x.into()));
         }
-        let text = encode(&DEVICE, &learnt, 20_000).unwrap();
+        let text = encode(&DEVICE, &profiled, 20_000).unwrap();
         assert!(text.len() <= 20_000);
         let (_, read) = decode(&text, 1_000).unwrap();
         assert!((10..200).contains(&read.kernels().len()));

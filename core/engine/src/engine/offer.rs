@@ -1,10 +1,10 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
-use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns, sane};
+use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns};
 use crate::client::{Client, Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
 use crate::policy::{
-    Answer, Class, ClientId, Decision, Form, Launch, NEVER, NO_KERNEL, Policy, forms_offered,
-    launch_state,
+    Answer, Class, ClientId, Decision, Fault, FaultKind, Form, Launch, NEVER, NO_KERNEL, Policy,
+    forms_offered, launch_state,
 };
 use crate::profile::{Profiles, Transformation};
 
@@ -281,5 +281,16 @@ fn offered(profiles: &Profiles, s: &Submission) -> u32 {
     match profile.map(|p| p.transformation) {
         Some(Transformation::WholeOnly(_)) => 0,
         _ => s.offered,
+    }
+}
+
+/// Answers that no launch can have.
+fn sane(answer: Answer) -> Result<Answer, Fault> {
+    match answer.decision {
+        decision @ (Decision::Sliced(0) | Decision::SmLimited(0)) => Err(Fault {
+            kind: FaultKind::Nonsense,
+            message: format!("decide answered {decision:?}: 0 is not a size"),
+        }),
+        _ => Ok(answer),
     }
 }

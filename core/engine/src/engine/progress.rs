@@ -9,7 +9,7 @@ use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscripti
 pub struct Progress {
     /// Launches that have ended.
     pub ended: usize,
-    /// No other launch of the stream has, as far as the word says, and none is about to be let go without an action:
+    /// No other launch of the stream has, as far as the word says, and none is about to be granted without an action:
     /// what was granted while too much waited for one pass may have ended before it is.
     pub is_all: bool,
 }

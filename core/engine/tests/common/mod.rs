@@ -76,7 +76,7 @@ pub fn took(completion: u32, ns: u64) -> Option<Measured> {
     Some(Measured { completion, ns })
 }
 
-/// Tickets of `client` that `out` lets go: the highest grant.
+/// Tickets of `client` that `out` grants: the highest grant.
 pub fn granted(out: &[Action], client: ClientId) -> Option<u64> {
     out.iter()
         .filter_map(|a| match a {

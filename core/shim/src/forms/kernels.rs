@@ -503,7 +503,7 @@ fn forget(index: usize, kernel: &Kernel) {
     kernel.cut.store(std::ptr::null_mut(), Release);
     watch::forget_kernel(index);
     let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
-    // What was learnt of a kernel stays.
+    // What was profiled of a kernel stays.
     if state == cut_state::READY {
         publish(index, cut_state::UNKNOWN, 0);
     }

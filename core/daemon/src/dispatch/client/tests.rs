@@ -162,7 +162,7 @@ fn launches_that_end_before_they_are_granted_are_seen_done() {
     assert_eq!(hostile.take(share), Taken::Launches(LAUNCHES as usize));
     let Hostile { theirs, client, engine, out } = &mut hostile;
     engine.begin_pass();
-    // More are granted than one pass lets go.
+    // More are granted than one pass takes.
     engine.set_policy(1_500, super::super::unrecorded(Loaded::grant_all()), out);
     client.grant(u64::MAX, |_| ());
     assert!(engine.client_state(1).unwrap().waiting > 0);

@@ -95,7 +95,7 @@ impl Figures {
     }
 }
 
-/// What a run learnt of a kernel.
+/// What a run profiled of a kernel.
 #[derive(Clone, Debug)]
 pub struct News {
     pub key: KernelKey,
@@ -134,16 +134,16 @@ impl From<&Profile> for News {
 
 /// What is known of the kernels of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Learnt {
+pub struct Profiled {
     kernels: HashMap<KernelKey, Figures>,
     /// By image, then by name.
     verdicts: HashMap<u128, BTreeMap<String, Refusal>>,
 }
 
 /// All files that were found at start.
-pub type Loaded = HashMap<Device, Arc<Learnt>>;
+pub type Loaded = HashMap<Device, Arc<Profiled>>;
 
-impl Learnt {
+impl Profiled {
     /// What the engine is to know of a kernel that it sees for the first time.
     pub fn kept(&self, key: &KernelKey) -> Option<Kept> {
         let figures = self.kernels.get(key);
@@ -181,11 +181,11 @@ impl Learnt {
 
     /// Take a verdict in, if it is one that is worth keeping.
     pub fn set_verdict(&mut self, image: u128, name: String, why: Refusal) -> bool {
-        let kept = image != 0 && why.is_learnt();
+        let kept = image != 0 && why.is_profiled();
         kept && self.verdicts.entry(image).or_default().insert(name, why) != Some(why)
     }
 
-    /// Take in what a run learnt. True if that changed anything.
+    /// Take in what a run profiled. True if that changed anything.
     pub fn take(&mut self, news: News) -> bool {
         let News { key, figures, whole_only } = news;
         let verdict = match whole_only.and_then(Refusal::from_text) {
@@ -249,7 +249,7 @@ pub(super) mod tests {
 
     #[test]
     fn news_changes_what_is_known_once() {
-        let mut all = Learnt::default();
+        let mut all = Profiled::default();
         let news = |whole_only| News { key: key("k", 7, 1), figures: figures(3, 10), whole_only };
         assert!(all.take(news(None)));
         assert!(!all.take(news(None)), "nothing new");
@@ -266,16 +266,16 @@ pub(super) mod tests {
 
     #[test]
     fn kernels_without_an_image_are_not_kept() {
-        let mut all = Learnt::default();
+        let mut all = Profiled::default();
         let whole_only = Some(Refusal::BlocksWaited.text());
         let graph = News { key: key("graph:3", 0, 3), figures: figures(3, 10), whole_only };
         assert!(!all.take(graph));
-        assert_eq!(all, Learnt::default());
+        assert_eq!(all, Profiled::default());
     }
 
     #[test]
     fn the_least_measured_go_first() {
-        let mut all = Learnt::default();
+        let mut all = Profiled::default();
         for x in 0..10 {
             all.set_figures(key(&format!("k{x}"), 1, x), figures(1, u64::from(x).max(3)));
             all.set_verdict(1, format!("k{x}"), Refusal::BlocksWaited);
