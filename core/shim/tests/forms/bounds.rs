@@ -2,8 +2,8 @@
 
 use crate::common::{PATIENCE, eventually};
 use crate::forms::until_limited;
-use crate::governor::{Governor, SMS};
-use crate::program::{ask, ok, say, wait_for};
+use crate::governor::Governor;
+use crate::program::{Device, ask, ok, say, wait_for};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
@@ -14,8 +14,10 @@ use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 use tally_rewriter::Refusal;
 
-/// More blocks than the software device runs at once.
-const CROWD: u32 = 200;
+/// More blocks than the device runs at once.
+fn crowd(device: &Device) -> u32 {
+    device.crowd.max(200)
+}
 
 fn limiting() -> Welcome {
     let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
@@ -50,11 +52,11 @@ fn a_kernel_that_reads_its_sm_is_never_limited() {
         &limiting(),
         |device| {
             device.primary_context();
-            let out = device.memory(1);
+            let (crowd, out) = (crowd(device), device.memory(1));
             let kernels = READS.map(|read| device.function_of(device.load(&ptx(read)), read.1));
             let launch = || {
                 for kernel in kernels {
-                    ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
+                    ok(device.launch(kernel, [crowd, 1, 1], 1, null_mut(), &[out]));
                 }
                 device.sync(null_mut());
             };
@@ -64,7 +66,7 @@ fn a_kernel_that_reads_its_sm_is_never_limited() {
             }
             // Another kernel of as many blocks is limited all the while.
             while ask("limited?") == "no" {
-                device.step(&device.cells(CROWD), [CROWD, 1, 1], null_mut(), 1, 0);
+                device.step(&device.cells(crowd), [crowd, 1, 1], null_mut(), 1, 0);
                 launch();
             }
         },
@@ -105,10 +107,11 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
         |device| {
             device.primary_context();
             let (words, kernel) = (device.words(), device.function(KERNEL));
-            let cells = device.cells(CROWD);
+            let crowd = crowd(device);
+            let cells = device.cells(crowd);
             let launch = || {
                 let params = [cells.data, cells.counts, words.as_ptr() as u64];
-                ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &params));
+                ok(device.launch(kernel, [crowd, 1, 1], 1, null_mut(), &params));
             };
             words[1].store(1, SeqCst);
             device.warm_up_with(|| {
@@ -121,7 +124,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             }
             words[0].store(0, SeqCst);
             words[1].store(0, SeqCst);
-            device.set(cells.counts, 0, CROWD as usize + 1);
+            device.set(cells.counts, 0, crowd as usize + 1);
             assert_eq!(ask("once more"), "on");
             launch();
             wait_for(&words[0], 1);
@@ -129,7 +132,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             words[1].store(1, SeqCst);
             device.sync(null_mut());
             // All of its blocks have run, and once.
-            device.check_words(cells.counts, &[1; CROWD as usize]);
+            device.check_words(cells.counts, &vec![1; crowd as usize]);
             launch();
             device.sync(null_mut());
             say("again");
@@ -138,7 +141,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             core.warm_up(KERNEL);
             until_limited(core, "limited?");
             core.expect("once more");
-            core.answer(Answer::Partition(SMS - 1));
+            core.answer(Answer::Partition(u32::MAX));
             let limited = core.counters().sm_limited.load(SeqCst);
             core.say("on");
             core.expect("stuck");

@@ -148,7 +148,7 @@ fn a_primary_context_ends_with_the_last_green_one() {
             // Until there are widths: they hold references, too.
             device.warm_up();
             while ask("widths?") == "no" {
-                device.step(&device.cells(40), [40, 1, 1], null_mut(), 1, 0);
+                device.step(&device.cells(device.crowd), [device.crowd, 1, 1], null_mut(), 1, 0);
                 device.sync(null_mut());
             }
             // SAFETY: references of ours are given up.
