@@ -49,8 +49,7 @@ impl<P: Policy> Engine<P> {
         let Some(s) = c.streams.get_mut(stream as usize) else {
             return Progress { ended: 0, is_all: !is_next_granted };
         };
-        let all =
-            s.in_flight.iter().take_while(|f| word.wrapping_sub(f.completion) as i32 >= 0).count();
+        let all = s.in_flight.partition_point(|f| word.wrapping_sub(f.completion) as i32 >= 0);
         let done = all.min(most);
         if done == 0 {
             return Progress { ended: 0, is_all: all == 0 && !is_next_granted };
