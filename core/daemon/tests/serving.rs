@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{BUILT_IN, Client, Core, eventually, hello, scribble};
+use common::{BUILT_IN, Client, Core, eventually, hello, policy, scribble};
 use rustix::fd::AsFd;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ring::{self, Answer};
@@ -342,6 +343,38 @@ fn a_hostile_client_hurts_nobody_else() {
     eventually("the hostile ones are gone", || {
         core.status()["clients"].as_array().unwrap().len() == 2
     });
+}
+
+/// Each decision takes its policy long, and one pass over all clients far longer than a client waits for a core that
+/// stands still.
+#[test]
+fn a_core_that_is_busy_goes_on_saying_that_it_is_there() {
+    const LOOPS: &str = "2";
+    let policy = policy("chaos");
+    let config = |dir: &Path| {
+        let file = dir.join("loops.conf");
+        std::fs::write(&file, format!("always {LOOPS}")).unwrap();
+        format!(
+            "[policy]\nfile = {policy:?}\nconfig_file = {file:?}\n[policy.limits]\ndecide_fuel = 1000000000\n\
+             call_cpu_ms_max = 60000\nfaults_max = 1000\n"
+        )
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let text = config(dir.path());
+    let core = Core::start_in(dir, &text, &[]);
+    let mut clients: Vec<Client> =
+        (0..12).map(|i| Client::best_effort(&core, &format!("client-{i}"))).collect();
+    let first = clients[0].submit().0;
+    let rest: Vec<u64> = clients[1..].iter_mut().map(|client| client.submit().0).collect();
+    clients[0].wait(first);
+    let beats = |client: &Client| client.core.heartbeat.load(SeqCst);
+    let before = beats(&clients[0]);
+    for (client, ticket) in clients[1..].iter().zip(rest) {
+        client.wait(ticket);
+    }
+    let passed = beats(&clients[0]).wrapping_sub(before);
+    assert!(passed >= 5, "{passed} heartbeats in eleven decisions of a fifth of a second and more");
+    assert!(core.status()["policy"]["faults"].as_u64() >= Some(12), "{}", core.status());
 }
 
 #[test]

@@ -243,7 +243,11 @@ impl Dispatch {
             let c = &mut self.clients[at];
             let (engine, out) = (&mut self.engine, &mut self.actions);
             match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
-                Taken::Launches(count) => active |= count > 0,
+                Taken::Launches(0) => {}
+                Taken::Launches(_) => {
+                    active = true;
+                    self.beat();
+                }
                 Taken::Misbehaved(why) => {
                     self.cut_off(now, at, why);
                     continue;
@@ -307,6 +311,14 @@ impl Dispatch {
         }
         for c in self.clients.iter_mut().filter(|c| c.is_to_be_woken()) {
             c.wake(self.turns);
+        }
+    }
+
+    /// Within a pass: a long one, of slow decisions for many clients, is work and no standstill.
+    fn beat(&mut self) {
+        let now = now_ns();
+        if now >= self.next_heartbeat_ns {
+            self.heartbeat(now);
         }
     }
 
