@@ -1,4 +1,4 @@
-//! Text that clients send and others see on terminals, in logs and in files.
+//! Text of clients and policies that others see on terminals, in logs and in files.
 
 /// The same without characters that would move a cursor, end a line or turn text around: `?` in their places.
 pub fn printable(text: String) -> String {
@@ -6,6 +6,14 @@ pub fn printable(text: String) -> String {
         true => text.chars().map(|c| if is_unprintable(c) { '?' } else { c }).collect(),
         false => text,
     }
+}
+
+/// At most so many bytes of several lines: each printable, and all but the first marked, so that none can pass for a
+/// line of somebody else's.
+pub fn printable_lines(text: &str, bytes_max: usize) -> String {
+    let text = &text[..text.floor_char_boundary(bytes_max)];
+    let lines = text.lines().map(|line| printable(line.replace('\t', " ")));
+    lines.collect::<Vec<_>>().join("\n  | ")
 }
 
 /// Control characters, separators of lines and paragraphs, marks of direction, and the mark of byte order.
@@ -28,5 +36,12 @@ mod tests {
         ] {
             assert_eq!(printable(given.into()), shown);
         }
+    }
+
+    #[test]
+    fn no_line_passes_for_another() {
+        let forged = "first\r\n2026-11-24 INFO\x1b[2J\n\tat x";
+        assert_eq!(printable_lines(forged, 100), "first\n  | 2026-11-24 INFO?[2J\n  |  at x");
+        assert_eq!(printable_lines("größe", 3), "gr");
     }
 }

@@ -4,6 +4,7 @@ use crate::LoadError;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use tally_ipc::text::printable;
 use tally_trust::{SIGNATURE_BYTES_MAX, signature_file};
 
 /// The bytes of a component, of its signature, and what they are called.
@@ -22,8 +23,8 @@ impl ComponentFile {
     pub fn new(path: &Path, bytes: Vec<u8>, signature: Option<Vec<u8>>) -> Self {
         let stem = path.file_stem().unwrap_or(path.as_os_str());
         ComponentFile {
-            name: stem.to_string_lossy().into_owned(),
-            file: path.display().to_string(),
+            name: printable(stem.to_string_lossy().into_owned()),
+            file: printable(path.display().to_string()),
             path: Some(path.into()),
             bytes,
             signature,
@@ -32,7 +33,8 @@ impl ComponentFile {
 
     /// Bytes without a file or a signature.
     pub fn from_memory(name: &str, bytes: Vec<u8>) -> Self {
-        ComponentFile { name: name.into(), file: name.into(), path: None, bytes, signature: None }
+        let name = printable(name.into());
+        ComponentFile { file: name.clone(), name, path: None, bytes, signature: None }
     }
 
     /// Read a component, and the signature beside it if `signed`. Of a longer one than `bytes_max`, one byte more is
@@ -48,7 +50,8 @@ impl ComponentFile {
 }
 
 fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, LoadError> {
-    let unreadable = |source| LoadError::Read { file: path.display().to_string(), source };
+    let unreadable =
+        |source| LoadError::Read { file: printable(path.display().to_string()), source };
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(unreadable)?;
     opened.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;

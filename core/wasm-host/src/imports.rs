@@ -6,11 +6,12 @@
 use crate::bindings::{convert, imports, types};
 use crate::cpu::Cpu;
 use crate::limits::Limits;
-use crate::metrics::{Metrics, beginning};
+use crate::metrics::Metrics;
 use crate::reasons::Reasons;
 use crate::runtime::Beat;
 use std::sync::Arc;
 use tally_engine::policy::{Command, Commands, Context, World};
+use tally_ipc::text::printable_lines;
 use wasmtime::ResourceLimiter;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -113,12 +114,16 @@ impl imports::types::Host for HostState {}
 impl imports::log::Host for HostState {
     fn write(&mut self, level: types::Level, message: String) -> wasmtime::Result<()> {
         self.pass(message.len())?;
-        let message = beginning(&message, LOG_BYTES_MAX);
-        if matches!(level, types::Level::Error) {
-            self.last_words.clear();
-            self.last_words.push_str(message);
+        let is_error = matches!(level, types::Level::Error);
+        let is_admitted = self.log.admit();
+        if !is_error && !is_admitted {
+            return Ok(());
         }
-        if !self.log.admit() {
+        let message = printable_lines(&message, LOG_BYTES_MAX);
+        if is_error {
+            self.last_words.clone_from(&message);
+        }
+        if !is_admitted {
             return Ok(());
         }
         let policy = &*self.name;

@@ -6,7 +6,7 @@ use crate::bindings::CONTRACT;
 use crate::bindings::types::{Answer, Client, Completion, Launch};
 use crate::capability::Capabilities;
 use crate::state::{self, Saved};
-use crate::{Limits, LoadError};
+use crate::{Limits, LoadError, shown};
 use std::collections::BTreeSet;
 use tally_compiler::CompileError;
 use wasmtime::Engine;
@@ -35,6 +35,9 @@ const IMPORTS: [&str; 12] = [
 const SCHEDULER: &str = "scheduler";
 const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
 const STATE: &str = "state";
+
+/// So many exported interfaces that this core does not know are told of.
+const UNKNOWN_MAX: usize = 16;
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
 /// for this error.
@@ -82,11 +85,11 @@ pub fn imports(
     let mut interfaces = BTreeSet::new();
     for (name, import) in ty.imports(engine) {
         if name.starts_with("wasi:") || name.starts_with("wasi_") {
-            return Err(LoadError::Wasi { file: file.into(), import: name.into() });
+            return Err(LoadError::Wasi { file: file.into(), import: shown::name(name) });
         }
         let unknown = |import: String| LoadError::UnknownImport {
             file: file.into(),
-            import,
+            import: shown::name(&import),
             provided: format!("{PACKAGE}*@{VERSION} with {}", IMPORTS.join(", ")),
         };
         let (ComponentItem::ComponentInstance(interface), Some(bare)) = (import.ty, bare(name))
@@ -159,7 +162,7 @@ impl Exported<'_> {
                 file: self.file.into(),
                 export: format!("{}#{name}", self.full()),
                 expected: expected(),
-                why: format!("{error:#}"),
+                why: shown::why(&format!("{error:#}")),
             }
         })
     }
@@ -168,9 +171,9 @@ impl Exported<'_> {
 fn missing(file: &str, export: &str, expected: String, found: Vec<&str>) -> LoadError {
     LoadError::MissingExport {
         file: file.into(),
-        export: export.into(),
+        export: shown::name(export),
         expected,
-        found: if found.is_empty() { "nothing".into() } else { found.join(", ") },
+        found: shown::names(&found),
     }
 }
 
@@ -204,7 +207,9 @@ pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<Fou
             Some(bare) if bare == SCHEDULER || bare == STATE || EVENTS.contains(&bare) => {
                 found.known.insert(bare.to_owned());
             }
-            _ if name.starts_with(PACKAGE) => found.unknown.push(name.to_owned()),
+            _ if name.starts_with(PACKAGE) && found.unknown.len() < UNKNOWN_MAX => {
+                found.unknown.push(shown::name(name));
+            }
             _ => {}
         }
     }
@@ -254,6 +259,7 @@ pub fn wrong_import(file: &str, error: &wasmtime::Error) -> LoadError {
     let known = quoted.iter().find_map(|name| Some((*name, signature(interface, name)?)));
     let (name, expected) = known.unwrap_or(("?", "the contract's types"));
     let (import, expected) = (format!("{}#{name}", full(interface)), expected.to_owned());
+    let (import, why) = (shown::name(&import), shown::why(&why));
     LoadError::WrongImport { file: file.into(), import, expected, why }
 }
 
@@ -263,7 +269,7 @@ pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
         file: file.into(),
         export: full(SCHEDULER),
         expected: "the contract's functions".into(),
-        why: format!("{error:#}"),
+        why: shown::why(&format!("{error:#}")),
     }
 }
 
@@ -271,9 +277,9 @@ pub fn wrong_export(file: &str, error: &wasmtime::Error) -> LoadError {
 pub fn not_compiled(file: &str, limits: &Limits, error: CompileError) -> LoadError {
     let file = file.to_owned();
     match error {
-        CompileError::Invalid(why) => LoadError::Invalid { file, why },
+        CompileError::Invalid(why) => LoadError::Invalid { file, why: shown::why(&why) },
         CompileError::Unfit(error) => {
-            let why = format!("{error:#}");
+            let why = shown::why(&format!("{error:#}"));
             if why.contains(POOL_LIMIT) {
                 LoadError::TooDemanding { file, why }
             } else {

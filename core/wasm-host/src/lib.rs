@@ -47,6 +47,7 @@ mod policy;
 mod preset;
 mod reasons;
 mod runtime;
+mod shown;
 mod spawn;
 mod state;
 mod status;

@@ -2,6 +2,7 @@
 //! policy that was started anew goes on counting where it was.
 
 use std::collections::BTreeMap;
+use tally_ipc::text::printable;
 
 /// The id of a metric beyond the limit: it counts nothing.
 const NONE: u32 = u32::MAX;
@@ -65,9 +66,9 @@ impl Metrics {
     }
 
     fn id(&mut self, name: &str, new: Value) -> u32 {
-        let name = beginning(name, NAME_BYTES_MAX);
+        let name = printable(beginning(name, NAME_BYTES_MAX).into());
         let same = |(known, value): &(String, Value)| {
-            known == name && std::mem::discriminant(value) == std::mem::discriminant(&new)
+            *known == name && std::mem::discriminant(value) == std::mem::discriminant(&new)
         };
         if let Some(id) = self.list.iter().position(same) {
             return id as u32;
@@ -75,7 +76,7 @@ impl Metrics {
         if self.list.len() >= self.max {
             return NONE;
         }
-        self.list.push((name.into(), new));
+        self.list.push((name, new));
         (self.list.len() - 1) as u32
     }
 }

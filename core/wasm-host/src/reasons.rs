@@ -3,6 +3,7 @@
 use crate::metrics::beginning;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use tally_ipc::text::printable;
 
 /// Longer texts are shortened.
 const TEXT_BYTES_MAX: usize = 64;
@@ -34,7 +35,7 @@ impl Reasons {
     /// Name a reason; 0 has no name.
     pub fn define(&mut self, reason: u8, text: &str) {
         if reason > 0 {
-            self.texts.insert(reason, beginning(text, TEXT_BYTES_MAX).to_owned());
+            self.texts.insert(reason, printable(beginning(text, TEXT_BYTES_MAX).into()));
         }
     }
 

@@ -5,11 +5,15 @@ use crate::bindings::{Provided, activity, completions, membership, timer};
 use crate::compiled::Checked;
 use crate::cpu::TookTooLong;
 use crate::imports::{HostState, MemoryRefused, PassedTooMuch};
-use crate::metrics::beginning;
+use crate::shown;
 use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
 use std::fmt::Write;
 use tally_engine::policy::{Context, Fault, FaultKind};
+use tally_ipc::text::printable_lines;
 use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
+
+/// Longer texts about a fault are shortened.
+const FAULT_BYTES_MAX: usize = 4096;
 
 /// What a call may use.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +102,7 @@ impl Live {
         let state = state.transpose().map_err(Refusal::Export)?;
         match policy.scheduler.tally_policy_scheduler().call_init(&mut *store, config) {
             Ok(Ok(())) => Ok((policy, state)),
-            Ok(Err(message)) => Err(Refusal::Init(message)),
+            Ok(Err(message)) => Err(Refusal::Init(printable_lines(&message, REFUSAL_BYTES_MAX))),
             Err(error) => Err(failed(error, store)),
         }
     }
@@ -167,9 +171,7 @@ impl Live {
         let answer = restore.call(&mut self.store, (saved.clone(),));
         self.store.data().end();
         Some(match answer {
-            Ok((answer,)) => {
-                Ok(answer.map_err(|why| beginning(&why, REFUSAL_BYTES_MAX).to_owned()))
-            }
+            Ok((answer,)) => Ok(answer.map_err(|why| printable_lines(&why, REFUSAL_BYTES_MAX))),
             Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
         })
     }
@@ -231,15 +233,18 @@ pub fn fault(error: &wasmtime::Error, budget: Budget, last_words: &str) -> Fault
                 let most = budget.data_bytes;
                 (FaultKind::Overrun, format!("passed more than {most} bytes to the core at once"))
             } else {
-                (FaultKind::Trap, cause)
+                (FaultKind::Trap, shown::why(&cause))
             }
         }
     };
     if !last_words.is_empty() {
         let _ = write!(message, "; its last words: {last_words}");
     }
-    if let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() {
-        let _ = write!(message, "\n{backtrace}");
+    let frames = error.downcast_ref::<WasmBacktrace>().map_or(&[][..], WasmBacktrace::frames);
+    for (n, frame) in frames.iter().enumerate() {
+        let name = shown::function(frame.func_name().unwrap_or("<unknown>"));
+        let _ = write!(message, "\n{n:5}: {:#x} - {name}", frame.module_offset().unwrap_or(0));
     }
+    message.truncate(message.floor_char_boundary(FAULT_BYTES_MAX));
     Fault { kind, message }
 }
