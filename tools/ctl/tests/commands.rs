@@ -481,7 +481,6 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
         (&[&PAIR[..], &["--arrivals", file]].concat(), "bad.csv, line 2: `soon`, expected seconds"),
         (&[&PAIR[..], &["--policy", file]].concat(), "bad.csv"),
         (&[&PAIR[..], &["--policy-config", file]].concat(), "built-in has none"),
-        (&["--calibrate", file], "expected an array of rows"),
         (&["--hp", "resnet50_infer_b1"], "--be"),
     ] {
         let output = tallyctl(Path::new("/nowhere"), &[&["sim"][..], args].concat());
