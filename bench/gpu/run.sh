@@ -5,37 +5,18 @@
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-all_steps=(count correct latency memops forms overhead pairs demo)
+# Of each step, from steps.py: seconds after which it is ended; and those that run if none is named.
+declare -A limit_s
+all_steps=()
+while read -r name limit when; do
+    limit_s[$name]=$limit
+    [[ $when == named ]] || all_steps+=("$name")
+done < <(PYTHONDONTWRITEBYTECODE=1 python3 "$here/steps.py")
+((${#all_steps[@]})) || { echo "$here/steps.py tells no steps: is python3 there?" >&2; exit 1; }
 
 usage() {
     echo "usage: run.sh --bundle DIR --out DIR [step…]"
-    echo "steps: ${all_steps[*]} (all, in this order, if none is named)"
-}
-
-# Seconds after which a step is ended; about twice what it takes on an H100.
-limit_s() {
-    case $1 in
-        count) echo 200 ;;
-        pairs) echo 540 ;;
-        overhead) echo 300 ;;
-        latency) echo 180 ;;
-        memops) echo 60 ;;
-        forms) echo 300 ;;
-        exact) echo 400 ;;
-        correct) echo 240 ;;
-        demo) echo 200 ;;
-        traces) echo 480 ;;
-        policy) echo 300 ;;
-        several) echo 240 ;;
-        speeds) echo 300 ;;
-        shim) echo 300 ;;
-        waits) echo 200 ;;
-        streams) echo 300 ;;
-        kept) echo 300 ;;
-        litmus) echo 600 ;;
-        jit) echo 500 ;;
-        start) echo 200 ;;
-    esac
+    echo "steps: ${all_steps[*]} (all, in this order, if none is named); README.md tells of more"
 }
 
 bundle='' out='' steps=()
@@ -46,7 +27,7 @@ while (($#)); do
         -h | --help) usage; exit 0 ;;
         -*) echo "unknown option $1" >&2; usage >&2; exit 2 ;;
         *)
-            [[ -n $(limit_s "$1") ]] || { echo "unknown step $1" >&2; usage >&2; exit 2; }
+            [[ -n ${limit_s[$1]-} ]] || { echo "unknown step $1" >&2; usage >&2; exit 2; }
             steps+=("$1")
             shift
             ;;
@@ -84,7 +65,7 @@ keep_log_tails() {
 
 results=() failed=0 table=''
 for step in "${steps[@]}"; do
-    echo "== $step (at most $(limit_s "$step") s)" | tee -a "$log"
+    echo "== $step (at most ${limit_s[$step]} s)" | tee -a "$log"
     variable=${step^^}_ARGS
     # Word splitting is what these arguments are for.
     # shellcheck disable=SC2206
@@ -92,7 +73,7 @@ for step in "${steps[@]}"; do
     begin=$SECONDS
     # In the background and waited for, so that a signal to this script ends the step at once.
     {
-        timeout --kill-after=40 "$(limit_s "$step")" \
+        timeout --kill-after=40 "${limit_s[$step]}" \
             python3 "$here/step_$step.py" --bundle "$bundle" --out "$out" ${extra[@]+"${extra[@]}"} </dev/null
         echo $? >"$SUITE_WORK/code"
     } 2>&1 | tee -a "$log" &

@@ -27,6 +27,7 @@ import launch_records
 import procs
 import start_times
 import stats
+import render
 import step_forms
 import step_latency
 import step_overhead
@@ -34,6 +35,7 @@ import step_pairs
 import step_start
 import step_streams
 import step_traces
+import steps
 import tally
 from common import Failures, clean_environment
 
@@ -479,6 +481,41 @@ class Processes(unittest.TestCase):
                 os.environ.pop(key, None)
                 if value is not None:
                     os.environ[key] = value
+
+
+class Steps(unittest.TestCase):
+    """That a step is told of wherever it has to be."""
+
+    def test_each_has_a_script_and_each_script_is_a_step(self):
+        names = [step.name for step in steps.STEPS]
+        self.assertEqual(len(names), len(set(names)))
+        scripts = {path.stem.removeprefix("step_") for path in HERE.glob("step_*.py")}
+        self.assertEqual(set(names), scripts)
+        for step in steps.STEPS:
+            self.assertIn(f'step_main("{step.name}"', (HERE / f"step_{step.name}.py").read_text())
+
+    def test_each_result_has_a_section_and_each_section_a_step(self):
+        # What `render_decide.py` shows is of a benchmark, no step.
+        made = {name for step in steps.STEPS for name in step.results} | {"decide.json"}
+        self.assertEqual(made, set(render.FILES))
+        for step in steps.STEPS:
+            text = (HERE / f"step_{step.name}.py").read_text()
+            for name in step.results:
+                self.assertIn(name, text, step.name)
+
+    def test_a_step_may_take_longer_than_it_does(self):
+        for step in steps.STEPS:
+            self.assertGreater(step.limit_s, int(step.takes_s.split()[0]), step.name)
+
+    def test_the_readme_tells_of_them(self):
+        text = steps.README.read_text()
+        self.assertEqual(text, steps.updated(text), "bench/gpu/steps.py --write brings it up to date")
+        self.assertEqual(text, steps.updated(text.replace("| 80 |", "| 81 |")))
+
+    def test_run_sh_knows_them(self):
+        done = subprocess.run([HERE / "run.sh", "--help"], check=True, capture_output=True, text=True, timeout=60)
+        usual = " ".join(step.name for step in steps.STEPS if step.is_usual)
+        self.assertIn(f"steps: {usual} (all", done.stdout)
 
 
 class CommandLine(unittest.TestCase):

@@ -1,4 +1,4 @@
-//! The programs of this crate in the sizes that tests use: a second or so each.
+//! The demonstration's programs and the probe in the sizes that tests use: a second or so each.
 
 use crate::process::{Process, wait_until};
 use crate::scene::{Class, Scene};

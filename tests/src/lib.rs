@@ -1,12 +1,8 @@
-//! Everything that starts the pieces together: used by the tests in this crate
-//! and by `cargo xtask demo`.
+//! What drives the pieces together, for the tests in this crate and `cargo xtask`. Scenes, in which a core and
+//! clients are started, are those of [`tally_demo`].
 //!
-//! - [`artefacts::Artefacts`]: where the built programs are, and what to do if not;
-//! - [`scene::Scene`]: a scratch folder with one device and one socket, in which a
-//!   core and clients are started; nothing of it outlives it;
-//! - [`jobs`]: the programs of this crate in the sizes that tests use;
-//! - [`process::Process`]: a child with captured output that cannot hang a test;
-//! - [`status`]: what `tallyctl status --json` says, by the names used there;
+//! - [`jobs`]: the programs of the demonstration, and the probe, in the sizes that tests use;
+//! - [`admin`]: admin requests with the files that they name;
 //! - [`reload`]: thousands of changes of policy while programs run;
 //! - [`containment`]: what a policy that fails costs, measured;
 //! - [`chaos`]: random faults at random parties, and a checker of the results.
@@ -16,15 +12,10 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod artefacts;
 pub mod chaos;
 pub mod containment;
 pub mod jobs;
-pub mod process;
 pub mod reload;
-pub mod scene;
-pub mod status;
 
-pub use artefacts::Artefacts;
-pub use process::Process;
-pub use scene::{Class, Device, Scene};
+pub use tally_demo::{Artefacts, Class, Device, Process, Scene};
+pub use tally_demo::{artefacts, process, scene, status};

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tally_tests::artefacts::ENV_BIN_DIR;
-use tally_tests::scene::ENV_PRELOAD;
+use tally_demo::artefacts::ENV_BIN_DIR;
+use tally_demo::scene::ENV_PRELOAD;
 
 /// What can be asked for.
 #[derive(clap::Args)]

@@ -1,7 +1,7 @@
 //! Builds everything that ships, and the programs that tests and the demo run.
 //!
-//! Always the same selection of packages, targets and profile: another one would
-//! give shared dependencies other features and compile wasmtime again.
+//! Always one selection of packages, targets and profile: another one gives shared dependencies other features and
+//! compiles wasmtime again. The demo has its own, for a clean clone shows it sooner.
 
 use crate::{repository, target_dir};
 use anyhow::{Context, Result, ensure};
@@ -18,6 +18,30 @@ pub fn everything() -> Result<()> {
     // `current_exe`: the build may have put another file in this one's place.
     succeed(Command::new(release_dir().join("xtask")).arg("policies"))
 }
+
+/// What the demo runs, and no more; then the policies. All output goes to standard error.
+pub fn demo() -> Result<()> {
+    eprintln!("building what the demo runs (release)");
+    let mut build = cargo();
+    build.args(["build", "--release"]);
+    for package in DEMO {
+        build.args(["--package", package]);
+    }
+    succeed(&mut build)?;
+    let policies = ["policies", "--no-test-guests"];
+    succeed(Command::new(std::env::current_exe()?).args(policies))
+}
+
+/// Packages of what serves (the README installs it by the demo), the software device and the programs that share it.
+const DEMO: [&str; 7] = [
+    "tally-core",
+    "tally-refresh",
+    "tallyctl",
+    "tally-preload",
+    "tally-shim",
+    "tally-softcuda",
+    "tally-demo",
+];
 
 /// Where the programs are after [`everything`].
 pub fn release_dir() -> PathBuf {

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Process, Scene};
+use tally_demo::process::wait_until;
+use tally_demo::{Artefacts, Class, Device, Process, Scene};
 
 /// How long a program may take to get ready: it computes the right answers.
 const READY_MAX: Duration = Duration::from_secs(120);
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
     let artefacts = if args.no_build {
         Artefacts::locate()?
     } else {
-        build::everything()?;
+        build::demo()?;
         Artefacts::at(build::release_dir())
     };
     if args.what == Some(What::Ab) {

@@ -6,8 +6,8 @@ use crate::target_dir;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::Duration;
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_demo::process::wait_until;
+use tally_demo::{Artefacts, Class, Device, Scene};
 
 /// How long the programs run, s: somewhat longer than the test.
 const PROGRAMS_S: u32 = 75;

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tally_tests::artefacts::newest_glibc;
+use tally_demo::artefacts::newest_glibc;
 
 /// Names zig, with its first arguments.
 const ENV_ZIG: &str = "TALLY_ZIG";

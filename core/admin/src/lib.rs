@@ -1,16 +1,40 @@
 //! Admin requests: what may be asked of a core at its admin socket, and the form of its answers.
 //!
 //! One JSON object a line each way. Files go with a request as descriptors (`tally_ipc::admin`), which its
-//! `files` names; paths in requests are names to show people. What is in an answer's `ok`, and who may ask, is
-//! told where the core answers: `core/daemon/src/control/admin.rs` and `core/daemon/src/record/admin.rs`.
+//! `files` names; paths in requests are names to show people. Which type is in an answer's `ok`, and who may ask, is
+//! told where the core answers: `core/daemon/src/control/admin.rs` and `core/daemon/src/record/admin.rs`. Fields of
+//! answers that are not known are ignored, as a newer core may have more; a missing one is an error that names it.
 #![forbid(unsafe_code)]
+
+mod client;
+mod policy;
+mod profiles;
+mod record;
+mod status;
+mod words;
+
+pub use client::{
+    ClientStatus, Decisions, Departed, EntryPoints, Identity, MechanismState, MpsUse, Report,
+    Totals, Transformed, UngovernedStatus, WaitReason, Why,
+};
+pub use policy::{
+    Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,
+    LoadedBecause, PolicyRecord, PolicyReport, ReasonStatus, Restored, SwapPauseUs,
+    UnloadedBecause,
+};
+pub use profiles::{Cleared, Form, FormStatus, KernelStatus, Profiles, ProfilesStatus};
+pub use record::{LogStatus, ShadowBrief, ShadowShare, ShadowStatus};
+pub use status::{
+    Class, CoreStatus, MpsStatus, Quantiles, RefreshStatus, SCHEMA, SharingStatus, Status,
+};
+pub use words::Word;
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// What a policy's files are called. The core opens them only if its own configuration names
 /// them; else they came as descriptors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
     pub file: PathBuf,

@@ -6,13 +6,13 @@
 //! clients would die with it; the next core with the same socket finds it
 //! serving and takes it over.
 
-use serde::Serialize;
 use std::cell::RefCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
+use tally_admin::MpsStatus;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -46,20 +46,6 @@ pub enum MpsError {
         /// Where to look.
         log: PathBuf,
     },
-}
-
-/// State of the daemon, for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MpsStatus {
-    pub pipe_directory: PathBuf,
-    /// Whether the core keeps it.
-    pub managed: bool,
-    /// `running`, or what happened to it.
-    pub state: String,
-    /// Times it had to be started again.
-    pub restarts: u64,
-    /// Its process, if it is a child of the core.
-    pub pid: Option<u32>,
 }
 
 /// Send one line to a daemon's control program. `None` if nobody answers.

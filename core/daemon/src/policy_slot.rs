@@ -27,53 +27,19 @@ use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::files::PolicyFiles;
 use crate::loader::{Loaded, Loader};
-use history::{Content, Disabled, History, Kept, LoadedBecause, NoWayBack, Record};
+use history::{Content, History, Kept, NoWayBack};
 pub use loads::By;
 use loads::Loads;
-use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use tally_admin::Source;
+use tally_admin::{Active, Disabled, LastDisabled, LoadFailure, LoadedBecause, PolicyRecord};
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
 
 /// The policy that is used when none is named.
 pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
-
-/// What is active.
-#[derive(Clone, Debug, Serialize)]
-pub struct Active {
-    /// Where it came from; `None`: the built-in rule.
-    pub source: Option<Source>,
-    pub name: String,
-    /// SHA-256 of its file; empty for the built-in rule.
-    pub digest: String,
-    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
-    pub signed_by: Option<String>,
-    /// Rises by one with each policy put active; the first is 1.
-    pub generation: u64,
-    /// When, seconds since the epoch.
-    pub loaded_at_unix_s: u64,
-    /// How long compiling, starting and `init` took, ms.
-    pub load_ms: f64,
-    /// Why it came.
-    pub loaded_because: LoadedBecause,
-    pub same_as_generation: u64,
-    /// What became of the state that it was offered.
-    pub restored: Restored,
-}
-
-/// The last attempt that failed.
-#[derive(Clone, Debug, Serialize)]
-pub struct LoadFailure {
-    /// What was to be loaded.
-    pub source: Source,
-    /// Why it was not; complete.
-    pub message: String,
-    /// When, seconds since the epoch.
-    pub at_unix_s: u64,
-}
 
 /// Why a policy was not put active.
 #[derive(Debug, thiserror::Error)]
@@ -260,7 +226,7 @@ impl PolicySlot {
             load_ms,
             loaded_because: LoadedBecause::Start,
             same_as_generation: 1,
-            restored: Restored::NotOffered,
+            restored: Default::default(),
         };
         let mut history = History::default();
         let own_seen = RefCell::new(ready.as_ref().map(Ready::content));
@@ -291,13 +257,13 @@ impl PolicySlot {
     }
 
     /// All that were, oldest first; bounded.
-    pub fn history(&self) -> Vec<Record> {
+    pub fn history(&self) -> Vec<PolicyRecord> {
         self.history.borrow().records()
     }
 
     /// The last policy that was disabled, and how.
-    pub fn last_disabled(&self) -> Option<(u64, Disabled)> {
-        self.history.borrow().last_disabled().map(|(generation, how)| (generation, how.clone()))
+    pub fn last_disabled(&self) -> Option<LastDisabled> {
+        self.history.borrow().last_disabled()
     }
 
     /// The last failure since a policy was put active.
@@ -451,7 +417,7 @@ impl PolicySlot {
             load_ms: next.begun.elapsed().as_secs_f64() * 1_000.0,
             loaded_because: next.loaded_because,
             same_as_generation: next.same_as_generation.unwrap_or(generation),
-            restored,
+            restored: crate::status::restored(restored),
         };
         let policy = Loaded::from(policy);
         let retired = control.ask(|done| Control::SetPolicy { policy, generation, done }).await?;
@@ -462,7 +428,7 @@ impl PolicySlot {
             name = active.name,
             digest = active.digest,
             generation,
-            loaded_because = ?active.loaded_because,
+            loaded_because = %active.loaded_because,
             load_ms = active.load_ms,
             state = %active.restored,
             "active policy"
@@ -500,8 +466,8 @@ struct Next {
 }
 
 /// A record of what has just come.
-fn record(active: &Active) -> Record {
-    Record {
+fn record(active: &Active) -> PolicyRecord {
+    PolicyRecord {
         generation: active.generation,
         name: active.name.clone(),
         digest: active.digest.clone(),
@@ -511,13 +477,6 @@ fn record(active: &Active) -> Record {
         same_as_generation: active.same_as_generation,
         loaded_at_unix_s: active.loaded_at_unix_s,
         restored: active.restored.clone(),
-        unloaded_because: None,
-        unloaded_at_unix_s: None,
-        disabled: None,
-        decides: 0,
-        events: 0,
-        faults: Default::default(),
-        last_fault: None,
-        kept: false,
+        ..PolicyRecord::default()
     }
 }

@@ -19,11 +19,11 @@ pub mod profiled;
 use crate::config;
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use profiled::{Device, Loaded, News, Profiled};
-use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tally_admin::{Cleared, ProfilesStatus};
 use tokio::sync::Mutex;
 
 /// See the module's documentation.
@@ -48,33 +48,6 @@ struct State {
     changed: bool,
     written_unix_s: Option<u64>,
     problem: Option<String>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct ProfilesStatus {
-    /// Where files are; `null` if nothing is kept.
-    pub directory: Option<String>,
-    /// This GPU's file; `null` while it is not known which GPU this is.
-    pub file: Option<String>,
-    /// Kernels (name, image, grid, block) kept for this GPU.
-    pub kernels: usize,
-    /// Kernels (name, image) that must not be transformed.
-    pub whole_only: usize,
-    /// When the file was written last in this run, seconds since the epoch.
-    pub written_unix_s: Option<u64>,
-    /// Why nothing, or not all, is kept.
-    pub problem: Option<String>,
-}
-
-/// What [`ProfileStore::clear`] did.
-#[derive(Clone, Debug, Serialize)]
-pub struct Cleared {
-    /// Kernels of this run that were forgotten.
-    pub kernels: u32,
-    /// The file that was deleted, if there was one.
-    pub file: Option<String>,
-    /// It is not known yet which GPU this core serves: files in this folder were left.
-    pub left_in: Option<String>,
 }
 
 /// Why [`ProfileStore::clear`] failed.

@@ -6,12 +6,12 @@
 //! high-priority and best-effort clients are there. Should it fail, it is not started again.
 
 use crate::mps::ENV_PIPE_DIRECTORY;
-use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
+use tally_admin::RefreshStatus;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -24,16 +24,6 @@ const FIRST_ANSWER_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Bytes of what it says last that are shown.
 const WORDS_MAX: u64 = 1024;
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RefreshStatus {
-    /// Between two, ms.
-    pub every_ms: u64,
-    /// `waiting for clients of both classes`, `running`, or why there are no more.
-    pub state: String,
-    /// So many were made.
-    pub count: u64,
-}
 
 /// Shared with whoever shows it.
 pub type Shown = Rc<RefCell<RefreshStatus>>;

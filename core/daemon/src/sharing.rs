@@ -2,10 +2,11 @@
 
 use crate::config::{SharingChoice, SharingMode as Config};
 use crate::error::CoreError;
-use crate::mps::{self, MpsStatus, PrivateDaemon};
-use crate::refresh::{self, RefreshStatus};
+use crate::mps::{self, PrivateDaemon};
+use crate::refresh;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tally_admin::{MpsStatus, SharingStatus};
 use tally_engine::policy::{self, Class};
 use tally_ipc::wire;
 
@@ -25,20 +26,6 @@ pub struct SharingMode {
     in_force: InForce,
     reason: String,
     refresh: Option<refresh::Shown>,
-}
-
-/// For `tallyctl status`.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct SharingStatus {
-    pub asked: &'static str,
-    /// What clients are told.
-    pub in_force: &'static str,
-    /// Why it is that.
-    pub reason: String,
-    /// The MPS daemon, if one is used.
-    pub mps: Option<MpsStatus>,
-    /// Changes of context, where there are to be any.
-    pub refresh: Option<RefreshStatus>,
 }
 
 /// Where another daemon may serve.
@@ -181,8 +168,8 @@ impl SharingMode {
 
     pub fn status(&self) -> SharingStatus {
         SharingStatus {
-            asked: self.config.mode.as_str(),
-            in_force: name(&self.in_force),
+            asked: self.config.mode.as_str().into(),
+            in_force: name(&self.in_force).into(),
             reason: self.reason.clone(),
             mps: match &self.in_force {
                 InForce::Mps { private: Some(daemon), .. } => Some(daemon.status()),

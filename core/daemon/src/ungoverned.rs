@@ -2,11 +2,11 @@
 //! preloaded library and `tallyctl run` send a [`Notice`](tally_ipc::wire::Notice)), those that the core
 //! refused, and those found among the processes when the status is asked for.
 
-use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
+use tally_admin::UngovernedStatus;
 use tally_ipc::wire;
 
 /// Reports kept, of programs that ended, too.
@@ -15,20 +15,6 @@ const REPORTS_MAX: usize = 64;
 const PROCESSES_MAX: usize = 16_384;
 /// Read of a process's environment, and of its mappings.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-
-/// A program that is not governed.
-#[derive(Clone, Debug, Serialize)]
-pub struct UngovernedStatus {
-    pub pid: u32,
-    pub uid: u32,
-    pub name: String,
-    /// Why it is not governed.
-    pub reason: String,
-    /// The process is still there.
-    pub running: bool,
-    /// Since it was reported, s; 0 if it was found just now.
-    pub reported_s: f64,
-}
 
 /// What was reported.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
 //! The texts of a policy's reasons, and how often each was given. They outlive the instance, as its metrics do.
 
 use crate::metrics::beginning;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use tally_ipc::text::printable;
 
@@ -22,7 +21,7 @@ impl Default for Reasons {
 }
 
 /// A reason for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasonStatus {
     pub reason: u8,
     /// What the policy calls it; empty if it never said.

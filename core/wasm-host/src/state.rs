@@ -5,7 +5,6 @@
 //! interfaces that every policy has.
 
 use crate::imports::HostState;
-use serde::Serialize;
 use wasmtime::Store;
 use wasmtime::component::{
     Component, ComponentExportIndex, ComponentType, Instance, Lift, Lower, TypedFunc,
@@ -31,8 +30,7 @@ pub struct Saved {
 }
 
 /// What became of a state that was offered to a policy when it was started.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(tag = "outcome", content = "why", rename_all = "kebab-case")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Restored {
     /// There was none to offer.
     #[default]
@@ -45,18 +43,6 @@ pub enum Restored {
     Refused(String),
     /// Its `restore` failed, and a new instance started without.
     Failed(String),
-}
-
-impl std::fmt::Display for Restored {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Restored::NotOffered => f.write_str("none was offered"),
-            Restored::NoInterface => f.write_str("the policy keeps none"),
-            Restored::Accepted => f.write_str("accepted"),
-            Restored::Refused(why) => write!(f, "refused: {why}"),
-            Restored::Failed(why) => write!(f, "failed: {why}"),
-        }
-    }
 }
 
 /// Where a component has the two functions.

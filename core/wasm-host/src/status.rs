@@ -2,13 +2,12 @@
 
 use crate::Restored;
 use crate::reasons::ReasonStatus;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tally_engine::policy::FaultKind;
 
 /// A policy's figures since it was loaded.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PolicyStatus {
     /// The name of its file, without the ending.
     pub name: String,
@@ -53,7 +52,7 @@ pub struct PolicyStatus {
 }
 
 /// Faults by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     /// Traps: panics, wild accesses, stack overflow.
     pub trap: u64,
@@ -87,7 +86,7 @@ impl FaultCounts {
 }
 
 /// The most recent fault.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastFault {
     /// `trap`, `overrun`, `memory`, `nonsense` or `stall`.
     pub kind: &'static str,

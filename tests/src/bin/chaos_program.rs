@@ -4,10 +4,6 @@
 //!
 //! A round launches on two streams from two threads, then across them, and every other time as a graph.
 
-#[path = "../job.rs"]
-#[allow(dead_code, reason = "only the random numbers")]
-mod job;
-
 use anyhow::{Context, Result};
 use clap::Parser;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -20,6 +16,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use tally_demo::job;
 
 const KERNELS: &str = include_str!("../../kernels/combine.ptx");
 /// Blocks of a launch, at most, and threads of each; a word and a count for each thread.

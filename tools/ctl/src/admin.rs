@@ -3,6 +3,7 @@
 use crate::error::CtlError;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
@@ -101,7 +102,12 @@ impl Core {
         Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
     }
 
-    /// Ask and wait for the answer's `ok`.
+    /// Ask and wait for the answer's `ok`, whose type `tally_admin` tells of each request.
+    pub fn get<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> Result<T, CtlError> {
+        read(self.ask(request)?)
+    }
+
+    /// The same, with all that the core says, for those who read it as JSON.
     pub fn ask(&mut self, request: &impl Serialize) -> Result<Value, CtlError> {
         self.ask_about(request, &[])
     }
@@ -133,6 +139,11 @@ impl Core {
             Answer::Error(Refusal { message, .. }) => Err(CtlError::Refused { message }),
         }
     }
+}
+
+/// An answer by its type. An error names the field that is missing or wrong.
+pub fn read<T: DeserializeOwned>(ok: Value) -> Result<T, CtlError> {
+    serde_json::from_value(ok).map_err(|e| CtlError::Answer(e.to_string()))
 }
 
 /// The files of a policy, opened here; `prefix` goes before their roles.

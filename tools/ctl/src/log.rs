@@ -4,16 +4,15 @@ mod replay;
 mod show;
 mod trace;
 
-use crate::admin::{AdminSocket, Core};
+use crate::admin::{AdminSocket, Core, read};
 use crate::error::CtlError;
-use crate::status::{Paint, count, number, text};
+use crate::status::Paint;
 use clap::Subcommand;
-use serde_json::Value;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tally_admin::RecordRequest;
+use tally_admin::{LogStatus, RecordRequest, Status};
 use tally_decision_log::{Reader, Record};
 
 /// How often a recording with an end is looked at.
@@ -128,12 +127,12 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
             };
             let mut core = Core::connect(socket)?;
             let mut status = record(&mut core, &request, file.as_deref())?;
-            writeln!(out, "recording to {}", text(&status, "/file"))?;
-            let file = status["file"].clone();
-            while time.is_some() && status["recording"] == true && status["file"] == file {
+            writeln!(out, "recording to {}", name(&status))?;
+            let file = status.file.clone();
+            while time.is_some() && status.recording && status.file == file {
                 out.flush()?;
                 std::thread::sleep(LOOK_EVERY);
-                status = core.ask(&RecordRequest::LogStatus {})?;
+                status = core.get(&RecordRequest::LogStatus {})?;
             }
             if time.is_some() {
                 summary(&mut out, &status)?;
@@ -141,7 +140,7 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
             }
         }
         LogCommand::Stop => {
-            let status = Core::connect(socket)?.ask(&RecordRequest::LogStop {})?;
+            let status = Core::connect(socket)?.get(&RecordRequest::LogStop {})?;
             summary(&mut out, &status)?;
             complete(&status)?;
         }
@@ -149,10 +148,12 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
             let status = Core::connect(socket)?.ask(&RecordRequest::LogStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
-            } else if status["file"].is_null() {
-                writeln!(out, "nothing was recorded since the core started")?;
-            } else {
-                summary(&mut out, &status)?;
+                return Ok(());
+            }
+            let status: LogStatus = read(status)?;
+            match status.file {
+                Some(_) => summary(&mut out, &status)?,
+                None => writeln!(out, "nothing was recorded since the core started")?,
             }
         }
         LogCommand::Show { file, json, last } => show::run(&mut out, &file, json, last)?,
@@ -169,63 +170,65 @@ fn record(
     core: &mut Core,
     request: &RecordRequest,
     file: Option<&Path>,
-) -> Result<Value, CtlError> {
-    let Some(file) = file else { return core.ask(request) };
+) -> Result<LogStatus, CtlError> {
+    let Some(file) = file else { return core.get(request) };
     let out = tally_ipc::admin::create("out", file)
         .map_err(|e| CtlError::Failed(format!("--out {e}")))?;
     let answer = core.ask_about(request, &[out]);
     if matches!(answer, Err(CtlError::Refused { .. })) {
         let _ = std::fs::remove_file(file);
     }
-    answer
+    read(answer?)
+}
+
+/// The file of a recording, for people.
+fn name(status: &LogStatus) -> &str {
+    status.file.as_deref().unwrap_or("no file")
 }
 
 /// That a recording which ended is whole.
-fn complete(status: &Value) -> Result<(), CtlError> {
-    match status["failed"].as_str() {
-        Some(why) => Err(CtlError::Failed(format!(
-            "{}: the log is not complete: {why}",
-            text(status, "/file")
-        ))),
+fn complete(status: &LogStatus) -> Result<(), CtlError> {
+    match &status.failed {
+        Some(why) => {
+            Err(CtlError::Failed(format!("{}: the log is not complete: {why}", name(status))))
+        }
         None => Ok(()),
     }
 }
 
-fn summary(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
+fn summary(out: &mut impl Write, status: &LogStatus) -> std::io::Result<()> {
     writeln!(
         out,
         "{}: {} records, {} bytes, {} dropped; {}",
-        text(status, "/file"),
-        count(status, "/records"),
-        count(status, "/bytes"),
-        count(status, "/dropped"),
-        match (status["ended"].as_str(), status["live"].as_bool()) {
+        name(status),
+        status.records,
+        status.bytes,
+        status.dropped,
+        match (&status.ended, status.live) {
             (Some(why), _) => why,
-            (None, Some(true)) => "every call is in it",
-            _ => "what policies see is being described, calls are not in it yet",
+            (None, true) => "every call is in it",
+            (None, false) => "what policies see is being described, calls are not in it yet",
         }
     )
 }
 
 /// The lines of `tallyctl status`, if there is anything to say.
-pub fn status_lines(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
-    let log = &s["log"];
-    if log["recording"] == true || number(log, "/dropped") > 0.0 {
+pub fn status_lines(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> {
+    if s.log.recording || s.log.dropped > 0 {
         write!(out, "{}  ", paint.bold("log      "))?;
-        summary(out, log)?;
+        summary(out, &s.log)?;
     }
-    let shadow = &s["shadow"];
-    if shadow.is_object() {
+    if let Some(shadow) = &s.shadow {
         write!(
             out,
             "{}  {}: agrees in {:.2} % of {} decisions, {} left out",
             paint.bold("shadow   "),
-            text(shadow, "/name"),
-            number(shadow, "/agreement_percent"),
-            count(shadow, "/decisions"),
-            count(shadow, "/skipped"),
+            shadow.name,
+            shadow.agreement_percent,
+            shadow.decisions,
+            shadow.skipped,
         )?;
-        match shadow["ended"].as_str() {
+        match &shadow.ended {
             Some(why) => writeln!(out, "; {}", paint.bad(&format!("ended: {why}")))?,
             None => writeln!(out)?,
         }
@@ -236,7 +239,7 @@ pub fn status_lines(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use tally_admin::ShadowBrief;
 
     #[test]
     fn times_have_units() {
@@ -251,19 +254,30 @@ mod tests {
 
     #[test]
     fn status_says_what_is_recorded_and_compared() {
-        let shown = |s: &Value| {
+        let shown = |s: &Status| {
             let mut out = Vec::new();
             status_lines(&mut out, s, Paint(false)).unwrap();
             String::from_utf8(out).unwrap()
         };
-        assert_eq!(shown(&json!({"log": {"recording": false}, "shadow": null})), "");
-        let s = json!({
-            "log": {"recording": true, "file": "/x", "records": 5, "bytes": 9, "dropped": 2,
-                    "live": true},
-            "shadow": {"name": "fifo", "agreement_percent": 61.5, "decisions": 7, "skipped": 1,
-                       "ended": "switched off"},
-        });
-        let shown = shown(&s);
+        assert_eq!(shown(&Status::default()), "");
+        let log = LogStatus {
+            recording: true,
+            file: Some("/x".into()),
+            records: 5,
+            bytes: 9,
+            dropped: 2,
+            live: true,
+            ..LogStatus::default()
+        };
+        let shadow = ShadowBrief {
+            name: "fifo".into(),
+            agreement_percent: 61.5,
+            decisions: 7,
+            skipped: 1,
+            ended: Some("switched off".into()),
+            ..ShadowBrief::default()
+        };
+        let shown = shown(&Status { log, shadow: Some(shadow), ..Status::default() });
         for word in ["/x: 5 records", "2 dropped", "fifo", "61.50 % of 7", "ended: switched off"] {
             assert!(shown.contains(word), "{word:?} not in {shown}");
         }

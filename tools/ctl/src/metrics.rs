@@ -8,12 +8,11 @@
 use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use clap::Args;
-use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use tally_admin::Request;
+use tally_admin::{Quantiles, Request, Status, Totals};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -24,7 +23,7 @@ pub struct MetricsArgs {
 
 /// Show or write.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
-    let status = Core::connect(socket)?.ask(&Request::Status { kernels: Some(0) })?;
+    let status = Core::connect(socket)?.get(&Request::Status { kernels: Some(0) })?;
     let text = exposition(&status);
     let Some(file) = &args.out else {
         std::io::stdout().lock().write_all(text.as_bytes())?;
@@ -56,9 +55,9 @@ struct Family {
     samples: Vec<(String, f64)>,
 }
 
-/// Collects figures out of a status: what is not there is left out.
+/// Collects figures out of a status.
 struct Collector<'a> {
-    status: &'a Value,
+    status: &'a Status,
     /// Of every sample.
     common: String,
     families: Vec<Family>,
@@ -70,32 +69,20 @@ fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{value}\"")
 }
 
+/// A truth as a value.
+fn flag(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
 impl Collector<'_> {
     /// Something that only rises; its name gets the suffix that counters have.
-    fn amount(
-        &mut self,
-        name: &str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: &Value,
-        scale: f64,
-    ) {
-        let Some(value) = value.as_f64() else { return };
-        self.sample(format!("{name}_total"), "counter", help, of, value.max(0.0) * scale);
+    fn amount(&mut self, name: &str, help: &'static str, of: &[(&str, &str)], value: f64) {
+        self.sample(format!("{name}_total"), "counter", help, of, value.max(0.0));
     }
 
     /// Something that rises and falls.
-    fn level(
-        &mut self,
-        name: &str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: &Value,
-        scale: f64,
-    ) {
-        let value = value.as_f64().or(value.as_bool().map(|b| f64::from(u8::from(b))));
-        let Some(value) = value else { return };
-        self.sample(name.into(), "gauge", help, of, value * scale);
+    fn level(&mut self, name: &str, help: &'static str, of: &[(&str, &str)], value: f64) {
+        self.sample(name.into(), "gauge", help, of, value);
     }
 
     fn sample(
@@ -123,180 +110,147 @@ impl Collector<'_> {
 
     fn core(&mut self) {
         let s = self.status;
-        let version = s["core"]["version"].as_str().unwrap_or_default();
-        let sharing = s["sharing"]["in_force"].as_str().unwrap_or_default();
-        let of = [("version", version), ("sharing", sharing)];
-        self.level("tally_core", "1; its labels say which core runs.", &of, &json!(1), 1.0);
-        let uptime = &s["core"]["uptime_s"];
-        self.level("tally_core_uptime_seconds", "Time since the core started.", &[], uptime, 1.0);
-        let busy = &s["high_priority_busy"];
-        self.level(
-            "tally_high_priority_busy",
-            "1 if high-priority work is on the GPU now.",
-            &[],
-            busy,
-            1.0,
-        );
-        for (which, name) in [("decision_latency", "at-once"), ("held_latency", "held")] {
-            for (key, quantile) in [("p50_us", "0.5"), ("p99_us", "0.99"), ("max_us", "1")] {
+        let of = [("version", &*s.core.version), ("sharing", &*s.sharing.in_force)];
+        self.level("tally_core", "1; its labels say which core runs.", &of, 1.0);
+        let help = "Time since the core started.";
+        self.level("tally_core_uptime_seconds", help, &[], s.core.uptime_s);
+        let help = "1 if high-priority work is on the GPU now.";
+        self.level("tally_high_priority_busy", help, &[], flag(s.high_priority_busy));
+        for (quantiles, name) in [(&s.decision_latency, "at-once"), (&s.held_latency, "held")] {
+            let Quantiles { p50_us, p99_us, max_us, .. } = quantiles;
+            for (us, quantile) in [(p50_us, "0.5"), (p99_us, "0.99"), (max_us, "1")] {
                 let of = [("launches", name), ("quantile", quantile)];
                 let help = "Time from a launch seen to its answer, since the core started.";
-                self.level("tally_decision_latency_seconds", help, &of, &s[which][key], 1e-6);
+                self.level("tally_decision_latency_seconds", help, &of, us * 1e-6);
             }
         }
-        let log = &s["log"];
-        let recording = &log["recording"];
-        self.level(
-            "tally_log_recording",
-            "1 if a decision log is being written.",
-            &[],
-            recording,
-            1.0,
-        );
-        let dropped = &log["dropped"];
-        self.amount(
-            "tally_log_dropped_records",
-            "Records of the decision log that were lost.",
-            &[],
-            dropped,
-            1.0,
-        );
-        let running = &s["experiment"]["running"];
-        self.level("tally_experiment_running", "1 if an A/B test is running.", &[], running, 1.0);
+        let help = "1 if a decision log is being written.";
+        self.level("tally_log_recording", help, &[], flag(s.log.recording));
+        let help = "Records of the decision log that were lost.";
+        self.amount("tally_log_dropped_records", help, &[], s.log.dropped as f64);
+        if let Some(running) = s.experiment.as_ref().and_then(|e| e["running"].as_bool()) {
+            let help = "1 if an A/B test is running.";
+            self.level("tally_experiment_running", help, &[], flag(running));
+        }
     }
 
     fn policy(&mut self) {
-        let p = &self.status["policy"];
-        let text = |key: &str| p[key].as_str().unwrap_or_default();
+        let p = &self.status.policy;
         let of = [
-            ("name", text("name")),
-            ("digest", text("digest")),
-            ("signed_by", text("signed_by")),
-            ("loaded_because", text("loaded_because")),
+            ("name", &*p.active.name),
+            ("digest", &*p.active.digest),
+            ("signed_by", p.active.signed_by.as_deref().unwrap_or_default()),
+            ("loaded_because", p.active.loaded_because.as_str()),
         ];
-        self.level(
-            "tally_policy",
-            "1; its labels say which policy is active.",
-            &of,
-            &json!(1),
-            1.0,
-        );
-        let generation = &p["generation"];
+        self.level("tally_policy", "1; its labels say which policy is active.", &of, 1.0);
         let help = "Number of the active policy; rises with each policy loaded.";
-        self.level("tally_policy_generation", help, &[], generation, 1.0);
-        self.level(
-            "tally_policy_disabled",
-            "1 if the active policy is disabled and the built-in rule serves.",
-            &[],
-            &p["disabled"],
-            1.0,
-        );
-        for (key, name, help) in [
+        self.level("tally_policy_generation", help, &[], p.active.generation as f64);
+        let help = "1 if the active policy is disabled and the built-in rule serves.";
+        self.level("tally_policy_disabled", help, &[], flag(p.disabled));
+        for (value, name, help) in [
             (
-                "decides",
+                p.decides,
                 "tally_policy_decides",
                 "Calls of decide, of all policies since the core started.",
             ),
             (
-                "events",
+                p.events,
                 "tally_policy_events",
                 "Calls of event functions, of all policies since the core started.",
             ),
             (
-                "fallbacks",
+                p.fallbacks,
                 "tally_policy_fallbacks",
                 "Launches decided by the built-in rule because the policy failed.",
             ),
-            ("load_failures", "tally_policy_load_failures", "Policies that could not be loaded."),
+            (p.load_failures, "tally_policy_load_failures", "Policies that could not be loaded."),
         ] {
-            self.amount(name, help, &[], &p[key], 1.0);
+            self.amount(name, help, &[], value as f64);
         }
-        for (kind, count) in p["faults"].as_object().into_iter().flatten() {
-            let of = [("kind", kind.as_str())];
-            self.amount(
-                "tally_policy_faults",
-                "Calls that failed, by kind, of all policies since the core started.",
-                &of,
-                count,
-                1.0,
-            );
+        for (kind, count) in p.faults.by_kind() {
+            let help = "Calls that failed, by kind, of all policies since the core started.";
+            self.amount("tally_policy_faults", help, &[("kind", kind)], count as f64);
         }
-        let reloads = &p["swap_pause_us"]["count"];
-        self.amount("tally_policy_reloads", "Changes of the active policy.", &[], reloads, 1.0);
-        for (key, quantile) in [("p50", "0.5"), ("p99", "0.99"), ("max", "1")] {
-            let (of, help) = (
-                [("quantile", quantile)],
-                "How long changes of the active policy kept decisions waiting.",
-            );
-            let pause = &p["swap_pause_us"][key];
-            self.level("tally_policy_swap_pause_seconds", help, &of, pause, 1e-6);
+        let pauses = &p.swap_pause_us;
+        let help = "Changes of the active policy.";
+        self.amount("tally_policy_reloads", help, &[], pauses.count as f64);
+        for (us, quantile) in [(pauses.p50, "0.5"), (pauses.p99, "0.99"), (pauses.max, "1")] {
+            let help = "How long changes of the active policy kept decisions waiting.";
+            let of = [("quantile", quantile)];
+            self.level("tally_policy_swap_pause_seconds", help, &of, us * 1e-6);
         }
-        for (name, value) in p["counters"].as_object().into_iter().flatten() {
+        for (name, value) in &p.counters {
             let (of, help) = ([("name", name.as_str())], "Counters that the policy exports.");
-            self.amount("tally_policy_counter", help, &of, value, 1.0);
+            self.amount("tally_policy_counter", help, &of, *value as f64);
         }
-        for (name, value) in p["gauges"].as_object().into_iter().flatten() {
+        for (name, value) in &p.gauges {
             let (of, help) = ([("name", name.as_str())], "Gauges that the policy exports.");
-            self.level("tally_policy_gauge", help, &of, value, 1.0);
+            self.level("tally_policy_gauge", help, &of, *value as f64);
         }
     }
 
     fn clients(&mut self) {
-        for c in self.status["clients"].as_array().into_iter().flatten() {
-            let id = c["id"].to_string();
-            let text = |key: &str| c[key].as_str().unwrap_or_default();
-            let of = [("client", &*id), ("name", text("name")), ("class", text("class"))];
-            for (key, name, help, scale) in COUNTED {
+        for c in &self.status.clients {
+            let (who, id) = (&c.identity, c.identity.id.to_string());
+            let of = [("client", &*id), ("name", &*who.name), ("class", who.class.as_str())];
+            let totals = Totals {
+                launches: c.launches,
+                charged_ms: c.charged_ms,
+                measured_ms: c.measured_ms,
+                launches_measured: c.launches_measured,
+                waited_ms: c.waited_ms,
+                unscheduled: c.unscheduled,
+                ..Totals::default()
+            };
+            for (value, name, help) in COUNTED {
                 let name = name.replace("tally_", "tally_client_");
-                self.amount(&name, help, &of, &c[key], scale);
+                self.amount(&name, help, &of, value(&totals));
             }
             let help = "Launches of this client that wait for a decision.";
-            self.level("tally_client_waiting", help, &of, &c["waiting"], 1.0);
+            self.level("tally_client_waiting", help, &of, c.waiting as f64);
             let help = "1 if the core schedules this client's launches, 0 if they bypass it.";
-            self.level("tally_client_governed", help, &of, &c["governed"], 1.0);
+            self.level("tally_client_governed", help, &of, flag(c.governed));
         }
     }
 
     /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
     fn classes(&mut self) {
-        for (class, totals) in self.status["totals"].as_object().into_iter().flatten() {
+        for (class, totals) in &self.status.totals {
             let of = [("class", class.as_str())];
-            for (key, name, help, scale) in COUNTED {
-                self.amount(name, help, &of, &totals[key], scale);
+            for (value, name, help) in COUNTED {
+                self.amount(name, help, &of, value(totals));
             }
             let help = "Clients that registered since the core started.";
-            self.amount("tally_clients_registered", help, &of, &totals["registered"], 1.0);
+            self.amount("tally_clients_registered", help, &of, totals.registered as f64);
             let help = "Clients connected now.";
-            self.level("tally_clients", help, &of, &totals["connected"], 1.0);
+            self.level("tally_clients", help, &of, totals.connected as f64);
         }
     }
 }
 
-/// What is counted of each client and of each class: key in the status, metric, help, scale.
-const COUNTED: [(&str, &str, &str, f64); 6] = [
-    ("launches", "tally_launches", "Launches made.", 1.0),
+/// What is counted of each client and of each class: value, metric, help.
+type Counted = (fn(&Totals) -> f64, &'static str, &'static str);
+const COUNTED: [Counted; 6] = [
+    (|t| t.launches as f64, "tally_launches", "Launches made."),
     (
-        "charged_ms",
+        |t| t.charged_ms * 1e-3,
         "tally_gpu_charged_seconds",
         "GPU time that the accounts count; of high priority the time that it was busy.",
-        1e-3,
     ),
     (
-        "measured_ms",
+        |t| t.measured_ms * 1e-3,
         "tally_gpu_measured_seconds",
         "GPU time seen on the device, of the launches that were timed.",
-        1e-3,
     ),
-    ("launches_measured", "tally_launches_measured", "Launches that were timed.", 1.0),
-    ("waited_ms", "tally_waited_seconds", "Time that launches waited for a decision.", 1e-3),
-    ("unscheduled", "tally_unscheduled", "Launches that went ahead without a core.", 1.0),
+    (|t| t.launches_measured as f64, "tally_launches_measured", "Launches that were timed."),
+    (|t| t.waited_ms * 1e-3, "tally_waited_seconds", "Time that launches waited for a decision."),
+    (|t| t.unscheduled as f64, "tally_unscheduled", "Launches that went ahead without a core."),
 ];
 
 /// The text for a status.
-fn exposition(status: &Value) -> String {
-    let text = |at: &str| status.pointer(at).and_then(Value::as_str).unwrap_or_default();
-    let common =
-        format!("{},{}", label("gpu", text("/core/gpu")), label("socket", text("/core/socket")));
+fn exposition(status: &Status) -> String {
+    let core = &status.core;
+    let common = format!("{},{}", label("gpu", &core.gpu), label("socket", &core.socket));
     let mut all = Collector { status, common, families: Vec::new() };
     all.core();
     all.policy();
@@ -316,6 +270,13 @@ fn exposition(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tally_admin::{Class, ClientStatus, Identity};
+
+    fn client(name: &str) -> ClientStatus {
+        let class = Class::BestEffort;
+        let identity = Identity { id: 1, name: name.into(), class, ..Identity::default() };
+        ClientStatus { identity, ..ClientStatus::default() }
+    }
 
     #[test]
     fn what_is_planted_beside_or_in_place_of_the_file_is_not_written_to() {
@@ -337,16 +298,20 @@ mod tests {
 
     #[test]
     fn figures_have_their_units_and_labels_are_escaped() {
-        let status = json!({
-            "core": {"version": "0.1.0", "uptime_s": 2.5, "gpu": "GPU-1", "socket": "/s/clients/core.sock"},
-            "policy": {
-                "name": "a \"b\"\n\\", "digest": "ff", "generation": 7, "disabled": false,
-                "faults": {"trap": 2, "stall": 0}, "counters": {"turns": 3},
-                "swap_pause_us": {"count": 6, "p99": 500_000.0}
-            },
-            "totals": {"best-effort": {"launches": 9, "charged_ms": 2500.0, "registered": 3}},
-            "clients": [{"id": 1, "name": "train", "class": "best-effort", "charged_ms": 1500.0}]
-        });
+        let mut status = Status::default();
+        status.core.uptime_s = 2.5;
+        status.core.gpu = "GPU-1".into();
+        status.core.socket = "/s/clients/core.sock".into();
+        status.policy.active.name = "a \"b\"\n\\".into();
+        status.policy.active.digest = "ff".into();
+        status.policy.active.generation = 7;
+        status.policy.faults.failed.trap = 2;
+        status.policy.counters = [("turns".into(), 3)].into();
+        status.policy.swap_pause_us.count = 6;
+        status.policy.swap_pause_us.p99 = 500_000.0;
+        let sums = Totals { launches: 9, charged_ms: 2500.0, registered: 3, ..Totals::default() };
+        status.totals = [(Class::BestEffort, sums)].into();
+        status.clients = vec![ClientStatus { charged_ms: 1500.0, ..client("train") }];
         let text = exposition(&status);
         let common = r#"gpu="GPU-1",socket="/s/clients/core.sock""#;
         for (name, labels, value) in [
@@ -354,6 +319,7 @@ mod tests {
             ("tally_policy_generation", "", "7"),
             ("tally_policy_disabled", "", "0"),
             ("tally_policy_faults_total", r#",kind="trap""#, "2"),
+            ("tally_policy_faults_total", r#",kind="stall""#, "0"),
             ("tally_policy_counter_total", r#",name="turns""#, "3"),
             ("tally_policy_reloads_total", "", "6"),
             ("tally_policy_swap_pause_seconds", r#",quantile="0.99""#, "0.5"),
@@ -369,7 +335,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         assert!(text.contains(r#"name="a \"b\"\n\\",digest="ff""#), "{text}");
-        assert!(!text.contains("tally_log_recording"), "nothing is made up: {text}");
+        assert!(!text.contains("tally_experiment_running"), "there was none: {text}");
         assert!(!text.contains("# EOF"), "0.0.4 has no such line");
         parsed(&text);
     }
@@ -401,12 +367,11 @@ mod tests {
     #[test]
     fn files_of_two_cores_have_no_series_in_common() {
         let of = |socket: &str| {
-            let mut status = json!({
-                "core": {"version": "0.1.0", "uptime_s": 2.5, "gpu": "", "socket": socket},
-                "policy": {"name": "p", "generation": 1},
-                "totals": {"high": {"launches": 1}},
-            });
-            status["clients"] = json!([{"id": 1, "name": "a", "class": "high", "launches": 1}]);
+            let mut status = Status::default();
+            status.core.socket = socket.into();
+            status.totals = [(Class::High, Totals::default())].into();
+            status.clients = vec![client("a")];
+            status.experiment = Some(serde_json::json!({"running": true}));
             parsed(&exposition(&status))
         };
         let (first, second) = (of("/a/clients/core.sock"), of("/b/clients/core.sock"));

@@ -11,13 +11,12 @@ pub mod wrap;
 
 pub use sign::{KeygenArgs, SignArgs, VerifyArgs};
 
-use crate::admin::{AdminSocket, Core, policy_files};
+use crate::admin::{AdminSocket, Core, policy_files, read};
 use crate::cli::PolicyCommand;
 use crate::error::CtlError;
-use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tally_admin::Request;
+use tally_admin::{Active, Request};
 
 /// The contract, as this program knows it.
 pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
@@ -81,14 +80,14 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
             writeln!(out, "{policy:#}")?;
         }
         PolicyCommand::Show { json: false } => {
-            let policy = core()?.ask(&Request::PolicyShow {})?;
+            let policy = core()?.get(&Request::PolicyShow {})?;
             crate::status::policy(&mut out, &policy)?;
         }
         PolicyCommand::Load { file, config } => {
             let files = policy_files("", &file, config.as_deref())?;
             let config = config.as_deref().map(absolute);
             let request = Request::PolicyLoad { path: absolute(&file), config };
-            active(&mut out, &core()?.ask_about(&request, &files)?)?;
+            active(&mut out, &read(core()?.ask_about(&request, &files)?)?)?;
         }
         PolicyCommand::History { json } => history::run(&mut core()?, &mut out, json)?,
         PolicyCommand::Rollback { to } => rollback::run(&mut core()?, &mut out, to)?,
@@ -97,15 +96,11 @@ pub fn run(socket: &AdminSocket, command: PolicyCommand) -> Result<(), CtlError>
 }
 
 /// What was put active, on one line.
-fn active(out: &mut impl Write, loaded: &Value) -> std::io::Result<()> {
-    let text = |key: &str| loaded.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+fn active(out: &mut impl Write, loaded: &Active) -> std::io::Result<()> {
     writeln!(
         out,
         "{} is active: generation {}, sha256 {}, loaded in {:.0} ms",
-        text("name"),
-        loaded.get("generation").unwrap_or(&Value::Null),
-        text("digest"),
-        loaded.get("load_ms").and_then(Value::as_f64).unwrap_or(0.0)
+        loaded.name, loaded.generation, loaded.digest, loaded.load_ms
     )
 }
 

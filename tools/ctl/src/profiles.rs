@@ -1,13 +1,12 @@
 //! `tallyctl profiles`: what is known of kernels, and forgetting it.
 
-use crate::admin::{AdminSocket, Core};
+use crate::admin::{AdminSocket, Core, read};
 use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
-use crate::status::{Paint, count, kernel_us, list, print, short, text, three};
+use crate::status::{Paint, kernel_us, print, short, three};
 use crate::table::{Align, table};
-use serde_json::Value;
 use std::io::{IsTerminal, Write};
-use tally_admin::Request;
+use tally_admin::{Cleared, Form, FormStatus, KernelStatus, Profiles, Request};
 
 /// Show or clear.
 pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlError> {
@@ -20,34 +19,33 @@ pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlErro
                 writeln!(out, "{known:#}")?;
             } else {
                 let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
-                show(&mut out, &known, Paint(colour))?;
+                show(&mut out, &read(known)?, Paint(colour))?;
             }
         }
         ProfilesCommand::Clear => {
-            let cleared = core.ask(&Request::ProfilesClear {})?;
+            let cleared = core.get(&Request::ProfilesClear {})?;
             cleared_lines(&mut out, &cleared)?;
         }
     }
     Ok(())
 }
 
-fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()> {
-    let store = &known["store"];
-    let place = ["/file", "/directory"].iter().find_map(|at| store.pointer(at)?.as_str());
+fn show(out: &mut impl Write, known: &Profiles, paint: Paint) -> std::io::Result<()> {
+    let store = &known.store;
+    let place = store.file.as_ref().or(store.directory.as_ref());
     writeln!(
         out,
         "{}  {}: {} kernels, {} only to be run whole",
         paint.bold("kept"),
-        place.unwrap_or("nowhere"),
-        count(store, "/kernels"),
-        count(store, "/whole_only")
+        place.map_or("nowhere", String::as_str),
+        store.kernels,
+        store.whole_only
     )?;
-    if let Some(problem) = store["problem"].as_str() {
+    if let Some(problem) = &store.problem {
         writeln!(out, "      {}", paint.bad(problem))?;
     }
     writeln!(out)?;
-    let kernels = list(known, "/kernels");
-    if kernels.is_empty() {
+    if known.kernels.is_empty() {
         return writeln!(out, "no kernel was measured in this run");
     }
     use Align::{Left, Right};
@@ -63,36 +61,36 @@ fn show(out: &mut impl Write, known: &Value, paint: Paint) -> std::io::Result<()
         ("KERNEL", Left),
         ("FORMS", Left),
     ];
-    let rows: Vec<_> = kernels.iter().flat_map(rows).collect();
+    let rows: Vec<_> = known.kernels.iter().flat_map(rows).collect();
     print(out, &table(&header, &rows), paint)
 }
 
 /// A kernel, and below it a row for each form other than whole.
-fn rows(kernel: &Value) -> Vec<Vec<String>> {
-    let us = kernel_us;
+fn rows(kernel: &KernelStatus) -> Vec<Vec<String>> {
+    let us = |us| kernel_us(kernel, us);
     let nothing = String::new;
     let whole = vec![
-        count(kernel, "/measured"),
-        us(kernel, "/mean_us"),
-        us(kernel, "/p99_us"),
+        kernel.measured.to_string(),
+        us(kernel.mean_us),
+        us(kernel.p99_us),
         nothing(),
-        "whole".into(),
-        three(&kernel["grid"]),
-        three(&kernel["block"]),
-        kernel["image"].as_str().unwrap_or_default().to_owned(),
-        short(text(kernel, "/name")),
-        text(kernel, "/transformed").to_owned(),
+        Form::Whole.to_string(),
+        three(kernel.grid),
+        three(kernel.block),
+        kernel.image.clone(),
+        short(&kernel.name),
+        kernel.transformed.clone(),
     ];
-    let form = |f: &Value| {
-        let form = match (text(f, "/form"), count(f, "/argument")) {
-            ("sliced", blocks) => format!("slices of {blocks}"),
-            ("sm-limited", sms) => format!("on {sms} SMs"),
-            (other, _) => other.to_owned(),
+    let form = |f: &FormStatus| {
+        let form = match f.form {
+            Form::Sliced => format!("slices of {}", f.argument),
+            Form::SmLimited => format!("on {} SMs", f.argument),
+            other => other.to_string(),
         };
-        let turnaround = Some(us(f, "/turnaround_us")).filter(|t| t != "0.0");
+        let turnaround = Some(format!("{:.1}", f.turnaround_us)).filter(|t| t != "0.0");
         vec![
-            count(f, "/measured"),
-            us(f, "/mean_us"),
+            f.measured.to_string(),
+            format!("{:.1}", f.mean_us),
             nothing(),
             turnaround.unwrap_or_default(),
             form,
@@ -103,15 +101,15 @@ fn rows(kernel: &Value) -> Vec<Vec<String>> {
             nothing(),
         ]
     };
-    std::iter::once(whole).chain(list(kernel, "/forms").iter().map(form)).collect()
+    std::iter::once(whole).chain(kernel.forms.iter().map(form)).collect()
 }
 
-fn cleared_lines(out: &mut impl Write, cleared: &Value) -> std::io::Result<()> {
-    writeln!(out, "{} kernels are measured anew", count(cleared, "/kernels"))?;
-    if let Some(file) = cleared["file"].as_str() {
+fn cleared_lines(out: &mut impl Write, cleared: &Cleared) -> std::io::Result<()> {
+    writeln!(out, "{} kernels are measured anew", cleared.kernels)?;
+    if let Some(file) = &cleared.file {
         writeln!(out, "{file} was deleted")?;
     }
-    if let Some(folder) = cleared["left_in"].as_str() {
+    if let Some(folder) = &cleared.left_in {
         writeln!(
             out,
             "nothing was deleted: which GPU this core serves is known once a program launches \
@@ -124,26 +122,41 @@ fn cleared_lines(out: &mut impl Write, cleared: &Value) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use tally_admin::ProfilesStatus;
 
-    fn shown(known: &Value) -> String {
+    fn shown(store: ProfilesStatus, kernels: Vec<KernelStatus>) -> String {
         let mut out = Vec::new();
-        show(&mut out, known, Paint(false)).unwrap();
+        show(&mut out, &Profiles { store, kernels }, Paint(false)).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
     fn kernels_and_their_forms_are_shown() {
-        let known = json!({
-            "store": {"file": "/s/GPU-1.jsonl", "kernels": 3, "whole_only": 1, "problem": null},
-            "kernels": [{
-                "name": "gemm", "grid": [8, 1, 1], "block": [32, 1, 1], "measured": 7,
-                "mean_us": 10.04, "p99_us": 12.0, "transformed": "ready",
-                "forms": [{"form": "sliced", "argument": 4, "measured": 2, "mean_us": 11.0,
-                           "turnaround_us": 3.5}],
-            }],
-        });
-        let shown = shown(&known);
+        let store = ProfilesStatus {
+            file: Some("/s/GPU-1.jsonl".into()),
+            kernels: 3,
+            whole_only: 1,
+            ..ProfilesStatus::default()
+        };
+        let form = FormStatus {
+            form: Form::Sliced,
+            argument: 4,
+            measured: 2,
+            mean_us: 11.0,
+            turnaround_us: 3.5,
+        };
+        let kernel = KernelStatus {
+            name: "gemm".into(),
+            grid: [8, 1, 1],
+            block: [32, 1, 1],
+            measured: 7,
+            mean_us: 10.04,
+            p99_us: 12.0,
+            transformed: "ready".into(),
+            forms: vec![form],
+            ..KernelStatus::default()
+        };
+        let shown = shown(store, vec![kernel]);
         let has = ["/s/GPU-1.jsonl: 3 kernels, 1 only", "8x1x1", "slices of 4", "3.5", "ready"];
         for word in has {
             assert!(shown.contains(word), "{word:?} not in {shown}");
@@ -151,9 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_answer_and_a_problem_are_shown() {
-        assert!(shown(&json!({})).contains("nowhere"));
-        let shown = shown(&json!({"store": {"problem": "the disk is full"}}));
+    fn an_empty_store_and_a_problem_are_shown() {
+        assert!(shown(ProfilesStatus::default(), Vec::new()).contains("nowhere"));
+        let problem = Some("the disk is full".into());
+        let shown = shown(ProfilesStatus { problem, ..ProfilesStatus::default() }, Vec::new());
         assert!(shown.contains("the disk is full") && shown.contains("no kernel"), "{shown}");
     }
 }

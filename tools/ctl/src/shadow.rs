@@ -1,15 +1,14 @@
 //! `tallyctl shadow`: a second policy that sees what the active one sees.
 
-use crate::admin::{AdminSocket, Core, policy_files};
+use crate::admin::{AdminSocket, Core, policy_files, read};
 use crate::error::CtlError;
 use crate::log::absolute;
-use crate::status::{count, list, number, short, text};
+use crate::status::short;
 use crate::table::{Align, table};
 use clap::Subcommand;
-use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
-use tally_admin::RecordRequest;
+use tally_admin::{RecordRequest, ShadowStatus};
 
 #[derive(Debug, Subcommand)]
 pub enum ShadowCommand {
@@ -45,75 +44,66 @@ pub fn run(socket: &AdminSocket, command: ShadowCommand) -> Result<(), CtlError>
                 config: config.as_deref().map(absolute),
                 cpu_percent: Some(cpu_percent),
             };
-            let status = core.ask_about(&request, &files)?;
-            let digest = text(&status, "/digest");
-            writeln!(out, "{} is the shadow: sha256 {digest}", text(&status, "/name"))?;
+            let status: ShadowStatus = read(core.ask_about(&request, &files)?)?;
+            writeln!(out, "{} is the shadow: sha256 {}", status.name, status.digest)?;
         }
         ShadowCommand::Status { json } => {
             let status = core.ask(&RecordRequest::ShadowStatus {})?;
             if json {
                 writeln!(out, "{status:#}")?;
-            } else if status.is_null() {
-                writeln!(out, "there was no shadow since the core started")?;
             } else {
-                show(&mut out, &status)?;
+                match read(status)? {
+                    Some(status) => show(&mut out, &status)?,
+                    None => writeln!(out, "there was no shadow since the core started")?,
+                }
             }
         }
-        ShadowCommand::Stop => show(&mut out, &core.ask(&RecordRequest::ShadowStop {})?)?,
+        ShadowCommand::Stop => show(&mut out, &core.get(&RecordRequest::ShadowStop {})?)?,
     }
     Ok(())
 }
 
-fn show(out: &mut impl Write, s: &Value) -> std::io::Result<()> {
+fn show(out: &mut impl Write, s: &ShadowStatus) -> std::io::Result<()> {
     writeln!(
         out,
         "shadow     {} beside {}, {:.0} ms of CPU time, at most {} % of a CPU",
-        text(s, "/name"),
-        text(s, "/active"),
-        number(s, "/cpu_ms"),
-        number(s, "/cpu_percent")
+        s.name, s.active, s.cpu_ms, s.cpu_percent
     )?;
-    if let Some(why) = s["ended"].as_str() {
+    if let Some(why) = &s.ended {
         writeln!(out, "           ended: {why}")?;
     }
-    let c = &s["comparison"];
+    let c = &s.comparison;
     writeln!(
         out,
         "decisions  {:.2} % of {} equal, {} of the same kind; {} left out, {} records dropped",
-        number(s, "/agreement_percent"),
-        count(c, "/decisions"),
-        count(c, "/same_kind"),
-        count(s, "/parts/skipped"),
-        count(s, "/dropped")
+        s.agreement_percent, c.decisions, c.same_kind, s.parts.skipped, s.dropped
     )?;
-    let missing: Vec<_> = list(s, "/events_missing").iter().filter_map(Value::as_str).collect();
-    if !missing.is_empty() {
-        writeln!(out, "           it gets no {}: the active policy does not", missing.join(", "))?;
+    if !s.events_missing.is_empty() {
+        let missing = s.events_missing.join(", ");
+        writeln!(out, "           it gets no {missing}: the active policy does not")?;
     }
-    if let Some(last) = c["last_fault"].as_str() {
-        writeln!(out, "faults     {}; the last: {last}", c["faults"])?;
+    if let Some(last) = &c.last_fault {
+        writeln!(out, "faults     {:?}; the last: {last}", c.faults)?;
     }
-    let kinds: Vec<_> = list(s, "/kinds").iter().filter_map(Value::as_str).collect();
-    let rows: Vec<Vec<String>> = list(c, "/matrix")
-        .iter()
-        .zip(&kinds)
-        .map(|(row, kind)| {
-            let counts = row.as_array().into_iter().flatten().map(Value::to_string);
-            std::iter::once((*kind).to_owned()).chain(counts).collect()
+    let rows: Vec<Vec<String>> = std::iter::zip(&c.matrix, &s.kinds)
+        .filter(|(counts, _)| counts.iter().any(|n| *n > 0))
+        .map(|(counts, kind)| {
+            std::iter::once(kind.to_string()).chain(counts.iter().map(u64::to_string)).collect()
         })
-        .filter(|row: &Vec<String>| row[1..].iter().any(|n| n != "0"))
         .collect();
     let header: Vec<_> = std::iter::once(("ACTIVE", Align::Left))
-        .chain(kinds.iter().map(|k| (*k, Align::Right)))
+        .chain(s.kinds.iter().map(|kind| (&**kind, Align::Right)))
         .collect();
     for line in table(&header, &rows) {
         writeln!(out, "{line}")?;
     }
-    for (at, what) in [("/kernels", "KERNEL"), ("/clients", "CLIENT")] {
-        let rows: Vec<_> = list(s, at)
+    for (shares, what) in [(&s.kernels, "KERNEL"), (&s.clients, "CLIENT")] {
+        let rows: Vec<_> = shares
             .iter()
-            .filter(|w| number(w, "/parted") > 0.0)
-            .map(|w| vec![count(w, "/parted"), count(w, "/decisions"), short(text(w, "/name"))])
+            .filter(|w| w.share.parted > 0)
+            .map(|w| {
+                vec![w.share.parted.to_string(), w.share.decisions.to_string(), short(&w.name)]
+            })
             .collect();
         if rows.is_empty() {
             continue;

@@ -1,7 +1,5 @@
 //! `tallyctl sim`: judge a policy without a GPU and without a core.
 
-mod arrivals;
-mod calibrate;
 mod plot;
 
 use crate::error::CtlError;
@@ -25,11 +23,11 @@ const SECONDS_MAX: f64 = 3_600.0;
 pub struct SimArgs {
     /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
     /// request.
-    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
-    pub hp: Option<String>,
+    #[arg(long, value_name = "TRACE")]
+    pub hp: String,
     /// The training, likewise.
-    #[arg(long, value_name = "TRACE", required_unless_present = "calibrate")]
-    pub be: Option<String>,
+    #[arg(long, value_name = "TRACE")]
+    pub be: String,
     /// Requests arrive at random, so that the inference alone would serve this share of
     /// the time.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
@@ -74,8 +72,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
     /// The training runs so long before the window, for the policy to learn its kernels.
-    /// Default: five iterations. Measured rows (`--calibrate`) that have the training's rate
-    /// alone in their mode warm up as long as they were.
+    /// Default: five iterations.
     #[arg(long, value_name = "S")]
     pub warm_up_seconds: Option<f64>,
     /// Of the random arrivals.
@@ -86,19 +83,11 @@ pub struct SimArgs {
     #[arg(long)]
     pub json: bool,
     /// Also draw the figures: latencies beside those of the inference alone, and the share.
-    #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
+    #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// On a dark background.
     #[arg(long, requires = "svg")]
     pub dark: bool,
-    /// Instead, compare with measured pairs (`docs/results/pairs.json`), as far as their
-    /// traces are built in. With `--json` as an array, with more figures.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hp", "be", "arrivals"])]
-    pub calibrate: Option<PathBuf>,
-    /// Of these only rows measured on this day or later: older ones may be of another
-    /// core.
-    #[arg(long, value_name = "YYYY-MM-DD", requires = "calibrate", default_value = "")]
-    pub since: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -123,7 +112,7 @@ pub enum TransformableArg {
 const NATIVE: &str = "native:";
 
 /// Where policies come from.
-pub(crate) struct Policies {
+struct Policies {
     name: String,
     config: String,
     #[cfg(feature = "wasm")]
@@ -165,44 +154,29 @@ impl Policies {
     }
 
     /// A policy as if just loaded; `None`: no scheduling.
-    pub(crate) fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
-        self.load_configured("")
-    }
-
-    /// Whether it is the policy of this name: compiled natively, or a file called so.
-    pub(crate) fn is(&self, name: &str) -> bool {
-        let file = || Path::new(&self.name).file_stem().and_then(|stem| stem.to_str());
-        self.name.strip_prefix(NATIVE).or_else(file) == Some(name)
-    }
-
-    /// The same, with such a configuration unless `--policy-config` says otherwise.
-    pub(crate) fn load_configured(
-        &self,
-        config: &str,
-    ) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
-        let config = if self.config.is_empty() { config } else { &self.config };
+    fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
         match self.name.as_str() {
             "none" => Ok(None),
             "built-in" => Ok(Some(Box::new(BuiltIn { idle_ns: IDLE_GAP_NS }))),
             name => match name.strip_prefix(NATIVE) {
-                Some(native) => tally_native_policy::by_name(native, config)
+                Some(native) => tally_native_policy::by_name(native, &self.config)
                     .map(Some)
                     .map_err(|why| CtlError::Usage(format!("--policy {name}: {why}"))),
-                None => self.load_wasm(name, config).map(Some),
+                None => self.load_wasm(name).map(Some),
             },
         }
     }
 
     #[cfg(feature = "wasm")]
-    fn load_wasm(&self, file: &str, config: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
-        let loaded = host.load_file(Path::new(file), config);
+        let loaded = host.load_file(Path::new(file), &self.config);
         let policy = loaded.map_err(|e| CtlError::Failed(format!("--policy: {e}")))?;
         Ok(Box::new(policy))
     }
 
     #[cfg(not(feature = "wasm"))]
-    fn load_wasm(&self, file: &str, _: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
+    fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         Err(CtlError::Usage(format!(
             "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:tally-priority or none"
         )))
@@ -241,7 +215,7 @@ fn warm_up(seconds: f64) -> Result<f64, CtlError> {
     Err(CtlError::Usage(format!("--warm-up-seconds {seconds}: expected 0 to {SECONDS_MAX}")))
 }
 
-pub(crate) fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
+fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
     Trace::open(name).map_err(|e| CtlError::Failed(format!("--{option}: {e}")))
 }
 
@@ -282,13 +256,7 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         model,
     };
     let mut out = std::io::stdout().lock();
-    if let Some(measured) = &args.calibrate {
-        return calibrate::run(&mut out, measured, &setup, &policies, &args.since, args.json);
-    }
-    let (Some(hp), Some(be)) = (&args.hp, &args.be) else {
-        return Err(CtlError::Usage("--hp TRACE and --be TRACE are needed".into()));
-    };
-    let (high, low) = (trace("hp", hp)?, trace("be", be)?);
+    let (high, low) = (trace("hp", &args.hp)?, trace("be", &args.be)?);
     let arrivals = match &args.arrivals {
         Some(path) => Arrivals::open(path).map_err(|e| CtlError::Failed(format!("--{e}")))?,
         None => Arrivals::Poisson { load },

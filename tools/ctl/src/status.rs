@@ -1,16 +1,16 @@
 //! `tallyctl status`: the core's status for people.
-//!
-//! Reads the JSON by name and shows `?` for what is missing, so that it works
-//! with a core that is a little older or newer.
 
-use crate::admin::{AdminSocket, Core};
+use crate::admin::{AdminSocket, Core, read};
 use crate::cli::StatusArgs;
 use crate::error::CtlError;
 use crate::table::{Align, table};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
-use tally_admin::Request;
+use tally_admin::{
+    Active, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles, Request,
+    Status, UngovernedStatus, WaitReason,
+};
 
 /// Longest name shown in a table.
 const NAME_CHARS_MAX: usize = 48;
@@ -34,7 +34,7 @@ pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
                 match (args.json, args.watch) {
                     (true, true) => writeln!(text, "{status}")?,
                     (true, false) => writeln!(text, "{status:#}")?,
-                    (false, _) => whole(&mut text, &status, Paint(colour))?,
+                    (false, _) => whole(&mut text, &read(status)?, Paint(colour))?,
                 }
             }
             Err(CtlError::NoCore { socket, why }) if args.watch && has_answered => {
@@ -77,26 +77,6 @@ impl Paint {
     }
 }
 
-/// A text of the answer.
-pub fn text<'a>(v: &'a Value, at: &str) -> &'a str {
-    v.pointer(at).and_then(Value::as_str).unwrap_or("?")
-}
-
-/// A whole number of it.
-pub fn count(v: &Value, at: &str) -> String {
-    v.pointer(at).and_then(Value::as_u64).map_or_else(|| "?".into(), |n| n.to_string())
-}
-
-/// A number of it.
-pub fn number(v: &Value, at: &str) -> f64 {
-    v.pointer(at).and_then(Value::as_f64).unwrap_or(0.0)
-}
-
-/// A list of it.
-pub fn list<'a>(v: &'a Value, at: &str) -> &'a [Value] {
-    v.pointer(at).and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
 /// A duration in the unit that suits it.
 fn duration(s: f64) -> String {
     if s < 60.0 {
@@ -118,21 +98,18 @@ pub fn short(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX - 3).chain("...".chars()).collect()
 }
 
-fn quantiles(v: &Value, at: &str) -> String {
-    match v.pointer(at) {
-        Some(q) if number(q, "/count") > 0.0 => format!(
-            "p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us ({} launches)",
-            number(q, "/p50_us"),
-            number(q, "/p99_us"),
-            number(q, "/p999_us"),
-            count(q, "/count")
+fn quantiles(q: &Quantiles) -> String {
+    match q.count {
+        0 => "none yet".into(),
+        count => format!(
+            "p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us ({count} launches)",
+            q.p50_us, q.p99_us, q.p999_us
         ),
-        _ => "none yet".into(),
     }
 }
 
-fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
-    let pinned = match s.pointer("/core/pinned_cpu").and_then(Value::as_u64) {
+fn whole(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> {
+    let pinned = match s.core.pinned_cpu {
         Some(cpu) => format!("on CPU {cpu}"),
         None => "not pinned".into(),
     };
@@ -140,120 +117,112 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
         out,
         "{}  {}, process {}, up {}, spins {} us, {pinned}",
         paint.bold("core     "),
-        text(s, "/core/version"),
-        count(s, "/core/pid"),
-        duration(number(s, "/core/uptime_s")),
-        count(s, "/core/spin_us"),
+        s.core.version,
+        s.core.pid,
+        duration(s.core.uptime_s),
+        s.core.spin_us,
     )?;
     writeln!(
         out,
         "{}  {} (asked: {}): {}",
         paint.bold("sharing"),
-        text(s, "/sharing/in_force"),
-        text(s, "/sharing/asked"),
-        text(s, "/sharing/reason")
+        s.sharing.in_force,
+        s.sharing.asked,
+        s.sharing.reason
     )?;
-    if let Some(state) = s.pointer("/sharing/mps/state").and_then(Value::as_str) {
-        writeln!(
-            out,
-            "           MPS daemon at {}: {state}",
-            text(s, "/sharing/mps/pipe_directory")
-        )?;
+    if let Some(mps) = &s.sharing.mps {
+        let pipes = mps.pipe_directory.display();
+        writeln!(out, "           MPS daemon at {pipes}: {}", mps.state)?;
     }
-    policy_lines(out, &s["policy"], paint)?;
-    if !s["experiment"].is_null() {
-        crate::ab::write_status(out, &s["experiment"])?;
+    policy_lines(out, &s.policy, paint)?;
+    if let Some(experiment) = &s.experiment {
+        crate::ab::write_status(out, experiment)?;
     }
-    writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
-    writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
+    writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(&s.decision_latency))?;
+    writeln!(out, "{}  {}", paint.bold("held     "), quantiles(&s.held_latency))?;
     crate::log::status_lines(out, s, paint)?;
-    clients(out, s, paint)?;
-    ungoverned(out, s, paint)?;
+    clients(out, &s.clients, paint)?;
+    ungoverned(out, &s.ungoverned, paint)?;
     departed(out, s, paint)?;
-    kernels(out, s, paint)
+    kernels(out, &s.kernels, paint)
 }
 
 /// The policy alone, for `tallyctl policy show`.
-pub fn policy(out: &mut impl Write, p: &Value) -> Result<(), CtlError> {
+pub fn policy(out: &mut impl Write, p: &PolicyReport) -> Result<(), CtlError> {
     Ok(policy_lines(out, p, Paint(std::io::stdout().is_terminal()))?)
 }
 
-fn policy_lines(out: &mut impl Write, p: &Value, paint: Paint) -> std::io::Result<()> {
+/// Enough of a digest to tell policies apart.
+pub fn short_digest(digest: &str) -> &str {
+    digest.get(..16).unwrap_or("none")
+}
+
+fn policy_lines(out: &mut impl Write, p: &PolicyReport, paint: Paint) -> std::io::Result<()> {
+    let Active { name, generation, digest, .. } = &p.active;
     writeln!(
         out,
-        "{}  {}, generation {}, sha256 {}",
+        "{}  {name}, generation {generation}, sha256 {}",
         paint.bold("policy   "),
-        text(p, "/name"),
-        count(p, "/generation"),
-        text(p, "/digest").get(..16).unwrap_or("none"),
+        short_digest(digest),
     )?;
-    if let Some(file) = p.pointer("/source/file").and_then(Value::as_str) {
-        writeln!(out, "           {file}")?;
-    } else {
-        writeln!(out, "           {}", paint.bad("no policy is loaded: the built-in rule serves"))?;
+    match &p.active.source {
+        Some(source) => writeln!(out, "           {}", source.file.display())?,
+        None => writeln!(
+            out,
+            "           {}",
+            paint.bad("no policy is loaded: the built-in rule serves")
+        )?,
     }
-    if let Some(key) = p["signed_by"].as_str() {
+    if let Some(key) = &p.active.signed_by {
         writeln!(out, "           signed by {key}")?;
     }
-    let names = |at: &str| list(p, at).iter().filter_map(Value::as_str).collect::<Vec<_>>();
-    let granted = names("/granted");
-    if !granted.is_empty() {
-        writeln!(out, "           granted: {}", granted.join(", "))?;
+    if !p.granted.is_empty() {
+        writeln!(out, "           granted: {}", p.granted.join(", "))?;
     }
     writeln!(
         out,
         "           {} decisions, {} events, {} by the built-in rule",
-        count(p, "/decides"),
-        count(p, "/events"),
-        count(p, "/fallbacks")
+        p.decides, p.events, p.fallbacks
     )?;
-    for reason in list(p, "/reasons") {
-        let (decisions, why) = (reason["decisions"].as_u64().unwrap_or(0), text(reason, "/text"));
-        if decisions == 0 {
-            continue;
-        }
-        writeln!(out, "           {decisions:>10} decisions: {why}")?;
+    for reason in p.reasons.iter().filter(|reason| reason.decisions > 0) {
+        writeln!(out, "           {:>10} decisions: {}", reason.decisions, reason.text)?;
     }
-    let faults: Vec<String> = p["faults"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, n)| n.as_u64() != Some(0))
-        .map(|(kind, n)| format!("{n} {kind}"))
-        .collect();
+    let faults = p.faults.by_kind().into_iter().filter(|(_, n)| *n > 0);
+    let faults: Vec<String> = faults.map(|(kind, n)| format!("{n} {kind}")).collect();
     if !faults.is_empty() {
-        let line = format!("faults: {}; last: {}", faults.join(", "), text(p, "/last_fault"));
+        let last = p.last_fault.as_deref().unwrap_or("?");
+        let line = format!("faults: {}; last: {last}", faults.join(", "));
         writeln!(out, "           {}", paint.bad(&line))?;
     }
-    let pauses = number(p, "/swap_pause_us/count");
-    if pauses > 0.0 {
-        let (last, max) = (number(p, "/swap_pause_us/last"), number(p, "/swap_pause_us/max"));
-        let state = text(p, "/restored/outcome");
+    let pauses = &p.swap_pause_us;
+    if pauses.count > 0 {
         writeln!(
             out,
-            "           loaded_because: {} (state: {state}); pause {last:.0} us, at most {max:.0} us",
-            text(p, "/loaded_because")
+            "           loaded_because: {} (state: {}); pause {:.0} us, at most {:.0} us",
+            p.active.loaded_because,
+            p.active.restored.outcome(),
+            pauses.last,
+            pauses.max
         )?;
     }
-    if let Some(struck) = p.get("last_disabled").filter(|s| !s.is_null()) {
-        let message = text(struck, "/message").lines().next().unwrap_or_default();
-        let line = format!(
-            "generation {} was disabled: {}: {message}",
-            count(struck, "/generation"),
-            text(struck, "/kind")
-        );
+    if let Some(last) = &p.last_disabled {
+        let message = last.how.message.lines().next().unwrap_or_default();
+        let line =
+            format!("generation {} was disabled: {}: {message}", last.generation, last.how.kind);
         writeln!(out, "           {}", paint.bad(&line))?;
     }
-    if p["disabled"].as_bool() == Some(true) {
+    if p.disabled {
         writeln!(out, "           {}", paint.bad("switched off: the built-in rule serves"))?;
     }
-    if let Some(message) = p.pointer("/last_load_error/message").and_then(Value::as_str) {
-        writeln!(out, "           {}", paint.bad(&format!("last load failed: {message}")))?;
+    if let Some(failure) = &p.last_load_error {
+        let line = format!("last load failed: {}", failure.message);
+        writeln!(out, "           {}", paint.bad(&line))?;
     }
-    for kind in ["counters", "gauges"] {
-        for (name, value) in p[kind].as_object().into_iter().flatten() {
-            writeln!(out, "           {name} = {value}")?;
-        }
+    for (name, value) in &p.counters {
+        writeln!(out, "           {name} = {value}")?;
+    }
+    for (name, value) in &p.gauges {
+        writeln!(out, "           {name} = {value}")?;
     }
     Ok(())
 }
@@ -267,57 +236,45 @@ pub fn print(out: &mut impl Write, lines: &[String], paint: Paint) -> std::io::R
     Ok(())
 }
 
-/// Launches made in any form but whole; `?` of a core that does not say.
-fn launches_in_parts(client: &Value) -> String {
-    if client.get("transformed").is_none() {
-        return "?".into();
-    }
-    let forms = ["sliced", "preemptible", "sm_limited", "graph_chained"]
-        .map(|form| format!("/transformed/{form}"));
-    format!("{:.0}", forms.iter().map(|at| number(client, at)).sum::<f64>())
-}
-
 /// Why a client's work does not go on now.
-fn why(client: &Value) -> String {
-    let Some(reason) = client.pointer("/why/reason").and_then(Value::as_str) else {
-        return String::new();
-    };
-    let time = match client.pointer("/why/for_ms").and_then(Value::as_f64) {
+fn why(client: &ClientStatus) -> String {
+    let Some(why) = &client.why else { return String::new() };
+    let time = match why.for_ms {
         Some(ms) => format!(" (asked again in {ms:.1} ms)"),
         None => String::new(),
     };
-    match reason {
-        "high_priority" => format!("high priority busy{time}"),
-        "policy" => format!("held by the policy{time}"),
-        "window" => "window full".into(),
-        "yielding" => "yielding".into(),
-        "decision" => "no decision yet".into(),
-        other => other.into(),
+    match why.reason {
+        WaitReason::HighPriority => format!("high priority busy{time}"),
+        WaitReason::Policy => format!("held by the policy{time}"),
+        WaitReason::Window => "window full".into(),
+        WaitReason::Yielding => "yielding".into(),
+        WaitReason::Decision => "no decision yet".into(),
+        WaitReason::Unknown => "for a reason that only a newer tallyctl knows".into(),
     }
 }
 
-fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
-    let all = list(s, "/clients");
     writeln!(out)?;
     if all.is_empty() {
         return writeln!(out, "no clients");
     }
-    let row = |c: &Value| {
+    let row = |c: &ClientStatus| {
+        let t = &c.transformed;
         vec![
-            count(c, "/id"),
-            count(c, "/pid"),
-            short(text(c, "/name")),
-            text(c, "/class").to_owned(),
-            count(c, "/launches"),
-            count(c, "/decisions/run"),
-            count(c, "/decisions/leased"),
-            launches_in_parts(c),
-            count(c, "/decisions/launches_held"),
-            count(c, "/waiting"),
-            format!("{:.0}", number(c, "/waited_ms")),
-            format!("{:.0}", number(c, "/charged_ms")),
-            if c["governed"].as_bool() == Some(true) { "yes" } else { "no" }.to_owned(),
+            c.identity.id.to_string(),
+            c.identity.pid.to_string(),
+            short(&c.identity.name),
+            c.identity.class.to_string(),
+            c.launches.to_string(),
+            c.decisions.run.to_string(),
+            c.decisions.leased.to_string(),
+            (t.sliced + t.preemptible + t.sm_limited + t.graph_chained).to_string(),
+            c.decisions.launches_held.to_string(),
+            c.waiting.to_string(),
+            format!("{:.0}", c.waited_ms),
+            format!("{:.0}", c.charged_ms),
+            if c.governed { "yes" } else { "no" }.to_owned(),
             why(c),
         ]
     };
@@ -339,65 +296,61 @@ fn clients(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
     ];
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
-        let id = count(c, "/id");
-        for (reason, what) in [("/not_governed_reason", "not governed"), ("/class_reason", "class")]
+        let id = c.identity.id;
+        for (why, what) in
+            [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {
-            let why = text(c, reason);
             if !why.is_empty() {
                 writeln!(out, "  {id}: {what}: {why}")?;
             }
         }
-        if text(c, "/report/time_slice") == "failed" {
-            let code = count(c, "/report/time_slice_error");
+        if c.report.time_slice == MechanismState::Failed {
+            let code = c.report.time_slice_error;
             let line = format!("  {id}: its time slice could not be set: status {code}");
             writeln!(out, "{}", paint.bad(&line))?;
         }
-        if text(c, "/report/linger") == "failed" {
-            let code = count(c, "/report/linger_error");
+        if c.report.linger == MechanismState::Failed {
+            let code = c.report.linger_error;
             let line = format!("  {id}: it does not linger on the GPU: CUDA error {code}");
             writeln!(out, "{}", paint.bad(&line))?;
         }
-        if text(c, "/report/mps").contains("MPS client") {
-            writeln!(out, "{}", paint.bad(&format!("  {id}: {}", text(c, "/report/mps"))))?;
+        if matches!(c.report.mps, MpsUse::NotAClient | MpsUse::NotAsked) {
+            writeln!(out, "{}", paint.bad(&format!("  {id}: {}", c.report.mps)))?;
         }
     }
     Ok(())
 }
 
 /// Programs that run and are not governed; of those that ended, the last five.
-fn ungoverned(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
-    let all = list(s, "/ungoverned");
-    let runs = |p: &&Value| p["running"].as_bool() == Some(true);
-    let ended = all.iter().filter(|p| !runs(p)).take(5);
-    let shown: Vec<&Value> = all.iter().filter(runs).chain(ended).collect();
+fn ungoverned(out: &mut impl Write, all: &[UngovernedStatus], paint: Paint) -> std::io::Result<()> {
+    let ended = all.iter().filter(|p| !p.running).take(5);
+    let shown: Vec<&UngovernedStatus> = all.iter().filter(|p| p.running).chain(ended).collect();
     if shown.is_empty() {
         return Ok(());
     }
     writeln!(out, "\n{}", paint.bad("not governed"))?;
     for p in shown {
-        let end = if runs(&p) { "" } else { " (ended)" };
-        let (pid, name) = (count(p, "/pid"), short(text(p, "/name")));
-        writeln!(out, "  process {pid}, {name}{end}: {}", text(p, "/reason"))?;
+        let end = if p.running { "" } else { " (ended)" };
+        writeln!(out, "  process {}, {}{end}: {}", p.pid, short(&p.name), p.reason)?;
     }
     Ok(())
 }
 
-fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+fn departed(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
-    let all = list(s, "/departed");
-    if all.is_empty() {
+    if s.departed.is_empty() {
         return Ok(());
     }
-    let row = |c: &Value| {
+    let row = |c: &tally_admin::Departed| {
         vec![
-            count(c, "/id"),
-            count(c, "/pid"),
-            short(text(c, "/name")),
-            text(c, "/class").to_owned(),
-            count(c, "/launches"),
-            format!("{:.0}", number(c, "/charged_ms")),
-            duration(number(c, "/connected_s")),
-            text(c, "/reason").to_owned(),
+            c.identity.id.to_string(),
+            c.identity.pid.to_string(),
+            short(&c.identity.name),
+            c.identity.class.to_string(),
+            c.launches.to_string(),
+            format!("{:.0}", c.charged_ms),
+            duration(c.connected_s),
+            c.reason.clone(),
         ]
     };
     let header = [
@@ -411,36 +364,34 @@ fn departed(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()
         ("HOW", Left),
     ];
     writeln!(out)?;
-    print(out, &table(&header, &all.iter().take(5).map(row).collect::<Vec<_>>()), paint)
+    print(out, &table(&header, &s.departed.iter().take(5).map(row).collect::<Vec<_>>()), paint)
 }
 
-pub fn three(v: &Value) -> String {
-    let n = |i: usize| v[i].as_u64().unwrap_or(0);
-    format!("{}x{}x{}", n(0), n(1), n(2))
+pub fn three([x, y, z]: [u32; 3]) -> String {
+    format!("{x}x{y}x{z}")
 }
 
 /// A kernel's time; an upper bound if it never ran alone.
-pub fn kernel_us(kernel: &Value, at: &str) -> String {
-    let bound = if kernel["contended"] == true { "<= " } else { "" };
-    format!("{bound}{:.1}", number(kernel, at))
+pub fn kernel_us(kernel: &KernelStatus, us: f64) -> String {
+    let bound = if kernel.contended { "<= " } else { "" };
+    format!("{bound}{us:.1}")
 }
 
-fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
+fn kernels(out: &mut impl Write, all: &[KernelStatus], paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
-    let all = list(s, "/kernels");
     if all.is_empty() {
         return Ok(());
     }
-    let row = |k: &Value| {
+    let row = |k: &KernelStatus| {
         vec![
-            count(k, "/measured"),
-            kernel_us(k, "/mean_us"),
-            kernel_us(k, "/p99_us"),
-            three(&k["grid"]),
-            three(&k["block"]),
-            text(k, "/transformed").split(':').next().unwrap_or("?").to_owned(),
-            k["image"].as_str().unwrap_or_default().to_owned(),
-            short(text(k, "/name")),
+            k.measured.to_string(),
+            kernel_us(k, k.mean_us),
+            kernel_us(k, k.p99_us),
+            three(k.grid),
+            three(k.block),
+            k.transformed.split(':').next().unwrap_or_default().to_owned(),
+            k.image.clone(),
+            short(&k.name),
         ]
     };
     let header = [
@@ -460,33 +411,52 @@ fn kernels(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tally_admin::{Class, Identity, Report, Why};
+
+    fn shown(status: &Status, paint: Paint) -> String {
+        let mut out = Vec::new();
+        whole(&mut out, status, paint).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn named(id: u32, name: &str) -> Identity {
+        Identity { id, name: name.into(), class: Class::BestEffort, ..Identity::default() }
+    }
 
     #[test]
-    fn an_empty_answer_is_shown_and_not_a_panic() {
-        let mut out = Vec::new();
-        whole(&mut out, &json!({}), Paint(false)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
-        assert!(shown.contains("no clients") && !shown.contains('\x1b'), "{shown}");
+    fn a_core_without_clients_is_shown() {
+        let shown = shown(&Status::default(), Paint(false));
+        assert!(shown.contains("no clients") && shown.contains("none yet"), "{shown}");
+        assert!(shown.contains("the built-in rule serves") && !shown.contains('\x1b'), "{shown}");
     }
 
     #[test]
     fn waiting_clients_say_why_and_kernels_of_one_name_are_told_apart() {
-        let client = |id: u32, why: Value| json!({"id": id, "name": format!("c{id}"), "why": why});
-        let kernel = |image: &str, contended: bool| json!({"name": "E_32_32_4", "image": image, "contended": contended, "mean_us": 5.0});
-        let status = json!({
-            "clients": [
-                client(1, json!({"reason": "high_priority", "for_ms": 12.25})),
-                client(2, json!({"reason": "policy", "for_ms": 1.0})),
-                client(3, json!({"reason": "window", "for_ms": null})),
-                client(4, json!({"reason": "yielding"})),
-                client(5, json!({"reason": "decision"})),
-                client(6, Value::Null),
+        let client = |id: u32, why: Option<(WaitReason, Option<f64>)>| ClientStatus {
+            identity: named(id, &format!("c{id}")),
+            why: why.map(|(reason, for_ms)| Why { reason, for_ms }),
+            ..ClientStatus::default()
+        };
+        let kernel = |image: &str, contended: bool| KernelStatus {
+            name: "E_32_32_4".into(),
+            image: image.into(),
+            contended,
+            mean_us: 5.0,
+            ..KernelStatus::default()
+        };
+        let status = Status {
+            clients: vec![
+                client(1, Some((WaitReason::HighPriority, Some(12.25)))),
+                client(2, Some((WaitReason::Policy, Some(1.0)))),
+                client(3, Some((WaitReason::Window, None))),
+                client(4, Some((WaitReason::Yielding, None))),
+                client(5, Some((WaitReason::Decision, None))),
+                client(6, None),
             ],
-            "kernels": [kernel("00c0ffee", false), kernel("deadbeef", true)],
-        });
-        let mut out = Vec::new();
-        whole(&mut out, &status, Paint(false)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
+            kernels: vec![kernel("00c0ffee", false), kernel("deadbeef", true)],
+            ..Status::default()
+        };
+        let shown = shown(&status, Paint(false));
         for (name, end) in [
             ("c1", "high priority busy (asked again in 12.2 ms)"),
             ("c2", "held by the policy (asked again in 1.0 ms)"),
@@ -505,13 +475,16 @@ mod tests {
 
     #[test]
     fn programs_that_are_not_governed_are_shown() {
-        let status = json!({"ungoverned": [
-            {"pid": 9, "name": "train", "reason": "because", "running": true},
-            {"pid": 8, "name": "old", "reason": "likewise", "running": false},
-        ]});
-        let mut out = Vec::new();
-        whole(&mut out, &status, Paint(false)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
+        let program = |pid, name: &str, reason: &str, running| UngovernedStatus {
+            pid,
+            name: name.into(),
+            reason: reason.into(),
+            running,
+            ..UngovernedStatus::default()
+        };
+        let ungoverned =
+            vec![program(9, "train", "because", true), program(8, "old", "likewise", false)];
+        let shown = shown(&Status { ungoverned, ..Status::default() }, Paint(false));
         for line in ["process 9, train: because", "process 8, old (ended): likewise"] {
             assert!(shown.contains(line), "{line:?} not in {shown}");
         }
@@ -519,16 +492,52 @@ mod tests {
 
     #[test]
     fn clients_and_reasons_are_shown() {
-        let status = json!({"clients": [{
-            "id": 3, "pid": 9, "name": "train", "class": "best-effort", "governed": false,
-            "not_governed_reason": "because", "class_reason": "",
-            "report": {"time_slice": "failed", "time_slice_error": 27},
-        }]});
-        let mut out = Vec::new();
-        whole(&mut out, &status, Paint(true)).unwrap();
-        let shown = String::from_utf8(out).unwrap();
-        for word in ["train", "3: not governed: because", "status 27", "\x1b[31m"] {
+        let client = ClientStatus {
+            identity: named(3, "train"),
+            not_governed_reason: "because".into(),
+            report: Report {
+                time_slice: MechanismState::Failed,
+                time_slice_error: 27,
+                mps: MpsUse::NotAClient,
+                ..Report::default()
+            },
+            ..ClientStatus::default()
+        };
+        let shown = shown(&Status { clients: vec![client], ..Status::default() }, Paint(true));
+        let words = ["train", "3: not governed: because", "status 27", "3: not an MPS", "\x1b[31m"];
+        for word in words {
             assert!(shown.contains(word), "{word:?} not in {shown}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_failed_says_how() {
+        use tally_admin::{Disabled, FaultCounts, Faults, LastDisabled, LoadFailure, SwapPauseUs};
+        let failed = FaultCounts { trap: 2, ..FaultCounts::default() };
+        let how = Disabled {
+            kind: "trap".into(),
+            message: "unreachable\n  at chaos".into(),
+            ..Disabled::default()
+        };
+        let failure = LoadFailure { message: "no file".into(), ..LoadFailure::default() };
+        let policy = PolicyReport {
+            faults: Faults { failed, disabled: 1 },
+            last_fault: Some("Trap".into()),
+            last_disabled: Some(LastDisabled { generation: 4, how }),
+            last_load_error: Some(failure),
+            swap_pause_us: SwapPauseUs { count: 1, max: 90.0, ..SwapPauseUs::default() },
+            disabled: true,
+            ..PolicyReport::default()
+        };
+        let shown = shown(&Status { policy, ..Status::default() }, Paint(false));
+        for line in [
+            "faults: 2 trap, 1 disabled; last: Trap",
+            "start (state: not-offered); pause 0 us, at most 90 us",
+            "generation 4 was disabled: trap: unreachable\n",
+            "switched off",
+            "last load failed: no file",
+        ] {
+            assert!(shown.contains(line), "{line:?} not in {shown}");
         }
     }
 }

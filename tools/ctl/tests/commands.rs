@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
+use tally_admin::{Answer, LogStatus, Status};
 use tally_ipc::wire;
 
 fn tallyctl(socket: &Path, args: &[&str]) -> Output {
@@ -141,11 +142,35 @@ fn a_full_disk_leaves_no_half_key_and_fails() {
     assert!(with_small_files(&keygen).status.success());
 }
 
+/// What a core answers, as a line.
+fn answer(ok: &impl serde::Serialize) -> String {
+    format!("{}\n", serde_json::to_string(&Answer::Ok(ok)).unwrap())
+}
+
+#[test]
+fn an_answer_that_lacks_a_field_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("admin")).unwrap();
+    let mut older = serde_json::to_value(Status::default()).unwrap();
+    older["policy"].as_object_mut().unwrap().remove("signed_by");
+    fake_core(&dir.path().join("admin/s"), answer(&older));
+    let socket = dir.path().join("clients/s");
+    for args in [&["status"][..], &["metrics"]] {
+        let output = tallyctl(&socket, args);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("missing field `signed_by`"), "{}", said(&output));
+    }
+    // For programs it is passed on as it came.
+    let output = tallyctl(&socket, &["status", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap(), older);
+}
+
 #[test]
 fn metrics_that_cannot_be_written_fail_and_leave_no_part() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("admin")).unwrap();
-    fake_core(&dir.path().join("admin/s"), "{\"ok\":{\"core\":{\"uptime_s\":1.5}}}\n");
+    fake_core(&dir.path().join("admin/s"), answer(&Status::default()));
     let (socket, out) = (dir.path().join("clients/s"), dir.path().join("out"));
     std::fs::create_dir(&out).unwrap();
     let metrics =
@@ -162,9 +187,14 @@ fn metrics_that_cannot_be_written_fail_and_leave_no_part() {
 fn a_log_that_is_not_complete_is_a_failure() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("admin")).unwrap();
-    let status = "{\"ok\":{\"file\":\"/x.tallylog\",\"recording\":false,\"records\":246,\"bytes\":0,\"dropped\":0,\
-                  \"ended\":\"its time is over\",\"failed\":\"writing failed: No space left on device\"}}\n";
-    fake_core(&dir.path().join("admin/s"), status);
+    let status = LogStatus {
+        file: Some("/x.tallylog".into()),
+        records: 246,
+        ended: Some("its time is over".into()),
+        failed: Some("writing failed: No space left on device".into()),
+        ..LogStatus::default()
+    };
+    fake_core(&dir.path().join("admin/s"), answer(&status));
     for args in [&["log", "record", "--for", "1s"][..], &["log", "stop"]] {
         let output = tallyctl(&dir.path().join("clients/s"), args);
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
@@ -229,7 +259,9 @@ fn status_watch_goes_on_while_the_core_is_started_anew() {
         let (stream, _) = listener.accept().unwrap();
         let mut line = String::new();
         BufReader::new(&stream).read_line(&mut line).unwrap();
-        writeln!(&stream, "{{\"ok\":{{\"core\":{{\"version\":\"{version}\"}}}}}}").unwrap();
+        let mut status = Status::default();
+        status.core.version = version.into();
+        (&stream).write_all(answer(&status).as_bytes()).unwrap();
     };
     let listener = UnixListener::bind(&socket).unwrap();
     let mut watch = Command::new(env!("CARGO_BIN_EXE_tallyctl"))
@@ -348,7 +380,8 @@ fn a_missing_library_and_a_wrong_command_line_are_named() {
 }
 
 /// Answers one request per connection with `answer`.
-fn fake_core(socket: &Path, answer: &'static str) {
+fn fake_core(socket: &Path, answer: impl Into<String>) {
+    let answer = answer.into();
     let listener = UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -448,7 +481,6 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
         (&[&PAIR[..], &["--arrivals", file]].concat(), "bad.csv, line 2: `soon`, expected seconds"),
         (&[&PAIR[..], &["--policy", file]].concat(), "bad.csv"),
         (&[&PAIR[..], &["--policy-config", file]].concat(), "built-in has none"),
-        (&["--calibrate", file], "expected an array of rows"),
         (&["--hp", "resnet50_infer_b1"], "--be"),
     ] {
         let output = tallyctl(Path::new("/nowhere"), &[&["sim"][..], args].concat());

@@ -1,7 +1,7 @@
 //! Two policies' answers to the same calls, counted.
 
 use crate::record::{Answer, Outcome, beginning};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use tally_engine::policy::{
@@ -146,7 +146,7 @@ pub fn event(event: &Event) -> String {
 }
 
 /// A place where they part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parting {
     /// Which record of the log, from 1.
     pub record: u64,
@@ -161,7 +161,7 @@ pub struct Parting {
 }
 
 /// Of one kernel or client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     pub decisions: u64,
     /// Of those, not equal.
@@ -169,7 +169,7 @@ pub struct Share {
 }
 
 /// See the module's documentation. Counts rise.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     pub decisions: u64,
     /// Equal, arguments included.
@@ -189,8 +189,9 @@ pub struct Comparison {
     /// By kind: rows as recorded, columns as the other answers; see [`KINDS`].
     pub matrix: [[u64; 6]; 6],
     /// The other's faults by kind.
-    pub faults: BTreeMap<&'static str, u64>,
-    /// The last one.
+    pub faults: BTreeMap<String, u64>,
+    /// The last one. `null` if there was none, but never missing.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub last_fault: Option<String>,
     /// The first partings.
     pub first: Vec<Parting>,
@@ -227,7 +228,7 @@ impl Comparison {
 
     fn fault<T>(&mut self, outcome: &Outcome<T>) {
         if let Outcome::Fault { kind, message, .. } = outcome {
-            *self.faults.entry(fault_name(*kind)).or_default() += 1;
+            *self.faults.entry(fault_name(*kind).into()).or_default() += 1;
             if *kind != FaultKind::Disabled || self.last_fault.is_none() {
                 self.last_fault = Some(fault(*kind, message));
             }

@@ -40,7 +40,7 @@ pub enum Fed {
 }
 
 /// How the log's parts began, and what of it was not compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Parts {
     /// With a policy's start: all it knows is in the log.
     pub from_start: u64,

@@ -3,13 +3,13 @@
 //!
 //! | request | answer in `ok` | who |
 //! | --- | --- | --- |
-//! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](crate::status::Status) | whoever may open the socket |
-//! | `{"cmd":"policy_show"}` | [`PolicyReport`](crate::status::PolicyReport) | likewise |
-//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | the active policy | admins |
-//! | `{"cmd":"policy_history"}` | [`Record`](crate::policy_slot::history::Record) of each policy that was active, oldest first | whoever may open the socket |
-//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | the active policy | admins |
-//! | `{"cmd":"profiles_show"}`, with `"kernels":N` | `store`: [`ProfilesStatus`](crate::profile_store::ProfilesStatus); `kernels`: [`KernelStatus`](crate::status::KernelStatus) of each | whoever may open the socket |
-//! | `{"cmd":"profiles_clear"}` | [`Cleared`](crate::profile_store::Cleared) | admins |
+//! | `{"cmd":"status"}`, with `"kernels":N` | [`Status`](tally_admin::Status) | whoever may open the socket |
+//! | `{"cmd":"policy_show"}` | [`PolicyReport`](tally_admin::PolicyReport) | likewise |
+//! | `{"cmd":"policy_load","path":NAME,"config":NAME}` and files | [`Active`](tally_admin::Active) | admins |
+//! | `{"cmd":"policy_history"}` | [`PolicyRecord`](tally_admin::PolicyRecord) of each policy that was active, oldest first | whoever may open the socket |
+//! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | likewise | admins |
+//! | `{"cmd":"profiles_show"}`, with `"kernels":N` | [`Profiles`] | whoever may open the socket |
+//! | `{"cmd":"profiles_clear"}` | [`Cleared`](tally_admin::Cleared) | admins |
 //! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use std::rc::Rc;
 use std::time::Duration;
 pub use tally_admin::Code;
-use tally_admin::{Answer, RecordRequest, Refusal, Request};
+use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
 use tally_ipc::admin::{Incoming, LINE_BYTES_MAX, Requests};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -248,7 +248,7 @@ pub(super) async fn answer(
                 Err(e) => Err(e),
             };
             match known {
-                Ok(s) => json!({"ok": {"store": s.profiles, "kernels": s.kernels}}),
+                Ok(s) => json!({"ok": Profiles { store: s.profiles, kernels: s.kernels }}),
                 Err(e) => error(Code::Unavailable, e),
             }
         }

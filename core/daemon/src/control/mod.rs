@@ -15,13 +15,13 @@ use crate::dispatch::kernels::KernelShares;
 use crate::files::{Opened, PolicyFiles, Reading};
 use crate::gpus::Gpus;
 use crate::peer::Peer;
-use crate::policy_slot::{Active, PolicySlot, SlotError, Source, Trigger};
+use crate::policy_slot::{PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
 use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
-use crate::status::{CoreStatus, PolicyLife, PolicyReport, SCHEMA, Status};
-use crate::ungoverned::{self, Ungoverned, UngovernedStatus};
+use crate::status;
+use crate::ungoverned::{self, Ungoverned};
 use journal::{Journal, Kind};
 use registry::Registry;
 use rustix::fd::AsFd;
@@ -29,6 +29,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tally_admin::{Active, CoreStatus, PolicyReport, SCHEMA, Status, UngovernedStatus};
 use tally_ipc::wire::{self, Welcome};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
@@ -120,7 +121,7 @@ impl Plane {
         Ok(Status {
             schema: SCHEMA,
             core: CoreStatus {
-                version: env!("CARGO_PKG_VERSION"),
+                version: env!("CARGO_PKG_VERSION").into(),
                 protocol: tally_ipc::PROTOCOL_VERSION,
                 pid: std::process::id(),
                 uid: rustix::process::geteuid().as_raw(),
@@ -129,7 +130,7 @@ impl Plane {
                 pin_cpu_asked: self.config.dispatch.pin_cpu,
                 pinned_cpu: self.pinned,
                 parks: s.parks,
-                gpu: s.device.map_or_else(String::new, |device| crate::status::uuid(device.uuid)),
+                gpu: s.device.map_or_else(String::new, |device| status::uuid(device.uuid)),
                 socket: self.config.socket.path().display().to_string(),
                 admin_socket: self
                     .config
@@ -149,10 +150,10 @@ impl Plane {
             totals,
             departed: registry.departed(),
             ungoverned,
-            kernels: s.kernels.into_iter().map(Into::into).collect(),
+            kernels: s.kernels.into_iter().map(status::kernel).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
-            experiment: self.lab.status(),
+            experiment: self.lab.status().map(|experiment| serde_json::json!(experiment)),
             log: self.recordings.status(),
             shadow: self.recordings.shadow_status().map(Into::into),
         })
@@ -168,8 +169,8 @@ impl Plane {
 
     fn policy_report(&self, s: &crate::dispatch::snapshot::Snapshot) -> PolicyReport {
         let slot = &self.policy;
-        let life = PolicyLife::new(&slot.active(), slot.last_disabled(), s);
-        PolicyReport::new(slot.active(), slot.last_failure(), slot.failures(), life, s)
+        let (failure, failures) = (slot.last_failure(), slot.failures());
+        status::policy_report(slot.active(), failure, failures, slot.last_disabled(), s)
     }
 
     /// Whether a peer may load policies and stop the core.

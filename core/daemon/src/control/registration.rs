@@ -115,7 +115,7 @@ pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mu
                     pid = peer.pid,
                     uid = peer.uid,
                     name = info.name,
-                    class = super::registry::class_name(info.class),
+                    class = %super::registry::class(info.class),
                     class_reason = welcome.class_reason,
                     "client registered"
                 );

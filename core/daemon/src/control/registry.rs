@@ -1,11 +1,12 @@
 //! Who is connected, and who was.
 
 use crate::dispatch::snapshot::{ClientNumbers, Snapshot};
-use crate::status::{ClientStatus, Departed, Identity, Totals};
+use crate::status;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
-use tally_engine::policy::{Class, ClientInfo};
+use tally_admin::{Class, ClientStatus, Departed, Identity, Totals};
+use tally_engine::policy::{self, ClientInfo};
 use tokio::sync::Notify;
 
 /// Clients that left and are still shown.
@@ -49,15 +50,15 @@ pub struct Registry {
     clients: BTreeMap<u32, Record>,
     departed: VecDeque<Departed>,
     /// Of those that left, by class.
-    left: BTreeMap<&'static str, Totals>,
+    left: BTreeMap<Class, Totals>,
     next_id: u32,
 }
 
-/// The class's name in status and on the command line.
-pub fn class_name(class: Class) -> &'static str {
+/// The class in the status; its word is that of the command line.
+pub fn class(class: policy::Class) -> Class {
     match class {
-        Class::High => "high",
-        Class::BestEffort => "best-effort",
+        policy::Class::High => Class::High,
+        policy::Class::BestEffort => Class::BestEffort,
     }
 }
 
@@ -76,7 +77,7 @@ impl Registry {
             uid,
             name: info.name.clone(),
             labels: info.labels.iter().cloned().collect(),
-            class: class_name(info.class),
+            class: class(info.class),
             class_reason,
         };
         self.clients.insert(
@@ -95,10 +96,10 @@ impl Registry {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);
         let class = record.identity.class;
-        let last = numbers.map_or(record.seen, |n| Totals::of(class, n));
+        let last = numbers.map_or(record.seen, |n| status::totals(class, n));
         self.left.entry(class).or_default().add(Totals { connected: 0, ..last });
         let connected_s = record.since.elapsed().as_secs_f64();
-        self.departed.push_front(Departed::new(record.identity, connected_s, reason, numbers));
+        self.departed.push_front(status::departed(record.identity, connected_s, reason, numbers));
     }
 
     /// A connected client.
@@ -108,7 +109,7 @@ impl Registry {
 
     /// Whether clients of both classes are connected.
     pub fn has_both_classes(&self) -> bool {
-        let has = |class| self.clients.values().any(|c| c.identity.class == class_name(class));
+        let has = |class| self.clients.values().any(|c| c.identity.class == class);
         has(Class::High) && has(Class::BestEffort)
     }
 
@@ -126,18 +127,18 @@ impl Registry {
         let with = |n: &ClientNumbers| {
             let record = self.clients.get(&n.id)?;
             let connected_s = record.since.elapsed().as_secs_f64();
-            let status = ClientStatus::new(record.identity.clone(), connected_s, n, mps_asked);
-            Some(ClientStatus { reason: text(n.state.reason), ..status })
+            let (who, reason) = (record.identity.clone(), text(n.state.reason));
+            Some(status::client(who, connected_s, reason, n, mps_asked))
         };
         s.clients.iter().filter_map(with).collect()
     }
 
     /// Sums by class. `numbers` may know of clients that left since, and not of others that are
     /// leaving now.
-    pub fn totals(&mut self, numbers: &[ClientNumbers]) -> BTreeMap<&'static str, Totals> {
+    pub fn totals(&mut self, numbers: &[ClientNumbers]) -> BTreeMap<Class, Totals> {
         for n in numbers {
             if let Some(record) = self.clients.get_mut(&n.id) {
-                record.seen = Totals::of(record.identity.class, n);
+                record.seen = status::totals(record.identity.class, n);
             }
         }
         let mut all = self.left.clone();

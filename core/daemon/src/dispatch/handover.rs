@@ -3,7 +3,7 @@
 //! scheduled counts as well.
 
 use super::latency::Latency;
-use serde::Serialize;
+use tally_admin::SwapPauseUs;
 
 /// The pauses of the reloads so far: in each, the longer of its two steps (the old
 /// policy writes down what it knows; the new one takes over, is told of every client and
@@ -14,22 +14,6 @@ pub struct SwapPause {
     swaps: Latency,
     snapshot_ns: u64,
     last_ns: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct SwapPauseUs {
-    pub count: u64,
-    /// Of the latest.
-    pub last: f64,
-    /// Median of all.
-    pub p50: f64,
-    /// 99th percentile of all.
-    pub p99: f64,
-    pub max: f64,
-    /// 99th percentile of the first steps alone.
-    pub save_p99: f64,
-    /// Of the second ones.
-    pub take_over_p99: f64,
 }
 
 impl SwapPause {

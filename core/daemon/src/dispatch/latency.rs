@@ -1,7 +1,7 @@
 //! How long answers take, as histograms that cost a few nanoseconds a sample.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use tally_admin::Quantiles;
 
 /// Longest time told apart; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -9,18 +9,6 @@ const LONGEST_NS: u64 = 60_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 2;
 
 pub struct Latency(Histogram<u64>);
-
-/// A distribution for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Quantiles {
-    pub count: u64,
-    pub p50_us: f64,
-    /// 99th percentile, us.
-    pub p99_us: f64,
-    /// 99.9th percentile, us.
-    pub p999_us: f64,
-    pub max_us: f64,
-}
 
 impl Latency {
     /// An empty one; allocates all it will ever need.

@@ -4,10 +4,10 @@
 
 use super::Engine;
 use super::client::{DispatchClient, Oddities};
-use super::handover::{FaultCost, SwapPauseUs};
-use super::latency::Quantiles;
+use super::handover::FaultCost;
 use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use tally_admin::{Quantiles, SwapPauseUs};
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};

@@ -3,8 +3,10 @@
 //! The blocks of a test are not part of the history (there are hundreds of them, and what
 //! is kept there is meant to be put back); the policy that it leaves active is.
 
-use super::history::{Content, Kept, LoadedBecause};
-use super::{Active, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record};
+use super::history::{Content, Kept};
+use super::{
+    Active, LoadedBecause, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record,
+};
 use crate::dispatch::control::{Control, ControlSender};
 use crate::files::PolicyFiles;
 use crate::loader::Loaded;
@@ -173,7 +175,7 @@ impl PolicySlot {
             loaded_because: LoadedBecause::Experiment,
             same_as_generation: generation,
             signed_by: candidate.program.signed_by().map(Into::into),
-            restored,
+            restored: crate::status::restored(restored),
         };
         *self.last_failure.borrow_mut() = None;
         Ok(())

@@ -3,9 +3,10 @@
 //! does not matter what became of the files.
 
 use super::Source;
-use serde::Serialize;
+use crate::status;
 use std::collections::VecDeque;
-use tally_wasm_host::{Compiled, FaultCounts, LastFault, PolicyStatus, Restored, Saved};
+use tally_admin::{Disabled, LastDisabled, LoadedBecause, PolicyRecord, UnloadedBecause};
+use tally_wasm_host::{Compiled, PolicyStatus, Saved};
 
 pub const RECORDS_MAX: usize = 64;
 /// Different policies (a component with a configuration) kept to be put back.
@@ -13,100 +14,16 @@ pub const KEPT_MAX: usize = 8;
 /// Disabled ones remembered.
 const STRUCK_MAX: usize = 32;
 
-/// Why a policy came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LoadedBecause {
-    /// The core started.
-    Start,
-    /// Somebody asked for it.
-    Asked,
-    /// Its file, or its configuration's, changed.
-    FileChanged,
-    /// Somebody asked to go back to it.
-    Rollback,
-    /// The one active was disabled; this one was the last good one.
-    Strikes,
-    /// It was disabled and is tried again.
-    Retry,
-    /// An A/B test had it active, and left it so.
-    Experiment,
-}
-
-/// Why a policy went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UnloadedBecause {
-    /// Another was asked for.
-    Replaced,
-    /// Its file changed.
-    FileChanged,
-    /// Somebody asked to go back to an earlier one.
-    RolledBack,
-    /// It failed too often.
-    Disabled,
-}
-
-impl UnloadedBecause {
-    fn because(next: LoadedBecause) -> Self {
-        match next {
-            LoadedBecause::Start | LoadedBecause::Asked | LoadedBecause::Experiment => {
-                UnloadedBecause::Replaced
-            }
-            LoadedBecause::FileChanged => UnloadedBecause::FileChanged,
-            LoadedBecause::Rollback => UnloadedBecause::RolledBack,
-            LoadedBecause::Strikes | LoadedBecause::Retry => UnloadedBecause::Disabled,
-        }
+fn because(next: LoadedBecause) -> UnloadedBecause {
+    match next {
+        LoadedBecause::Start
+        | LoadedBecause::Asked
+        | LoadedBecause::Experiment
+        | LoadedBecause::Unknown => UnloadedBecause::Replaced,
+        LoadedBecause::FileChanged => UnloadedBecause::FileChanged,
+        LoadedBecause::Rollback => UnloadedBecause::RolledBack,
+        LoadedBecause::Strikes | LoadedBecause::Retry => UnloadedBecause::Disabled,
     }
-}
-
-/// How a policy was disabled.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Disabled {
-    /// `trap`, `overrun`, `memory`, `nonsense` or `stall`: its last fault.
-    pub kind: String,
-    /// That in full; of a trap with its backtrace.
-    pub message: String,
-    /// When, seconds since the epoch.
-    pub at_unix_s: u64,
-}
-
-/// One policy's time active.
-#[derive(Clone, Debug, Serialize)]
-pub struct Record {
-    pub generation: u64,
-    pub name: String,
-    /// SHA-256 of its file; empty for the built-in rule.
-    pub digest: String,
-    /// Id of the trusted key that signed its file; `null` if nothing vouches for it.
-    pub signed_by: Option<String>,
-    /// Where it came from; `null`: the built-in rule.
-    pub source: Option<Source>,
-    /// Why it came.
-    pub loaded_because: LoadedBecause,
-    /// The generation that had this component and configuration first in a row of
-    /// rollbacks; itself if it is no rollback.
-    pub same_as_generation: u64,
-    /// When, seconds since the epoch.
-    pub loaded_at_unix_s: u64,
-    /// What became of the state that it was offered.
-    pub restored: Restored,
-    /// Why it went; `null`: it is active.
-    pub unloaded_because: Option<UnloadedBecause>,
-    /// When, seconds since the epoch.
-    pub unloaded_at_unix_s: Option<u64>,
-    /// How it was disabled, if it was.
-    pub disabled: Option<Disabled>,
-    /// Launches it decided; of the active one, see the status.
-    pub decides: u64,
-    /// Events it took, likewise.
-    pub events: u64,
-    /// Its faults by kind, likewise.
-    pub faults: FaultCounts,
-    /// The last of them.
-    pub last_fault: Option<LastFault>,
-    /// It can be put back: `tallyctl policy rollback --to`.
-    pub kept: bool,
 }
 
 /// What it takes to put a policy back.
@@ -124,7 +41,7 @@ pub struct Kept<P = Compiled> {
 }
 
 struct Entry<P> {
-    record: Record,
+    record: PolicyRecord,
     config_text: String,
     program: Option<P>,
     saved: Option<Saved>,
@@ -189,9 +106,9 @@ pub enum NoWayBack {
 
 impl<P: Clone> History<P> {
     /// A policy took over; the one before is gone for that reason.
-    pub fn came(&mut self, record: Record, config_text: String, program: Option<P>) {
+    pub fn came(&mut self, record: PolicyRecord, config_text: String, program: Option<P>) {
         if let Some(old) = self.entries.back_mut() {
-            old.record.unloaded_because = Some(UnloadedBecause::because(record.loaded_because));
+            old.record.unloaded_because = Some(because(record.loaded_because));
             old.record.unloaded_at_unix_s = Some(record.loaded_at_unix_s);
         }
         if record.loaded_because == LoadedBecause::Asked {
@@ -215,8 +132,8 @@ impl<P: Clone> History<P> {
         if let Some(figures) = figures {
             entry.record.decides = figures.decides;
             entry.record.events = figures.events;
-            entry.record.faults = figures.faults;
-            entry.record.last_fault = figures.last_fault;
+            entry.record.faults = status::fault_counts(figures.faults);
+            entry.record.last_fault = figures.last_fault.map(status::last_fault);
         }
         if saved.is_some() {
             entry.saved = saved;
@@ -243,16 +160,19 @@ impl<P: Clone> History<P> {
     }
 
     /// Why a policy was last disabled, and which.
-    pub fn last_disabled(&self) -> Option<(u64, &Disabled)> {
+    pub fn last_disabled(&self) -> Option<LastDisabled> {
         let struck = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
         let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
-        Some((entry.record.generation, entry.record.disabled.as_ref()?))
+        let how = entry.record.disabled.clone()?;
+        Some(LastDisabled { generation: entry.record.generation, how })
     }
 
     /// All records, oldest first.
-    pub fn records(&self) -> Vec<Record> {
-        let kept =
-            |entry: &Entry<P>| Record { kept: entry.program.is_some(), ..entry.record.clone() };
+    pub fn records(&self) -> Vec<PolicyRecord> {
+        let kept = |entry: &Entry<P>| PolicyRecord {
+            kept: entry.program.is_some(),
+            ..entry.record.clone()
+        };
         self.entries.iter().map(kept).collect()
     }
 
@@ -354,7 +274,7 @@ mod tests {
         same_as_generation: Option<u64>,
     ) -> u64 {
         let generation = history.entries.back().map_or(0, |e| e.record.generation) + 1;
-        let record = Record {
+        let record = PolicyRecord {
             generation,
             name: name.into(),
             digest: name.into(),
@@ -363,15 +283,7 @@ mod tests {
             loaded_because,
             same_as_generation: same_as_generation.unwrap_or(generation),
             loaded_at_unix_s: generation,
-            restored: Restored::NotOffered,
-            unloaded_because: None,
-            unloaded_at_unix_s: None,
-            disabled: None,
-            decides: 0,
-            events: 0,
-            faults: FaultCounts::default(),
-            last_fault: None,
-            kept: false,
+            ..PolicyRecord::default()
         };
         history.came(record, String::new(), Some(Paper(name)));
         generation
@@ -422,7 +334,7 @@ mod tests {
         strike(&mut h, b);
         strike(&mut h, c);
         assert_eq!(h.last_good().unwrap().program.name(), "a");
-        assert_eq!(h.last_disabled().unwrap().0, c);
+        assert_eq!(h.last_disabled().unwrap().generation, c);
         came(&mut h, "b", LoadedBecause::FileChanged, None);
         came(&mut h, "d", LoadedBecause::FileChanged, None);
         assert_eq!(h.last_good().unwrap().program.name(), "a", "its file changed, that is all");

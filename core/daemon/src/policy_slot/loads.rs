@@ -1,10 +1,9 @@
 //! Which load counts: the latest that was asked for. What comes later stops the compilation of an
 //! earlier one, so that nobody waits for it.
 
-use super::history::LoadedBecause;
 use super::{
-    Active, DEFAULT_POLICY, Next, PolicySlot, Ready, SlotError, Source, Trigger, aside, compile,
-    configured_source,
+    Active, DEFAULT_POLICY, LoadedBecause, Next, PolicySlot, Ready, SlotError, Source, Trigger,
+    aside, compile, configured_source,
 };
 use crate::dispatch::control::ControlSender;
 use crate::files::PolicyFiles;

@@ -2,10 +2,10 @@
 //!
 //! | request | answer in `ok` | who |
 //! | --- | --- | --- |
-//! | `{"cmd":"log_record"}`, with `"path":NAME` and the file `out`, `"for_ms":N`, `"bytes_max":N`, `"completions":B` | [`LogStatus`](super::file::LogStatus) | admins |
+//! | `{"cmd":"log_record"}`, with `"path":NAME` and the file `out`, `"for_ms":N`, `"bytes_max":N`, `"completions":B` | [`LogStatus`] | admins |
 //! | `{"cmd":"log_stop"}` | likewise | admins |
 //! | `{"cmd":"log_status"}` | likewise | whoever may open the socket |
-//! | `{"cmd":"shadow_start","path":NAME}` and files, with `"config":NAME`, `"cpu_percent":N` | [`ShadowStatus`](super::shadow::ShadowStatus) | admins |
+//! | `{"cmd":"shadow_start","path":NAME}` and files, with `"config":NAME`, `"cpu_percent":N` | [`ShadowStatus`](tally_admin::ShadowStatus) | admins |
 //! | `{"cmd":"shadow_stop"}` | likewise | admins |
 //! | `{"cmd":"shadow_status"}` | likewise, or `null` | whoever may open the socket |
 
@@ -19,7 +19,7 @@ use rustix::fd::OwnedFd;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use tally_admin::RecordRequest;
+use tally_admin::{LogStatus, RecordRequest};
 
 /// A shadow's share of a CPU unless another is asked for.
 const CPU_PERCENT: f64 = 5.0;
@@ -81,7 +81,7 @@ pub async fn answer(plane: &Plane, request: RecordRequest, mut files: Descriptor
             }
         }
         (RecordRequest::LogStop {}, _) => answered(recordings.stop(control).await),
-        (RecordRequest::LogStatus {}, _) => answered(Ok::<file::LogStatus, _>(recordings.status())),
+        (RecordRequest::LogStatus {}, _) => answered(Ok::<LogStatus, _>(recordings.status())),
         (RecordRequest::ShadowStop {}, _) => answered(recordings.stop_shadow(control).await),
         (RecordRequest::ShadowStatus {} | RecordRequest::ShadowStart { .. }, _) => {
             answered(Ok(recordings.shadow_status()))

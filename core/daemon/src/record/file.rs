@@ -7,7 +7,6 @@ use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
 use crate::files::check_output;
 use rustix::fd::OwnedFd;
-use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,6 +16,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tally_admin::LogStatus;
 use tally_decision_log::{Header, Record, TapReader, Writer};
 
 /// Names tried for a file that is there already.
@@ -35,26 +35,6 @@ pub struct Request {
     pub bytes_max: Option<u64>,
     /// Also completions that the policy does not ask for.
     pub completions: bool,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct LogStatus {
-    /// A log is being written.
-    pub recording: bool,
-    /// Its file, or the last one's; `null` if there was none.
-    pub file: Option<String>,
-    /// When it began, seconds since the epoch.
-    pub started_unix_s: u64,
-    /// What policies see is described; from here on every call is in it.
-    pub live: bool,
-    pub records: u64,
-    pub bytes: u64,
-    /// Records that found no room between the threads.
-    pub dropped: u64,
-    /// Why it ended.
-    pub ended: Option<String>,
-    /// Why the file is not complete; `null` if it is, or is still being written.
-    pub failed: Option<String>,
 }
 
 #[derive(Default)]

@@ -9,13 +9,12 @@ use super::budget::Budget;
 use super::{NAP, Wish};
 use crate::files::PolicyFiles;
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tally_decision_log::compare::{Comparison, KINDS, Share};
-use tally_decision_log::player::Parts;
+use tally_admin::{ShadowShare, ShadowStatus};
+use tally_decision_log::compare::KINDS;
 use tally_decision_log::record::kind;
 use tally_decision_log::{Player, TapReader, decode};
 use tally_engine::policy::Policy;
@@ -65,80 +64,6 @@ impl Component {
             None => self.compiled.start(&self.config, None).map_err(|e| e.to_string())?,
         };
         Ok(Box::new(policy))
-    }
-}
-
-/// A kernel or a client on which the two part.
-#[derive(Clone, Debug, Serialize)]
-pub struct Where {
-    pub name: String,
-    pub id: u32,
-    #[serde(flatten)]
-    pub share: Share,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct ShadowStatus {
-    /// It sees and answers.
-    pub running: bool,
-    pub name: String,
-    /// SHA-256 of its file.
-    pub digest: String,
-    pub path: String,
-    /// The active policy that it is compared with now.
-    pub active: String,
-    /// Of one CPU.
-    pub cpu_percent: f64,
-    /// CPU time that its thread used, ms.
-    pub cpu_ms: f64,
-    /// Equal decisions of those compared, percent.
-    pub agreement_percent: f64,
-    /// Names of `comparison.matrix`'s rows (active) and columns (shadow).
-    pub kinds: [&'static str; 6],
-    pub comparison: Comparison,
-    /// What was not compared, and why.
-    pub parts: Parts,
-    /// Records that found no room between the threads.
-    pub dropped: u64,
-    /// Kinds of events that it subscribed to and the active policy did not: it gets
-    /// none.
-    pub events_missing: Vec<&'static str>,
-    /// Kernels with the most partings.
-    pub kernels: Vec<Where>,
-    /// Clients with the most partings.
-    pub clients: Vec<Where>,
-    /// Why it ended.
-    pub ended: Option<String>,
-}
-
-/// The same in `tallyctl status`.
-#[derive(Clone, Debug, Serialize)]
-pub struct ShadowBrief {
-    /// It sees and answers.
-    pub running: bool,
-    pub name: String,
-    pub decisions: u64,
-    /// Of those, equal, percent.
-    pub agreement_percent: f64,
-    /// Decisions left out for want of CPU time.
-    pub skipped: u64,
-    /// Records that found no room between the threads.
-    pub dropped: u64,
-    /// Why it ended.
-    pub ended: Option<String>,
-}
-
-impl From<ShadowStatus> for ShadowBrief {
-    fn from(s: ShadowStatus) -> Self {
-        ShadowBrief {
-            running: s.running,
-            name: s.name,
-            decisions: s.comparison.decisions,
-            agreement_percent: s.agreement_percent,
-            skipped: s.parts.skipped,
-            dropped: s.dropped,
-            ended: s.ended,
-        }
     }
 }
 
@@ -195,7 +120,7 @@ impl Shadow {
             path: path.display().to_string(),
             cpu_percent,
             agreement_percent: 100.0,
-            kinds: KINDS,
+            kinds: KINDS.map(Into::into).into(),
             ..Default::default()
         };
         let seen = progress.clone();
@@ -316,12 +241,12 @@ impl Watching {
 
     fn publish(&self, over: bool) {
         let (c, world) = (self.player.comparison(), self.player.world());
-        let kernels = c.top_kernels(TOP).into_iter().map(|(id, share)| Where {
+        let kernels = c.top_kernels(TOP).into_iter().map(|(id, share)| ShadowShare {
             name: world.profiles.get(id).map_or("?".into(), |p| p.key.name.clone()),
             id,
             share,
         });
-        let clients = c.top_clients(TOP).into_iter().map(|(id, share)| Where {
+        let clients = c.top_clients(TOP).into_iter().map(|(id, share)| ShadowShare {
             name: world.clients.get(&id).map_or("(gone)".into(), |view| view.info.name.clone()),
             id,
             share,
@@ -335,7 +260,7 @@ impl Watching {
         status.comparison = c.summary();
         status.parts = self.player.parts();
         status.dropped = self.reader.dropped();
-        status.events_missing = self.player.events_missing();
+        status.events_missing = self.player.events_missing().into_iter().map(Into::into).collect();
         (status.kernels, status.clients) = (kernels, clients);
         status.ended = self.progress.reason().filter(|_| over || self.wished);
     }

@@ -163,11 +163,11 @@ const COMPILED: [(&str, &[&str]); 5] = [
         ],
     ),
     (
-        "../../tests/kernels/inference.ptx",
+        "../../demo/kernels/inference.ptx",
         &["dense grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:48,u32:32"],
     ),
     (
-        "../../tests/kernels/training.ptx",
+        "../../demo/kernels/training.ptx",
         &[
             "forward_error grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,floats:4096,u32:48,u32:32",
             "gradient_step grid=2,3,1 block=16,16,1 args=floats:4096,floats:4096,floats:4096,u32:32,u32:48,u32:32,u32:1000000000",

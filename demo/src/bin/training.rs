@@ -6,9 +6,6 @@
 //! on every run, whoever else uses the device: `checksums` lists it as the
 //! training went along, so that runs of different length can be compared.
 
-#[path = "../job.rs"]
-mod job;
-
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use cudarc::driver::{
@@ -17,6 +14,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use std::sync::Arc;
 use std::time::Instant;
+use tally_demo::job;
 
 const KERNELS: &str = include_str!("../../kernels/training.ptx");
 /// Side of a block; sizes are multiples of it.

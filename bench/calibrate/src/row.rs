@@ -1,15 +1,10 @@
-//! Simulated beside measured: the same pair, load and policy, as ratios.
-//!
-//! A program takes alone what the row's own run measured of it alone; everything that
-//! comes of sharing is simulated.
+//! A measured pair, and the same simulated.
 
-use super::arrivals::poisson;
-use super::{Policies, trace};
-use crate::error::CtlError;
+use crate::arrivals::poisson;
+use crate::table::with;
+use anyhow::{Result, anyhow};
 use serde::Serialize;
 use serde_json::Value;
-use std::io::Write;
-use std::path::Path;
 use tally_engine::policy::Policy;
 use tally_simulator::trace::Alone;
 use tally_simulator::{
@@ -31,9 +26,6 @@ const PROGRAMS: [(&str, &str); 10] = [
 ];
 /// Of the arrivals in `bench/gpu/step_pairs.py`.
 const SEED: u32 = 7;
-/// What was aimed at: p99 and share off by at most so much.
-const AIMS_PERCENT: [f64; 2] = [15.0, 10.0];
-
 /// An inference alone may take so much longer in a row's mode than it did at first, and under MPS, where
 /// every graph does, so much more; else its host changed in between (`bench/gpu/step_pairs.py`).
 const DRIFT_MAX: f64 = 1.25;
@@ -47,7 +39,7 @@ const DRAWS: u64 = 5;
 const ALONE_SECONDS: f64 = 3.0;
 
 /// A row of measurements that can be simulated.
-struct Measured<'a> {
+pub struct Measured<'a> {
     row: &'a Value,
     traces: [&'static str; 2],
     setup: Setup,
@@ -71,36 +63,36 @@ struct Own {
 
 /// Both side by side.
 #[derive(Serialize)]
-struct Compared {
-    hp: String,
-    be: String,
-    mode: String,
+pub struct Compared {
+    pub hp: String,
+    pub be: String,
+    pub mode: String,
     /// What it was measured with, unless that was the policy's defaults.
-    policy_config: Option<String>,
-    vendor_rewrite: bool,
+    pub policy_config: Option<String>,
+    pub vendor_rewrite: bool,
     /// Over the inference alone ([`alone_ms`]).
-    p99_over_alone: f64,
-    measured_p99_over_alone: f64,
-    p50_ms: f64,
-    measured_p50_ms: f64,
-    p99_ms: f64,
-    measured_p99_ms: f64,
+    pub p99_over_alone: f64,
+    pub measured_p99_over_alone: f64,
+    pub p50_ms: f64,
+    pub measured_p50_ms: f64,
+    pub p99_ms: f64,
+    pub measured_p99_ms: f64,
     /// The training's rate over what it makes alone without a core, by another process.
-    share: f64,
-    measured_share: f64,
+    pub share: f64,
+    pub measured_share: f64,
     /// The training's rate over what the same process makes alone in the row's mode.
-    share_of_own: Option<f64>,
-    measured_share_of_own: Option<f64>,
+    pub share_of_own: Option<f64>,
+    pub measured_share_of_own: Option<f64>,
     /// What it makes alone in the row's mode over what it makes alone without a core.
-    alone_share: Option<f64>,
-    measured_alone_share: Option<f64>,
+    pub alone_share: Option<f64>,
+    pub measured_alone_share: Option<f64>,
     /// Of several draws the one whose p99 is the median.
-    report: Report,
+    pub report: Report,
 }
 
 impl Compared {
     /// `[simulated, measured]`, and whether they are of the training's own rate.
-    fn shares(&self) -> ([f64; 2], bool) {
+    pub fn shares(&self) -> ([f64; 2], bool) {
         match (self.share_of_own, self.measured_share_of_own) {
             (Some(simulated), Some(measured)) => ([simulated, measured], true),
             _ => ([self.share, self.measured_share], false),
@@ -108,98 +100,7 @@ impl Compared {
     }
 }
 
-/// Print a table of all rows of the file that can be simulated.
-pub fn run(
-    out: &mut impl Write,
-    file: &Path,
-    setup: &Setup,
-    policies: &Policies,
-    since: &str,
-    json: bool,
-) -> Result<(), CtlError> {
-    let wrong = |why: String| CtlError::Failed(format!("--calibrate {}: {why}", file.display()));
-    let content = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-    let rows: Vec<Value> = serde_json::from_str(&content).map_err(|e| {
-        wrong(format!("{e}; expected an array of rows as in docs/results/pairs.json"))
-    })?;
-    // As dates they compare as texts do.
-    let rows = rows.iter().filter(|row| text(row, "date") >= since);
-    let rows: Vec<_> = rows.filter_map(|row| Measured::of(row, setup)).collect();
-    let (rows, left_out): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.has_drifted());
-    let compared = rows.iter().map(|row| row.compare(policies)).collect::<Result<Vec<_>, _>>()?;
-    if json {
-        let text =
-            serde_json::to_string_pretty(&compared).map_err(|e| CtlError::Answer(e.to_string()))?;
-        return Ok(writeln!(out, "{text}")?);
-    }
-    show(out, &compared)?;
-    if !left_out.is_empty() {
-        writeln!(
-            out,
-            "\nLeft out, for the inference's host had become slower: {}.",
-            left_out.iter().map(Measured::name).collect::<Vec<_>>().join("; ")
-        )?;
-    }
-    Ok(())
-}
-
-/// Behind a share of what the training makes alone in the row's mode.
-const OF_OWN: &str = " of own";
-
-/// A configuration behind a row's mode.
-fn with(config: &str) -> String {
-    format!(", `{}`", config.lines().collect::<Vec<_>>().join("; "))
-}
-
-fn show(out: &mut impl Write, rows: &[Compared]) -> Result<(), CtlError> {
-    writeln!(
-        out,
-        "| pair | mode | p99 over alone, simulated | measured | off by | share, simulated | measured | off by |"
-    )?;
-    writeln!(out, "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
-    let off = |a: f64, b: f64| (a / b - 1.0) * 100.0;
-    let mut within = [0; 2];
-    for r in rows {
-        let ([share, measured_share], is_own) = r.shares();
-        let offs = [off(r.p99_over_alone, r.measured_p99_over_alone), off(share, measured_share)];
-        let own = if is_own { OF_OWN } else { "" };
-        for (count, (off, aim)) in within.iter_mut().zip(offs.iter().zip(AIMS_PERCENT)) {
-            *count += u32::from(off.abs() <= aim);
-        }
-        writeln!(
-            out,
-            "| {} + {} | {}{}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
-            r.hp,
-            r.be,
-            r.mode,
-            if r.vendor_rewrite { ", vendor kernels cut" } else { "" },
-            r.policy_config.as_deref().map_or(String::new(), with),
-            r.p99_over_alone,
-            r.measured_p99_over_alone,
-            offs[0],
-            offs[1],
-        )?;
-    }
-    writeln!(out)?;
-    if rows.iter().any(|r| r.shares().1) {
-        writeln!(
-            out,
-            "A share{OF_OWN} is of what the same training makes alone in that mode; other shares are of what it makes alone without a core.\n"
-        )?;
-    }
-    writeln!(
-        out,
-        "p99 within {} % in {} of {} rows, share within {} % in {}.",
-        AIMS_PERCENT[0],
-        within[0],
-        rows.len(),
-        AIMS_PERCENT[1],
-        within[1]
-    )?;
-    Ok(())
-}
-
-fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+pub fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row.get(key).and_then(Value::as_str).unwrap_or("")
 }
 
@@ -218,7 +119,7 @@ fn known(name: &str) -> Option<&'static str> {
 }
 
 impl<'a> Measured<'a> {
-    fn of(row: &'a Value, setup: &Setup) -> Option<Self> {
+    pub fn of(row: &'a Value, setup: &Setup) -> Option<Self> {
         let (sharing, scheduled) = match (text(row, "mode"), text(row, "policy")) {
             ("time-slicing", _) => (SharingMode::Timeslice, false),
             ("mps", _) => (SharingMode::Mps, false),
@@ -256,31 +157,31 @@ impl<'a> Measured<'a> {
     }
 
     /// Whether the inference alone was not as fast as at first any more: ratios to that say nothing then.
-    fn has_drifted(&self) -> bool {
+    pub fn has_drifted(&self) -> bool {
         let times = [number(self.row, "own_solo_p50_ms"), alone_ms(self.row, "p50")];
         let [Some(own_ms), Some(solo_ms)] = times else { return false };
         let more = if self.setup.sharing == SharingMode::Mps { MPS_ALONE } else { 0.0 };
         own_ms > solo_ms * (DRIFT_MAX + more)
     }
 
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let vendor = if is_vendor(self.row) { ", vendor kernels cut" } else { "" };
         let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
         let config = Some(text(self.row, "policy_config")).filter(|config| !config.is_empty());
         format!("{hp} + {be}, {mode}{vendor}{}", config.map_or(String::new(), with))
     }
 
-    fn compare(&self, policies: &Policies) -> Result<Compared, CtlError> {
+    pub fn compare(&self, config: Option<&str>) -> Result<Compared> {
         let row = self.row;
-        let (mut high, mut low) = (trace("hp", self.traces[0])?, trace("be", self.traces[1])?);
+        let (mut high, mut low) = (trace(self.traces[0])?, trace(self.traces[1])?);
         if self.setup.graph {
             high = high.as_graph();
         }
         self.as_alone(&mut high, &mut low);
         let solo_steps_per_s =
             number(row, "be_solo_steps_per_s").unwrap_or_else(|| plain_steps_per_s(&low));
-        let own_steps_per_s = self.as_own(&high, &mut low, policies)?;
-        let (report, share) = self.simulated(&high, &low, policies)?;
+        let own_steps_per_s = self.as_own(&high, &mut low, config)?;
+        let (report, share) = self.simulated(&high, &low, config)?;
         let h = &report.high_priority;
         // The report's is of the pace that the training was given.
         let steps_per_s = share * plain_steps_per_s(&low);
@@ -307,20 +208,15 @@ impl<'a> Measured<'a> {
     }
 
     /// The run whose p99 is the median of some, and the median of their shares of the training.
-    fn simulated(
-        &self,
-        high: &Trace,
-        low: &Trace,
-        policies: &Policies,
-    ) -> Result<(Report, f64), CtlError> {
+    fn simulated(&self, high: &Trace, low: &Trace, config: Option<&str>) -> Result<(Report, f64)> {
         // What a graph takes is not drawn.
         let draws = if self.setup.graph { 1 } else { DRAWS };
         let arrivals = self.arrivals();
         let run = |draw| {
             let setup = Setup { seed: self.setup.seed.wrapping_add(draw), ..self.setup };
-            Ok(simulate(&setup, high, Some(low), &arrivals, self.policy(policies)?))
+            Ok(simulate(&setup, high, Some(low), &arrivals, self.policy(config)?))
         };
-        let mut runs = (0..draws).map(run).collect::<Result<Vec<Report>, CtlError>>()?;
+        let mut runs = (0..draws).map(run).collect::<Result<Vec<Report>>>()?;
         let mut median = |figure: fn(&Report) -> f64| {
             runs.sort_by(|a, b| figure(a).total_cmp(&figure(b)));
             runs[runs.len() / 2].clone()
@@ -339,25 +235,20 @@ impl<'a> Measured<'a> {
         Arrivals::At(poisson(rate_per_s, self.setup.seconds, SEED))
     }
 
-    fn policy(&self, policies: &Policies) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
+    fn policy(&self, config: Option<&str>) -> Result<Option<Box<dyn Policy + Send>>> {
         if !self.scheduled {
             return Ok(None);
         }
-        // Another policy has other settings.
-        let is_rows = policies.is(text(self.row, "policy"));
-        policies.load_configured(if is_rows { text(self.row, "policy_config") } else { "" })
+        let (name, own) = (text(self.row, "policy"), text(self.row, "policy_config"));
+        let policy = tally_native_policy::by_name(name, config.unwrap_or(own));
+        policy.map(Some).map_err(|why| anyhow!("{}: {why}", self.name()))
     }
 
     /// Give the training the pace of the row's own process, if that was measured. Returns what
     /// it then makes alone in the row's mode, steps a second.
-    fn as_own(
-        &self,
-        high: &Trace,
-        low: &mut Trace,
-        policies: &Policies,
-    ) -> Result<Option<f64>, CtlError> {
+    fn as_own(&self, high: &Trace, low: &mut Trace, config: Option<&str>) -> Result<Option<f64>> {
         let Some(own) = self.own else { return Ok(None) };
-        let mut steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+        let mut steps_per_s = self.alone_steps_per_s(own, high, low, config)?;
         // The solo figure is of another process, and perhaps of another hour: a training that its
         // own part limits had another pace. One that the GPU limits did not, for the GPU is the same:
         // a rate that differs under a policy says that the model of cutting is off, and kernels made
@@ -365,7 +256,7 @@ impl<'a> Measured<'a> {
         let is_launch_bound = low.alone[0].is_some_and(|alone| alone.is_launch_bound());
         if steps_per_s > 0.0 && (is_launch_bound || !self.scheduled) {
             slow_down(low, steps_per_s / own.steps_per_s);
-            steps_per_s = self.alone_steps_per_s(own, high, low, policies)?;
+            steps_per_s = self.alone_steps_per_s(own, high, low, config)?;
         }
         Ok(Some(steps_per_s).filter(|&rate| rate > 0.0))
     }
@@ -376,14 +267,14 @@ impl<'a> Measured<'a> {
         own: Own,
         high: &Trace,
         low: &Trace,
-        policies: &Policies,
-    ) -> Result<f64, CtlError> {
+        config: Option<&str>,
+    ) -> Result<f64> {
         let seconds = own.seconds;
         // An inference that waits for requests takes nothing of the training's host.
         let model = Model { hosts_permille: 0, ..self.setup.model };
         let setup = Setup { seconds, warm_up_seconds: Some(seconds), model, ..self.setup };
         let none = Arrivals::At(Vec::new());
-        let report = simulate(&setup, high, Some(low), &none, self.policy(policies)?);
+        let report = simulate(&setup, high, Some(low), &none, self.policy(config)?);
         let share = report.best_effort.map_or(0.0, |training| training.share);
         Ok(share * plain_steps_per_s(low))
     }
@@ -422,6 +313,10 @@ impl Own {
     }
 }
 
+fn trace(name: &str) -> Result<Trace> {
+    Ok(Trace::open(name)?)
+}
+
 /// What a training makes alone without a core.
 fn plain_steps_per_s(low: &Trace) -> f64 {
     1e9 / low.timed_in(SharingMode::Timeslice).period_ns.max(1) as f64
@@ -439,4 +334,5 @@ fn is_vendor(row: &Value) -> bool {
 }
 
 #[cfg(test)]
+#[path = "row_tests.rs"]
 mod tests;

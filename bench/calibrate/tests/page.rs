@@ -4,17 +4,8 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What the page's own command says; its policy is compiled natively.
-const ARGUMENTS: [&str; 8] = [
-    "sim",
-    "--calibrate",
-    "docs/results/pairs.json",
-    "--since",
-    "2026-11-22",
-    "--policy",
-    "native:tally-priority",
-    "--json",
-];
+/// What the page's own command says.
+const ARGUMENTS: [&str; 3] = ["docs/results/pairs.json", "--since", "2026-11-22"];
 /// A policy or an engine that answers a little differently moves each figure a little.
 const RATIO_OFF_MAX: f64 = 0.1;
 const SHARE_OFF_MAX: f64 = 0.03;
@@ -49,8 +40,8 @@ fn within(rows: &[(String, [f64; 4])]) -> (usize, usize) {
 
 #[test]
 fn the_page_says_what_the_simulator_gives() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyctl"));
-    let output = command.args(ARGUMENTS).current_dir(repository()).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-calibrate"));
+    let output = command.args(ARGUMENTS).arg("--json").current_dir(repository()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
     let found: Vec<(String, [f64; 4])> = found
@@ -72,7 +63,7 @@ fn the_page_says_what_the_simulator_gives() {
         .collect();
     let told = table();
     let names = |rows: &[(String, [f64; 4])]| rows.iter().map(|r| r.0.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&found), names(&told), "tallyctl {}", ARGUMENTS.join(" "));
+    assert_eq!(names(&found), names(&told), "tally-calibrate {}", ARGUMENTS.join(" "));
     for ((name, found), (_, told)) in found.iter().zip(&told) {
         assert!(
             (found[0] / told[0] - 1.0).abs() <= RATIO_OFF_MAX,
@@ -98,4 +89,20 @@ fn the_page_says_what_the_simulator_gives() {
     // What the page says of this test.
     assert!(p99 * 10 >= found.len() * 9, "p99 is near in only {p99} of {} rows", found.len());
     assert!(share * 10 >= found.len() * 9, "share is near in only {share} of {} rows", found.len());
+}
+
+#[test]
+fn the_page_names_the_command_that_made_it() {
+    let page = std::fs::read_to_string(repository().join("docs/results-simulator.md")).unwrap();
+    let command = format!("`cargo run --release -p tally-calibrate -- {}`", ARGUMENTS.join(" "));
+    assert!(page.contains(&command), "{command}");
+}
+
+#[test]
+fn what_is_no_list_of_pairs_is_refused_by_name() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-calibrate"));
+    let output = command.arg("README.md").current_dir(repository()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("README.md: expected an array of rows"), "{said}");
 }

@@ -5,9 +5,6 @@
 //! is begun to when its answer is here, `queued` from when it arrived. Arrivals
 //! that could not be begun before the end are counted as `unserved`.
 
-#[path = "../job.rs"]
-mod job;
-
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use cudarc::driver::{
@@ -16,6 +13,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tally_demo::job;
 
 const KERNELS: &str = include_str!("../../kernels/inference.ptx");
 /// Side of a block of `dense`; sizes are multiples of it.

@@ -1,12 +1,8 @@
 //! What is compared with what, row by row.
 
 use super::*;
-use crate::policy::LimitsArg;
+use crate::table::show;
 use serde_json::json;
-
-fn policies() -> Policies {
-    Policies::open("native:tally-priority", None, LimitsArg::Default, &[]).unwrap()
-}
 
 /// With short windows, for what is asked of it does not depend on them.
 fn own_row(be: &str, mode: &str, steps_per_s: f64) -> Value {
@@ -40,14 +36,13 @@ fn a_row_with_figures_of_its_own_warms_up_as_long_as_it_did() {
 
 #[test]
 fn only_a_training_that_its_own_part_limits_gets_another_pace_under_a_policy() {
-    let policies = policies();
     let paces = |row: &Value| {
         let measured = Measured::of(row, &Setup::default()).unwrap();
-        let mut high = trace("hp", measured.traces[0]).unwrap().as_graph();
-        let mut low = trace("be", measured.traces[1]).unwrap();
+        let mut high = trace(measured.traces[0]).unwrap().as_graph();
+        let mut low = trace(measured.traces[1]).unwrap();
         measured.as_alone(&mut high, &mut low);
         let before_ns = plain_ns(&low);
-        let alone = measured.as_own(&high, &mut low, &policies).unwrap();
+        let alone = measured.as_own(&high, &mut low, None).unwrap();
         (before_ns, plain_ns(&low), alone)
     };
     let (before_ns, after_ns, alone) = paces(&own_row("gpt2-train", "tally-mps", 5.0));
@@ -75,8 +70,7 @@ fn only_a_training_that_its_own_part_limits_gets_another_pace_under_a_policy() {
 #[test]
 fn a_share_of_own_is_of_the_simulated_rate_alone_in_the_mode() {
     let row = own_row("gpt2-train", "tally-mps", 7.0);
-    let of =
-        |row: &Value| Measured::of(row, &Setup::default()).unwrap().compare(&policies()).unwrap();
+    let of = |row: &Value| Measured::of(row, &Setup::default()).unwrap().compare(None).unwrap();
     let own = of(&row);
     let (share_of_own, alone_share) = (own.share_of_own.unwrap(), own.alone_share.unwrap());
     assert!((own.share / alone_share / share_of_own - 1.0).abs() < 1e-9);
@@ -104,27 +98,22 @@ fn a_share_of_own_is_of_the_simulated_rate_alone_in_the_mode() {
 #[test]
 fn a_row_is_simulated_with_the_configuration_that_it_was_measured_with() {
     let mut row = own_row("gpt2-train", "tally-mps", 7.0);
-    let of = |row: &Value, policies: &Policies| {
-        Measured::of(row, &Setup::default()).unwrap().compare(policies).map_err(|e| e.to_string())
+    let of = |row: &Value, config: Option<&str>| {
+        Measured::of(row, &Setup::default()).unwrap().compare(config).map_err(|e| e.to_string())
     };
-    let plain = of(&row, &policies()).unwrap();
+    let plain = of(&row, None).unwrap();
     row["policy_config"] = json!("forms = false\n");
-    let whole = of(&row, &policies()).unwrap();
+    let whole = of(&row, None).unwrap();
     assert!(whole.p99_over_alone > 2.0 * plain.p99_over_alone, "nothing yields");
     assert_eq!(whole.policy_config.as_deref(), Some("forms = false\n"));
-    let mut table = Vec::new();
+    let (mut table, whole_p99) = (Vec::new(), whole.p99_over_alone);
     show(&mut table, &[whole]).unwrap();
     assert!(String::from_utf8(table).unwrap().contains("| tally-mps, `forms = false` |"));
     row["policy_config"] = json!("cat = false\n");
-    assert!(of(&row, &policies()).is_err_and(|why| why.contains("cat")));
-    // Another policy has no such settings.
-    let other = Policies::open("built-in", None, LimitsArg::Default, &[]).unwrap();
-    of(&row, &other).unwrap();
-    assert!(!other.is("tally-priority") && policies().is("tally-priority"));
-    // As `main` does.
-    tally_wasm_host::serve_if_child();
-    let file = Policies::open("a/tally-priority.wasm", None, LimitsArg::Default, &[]);
-    assert!(file.is_ok_and(|file| file.is("tally-priority")));
+    assert!(of(&row, None).is_err_and(|why| why.contains("cat")));
+    // Another configuration takes its place.
+    let given = of(&row, Some("forms = false\n")).unwrap();
+    assert_eq!(given.p99_over_alone, whole_p99);
 }
 
 #[test]
@@ -132,8 +121,8 @@ fn an_inference_is_as_fast_alone_as_beside_idle_programs_and_gets_the_requests_o
     let mut row = own_row("gpt2-train", "tally-mps", 7.0);
     let measured_of = |row: &Value| {
         let measured = Measured::of(row, &Setup::default()).unwrap();
-        let mut high = trace("hp", measured.traces[0]).unwrap();
-        measured.as_alone(&mut high, &mut trace("be", measured.traces[1]).unwrap());
+        let mut high = trace(measured.traces[0]).unwrap();
+        measured.as_alone(&mut high, &mut trace(measured.traces[1]).unwrap());
         let Arrivals::At(at) = measured.arrivals() else { panic!("the row has a rate") };
         (measured.p99, high.alone[0].map(|alone| (alone.ns, alone.p99_ns)).unwrap(), at.len())
     };
@@ -174,15 +163,14 @@ fn what_is_drawn_is_the_median_of_five() {
         "hp": "resnet50-eager", "be": "bert-b32-train", "mode": "mps", "policy": "none",
         "p99_over_solo": 1.1, "be_share": 0.4, "solo_p50_ms": 3.5, "solo_p99_ms": 5.5, "seconds": 0.5,
     });
-    let policies = policies();
     let p99_ms = |seed| {
         let setup = Setup { seed, ..Setup::default() };
         let measured = Measured::of(&row, &setup).unwrap();
         let (mut high, mut low) =
-            (trace("hp", measured.traces[0]).unwrap(), trace("be", measured.traces[1]).unwrap());
+            (trace(measured.traces[0]).unwrap(), trace(measured.traces[1]).unwrap());
         measured.as_alone(&mut high, &mut low);
         let one = simulate(&measured.setup, &high, Some(&low), &measured.arrivals(), None);
-        (one.high_priority.service_p99_ms, measured.compare(&policies).unwrap().p99_ms)
+        (one.high_priority.service_p99_ms, measured.compare(None).unwrap().p99_ms)
     };
     let mut draws: Vec<_> = (7..12).map(|seed| p99_ms(seed).0).collect();
     draws.sort_by(f64::total_cmp);

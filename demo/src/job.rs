@@ -1,5 +1,4 @@
-//! What the demonstration programs share: random numbers, percentiles,
-//! checksums and a start at a common moment.
+//! What the programs share: random numbers, checksums and a start at a common moment.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -66,7 +65,7 @@ impl Start {
         let Some(path) = &self.go_file else { return Ok(()) };
         let began = Instant::now();
         while !path.exists() {
-            ensure!(began.elapsed() < START_WAIT_MAX, "{} never loaded_because", path.display());
+            ensure!(began.elapsed() < START_WAIT_MAX, "{} never came", path.display());
             std::thread::sleep(START_POLL);
         }
         Ok(())

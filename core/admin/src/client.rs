@@ -1,0 +1,318 @@
+//! Clients in the status, and programs that should be clients.
+
+use crate::status::Class;
+use crate::words::{Word, required, words};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Who a client is; known at registration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its id; never used again in this run of the core.
+    pub id: u32,
+    pub pid: u32,
+    pub uid: u32,
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+    pub class: Class,
+    /// Why it is not what it asked to be; empty otherwise.
+    pub class_reason: String,
+}
+
+/// A connected client.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Since it registered, s.
+    pub connected_s: f64,
+    /// Whether its launches are governed.
+    pub governed: bool,
+    /// Why not; empty if they are.
+    pub not_governed_reason: String,
+    /// Launches so far, all entry points.
+    pub launches: u64,
+    pub launches_by_entry_point: EntryPoints,
+    /// Kernel nodes of the graphs launched.
+    pub graph_kernels: u64,
+    /// Launches recorded into a capture and not run.
+    pub captured: u64,
+    /// Launches the driver refused.
+    pub failed: u64,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+    /// Host functions enqueued (`cuLaunchHostFunc`).
+    pub host_func: u64,
+    /// Waits behind which it lingered on the GPU.
+    pub lingered: u64,
+    /// Launches on streams beyond those tracked.
+    pub stream_overflow: u64,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// How launches were transformed.
+    pub transformed: Transformed,
+    /// Launches waiting for a decision now.
+    pub waiting: u64,
+    /// Why its work does not go on now; `null` if none of it waits.
+    #[serde(deserialize_with = "required")]
+    pub why: Option<Why>,
+    /// Time launches waited, by the core's account, ms.
+    pub waited_ms: f64,
+    /// The same by the client's threads' account, ms.
+    pub waited_client_ms: f64,
+    /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
+    /// client the time that it was busy.
+    pub charged_ms: f64,
+    /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
+    /// launches that ran beside others it includes time in which the others ran.
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+    /// High priority: it has work on the GPU now.
+    pub busy: bool,
+    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any
+    /// longer.
+    pub standstills: u64,
+    /// Launches granted and not done.
+    pub in_flight: u64,
+    /// Their predicted GPU time, us.
+    pub in_flight_us: f64,
+    /// Its in-flight window, us.
+    pub window_us: f64,
+    /// Its launches are not decided.
+    pub standing_grant: bool,
+    /// Why its last launch was decided as it was, in the policy's words; `null` if the policy gave no reason.
+    #[serde(deserialize_with = "required")]
+    pub reason: Option<String>,
+    /// How far the mechanisms got in its process.
+    pub report: Report,
+    /// Tickets taken and never published, passed over after 1 s.
+    pub tickets_skipped: u64,
+    /// Tickets given up by their owner.
+    pub tickets_abandoned: u64,
+}
+
+/// Launches by the entry point of the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryPoints {
+    /// `cuLaunchKernel`.
+    pub kernel: u64,
+    /// `cuLaunchKernelEx`.
+    pub kernel_ex: u64,
+    /// `cuLaunchCooperativeKernel`.
+    pub cooperative: u64,
+    /// `cuGraphLaunch`.
+    pub graph: u64,
+}
+
+/// Why a client's next launch waits, or its launch under way yields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Why {
+    pub reason: WaitReason,
+    /// Held: it is decided again after so long at the latest, ms; `null` if it is not held.
+    #[serde(deserialize_with = "required")]
+    pub for_ms: Option<f64>,
+}
+
+words! {
+    /// What a client's work waits for.
+    pub enum WaitReason {
+        /// No decision has been made yet.
+        Decision = "decision",
+        /// Held while high-priority work is on the GPU.
+        HighPriority = "high_priority",
+        /// Held otherwise.
+        Policy = "policy",
+        /// Its in-flight window is full.
+        Window = "window",
+        /// A launch under way has yielded.
+        Yielding = "yielding",
+    }
+}
+
+/// What was decided for a client's launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decisions {
+    /// Submitted for a decision, leased ones included.
+    pub submitted: u64,
+    /// Run as they are.
+    pub run: u64,
+    /// Started under a lease.
+    pub leased: u64,
+    /// Answers that held a launch.
+    pub held: u64,
+    /// Launches held at least once.
+    pub launches_held: u64,
+    /// Waits for room in the window.
+    pub window_full: u64,
+    /// Granted although the window was full, because nothing in it ended.
+    pub window_stalls: u64,
+    /// Run as slices.
+    pub sliced: u64,
+    pub preemptible: u64,
+    /// Run on a subset of the SMs.
+    pub sm_limited: u64,
+    /// Run whole because the form decided was not on offer, or could not be done.
+    pub degraded: u64,
+    /// Decided by the built-in rule because the policy failed.
+    pub fallback: u64,
+    pub completed: u64,
+}
+
+/// How a client's launches were transformed, as its shim counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Transformed {
+    /// Kernels that have a transformed form.
+    pub kernels: u64,
+    /// Kernels looked at that have none; `kernels` of the status says why.
+    pub kernels_refused: u64,
+    /// Launches run as slices.
+    pub sliced: u64,
+    /// Of these, by offset: each slice a launch of its own blocks only.
+    pub sliced_by_offset: u64,
+    /// Launches run so that they yield.
+    pub preemptible: u64,
+    /// Launches run on some of the SMs.
+    pub sm_limited: u64,
+    /// Graph launches run as chains of parts.
+    pub graph_chained: u64,
+    /// Kernels of these that were launched by themselves, in a transformed form.
+    pub graph_nodes_transformed: u64,
+    /// Times it was asked to yield while a transformed launch was under way.
+    pub yields: u64,
+    /// It is asked to yield now.
+    pub yielded: bool,
+    /// Launches that yielded at least once.
+    pub launches_yielded: u64,
+    /// Transformed launches whose blocks waited for one another, and that were rescued.
+    pub rescued: u64,
+    /// From being asked to yield until a launch had, of the latest, median, us.
+    pub turnaround_us_p50: f64,
+    /// 99th percentile of the same, us.
+    pub turnaround_us_p99: f64,
+}
+
+words! {
+    /// How far a mechanism got in a client's process.
+    pub enum MechanismState {
+        Pending = "pending",
+        Active = "active",
+        Failed = "failed",
+        Unused = "unused",
+        /// The shim wrote no such state.
+        Invalid = "invalid",
+    }
+}
+
+words! {
+    /// Whether a client is an MPS client, and was to be one.
+    pub enum MpsUse {
+        AsAsked = "as asked",
+        /// It set its GPU up before it registered, or the daemon is gone.
+        NotAClient = "not an MPS client",
+        NotAsked = "an MPS client though not asked",
+    }
+}
+
+/// What a client's shim reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Hardware time slice.
+    pub time_slice: MechanismState,
+    /// The time slice that is wanted, us; 0: the driver's.
+    pub time_slice_us: u32,
+    /// Channel groups whose time slice was set.
+    pub time_slice_groups: u32,
+    /// NVIDIA status or errno of the last failure to set one; 0 if none.
+    pub time_slice_error: u32,
+    /// Lingering on the GPU between requests.
+    pub linger: MechanismState,
+    /// CUDA result of a failure to linger; 0 if none.
+    pub linger_error: u32,
+    /// Why all its launches go whole; empty if nothing rules other forms out.
+    pub whole_because: Word,
+    pub mps: MpsUse,
+    /// SMs of its device; 0 before its first launch.
+    pub sm_count: u32,
+    /// CUDA driver version; 0 before `cuInit`.
+    pub driver_version: u32,
+    /// UUID of its device; empty before its first launch.
+    pub device_uuid: String,
+}
+
+/// Sums over clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Clients that registered.
+    pub registered: u64,
+    /// Of them, connected now.
+    pub connected: u64,
+    /// Launches, all entry points.
+    pub launches: u64,
+    /// As of [`ClientStatus`].
+    pub charged_ms: f64,
+    /// As of [`ClientStatus`].
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+}
+
+impl Totals {
+    /// Count others in.
+    pub fn add(&mut self, other: Totals) {
+        self.registered += other.registered;
+        self.connected += other.connected;
+        self.launches = self.launches.saturating_add(other.launches);
+        self.charged_ms += other.charged_ms;
+        self.measured_ms += other.measured_ms;
+        self.launches_measured = self.launches_measured.saturating_add(other.launches_measured);
+        self.waited_ms += other.waited_ms;
+        self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
+    }
+}
+
+/// A client that left.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Departed {
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// How long it was connected, s.
+    pub connected_s: f64,
+    /// How it left.
+    pub reason: String,
+    /// Launches, all entry points.
+    pub launches: u64,
+    pub launches_by_entry_point: EntryPoints,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// How launches were transformed.
+    pub transformed: Transformed,
+    /// Launches that went ahead without a core.
+    pub unscheduled: u64,
+    /// Time launches waited, ms.
+    pub waited_ms: f64,
+    /// As of [`ClientStatus`].
+    pub charged_ms: f64,
+    /// As of [`ClientStatus`].
+    pub measured_ms: f64,
+    /// Launches of which `measured_ms` is the sum.
+    pub launches_measured: u64,
+}
+
+/// A program that was to be governed and is not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UngovernedStatus {
+    pub pid: u32,
+    pub uid: u32,
+    pub name: String,
+    /// Why it is not governed.
+    pub reason: String,
+    /// The process is still there.
+    pub running: bool,
+    /// Since it was reported, s; 0 if it was found just now.
+    pub reported_s: f64,
+}
