@@ -42,25 +42,23 @@ impl<'a> Instruction<'a> {
 /// The statements of a body: what is between its braces. `.loc` and other lines of debug data
 /// are left out. After an error there are no more.
 pub fn statements<'a>(source: &'a str, body: &'a [Token]) -> Statements<'a> {
-    Statements { at: Cursor::new(source, body), failed: false }
+    Statements { at: Cursor::new(source, body) }
 }
 
 /// See [`statements`].
 #[derive(Clone, Debug)]
 pub struct Statements<'a> {
     at: Cursor<'a>,
-    failed: bool,
 }
 
 impl<'a> Iterator for Statements<'a> {
     type Item = Result<Statement<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
         let next = self.statement().transpose();
-        self.failed = matches!(next, Some(Err(_)));
+        if let Some(Err(_)) = next {
+            self.at.finish();
+        }
         next
     }
 }

@@ -65,6 +65,11 @@ impl<'a> Cursor<'a> {
         self.at = self.tokens.len().min(self.at + 1);
     }
 
+    /// Past all tokens.
+    pub(crate) fn finish(&mut self) {
+        self.at = self.tokens.len();
+    }
+
     pub fn take(&mut self) -> Lexeme<'a> {
         let lexeme = self.peek();
         self.skip();

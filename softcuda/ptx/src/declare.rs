@@ -1,11 +1,13 @@
-//! Declarations of variables and parameters, after their state space.
+//! Declarations of variables and parameters.
 
-use crate::{Cursor, Kind, Lexeme, Result, Token, inside};
+use crate::{Cursor, Kind, Lexeme, PtxError, Result, Token, inside};
 
-/// `.align 4 .v2 .b8 name[3][4] = {1, 2}`.
+/// `.global .align 4 .v2 .b8 name[3][4] = {1, 2}`.
 #[derive(Clone, Copy, Debug)]
 pub struct Declaration<'a> {
     pub source: &'a str,
+    /// The state space: `.global`.
+    pub space: &'a str,
     /// Type and alignment; those of the directive's first declaration if it has none.
     pub words: &'a [Token],
     pub name: Token,
@@ -13,14 +15,6 @@ pub struct Declaration<'a> {
     pub dimensions: &'a [Token],
     /// What follows the equals sign.
     pub initialiser: Option<&'a [Token]>,
-}
-
-/// A parameter or a result of a function, or a parameter of an entry.
-#[derive(Clone, Copy, Debug)]
-pub struct Parameter<'a> {
-    /// `.param` or `.reg`.
-    pub space: &'a str,
-    pub declaration: Declaration<'a>,
 }
 
 /// What a variable looks like in memory.
@@ -50,55 +44,77 @@ pub fn type_bytes(dot: &str) -> Option<u32> {
     })
 }
 
-/// The parameters in a list of a [`Function`](crate::Function).
-///
-/// # Errors
-/// A list that is no list of parameters.
-pub fn parameters<'a>(source: &'a str, list: &'a [Token]) -> Result<Vec<Parameter<'a>>> {
-    let mut at = Cursor::new(source, inside(list));
-    let mut out = Vec::new();
-    while !at.is_at_end() {
-        let Lexeme::Dot(space @ (".param" | ".reg")) = at.peek() else {
-            return Err(at.unexpected("`.param` or `.reg`"));
-        };
-        at.skip();
-        out.push(Parameter { space, declaration: declaration(&mut at)? });
-        if at.eat(b',') {
-            if at.is_at_end() {
-                return Err(at.unexpected("a parameter"));
-            }
-        } else if !at.is_at_end() {
-            return Err(at.unexpected("`,` or `)`"));
-        }
-    }
-    Ok(out)
+/// The declarations of a list, in order. After an error there are no more.
+#[derive(Clone, Debug)]
+pub struct Declarations<'a> {
+    at: Cursor<'a>,
+    /// The state space and the words of the first declaration of a directive.
+    first: Option<(&'a str, &'a [Token])>,
+    is_parameters: bool,
+    is_started: bool,
+}
+
+/// The parameters or results in a list of a [`Function`](crate::Function), in `.param` or `.reg`.
+pub fn parameters<'a>(source: &'a str, list: &'a [Token]) -> Declarations<'a> {
+    let at = Cursor::new(source, inside(list));
+    Declarations { at, first: None, is_parameters: true, is_started: at.is_at_end() }
 }
 
 /// The variables of a directive, from its state space to before its semicolon.
-///
-/// # Errors
-/// Anything else, and what is not closed.
-pub fn declarations<'a>(source: &'a str, directive: &'a [Token]) -> Result<Vec<Declaration<'a>>> {
-    let mut at = Cursor::new(source, directive);
-    at.skip();
-    let mut out: Vec<Declaration<'a>> = Vec::new();
-    loop {
-        let mut one = declaration(&mut at)?;
-        if let (true, Some(first)) = (one.words.is_empty(), out.first()) {
-            one.words = first.words;
+pub fn declarations<'a>(source: &'a str, directive: &'a [Token]) -> Declarations<'a> {
+    let at = Cursor::new(source, directive);
+    Declarations { at, first: None, is_parameters: false, is_started: false }
+}
+
+impl<'a> Iterator for Declarations<'a> {
+    type Item = Result<Declaration<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_started && self.at.is_at_end() {
+            return None;
         }
-        if at.eat(b'=') {
-            one.initialiser = Some(initialiser(&mut at)?);
+        let next = self.declaration();
+        self.is_started = true;
+        if next.is_err() {
+            self.at.finish();
         }
-        out.push(one);
-        if at.is_at_end() {
-            return Ok(out);
-        }
-        at.expect(b',')?;
+        Some(next)
     }
 }
 
-fn declaration<'a>(at: &mut Cursor<'a>) -> Result<Declaration<'a>> {
+impl<'a> Declarations<'a> {
+    fn declaration(&mut self) -> Result<Declaration<'a>> {
+        if self.is_started {
+            self.at.expect(b',')?;
+        }
+        if self.is_parameters {
+            let Lexeme::Dot(space @ (".param" | ".reg")) = self.at.peek() else {
+                return Err(self.at.unexpected("`.param` or `.reg`"));
+            };
+            self.at.skip();
+            return declaration(&mut self.at, space);
+        }
+        let space = match (self.first, self.at.peek()) {
+            (Some((space, _)), _) => space,
+            (None, Lexeme::Dot(space)) => {
+                self.at.skip();
+                space
+            }
+            (None, _) => return Err(self.at.unexpected("a state space")),
+        };
+        let mut one = declaration(&mut self.at, space)?;
+        let (_, words) = *self.first.get_or_insert((space, one.words));
+        if one.words.is_empty() {
+            one.words = words;
+        }
+        if self.at.eat(b'=') {
+            one.initialiser = Some(initialiser(&mut self.at)?);
+        }
+        Ok(one)
+    }
+}
+
+fn declaration<'a>(at: &mut Cursor<'a>, space: &'a str) -> Result<Declaration<'a>> {
     let from = at.position();
     while matches!(at.peek(), Lexeme::Dot(_) | Lexeme::Number(_)) {
         at.skip();
@@ -117,6 +133,7 @@ fn declaration<'a>(at: &mut Cursor<'a>) -> Result<Declaration<'a>> {
     }
     Ok(Declaration {
         source: at.source(),
+        space,
         words,
         name,
         dimensions: at.since(from),
@@ -188,7 +205,7 @@ impl<'a> Declaration<'a> {
         }
         let mut at = Cursor::new(self.source, self.dimensions);
         let Some((element, element_bytes)) = element else {
-            return Err(crate::PtxError::new(self.name.line, "the variable has no type"));
+            return Err(PtxError::new(self.name.line, "the variable has no type"));
         };
         let unit = element_bytes * lanes;
         let (mut bytes, mut is_open) = (u64::from(unit), false);
@@ -212,8 +229,11 @@ mod tests {
     fn layouts(text: &str) -> Result<Vec<(String, u32, u64)>> {
         let text = format!(".global {text}");
         let tokens = lex(&text).unwrap();
-        let all = declarations(&text, &tokens)?;
-        all.iter().map(|d| d.layout().map(|l| (d.name().to_owned(), l.align, l.bytes))).collect()
+        let layout = |one: Result<Declaration<'_>>| {
+            let (name, layout) = one.and_then(|one| Ok((one.name().to_owned(), one.layout()?)))?;
+            Ok((name, layout.align, layout.bytes))
+        };
+        declarations(&text, &tokens).map(layout).collect()
     }
 
     #[test]
@@ -254,5 +274,16 @@ mod tests {
         ] {
             assert!(layouts(text).is_err(), "{text}");
         }
+    }
+    #[test]
+    fn lists_end_at_their_first_error() {
+        for text in ["(.param .b8 a b, .param .b8 c)", "(.param .b8 a,)", "(.local .b8 a)", "(a)"] {
+            let tokens = lex(text).unwrap();
+            let mut all = parameters(text, &tokens);
+            assert!(all.by_ref().any(|one| one.is_err()), "{text}");
+            assert!(all.next().is_none(), "{text}");
+        }
+        let tokens = lex("()").unwrap();
+        assert!(parameters("()", &tokens).next().is_none());
     }
 }

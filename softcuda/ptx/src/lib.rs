@@ -2,11 +2,13 @@
 //!
 //! [`lex`] makes [`Token`]s, which say where they lie and own nothing. [`parse`] finds the
 //! module's directives, [`parameters`] and [`declarations`] read lists of variables, and
-//! [`statements`] splits a body into instructions. What operands mean is left to the caller.
+//! [`statements`] splits a body into instructions: all of them iterators, which keep nothing.
+//! What operands mean is left to the caller.
 //!
-//! No input makes this crate panic or recurse. Time and memory are linear in the text, which
-//! may have [`SOURCE_BYTES_MAX`] bytes and nest braces [`NESTING_MAX`] deep. A directive that is
-//! not known is an error, because its extent would be a guess.
+//! No input makes this crate panic or recurse. Time is linear in the text, and memory is what its
+//! tokens take. A text has at most [`SOURCE_BYTES_MAX`] bytes and nests braces at most
+//! [`NESTING_MAX`] deep. A directive that is not known is an error, because its extent would be a
+//! guess.
 
 #![forbid(unsafe_code)]
 
@@ -19,9 +21,9 @@ mod number;
 
 pub use body::{Guard, Instruction, Statement, Statements, statements};
 pub use cursor::{Cursor, Lexeme};
-pub use declare::{Declaration, Layout, Parameter, declarations, parameters, type_bytes};
+pub use declare::{Declaration, Declarations, Layout, declarations, parameters, type_bytes};
 pub use lex::{Kind, SOURCE_BYTES_MAX, Token, lex};
-pub use module::{Function, Item, Linkage, Module, NESTING_MAX, parse};
+pub use module::{Function, Item, Items, Linkage, Module, NESTING_MAX, parse};
 pub use number::{Number, integer, number};
 
 /// PTX that cannot be read or used.

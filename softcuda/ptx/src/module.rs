@@ -1,39 +1,43 @@
 //! A module's directives: what it declares, and where in the text.
 
-use crate::declare::{Declaration, declarations};
-use crate::{Cursor, Kind, Lexeme, PtxError, Result, Token};
+use crate::{
+    Cursor, Declaration, Declarations, Kind, Lexeme, PtxError, Result, Token, declarations,
+};
 
 /// The deepest nesting of braces.
 pub const NESTING_MAX: usize = 256;
 
-/// A PTX module's directives, in the order of the text.
+/// A PTX module.
 #[derive(Clone, Debug)]
 pub struct Module<'a> {
-    pub source: &'a str,
     pub version: (u32, u32),
     /// The version's number in the text.
     pub version_token: Token,
-    /// The words of `.target`: `sm_90a`, `debug`.
-    pub targets: Vec<&'a str>,
-    /// The number of `.address_size`.
-    pub address_size: Option<Token>,
-    pub items: Vec<Item<'a>>,
+    pub items: Items<'a>,
+}
+
+/// What a module declares, in the order of the text. After an error there are no more.
+#[derive(Clone, Debug)]
+pub struct Items<'a> {
+    at: Cursor<'a>,
+    /// What is left of a directive with several variables.
+    variables: Option<(Linkage, Declarations<'a>)>,
 }
 
 #[derive(Clone, Debug)]
 pub enum Item<'a> {
     Function(Function<'a>),
-    Variable {
-        /// `.global`, `.const`, `.shared` or `.tex`.
-        space: &'a str,
-        linkage: Linkage,
-        declaration: Declaration<'a>,
-    },
+    /// In `.global`, `.const`, `.shared` or `.tex`.
+    Variable(Linkage, Declaration<'a>),
     /// `.alias name, of;`
     Alias {
         name: &'a str,
         of: &'a str,
     },
+    /// The words and commas of `.target`: `sm_90a, debug`.
+    Target(&'a [Token]),
+    /// The number of `.address_size`.
+    AddressSize(Token),
 }
 
 /// `.visible`, `.extern`, `.weak` and `.common`.
@@ -44,7 +48,7 @@ pub struct Linkage {
     pub is_extern: bool,
 }
 
-/// An `.entry` or a `.func`, with its declarations' directives.
+/// An `.entry` or a `.func`.
 #[derive(Clone, Debug)]
 pub struct Function<'a> {
     pub is_entry: bool,
@@ -67,23 +71,20 @@ pub struct Function<'a> {
     pub body: Option<&'a [Token]>,
 }
 
-/// Reads a module; `tokens` are those of `source`.
+/// Reads the head of a module; `tokens` are those of `source`.
 ///
 /// # Errors
-/// Text that is no module, or has a directive that is not known.
+/// Text that is no module. [`Items`] has errors of its own, such as a directive that is not known.
 pub fn parse<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a>> {
     let mut at = Cursor::new(source, tokens);
     if at.take() != Lexeme::Dot(".version") {
         return Err(PtxError::new(1, "PTX must start with `.version`"));
     }
-    let version = version(&at).ok_or_else(|| at.unexpected("a version"))?;
-    let version_token = at.token().ok_or_else(|| at.unexpected("a version"))?;
+    let (Some(version_token), Some(version)) = (at.token(), version(&at)) else {
+        return Err(at.unexpected("a version"));
+    };
     at.skip();
-    let (targets, items) = (Vec::new(), Vec::new());
-    let module = Module { source, version, version_token, targets, address_size: None, items };
-    let mut parser = Parser { at, module };
-    parser.directives()?;
-    Ok(parser.module)
+    Ok(Module { version, version_token, items: Items { at, variables: None } })
 }
 
 fn version(at: &Cursor<'_>) -> Option<(u32, u32)> {
@@ -92,39 +93,56 @@ fn version(at: &Cursor<'_>) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-struct Parser<'a> {
-    at: Cursor<'a>,
-    module: Module<'a>,
+impl<'a> Iterator for Items<'a> {
+    type Item = Result<Item<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.item().transpose();
+        if let Some(Err(_)) = next {
+            self.at.finish();
+            self.variables = None;
+        }
+        next
+    }
 }
 
-impl<'a> Parser<'a> {
-    fn directives(&mut self) -> Result<()> {
+impl<'a> Items<'a> {
+    fn item(&mut self) -> Result<Option<Item<'a>>> {
         let mut linkage = Linkage::default();
-        while !self.at.is_at_end() {
+        loop {
+            if let Some((linkage, variables)) = &mut self.variables {
+                if let Some(variable) = variables.next() {
+                    return Ok(Some(Item::Variable(*linkage, variable?)));
+                }
+                self.variables = None;
+            }
             let directive = self.at;
             match self.at.take() {
+                Lexeme::End => return Ok(None),
                 Lexeme::Dot(word @ (".visible" | ".extern" | ".weak" | ".common")) => {
                     linkage.is_given = true;
                     linkage.is_extern |= word == ".extern";
                     continue;
                 }
-                Lexeme::Dot(".entry") => self.function(true)?,
-                Lexeme::Dot(".func") => self.function(false)?,
-                Lexeme::Dot(space @ (".global" | ".const" | ".shared" | ".tex")) => {
+                Lexeme::Dot(".entry") => return self.function(true).map(Some),
+                Lexeme::Dot(".func") => return self.function(false).map(Some),
+                Lexeme::Dot(".global" | ".const" | ".shared" | ".tex") => {
                     self.at = directive;
-                    let all = declarations(self.module.source, self.at.statement()?)?;
-                    let variable = |declaration| Item::Variable { space, linkage, declaration };
-                    self.module.items.extend(all.into_iter().map(variable));
+                    let statement = self.at.statement()?;
+                    self.variables = Some((linkage, declarations(self.at.source(), statement)));
                 }
                 Lexeme::Dot(".target") => {
-                    self.module.targets.push(self.at.word()?);
+                    let from = self.at.position();
+                    self.at.name()?;
                     while self.at.eat(b',') {
-                        self.module.targets.push(self.at.word()?);
+                        self.at.name()?;
                     }
+                    return Ok(Some(Item::Target(self.at.since(from))));
                 }
                 Lexeme::Dot(".address_size") => {
-                    self.module.address_size = self.at.token();
+                    let size = self.at.token();
                     self.at.integer()?;
+                    return Ok(size.map(Item::AddressSize));
                 }
                 // `@@DWARF` is debug data of old compilers.
                 Lexeme::Dot(".file" | ".loc") | Lexeme::Punct(b'@') => {
@@ -145,7 +163,7 @@ impl<'a> Parser<'a> {
                     self.at.expect(b',')?;
                     let of = self.at.word()?;
                     self.at.expect(b';')?;
-                    self.module.items.push(Item::Alias { name, of });
+                    return Ok(Some(Item::Alias { name, of }));
                 }
                 Lexeme::Punct(b';') => {}
                 Lexeme::Dot(_) => return Err(directive.unexpected("a directive of a module")),
@@ -153,10 +171,9 @@ impl<'a> Parser<'a> {
             }
             linkage = Linkage::default();
         }
-        Ok(())
     }
 
-    fn function(&mut self, is_entry: bool) -> Result<()> {
+    fn function(&mut self, is_entry: bool) -> Result<Item<'a>> {
         // `.attribute(...)` and `.noreturn` may come before the results.
         while let (false, Lexeme::Dot(_)) = (is_entry, self.at.peek()) {
             self.at.skip();
@@ -181,8 +198,7 @@ impl<'a> Parser<'a> {
         if !self.at.eat(b';') {
             function.body = Some(self.braces()?);
         }
-        self.module.items.push(Item::Function(function));
-        Ok(())
+        Ok(Item::Function(function))
     }
 
     fn function_directive(&mut self, function: &mut Function<'a>, word: &str) -> Result<()> {
@@ -266,9 +282,17 @@ mod tests {
 
     const HEAD: &str = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n";
 
+    fn items<'a>(text: &'a str, tokens: &'a [Token]) -> Result<Vec<Item<'a>>> {
+        parse(text, tokens)?.items.collect()
+    }
+
     fn fails(text: &str) -> PtxError {
         let tokens = lex(text).unwrap();
-        parse(text, &tokens).map(|_| ()).expect_err(text)
+        if let Ok(mut module) = parse(text, &tokens) {
+            assert!(module.items.by_ref().any(|item| item.is_err()), "{text}");
+            assert!(module.items.next().is_none(), "{text}");
+        }
+        items(text, &tokens).expect_err(text)
     }
 
     #[test]
@@ -287,25 +311,38 @@ mod tests {
         let module = parse(&text, &tokens).unwrap();
         assert_eq!(module.version, (8, 7));
         assert_eq!(module.version_token.text(&text), "8.7");
-        assert_eq!(module.targets, ["sm_90a", "debug"]);
-        assert_eq!(module.address_size.map(|size| size.text(&text)), Some("64"));
-        let [dynamic, a, b, Item::Alias { name: "f", of: "g" }, g, k] = &module.items[..] else {
-            panic!("{:?}", module.items);
+        let items: Vec<Item<'_>> = module.items.collect::<Result<_>>().unwrap();
+        let [
+            Item::Target([target, _, _]),
+            Item::AddressSize(size),
+            variables @ ..,
+            Item::Alias { name: "f", of: "g" },
+            g,
+            k,
+        ] = &items[..]
+        else {
+            panic!("{items:?}");
         };
-        for (item, wanted) in [
-            (dynamic, (".shared", true, "dynamic", false)),
-            (a, (".global", false, "a", true)),
-            (b, (".global", false, "b", false)),
-        ] {
-            let Item::Variable { space, linkage, declaration } = item else { panic!("{item:?}") };
-            let has_value = declaration.initialiser.is_some();
-            assert_eq!((*space, linkage.is_extern, declaration.name(), has_value), wanted);
-        }
+        assert_eq!((target.text(&text), size.text(&text)), ("sm_90a", "64"));
+        let variables = variables.iter().map(|item| match item {
+            Item::Variable(linkage, of) => {
+                (of.space, linkage.is_extern, of.name(), of.initialiser.is_some())
+            }
+            _ => panic!("{item:?}"),
+        });
+        assert_eq!(
+            variables.collect::<Vec<_>>(),
+            [
+                (".shared", true, "dynamic", false),
+                (".global", false, "a", true),
+                (".global", false, "b", false),
+            ]
+        );
         let (Item::Function(g), Item::Function(k)) = (g, k) else { panic!("{g:?} {k:?}") };
         assert_eq!((g.is_entry, g.name.text(&text), g.body), (false, "g", None));
         let list = |list: Option<&[Token]>| -> Vec<(String, String)> {
-            let all = parameters(&text, list.unwrap()).unwrap();
-            all.iter().map(|p| (p.space.to_owned(), p.declaration.name().to_owned())).collect()
+            let all = parameters(&text, list.unwrap()).map(Result::unwrap);
+            all.map(|p| (p.space.to_owned(), p.name().to_owned())).collect()
         };
         let named = |space: &str, name: &str| (space.to_owned(), name.to_owned());
         assert_eq!(list(g.results), [named(".param", "r")]);
@@ -361,7 +398,7 @@ mod tests {
         let nested =
             |depth: usize| format!("{HEAD}.entry k() {}{}", "{".repeat(depth), "}".repeat(depth));
         let text = nested(NESTING_MAX);
-        assert!(parse(&text, &lex(&text).unwrap()).is_ok());
+        assert!(items(&text, &lex(&text).unwrap()).is_ok());
         assert_eq!(fails(&nested(NESTING_MAX + 1)).message, "braces are nested too deeply");
     }
 }

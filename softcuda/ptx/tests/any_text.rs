@@ -76,14 +76,14 @@ fn read(source: &str) {
     }
     let _ = statements(source, &tokens).count();
     let Ok(module) = parse(source, &tokens) else { return };
-    for item in module.items {
+    for item in module.items.flatten() {
         match item {
-            Item::Alias { .. } => {}
-            Item::Variable { declaration, .. } => drop(declaration.layout()),
+            Item::Alias { .. } | Item::Target(_) | Item::AddressSize(_) => {}
+            Item::Variable(_, declaration) => drop(declaration.layout()),
             Item::Function(function) => {
                 for list in [function.results, function.parameters].into_iter().flatten() {
-                    for parameter in parameters(source, list).into_iter().flatten() {
-                        let _ = parameter.declaration.layout();
+                    for parameter in parameters(source, list).flatten() {
+                        let _ = parameter.layout();
                     }
                 }
                 let Some(body) = function.body else { continue };

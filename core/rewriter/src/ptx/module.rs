@@ -74,14 +74,11 @@ const MALFORMED: Refusal = Refusal::Malformed;
 /// [`Refusal::Malformed`], or [`Refusal::PtxVersion`] for 32-bit addresses.
 pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a>, Refusal> {
     let parsed = tally_ptx::parse(source, tokens)?;
-    if parsed.address_size.is_some_and(|size| size.text(source) != "64") {
-        return Err(Refusal::PtxVersion);
-    }
     let mut module = Module {
         source,
         version: parsed.version,
         version_token: parsed.version_token,
-        target: target(&parsed.targets)?,
+        target: 0,
         entries: Vec::new(),
         declared: Vec::new(),
         funcs: Vec::new(),
@@ -90,16 +87,23 @@ pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a
         initialisers: Vec::new(),
     };
     for item in parsed.items {
-        match item {
+        match item? {
             Item::Function(head) if head.is_entry => module.add_entry(head)?,
             Item::Function(head) => {
                 module.add_func(head.name.text(source), head.body.map(inside), None)?;
             }
             Item::Alias { name, of } => module.add_func(name, None, Some(of))?,
-            Item::Variable { space: ".shared", .. } => {}
-            Item::Variable { space, linkage, declaration } => {
-                module.add_variable(space, linkage, &declaration)?;
+            Item::Variable(linkage, declaration) => module.add_variable(linkage, &declaration)?,
+            Item::Target(words) => {
+                for number in words.iter().filter_map(|w| w.text(source).strip_prefix("sm_")) {
+                    let digits = number.trim_end_matches(|c: char| c.is_ascii_lowercase());
+                    module.target = digits.parse().map_err(|_| MALFORMED)?;
+                }
             }
+            Item::AddressSize(size) if size.text(source) != "64" => {
+                return Err(Refusal::PtxVersion);
+            }
+            Item::AddressSize(_) => {}
         }
     }
     for name in std::mem::take(&mut module.initialisers) {
@@ -110,15 +114,6 @@ pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a
         }
     }
     Ok(module)
-}
-
-/// The number of the last `sm_90a`, 0 if there is none.
-fn target(words: &[&str]) -> Result<u32, Refusal> {
-    let Some(number) = words.iter().rev().find_map(|word| word.strip_prefix("sm_")) else {
-        return Ok(0);
-    };
-    let digits = number.trim_end_matches(|c: char| c.is_ascii_lowercase());
-    digits.parse().map_err(|_| MALFORMED)
 }
 
 impl<'a> Module<'a> {
@@ -161,20 +156,19 @@ impl<'a> Module<'a> {
     }
 
     /// A declaration and its definition are one variable, and no literal.
-    fn add_variable(
-        &mut self,
-        space: &str,
-        linkage: Linkage,
-        of: &Declaration<'a>,
-    ) -> Result<(), Refusal> {
+    fn add_variable(&mut self, linkage: Linkage, of: &Declaration<'a>) -> Result<(), Refusal> {
         let source = self.source;
+        if of.space == ".shared" {
+            return Ok(());
+        }
         let is_new = match self.symbols.insert(of.name(), Symbol::Var(self.vars.len())) {
             None => true,
             Some(Symbol::Var(_)) => false,
             Some(_) => return Err(MALFORMED),
         };
         let values = of.initialiser.unwrap_or_default();
-        let is_constant = is_new && space == ".global" && !linkage.is_given && !values.is_empty();
+        let is_constant =
+            is_new && of.space == ".global" && !linkage.is_given && !values.is_empty();
         let is_bytes = |word: &Token| matches!(word.text(source), ".b8" | ".u8" | ".s8");
         self.vars.push(Var {
             literal: is_constant && of.words.iter().any(is_bytes),

@@ -30,8 +30,9 @@ impl Layout {
 /// [`Refusal::ParameterSpace`] for one that no kernel can have.
 pub(super) fn layout(source: &str, list: &[Token]) -> Result<Layout, Refusal> {
     let mut out = Layout::default();
-    for parameter in parameters(source, list).map_err(|_| Refusal::Metadata)? {
-        let layout = parameter.declaration.layout().map_err(|_| Refusal::Metadata)?;
+    for parameter in parameters(source, list) {
+        let parameter = parameter.map_err(|_| Refusal::Metadata)?;
+        let layout = parameter.layout().map_err(|_| Refusal::Metadata)?;
         if parameter.space != ".param" || layout.element == ".pred" || layout.is_open {
             return Err(Refusal::Metadata);
         }

@@ -22,7 +22,6 @@ fn error(of: &Declaration<'_>, message: String) -> PtxError {
 impl<'a> Parser<'a> {
     pub(super) fn module_variable(
         &mut self,
-        space: &str,
         linkage: Linkage,
         declaration: &Declaration<'a>,
     ) -> Result<()> {
@@ -31,17 +30,19 @@ impl<'a> Parser<'a> {
             let message = format!("variable `{}` is too large", declaration.name());
             return Err(error(declaration, message));
         }
-        match space {
-            ".shared" => self.shared_variable(declaration, linkage.is_extern),
-            ".global" | ".const" => {
-                self.global_variable(declaration, &layout, space == ".const", linkage.is_extern)
-            }
-            _ => Err(error(declaration, format!("unsupported state space `{space}`"))),
+        match declaration.space {
+            ".shared" => self.shared_variable(declaration, &layout, linkage.is_extern),
+            ".global" | ".const" => self.global_variable(declaration, &layout, linkage.is_extern),
+            space => Err(error(declaration, format!("unsupported state space `{space}`"))),
         }
     }
 
-    pub(super) fn shared_variable(&mut self, of: &Declaration<'a>, external: bool) -> Result<()> {
-        let layout = of.layout()?;
+    fn shared_variable(
+        &mut self,
+        of: &Declaration<'a>,
+        layout: &Layout<'a>,
+        external: bool,
+    ) -> Result<()> {
         if layout.bytes > VARIABLE_BYTES_MAX {
             return Err(error(of, format!("shared variable `{}` is too large", of.name())));
         }
@@ -57,7 +58,6 @@ impl<'a> Parser<'a> {
         &mut self,
         of: &Declaration<'a>,
         layout: &Layout<'a>,
-        constant: bool,
         external: bool,
     ) -> Result<()> {
         let mut var = GlobalVar {
@@ -65,7 +65,7 @@ impl<'a> Parser<'a> {
             size: if layout.is_open { 0 } else { layout.bytes },
             align: u64::from(layout.align),
             init: Vec::new(),
-            constant,
+            constant: of.space == ".const",
             relocations: Vec::new(),
         };
         if let Some(tokens) = of.initialiser {

@@ -5,7 +5,7 @@ use super::{Entity, PARAM_BYTES_MAX, Parser, Result, Scope};
 use crate::ast::{Class, Formal, Function, Instr, Sym};
 use std::iter::Peekable;
 use tally_ptx::{
-    Cursor, Instruction, Lexeme, Linkage, Parameter, PtxError, Statement, Statements, Token,
+    Cursor, Declaration, Instruction, Lexeme, Linkage, PtxError, Statement, Statements, Token,
     declarations, inside, parameters, statements,
 };
 
@@ -58,24 +58,23 @@ impl<'a> Parser<'a> {
         param_bytes: &mut u32,
         entry: bool,
     ) -> Result<Vec<Formal>> {
-        let all = parameters(self.source, list.unwrap_or_default())?;
-        all.iter().map(|parameter| self.formal(parameter, param_bytes, entry)).collect()
+        let all = parameters(self.source, list.unwrap_or_default());
+        all.map(|parameter| self.formal(&parameter?, param_bytes, entry)).collect()
     }
 
     fn formal(
         &mut self,
-        parameter: &Parameter<'a>,
+        decl: &Declaration<'a>,
         param_bytes: &mut u32,
         entry: bool,
     ) -> Result<Formal> {
-        let decl = &parameter.declaration;
         let layout = decl.layout()?;
         let error = |message| Err(PtxError::new(decl.name.line, message));
         if layout.bytes > PARAM_BYTES_MAX {
             return error(format!("parameter `{}` is too large", decl.name()));
         }
         let (size, align) = (layout.bytes as u32, layout.align);
-        if parameter.space == ".reg" {
+        if decl.space == ".reg" {
             let is_pred = layout.element == ".pred";
             let class = if is_pred { Class::Pred } else { class_of(layout.element_bytes) };
             self.declare(decl.name(), Entity::Reg(class));
@@ -164,11 +163,12 @@ impl<'a> Parser<'a> {
         match at.peek() {
             Lexeme::Dot(".reg") => self.registers(directive)?,
             Lexeme::Dot(space @ (".local" | ".param" | ".shared" | ".global" | ".const")) => {
-                for declaration in declarations(self.source, directive)? {
+                for declaration in declarations(self.source, directive) {
+                    let declaration = declaration?;
                     if let ".local" | ".param" = space {
                         self.frame_variable(&declaration)?;
                     } else {
-                        self.module_variable(space, Linkage::default(), &declaration)?;
+                        self.module_variable(Linkage::default(), &declaration)?;
                     }
                 }
             }

@@ -55,9 +55,6 @@ pub(crate) struct Parser<'a> {
 pub(crate) fn parse(source: &str) -> Result<Unit> {
     let tokens = tally_ptx::lex(source)?;
     let module = tally_ptx::parse(source, &tokens)?;
-    if let Some(size) = module.address_size.filter(|size| size.text(source) != "64") {
-        return Err(PtxError::new(size.line, "only 64-bit addresses are supported"));
-    }
     let mut parser = Parser {
         source,
         unit: Unit::default(),
@@ -67,15 +64,19 @@ pub(crate) fn parse(source: &str) -> Result<Unit> {
         frame_now: 0,
         frame_max: 0,
     };
-    for item in &module.items {
-        match item {
-            Item::Function(function) => parser.function(function)?,
-            Item::Variable { space, linkage, declaration } => {
-                parser.module_variable(space, *linkage, declaration)?;
+    for item in module.items {
+        match item? {
+            Item::Function(function) => parser.function(&function)?,
+            Item::Variable(linkage, declaration) => {
+                parser.module_variable(linkage, &declaration)?;
             }
             Item::Alias { name, of } => {
-                parser.unit.aliases.insert((*name).to_owned(), (*of).to_owned());
+                parser.unit.aliases.insert(name.to_owned(), of.to_owned());
             }
+            Item::AddressSize(size) if size.text(source) != "64" => {
+                return Err(PtxError::new(size.line, "only 64-bit addresses are supported"));
+            }
+            Item::AddressSize(_) | Item::Target(_) => {}
         }
     }
     parser.check_relocations()?;
