@@ -1,5 +1,5 @@
-//! What transformed forms are made by: a number over this crate's sources, so that forms that were kept
-//! on disk (`src/kept.rs`) are not taken for those that other code would make.
+//! What transformed forms are made by: a number over this crate's sources and those of the PTX parser, so
+//! that forms that were kept on disk (`src/kept.rs`) are not taken for those that other code would make.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,10 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 
 fn main() {
     let mut files = Vec::new();
-    sources(Path::new("src"), &mut files);
+    for folder in ["src", "../../softcuda/ptx/src"] {
+        sources(Path::new(folder), &mut files);
+        println!("cargo::rerun-if-changed={folder}");
+    }
     files.sort();
     // Keys of one release's algorithm: the same for everybody who builds it with one compiler.
     let mut all = DefaultHasher::new();
@@ -25,5 +28,4 @@ fn main() {
         std::fs::read(&file).expect("the sources can be read").hash(&mut all);
     }
     println!("cargo::rustc-env=TALLY_KERNELS_SOURCES={:016x}", all.finish());
-    println!("cargo::rerun-if-changed=src");
 }

@@ -2,7 +2,7 @@
 //! opcodes. `decode` turns them into what the interpreter runs.
 
 use crate::GlobalVar;
-use crate::error::PtxError;
+use crate::PtxError;
 
 /// A state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

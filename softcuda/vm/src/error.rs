@@ -1,30 +1,7 @@
-//! What can go wrong: [`PtxError`] for text that cannot be used, [`Trap`] for
-//! a kernel that stopped.
+//! What can go wrong with a kernel that runs.
 
+use crate::PtxError;
 use std::fmt;
-
-/// PTX that does not parse, or an instruction this interpreter does not know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxError {
-    /// The line of the PTX text, from 1; 0 where no line applies.
-    pub line: u32,
-    /// What is wrong, with the text it is about.
-    pub message: String,
-}
-
-impl PtxError {
-    pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
-        Self { line, message: message.into() }
-    }
-}
-
-impl fmt::Display for PtxError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PTX line {}: {}", self.line, self.message)
-    }
-}
-
-impl std::error::Error for PtxError {}
 
 /// Where a thread was when it trapped.
 #[derive(Clone, Debug, PartialEq, Eq)]

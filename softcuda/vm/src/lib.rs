@@ -3,7 +3,7 @@
 //! This is the fixed interface between the interpreter and the software
 //! device (`softcuda/driver`); see [`Module`], [`Program`] and [`run_block`].
 //!
-//! Text goes through `lex` and `parse` to an `ast`, `regs` packs its registers,
+//! `tally-ptx` splits the text into statements, `parse` makes an `ast` of them, `regs` packs its registers,
 //! `decode` makes the instructions of `ir`, and `exec` runs them with the
 //! scalar functions of `lanes`. PTX semantics are those of the PTX ISA 8.x;
 //! where that leaves a choice, of a real GPU.
@@ -14,14 +14,14 @@ mod error;
 mod exec;
 mod ir;
 mod lanes;
-mod lex;
 mod parse;
 mod program;
 mod regs;
 
-pub use error::{PtxError, Site, Trap};
+pub use error::{Site, Trap};
 pub use exec::{BlockLaunch, BlockStats, Scratch, run_block};
 pub use program::{Kernel, Module, Param, Program};
+pub use tally_ptx::PtxError;
 
 /// Where device memory lives. A device address is a host address; the
 /// implementor says which ranges a kernel may touch.

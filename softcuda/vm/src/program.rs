@@ -1,9 +1,9 @@
 //! Modules, programs and kernels: what the device sees.
 
 use crate::GlobalVar;
+use crate::PtxError;
 use crate::ast::{Function, Unit};
 use crate::decode::{self, Decoded};
-use crate::error::PtxError;
 use crate::ir::{FuncInfo, Inst, Row};
 use crate::parse;
 use std::collections::HashMap;

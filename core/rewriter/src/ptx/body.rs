@@ -1,10 +1,9 @@
 //! What a function's body does that transforming must know of.
 
-use super::lex::{Kind, Token, line_end};
 use super::module::{Module, Symbol};
 use crate::Refusal;
 use std::collections::HashMap;
-use std::ops::Range;
+use tally_ptx::{Instruction, Kind, Statement, Token, statements};
 
 /// Facts of a function, or of all that it can reach: bits to be or-ed.
 pub(super) mod fact {
@@ -30,79 +29,6 @@ pub(super) mod fact {
     pub const SEES_OTHERS: u16 = 1024;
     /// Reads which SM it runs on, or how many there are.
     pub const SM: u16 = 2048;
-}
-
-/// A piece of a body.
-pub(super) enum Piece<'t> {
-    Open,
-    Close,
-    Label,
-    /// Up to its semicolon, or to the end of its line for `.loc`.
-    Statement(&'t [Token]),
-}
-
-/// The pieces of a body, in order.
-///
-/// # Errors
-/// [`Refusal::Malformed`] for a statement that does not end.
-pub(super) fn pieces<'t>(
-    source: &str,
-    tokens: &'t [Token],
-    mut each: impl FnMut(Piece<'t>),
-) -> Result<(), Refusal> {
-    let mut at = 0;
-    while let Some(first) = tokens.get(at) {
-        let start = at;
-        at += 1;
-        match first.kind {
-            Kind::Punct(b'{') => each(Piece::Open),
-            Kind::Punct(b'}') => each(Piece::Close),
-            Kind::Punct(b';') => {}
-            Kind::Word if tokens.get(at).is_some_and(|t| t.is(b':')) => {
-                at += 1;
-                each(Piece::Label);
-            }
-            _ if matches!(first.text(source), ".loc" | ".file")
-                || first.is(b'@') && tokens.get(at).is_some_and(|t| t.is(b'@')) =>
-            {
-                let end = line_end(source, first.start);
-                while tokens.get(at).is_some_and(|t| t.start < end) {
-                    at += 1;
-                }
-            }
-            _ => {
-                while !tokens.get(at).ok_or(Refusal::Malformed)?.is(b';') {
-                    at += 1;
-                }
-                each(Piece::Statement(&tokens[start..at]));
-                at += 1;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// An instruction: what follows its guard.
-pub(super) struct Instruction<'t> {
-    pub opcode: Token,
-    pub qualifiers: &'t [Token],
-    pub operands: &'t [Token],
-}
-
-/// The instruction of a statement, or `None` for a directive.
-pub(super) fn instruction(statement: &[Token]) -> Option<Instruction<'_>> {
-    let mut rest = statement;
-    if rest.first()?.is(b'@') {
-        let skip = if rest.get(1)?.is(b'!') { 3 } else { 2 };
-        rest = rest.get(skip..)?;
-    }
-    let (opcode, rest) = rest.split_first()?;
-    if opcode.kind != Kind::Word {
-        return None;
-    }
-    let dots = rest.iter().take_while(|t| t.kind == Kind::Dot).count();
-    let (qualifiers, operands) = rest.split_at(dots);
-    Some(Instruction { opcode: *opcode, qualifiers, operands })
 }
 
 /// The token that names what a call calls: after the results, if there are any.
@@ -174,35 +100,30 @@ pub(super) struct Facts {
 ///
 /// # Errors
 /// [`Refusal::Malformed`].
-pub(super) fn facts(
-    module: &Module<'_>,
-    body: Range<usize>,
-    is_entry: bool,
-) -> Result<Facts, Refusal> {
+pub(super) fn facts(module: &Module<'_>, body: &[Token], is_entry: bool) -> Result<Facts, Refusal> {
     let mut facts = Facts::default();
-    let tokens = &module.tokens[body];
-    pieces(module.source, tokens, |piece| {
-        if let Piece::Statement(statement) = piece {
-            facts.statement(module, statement);
+    for statement in statements(module.source, body) {
+        match statement? {
+            Statement::Instruction(instruction) => facts.instruction(module, instruction),
+            Statement::Directive([space, ..])
+                if matches!(space.text(module.source), ".global" | ".const" | ".tex") =>
+            {
+                facts.bits |= fact::GLOBALS;
+            }
+            // What an indirect call may reach; it counts as reaching everything.
+            _ => {}
         }
-    })?;
-    if facts.uses_results(module.source, tokens, is_entry) {
+    }
+    if facts.uses_results(module.source, body, is_entry) {
         facts.bits |= fact::SEES_OTHERS;
     }
     Ok(facts)
 }
 
 impl Facts {
-    fn statement(&mut self, module: &Module<'_>, statement: &[Token]) {
+    fn instruction(&mut self, module: &Module<'_>, instruction: Instruction<'_>) {
+        let Instruction { opcode, qualifiers, operands, .. } = instruction;
         let source = module.source;
-        let Some(Instruction { opcode, qualifiers, operands }) = instruction(statement) else {
-            match statement[0].text(source) {
-                ".global" | ".const" | ".tex" => self.bits |= fact::GLOBALS,
-                // What an indirect call may reach; it counts as reaching everything.
-                _ => {}
-            }
-            return;
-        };
         let opcode = opcode.text(source);
         let mut called = None;
         match opcode {
@@ -218,7 +139,7 @@ impl Facts {
             }
             _ if sees_others(source, opcode, qualifiers) => match operands.first() {
                 // Compilers write them for reductions, too, and do not look at what they give.
-                Some(result) if opcode == "atom" && result.kind == Kind::Word => {
+                Some(result) if opcode == "atom" && result.is_word() => {
                     self.results.push(*result);
                 }
                 _ => self.bits |= fact::SEES_OTHERS,
@@ -226,7 +147,7 @@ impl Facts {
             _ => {}
         }
         for (i, token) in operands.iter().enumerate() {
-            if token.kind != Kind::Word {
+            if !token.is_word() {
                 continue;
             }
             let word = token.text(source);
@@ -240,7 +161,7 @@ impl Facts {
                 }
                 Some(Symbol::Var(v)) => self.vars.push(*v),
                 None if word.starts_with('%') => {
-                    let component = operands.get(i + 1).filter(|t| t.kind == Kind::Dot);
+                    let component = operands.get(i + 1).filter(|t| t.kind() == Kind::Dot);
                     self.special(source, word, *token, component, opcode, qualifiers);
                 }
                 None => {}
@@ -260,7 +181,7 @@ impl Facts {
         if !is_entry {
             return !named.is_empty();
         }
-        for token in body.iter().filter(|token| token.kind == Kind::Word) {
+        for token in body.iter().filter(|token| token.is_word()) {
             if let Some(times) = named.get_mut(token.text(source)) {
                 *times += 1;
             }
@@ -293,7 +214,7 @@ impl Facts {
                     size: word == "%nctaid",
                     axis: axis.flatten(),
                     start: token.start,
-                    end: component.map_or(token.end, |c| c.end),
+                    end: component.map_or(token.end(), |c| c.end()),
                     replaceable: matches!(opcode, "mov" | "cvt")
                         && matches!(last, ".u32" | ".s32" | ".b32")
                         && axis != Some(None)

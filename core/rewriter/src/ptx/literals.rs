@@ -7,12 +7,11 @@
 //! argument of `vprintf` or `__assertfail`, through `mov`, `cvta.global` and
 //! `st.param` alone.
 
-use super::body::{self, Facts, Instruction, Piece};
-use super::lex::{Kind, Token};
+use super::body::{self, Facts};
 use super::module::{Module, Symbol};
 use crate::Refusal;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
+use tally_ptx::{Instruction, Statement, Token, inside, statements};
 
 const PRINTERS: [&str; 2] = ["vprintf", "__assertfail"];
 
@@ -22,8 +21,8 @@ pub(super) fn only_printed<'f>(
     all: impl Iterator<Item = &'f Facts>,
 ) -> Result<Vec<bool>, Refusal> {
     let mut out: Vec<bool> = module.vars.iter().map(|v| v.literal && !v.in_initialiser).collect();
-    let bodies = module.entries.iter().map(|e| Some(e.body.clone()));
-    let bodies = bodies.chain(module.funcs.iter().map(|f| f.body.clone()));
+    let bodies = module.entries.iter().map(|e| Some(inside(e.body)));
+    let bodies = bodies.chain(module.funcs.iter().map(|f| f.body));
     for (facts, body) in all.zip(bodies) {
         if facts.vars.iter().all(|v| !out[*v]) {
             continue;
@@ -57,14 +56,18 @@ struct Block<'a> {
     prints: usize,
 }
 
-fn escaped(module: &Module<'_>, body: Range<usize>) -> Result<HashSet<usize>, Refusal> {
+fn escaped(module: &Module<'_>, body: &[Token]) -> Result<HashSet<usize>, Refusal> {
+    let source = module.source;
     let mut flow = Flow { blocks: vec![Block::default()], ..Flow::default() };
-    body::pieces(module.source, &module.tokens[body], |piece| match piece {
-        Piece::Open => flow.blocks.push(Block::default()),
-        Piece::Close => flow.close(),
-        Piece::Label => {}
-        Piece::Statement(statement) => flow.statement(module.source, statement),
-    })?;
+    for statement in statements(source, body) {
+        match statement? {
+            Statement::Open => flow.blocks.push(Block::default()),
+            Statement::Close => flow.close(),
+            Statement::Label(_) => {}
+            Statement::Directive(directive) => flow.directive(source, directive),
+            Statement::Instruction(instruction) => flow.instruction(source, instruction),
+        }
+    }
     while !flow.blocks.is_empty() {
         flow.close();
     }
@@ -95,16 +98,16 @@ impl<'a> Flow<'a> {
         }
     }
 
-    fn statement(&mut self, source: &'a str, statement: &[Token]) {
+    fn directive(&mut self, source: &'a str, directive: &[Token]) {
+        if let (".param", Some(block)) = (directive[0].text(source), self.blocks.last_mut()) {
+            let words = directive.iter().filter(|t| t.is_word());
+            block.params.extend(words.map(|t| t.text(source)));
+        }
+    }
+
+    fn instruction(&mut self, source: &'a str, instruction: Instruction<'_>) {
+        let Instruction { opcode, qualifiers, operands, .. } = instruction;
         let text = |t: &Token| t.text(source);
-        let Some(Instruction { opcode, qualifiers, operands }) = body::instruction(statement)
-        else {
-            if let (".param", Some(block)) = (text(&statement[0]), self.blocks.last_mut()) {
-                let words = statement.iter().filter(|t| t.kind == Kind::Word);
-                block.params.extend(words.map(text));
-            }
-            return;
-        };
         let is = |names: &[&str]| {
             qualifiers.len() == names.len()
                 && qualifiers.iter().zip(names).all(|(q, n)| text(q) == *n)
@@ -112,16 +115,16 @@ impl<'a> Flow<'a> {
         match (text(&opcode), operands) {
             ("mov" | "cvta", [to, comma, from])
                 if comma.is(b',')
-                    && to.kind == Kind::Word
-                    && from.kind == Kind::Word
+                    && to.is_word()
+                    && from.is_word()
                     && (is(&[".u64"]) || is(&[".b64"]) || is(&[".global", ".u64"])) =>
             {
                 self.sources.entry(text(to)).or_default().push(text(from));
             }
             ("st", [open, param, offset @ .., value])
-                if is(&[".param", ".b64"]) && open.is(b'[') && value.kind == Kind::Word =>
+                if is(&[".param", ".b64"]) && open.is(b'[') && value.is_word() =>
             {
-                let plain = offset.iter().all(|t| t.kind != Kind::Word);
+                let plain = offset.iter().all(|t| !t.is_word());
                 let param = if plain { text(param) } else { "" };
                 if let Some(block) = self.blocks.last_mut() {
                     block.stored.push((param, text(value)));
@@ -141,7 +144,7 @@ impl<'a> Flow<'a> {
     }
 
     fn spoil(&mut self, source: &'a str, operands: &[Token]) {
-        let words = operands.iter().filter(|t| t.kind == Kind::Word);
+        let words = operands.iter().filter(|t| t.is_word());
         self.bad.extend(words.map(|t| t.text(source)));
     }
 }

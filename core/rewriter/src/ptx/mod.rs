@@ -1,13 +1,12 @@
 //! PTX: a front end that owns what it changes and copies the rest.
 //!
 //! [`plan`] reads a module and decides, kernel by kernel, which edits give it the cut
-//! form; every other byte of the text stays as it was. The text is taken apart by
-//! `lex` and `module`, `body` and `reach` find what forbids transforming, `prelude` holds
+//! form; every other byte of the text stays as it was. `tally-ptx` takes the text apart,
+//! `module`, `body` and `reach` find what forbids transforming, `prelude` holds
 //! the code that is put in. What is not understood is refused.
 
 mod body;
 mod edits;
-mod lex;
 mod literals;
 mod module;
 mod params;
@@ -15,7 +14,6 @@ mod prelude;
 mod reach;
 
 pub use edits::{Edit, undo};
-pub use lex::SOURCE_BYTES_MAX;
 pub use params::{PARAM_BYTES_MAX, PARAM_BYTES_MAX_OLD};
 
 use crate::control::CONTROL_BYTES;
@@ -24,6 +22,7 @@ use body::fact;
 use module::{Entry, Module};
 use reach::Reach;
 use std::collections::HashSet;
+use tally_ptx::{Function, PtxError};
 
 /// What the name of the control block's parameter ends in.
 const PARAM_SUFFIX: &str = "_param_tally";
@@ -80,7 +79,8 @@ impl Plan {
 /// # Errors
 /// What makes the whole module unfit.
 pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Plan, Refusal> {
-    let module = module::parse(source)?;
+    let tokens = tally_ptx::lex(source)?;
+    let module = module::read(source, &tokens)?;
     let raise = module.version < VERSION_MIN;
     if module.version < VERSION_RAISED_FROM || module.target < TARGET_MIN {
         return Err(Refusal::PtxVersion);
@@ -105,19 +105,24 @@ pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Pla
         }
     }
     for declared in &module.declared {
-        if cut.contains(declared.name) {
-            let list = declared.list.clone();
-            let param = planner.parameter_name(declared.name);
-            plan.edits.push(planner.add_parameter(declared.name_token, list, &param));
+        let name = declared.name.text(source);
+        if cut.contains(name) {
+            plan.edits.push(planner.add_parameter(declared, &planner.parameter_name(name)));
         }
     }
     if raise && !plan.kernels.is_empty() {
         let token = module.version_token;
         let text = format!("{}.{}", VERSION_MIN.0, VERSION_MIN.1);
-        plan.edits.push(Edit::replace(token.start as usize..token.end as usize, text));
+        plan.edits.push(Edit::replace(token.start as usize..token.end() as usize, text));
     }
     plan.edits.sort_by_key(|e| e.at);
     Ok(plan)
+}
+
+impl From<PtxError> for Refusal {
+    fn from(_: PtxError) -> Self {
+        Refusal::Malformed
+    }
 }
 
 /// Why a kernel that has to do with all this cannot be transformed.
@@ -155,8 +160,8 @@ impl Planner<'_, '_> {
         if layout.next_aligned() + CONTROL_BYTES > room {
             return Some(Refusal::ParameterSpace);
         }
-        if entry.cluster.is_some_and(|dims| !dims.iter().all(|d| d.is_power_of_two()))
-            || entry.counts_clusters
+        if entry.head.cluster.is_some_and(|dims| !dims.iter().all(|d| d.is_power_of_two()))
+            || entry.head.counts_clusters
         {
             return Some(Refusal::ClusterShape);
         }
@@ -172,7 +177,8 @@ impl Planner<'_, '_> {
         if self.form == KernelForm::Prelude {
             return None;
         }
-        let clusters = entry.may_cluster || entry.cluster.is_some_and(|dims| dims != [1; 3]);
+        let clusters =
+            entry.head.may_cluster || entry.head.cluster.is_some_and(|dims| dims != [1; 3]);
         if clusters || (own | below) & fact::CLUSTER != 0 {
             return Some(Refusal::ClusterShape);
         }
@@ -188,8 +194,8 @@ impl Planner<'_, '_> {
     }
 
     fn already_transformed(&self, entry: &Entry<'_>) -> bool {
-        let list = entry.list.clone().unwrap_or(0..0);
-        let last = self.module.tokens[list].iter().rev().find(|t| t.kind == lex::Kind::Word);
+        let list = entry.head.parameters.unwrap_or_default();
+        let last = list.iter().rev().find(|t| t.is_word());
         last.is_some_and(|t| t.text(self.module.source).ends_with(PARAM_SUFFIX))
     }
 
@@ -200,7 +206,7 @@ impl Planner<'_, '_> {
             name: entry.name.to_string(),
             parameter_count: layout.count,
             control_offset: layout.next_aligned(),
-            cluster: entry.cluster,
+            cluster: entry.head.cluster,
             may_wait: all & (fact::SEES_OTHERS | fact::INDIRECT) != 0,
             reads_sm: all & (fact::SM | fact::INDIRECT) != 0,
         }
@@ -210,27 +216,23 @@ impl Planner<'_, '_> {
         format!("{entry}{PARAM_SUFFIX}")
     }
 
-    fn add_parameter(
-        &self,
-        name: lex::Token,
-        list: Option<std::ops::Range<usize>>,
-        param: &str,
-    ) -> Edit {
+    fn add_parameter(&self, to: &Function<'_>, param: &str) -> Edit {
         let declaration = format!("\n\t.param .align 8 .b8 {param}[{CONTROL_BYTES}]");
-        let Some(list) = list else {
-            return Edit::insert(name.end as usize, format!("({declaration}\n)"));
-        };
-        // After the last parameter, or after the parenthesis of an empty list.
-        let last = self.module.tokens[list.end - 2];
-        let comma = if list.len() > 2 { "," } else { "" };
-        Edit::insert(last.end as usize, format!("{comma}{declaration}"))
+        match to.parameters {
+            // After the last parameter, or after the parenthesis of an empty list.
+            Some([.., last, _]) => {
+                let comma = if last.is(b'(') { "" } else { "," };
+                Edit::insert(last.end() as usize, format!("{comma}{declaration}"))
+            }
+            _ => Edit::insert(to.name.end() as usize, format!("({declaration}\n)")),
+        }
     }
 
     fn edits(&self, at: usize) -> Vec<Edit> {
         let entry = &self.module.entries[at];
         let param = self.parameter_name(entry.name);
-        let mut edits = vec![self.add_parameter(entry.name_token, entry.list.clone(), &param)];
-        let open = self.module.tokens[entry.body.start - 1].end as usize;
+        let mut edits = vec![self.add_parameter(&entry.head, &param)];
+        let open = entry.body[0].end() as usize;
         let text = match self.form {
             KernelForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
             KernelForm::SubGrid => prelude::sub_grid(self.stem, &param),

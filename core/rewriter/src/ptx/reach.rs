@@ -4,6 +4,7 @@ use super::body::{self, Facts, fact};
 use super::literals;
 use super::module::{Module, Symbol};
 use crate::Refusal;
+use tally_ptx::inside;
 
 /// Functions that the driver defines and that know nothing of the grid.
 const BUILTIN: [&str; 5] = ["vprintf", "__assertfail", "malloc", "free", "__trap"];
@@ -25,12 +26,12 @@ pub(super) struct Reach {
 /// kernels: which, is not known.
 pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
     let entries: Result<Vec<Facts>, _> =
-        module.entries.iter().map(|e| body::facts(module, e.body.clone(), true)).collect();
+        module.entries.iter().map(|e| body::facts(module, inside(e.body), true)).collect();
     let entries = entries?;
     let mut funcs = Vec::with_capacity(module.funcs.len());
     for func in &module.funcs {
         let mut facts = match &func.body {
-            Some(body) => body::facts(module, body.clone(), false)?,
+            Some(body) => body::facts(module, body, false)?,
             None => Facts { bits: undefined(func.name), ..Facts::default() },
         };
         if let Some(of) = func.alias_of {

@@ -9,8 +9,8 @@ mod matrix;
 mod memory;
 mod types;
 
+use crate::PtxError;
 use crate::ast::{Class, Function, Instr, Operand, SReg, Space, Sym, Unit};
-use crate::error::PtxError;
 use crate::ir::{CONST, FuncInfo, Inst, NONE, Op, P, PSrc, Place, R, Row, Slot};
 use crate::parse::FUNCTION_BASE;
 use crate::regs::{self, RegMap};

@@ -1,11 +1,12 @@
 //! Variables: of the module with their initialisers, of functions, and
 //! registers.
 
-use super::{Entity, Found, Linkage, Parser, Result, VARIABLE_BYTES_MAX, type_bytes};
+use super::{Entity, Found, Parser, Result, VARIABLE_BYTES_MAX};
 use crate::GlobalVar;
 use crate::ast::{Class, SharedVar, Sym};
-use crate::error::PtxError;
-use crate::lex::Tok;
+use tally_ptx::{
+    Cursor, Declaration, Layout, Lexeme, Linkage, Number, PtxError, Token, number, type_bytes,
+};
 
 /// A module variable may be larger than the text; this is the device's limit.
 const GLOBAL_BYTES_MAX: u64 = 1 << 40;
@@ -14,130 +15,69 @@ pub(crate) const FUNCTION_BASE: u64 = 0x4300_0000_0000_0000;
 /// Initialisers are stored in full; longer ones than this are refused.
 const INIT_BYTES_MAX: u64 = 1 << 28;
 
-/// A declaration's type, name and size.
-pub(super) struct Decl<'a> {
-    pub name: &'a str,
-    /// The type's own name.
-    pub elem: &'a str,
-    pub elem_bytes: u32,
-    pub align: u32,
-    /// Bytes in all.
-    pub size: u64,
-    pub unsized_array: bool,
+fn error(of: &Declaration<'_>, message: String) -> PtxError {
+    PtxError::new(of.name.line, message)
 }
 
 impl<'a> Parser<'a> {
-    /// `.align 4 .v2 .b8 name[3][4]`, after the state space.
-    pub(super) fn decl(&mut self) -> Result<Decl<'a>> {
-        let (mut align, mut elem, mut lanes) = (0u32, None, 1u32);
-        let line = self.lex.peek_line();
-        let mut pointer = false;
-        while let Tok::Dot(word) = self.lex.peek() {
-            self.lex.next();
-            match word {
-                // After `.ptr` it is the alignment of what is pointed to.
-                "align" if pointer => {
-                    self.int32()?;
-                }
-                "align" => align = self.int32()?,
-                "ptr" => pointer = true,
-                "v2" => lanes = 2,
-                "v4" => lanes = 4,
-                // Attributes of pointers to parameters: `.ptr .global`.
-                "global" | "const" | "shared" | "local" | "param" | "reg" => {}
-                "attribute" => while !matches!(self.lex.next(), Tok::Punct(')') | Tok::End) {},
-                "pred" => elem = Some((word, 0)),
-                _ => match type_bytes(word) {
-                    Some(bytes) => elem = Some((word, bytes)),
-                    None => {
-                        return Err(PtxError::new(line, format!("unsupported type `.{word}`")));
-                    }
-                },
-            }
+    pub(super) fn module_variable(
+        &mut self,
+        linkage: Linkage,
+        declaration: &Declaration<'a>,
+    ) -> Result<()> {
+        let layout = declaration.layout()?;
+        if layout.bytes > GLOBAL_BYTES_MAX {
+            let message = format!("variable `{}` is too large", declaration.name());
+            return Err(error(declaration, message));
         }
-        let Some((elem, elem_bytes)) = elem else {
-            return self.unexpected("a type");
-        };
-        let name = self.ident()?;
-        let unit = elem_bytes * lanes;
-        let mut size = u64::from(unit);
-        let mut unsized_array = false;
-        while self.eat('[') {
-            if self.eat(']') {
-                unsized_array = true;
-                continue;
-            }
-            let count = self.int()?;
-            self.expect(']')?;
-            size = match size.checked_mul(count) {
-                Some(n) if n <= GLOBAL_BYTES_MAX => n,
-                _ => return self.err(format!("variable `{name}` is too large")),
-            };
+        match declaration.space {
+            ".shared" => self.shared_variable(declaration, &layout, linkage.is_extern),
+            ".global" | ".const" => self.global_variable(declaration, &layout, linkage.is_extern),
+            space => Err(error(declaration, format!("unsupported state space `{space}`"))),
         }
-        let align = if align == 0 { unit.max(1) } else { align };
-        if !align.is_power_of_two() || align > 1 << 16 {
-            return Err(PtxError::new(line, format!("alignment {align} is no power of two")));
-        }
-        Ok(Decl { name, elem, elem_bytes, align, size, unsized_array })
     }
 
-    pub(super) fn module_variable(&mut self, space: &str, linkage: Linkage) -> Result<()> {
-        loop {
-            let line = self.lex.peek_line();
-            let decl = self.decl()?;
-            if space == "shared" {
-                self.shared_variable(&decl, linkage.external)?;
-            } else {
-                self.global_variable(&decl, space == "const", linkage.external, line)?;
-            }
-            if !self.eat(',') {
-                break;
-            }
-        }
-        self.expect(';')
-    }
-
-    pub(super) fn shared_variable(&mut self, decl: &Decl<'_>, external: bool) -> Result<()> {
-        if decl.size > VARIABLE_BYTES_MAX {
-            return self.err(format!("shared variable `{}` is too large", decl.name));
+    fn shared_variable(
+        &mut self,
+        of: &Declaration<'a>,
+        layout: &Layout<'a>,
+        external: bool,
+    ) -> Result<()> {
+        if layout.bytes > VARIABLE_BYTES_MAX {
+            return Err(error(of, format!("shared variable `{}` is too large", of.name())));
         }
         let index = self.unit.shared.len() as u32;
-        let dynamic = decl.unsized_array || (external && decl.size == 0);
-        let size = if dynamic { 0 } else { decl.size };
-        self.unit.shared.push(SharedVar { size, align: decl.align, dynamic });
-        self.declare(decl.name, Entity::Var(Sym::Shared(index)));
+        let dynamic = layout.is_open || (external && layout.bytes == 0);
+        let size = if dynamic { 0 } else { layout.bytes };
+        self.unit.shared.push(SharedVar { size, align: layout.align, dynamic });
+        self.declare(of.name(), Entity::Var(Sym::Shared(index)));
         Ok(())
     }
 
     fn global_variable(
         &mut self,
-        decl: &Decl<'_>,
-        constant: bool,
+        of: &Declaration<'a>,
+        layout: &Layout<'a>,
         external: bool,
-        line: u32,
     ) -> Result<()> {
         let mut var = GlobalVar {
-            name: decl.name.to_string(),
-            size: if decl.unsized_array { 0 } else { decl.size },
-            align: u64::from(decl.align),
+            name: of.name().to_string(),
+            size: if layout.is_open { 0 } else { layout.bytes },
+            align: u64::from(layout.align),
             init: Vec::new(),
-            constant,
+            constant: of.space == ".const",
             relocations: Vec::new(),
         };
-        if self.eat('=') {
-            self.initialiser(&mut var, decl)?;
+        if let Some(tokens) = of.initialiser {
+            initialiser(&mut var, layout, Cursor::new(self.source, tokens))?;
             let length = var.init.len() as u64;
-            if decl.unsized_array {
+            if layout.is_open {
                 var.size = length;
             } else if length > var.size {
-                return Err(PtxError::new(
-                    line,
-                    format!("too many initialisers of `{}`", var.name),
-                ));
+                return Err(error(of, format!("too many initialisers of `{}`", var.name)));
             }
         }
-        let at = self.global_names.get(decl.name).copied();
-        if let Some(at) = at {
+        if let Some(&at) = self.global_names.get(of.name()) {
             // A declaration (`extern`) and its definition are one variable.
             if !external {
                 self.unit.globals[at] = var;
@@ -145,98 +85,9 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         let index = self.unit.globals.len();
-        self.global_names.insert(decl.name.to_string(), index);
-        self.declare(decl.name, Entity::Var(Sym::Global(index as u32)));
+        self.global_names.insert(var.name.clone(), index);
+        self.declare(of.name(), Entity::Var(Sym::Global(index as u32)));
         self.unit.globals.push(var);
-        Ok(())
-    }
-
-    fn initialiser(&mut self, var: &mut GlobalVar, decl: &Decl<'_>) -> Result<()> {
-        let mut depth = 0u32;
-        loop {
-            match self.lex.peek() {
-                Tok::Punct('{') => {
-                    self.lex.next();
-                    depth += 1;
-                    continue;
-                }
-                Tok::Punct('}') if depth > 0 => {
-                    self.lex.next();
-                    depth -= 1;
-                }
-                _ => self.init_item(var, decl)?,
-            }
-            if depth == 0 {
-                return Ok(());
-            }
-            if var.init.len() as u64 > INIT_BYTES_MAX {
-                return self.err("initialiser is too long");
-            }
-            if !self.eat(',') && self.lex.peek() != Tok::Punct('}') {
-                return self.unexpected("`,` or `}`");
-            }
-        }
-    }
-
-    /// A number, or an address: `sym`, `sym+4`, `generic(sym)`, `0xFF00(sym)`.
-    fn init_item(&mut self, var: &mut GlobalVar, decl: &Decl<'_>) -> Result<()> {
-        let bytes = decl.elem_bytes as usize;
-        let negative = self.eat('-');
-        let put = |bits: u64, var: &mut GlobalVar| {
-            var.init.extend_from_slice(&bits.to_le_bytes()[..bytes.min(8)]);
-            var.init.resize(var.init.len() + bytes.saturating_sub(8), 0);
-        };
-        match self.lex.peek() {
-            Tok::Int(v) => {
-                self.lex.next();
-                if self.lex.peek() == Tok::Punct('(') {
-                    return self.err("unsupported initialiser: a byte of an address");
-                }
-                put(if negative { v.wrapping_neg() } else { v }, var);
-            }
-            Tok::F32(v) => {
-                self.lex.next();
-                let v = if negative { v ^ 1 << 31 } else { v };
-                if decl.elem == "f64" {
-                    put(f64::from(f32::from_bits(v)).to_bits(), var);
-                } else {
-                    put(u64::from(v), var);
-                }
-            }
-            Tok::F64(v) => {
-                self.lex.next();
-                let v = if negative { v ^ 1 << 63 } else { v };
-                if decl.elem == "f32" {
-                    put(u64::from((f64::from_bits(v) as f32).to_bits()), var);
-                } else {
-                    put(v, var);
-                }
-            }
-            Tok::Ident(mut name) => {
-                self.lex.next();
-                if self.eat('(') {
-                    name = self.ident()?;
-                }
-                let mut addend = 0;
-                if matches!(self.lex.peek(), Tok::Punct('+' | '-')) {
-                    let minus = self.lex.next() == Tok::Punct('-');
-                    let v = self.int()?;
-                    addend = if minus { v.wrapping_neg() } else { v };
-                }
-                self.eat(')');
-                if matches!(self.lex.peek(), Tok::Punct('+')) {
-                    self.lex.next();
-                    addend = self.int()?;
-                }
-                if bytes != 8 {
-                    return self.err("an address needs a 64-bit initialiser");
-                }
-                var.relocations.push((var.init.len() as u64, name.to_string()));
-                // The addend stays in place: the device adds the address to it.
-                put(addend, var);
-            }
-            _ => return self.unexpected("an initial value"),
-        }
         Ok(())
     }
 
@@ -266,48 +117,46 @@ impl<'a> Parser<'a> {
     }
 
     /// `.reg .b32 %r<10>, %x;`
-    pub(super) fn registers(&mut self) -> Result<()> {
+    pub(super) fn registers(&mut self, directive: &'a [Token]) -> Result<()> {
+        let mut at = Cursor::new(self.source, directive);
+        at.skip();
         let mut class = None;
-        let line = self.lex.peek_line();
-        while let Tok::Dot(word) = self.lex.peek() {
-            self.lex.next();
+        while let Lexeme::Dot(word) = at.peek() {
             class = match (word, type_bytes(word)) {
-                ("pred", _) => Some(Class::Pred),
+                (".pred", _) => Some(Class::Pred),
                 (_, Some(bytes)) => Some(class_of(bytes)),
-                _ => {
-                    return Err(PtxError::new(
-                        line,
-                        format!("unsupported register type `.{word}`"),
-                    ));
-                }
+                _ => return Err(at.error(format!("unsupported register type `{word}`"))),
             };
+            at.skip();
         }
-        let Some(class) = class else { return self.unexpected("a register type") };
+        let Some(class) = class else { return Err(at.unexpected("a register type")) };
         loop {
-            let name = self.ident()?;
-            if self.eat('<') {
-                let count = self.int()?;
-                self.expect('>')?;
+            let name = at.word()?;
+            if at.eat(b'<') {
+                let count = at.integer()?;
+                at.expect(b'>')?;
                 self.declare(name, Entity::Range(class, count));
             } else {
                 self.declare(name, Entity::Reg(class));
             }
-            if !self.eat(',') {
-                return self.expect(';');
+            if at.is_at_end() {
+                return Ok(());
             }
+            at.expect(b',')?;
         }
     }
 
     /// Places a variable in the current function's frame.
-    pub(super) fn frame_variable(&mut self, decl: &Decl<'_>) -> Result<u32> {
-        let offset = u64::from(self.frame_now).next_multiple_of(u64::from(decl.align));
-        let end = offset + decl.size;
-        if decl.size > VARIABLE_BYTES_MAX || end > VARIABLE_BYTES_MAX {
-            return self.err(format!("local variable `{}` is too large", decl.name));
+    pub(super) fn frame_variable(&mut self, of: &Declaration<'a>) -> Result<u32> {
+        let Layout { align, bytes, .. } = of.layout()?;
+        let offset = u64::from(self.frame_now).next_multiple_of(u64::from(align));
+        let end = offset.saturating_add(bytes);
+        if end > VARIABLE_BYTES_MAX {
+            return Err(error(of, format!("local variable `{}` is too large", of.name())));
         }
         self.frame_now = end as u32;
         self.frame_max = self.frame_max.max(self.frame_now);
-        self.declare(decl.name, Entity::Var(Sym::Frame(offset as u32)));
+        self.declare(of.name(), Entity::Var(Sym::Frame(offset as u32)));
         Ok(offset as u32)
     }
 
@@ -317,6 +166,87 @@ impl<'a> Parser<'a> {
             Some(Found::Reg(r)) => Some(r),
             _ => None,
         }
+    }
+}
+
+fn initialiser(var: &mut GlobalVar, layout: &Layout<'_>, mut at: Cursor<'_>) -> Result<()> {
+    let mut depth = 0u32;
+    loop {
+        if at.eat(b'{') {
+            depth += 1;
+            continue;
+        }
+        if depth > 0 && at.eat(b'}') {
+            depth -= 1;
+        } else {
+            init_item(var, layout, &mut at)?;
+        }
+        if depth == 0 {
+            return if at.is_at_end() { Ok(()) } else { Err(at.unexpected("`,` or `;`")) };
+        }
+        if var.init.len() as u64 > INIT_BYTES_MAX {
+            return Err(at.error("initialiser is too long"));
+        }
+        if !at.eat(b',') && !at.is(b'}') {
+            return Err(at.unexpected("`,` or `}`"));
+        }
+    }
+}
+
+/// A number, or an address: `sym`, `sym+4`, `generic(sym)`, `0xFF00(sym)`.
+fn init_item(var: &mut GlobalVar, layout: &Layout<'_>, at: &mut Cursor<'_>) -> Result<()> {
+    let bytes = layout.element_bytes as usize;
+    let negative = at.eat(b'-');
+    let put = |bits: u64, var: &mut GlobalVar| {
+        var.init.extend_from_slice(&bits.to_le_bytes()[..bytes.min(8)]);
+        var.init.resize(var.init.len() + bytes.saturating_sub(8), 0);
+    };
+    match at.peek() {
+        Lexeme::Number(text) => {
+            let value = number(text).ok_or_else(|| at.unexpected("a number"))?;
+            at.skip();
+            if at.is(b'(') {
+                return Err(at.error("unsupported initialiser: a byte of an address"));
+            }
+            put(bits(value, negative, layout.element), var);
+        }
+        Lexeme::Word(mut name) => {
+            at.skip();
+            if at.eat(b'(') {
+                name = at.word()?;
+            }
+            let mut addend = 0;
+            if at.is(b'+') || at.is(b'-') {
+                let minus = at.take() == Lexeme::Punct(b'-');
+                let v = at.integer()?;
+                addend = if minus { v.wrapping_neg() } else { v };
+            }
+            at.eat(b')');
+            if at.eat(b'+') {
+                addend = at.integer()?;
+            }
+            if bytes != 8 {
+                return Err(at.error("an address needs a 64-bit initialiser"));
+            }
+            var.relocations.push((var.init.len() as u64, name.to_string()));
+            // The addend stays in place: the device adds the address to it.
+            put(addend, var);
+        }
+        _ => return Err(at.unexpected("an initial value")),
+    }
+    Ok(())
+}
+
+/// The bits of a number in a variable of type `element`.
+fn bits(value: Number, negative: bool, element: &str) -> u64 {
+    let sign = u64::from(negative);
+    match (value, element) {
+        (Number::Int(v), _) if negative => v.wrapping_neg(),
+        (Number::Int(v), _) => v,
+        (Number::F32(v), ".f64") => f64::from(f32::from_bits(v)).to_bits() ^ sign << 63,
+        (Number::F32(v), _) => u64::from(v) ^ sign << 31,
+        (Number::F64(v), ".f32") => u64::from((f64::from_bits(v) as f32).to_bits()) ^ sign << 31,
+        (Number::F64(v), _) => v ^ sign << 63,
     }
 }
 

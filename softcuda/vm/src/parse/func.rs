@@ -1,33 +1,34 @@
 //! Functions: headers, scopes, labels and statements.
 
-use super::data::{Decl, class_of};
+use super::data::class_of;
 use super::{Entity, PARAM_BYTES_MAX, Parser, Result, Scope};
 use crate::ast::{Class, Formal, Function, Instr, Sym};
-use crate::error::PtxError;
-use crate::lex::Tok;
-
-/// Scopes nested deeper than this are refused.
-const SCOPE_DEPTH_MAX: usize = 256;
+use std::iter::Peekable;
+use tally_ptx::{
+    Cursor, Declaration, Instruction, Lexeme, Linkage, PtxError, Statement, Statements, Token,
+    declarations, inside, parameters, statements,
+};
 
 impl<'a> Parser<'a> {
-    pub(super) fn function(&mut self, entry: bool, line: u32) -> Result<()> {
+    pub(super) fn function(&mut self, head: &tally_ptx::Function<'a>) -> Result<()> {
         self.regs = Vec::new();
         (self.frame_now, self.frame_max) = (0, 0);
-        let mut f = Function { line, entry, scopes: vec![0], ..Function::default() };
+        let (entry, line) = (head.is_entry, head.name.line);
+        let name = head.name.text(self.source).to_owned();
+        let mut f = Function { name, line, entry, scopes: vec![0], ..Function::default() };
         self.scopes.push(Scope::default());
-        if !entry && self.lex.peek() == Tok::Punct('(') {
-            f.rets = self.formals(&mut f.param_bytes, false)?;
+        f.rets = self.formals(head.results, &mut f.param_bytes, false)?;
+        f.params = self.formals(head.parameters, &mut f.param_bytes, entry)?;
+        let threads = |block: [u32; 3]| block.iter().fold(1u32, |n, &axis| n.saturating_mul(axis));
+        f.required_block = head.threads;
+        f.max_threads = head.threads.or(head.threads_max).map(threads);
+        if head.cluster.is_some_and(|cluster| cluster != [1; 3]) {
+            let message = "unsupported directive `.reqnctapercluster` above 1";
+            f.unsupported = Some(PtxError::new(line, message));
         }
-        f.name = self.ident()?.to_string();
-        if self.lex.peek() == Tok::Punct('(') {
-            f.params = self.formals(&mut f.param_bytes, entry)?;
-        }
-        self.function_directives(&mut f)?;
-        if self.lex.peek() == Tok::Punct('{') {
+        if let Some(body) = head.body {
             f.has_body = true;
-            self.body(&mut f)?;
-        } else {
-            self.expect(';')?;
+            self.body(&mut f, inside(body))?;
         }
         self.scopes.truncate(1);
         f.frame_bytes = self.frame_max.next_multiple_of(16);
@@ -51,254 +52,167 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn formals(&mut self, param_bytes: &mut u32, entry: bool) -> Result<Vec<Formal>> {
-        self.expect('(')?;
-        let mut out = Vec::new();
-        while !self.eat(')') {
-            let in_reg = match self.lex.peek() {
-                Tok::Dot("reg") => true,
-                Tok::Dot("param") => false,
-                _ => return self.unexpected("`.param` or `.reg`"),
-            };
-            self.lex.next();
-            let decl = self.decl()?;
-            out.push(self.formal(&decl, in_reg, param_bytes, entry)?);
-            if !self.eat(',') {
-                self.expect(')')?;
-                break;
-            }
-        }
-        Ok(out)
+    fn formals(
+        &mut self,
+        list: Option<&'a [Token]>,
+        param_bytes: &mut u32,
+        entry: bool,
+    ) -> Result<Vec<Formal>> {
+        let all = parameters(self.source, list.unwrap_or_default());
+        all.map(|parameter| self.formal(&parameter?, param_bytes, entry)).collect()
     }
 
     fn formal(
         &mut self,
-        decl: &Decl<'a>,
-        in_reg: bool,
+        decl: &Declaration<'a>,
         param_bytes: &mut u32,
         entry: bool,
     ) -> Result<Formal> {
-        let size = decl.size as u32;
-        if decl.size > PARAM_BYTES_MAX {
-            return self.err(format!("parameter `{}` is too large", decl.name));
+        let layout = decl.layout()?;
+        let error = |message| Err(PtxError::new(decl.name.line, message));
+        if layout.bytes > PARAM_BYTES_MAX {
+            return error(format!("parameter `{}` is too large", decl.name()));
         }
-        if in_reg {
-            let class = if decl.elem == "pred" { Class::Pred } else { class_of(decl.elem_bytes) };
-            self.declare(decl.name, Entity::Reg(class));
-            let reg = self.formal_register(decl.name);
-            return Ok(Formal { reg, offset: 0, size, align: decl.align });
+        let (size, align) = (layout.bytes as u32, layout.align);
+        if decl.space == ".reg" {
+            let is_pred = layout.element == ".pred";
+            let class = if is_pred { Class::Pred } else { class_of(layout.element_bytes) };
+            self.declare(decl.name(), Entity::Reg(class));
+            let reg = self.formal_register(decl.name());
+            return Ok(Formal { reg, offset: 0, size, align });
         }
         let offset = if entry {
-            let offset = param_bytes.next_multiple_of(decl.align);
-            if u64::from(offset) + decl.size > PARAM_BYTES_MAX {
-                return self.err("the parameters are too large");
+            let offset = param_bytes.next_multiple_of(align);
+            if u64::from(offset) + layout.bytes > PARAM_BYTES_MAX {
+                return error("the parameters are too large".to_owned());
             }
             *param_bytes = offset + size;
-            self.declare(decl.name, Entity::Var(Sym::Param(offset)));
+            self.declare(decl.name(), Entity::Var(Sym::Param(offset)));
             offset
         } else {
             self.frame_variable(decl)?
         };
-        Ok(Formal { reg: None, offset, size, align: decl.align })
+        Ok(Formal { reg: None, offset, size, align })
     }
 
-    fn function_directives(&mut self, f: &mut Function) -> Result<()> {
-        while let Tok::Dot(word) = self.lex.peek() {
-            self.lex.next();
-            match word {
-                "maxntid" => {
-                    let [x, y, z] = self.triple()?;
-                    f.max_threads = Some(x.saturating_mul(y).saturating_mul(z));
-                }
-                "reqntid" => {
-                    let block = self.triple()?;
-                    f.required_block = Some(block);
-                    f.max_threads =
-                        Some(block.iter().fold(1u32, |n, &axis| n.saturating_mul(axis)));
-                }
-                "minnctapersm" | "maxnreg" | "maxnctapersm" | "maxclusterrank" => {
-                    self.int32()?;
-                }
-                "reqnctapercluster" => {
-                    let cluster = self.triple()?;
-                    if cluster != [1, 1, 1] {
-                        f.unsupported.get_or_insert(PtxError::new(
-                            self.lex.peek_line(),
-                            "unsupported directive `.reqnctapercluster` above 1",
-                        ));
-                    }
-                }
-                "explicitcluster" | "noreturn" | "blocksareclusters" => {}
-                "pragma" | "abi_preserve" | "abi_preserve_control" => {
-                    while matches!(
-                        self.lex.peek(),
-                        Tok::Str(_) | Tok::Punct(',' | ';') | Tok::Int(_)
-                    ) {
-                        self.lex.next();
-                    }
-                }
-                other => return self.err(format!("unsupported directive `.{other}`")),
-            }
-        }
-        Ok(())
-    }
-
-    fn body(&mut self, f: &mut Function) -> Result<()> {
-        self.expect('{')?;
-        let floor = self.scopes.len();
-        loop {
-            let line = self.lex.peek_line();
-            match self.lex.peek() {
-                Tok::End => return self.err(format!("the body of `{}` never ends", f.name)),
-                Tok::Punct('{') => {
-                    self.lex.next();
-                    self.open_scope(f, floor)?;
-                }
-                Tok::Punct('}') => {
-                    self.lex.next();
-                    if self.scopes.len() == floor {
-                        return Ok(());
-                    }
+    fn body(&mut self, f: &mut Function, body: &'a [Token]) -> Result<()> {
+        let mut rest = statements(self.source, body).peekable();
+        while let Some(statement) = rest.next() {
+            match statement? {
+                Statement::Open => self.open_scope(f),
+                Statement::Close => {
                     if let Some(scope) = self.scopes.pop() {
                         self.frame_now = scope.frame_mark;
                     }
                 }
-                Tok::Punct(';') => {
-                    self.lex.next();
-                }
-                Tok::Dot(word) => {
-                    self.lex.next();
-                    self.local_directive(word, line)?;
-                }
-                Tok::Punct('@') => {
-                    self.lex.next();
-                    let negated = self.eat('!');
-                    let name = self.ident()?;
-                    let guard = match self.formal_register(name) {
-                        Some(r) if self.regs[r as usize] == Class::Pred => Some((r, negated)),
-                        _ => return self.err(format!("`{name}` is no predicate register")),
-                    };
-                    let start = self.lex.start();
-                    let root = self.ident()?;
-                    self.instruction(f, root, start, line, guard)?;
-                }
-                Tok::Ident(word) => {
-                    let start = self.lex.start();
-                    self.lex.next();
-                    if self.eat(':') {
-                        self.label(f, word)?;
-                    } else {
-                        self.instruction(f, word, start, line, None)?;
-                    }
-                }
-                _ => return self.unexpected("a statement"),
+                Statement::Label(name) => self.label(f, name, &mut rest)?,
+                Statement::Directive(directive) => self.local_directive(directive)?,
+                Statement::Instruction(instruction) => self.instruction(f, &instruction)?,
             }
         }
+        Ok(())
     }
 
-    fn open_scope(&mut self, f: &mut Function, floor: usize) -> Result<()> {
-        if self.scopes.len() - floor >= SCOPE_DEPTH_MAX {
-            return self.err("scopes are nested too deeply");
-        }
+    fn open_scope(&mut self, f: &mut Function) {
         let parent = self.scopes.last().map_or(0, |s| s.id);
         let id = f.scopes.len() as u32;
         f.scopes.push(parent);
         self.scopes.push(Scope { id, frame_mark: self.frame_now, ..Scope::default() });
-        Ok(())
     }
 
     /// A label, or the table that it names.
-    fn label(&mut self, f: &mut Function, name: &str) -> Result<()> {
+    fn label(
+        &mut self,
+        f: &mut Function,
+        token: Token,
+        rest: &mut Peekable<Statements<'a>>,
+    ) -> Result<()> {
+        let name = token.text(self.source);
         let scope = self.scopes.last().map_or(0, |s| s.id);
-        match self.lex.peek() {
-            Tok::Dot("branchtargets") => {
-                self.lex.next();
-                let mut labels = vec![(self.ident()?.into(), scope)];
-                while self.eat(',') {
-                    labels.push((self.ident()?.into(), scope));
+        if let Some(Ok(Statement::Directive(table))) = rest.peek() {
+            let mut at = Cursor::new(self.source, table);
+            match at.take() {
+                Lexeme::Dot(".branchtargets") => {
+                    let mut labels = vec![(at.word()?.into(), scope)];
+                    while at.eat(b',') {
+                        labels.push((at.word()?.into(), scope));
+                    }
+                    if !at.is_at_end() {
+                        return Err(at.unexpected("`,` or `;`"));
+                    }
+                    f.tables.insert(name.into(), labels);
+                    rest.next();
+                    return Ok(());
                 }
-                self.expect(';')?;
-                f.tables.insert(name.into(), labels);
-            }
-            // Says which functions an indirect call may reach: a hint.
-            Tok::Dot("calltargets" | "callprototype") => self.skip_statement(),
-            _ => {
-                if f.labels.insert((name.into(), scope), f.instrs.len() as u32).is_some() {
-                    return self.err(format!("label `{name}` is defined twice"));
+                // Says which functions an indirect call may reach: a hint.
+                Lexeme::Dot(".calltargets" | ".callprototype") => {
+                    rest.next();
+                    return Ok(());
                 }
+                _ => {}
             }
+        }
+        if f.labels.insert((name.into(), scope), f.instrs.len() as u32).is_some() {
+            return Err(PtxError::new(token.line, format!("label `{name}` is defined twice")));
         }
         Ok(())
     }
 
-    fn local_directive(&mut self, word: &str, line: u32) -> Result<()> {
-        match word {
-            "reg" => self.registers(),
-            "local" | "param" | "shared" => {
-                loop {
-                    let decl = self.decl()?;
-                    if word == "shared" {
-                        self.shared_variable(&decl, false)?;
+    fn local_directive(&mut self, directive: &'a [Token]) -> Result<()> {
+        let at = Cursor::new(self.source, directive);
+        match at.peek() {
+            Lexeme::Dot(".reg") => self.registers(directive)?,
+            Lexeme::Dot(space @ (".local" | ".param" | ".shared" | ".global" | ".const")) => {
+                for declaration in declarations(self.source, directive) {
+                    let declaration = declaration?;
+                    if let ".local" | ".param" = space {
+                        self.frame_variable(&declaration)?;
                     } else {
-                        self.frame_variable(&decl)?;
-                    }
-                    if !self.eat(',') {
-                        break;
+                        self.module_variable(Linkage::default(), &declaration)?;
                     }
                 }
-                self.expect(';')
             }
-            "global" | "const" => self.module_variable(word, super::Linkage::default()),
-            "loc" => {
-                self.skip_line(line);
-                Ok(())
-            }
-            "pragma" => {
-                self.skip_statement();
-                Ok(())
-            }
-            other => Err(PtxError::new(line, format!("unsupported directive `.{other}`"))),
+            Lexeme::Dot(".pragma") => {}
+            _ => return Err(at.unexpected("a directive of a body")),
         }
+        Ok(())
     }
 
-    fn instruction(
-        &mut self,
-        f: &mut Function,
-        root: &str,
-        start: usize,
-        line: u32,
-        guard: Option<(u32, bool)>,
-    ) -> Result<()> {
-        let mut op = root.to_string();
-        while let Tok::Dot(word) = self.lex.peek() {
-            self.lex.next();
-            op.push('.');
-            op.push_str(word);
-        }
-        let args = match self.operands() {
-            Ok(args) if self.lex.peek() == Tok::Punct(';') => args,
-            Ok(_) => return self.unexpected("`,` or `;`"),
-            // Operands this parser has no notion of (tensors, textures) make
-            // the function unusable, not the module.
-            Err(e) if self.lex_bracketed() => {
-                self.skip_statement();
+    fn instruction(&mut self, f: &mut Function, instruction: &Instruction<'a>) -> Result<()> {
+        let Instruction { opcode, qualifiers, .. } = *instruction;
+        let guard = match instruction.guard {
+            None => None,
+            Some(guard) => {
+                let name = guard.register.text(self.source);
+                match self.formal_register(name) {
+                    Some(r) if self.regs[r as usize] == Class::Pred => Some((r, guard.is_negated)),
+                    _ => {
+                        let message = format!("`{name}` is no predicate register");
+                        return Err(PtxError::new(opcode.line, message));
+                    }
+                }
+            }
+        };
+        let parts = std::iter::once(&opcode).chain(qualifiers).map(|t| t.text(self.source));
+        let op: String = parts.collect();
+        let mut at = Cursor::new(self.source, instruction.operands);
+        let args = match self.operands(&mut at) {
+            Ok(args) if at.is_at_end() => args,
+            Ok(_) => return Err(at.unexpected("`,` or `;`")),
+            // Operands this parser has no notion of (tensors, textures) make the function
+            // unusable, not the module: it stopped inside `[...]` at a comma.
+            Err(e) if at.is(b',') => {
                 f.unsupported.get_or_insert(PtxError::new(
-                    line,
+                    opcode.line,
                     format!("unsupported instruction `{op}`: {}", e.message),
                 ));
                 return Ok(());
             }
             Err(e) => return Err(e),
         };
-        self.lex.next();
-        let text = self.lex.text_since(start);
-        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = instruction.text(self.source).split_whitespace().collect::<Vec<_>>().join(" ");
+        let line = opcode.line;
         f.instrs.push(Instr { line, guard, op: op.into(), args, text: text.into() });
         Ok(())
-    }
-
-    /// The parser stopped inside `[...]` at a comma.
-    fn lex_bracketed(&self) -> bool {
-        self.lex.peek() == Tok::Punct(',')
     }
 }

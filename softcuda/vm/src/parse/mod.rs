@@ -1,5 +1,5 @@
-//! PTX text to [`Unit`]: the module's directives. Variables are in `data`,
-//! functions in `func`. Work and memory are linear in the text; nothing
+//! PTX text to [`Unit`]: names, variables (`data`), functions (`func`) and operands, on top of
+//! the text's structure, which `tally-ptx` reads. Work and memory are linear in the text; nothing
 //! recurses on the input.
 
 mod data;
@@ -9,11 +9,8 @@ mod operand;
 pub(crate) use data::FUNCTION_BASE;
 
 use crate::ast::{Class, SReg, Sym, Unit};
-use crate::error::PtxError;
-use crate::lex::{Lexer, Tok};
 use std::collections::HashMap;
-
-type Result<T> = std::result::Result<T, PtxError>;
+use tally_ptx::{Cursor, Item, PtxError, Result};
 
 /// The most bytes that a `.shared` or frame variable may take.
 const VARIABLE_BYTES_MAX: u64 = 1 << 24;
@@ -42,7 +39,7 @@ struct Scope {
 }
 
 pub(crate) struct Parser<'a> {
-    lex: Lexer<'a>,
+    source: &'a str,
     unit: Unit,
     /// The module's scope first, then a function's.
     scopes: Vec<Scope>,
@@ -55,9 +52,11 @@ pub(crate) struct Parser<'a> {
     frame_max: u32,
 }
 
-pub(crate) fn parse(src: &str) -> Result<Unit> {
+pub(crate) fn parse(source: &str) -> Result<Unit> {
+    let tokens = tally_ptx::lex(source)?;
+    let module = tally_ptx::parse(source, &tokens)?;
     let mut parser = Parser {
-        lex: Lexer::new(src),
+        source,
         unit: Unit::default(),
         scopes: vec![Scope::default()],
         regs: Vec::new(),
@@ -65,166 +64,26 @@ pub(crate) fn parse(src: &str) -> Result<Unit> {
         frame_now: 0,
         frame_max: 0,
     };
-    parser.module()?;
+    for item in module.items {
+        match item? {
+            Item::Function(function) => parser.function(&function)?,
+            Item::Variable(linkage, declaration) => {
+                parser.module_variable(linkage, &declaration)?;
+            }
+            Item::Alias { name, of } => {
+                parser.unit.aliases.insert(name.to_owned(), of.to_owned());
+            }
+            Item::AddressSize(size) if size.text(source) != "64" => {
+                return Err(PtxError::new(size.line, "only 64-bit addresses are supported"));
+            }
+            Item::AddressSize(_) | Item::Target(_) => {}
+        }
+    }
     parser.check_relocations()?;
     Ok(parser.unit)
 }
 
-/// `.visible` and its like, before a variable or a function.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Linkage {
-    external: bool,
-}
-
-impl<'a> Parser<'a> {
-    fn err<T>(&self, message: impl Into<String>) -> Result<T> {
-        Err(PtxError::new(self.lex.peek_line(), message))
-    }
-
-    fn unexpected<T>(&self, wanted: &str) -> Result<T> {
-        self.err(format!("expected {wanted}, found {}", show(self.lex.peek())))
-    }
-
-    fn eat(&mut self, c: char) -> bool {
-        let hit = self.lex.peek() == Tok::Punct(c);
-        if hit {
-            self.lex.next();
-        }
-        hit
-    }
-
-    fn expect(&mut self, c: char) -> Result<()> {
-        if self.eat(c) { Ok(()) } else { self.unexpected(&format!("`{c}`")) }
-    }
-
-    fn ident(&mut self) -> Result<&'a str> {
-        match self.lex.peek() {
-            Tok::Ident(name) => {
-                self.lex.next();
-                Ok(name)
-            }
-            _ => self.unexpected("a name"),
-        }
-    }
-
-    fn int(&mut self) -> Result<u64> {
-        match self.lex.peek() {
-            Tok::Int(v) => {
-                self.lex.next();
-                Ok(v)
-            }
-            _ => self.unexpected("a number"),
-        }
-    }
-
-    fn int32(&mut self) -> Result<u32> {
-        let line = self.lex.peek_line();
-        u32::try_from(self.int()?).map_err(|_| PtxError::new(line, "number out of range"))
-    }
-
-    /// Up to three numbers, the rest 1: `.maxntid 32, 8`.
-    fn triple(&mut self) -> Result<[u32; 3]> {
-        let mut out = [1; 3];
-        for i in 0..3 {
-            out[i] = self.int32()?;
-            if !self.eat(',') {
-                return Ok(out);
-            }
-        }
-        self.unexpected("at most three numbers")
-    }
-
-    fn skip_statement(&mut self) {
-        while !matches!(self.lex.peek(), Tok::End | Tok::Punct(';')) {
-            self.lex.next();
-        }
-        self.lex.next();
-    }
-
-    /// Drops the tokens left on `line`.
-    fn skip_line(&mut self, line: u32) {
-        while self.lex.peek_line() == line && self.lex.peek() != Tok::End {
-            self.lex.next();
-        }
-    }
-
-    fn module(&mut self) -> Result<()> {
-        let mut linkage = Linkage::default();
-        let mut versioned = false;
-        loop {
-            let line = self.lex.peek_line();
-            let word = match self.lex.peek() {
-                Tok::End if !versioned => return self.err("no `.version` directive: is this PTX?"),
-                Tok::End => return Ok(()),
-                Tok::Dot(word) => word,
-                Tok::Punct(';') => {
-                    self.lex.next();
-                    continue;
-                }
-                _ => return self.unexpected("a directive"),
-            };
-            if !versioned && word != "version" {
-                return self.err("PTX must start with `.version`");
-            }
-            self.lex.next();
-            match word {
-                "version" => {
-                    versioned = true;
-                    self.skip_line(line);
-                }
-                "target" => {
-                    self.ident()?;
-                    while self.eat(',') {
-                        self.ident()?;
-                    }
-                }
-                "address_size" => {
-                    if self.int()? != 64 {
-                        return Err(PtxError::new(line, "only 64-bit addresses are supported"));
-                    }
-                }
-                "visible" | "weak" | "common" => {}
-                "extern" => linkage.external = true,
-                "func" | "entry" => self.function(word == "entry", line)?,
-                "global" | "const" | "shared" => self.module_variable(word, linkage)?,
-                "file" | "loc" => self.skip_line(line),
-                "section" => self.section()?,
-                "pragma" => self.skip_statement(),
-                "alias" => {
-                    let from = self.ident()?.to_string();
-                    self.expect(',')?;
-                    let to = self.ident()?.to_string();
-                    self.expect(';')?;
-                    self.unit.aliases.insert(from, to);
-                }
-                // `.local`, `.reg`, `.tex` and others at module scope.
-                other => {
-                    return Err(PtxError::new(line, format!("unsupported directive `.{other}`")));
-                }
-            }
-            if !matches!(word, "visible" | "weak" | "common" | "extern") {
-                linkage = Linkage::default();
-            }
-        }
-    }
-
-    /// Debug data, which says nothing about execution.
-    fn section(&mut self) -> Result<()> {
-        while !matches!(self.lex.peek(), Tok::End | Tok::Punct('{')) {
-            self.lex.next();
-        }
-        let mut depth = 0u32;
-        loop {
-            match self.lex.next() {
-                Tok::End => return self.err("`.section` never ends"),
-                Tok::Punct('{') => depth += 1,
-                Tok::Punct('}') if depth <= 1 => return Ok(()),
-                Tok::Punct('}') => depth -= 1,
-                _ => {}
-            }
-        }
-    }
-
+impl Parser<'_> {
     fn declare(&mut self, name: &str, entity: Entity) {
         if let Some(scope) = self.scopes.last_mut() {
             scope.names.insert(name.into(), entity);
@@ -274,35 +133,11 @@ enum Found {
     Var(Sym),
 }
 
-fn show(tok: Tok<'_>) -> String {
-    match tok {
-        Tok::Ident(s) => format!("`{s}`"),
-        Tok::Dot(s) => format!("`.{s}`"),
-        Tok::Int(v) => format!("`{v}`"),
-        Tok::F32(_) | Tok::F64(_) => "a floating-point number".into(),
-        Tok::Str(s) => format!("\"{s}\""),
-        Tok::Punct(c) => format!("`{c}`"),
-        Tok::End => "the end of the text".into(),
-    }
-}
-
-/// The bytes of a fundamental type, by name.
-fn type_bytes(name: &str) -> Option<u32> {
-    Some(match name {
-        "b8" | "u8" | "s8" => 1,
-        "b16" | "u16" | "s16" | "f16" | "bf16" => 2,
-        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" => 4,
-        "b64" | "u64" | "s64" | "f64" => 8,
-        "b128" => 16,
-        _ => return None,
-    })
-}
-
 fn special(name: &str, suffix: Option<&str>) -> Option<SReg> {
     let axis = |make: fn(u8) -> SReg| match suffix {
-        Some("x") => Some(make(0)),
-        Some("y") => Some(make(1)),
-        Some("z") => Some(make(2)),
+        Some(".x") => Some(make(0)),
+        Some(".y") => Some(make(1)),
+        Some(".z") => Some(make(2)),
         _ => None,
     };
     Some(match name {

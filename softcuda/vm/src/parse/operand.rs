@@ -1,61 +1,61 @@
 //! Operands of instructions.
 
-use super::{Found, Parser, Result, special};
+use super::{Cursor, Found, Parser, Result, special};
 use crate::ast::{Base, Operand};
-use crate::lex::Tok;
+use tally_ptx::{Lexeme, Number, number};
 
 /// The most operands in a vector or a list; calls of real programs pass fewer.
 const LIST_MAX: usize = 256;
 
-impl Parser<'_> {
-    pub(super) fn operands(&mut self) -> Result<Vec<Operand>> {
+impl<'a> Parser<'a> {
+    pub(super) fn operands(&mut self, at: &mut Cursor<'a>) -> Result<Vec<Operand>> {
         let mut args = Vec::new();
-        if self.lex.peek() == Tok::Punct(';') {
+        if at.is_at_end() {
             return Ok(args);
         }
         loop {
-            args.push(self.operand()?);
-            if !self.eat(',') {
+            args.push(self.operand(at)?);
+            if !at.eat(b',') {
                 return Ok(args);
             }
         }
     }
 
-    fn operand(&mut self) -> Result<Operand> {
-        let first = match self.lex.peek() {
-            Tok::Punct('{') => Operand::Vec(self.list('{', '}')?),
-            Tok::Punct('(') => Operand::List(self.list('(', ')')?),
-            Tok::Punct('[') => self.address()?,
-            _ => self.scalar()?,
+    fn operand(&mut self, at: &mut Cursor<'a>) -> Result<Operand> {
+        let first = match at.peek() {
+            Lexeme::Punct(b'{') => Operand::Vec(self.list(at, b'{', b'}')?),
+            Lexeme::Punct(b'(') => Operand::List(self.list(at, b'(', b')')?),
+            Lexeme::Punct(b'[') => self.address(at)?,
+            _ => self.scalar(at)?,
         };
-        if self.eat('|') {
-            let second = self.scalar()?;
+        if at.eat(b'|') {
+            let second = self.scalar(at)?;
             return Ok(Operand::Pair(Box::new(first), Box::new(second)));
         }
         Ok(first)
     }
 
-    fn list(&mut self, open: char, close: char) -> Result<Vec<Operand>> {
-        self.expect(open)?;
+    fn list(&mut self, at: &mut Cursor<'a>, open: u8, close: u8) -> Result<Vec<Operand>> {
+        at.expect(open)?;
         let mut items = Vec::new();
-        while !self.eat(close) {
+        while !at.eat(close) {
             if items.len() == LIST_MAX {
-                return self.err("too many operands in a list");
+                return Err(at.error("too many operands in a list"));
             }
-            items.push(self.scalar()?);
-            if !self.eat(',') {
-                self.expect(close)?;
+            items.push(self.scalar(at)?);
+            if !at.eat(b',') {
+                at.expect(close)?;
                 break;
             }
         }
         Ok(items)
     }
 
-    fn address(&mut self) -> Result<Operand> {
-        self.expect('[')?;
-        let base = match self.lex.peek() {
-            Tok::Ident(name) => {
-                self.lex.next();
+    fn address(&mut self, at: &mut Cursor<'a>) -> Result<Operand> {
+        at.expect(b'[')?;
+        let base = match at.peek() {
+            Lexeme::Word(name) => {
+                at.skip();
                 match self.lookup(name) {
                     Some(Found::Reg(r)) => Base::Reg(r),
                     Some(Found::Var(sym)) => Base::Sym(sym),
@@ -66,76 +66,46 @@ impl Parser<'_> {
         };
         let mut offset = 0i64;
         if base == Base::None {
-            offset = self.signed()?;
+            offset = signed(at)?;
         }
-        while matches!(self.lex.peek(), Tok::Punct('+' | '-')) {
-            let negative = self.lex.next() == Tok::Punct('-');
-            let value = self.signed()?;
+        while matches!(at.peek(), Lexeme::Punct(b'+' | b'-')) {
+            let negative = at.take() == Lexeme::Punct(b'-');
+            let value = signed(at)?;
             offset = if negative { offset.wrapping_sub(value) } else { offset.wrapping_add(value) };
         }
-        if self.lex.peek() == Tok::Punct(',') {
-            return self.err("tensor and multi-part addresses are unsupported");
+        if at.is(b',') {
+            return Err(at.error("tensor and multi-part addresses are unsupported"));
         }
-        self.expect(']')?;
+        at.expect(b']')?;
         Ok(Operand::Addr(base, offset))
     }
 
-    fn signed(&mut self) -> Result<i64> {
-        let negative = self.eat('-');
-        let value = self.int()? as i64;
-        Ok(if negative { value.wrapping_neg() } else { value })
-    }
-
-    fn scalar(&mut self) -> Result<Operand> {
-        let tok = self.lex.peek();
-        match tok {
-            Tok::Int(v) => {
-                self.lex.next();
-                Ok(Operand::Int(v))
+    fn scalar(&mut self, at: &mut Cursor<'a>) -> Result<Operand> {
+        match at.peek() {
+            Lexeme::Number(_) => literal(at, false),
+            Lexeme::Punct(b'-') => {
+                at.skip();
+                literal(at, true)
             }
-            Tok::F32(v) => {
-                self.lex.next();
-                Ok(Operand::F32(v))
+            Lexeme::Punct(b'~') => {
+                at.skip();
+                Ok(Operand::Int(!at.integer()?))
             }
-            Tok::F64(v) => {
-                self.lex.next();
-                Ok(Operand::F64(v))
-            }
-            Tok::Punct('-') => {
-                self.lex.next();
-                match self.scalar_number()? {
-                    Operand::Int(v) => Ok(Operand::Int(v.wrapping_neg())),
-                    Operand::F32(v) => Ok(Operand::F32(v ^ 1 << 31)),
-                    Operand::F64(v) => Ok(Operand::F64(v ^ 1 << 63)),
-                    _ => self.unexpected("a number"),
-                }
-            }
-            Tok::Punct('~') => {
-                self.lex.next();
-                Ok(Operand::Int(!self.int()?))
-            }
-            Tok::Punct('!') => {
-                self.lex.next();
-                let name = self.ident()?;
+            Lexeme::Punct(b'!') => {
+                at.skip();
+                let name = at.word()?;
                 match self.lookup(name) {
                     Some(Found::Reg(r)) => Ok(Operand::Not(r)),
-                    _ => self.err(format!("`{name}` is no register")),
+                    _ => Err(at.error(format!("`{name}` is no register"))),
                 }
             }
-            Tok::Ident(name) => self.named(name),
-            _ => self.unexpected("an operand"),
+            Lexeme::Word(name) => self.named(at, name),
+            _ => Err(at.unexpected("an operand")),
         }
     }
 
-    fn scalar_number(&mut self) -> Result<Operand> {
-        match self.lex.peek() {
-            Tok::Int(_) | Tok::F32(_) | Tok::F64(_) => self.scalar(),
-            _ => self.unexpected("a number"),
-        }
-    }
-
-    fn named(&mut self, name: &str) -> Result<Operand> {
-        self.lex.next();
+    fn named(&mut self, at: &mut Cursor<'a>, name: &str) -> Result<Operand> {
+        at.skip();
         if name == "_" {
             return Ok(Operand::Sink);
         }
@@ -143,29 +113,50 @@ impl Parser<'_> {
             Some(Found::Reg(r)) => return Ok(Operand::Reg(r)),
             Some(Found::Var(sym)) => {
                 let mut offset = 0;
-                if matches!(self.lex.peek(), Tok::Punct('+' | '-')) {
-                    let negative = self.lex.next() == Tok::Punct('-');
-                    let value = self.signed()?;
+                if matches!(at.peek(), Lexeme::Punct(b'+' | b'-')) {
+                    let negative = at.take() == Lexeme::Punct(b'-');
+                    let value = signed(at)?;
                     offset = if negative { value.wrapping_neg() } else { value };
                 }
                 return Ok(Operand::Sym(sym, offset));
             }
             None => {}
         }
-        let suffix = match self.lex.peek() {
-            Tok::Dot(word @ ("x" | "y" | "z" | "w")) => Some(word),
+        let suffix = match at.peek() {
+            Lexeme::Dot(word @ (".x" | ".y" | ".z" | ".w")) => Some(word),
             _ => None,
         };
         if let Some(sreg) = special(name, suffix) {
             if suffix.is_some() {
-                self.lex.next();
+                at.skip();
             }
             return Ok(Operand::Special(sreg));
         }
         if name.starts_with('%') {
-            return self.err(format!("register `{name}` is not declared"));
+            return Err(at.error(format!("register `{name}` is not declared")));
         }
         let scope = self.scopes.last().map_or(0, |s| s.id);
         Ok(Operand::Name(name.into(), scope))
     }
+}
+
+fn signed(at: &mut Cursor<'_>) -> Result<i64> {
+    let negative = at.eat(b'-');
+    let value = at.integer()? as i64;
+    Ok(if negative { value.wrapping_neg() } else { value })
+}
+
+fn literal(at: &mut Cursor<'_>, negative: bool) -> Result<Operand> {
+    let value = match at.peek() {
+        Lexeme::Number(text) => number(text),
+        _ => None,
+    };
+    let value = value.ok_or_else(|| at.unexpected("a number"))?;
+    at.skip();
+    let sign = u64::from(negative);
+    Ok(match value {
+        Number::Int(v) => Operand::Int(if negative { v.wrapping_neg() } else { v }),
+        Number::F32(v) => Operand::F32(v ^ (sign as u32) << 31),
+        Number::F64(v) => Operand::F64(v ^ sign << 63),
+    })
 }
