@@ -14,7 +14,7 @@ use std::time::Duration;
 use tally_ipc::map;
 use tally_ipc::ring::{self, Polled};
 use tally_ipc::wire::{self, Hello, SharingMode, Welcome};
-use tally_shim::{attach, resolve, state};
+use tally_shim::{attach, resolve, start, state};
 
 type Ptr = *mut c_void;
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
@@ -119,7 +119,7 @@ fn benches(c: &mut Criterion) {
     let find = |name: &str| {
         let name = CString::new(name).unwrap();
         // SAFETY: the shim's own dlsym, linked in here.
-        unsafe { resolve::dlsym(handle, name.as_ptr().cast::<c_char>()) }
+        unsafe { start::dlsym(handle, name.as_ptr().cast::<c_char>()) }
     };
     // SAFETY: functions of these names have these types.
     let (launch_graph, instantiate, destroy_graph) = unsafe {
