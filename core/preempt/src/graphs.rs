@@ -20,7 +20,7 @@ pub mod build;
 pub mod home;
 pub mod order;
 pub mod own;
-pub mod partition;
+mod partition;
 pub mod reason;
 
 use crate::cuda::Ptr;

@@ -41,31 +41,31 @@
 //! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
 //! | [`vendor`], [`kept`] | whose code it is; what is kept on disk of rewritten code |
 
-pub mod contexts;
+mod contexts;
 pub mod cuda;
-pub mod flag;
-pub mod form;
-pub mod gate;
-pub mod graph;
+mod flag;
+mod form;
+mod gate;
+mod graph;
 pub mod graphs;
 pub mod host;
-pub mod issue;
-pub mod jobs;
-pub mod kept;
-pub mod kernels;
+mod issue;
+mod jobs;
+mod kept;
+mod kernels;
 pub mod launch;
 pub mod lock;
-pub mod making;
-pub mod offset;
+mod making;
+mod offset;
 pub mod prepare;
-pub mod progress;
-pub mod proof;
+mod progress;
+mod proof;
 pub mod settings;
 pub mod sm_limit;
-pub mod transformed;
+mod transformed;
 pub mod vendor;
-pub mod watch;
-pub mod worker;
+mod watch;
+mod worker;
 
 use cuda::CuResult;
 use graphs::reason::CutState;

@@ -214,7 +214,7 @@ fn is_known(digest: u128) -> bool {
 }
 
 fn kept(bytes: Vec<u8>, library: Option<&str>) -> Place {
-    // Never needed: see `kernels::verdict`.
+    // Never needed: see `tally_preempt::prepare`.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {

@@ -14,8 +14,7 @@ use std::sync::atomic::Ordering::Release;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::KERNEL_UNKNOWN;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
-use tally_preempt::lock::Lock;
-use tally_preempt::lock::Locked;
+use tally_preempt::lock::{Lock, Locked};
 use tally_preempt::{prepare, settings};
 
 /// Function handles remembered.
