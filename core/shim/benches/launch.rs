@@ -78,10 +78,8 @@ fn core(listener: &UnixListener) {
         fail_hold: false,
         rewrite: Default::default(),
     };
-    let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let (doorbell, probe) = (new(), new());
-    wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd(), probe.as_fd()])
-        .unwrap();
+    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd()]).unwrap();
     while STANDING.load(SeqCst) == u64::MAX {
         let a = &client.activity;
         while LOOKING.load(SeqCst) {
