@@ -3,7 +3,7 @@
 from common import merge_rows
 from markdown import made_with, number, table
 
-FLAG_MASK = 3  # The shim's flag has four words: `core/shim/src/forms/gate.rs`.
+FLAG_MASK = 3  # The shim's flag has four words: `core/preempt/src/gate.rs`.
 LONG_US = 100  # Shorter kernels are left out of the mean cost.
 SLICE_BOUND_US = 31.6  # As `native/forms.cpp`: the policy's bound.
 

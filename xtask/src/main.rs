@@ -29,6 +29,8 @@ mod sbom;
 mod shim;
 mod test;
 mod test_count;
+#[cfg(test)]
+mod tree;
 mod walkthrough;
 mod words;
 mod wrapper;

@@ -51,10 +51,23 @@ pub const WAKES_MAX: u32 = 8;
 /// noticed even if nobody wakes it.
 pub const CLIENT_NAP: Duration = Duration::from_millis(20);
 
+/// A core whose heartbeat stands still for this long while a client waits for it is stuck, ns.
+pub const CORE_STUCK_NS: u64 = 2_000_000_000;
+
 /// CLOCK_MONOTONIC in nanoseconds: one clock for client and core.
 pub fn now_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Sleep for about so long. Not as the standard library does: that is a point at which the calling thread,
+/// which may be the program's, can be cancelled.
+pub fn nap(time: Duration) {
+    let time = rustix::thread::Timespec {
+        tv_sec: time.as_secs().min(3_600) as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    let _ = rustix::thread::nanosleep(&time);
 }
 
 /// Look for what `ready` returns for up to `spin`; at least once.

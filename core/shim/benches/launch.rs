@@ -14,7 +14,7 @@ use std::time::Duration;
 use tally_ipc::map;
 use tally_ipc::ring::{self, Polled};
 use tally_ipc::wire::{self, Hello, SharingMode, Welcome};
-use tally_shim::{attach, resolve, state};
+use tally_shim::{attach, resolve, start, state};
 
 type Ptr = *mut c_void;
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
@@ -78,10 +78,8 @@ fn core(listener: &UnixListener) {
         fail_hold: false,
         rewrite: Default::default(),
     };
-    let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let (doorbell, probe) = (new(), new());
-    wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd(), probe.as_fd()])
-        .unwrap();
+    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd()]).unwrap();
     while STANDING.load(SeqCst) == u64::MAX {
         let a = &client.activity;
         while LOOKING.load(SeqCst) {
@@ -119,7 +117,7 @@ fn benches(c: &mut Criterion) {
     let find = |name: &str| {
         let name = CString::new(name).unwrap();
         // SAFETY: the shim's own dlsym, linked in here.
-        unsafe { resolve::dlsym(handle, name.as_ptr().cast::<c_char>()) }
+        unsafe { start::dlsym(handle, name.as_ptr().cast::<c_char>()) }
     };
     // SAFETY: functions of these names have these types.
     let (launch_graph, instantiate, destroy_graph) = unsafe {

@@ -5,7 +5,6 @@
 //! in no other. The table is copied once, while `cuInit` waits; threads that the first such thread starts have the
 //! same one.
 
-use crate::lock::Locked;
 use crate::threads;
 use rustix::thread::futex;
 use std::cell::Cell;
@@ -13,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use tally_preempt::lock::Locked;
 
 type Job = Box<dyn FnOnce() + Send>;
 

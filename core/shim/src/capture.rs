@@ -5,11 +5,11 @@
 //! from captures what the shim puts into streams beside the program's own launches
 //! ([`linger`](crate::linger)); it is held over no call of the driver that may wait.
 
-use crate::cu::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
-use crate::lock::Lock;
-use crate::{poller, state};
+use crate::{asking, state};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
+use tally_preempt::cuda::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
+use tally_preempt::lock::Lock;
 
 /// See the module's documentation.
 pub static GUARD: Lock = Lock::new();
@@ -77,7 +77,7 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
         // First: from now on no thread of the shim's asks for a stream, nor puts anything into one.
         COUNT.fetch_add(1, SeqCst);
     }
-    poller::wait_out();
+    asking::wait_out();
     let result = real();
     if result == SUCCESS {
         let _guard = GUARD.lock();

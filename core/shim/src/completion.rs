@@ -14,11 +14,8 @@
 //! a thread that the program uses that stream with.
 
 use crate::activity::{self, Snapshot};
-use crate::cu::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
-use crate::forms::guarded::Guarded;
-use crate::forms::sm_limit;
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{helper, poller};
+use crate::{link, poller};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU64;
@@ -27,6 +24,9 @@ use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Completion, KERNEL_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::ring;
 use tally_ipc::wait::now_ns;
+use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
+use tally_preempt::lock::Locked;
+use tally_preempt::sm_limit;
 
 /// Events on their way in a slot, up to which each launch gets one.
 const DENSE: usize = 8;
@@ -91,9 +91,9 @@ impl Track {
     }
 }
 
-static TRACKS: [Guarded<Track>; STREAM_SLOTS] = [const { Guarded::new(Track::NEW) }; STREAM_SLOTS];
+static TRACKS: [Locked<Track>; STREAM_SLOTS] = [const { Locked::new(Track::NEW) }; STREAM_SLOTS];
 /// Events that are free, by context.
-static EVENTS: Guarded<BTreeMap<usize, Vec<usize>>> = Guarded::new(BTreeMap::new());
+static EVENTS: Locked<BTreeMap<usize, Vec<usize>>> = Locked::new(BTreeMap::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
@@ -241,7 +241,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
             // SAFETY: the context lives, see below.
             let _ = unsafe { set(context as Ptr) };
         }
-        // SAFETY: an event of ours, in a context that lives: see `poller::wait_out`. In a context
+        // SAFETY: an event of ours, in a context that lives: see `asking::wait_out`. In a context
         // in error nothing runs any more.
         let is_done = unsafe { query(event as Ptr) } != NOT_READY;
         let now = now_ns();
@@ -340,7 +340,7 @@ fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
     if index != OVERFLOW || !slots::overflow_ran_ahead() {
         let seen = Snapshot::settled_at(number);
         let bit = slots::bit(index);
-        helper::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+        link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
     }
 }
 
@@ -396,7 +396,7 @@ pub struct Taken(Vec<(usize, Vec<Marker>)>, Option<(usize, Vec<usize>)>);
 
 /// A context is about to be destroyed: nobody asks for its events any more, whichever slots they are in.
 pub fn take_context(context: usize) -> Taken {
-    let take = |(index, track): (usize, &Guarded<Track>)| {
+    let take = |(index, track): (usize, &Locked<Track>)| {
         let taken = track.with(|track| {
             let all = std::mem::take(&mut track.markers).into_iter();
             let (taken, left): (Vec<_>, Vec<_>) = all.partition(|m| m.context == context);

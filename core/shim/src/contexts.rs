@@ -10,28 +10,21 @@
 //! for each green context. Green contexts that the shim makes, for launches on some of the SMs, hold references
 //! of their own: they are given up before that.
 
-use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::forms::guarded::Guarded;
+use crate::greens::{GREENS, Green};
 use crate::slots;
-use crate::{completion, forms, graphs, linger, names, poller, state, streams};
+use crate::{asking, completion, linger, names, slot_life, state, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
+use tally_preempt::graphs::{self, home};
+use tally_preempt::lock::Locked;
+use tally_preempt::sm_limit;
 
 /// The program's references to primary contexts, by device.
-static RETAINED: Guarded<BTreeMap<c_int, u64>> = Guarded::new(BTreeMap::new());
-
-/// A green context of the program's.
-#[derive(Clone, Copy, Debug)]
-struct Green {
-    device: c_int,
-    /// Its handle as a context; 0: the program has never asked for it, and nothing is known by it.
-    context: usize,
-}
-
-static GREENS: Guarded<BTreeMap<usize, Green>> = Guarded::new(BTreeMap::new());
+static RETAINED: Locked<BTreeMap<c_int, u64>> = Locked::new(BTreeMap::new());
 
 /// References to contexts made by `cuCtxAttach`, beside the one that each begins with.
-static ATTACHED: Guarded<BTreeMap<usize, u64>> = Guarded::new(BTreeMap::new());
+static ATTACHED: Locked<BTreeMap<usize, u64>> = Locked::new(BTreeMap::new());
 
 /// Destroy a context by calling the driver; `destroy` says whether it did.
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
@@ -39,17 +32,17 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     let events = completion::take_context(context);
     linger::forget_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
-    let was_transformed = forms::close_context(context);
-    poller::wait_out();
+    let was_transformed = tally_preempt::close_context(context);
+    asking::wait_out();
     let made = streams::take_context(context);
     let modules = names::take_context(context);
-    let homes = graphs::build::homes_of(context);
+    let homes = home::homes_of(context);
     let attached = ATTACHED.with(|all| all.remove(&context));
     let is_gone = destroy();
     if is_gone {
         graphs::forget(&homes);
     }
-    forms::closed(context, was_transformed, is_gone);
+    tally_preempt::closed(context, was_transformed, is_gone);
     if !is_gone {
         completion::put_back(events);
         slots::reopen(&closed);
@@ -63,7 +56,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     if let Some(client) = state::client() {
         completion::forget_context(client, &events);
     }
-    slots::drop_context(context);
+    slot_life::drop_context(context);
     names::forget_context(modules);
     true
 }
@@ -207,7 +200,7 @@ fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
         release()
     } else {
         // Else the references of the shim's green contexts would keep it.
-        forms::sm_limit::give_up(context);
+        sm_limit::give_up(context);
         let mut is_done = false;
         destroying(context, || {
             is_done = release();
@@ -237,7 +230,7 @@ pub unsafe fn primary_reset(
     };
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
-            forms::sm_limit::give_up(context);
+            sm_limit::give_up(context);
             let greens = GREENS.with(|all| {
                 let on_it = all.values().filter(|green| green.device == device);
                 on_it.map(|green| green.context).filter(|of| *of != 0).collect::<Vec<_>>()
@@ -349,8 +342,8 @@ pub unsafe fn green_destroy(
     let mut end = || match state::client() {
         Some(client) => {
             let streams = streams::take_green(green as usize);
-            let detached = slots::detach_green(client, green as usize);
-            poller::wait_out();
+            let detached = slot_life::detach_green(client, green as usize);
+            asking::wait_out();
             let is_gone = call();
             if !is_gone {
                 streams::put_back(streams);
@@ -371,25 +364,16 @@ pub unsafe fn green_destroy(
     result
 }
 
-/// The green context that a context is the handle of; 0: of none.
-pub fn green_of(context: usize) -> usize {
-    GREENS.with(|all| {
-        let mut found = all.iter().filter(|(_, green)| green.context == context && context != 0);
-        found.next().map_or(0, |(green, _)| *green)
-    })
-}
-
 /// Only in a forked child.
 pub fn reset() {
     RETAINED.reset(BTreeMap::new());
-    GREENS.reset(BTreeMap::new());
     ATTACHED.reset(BTreeMap::new());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graphs::build::Home;
+    use tally_preempt::graphs::home::Home;
 
     /// As soon as the driver has destroyed a context, another thread may have made one of the same handle, while the
     /// first is still on its way back.
@@ -401,7 +385,7 @@ mod tests {
         let make = |handle| {
             streams::create_for_a_test(handle, CONTEXT);
             names::load_for_a_test(handle, CONTEXT);
-            Home::for_a_test(CONTEXT)
+            Home::new(CONTEXT)
         };
         let old = make(OLD);
         let mut new = None;
@@ -425,7 +409,7 @@ mod tests {
         const HANDLE: usize = 0xc0de_0050;
         streams::create_for_a_test(HANDLE, CONTEXT);
         names::load_for_a_test(HANDLE, CONTEXT);
-        let home = Home::for_a_test(CONTEXT);
+        let home = Home::new(CONTEXT);
         ATTACHED.with(|all| all.insert(CONTEXT, 2));
         let is_gone = destroying(CONTEXT, || {
             assert!(!streams::exists(HANDLE) && !names::is_loaded(HANDLE));

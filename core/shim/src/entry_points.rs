@@ -9,34 +9,12 @@
 
 #![allow(non_snake_case)]
 
-use crate::cu::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
-use crate::{contexts, graphs, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs};
+use crate::table::{EntryPoint, REALS};
+use crate::{contexts, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
-/// Distinct real functions of one name that are told apart.
-pub const REALS: usize = 4;
-
-/// One replaced function.
-#[derive(Debug)]
-pub struct EntryPoint {
-    /// Its exact name.
-    pub name: &'static str,
-    /// The same, to look it up.
-    pub symbol: &'static CStr,
-    /// The real function that a program linked to the driver calls; 0: not known yet.
-    pub linked: &'static AtomicUsize,
-    /// What a program linked to the driver calls.
-    pub direct: *const (),
-    /// Real functions, in the order they were found; 0 is free.
-    pub reals: &'static [AtomicUsize; REALS],
-    /// The wrapper for each.
-    pub wrappers: [*const (); REALS],
-}
-
-// SAFETY: function pointers and atomics.
-unsafe impl Sync for EntryPoint {}
+use tally_preempt::cuda::{CuResult, LaunchConfig, Ptr, SYMBOL_NOT_FOUND};
 
 #[derive(Debug)]
 pub struct Directs(pub &'static [*const ()]);
@@ -313,21 +291,21 @@ entry_points! {
     cuGraphInstantiateWithParams(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
     cuGraphInstantiateWithParams_ptsz(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) true lifecycle::graph_instantiate;
     cuGraphExecDestroy(exec: Ptr) false lifecycle::graph_exec_destroy;
-    cuGraphExecUpdate(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecUpdate_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecKernelNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecKernelNodeSetParams_v2(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecMemcpyNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecMemsetNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecHostNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecChildGraphNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecEventRecordNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecEventWaitNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecExternalSemaphoresSignalNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecExternalSemaphoresWaitNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphExecBatchMemOpNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
-    cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false graphs::exec_changes;
+    cuGraphExecUpdate(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecUpdate_v2(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecKernelNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecKernelNodeSetParams_v2(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecMemcpyNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecMemsetNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecHostNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecChildGraphNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecEventRecordNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecEventWaitNodeSetEvent(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecExternalSemaphoresSignalNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecExternalSemaphoresWaitNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphExecBatchMemOpNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
+    cuGraphNodeSetEnabled(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
     cuCtxDestroy(ctx: Ptr) false contexts::destroy;
     cuCtxDestroy_v2(ctx: Ptr) false contexts::destroy;
     cuCtxAttach(ctx: *mut Ptr, flags: c_uint) false contexts::attach;
@@ -377,63 +355,13 @@ entry_points! {
     cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
 }
 
-/// The entry point of exactly this name.
-pub fn exact(name: &[u8]) -> Option<&'static EntryPoint> {
-    if !is_driver_name(name) {
-        return None;
-    }
-    ENTRY_POINTS.iter().find(|entry_point| entry_point.name.as_bytes() == name)
-}
-
-/// `cu` and a capital: neither `cudaMalloc` nor `cublasCreate`.
-pub fn is_driver_name(name: &[u8]) -> bool {
-    name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase)
-}
-
-/// The entry point for a `cuGetProcAddress` request by base name: `name`, else
-/// `name_v2`, with the per-thread form of either where asked for and there is one.
-pub fn requested(name: &[u8], per_thread: bool) -> Option<&'static EntryPoint> {
-    if !is_driver_name(name) {
-        return None;
-    }
-    let with = |suffix: &str| {
-        ENTRY_POINTS.iter().find(|entry_point| {
-            entry_point
-                .name
-                .as_bytes()
-                .strip_prefix(name)
-                .is_some_and(|rest| rest == suffix.as_bytes())
-        })
-    };
-    let per_thread_form =
-        || ["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"].iter().find_map(|s| with(s));
-    // The newer version first: it passes every register the older one has.
-    let plain = || ["_v2", ""].iter().find_map(|s| with(s));
-    if per_thread { per_thread_form().or_else(plain) } else { plain() }
-}
-
-/// Whether an address is one of our own functions, or an export of the preloaded library.
-pub fn is_ours(address: usize) -> bool {
-    ENTRY_POINTS.iter().any(|entry_point| {
-        entry_point.direct as usize == address
-            || entry_point.wrappers.iter().any(|w| *w as usize == address)
-    }) || crate::host::exports().iter().any(|export| *export as usize == address)
-}
-
-/// Some real function found so far.
-pub fn first_real() -> Option<usize> {
-    ENTRY_POINTS
-        .iter()
-        .flat_map(|entry_point| entry_point.reals.iter())
-        .map(|r| r.load(Acquire))
-        .find(|r| *r != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{self, exact, is_ours, requested};
 
     fn found(name: &str) -> Option<&'static str> {
+        table::set(ENTRY_POINTS);
         exact(name.as_bytes()).map(|entry_point| entry_point.name)
     }
 
@@ -457,6 +385,7 @@ mod tests {
 
     #[test]
     fn requests_lead_to_the_form_that_was_asked_for() {
+        table::set(ENTRY_POINTS);
         let is = |name: &str, per_thread| requested(name.as_bytes(), per_thread).map(|d| d.name);
         assert_eq!(is("cuLaunchKernel", false), Some("cuLaunchKernel"));
         assert_eq!(is("cuLaunchKernel", true), Some("cuLaunchKernel_ptsz"));
@@ -473,6 +402,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_wrappers_distinct() {
+        table::set(ENTRY_POINTS);
         let mut names: Vec<_> = ENTRY_POINTS.iter().map(|d| d.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -16,13 +16,11 @@
 //! follows the fail mode: go on unscheduled, or take a new ticket at the next core.
 
 use crate::completion;
-use crate::cu::{CuResult, driver};
-use crate::forms::form::Order;
-use crate::launch::{self, Call, Shape, Target};
+use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{forms, helper, link, quiesce};
+use crate::{link, quiesce, tools};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -30,11 +28,13 @@ use tally_ipc::ClientRegion;
 use tally_ipc::layout::submission_flags::{
     CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED,
 };
+use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
-use tally_ipc::wait::{self, CLIENT_NAP, now_ns};
+use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
+use tally_preempt::cuda::{CuResult, driver};
+use tally_preempt::launch::{Order, Place, Shape, Target};
+use tally_preempt::{prepare, settings};
 
-/// A core whose heartbeat stands still this long while a launch waits is stuck.
-pub const STUCK_NS: u64 = 2_000_000_000;
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
 const LOOKS_PER_POLL: u32 = 4;
 
@@ -116,9 +116,9 @@ impl Gated<'_> {
                     let (kernel, device) = (shape.kernel as usize, device.load(Relaxed));
                     // How long it is expected to take, where the core says so.
                     let us = if let Answer::Preemptible(us) = answer { us } else { 0 };
-                    forms::kernels::prepare(kernel, arguments, context, device, us);
+                    prepare::prepare(kernel, arguments, context, device, us);
                 }
-                Target::Graph(_) => forms::kernels::prepare_gate(context),
+                Target::Graph(_) => prepare::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}
             }
             return launch::unasked(client, index, call);
@@ -134,7 +134,7 @@ impl Gated<'_> {
             follows: false,
         };
         let real = || {
-            forms::form::launch(&order, answer).unwrap_or_else(|| {
+            tally_preempt::launch(&order, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
                 (call.real)()
             })
@@ -175,11 +175,11 @@ impl Gated<'_> {
             }
             let (shape, _) = *asked.get_or_insert_with(|| {
                 let mut shape = (self.call.shape)();
-                if forms::is_enabled() {
-                    let context = self.slot.context.load(Relaxed);
-                    let backlog = completion::backlog(client, index, self.slot);
-                    let place = forms::Place { slot: index, context, backlog };
-                    shape.flags |= forms::offers(&shape, &(self.call.target)(), &place);
+                if settings::is_enabled()
+                    && index != OVERFLOW
+                    && tools::whole_because() == whole_because::NOTHING
+                {
+                    shape.flags |= self.offers(&shape);
                 }
                 (shape, completion::is_sample(shape.kernel, shape.flags))
             });
@@ -277,7 +277,7 @@ fn wait_until<T>(
             return waited;
         }
         held.waits();
-        if helper::is_exiting() {
+        if state::is_exiting() {
             return Waited::Stuck;
         }
         if let Some(waited) = wait::wait(client, epoch.core, Duration::ZERO, CLIENT_NAP, look) {
@@ -288,7 +288,7 @@ fn wait_until<T>(
         if beat != heartbeat {
             heartbeat = beat;
             beat_at = now;
-        } else if now.saturating_sub(beat_at) > STUCK_NS && !state::fail_hold() {
+        } else if now.saturating_sub(beat_at) > CORE_STUCK_NS && !state::fail_hold() {
             epoch.stuck_at.store(beat.wrapping_add(1), Relaxed);
             return Waited::Stuck;
         }
@@ -296,6 +296,19 @@ fn wait_until<T>(
 }
 
 impl Gated<'_> {
+    /// What can be done to it.
+    fn offers(&self, shape: &Shape) -> u32 {
+        let Gated { client, index, slot, call, .. } = *self;
+        let place = Place {
+            slot: index,
+            context: slot.context.load(Relaxed),
+            backlog: completion::backlog(client, index, slot),
+            is_in_green: slot.green.load(Relaxed) != 0,
+            has_attributes: slot.has_attributes.load(Relaxed),
+        };
+        tally_preempt::offers(shape, &(call.target)(), &place)
+    }
+
     /// See that the launch is reported done when it is.
     fn finish(&self, sample: bool) {
         let Gated { index, slot, before, call, .. } = *self;

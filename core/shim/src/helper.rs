@@ -4,14 +4,10 @@
 //! They block all signals and sleep unless they are told something. They hold no descriptor and
 //! do not call the driver.
 
-use crate::activity::Change;
-use crate::attach::Connection;
-use crate::lock::Locked;
-use crate::{linger, link, log, poller, state, threads, timeslice};
-use rustix::thread::futex;
+use crate::news::{self, NEWS, NUDGED, News, PROBED};
+use crate::{enter, linger, log, poller, state, threads, timeslice};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::SharingMode;
@@ -23,48 +19,6 @@ const SHORTEN_AFTER: Duration = Duration::from_secs(1);
 const SLICE_RETRY: Duration = Duration::from_millis(10);
 /// Between two looks at the core's word, should a wake have been missed.
 const PROBE_NAP: Duration = Duration::from_secs(10);
-/// Between two looks whether it has heard the last news.
-const HEARD: Duration = Duration::from_millis(1);
-
-/// What it was told; 0: nothing.
-static TOLD: AtomicU32 = AtomicU32::new(0);
-const NEWS: u32 = 1;
-const PROBED: u32 = 2;
-const NUDGED: u32 = 4;
-/// Of the connection.
-static LATEST: Locked<Option<News>> = Locked::new(None);
-static IS_THERE: AtomicBool = AtomicBool::new(false);
-static EXITING: AtomicBool = AtomicBool::new(false);
-
-/// What the connection's thread tells.
-#[derive(Debug)]
-pub enum News {
-    /// The core is gone, or has let this client go.
-    Ended,
-    /// There is one.
-    Connected(Box<Connection>),
-}
-
-/// Tell the core that the client became busy or idle, if it asked to hear.
-#[inline]
-pub fn report_change(change: Change) {
-    if change != Change::None
-        && let Some(epoch) = state::epoch()
-        && epoch.core.notify_activity.load(SeqCst) != 0
-    {
-        link::ring();
-    }
-}
-
-fn notice(what: u32) {
-    TOLD.fetch_or(what, SeqCst);
-    let _ = futex::wake(&TOLD, futex::Flags::PRIVATE, 1);
-}
-
-/// Make the helper thread look around.
-pub fn nudge() {
-    notice(NUDGED);
-}
 
 /// Hears the core ask what is still running. Never allocates.
 extern "C" fn hear(_: *mut c_void) -> *mut c_void {
@@ -80,43 +34,10 @@ extern "C" fn hear(_: *mut c_void) -> *mut c_void {
         let now = (std::ptr::from_ref(epoch.core), word);
         if heard != Some(now) {
             heard = Some(now);
-            notice(PROBED);
+            news::notice(PROBED);
         }
         tally_ipc::wait::sleep_on(&epoch.core.probes, word, PROBE_NAP);
     }
-}
-
-/// Tell it of the connection, and wait until it has heard.
-pub fn tell(news: News) {
-    LATEST.with(|latest| *latest = Some(news));
-    notice(NEWS);
-    while LATEST.with(|latest| latest.is_some()) && !link::is_given_up() {
-        threads::nap(HEARD);
-    }
-}
-
-/// Whether it has been started.
-pub fn is_there() -> bool {
-    IS_THERE.load(SeqCst)
-}
-
-/// Whether the program has begun to exit: nobody will enqueue writes any more.
-pub fn is_exiting() -> bool {
-    EXITING.load(SeqCst)
-}
-
-/// No more driver calls: the driver is about to be torn down.
-pub fn program_exits() {
-    EXITING.store(true, SeqCst);
-    crate::forms::program_exits();
-    poller::wait_out();
-}
-
-/// Only in a forked child: the thread is not there.
-pub fn reset() {
-    TOLD.store(0, SeqCst);
-    LATEST.reset(None);
-    IS_THERE.store(false, SeqCst);
 }
 
 /// Start it, for a client that a core took on if there is a sharing mode.
@@ -138,7 +59,7 @@ pub fn spawn(client: &'static ClientRegion, sharing: Option<SharingMode>) -> Res
     threads::spawn("tally-shim", move || helper.run())
         .and_then(|()| threads::spawn_plain(hear))
         .map_err(|error| format!("helper thread: {error}"))?;
-    IS_THERE.store(true, SeqCst);
+    news::begin();
     Ok(())
 }
 
@@ -227,9 +148,9 @@ impl Helper {
     }
 
     fn take_in(&mut self) {
-        match LATEST.with(Option::take) {
+        match news::take_latest() {
             Some(News::Connected(connection)) => {
-                let sharing = connection.enter(self.client);
+                let sharing = enter::connection(*connection, self.client);
                 self.entered(&sharing);
             }
             Some(News::Ended) => self.core_lost(),
@@ -258,17 +179,7 @@ impl Helper {
     /// Wait for something to do: what it was told.
     fn sleep(&mut self) -> u32 {
         let next = [self.slice_at, self.shorten_at].into_iter().flatten().min();
-        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        let told = TOLD.swap(0, SeqCst);
-        if told != 0 || left.is_some_and(|left| left.is_zero()) {
-            return told;
-        }
-        let left = left.map(|left| futex::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
-        let _ = futex::wait(&TOLD, futex::Flags::PRIVATE, 0, left.as_ref());
-        TOLD.swap(0, SeqCst)
+        news::sleep(next.map(|at| at.saturating_duration_since(Instant::now())))
     }
 
     fn core_lost(&mut self) {

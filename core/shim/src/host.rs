@@ -4,38 +4,22 @@
 #[path = "../../preload/src/abi.rs"]
 pub mod abi;
 
-use crate::entry_points::{DIRECT, ENTRY_POINTS};
-use crate::{resolve, timeslice};
-use abi::{DeepBind, Entries, Host};
-use std::ffi::{CStr, c_void};
-use std::ptr::{NonNull, null, null_mut};
+use abi::{DeepBind, Host};
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+/// `dlsym`.
+pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+/// `ioctl`.
+pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
+
 static HOST: AtomicPtr<Host> = AtomicPtr::new(null_mut());
 
-/// What the preloaded library is given.
-static ENTRIES: Entries =
-    Entries { direct: DIRECT.0.as_ptr(), wrap, ioctl: timeslice::ioctl as *const () };
-
-/// The preloaded library calls it first.
-///
-/// # Safety
-/// `host` is valid as far as its first word at least.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tally_shim_start(host: &'static Host) -> *const Entries {
-    let abi = ENTRY_POINTS
-        .iter()
-        .fold(abi::VERSION, |hash, entry_point| abi::hash(hash, entry_point.name.as_bytes()));
-    if host.abi != abi {
-        return null();
-    }
+/// The preloaded library is this.
+pub fn set(host: &'static Host) {
     HOST.store(std::ptr::from_ref(host).cast_mut(), Release);
-    &raw const ENTRIES
-}
-
-unsafe extern "C" fn wrap(index: usize, real: usize) -> usize {
-    ENTRY_POINTS.get(index).map_or(real, |entry_point| entry_point.wrap(real))
 }
 
 fn host() -> Option<&'static Host> {
@@ -44,19 +28,19 @@ fn host() -> Option<&'static Host> {
 }
 
 /// The C library's `dlsym`.
-pub fn dlsym() -> resolve::Dlsym {
+pub fn dlsym() -> Dlsym {
     match host() {
         // SAFETY: the preloaded library has found it.
-        Some(host) => unsafe { std::mem::transmute::<*const (), resolve::Dlsym>(host.dlsym) },
+        Some(host) => unsafe { std::mem::transmute::<*const (), Dlsym>(host.dlsym) },
         None => libc::dlsym,
     }
 }
 
 /// The real `ioctl`.
-pub fn ioctl() -> Option<timeslice::Ioctl> {
+pub fn ioctl() -> Option<Ioctl> {
     let real = host()?.ioctl;
     // SAFETY: null, or what the preloaded library has found.
-    unsafe { std::mem::transmute::<*const (), Option<timeslice::Ioctl>>(real) }
+    unsafe { std::mem::transmute::<*const (), Option<Ioctl>>(real) }
 }
 
 /// A function of this name behind the preloaded library: the driver's, or another interposer's.
@@ -70,11 +54,10 @@ pub fn next(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(std::hint::black_box(found))
 }
 
-/// The preloaded library's exports.
-pub fn exports() -> &'static [*const ()] {
+/// The preloaded library's exports, of which there are as many as entries of the table.
+pub fn exports(count: usize) -> &'static [*const ()] {
     // SAFETY: the preloaded library has one for each entry of the table: the hash of their names was compared.
-    host()
-        .map_or(&[], |host| unsafe { std::slice::from_raw_parts(host.exports, ENTRY_POINTS.len()) })
+    host().map_or(&[], |host| unsafe { std::slice::from_raw_parts(host.exports, count) })
 }
 
 /// An address in the preloaded library. Those of its exports may be another library's of the same name, which stands

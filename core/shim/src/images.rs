@@ -9,21 +9,20 @@
 //! Must never read memory that may be gone, and never let the program wait for the loader's lock while
 //! it holds one of ours.
 
-use crate::forms::guarded::Guarded;
-use crate::forms::{takes_vendor, vendor};
 use crate::objects;
 use crate::span::{self, Span};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use tally_preempt::lock::Locked;
+use tally_preempt::settings::takes_vendor;
+use tally_preempt::vendor;
 use tally_rewriter::Refusal;
 
 /// Bytes copied, in all.
 pub const COPIED_BYTES_MAX: usize = 64 << 20;
 /// Images noted; kernels of others run whole.
 const IMAGES_MAX: usize = 65_536;
-/// The longest image that is kept.
-pub const IMAGE_BYTES_MAX: usize = 1 << 30;
 /// Options of a load that are looked at.
 const OPTIONS_MAX: usize = 64;
 /// `CUjit_option`s that leave the code as it is: times and logs, the target, line information, caching.
@@ -55,8 +54,7 @@ struct Images {
     copied_bytes: usize,
 }
 
-static IMAGES: Guarded<Images> =
-    Guarded::new(Images { by_digest: BTreeMap::new(), copied_bytes: 0 });
+static IMAGES: Locked<Images> = Locked::new(Images { by_digest: BTreeMap::new(), copied_bytes: 0 });
 
 /// The options of a load, as the program passed them.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +214,7 @@ fn is_known(digest: u128) -> bool {
 }
 
 fn kept(bytes: Vec<u8>, library: Option<&str>) -> Place {
-    // Never needed: see `kernels::verdict`.
+    // Never needed: see `tally_preempt::prepare`.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {

@@ -6,56 +6,17 @@
 //! does not fit goes to `slow`. Every path calls the real function exactly once.
 
 use crate::activity::{self, Change};
-use crate::cu::{
-    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchAttribute,
-    LaunchConfig, Ptr, SUCCESS,
-};
-use crate::{attach, capture, gated, graphs, helper, lifecycle, names, quiesce, slots, state};
+use crate::{attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Counters, KERNEL_UNKNOWN, submission_flags};
-
-/// What a launch runs, worked out only if the core is asked.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Index into the kernel table.
-    pub kernel: u32,
-    pub flags: u32,
-    /// Blocks; for a graph its kernel nodes.
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
-    pub shared_bytes: u32,
-}
-
-/// What a launch is made of, for whoever launches it in another form.
-#[derive(Clone, Copy, Debug)]
-pub enum Target {
-    Kernel(KernelArguments),
-    /// An instantiated graph.
-    Graph(Ptr),
-    /// Something that is only run as it is.
-    Other,
-}
-
-/// The arguments of a kernel launch.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelArguments {
-    /// The function or kernel handle.
-    pub function: Ptr,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
-    pub shared_bytes: u32,
-    pub attributes: *const LaunchAttribute,
-    pub attribute_count: u32,
-    /// Pointers to the parameters, or null.
-    pub params: *mut Ptr,
-    /// The other way to pass them, or null.
-    pub extra: *mut Ptr,
-}
+use tally_preempt::cuda::{
+    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchConfig, Ptr, SUCCESS,
+};
+use tally_preempt::graphs::{self, order};
+use tally_preempt::launch::{KernelArguments, Shape, Target};
 
 /// One call of a launch function: its arguments.
 ///
@@ -117,7 +78,7 @@ fn ungated(
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
     if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
-        helper::report_change(Change::Started);
+        link::report_change(Change::Started);
     }
     counter.fetch_add(1, Relaxed);
     let result = real();
@@ -172,7 +133,7 @@ fn govern(call: &Call<'_>) -> CuResult {
         return state::inside(call.real);
     }
     let key = slots::key(call.stream, call.per_thread);
-    let slot = slots::find_or_give(key);
+    let slot = slot_life::find_or_give(key);
     slots::set_hint(key, slot);
     if slot == slots::OVERFLOW {
         client.counters.stream_overflow.fetch_add(1, Relaxed);
@@ -180,7 +141,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     if state::is_ungated() {
         slots::ran_ahead(slot);
         let result = quiesce::entered(|| unasked(client, slot, call));
-        slots::mark_if_wanted(slot);
+        slot_life::mark_if_wanted(slot);
         result
     } else {
         gated::launch(client, slot, call)
@@ -294,7 +255,7 @@ launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
 launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph_launch, |k| Shape {
     kernel: KERNEL_UNKNOWN,
     flags: submission_flags::GRAPH,
-    grid: [lifecycle::kernel_nodes(k.exec), 0, 0],
+    grid: [exec_nodes::kernel_nodes(k.exec), 0, 0],
     block: [0; 3],
     shared_bytes: 0,
 }, target |k| Target::Graph(k.exec) }
@@ -495,7 +456,7 @@ pub unsafe fn graph(
     if let Some(client) = state::client()
         && !(capture::is_active() && capture::is_capturing(slots::explicit(stream, per_thread)))
     {
-        let nodes = lifecycle::kernel_nodes(exec);
+        let nodes = exec_nodes::kernel_nodes(exec);
         client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
     }
     if graphs::is_any_kept() {
@@ -530,7 +491,7 @@ impl Launch for KeptGraphLaunch {
     fn real(&self) -> CuResult {
         let stream = slots::explicit(self.stream, self.per_thread);
         let capturing = capture::is_active() && capture::is_capturing(stream);
-        let launching = (!capturing).then(|| graphs::order::begin(self.exec, stream, false));
+        let launching = (!capturing).then(|| order::begin(self.exec, stream, false));
         // SAFETY: the arguments of the program's own call, made as it made it.
         let result = unsafe { (self.real)(self.exec, self.stream) };
         if let Some(launching) = launching {

@@ -8,39 +8,51 @@
 //! not depend on: it waits for the GPU in no call of the program's, enters no stream from another thread, and
 //! loads code only where the driver waits for nobody.
 //!
+//! Modules import downwards: what a lower one needs of a higher one it is given, as a value or, when the shim
+//! [starts](start), as a function.
+//!
 //! | read | for |
 //! | --- | --- |
 //! | [`entry_points`] | the functions replaced, and their bodies' names |
-//! | [`host`] | the preloaded library, which leads calls and look-ups here |
-//! | [`resolve`] | how the real functions are found, and what look-ups lead to |
+//! | [`start`], [`host`] | the preloaded library, which leads calls and look-ups here |
+//! | [`resolve`], [`table`] | how the real functions are found, and what look-ups lead to |
 //! | [`launch`] | the launch path under a standing grant |
 //! | [`gated`] | the launch path with a decision a launch |
-//! | [`activity`], [`slots`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
-//! | [`forms`] | launches as slices, preemptible, or on some of the SMs |
-//! | [`completion`], [`poller`] | how the core learns that a launch is done |
+//! | [`activity`], [`slots`], [`slot_life`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
+//! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
+//! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
+//! | [`completion`], [`poller`], [`asking`] | how the core learns that a launch is done |
 //! | [`turn`] | the lock over a gated launch |
 //! | [`quiesce`] | when the shim may load code |
-//! | [`attach`], [`helper`], [`state`] | the core: meeting it, losing it, finding it again |
-//! | [`graphs`] | graphs of best-effort clients, to be launched in parts |
-//! | [`lifecycle`], [`contexts`], [`streams`], [`capture`] | graphs; contexts; streams; captures |
+//! | [`attach`], [`connection`], [`enter`] | meeting the core |
+//! | [`helper`], [`news`], [`state`] | losing it, finding it again |
+//! | [`exit`] | the program's exit |
+//! | [`lifecycle`], [`exec_nodes`], [`streams`], [`capture`] | graphs; streams; captures |
+//! | [`contexts`], [`greens`] | contexts; green contexts |
 //! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
 //! | [`images`], [`span`] | the code that is loaded |
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
-//! | [`timeslice`] | the hardware time slice |
+//! | [`timeslice`], [`linger`] | the hardware time slice; lingering on the GPU |
+//! | [`device`] | what the core is told of the device |
 
 pub mod activity;
 pub mod apart;
+pub mod asking;
 pub mod attach;
+pub mod bypass;
 pub mod capture;
 pub mod completion;
+pub mod connection;
 pub mod contexts;
-pub mod cu;
+pub mod device;
+pub mod enter;
 pub mod entry_points;
 pub mod events;
-pub mod forms;
+pub mod exec_nodes;
+pub mod exit;
 pub mod gated;
-pub mod graphs;
+pub mod greens;
 pub mod handles;
 pub mod helper;
 pub mod host;
@@ -50,19 +62,24 @@ pub mod lifecycle;
 pub mod linger;
 pub mod link;
 pub mod loads;
-pub mod lock;
 pub mod log;
 pub mod names;
+pub mod news;
 pub mod objects;
 pub mod poller;
+pub mod preempt;
 pub mod quiesce;
 pub mod resolve;
 pub mod sandbox;
+pub mod slot_life;
 pub mod slots;
 pub mod span;
+pub mod start;
 pub mod state;
 pub mod streams;
 pub mod syncs;
+pub mod table;
 pub mod threads;
 pub mod timeslice;
+pub mod tools;
 pub mod turn;

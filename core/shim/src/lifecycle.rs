@@ -4,21 +4,14 @@
 //! A stream's slot is taken away before the driver destroys it: right after, another thread may be
 //! given the same handle.
 
-use crate::cu::{CuResult, NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
-use crate::handles::Handles;
-use crate::lock::Lock;
-use crate::{attach, capture, completion, graphs, poller, quiesce, resolve, slots, state, streams};
+use crate::{
+    asking, attach, capture, completion, enter, exec_nodes, poller, quiesce, resolve, slot_life,
+    slots, state, streams,
+};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
-
-/// Graphs whose kernels are remembered.
-const GRAPHS_MAX: usize = 4096;
-/// Child graphs within child graphs followed this deep.
-const DEPTH_MAX: usize = 16;
-
-/// Instantiated graph to its kernel nodes + 1.
-static GRAPHS: Handles<GRAPHS_MAX> = Handles::new();
-static GRAPHS_LOCK: Lock = Lock::new();
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS};
+use tally_preempt::graphs::{self, order};
 
 /// `cuInit`: meet the core first, because MPS reads its environment there.
 ///
@@ -33,7 +26,7 @@ pub unsafe fn init(
     attach::before_init();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(flags) };
-    attach::restore_environment();
+    enter::restore_environment();
     if result == SUCCESS {
         attach::after_init();
     }
@@ -98,12 +91,12 @@ pub unsafe fn stream_destroy(
     };
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
-        slots::mark_last(client, i, stream as usize);
+        slot_life::mark_last(client, i, stream as usize);
         slots::detach(i);
     }
     let known = streams::take_stream(stream as usize);
-    poller::wait_out();
-    graphs::order::stream_destroyed();
+    asking::wait_out();
+    order::stream_destroyed();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
     match slot {
@@ -205,54 +198,14 @@ pub unsafe fn graph_instantiate(
     if result == SUCCESS && !exec.is_null() && state::client().is_some() {
         // SAFETY: the driver has just written it.
         let exec = unsafe { *exec };
-        let nodes = count_kernels(graph, 0);
-        {
-            let _held = GRAPHS_LOCK.lock();
-            GRAPHS.insert(exec as usize, u64::from(nodes) + 1);
+        exec_nodes::instantiated(exec, graph);
+        // By class, not by what grant there is now: programs make their graphs when they start, and that may be
+        // while nothing else runs.
+        if state::is_best_effort() {
+            graphs::instantiated(exec, graph);
         }
-        graphs::instantiated(exec, graph);
     }
     result
-}
-
-fn count_kernels(graph: Ptr, depth: usize) -> u32 {
-    let d = driver();
-    let (Some(nodes_of), Some(type_of)) = (d.graph_nodes, d.node_type) else { return 0 };
-    let mut count = 0;
-    // SAFETY: a live graph; with no array the driver only counts.
-    if unsafe { nodes_of(graph, std::ptr::null_mut(), &mut count) } != SUCCESS || count == 0 {
-        return 0;
-    }
-    let mut nodes = vec![std::ptr::null_mut(); count];
-    // SAFETY: an array of `count`.
-    if unsafe { nodes_of(graph, nodes.as_mut_ptr(), &mut count) } != SUCCESS {
-        return 0;
-    }
-    let mut kernels = 0_u32;
-    for node in nodes.into_iter().take(count) {
-        let mut kind = -1;
-        // SAFETY: a node of a live graph; a valid out-pointer.
-        if unsafe { type_of(node, &mut kind) } != SUCCESS {
-            continue;
-        }
-        kernels = kernels.saturating_add(match kind {
-            NODE_KERNEL => 1,
-            NODE_GRAPH if depth < DEPTH_MAX => {
-                let mut child: Ptr = std::ptr::null_mut();
-                // SAFETY: a child graph node; a valid out-pointer.
-                let found = d.child_graph.map(|f| unsafe { f(node, &mut child) });
-                if found == Some(SUCCESS) { count_kernels(child, depth + 1) } else { 0 }
-            }
-            _ => 0,
-        });
-    }
-    kernels
-}
-
-/// Kernel nodes of an instantiated graph; 0 if unknown.
-#[inline]
-pub fn kernel_nodes(exec: Ptr) -> u32 {
-    GRAPHS.get(exec as usize).map_or(0, |n| (n - 1) as u32)
 }
 
 /// `cuGraphExecDestroy`.
@@ -265,16 +218,27 @@ pub unsafe fn graph_exec_destroy(
     exec: Ptr,
 ) -> CuResult {
     // First: afterwards another thread may get the same handle.
-    if GRAPHS.get(exec as usize).is_some() {
-        let _held = GRAPHS_LOCK.lock();
-        GRAPHS.remove(exec as usize);
-    }
+    exec_nodes::forget(exec);
     graphs::destroyed(exec);
     // SAFETY: the caller's arguments.
     quiesce::entered(|| unsafe { real(exec) })
 }
 
-/// Only in a forked child.
-pub fn reset() {
-    GRAPHS_LOCK.reset();
+/// `cuGraphExecUpdate` and everything else that changes an exec: all take it first, and no more
+/// than three arguments after it, which are passed on unread.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn exec_changes(
+    real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    exec: Ptr,
+    a: usize,
+    b: usize,
+    c: usize,
+) -> CuResult {
+    // First, and also if the driver then refuses: nothing says that it left all as it was.
+    graphs::changed(exec);
+    // SAFETY: the caller's arguments.
+    unsafe { real(exec, a, b, c) }
 }

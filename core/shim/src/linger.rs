@@ -25,12 +25,8 @@
 //! In the program's own threads, and only in the first context that waits. Its kernels are loaded behind the first
 //! such wait after which nothing runs.
 
-use crate::cu::{
-    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
-    STREAM_NON_BLOCKING, SUCCESS, driver,
-};
 use crate::slots::{OVERFLOW, SLOTS};
-use crate::{capture, helper, log, poller, quiesce, state, streams};
+use crate::{asking, capture, log, quiesce, state, streams};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -38,6 +34,10 @@ use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::{LINGER_US_MAX, SharingMode};
+use tally_preempt::cuda::{
+    EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
+    STREAM_NON_BLOCKING, SUCCESS, driver,
+};
 
 /// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
 /// so many looks at a timer that may be coarse, each of which takes from half a microsecond to
@@ -167,7 +167,7 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let launch = (slot as u64 + 1) << 32 | u64::from(sequence);
     // Without a core programs run unscheduled: there may be somebody.
     let alone = state::epoch().is_some_and(|epoch| epoch.core.neighbours.load(Relaxed) == 0);
-    if alone || LAST.load(Relaxed) == launch || capture::is_active() || helper::is_exiting() {
+    if alone || LAST.load(Relaxed) == launch || capture::is_active() || state::is_exiting() {
         return;
     }
     // Taken for long: something is destroyed. For moments: a capture begins, another thread is here. The GPU
@@ -177,7 +177,7 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let d = driver();
     // Another thread that waits for the same, or the program's end, may have come meanwhile.
     if LAST.load(Relaxed) == launch
-        || helper::is_exiting()
+        || state::is_exiting()
         || capture::is_active()
         || context == 0
         || SLOTS[slot].green.load(Relaxed) != 0
@@ -227,7 +227,7 @@ fn are_idle(context: usize) -> bool {
     };
     // SAFETY: the stream lives while it is known to exist.
     let is_idle = |stream: usize| unsafe { query(stream as Ptr) == SUCCESS };
-    let ask = |stream: usize| poller::ask(|| streams::exists(stream), || is_idle(stream));
+    let ask = |stream: usize| asking::ask(|| streams::exists(stream), || is_idle(stream));
     others.into_iter().all(|stream| ask(stream).unwrap_or_else(|| !streams::exists(stream)))
 }
 
@@ -255,7 +255,7 @@ fn make_now(context: usize) {
     let d = driver();
     let Some(_guard) = capture::GUARD.lock_within(GUARD_WAIT_MAX) else { return };
     if STATE.load(Acquire) != UNMADE
-        || helper::is_exiting()
+        || state::is_exiting()
         || capture::is_active()
         || d.current_context() != context
     {

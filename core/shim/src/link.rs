@@ -3,9 +3,9 @@
 //! One thread connects and watches the connection, the other wakes the core when it is asked to. Neither calls the
 //! driver, or waits for the loader: the program may wait for the first while a library's constructors run.
 
-use crate::attach::{Connection, Settings};
-use crate::helper::{self, News};
-use crate::lock::Locked;
+use crate::activity::Change;
+use crate::connection::{Connection, Settings};
+use crate::news::{self, News};
 use crate::sandbox::Filters;
 use crate::{apart, log, state, threads};
 use rustix::event::{PollFd, PollFlags};
@@ -15,7 +15,8 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
-use tally_ipc::{ClientRegion, map};
+use tally_ipc::{ClientRegion, map, wait};
+use tally_preempt::lock::Locked;
 
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
@@ -55,6 +56,17 @@ pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 pub fn ring() {
     RINGS.fetch_add(1, SeqCst);
     ask();
+}
+
+/// Tell the core that the client became busy or idle, if it asked to hear.
+#[inline]
+pub fn report_change(change: Change) {
+    if change != Change::None
+        && let Some(epoch) = state::epoch()
+        && epoch.core.notify_activity.load(SeqCst) != 0
+    {
+        ring();
+    }
 }
 
 fn ask() {
@@ -156,11 +168,11 @@ fn run(settings: &Settings) {
             if watch(socket) {
                 held = None;
                 DOORBELL.with(Option::take);
-                helper::tell(News::Ended);
+                news::tell(News::Ended, is_given_up);
             }
             continue;
         }
-        threads::nap(RETRY);
+        wait::nap(RETRY);
         if look_for_filters() {
             // A filter may forbid to connect, and end the process.
             log!(
@@ -169,7 +181,7 @@ fn run(settings: &Settings) {
             return state::set_fail_hold(false);
         }
         match connect(&mut held) {
-            Ok(connection) => helper::tell(News::Connected(Box::new(connection))),
+            Ok(connection) => news::tell(News::Connected(Box::new(connection)), is_given_up),
             Err(error) => log!("no core: {error}"),
         }
     }
@@ -193,8 +205,8 @@ fn answer(first: First) {
 fn watch(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };
-    if rustix::event::poll(&mut fds, (!helper::is_there()).then_some(&check)).is_err() {
-        threads::nap(RETRY);
+    if rustix::event::poll(&mut fds, (!news::is_heard()).then_some(&check)).is_err() {
+        wait::nap(RETRY);
         return false;
     }
     !fds[0].revents().is_empty() && has_ended(socket)

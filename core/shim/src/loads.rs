@@ -3,8 +3,7 @@
 //! Identity must be that of the bytes that the driver read. Images that may change meanwhile, and files, are
 //! copied first and loaded from the copy. If the driver does not take it, the program's own call is made as it came.
 
-use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::forms::bypass;
+use crate::bypass;
 use crate::images::{self, Options, Snapshot};
 use crate::{names, quiesce, span, state};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
@@ -13,6 +12,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 
 /// Options of a load that is tried with a copy first, at most: their values are kept meanwhile.
 const OPTIONS_MAX: usize = 32;
@@ -272,7 +272,7 @@ unsafe fn read_file(path: *const c_char) -> Option<(Vec<u8>, Option<String>)> {
     // Only looked at first: to open a pipe would be seen at its other end.
     let seen = File::options().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
     let meta = seen.metadata().ok()?;
-    if !meta.is_file() || meta.len() > images::IMAGE_BYTES_MAX as u64 {
+    if !meta.is_file() || meta.len() > span::IMAGE_BYTES_MAX as u64 {
         return None;
     }
     // The thread may have descriptors of its own.

@@ -5,17 +5,17 @@
 //! the same kernel loaded twice keeps its entry. A handle that was not seen to be looked up is a kernel of
 //! an unknown image: nothing is known of its code, and nothing is kept of it.
 
-use crate::cu::{CuResult, Ptr, SUCCESS, driver};
-use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
 use crate::images;
-use crate::lock::Lock;
-use crate::{forms, quiesce, state};
+use crate::{quiesce, state};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::KERNEL_UNKNOWN;
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
+use tally_preempt::lock::{Lock, Locked};
+use tally_preempt::{prepare, settings};
 
 /// Function handles remembered.
 const FUNCTIONS_MAX: usize = 16 * 1024;
@@ -48,8 +48,8 @@ struct Known {
     images: Vec<u128>,
 }
 
-static KNOWN: Guarded<Known> =
-    Guarded::new(Known { modules: BTreeMap::new(), entries: BTreeMap::new(), images: Vec::new() });
+static KNOWN: Locked<Known> =
+    Locked::new(Known { modules: BTreeMap::new(), entries: BTreeMap::new(), images: Vec::new() });
 
 /// `KERNEL_UNKNOWN + 1` does not fit 32 bits: unknown is stored as 0 there, with
 /// a tag that is never 0.
@@ -165,7 +165,7 @@ pub unsafe fn unload(
     }
     // SAFETY: the caller's arguments.
     let result = quiesce::entered(|| unsafe { real(module) });
-    unloaded.into_iter().for_each(forms::kernels::image_unloaded);
+    unloaded.into_iter().for_each(prepare::image_unloaded);
     result
 }
 
@@ -180,8 +180,8 @@ fn take(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<
     let mut tags: Vec<u32> = owners.map(tag).collect();
     tags.sort_unstable();
     let is_gone = |value: u64| tags.binary_search(&((value >> 32) as u32)).is_ok();
-    if forms::is_enabled() {
-        forms::kernels::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
+    if settings::is_enabled() {
+        prepare::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
     let _held = LOCK.lock();
     FUNCTIONS.retain(|value| !is_gone(value));
@@ -215,13 +215,13 @@ pub fn put_back(Taken(modules): Taken) {
     for (handle, loaded) in modules {
         remember(handle, loaded);
         if loaded.digest != 0 {
-            forms::kernels::image_unloaded(loaded.digest);
+            prepare::image_unloaded(loaded.digest);
         }
     }
 }
 
 pub fn forget_context(Taken(modules): Taken) {
-    unused(&modules).into_iter().for_each(forms::kernels::image_unloaded);
+    unused(&modules).into_iter().for_each(prepare::image_unloaded);
 }
 
 /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
@@ -367,8 +367,8 @@ pub unsafe fn kernel_set_attribute(
 }
 
 fn set(result: CuResult, function: Ptr) -> CuResult {
-    if result == SUCCESS && forms::is_enabled() {
-        forms::kernels::attribute_set(function);
+    if result == SUCCESS && settings::is_enabled() {
+        prepare::attribute_set(function);
     }
     result
 }

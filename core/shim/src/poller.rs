@@ -2,26 +2,24 @@
 //! ([`completion`](crate::completion)), and, when the core wants to know what a client still runs,
 //! its streams.
 //!
-//! Asking waits for nothing and puts nothing into any stream. The thread holds none of the shim's locks
-//! while it is in the driver. What it asks for must live: who destroys a stream or a context, or begins a
-//! capture, first takes away what the thread goes by and then waits until it is out of the driver
-//! ([`wait_out`]), which takes it about a microsecond.
+//! [Asking](crate::asking) waits for nothing and puts nothing into any stream. The thread holds none of the shim's
+//! locks while it is in the driver.
 //!
 //! A stream without a handle of its own (a thread's default stream) means something else in this thread:
 //! the thread that it belongs to is asked to put an event into it the next time that it calls the driver.
 
 use crate::activity::{self, Snapshot};
 use crate::completion::{self, Found};
-use crate::cu::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
-use crate::{capture, helper, state, threads};
+use crate::{asking, capture, link, state, threads};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
-use tally_ipc::wait::now_ns;
+use tally_ipc::wait::{self, now_ns};
+use tally_preempt::cuda::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 
 /// Between two looks at most, ns.
 const NAP_NS_MAX: u64 = 500_000;
@@ -34,13 +32,9 @@ const AWAKE_NS: u64 = 10_000_000;
 const AWAKE_NAP_NS: u64 = 100_000;
 /// Between two looks at a busy stream that the core asked about: first, and at most, ns.
 const LOOK_NS: [u64; 2] = [50_000, 1_000_000];
-/// Longer than the driver takes to answer a question.
-const OUT_MAX: Duration = Duration::from_secs(1);
 
 static WORK: AtomicU32 = AtomicU32::new(0);
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-/// Threads of the shim's that are in the driver with a question, or about to be.
-static ASKING: AtomicU32 = AtomicU32::new(0);
 /// The core wants to know what is still running.
 static PROBED: AtomicBool = AtomicBool::new(false);
 
@@ -72,24 +66,6 @@ pub fn probe() {
     wake_now();
 }
 
-/// Let whoever asks leave the driver, after what they went by was taken away. Bounded: there they wait for
-/// nothing.
-pub fn wait_out() {
-    let start = Instant::now();
-    while ASKING.load(SeqCst) != 0 && start.elapsed() < OUT_MAX {
-        std::thread::yield_now();
-    }
-}
-
-/// Ask the driver something that it answers at once, by a thread of the shim's, if what is asked about is
-/// still there.
-pub fn ask<T>(is_there: impl Fn() -> bool, question: impl FnOnce() -> T) -> Option<T> {
-    ASKING.fetch_add(1, SeqCst);
-    let answer = (!helper::is_exiting() && is_there()).then(question);
-    ASKING.fetch_sub(1, SeqCst);
-    answer
-}
-
 /// Whether a slot's stream has nothing to do. `None`: it cannot be asked. By this thread only.
 pub fn is_stream_idle(index: usize, slot: &Slot) -> Option<bool> {
     let (stream, context) = (slot.stream.load(Relaxed), slot.context.load(Relaxed));
@@ -106,7 +82,7 @@ pub fn is_stream_idle(index: usize, slot: &Slot) -> Option<bool> {
             && slot.context.load(SeqCst) == context
             && !capture::is_active()
     };
-    let is_idle = ask(is_there, || {
+    let is_idle = asking::ask(is_there, || {
         // SAFETY: stream and context live, see the module's documentation.
         unsafe {
             driver().ctx_set.is_some_and(|set| set(context as Ptr) == SUCCESS)
@@ -133,7 +109,7 @@ fn run() {
     let mut active_ns = now_ns();
     loop {
         let Some(client) = state::client() else { return };
-        if helper::is_exiting() {
+        if state::is_exiting() {
             return;
         }
         let word = WORK.load(SeqCst);
@@ -149,7 +125,8 @@ fn run() {
             left &= left - 1;
             let slot = &SLOTS[index];
             let is_there = || matches!(slot.phase.load(SeqCst), LIVE | DRAINING);
-            let found = match ask(is_there, || completion::poll_events(client, index, true)) {
+            let found = match asking::ask(is_there, || completion::poll_events(client, index, true))
+            {
                 Some(Found::Nothing) => completion::tail(client, index),
                 Some(later) => later,
                 // Its context is being destroyed.
@@ -180,8 +157,8 @@ fn nap(word: u32, nap_ns: u64, is_active: bool) {
         let nap_ns = nap_ns.min(if nap_ns == u64::MAX { AWAKE_NAP_NS } else { NAP_NS_MAX });
         match nap_ns {
             ns if spins && ns < SPIN_NS => (0..32).for_each(|_| std::hint::spin_loop()),
-            ns if spins => threads::nap(Duration::from_nanos(ns)),
-            ns => threads::nap(Duration::from_nanos(ns.max(NAP_NS_MIN))),
+            ns if spins => wait::nap(Duration::from_nanos(ns)),
+            ns => wait::nap(Duration::from_nanos(ns.max(NAP_NS_MIN))),
         }
         return;
     }
@@ -226,7 +203,7 @@ impl Probe {
 fn over(client: &ClientRegion, index: usize, slot: &Slot, seen: Snapshot) {
     completion::seen_done(client, index, seen.sequence());
     let bit = slots::bit(index);
-    helper::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
+    link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
 }
 
 /// Free the slots of destroyed streams whose work is over.
@@ -246,6 +223,5 @@ fn release_drained(client: &ClientRegion) {
 /// Only in a forked child: the thread is not there.
 pub fn reset() {
     ASLEEP.store(false, SeqCst);
-    ASKING.store(0, SeqCst);
     PROBED.store(false, SeqCst);
 }

@@ -16,17 +16,16 @@
 //! on and the load is put off. Allocations, streams, events and graphs are made at any time: the driver
 //! waits for nothing then.
 
-use crate::cu::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
-use crate::lock::Lock;
 use crate::slots::{self, LIVE};
-use crate::{capture, helper, poller, state, streams, threads};
+use crate::{asking, capture, state, streams};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
+use tally_ipc::wait;
+use tally_preempt::cuda::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
+use tally_preempt::lock::Lock;
 
-/// How long launches stand aside at most while the context becomes idle.
-pub const PATIENCE: Duration = Duration::from_millis(20);
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
 /// Between two looks.
@@ -196,7 +195,7 @@ fn load_when<T>(
     }
     close(LOADS);
     let result = loop {
-        if helper::is_exiting() {
+        if state::is_exiting() {
             break None;
         }
         if is_idle() {
@@ -205,7 +204,7 @@ fn load_when<T>(
         if is_over() {
             break None;
         }
-        threads::nap(NAP);
+        wait::nap(NAP);
     };
     open(LOADS);
     result
@@ -228,7 +227,7 @@ fn is_idle(context: usize) -> bool {
     };
     let ask = |stream: usize, is_there: &dyn Fn() -> bool| {
         // A capture is lost if somebody asks for the stream, or for the legacy one.
-        poller::ask(
+        asking::ask(
             || !capture::is_active() && is_there(),
             || {
                 // SAFETY: the stream lives while `is_there`; the context is the calling thread's.
@@ -368,6 +367,7 @@ pub fn reset() {
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use tally_preempt::host::LOAD_PATIENCE as PATIENCE;
 
     #[test]
     fn launches_stand_aside_for_a_load_until_it_is_put_off() {

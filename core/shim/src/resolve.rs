@@ -8,8 +8,8 @@
 //!
 //! Must never call `dlsym` by name: the preloaded library has one, which leads here.
 
-use crate::entry_points::{self, ENTRY_POINTS, EntryPoint};
-use crate::{host, objects};
+use crate::table::{self, EntryPoint};
+use crate::{bypass, capture, host, objects};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicUsize;
@@ -26,15 +26,13 @@ static DRIVER_ADDRESS: AtomicUsize = AtomicUsize::new(0);
 static CONTEXT_SYNCHRONIZE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 const CONTEXT_SYNCHRONIZE_NAMES: [&CStr; 2] = [c"cuCtxSynchronize_v2", c"cuCtxSynchronize"];
 
-pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-
 fn lookup(handle: usize, name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: a NUL-terminated name; a handle that dlopen gave.
     NonNull::new(unsafe { host::dlsym()(handle as *mut c_void, name.as_ptr()) })
 }
 
 /// What a look-up in a library leads to: the wrapper of a driver function that is replaced, or what is
-/// there. For tests and benches, which are not preloaded.
+/// there.
 ///
 /// # Safety
 /// As `dlsym`, with a handle that dlopen gave.
@@ -42,7 +40,7 @@ pub unsafe fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's NUL-terminated name.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(real) = lookup(handle as usize, name) else { return std::ptr::null_mut() };
-    match entry_points::exact(name.to_bytes()) {
+    match table::exact(name.to_bytes()) {
         Some(entry_point) => entry_point.wrap(real.as_ptr() as usize) as *mut c_void,
         None => real.as_ptr(),
     }
@@ -79,7 +77,7 @@ pub fn in_driver(name: &CStr) -> Option<NonNull<c_void>> {
         0 => {
             // A driver under another name (a program's own path): whoever the
             // first wrapped function belongs to.
-            let base = entry_points::first_real().map_or(0, object_handle);
+            let base = table::first_real().map_or(0, object_handle);
             if base != 0 { base } else { open_driver(libc::RTLD_LAZY) }
         }
         handle => handle,
@@ -89,7 +87,7 @@ pub fn in_driver(name: &CStr) -> Option<NonNull<c_void>> {
     }
     let found = lookup(handle, name)?;
     // The preloaded library stands before the driver where a handle covers both.
-    if entry_points::is_ours(found.as_ptr() as usize) {
+    if table::is_ours(found.as_ptr() as usize) {
         return host::next(name);
     }
     Some(found)
@@ -122,7 +120,7 @@ pub fn direct(cache: &AtomicUsize, name: &CStr) -> usize {
             }
         })
         .map_or(0, |p| p.as_ptr() as usize);
-    if found != 0 && !entry_points::is_ours(found) {
+    if found != 0 && !table::is_ours(found) {
         inspect(found);
         cache.store(found, Release);
         return found;
@@ -138,8 +136,8 @@ fn inspect(real: usize) {
     let driver = start(driver_address());
     if driver.is_some() && start(real) != driver {
         crate::log!("another interposer stands before the driver");
-        crate::capture::set_nesting();
-        crate::forms::bypass::interposed();
+        capture::set_nesting();
+        bypass::interposed();
     }
 }
 
@@ -154,7 +152,7 @@ pub fn driver_address() -> usize {
         handle => lookup(handle, c"cuInit"),
     };
     let found = found.map_or(0, |found| found.as_ptr() as usize);
-    if entry_points::is_ours(found) {
+    if table::is_ours(found) {
         return 0;
     }
     DRIVER_ADDRESS.store(found, Release);
@@ -164,11 +162,11 @@ pub fn driver_address() -> usize {
 /// Look up at once what would else be looked up by the program's first call of each entry point: that waits for the
 /// loader, which a thread may keep that waits for the calling one. `cuInit` itself loads libraries.
 pub fn settle() {
-    for entry_point in ENTRY_POINTS {
+    for entry_point in table::all() {
         if entry_point.linked.load(Acquire) == 0
             && let Some(found) =
                 in_loaded_driver(entry_point.symbol).map(|found| found.as_ptr() as usize)
-            && !entry_points::is_ours(found)
+            && !table::is_ours(found)
         {
             inspect(found);
             entry_point.linked.store(found, Release);
@@ -194,10 +192,10 @@ pub unsafe fn replace_found(
     }
     // SAFETY: the driver has just read the one and written the other.
     let (name, real) = unsafe { (CStr::from_ptr(symbol), *pfn) };
-    if real.is_null() || entry_points::is_ours(real as usize) {
+    if real.is_null() || table::is_ours(real as usize) {
         return;
     }
-    let per_thread = flags & crate::cu::PROC_PER_THREAD != 0;
+    let per_thread = flags & tally_preempt::cuda::PROC_PER_THREAD != 0;
     let Some(entry_point) = by_request(name.to_bytes(), version, per_thread, real as usize) else {
         return;
     };
@@ -215,11 +213,11 @@ fn by_request(
     real: usize,
 ) -> Option<&'static EntryPoint> {
     if name == b"cuGetProcAddress" {
-        return entry_points::exact(if version >= 12000 { b"cuGetProcAddress_v2" } else { name });
+        return table::exact(if version >= 12000 { b"cuGetProcAddress_v2" } else { name });
     }
     if name == b"cuCtxSynchronize" {
         if version < 13000 {
-            return entry_points::exact(name);
+            return table::exact(name);
         }
         // `_v2` takes the context. Which one this is, only the driver can say.
         let known = CONTEXT_SYNCHRONIZE.each_ref().map(|known| known.load(Acquire));
@@ -228,9 +226,9 @@ fn by_request(
             known => known == real,
         };
         let found = CONTEXT_SYNCHRONIZE_NAMES.into_iter().zip(known).find(|one| is(*one));
-        return found.and_then(|(name, _)| entry_points::exact(name.to_bytes()));
+        return found.and_then(|(name, _)| table::exact(name.to_bytes()));
     }
-    entry_points::requested(name, per_thread)
+    table::requested(name, per_thread)
 }
 
 impl EntryPoint {
@@ -239,7 +237,7 @@ impl EntryPoint {
     /// more distinct ones than we have wrappers exist (logged; those launches
     /// are not governed).
     pub fn wrap(&self, real: usize) -> usize {
-        if entry_points::is_ours(real) {
+        if table::is_ours(real) {
             return real;
         }
         for (cell, wrapper) in self.reals.iter().zip(&self.wrappers) {

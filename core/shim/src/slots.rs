@@ -2,28 +2,24 @@
 //! stream.
 //!
 //! Slots are found without locks (a hint by the handle's hash, else a scan of the
-//! few in use) and given out under one. A slot's sequence goes on over
+//! few in use) and given out under one (by [`slot_life`](crate::slot_life)). A slot's sequence goes on over
 //! all its streams, so a stale word of an earlier one can never look finished.
 //! The last slot is shared by every stream that finds no other free.
 //!
 //! Must never give a slot to another stream while its old one has work in flight.
 
 use crate::activity::SlotWord;
-use crate::cu::{
+use crate::state;
+use crate::turn::Turn;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use tally_ipc::layout::STREAM_SLOTS;
+use tally_preempt::cuda::{
     LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
     LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
     SUCCESS, driver,
 };
-use crate::helper;
-use crate::lock::Lock;
-use crate::turn::Turn;
-use crate::{capture, completion, poller, quiesce, state};
-use std::cell::Cell;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::time::Duration;
-use tally_ipc::ClientRegion;
-use tally_ipc::layout::STREAM_SLOTS;
+use tally_preempt::lock::Lock;
 
 /// The slot that streams without one of their own share.
 pub const OVERFLOW: usize = STREAM_SLOTS - 1;
@@ -31,7 +27,7 @@ pub const OVERFLOW: usize = STREAM_SLOTS - 1;
 pub const MANY_CONTEXTS: usize = usize::MAX;
 
 /// Not in use.
-const FREE: u32 = 0;
+pub const FREE: u32 = 0;
 pub const LIVE: u32 = 1;
 /// Its stream is destroyed, its work may not be done.
 pub const DRAINING: u32 = 2;
@@ -85,14 +81,14 @@ impl Slot {
 /// All slots of this process.
 pub static SLOTS: [Slot; STREAM_SLOTS] = [const { Slot::new() }; STREAM_SLOTS];
 /// One more than the highest slot ever used, the overflow slot apart.
-static USED: AtomicUsize = AtomicUsize::new(0);
+pub static USED: AtomicUsize = AtomicUsize::new(0);
 /// Where a stream was found last, by its hash. Only a hint: the slot itself says
 /// whose it is.
 static HINTS: [AtomicU8; HINTS_LEN] = [const { AtomicU8::new(0) }; HINTS_LEN];
 const HINTS_LEN: usize = 256;
 static OVERFLOW_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Serialises giving and taking slots.
-static TABLE: Lock = Lock::new();
+pub static TABLE: Lock = Lock::new();
 
 /// A stream as told apart here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +96,9 @@ pub struct Key {
     /// Handle for driver calls.
     pub stream: usize,
     /// The context of a default stream, else 0 (a handle says it).
-    context: usize,
+    pub context: usize,
     /// The thread of a per-thread stream, else 0.
-    thread: u64,
+    pub thread: u64,
 }
 
 /// The stream handle that means the same to functions without per-thread forms.
@@ -186,56 +182,8 @@ pub fn find(key: Key) -> Option<usize> {
     SLOTS[..USED.load(Acquire).min(OVERFLOW)].iter().position(|slot| belongs(slot, key))
 }
 
-/// The slot of a stream; gives it one if it has none. [`OVERFLOW`] if none is free.
-pub fn find_or_give(key: Key) -> usize {
-    find(key).unwrap_or_else(|| give(key))
-}
-
-#[cold]
-fn give(key: Key) -> usize {
-    // Outside the lock: these call the driver.
-    let (context, device, non_blocking) = inspect(key);
-    crate::attach::report_device(device);
-    let _held = TABLE.lock();
-    if let Some(there) = find(key) {
-        return there;
-    }
-    let Some(free) = SLOTS[..OVERFLOW].iter().position(|s| s.phase.load(Acquire) == FREE) else {
-        let slot = &SLOTS[OVERFLOW];
-        let before = slot.context.load(Relaxed);
-        if before != context {
-            let mixed = slot.phase.load(Relaxed) == LIVE;
-            slot.context.store(if mixed { MANY_CONTEXTS } else { context }, Relaxed);
-        }
-        slot.device.store(device, Relaxed);
-        slot.phase.store(LIVE, Release);
-        return OVERFLOW;
-    };
-    let slot = &SLOTS[free];
-    slot.stream.store(key.stream, Relaxed);
-    slot.context.store(context, Relaxed);
-    slot.device.store(device, Relaxed);
-    slot.thread.store(key.thread, Relaxed);
-    slot.non_blocking.store(non_blocking, Relaxed);
-    // A free slot's work is done: say so, as a write does that has arrived.
-    if let Some(client) = state::client() {
-        completion::begin(client, free, slot.word.snapshot().sequence());
-    }
-    slot.mark_wanted.store(false, Relaxed);
-    let green = green_of(key.stream);
-    slot.green.store(green, Relaxed);
-    slot.has_attributes.store(green != 0 || has_attributes(key.stream), Relaxed);
-    if key.thread != 0 {
-        // While a thread ends, its locals may be gone: the slot then stays.
-        let _ = THREAD_END.try_with(|end| end.0.set(key.thread));
-    }
-    slot.phase.store(LIVE, Release);
-    USED.fetch_max(free + 1, SeqCst);
-    free
-}
-
 /// The program's green context that a stream is in; 0: in none.
-fn green_of(stream: usize) -> usize {
+pub fn green_of(stream: usize) -> usize {
     let mut green: Ptr = std::ptr::null_mut();
     // SAFETY: the stream that the program launches into now; a valid out-pointer.
     let is_told =
@@ -245,7 +193,7 @@ fn green_of(stream: usize) -> usize {
 
 /// Whether a stream has attributes that a launch in another stream would lose: a window of the second-level
 /// cache, or a memory synchronisation domain.
-fn has_attributes(stream: usize) -> bool {
+pub fn has_attributes(stream: usize) -> bool {
     let d = driver();
     let is_set = |which, is_default: fn(&[u64; 8]) -> bool| {
         let mut value = [0_u64; 8];
@@ -268,7 +216,7 @@ pub fn attributes_set(stream: Ptr, per_thread: bool) {
     }
 }
 
-fn inspect(key: Key) -> (usize, i32, u32) {
+pub fn inspect(key: Key) -> (usize, i32, u32) {
     let driver = driver();
     let (mut context, mut device, mut flags) = (key.context, -1, 0);
     if context == 0 {
@@ -283,37 +231,6 @@ fn inspect(key: Key) -> (usize, i32, u32) {
         let _ = unsafe { f(&mut device) };
     }
     (context, device, flags & STREAM_NON_BLOCKING)
-}
-
-/// Put an event behind what was launched in a slot's stream, which is about to end: the last chance to learn when that
-/// is done.
-pub fn mark_last(client: &ClientRegion, index: usize, stream: usize) {
-    let slot = &SLOTS[index & 63];
-    let busy = client.activity.busy_streams.load(SeqCst) & bit(index) != 0;
-    if busy
-        && !(capture::is_active() && capture::is_capturing(stream))
-        && let Some(_held) = slot.turn.try_enter()
-    {
-        completion::mark(index, slot, stream);
-    }
-}
-
-/// A green context is about to be destroyed: take the slots of its streams away. Returns them as bits.
-pub fn detach_green(client: &ClientRegion, green: usize) -> u64 {
-    let mut detached = 0;
-    for (index, slot) in in_use().filter(|(index, _)| *index != OVERFLOW) {
-        let stream = slot.stream.load(Relaxed);
-        if slot.green.load(Relaxed) == green && slot.phase.load(Acquire) == LIVE {
-            // Default streams go with its context.
-            if stream > STREAM_PER_THREAD {
-                mark_last(client, index, stream);
-            }
-            detach(index);
-            detached |= bit(index);
-        }
-    }
-    poller::probe();
-    detached
 }
 
 /// It was not.
@@ -396,20 +313,6 @@ pub fn reopen(closed: &Closed) {
     }
 }
 
-/// A context is destroyed, and all work in it over.
-pub fn drop_context(context: usize) {
-    let Some(client) = state::client() else { return };
-    for (i, slot) in in_use() {
-        // Others are of a new context with its handle.
-        if slot.context.load(Relaxed) == context && slot.phase.load(SeqCst) == GONE {
-            completion::seen_done(client, i, slot.word.snapshot().sequence());
-            helper::report_change(crate::activity::clear(&client.activity, bit(i)));
-            detach(i);
-            release(i);
-        }
-    }
-}
-
 /// The context of a stream (an explicit handle) that the calling thread uses.
 pub fn context_of(stream: usize) -> usize {
     let mut context: Ptr = std::ptr::null_mut();
@@ -418,51 +321,6 @@ pub fn context_of(stream: usize) -> usize {
         stream > STREAM_PER_THREAD && unsafe { f(stream as Ptr, &mut context) } == SUCCESS
     });
     if is_told { context as usize } else { driver().current_context() }
-}
-
-/// How long the end of a thread waits for others to leave the driver.
-const MARK_WAIT_MAX: Duration = Duration::from_micros(100);
-
-struct ThreadEnd(Cell<u64>);
-
-impl Drop for ThreadEnd {
-    fn drop(&mut self) {
-        thread_ended(self.0.get());
-    }
-}
-
-thread_local! {
-    /// Only touched by threads that use their per-thread stream.
-    static THREAD_END: ThreadEnd = const { ThreadEnd(Cell::new(0)) };
-}
-
-/// A thread with per-thread streams ends: its slots drain.
-fn thread_ended(token: u64) {
-    for (i, slot) in in_use() {
-        if slot.thread.load(Relaxed) == token && slot.phase.load(Acquire) == LIVE {
-            // The last chance to learn when its work is done.
-            // Not while another thread is in a call that keeps this waiting: what that waits for may wait for
-            // the thread's end.
-            if driver().current_context() == slot.context.load(Relaxed) {
-                let mark = || {
-                    completion::mark(i, slot, STREAM_PER_THREAD);
-                    Some(())
-                };
-                let _ = quiesce::alone_outside(MARK_WAIT_MAX, mark);
-            }
-            detach(i);
-            poller::probe();
-        }
-    }
-}
-
-/// The calling thread uses its own default stream: put an event there if one is wanted.
-#[inline]
-pub fn mark_if_wanted(index: usize) {
-    let slot = &SLOTS[index & 63];
-    if slot.mark_wanted.load(Relaxed) && slot.mark_wanted.swap(false, SeqCst) {
-        completion::mark(index, slot, STREAM_PER_THREAD);
-    }
 }
 
 /// Only in a forked child: none of the parent's streams exists here.

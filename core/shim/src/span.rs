@@ -3,7 +3,6 @@
 //! Memory is read through the system, which fails where there is none: a driver may refuse an image by its first
 //! bytes, without ever reading as far as its headers say.
 
-use crate::images::IMAGE_BYTES_MAX;
 use std::ffi::c_void;
 use tally_rewriter::fatbin::{self, Fatbin};
 
@@ -17,6 +16,8 @@ const SECTION_HEADER_BYTES: usize = 64;
 /// Sections of the type have no bytes.
 const SHT_NOBITS: u64 = 8;
 /// Bytes of a text that are read at once.
+/// The longest image that is kept.
+pub const IMAGE_BYTES_MAX: usize = 1 << 30;
 const CHUNK_BYTES: usize = 4096;
 
 /// Where an image lies, whatever wraps it.

@@ -30,6 +30,11 @@ static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
 /// What to do without a core, by the last one's word or the environment's.
 static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
 
+/// `cuInit` has run.
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+/// The program has begun to exit.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
 /// This client's class, by the last core's word or, before any, by the environment's.
 static HIGH_PRIORITY: AtomicBool = AtomicBool::new(false);
 
@@ -115,6 +120,25 @@ pub fn is_best_effort() -> bool {
 
 pub fn set_high_priority(high: bool) {
     HIGH_PRIORITY.store(high, Relaxed);
+}
+
+/// Whether `cuInit` has run.
+pub fn is_initialised() -> bool {
+    INITIALISED.load(Acquire)
+}
+
+pub fn set_initialised(has_run: bool) {
+    INITIALISED.store(has_run, Release);
+}
+
+/// Whether the program has begun to exit: nobody will enqueue writes any more, and the driver is about to be torn down.
+pub fn is_exiting() -> bool {
+    EXITING.load(SeqCst)
+}
+
+/// It has.
+pub fn begin_exit() {
+    EXITING.store(true, SeqCst);
 }
 
 /// A core took this client on.

@@ -6,16 +6,16 @@
 //! are given queues in turn when they are made, so that any two may share one. Streams of all priorities share the
 //! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
-use crate::cu::{
-    CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
-};
-use crate::forms::guarded::Guarded;
 use crate::handles::Handles;
-use crate::{contexts, slots, state};
+use crate::{greens, slots, state};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use tally_preempt::cuda::{
+    CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
+};
+use tally_preempt::lock::Locked;
 
 /// Hardware queues of a process that does not say how many it wants.
 const QUEUES_DEFAULT: u32 = 8;
@@ -51,8 +51,8 @@ struct Created {
     is_more: bool,
 }
 
-static CREATED: Guarded<Created> =
-    Guarded::new(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
+static CREATED: Locked<Created> =
+    Locked::new(Created { non_blocking: Vec::new(), blocking: Vec::new(), is_more: false });
 
 /// Created streams into which nothing was put yet; written while [`CREATED`] is held.
 static UNUSED: Handles<{ 2 * CREATED_MAX }> = Handles::new();
@@ -174,7 +174,7 @@ fn created(result: CuResult, stream: *mut Ptr, flags: c_uint, green: usize) -> C
     // SAFETY: the driver has just written it.
     let handle = unsafe { *stream } as usize;
     let current = driver().current_context();
-    let green = if green == 0 { contexts::green_of(current) } else { green };
+    let green = if green == 0 { greens::of_context(current) } else { green };
     // A green context's streams are of the primary context, whatever is current.
     let context = if green == 0 { current } else { slots::context_of(handle) };
     CREATED.with(|all| {

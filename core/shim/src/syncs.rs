@@ -13,14 +13,14 @@
 //! | `cuMemcpy` | the same, if the destination is host memory (between devices it does not wait) |
 
 use crate::activity::{self, Snapshot};
-use crate::cu::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
 use crate::linger::{self, Awaited};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{capture, completion, events, helper, quiesce, state, streams};
+use crate::{capture, completion, events, link, quiesce, slot_life, state, streams};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
+use tally_preempt::cuda::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
 
 /// Which busy slots a call will have covered, as they were before it.
 struct Covered {
@@ -74,7 +74,7 @@ fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
     }
     let change =
         activity::covered(&client.activity, &SLOTS[slot & 63].word, slots::bit(slot), seen);
-    helper::report_change(change);
+    link::report_change(change);
     linger::after_wait(SLOTS[slot & 63].context.load(Relaxed));
 }
 
@@ -86,7 +86,7 @@ fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, us
         return None;
     }
     let slot = slots::find(slots::key(stream, per_thread))?;
-    slots::mark_if_wanted(slot);
+    slot_life::mark_if_wanted(slot);
     (busy & slots::bit(slot) != 0).then(|| (client, slot, SLOTS[slot].word.snapshot()))
 }
 
@@ -373,7 +373,8 @@ fn is_pageable(address: u64) -> bool {
     let mut kind: c_uint = 0;
     // SAFETY: a valid out-pointer; the address is only looked up.
     driver().pointer_attribute.is_some_and(|f| unsafe {
-        f((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address) == crate::cu::INVALID_VALUE
+        f((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address)
+            == tally_preempt::cuda::INVALID_VALUE
     })
 }
 
@@ -383,5 +384,5 @@ fn is_host(address: u64) -> bool {
     // SAFETY: a valid out-pointer; the address is only looked up.
     let r = unsafe { f((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address) };
     // The driver does not know pageable host memory.
-    r == crate::cu::INVALID_VALUE || (r == SUCCESS && kind == MEMORY_HOST)
+    r == tally_preempt::cuda::INVALID_VALUE || (r == SUCCESS && kind == MEMORY_HOST)
 }

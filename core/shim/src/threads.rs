@@ -132,16 +132,6 @@ pub fn count_cpus() {
     let _ = futex::wake(&WAIT[1], futex::Flags::PRIVATE, 2);
 }
 
-/// Sleep for about so long. Not as the standard library does: that is a point at which the calling thread,
-/// which may be the program's, can be cancelled.
-pub fn nap(time: Duration) {
-    let time = rustix::thread::Timespec {
-        tv_sec: time.as_secs().min(3_600) as i64,
-        tv_nsec: i64::from(time.subsec_nanos()),
-    };
-    let _ = rustix::thread::nanosleep(&time);
-}
-
 /// Have the calling thread, one of the shim's own, wake when it is to: by default the system may take 50 us more.
 pub fn wake_on_time() {
     // SAFETY: concerns the calling thread's timers only.

@@ -14,7 +14,8 @@
 //! Must never change what an ioctl returns, nor errno, and must be silent for all
 //! other files: every ioctl of the process comes through here.
 
-use crate::{helper, state};
+use crate::news::{self, NUDGED};
+use crate::{host, state};
 use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -108,8 +109,6 @@ static GROUPS: [Group; GROUPS_MAX] = [const {
     }
 }; GROUPS_MAX];
 
-pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
-
 /// Replaces `ioctl` for the whole process.
 ///
 /// # Safety
@@ -118,7 +117,7 @@ pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the caller's arguments. Sets errno as the real function does.
     let result = unsafe {
-        match crate::host::ioctl() {
+        match host::ioctl() {
             Some(real) => real(fd, request, argument),
             None => libc::ioctl(fd, request, argument),
         }
@@ -175,7 +174,7 @@ fn allocated(fd: c_int, head: &AllocHead) {
     group.tries.store(0, Relaxed);
     group.old_us.store(0, Relaxed);
     group.phase.store(NEW, Release);
-    helper::nudge();
+    news::notice(NUDGED);
 }
 
 /// An object, its parent or its whole client is freed.

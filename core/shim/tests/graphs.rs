@@ -7,7 +7,9 @@ use device::{BUFFERS, Device, Graph, Ptr, ok};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
-use tally_shim::graphs::{self, Chain, CutState, Reason, Step, order};
+use tally_preempt::graphs::build::Step;
+use tally_preempt::graphs::reason::{CutState, Reason};
+use tally_preempt::graphs::{self, Chain, order};
 
 /// What host nodes did: the order of two of them shows.
 static HOST: AtomicUsize = AtomicUsize::new(0);

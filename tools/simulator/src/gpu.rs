@@ -42,7 +42,7 @@ const EXIT_NS: u64 = 1_800;
 /// Parts of a sliced or preemptible launch.
 pub const PARTS_MAX: u64 = 32;
 /// Larger grids of one dimension are sliced by offset: no prelude, no blocks with nothing to do
-/// (`core/shim/src/forms/form.rs`).
+/// (`core/preempt/src/form.rs`).
 const WHOLE_GRID_MAX: u64 = 8_192;
 /// A preemptible launch has one more part for each of these.
 const PART_NS: u64 = 800_000;

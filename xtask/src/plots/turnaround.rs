@@ -8,7 +8,7 @@ use tally_plot::{
 };
 
 /// The shim's flag has four words, raised by one batch of writes
-/// (`core/shim/src/forms/gate.rs`).
+/// (`core/preempt/src/gate.rs`).
 const FLAG_MASK: u64 = 3;
 
 /// A form's name in the file, and in the figure.

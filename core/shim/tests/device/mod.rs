@@ -93,7 +93,7 @@ pub struct Fill {
 fn find(handle: Ptr, name: &str) -> Ptr {
     let c = CString::new(name).unwrap();
     // SAFETY: the shim's own dlsym, linked in here.
-    let found = unsafe { tally_shim::resolve::dlsym(handle, c.as_ptr()) };
+    let found = unsafe { tally_shim::start::dlsym(handle, c.as_ptr()) };
     assert!(!found.is_null(), "the software device has no {name}");
     found
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
+use tally_preempt::graphs::own::OWN_MAX;
 use tally_rewriter::Refusal;
-use tally_shim::graphs::own::OWN_MAX;
 
 const BLOCKS: u32 = 60;
 const WORDS: u32 = BLOCKS * THREADS;

@@ -1,0 +1,417 @@
+//! The launches of the transformed forms.
+
+use crate::cuda::{CuResult, LaunchAttribute, Ptr, SUCCESS};
+use crate::host::{self, log};
+use crate::issue::{Again, issue, parameters};
+use crate::launch::{KernelArguments, Order};
+use crate::prepare::by_offset;
+use crate::progress::Progress;
+use crate::transformed::{self, Transformed};
+use crate::watch::{self, Open, PARTS_MAX, record};
+use crate::{gate, kernels, sm_limit};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::ring::Answer;
+use tally_ipc::wait::now_ns;
+use tally_rewriter::ControlBlock;
+
+/// A preemptible launch gets one more part for so much expected time, us: it can give
+/// way once for each but the last.
+const US_PER_PART: u32 = 800;
+/// What a block takes that finds it must not run, ns: a part that yields issues every block that is left.
+const EXIT_NS: u64 = 2;
+/// A kernel whose slices no policy chose gets one for so much expected time, us: about the bound that
+/// policies keep to by default.
+const US_PER_SLICE: u32 = 32;
+/// Parts of a preemptible launch, at least: one that yields, one that does not.
+const PARTS_MIN: u32 = 2;
+/// Parts of a preemptible launch of unknown length.
+const PARTS_UNKNOWN: u32 = 4;
+/// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
+/// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
+/// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
+/// by offset cannot be rescued.
+const WHOLE_GRID_MAX: u32 = 8 * 1024;
+
+/// Make a kernel's launch as decided. `None`: nothing was issued, it must run whole.
+pub fn launch(order: &Order<'_>, arguments: &KernelArguments, answer: Answer) -> Option<CuResult> {
+    let (result, counter) = host::alone(|| issue_as(order, arguments, answer))?;
+    counter.fetch_add(1, Relaxed);
+    Some(result)
+}
+
+/// Issue a kernel's launch as decided. `None`: nothing was issued.
+fn issue_as<'a>(
+    order: &Order<'a>,
+    arguments: &KernelArguments,
+    answer: Answer,
+) -> Option<(CuResult, &'a AtomicU64)> {
+    let counters = &order.client.counters;
+    Some(match answer {
+        Answer::Whole => return None,
+        Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
+        Answer::Preemptible(us) => {
+            let slices = short_slices(order, arguments, us);
+            match slices.and_then(|blocks| sliced(order, arguments, blocks)) {
+                Some(result) => (result, &counters.sliced),
+                None => (preemptible(order, arguments, us)?, &counters.preemptible),
+            }
+        }
+        Answer::Partition(sms) => {
+            let kernel = order.kernel as usize;
+            (
+                sm_limit::launch(order.stream, (order.slot, order.number), kernel, arguments, sms)?,
+                &counters.sm_limited,
+            )
+        }
+    })
+}
+
+/// How a kernel of a graph is launched by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// So that it yields; so long, us (0: unknown).
+    Preemptible(u32),
+    /// In slices of so many blocks.
+    Slices(u32),
+}
+
+/// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
+/// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
+pub fn way(index: usize, cut: &Transformed, launch: &KernelArguments) -> Option<(Way, u32)> {
+    let blocks =
+        transformed::blocks(launch.grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
+    if !cut.keeps_occupancy(launch, blocks) {
+        return None;
+    }
+    let us = u64::from(cut.wanted_us) * u64::from(blocks) / u64::from(cut.wanted_blocks.max(1));
+    let us = u32::try_from(us).unwrap_or(u32::MAX);
+    if blocks <= WHOLE_GRID_MAX {
+        return Some((Way::Preemptible(us), us));
+    }
+    // Of so many blocks each would be dear.
+    cut.original()?;
+    by_offset(cut, index, launch)?;
+    Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))
+}
+
+/// Blocks of each slice of a launch that is to be preemptible (expected to take so long, us) and whose blocks
+/// are too short for that. `None`: they are not, or it cannot be sliced by offset (yet).
+fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
+    let blocks = transformed::blocks(arguments.grid).filter(|n| is_mostly_exits(*n, us))?;
+    let cut = kernels::cut(order.kernel as usize)?;
+    let is_one = transformed::cluster(arguments, cut)?.iter().all(|n| *n <= 1);
+    is_one.then(|| by_offset(cut, order.kernel as usize, arguments))??;
+    Some(blocks.div_ceil(short_parts(us)))
+}
+
+/// Whether the blocks of a launch that yields take longer to exit than half of the launch does to run: it would
+/// yield sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its time.
+fn is_mostly_exits(blocks: u32, us: u32) -> bool {
+    blocks > WHOLE_GRID_MAX && us > 0 && u64::from(blocks) * EXIT_NS > u64::from(us) * 1_000 / 2
+}
+
+/// Slices of at most [`US_PER_SLICE`], if there can be so many.
+fn short_parts(us: u32) -> u32 {
+    us.div_ceil(US_PER_SLICE).clamp(PARTS_MIN, PARTS_MAX as u32)
+}
+
+/// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.
+pub(crate) fn own(order: &Order<'_>, arguments: &KernelArguments, way: Way) -> Option<CuResult> {
+    match way {
+        Way::Preemptible(us) => preemptible(order, arguments, us),
+        Way::Slices(blocks) => sliced(order, arguments, blocks),
+    }
+}
+
+/// A transformed launch in the making.
+struct Parts<'a> {
+    order: &'a Order<'a>,
+    arguments: &'a KernelArguments,
+    cut: &'a Transformed,
+    stream: Ptr,
+    buffer: Vec<u8>,
+    events: watch::Events,
+    issued: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(
+        order: &'a Order<'a>,
+        arguments: &'a KernelArguments,
+        cut: &'a Transformed,
+        parts: usize,
+    ) -> Option<Self> {
+        let buffer = parameters(arguments, cut)?;
+        let events = watch::events(parts)?;
+        let stream = order.stream as Ptr;
+        cut.allow_shared(arguments.shared_bytes, arguments.function);
+        let parts = Parts { order, arguments, cut, stream, buffer, events, issued: 0 };
+        record(&parts.events, 0, stream);
+        Some(parts)
+    }
+
+    /// Have the next part wait until nobody is asked to yield.
+    fn gate(&self) -> bool {
+        let waits = gate::wait_in(self.order.stream);
+        record(&self.events, 2 * self.issued, self.stream);
+        waits
+    }
+
+    fn part(&mut self, function: usize, grid: [u32; 3], control: &ControlBlock) -> CuResult {
+        let at = self.cut.control_offset;
+        self.buffer[at..].copy_from_slice(&control.bytes());
+        let result = issue(function, self.arguments, grid, self.stream, &self.buffer);
+        if result == SUCCESS {
+            record(&self.events, 2 * self.issued + 1, self.stream);
+            self.issued += 1;
+        }
+        result
+    }
+
+    /// Under way: watch it. `again`: the control block of a launch of everything.
+    fn opened(self, sliced: bool, us: u32, epoch2: u32, again: Option<ControlBlock>) {
+        let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
+        let progress = Progress::new(self.issued, sliced, us, again.is_some(), now_ns());
+        let again = again.map(|control| Again {
+            function: self.cut.function,
+            grid: self.arguments.grid,
+            block: self.arguments.block,
+            shared_bytes: self.arguments.shared_bytes,
+            attributes: self.arguments.attributes().iter().map(plain).collect(),
+            parameters: self.buffer,
+            control_offset: self.cut.control_offset,
+            control,
+        });
+        watch::opened(Open {
+            ticket,
+            kernel: kernel as usize,
+            slot,
+            number,
+            events: self.events,
+            progress,
+            epoch2,
+            again,
+            launches_yielded: false,
+            helping: None,
+        });
+    }
+}
+
+fn plain(attribute: &LaunchAttribute) -> LaunchAttribute {
+    LaunchAttribute::new(attribute.id, attribute.value)
+}
+
+/// Blocks claimed before the first part's epoch are another launch's.
+fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
+    // One more epoch than parts: a rescue's.
+    Some((
+        gate::table(order.slot, order.stream)?,
+        gate::epochs(order.slot, parts + 1, order.stream)?,
+    ))
+}
+
+fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
+    let cut = kernels::cut(order.kernel as usize)?;
+    let cluster = transformed::cluster(arguments, cut)?;
+    transformed::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
+    if order.slot >= gate::NOTICES {
+        return None;
+    }
+    let parts = preemptible_parts(us);
+    let (table, epoch2) = claims(order, parts)?;
+    let (flag, never) = gate::flags();
+    let notice = gate::notice_address(order.slot);
+    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let block = |part: u32, flag: u64, mask: u32| {
+        let epoch = epoch2 + 2 * part;
+        ControlBlock::preemptible(table, flag, mask, notice, epoch, epoch2, cluster)
+    };
+    for part in 0..parts {
+        // What cannot be waited for cannot be stopped.
+        let waits = (part == 0 && !order.follows) || all.gate();
+        let last = part + 1 == parts || !waits;
+        let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
+        let result = all.part(cut.function, arguments.grid, &control);
+        if result != SUCCESS {
+            return failed(
+                all,
+                epoch2,
+                result,
+                cut.function,
+                arguments.grid,
+                &block(parts, never, 0),
+            );
+        }
+        if last {
+            break;
+        }
+    }
+    all.opened(false, us, epoch2, Some(block(parts, never, 0)));
+    Some(SUCCESS)
+}
+
+/// The driver refuses a part. The first one's refusal leaves the launch to be made whole. After that some
+/// blocks may have run, and the program must not be told that none has: `rest`, what is left in one launch of `grid`,
+/// is made at once. If that is refused, too, with what the first part had, the context is lost, and the
+/// program hears it as of any launch.
+fn failed(
+    mut all: Parts<'_>,
+    epoch2: u32,
+    result: CuResult,
+    function: usize,
+    grid: [u32; 3],
+    rest: &ControlBlock,
+) -> Option<CuResult> {
+    if all.issued == 0 {
+        watch::give_back(all.events);
+        return None;
+    }
+    // There is room for one event more only if this was not the last part.
+    let result = if all.issued < PARTS_MAX {
+        log!("a part of a launch was refused (CUDA error {result}): the rest goes in one piece");
+        all.part(function, grid, rest)
+    } else {
+        result
+    };
+    // Nothing can be done about it: only watched for its end.
+    all.opened(true, 0, epoch2, None);
+    Some(result)
+}
+
+/// How a grid is sliced.
+#[derive(Clone, Copy, Debug)]
+struct Slices {
+    /// Blocks of each but the last.
+    size: u32,
+    parts: u32,
+}
+
+impl Slices {
+    /// Of `blocks` (fewer than 2^31) in slices of about `size`. Clusters, of `unit` blocks,
+    /// are not torn apart.
+    fn of(blocks: u32, size: u32, unit: u32) -> Self {
+        let size = size.clamp(blocks.div_ceil(PARTS_MAX as u32), blocks);
+        let size = size.next_multiple_of(unit);
+        Slices { size, parts: blocks.div_ceil(size) }
+    }
+
+    /// The first block of a slice, and the one behind its last.
+    fn bounds(self, part: u32, blocks: u32) -> (u32, u32) {
+        (part * self.size, (part + 1).saturating_mul(self.size).min(blocks))
+    }
+}
+
+/// Parts of a preemptible launch that is expected to take so long (0: unknown).
+fn preemptible_parts(us: u32) -> u32 {
+    match us {
+        0 => PARTS_UNKNOWN,
+        us => (us / US_PER_PART + 1).clamp(PARTS_MIN, PARTS_MAX as u32),
+    }
+}
+
+fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
+    let cut = kernels::cut(order.kernel as usize)?;
+    let cluster = transformed::cluster(arguments, cut)?;
+    let blocks = transformed::blocks(arguments.grid)?;
+    if order.slot >= gate::NOTICES {
+        return None;
+    }
+    let unit = cluster.iter().product::<u32>().max(1);
+    let Slices { size, parts } = Slices::of(blocks, size, unit);
+    let is_large = unit == 1 && blocks > WHOLE_GRID_MAX;
+    let by_offset = is_large.then(|| by_offset(cut, order.kernel as usize, arguments)).flatten();
+    if by_offset.is_none() && blocks > gate::TABLE_WORDS {
+        return None;
+    }
+    let (table, epoch2) = claims(order, parts)?;
+    let (_, never) = gate::flags();
+    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let claimed = |part: u32, lo: u32, hi: u32| {
+        let epoch = epoch2 + 2 * part;
+        let whole = ControlBlock::preemptible(table, never, 0, 0, epoch, epoch2, cluster);
+        ControlBlock { lo, hi, ..whole }
+    };
+    // What cannot be held at a gate cannot be helped: the next slice would overtake the help.
+    let mut helpable = by_offset.is_none();
+    for part in 0..parts {
+        let (lo, hi) = Slices { size, parts }.bounds(part, blocks);
+        if part > 0 || order.follows {
+            helpable &= all.gate();
+        }
+        let result = match by_offset {
+            Some(function) => {
+                let control = ControlBlock::sub_grid(lo, arguments.grid);
+                all.part(function, [hi - lo, 1, 1], &control)
+            }
+            None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
+        };
+        if result != SUCCESS {
+            let left = [blocks - lo, 1, 1];
+            return match by_offset {
+                Some(function) => {
+                    let rest = ControlBlock::sub_grid(lo, arguments.grid);
+                    failed(all, epoch2, result, function, left, &rest)
+                }
+                None => {
+                    let rest = claimed(parts, 0, u32::MAX);
+                    failed(all, epoch2, result, cut.function, arguments.grid, &rest)
+                }
+            };
+        }
+    }
+    if by_offset.is_some() {
+        order.client.counters.sliced_by_offset.fetch_add(1, Relaxed);
+    }
+    let again = helpable.then(|| claimed(parts, 0, u32::MAX));
+    all.opened(true, 0, epoch2, again);
+    Some(SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn slices_cover_every_block_once(
+            blocks in prop_oneof![2_u32..5_000, 2_u32..1 << 31, Just((1_u32 << 31) - 1)],
+            size in prop_oneof![0_u32..200, any::<u32>(), Just(u32::MAX)],
+            unit in (0_u32..5).prop_map(|n| 1 << n),
+        ) {
+            let slices = Slices::of(blocks, size, unit);
+            prop_assert!((1..=PARTS_MAX as u32).contains(&slices.parts));
+            let mut next = 0;
+            for part in 0..slices.parts {
+                let (lo, hi) = slices.bounds(part, blocks);
+                prop_assert_eq!(lo, next, "no gap, no overlap");
+                prop_assert!(hi > lo && lo % unit == 0, "a cluster is in one slice");
+                next = hi;
+            }
+            prop_assert_eq!(next, blocks);
+        }
+
+        #[test]
+        fn a_preemptible_launch_has_a_part_that_yields_and_one_that_does_not(us: u32) {
+            let parts = preemptible_parts(us);
+            prop_assert!((PARTS_MIN..=PARTS_MAX as u32).contains(&parts));
+        }
+    }
+
+    #[test]
+    fn longer_launches_can_yield_more_often() {
+        let parts = [1, 400, 4_000, 40_000, u32::MAX].map(preemptible_parts);
+        assert_eq!(parts, [2, 2, 6, 32, 32]);
+        assert_eq!(preemptible_parts(0), PARTS_UNKNOWN);
+    }
+
+    #[test]
+    fn only_launches_of_many_short_blocks_go_in_short_slices() {
+        // A vector addition, a kernel of blocks of 50 us, one of long blocks, one that was not measured.
+        let kernels = [(65_536, 66), (12_672, 310), (262_144, 40_000), (65_536, 0)];
+        assert_eq!(kernels.map(|(n, us)| is_mostly_exits(n, us)), [true, false, false, false]);
+        assert!(!is_mostly_exits(WHOLE_GRID_MAX, 1), "a GPU may run all of these at once");
+        assert_eq!([0, 20, 64, 66, 400, 2_000].map(short_parts), [2, 2, 2, 3, 13, 32]);
+    }
+}

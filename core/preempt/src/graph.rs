@@ -1,0 +1,127 @@
+//! Graphs in parts: the chain of a graph's parts and of the kernels that are launched by themselves.
+
+use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
+use crate::graphs::build::Step;
+use crate::graphs::own::Own;
+use crate::graphs::reason::CutState;
+use crate::graphs::{self, order};
+use crate::launch::Order;
+use crate::progress::Progress;
+use crate::watch::{self, Open, PARTS_MAX, record};
+use crate::{form, gate, host, issue};
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::wait::now_ns;
+
+/// Launch a graph as a chain of parts of about so many kernels. `None`: nothing was issued.
+pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
+    let CutState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
+    let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
+    let chain = graphs::chain(exec, kernels).ok()?;
+    let steps = chain.steps();
+    driver().graph_launch?;
+    if steps.len() < 2 || order.slot >= gate::NOTICES {
+        return None;
+    }
+    let is_own = |step: &Step| matches!(step, Step::Kernel(_));
+    // A graph can be launched in any context, a kernel only in its own.
+    if steps.iter().any(is_own) && driver().current_context() != gate::context() {
+        return None;
+    }
+    let launching = order::begin(exec, order.stream, true);
+    if !launching.may_be_in_parts {
+        return None;
+    }
+    let result = host::alone(|| all(order, steps));
+    launching.end(result.is_some());
+    // What failed behind something is the program's to hear, as any failure of its launch.
+    result
+}
+
+/// All steps of a chain. `None`: nothing was issued.
+fn all(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+    let is_own = |step: &Step| matches!(step, Step::Kernel(_));
+    let mut result = None;
+    // Parts that follow one another are watched as one.
+    let together = steps.chunk_by(|a, b| !is_own(a) && !is_own(b));
+    for group in together.flat_map(|group| group.chunks(PARTS_MAX)) {
+        let order = Order { follows: result.is_some(), ..*order };
+        let done = match group {
+            [Step::Kernel(own)] => kernel(&order, own),
+            graphs => parts(&order, graphs),
+        };
+        // Whatever was issued, even of a group that failed, is not launched again. A context in which a part is
+        // refused behind others is in error: the program hears that.
+        result = done.or(result);
+        if done != Some(SUCCESS) {
+            break;
+        }
+    }
+    result
+}
+
+/// Parts, one after the other. `None`: nothing was issued.
+fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+    let graph_launch = driver().graph_launch?;
+    let stream = order.stream as Ptr;
+    let events = watch::events(steps.len());
+    if events.is_none() && !order.follows {
+        return None;
+    }
+    let mark = |at: usize| events.iter().for_each(|events| record(events, at, stream));
+    mark(0);
+    let mut issued = 0;
+    let mut result = SUCCESS;
+    for step in steps {
+        let Step::Graph(exec) = step else { continue };
+        if issued > 0 || order.follows {
+            let _ = gate::wait_in(order.stream);
+            mark(2 * issued);
+        }
+        // SAFETY: an exec that the chain keeps alive, the program's stream.
+        result = unsafe { graph_launch(*exec as Ptr, stream) };
+        if result != SUCCESS {
+            break;
+        }
+        mark(2 * issued + 1);
+        issued += 1;
+    }
+    let Some(events) = events else { return Some(result) };
+    if issued == 0 {
+        watch::give_back(events);
+        return if order.follows { Some(result) } else { None };
+    }
+    watch::opened(Open {
+        ticket: order.ticket,
+        kernel: usize::MAX,
+        slot: order.slot,
+        number: order.number,
+        events,
+        // Parts of a graph end whatever others do: there is nothing to rescue.
+        progress: Progress::new(issued, true, 0, false, now_ns()),
+        epoch2: 0,
+        again: None,
+        launches_yielded: false,
+        helping: None,
+    });
+    Some(result)
+}
+
+/// A kernel by itself: cut, or, should that not be possible any more, as it is. `None`: nothing was issued.
+fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
+    let order = Order { kernel: own.kernel, ..*order };
+    // A queue's room is the whole program's: see `watch::has_room`.
+    let in_parts = || own.with(|arguments| form::own(&order, arguments, own.way));
+    if let Some(result) = watch::has_room().then(in_parts).flatten() {
+        order.client.counters.graph_nodes_transformed.fetch_add(1, Relaxed);
+        return Some(result);
+    }
+    if order.follows {
+        let _ = gate::wait_in(order.stream);
+    }
+    let mut result = own.with(|arguments| issue::whole(arguments, order.stream));
+    if result != SUCCESS && own.has_hints() {
+        // A launch of the program's does not fail for a hint, which it gave to a graph.
+        result = own.without_hints(|arguments| issue::whole(arguments, order.stream));
+    }
+    (result == SUCCESS || order.follows).then_some(result)
+}

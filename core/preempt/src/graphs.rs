@@ -1,0 +1,326 @@
+//! CUDA graphs of a best-effort client, kept so that a long one can be launched in parts.
+//!
+//! | read | for |
+//! | --- | --- |
+//! | [`partition`] | where a graph is divided |
+//! | [`build`] | the driver calls: copies, parts |
+//! | [`own`] | kernels that are launched by themselves, cut |
+//! | [`order`] | launches of one exec on several streams |
+//!
+//! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
+//! [`chain`] of an exec makes sub-graphs from it, each its own exec, and takes out kernels that can be divided;
+//! launching them one after the other on one stream does what launching the whole does. What cannot be shown to be so is
+//! launched whole, for a [`Reason`].
+//!
+//! Must never report an error to the program, touch its graph or exec, or hold the table's lock
+//! during a driver call. High-priority clients and programs without the shim's environment never
+//! get further than one load.
+
+pub mod build;
+pub mod home;
+pub mod order;
+pub mod own;
+mod partition;
+pub mod reason;
+
+use crate::cuda::Ptr;
+use crate::host::log;
+use crate::kernels;
+use crate::lock::{Lock, Locked};
+use build::{Event, Kept, Parts, Step};
+use home::Home;
+use order::Last;
+use reason::{CutState, EXECS_KEPT_MAX, NODES_KEPT_MAX, Reason};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Sub-graphs and kernels that together are one graph: cheap to copy; its execs exist as long as one copy does.
+#[derive(Clone, Debug)]
+pub struct Chain(Arc<Parts>);
+
+impl Chain {
+    /// To be launched in this order on one stream.
+    pub fn steps(&self) -> &[Step] {
+        &self.0.steps
+    }
+}
+
+/// A chain, and what it was made for.
+#[derive(Debug)]
+struct Made {
+    /// The size of parts.
+    size: u32,
+    /// Nodes whose kernels are launched by themselves.
+    own: Vec<usize>,
+    /// [`kernels::changes`] when those were looked for.
+    changes: u32,
+    parts: Arc<Parts>,
+}
+
+/// What is remembered of an exec.
+#[derive(Debug)]
+struct Record {
+    kept: Result<Arc<Kept>, Reason>,
+    /// The last chain made.
+    chain: Option<Made>,
+    /// The last size of parts that was refused, and [`kernels::changes`] then: not looked at again at every launch.
+    refused: Option<(u32, u32, Reason)>,
+    /// A thread is making a chain.
+    being_made: bool,
+    /// Held while it is being launched.
+    launching: Arc<Lock>,
+    /// Where it was launched last.
+    last: Last,
+    /// Behind the last launch in parts. Outlives `kept`: a later launch may have to wait for it.
+    event: Option<Arc<Event>>,
+}
+
+#[derive(Debug)]
+struct Table {
+    records: BTreeMap<usize, Record>,
+    /// Nodes in all copies.
+    nodes: usize,
+}
+
+impl Table {
+    const NEW: Table = Table { records: BTreeMap::new(), nodes: 0 };
+
+    /// Returns what is not needed, to be dropped without the lock.
+    fn insert(&mut self, exec: usize, kept: Result<Arc<Kept>, Reason>) -> impl Sized + use<> {
+        let old = self.remove(exec);
+        if self.records.len() >= EXECS_KEPT_MAX {
+            return (old, kept.ok());
+        }
+        let (kept, over) = match kept {
+            Ok(k) if self.nodes + k.nodes > NODES_KEPT_MAX => (Err(Reason::TooManyKept), Some(k)),
+            kept => (kept, None),
+        };
+        let record = Record {
+            kept,
+            chain: None,
+            refused: None,
+            being_made: false,
+            launching: Arc::new(Lock::new()),
+            last: Last::Never,
+            event: None,
+        };
+        self.nodes += record.nodes();
+        self.records.insert(exec, record);
+        COUNT.store(self.records.len(), SeqCst);
+        (old, over)
+    }
+
+    fn remove(&mut self, exec: usize) -> Option<Record> {
+        let old = self.records.remove(&exec)?;
+        self.nodes -= old.nodes();
+        COUNT.store(self.records.len(), SeqCst);
+        Some(old)
+    }
+
+    /// Launch it whole from now on. Returns what is not needed any more, to be dropped without
+    /// the lock.
+    fn spoil(&mut self, exec: usize, reason: Reason) -> Option<impl Sized + use<>> {
+        let record = self.records.get_mut(&exec)?;
+        self.nodes -= record.nodes();
+        Some((std::mem::replace(&mut record.kept, Err(reason)), record.chain.take()))
+    }
+}
+
+impl Record {
+    fn nodes(&self) -> usize {
+        self.kept.as_ref().map_or(0, |k| k.nodes)
+    }
+}
+
+/// Whether anything is kept at all; if not, launches need not ask further.
+#[inline]
+pub fn is_any_kept() -> bool {
+    COUNT.load(SeqCst) != 0
+}
+
+static TABLE: Locked<Table> = Locked::new(Table::NEW);
+/// Records in the table: clients without any never take its lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// A program, which is a best-effort client, has just instantiated `graph` as `exec`: keep a copy.
+pub fn instantiated(exec: Ptr, graph: Ptr) {
+    let kept = Kept::new(exec, graph).map(Arc::new);
+    if let Err(reason) = &kept {
+        log!("graph {exec:?}: launched whole: {reason}");
+    }
+    // Dropped here, without the lock.
+    let _old = TABLE.with(|table| table.insert(exec as usize, kept));
+}
+
+/// A program changes `exec` (before the driver does): it is launched whole from now on.
+pub fn changed(exec: Ptr) {
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| table.spoil(exec as usize, Reason::Changed));
+}
+
+/// A program destroys `exec` (before the driver does, which may then use the handle again).
+pub fn destroyed(exec: Ptr) {
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| table.remove(exec as usize));
+}
+
+/// A context is gone, and with it what was made in it, which is `homes`: the driver hears nothing of that any more.
+/// (What the driver keeps of copied graphs outside of the context is lost.)
+pub fn forget(homes: &[Arc<Home>]) {
+    homes.iter().for_each(|home| home.leave());
+    home::drop_gone();
+    if !is_any_kept() {
+        return;
+    }
+    let _old = TABLE.with(|table| {
+        let is_gone = |r: &Record| {
+            r.kept.as_ref().is_ok_and(|k| k.home.is_gone())
+                || r.event.as_ref().is_some_and(|e| e.home().is_gone())
+        };
+        let gone: Vec<usize> =
+            table.records.iter().filter(|(_, r)| is_gone(r)).map(|(exec, _)| *exec).collect();
+        let old: Vec<Record> = gone.into_iter().filter_map(|exec| table.remove(exec)).collect();
+        for record in &old {
+            if let Ok(kept) = &record.kept {
+                kept.home.leave();
+            }
+            if let Some(event) = &record.event {
+                event.home().leave();
+            }
+        }
+        old
+    });
+}
+
+/// What is known about an exec. Takes a lock: for launches that are asked for only.
+pub fn state(exec: Ptr) -> CutState {
+    TABLE.with(|table| match table.records.get(&(exec as usize)) {
+        None => CutState::Unknown,
+        Some(Record { kept: Ok(kept), .. }) => {
+            CutState::Transformable { kernel_nodes: kept.kernel_nodes }
+        }
+        Some(Record { kept: Err(reason), .. }) => CutState::Whole(*reason),
+    })
+}
+
+/// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
+/// [`partition`]), and kernels by themselves ([`own`]). Made at the first call, which may take
+/// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
+/// use stays valid.
+///
+/// # Errors
+/// Why it is to be launched whole, this time at least.
+pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
+    let (key, changes) = (exec as usize, kernels::changes());
+    let known = TABLE.with(|table| {
+        let record = table.records.get(&key).ok_or(Reason::NotKept)?;
+        let kept = record.kept.as_ref().map_err(|reason| *reason)?;
+        if let Some((size, then, reason)) = record.refused
+            && (size, then) == (kernels_per_part, changes)
+        {
+            return Err(reason);
+        }
+        let is_it = |made: &&Made| made.size == kernels_per_part && made.changes == changes;
+        Ok(match record.chain.as_ref().filter(is_it) {
+            Some(made) => Err(Chain(made.parts.clone())),
+            None => Ok(kept.clone()),
+        })
+    });
+    let kept = match known? {
+        Ok(kept) => kept,
+        Err(chain) => return Ok(chain),
+    };
+    // Without the lock: these look at every kernel and every node.
+    let ready = kernels::ready(kept.home.context());
+    let own = kept.own(&ready);
+    let found = TABLE.with(|table| {
+        let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
+        let mine = record.kept.as_ref().map_err(|reason| *reason)?;
+        if !Arc::ptr_eq(mine, &kept) {
+            return Err(Reason::NotKept);
+        }
+        if let Some(made) = &mut record.chain
+            && made.size == kernels_per_part
+            && made.own == own
+        {
+            made.changes = changes;
+            return Ok(Err(Chain(made.parts.clone())));
+        }
+        if own.is_empty()
+            && let Err(reason) = kept.could_be_divided(kernels_per_part)
+        {
+            record.refused = Some((kernels_per_part, changes, reason));
+            return Err(reason);
+        }
+        if std::mem::replace(&mut record.being_made, true) {
+            return Err(Reason::BeingMade);
+        }
+        Ok(Ok(record.event.clone()))
+    });
+    let event = match found? {
+        Ok(event) => event,
+        Err(chain) => return Ok(chain),
+    };
+    let event = event.map_or_else(|| Event::new(&kept.home).map(Arc::new), Ok);
+    let made = event.and_then(|event| {
+        let parts = Arc::new(kept.build(kernels_per_part, &ready, &own)?);
+        Ok((Made { size: kernels_per_part, own, changes, parts }, event))
+    });
+    let (chain, _old) =
+        TABLE.with(|table| keep(table, key, &kept, (kernels_per_part, changes), made));
+    chain
+}
+
+/// Put what was made into the table, if it still belongs there. Returns what is to be dropped
+/// without the lock as well.
+fn keep(
+    table: &mut Table,
+    exec: usize,
+    kept: &Arc<Kept>,
+    (size, changes): (u32, u32),
+    made: Result<(Made, Arc<Event>), Reason>,
+) -> (Result<Chain, Reason>, Option<impl Sized + use<>>) {
+    let mine = |r: &&mut Record| r.kept.as_ref().is_ok_and(|k| Arc::ptr_eq(k, kept));
+    let Some(record) = table.records.get_mut(&exec).filter(mine) else {
+        // Changed or destroyed meanwhile.
+        return (Err(Reason::NotKept), Some((made.ok(), None, None)));
+    };
+    record.being_made = false;
+    match made {
+        Ok((made, event)) => {
+            record.event = Some(event);
+            let parts = made.parts.clone();
+            let old = record.chain.replace(made);
+            (Ok(Chain(parts)), Some((None, old, None)))
+        }
+        Err(reason) if reason.is_of_this_size() => {
+            if let Some(made) = record.chain.as_mut().filter(|made| made.size == size) {
+                // As good as before: kernels that cannot be divided any more go by themselves as they are.
+                made.changes = changes;
+                return (Ok(Chain(made.parts.clone())), None);
+            }
+            // Other graphs' parts may go at any time.
+            if reason != Reason::TooManyExecs {
+                record.refused = Some((size, changes, reason));
+            }
+            (Err(reason), None)
+        }
+        Err(reason) => {
+            let old = table.spoil(exec, reason);
+            (Err(reason), Some((None, None, old)))
+        }
+    }
+}
+
+/// Only in a forked child, which has no driver objects any more.
+pub fn reset() {
+    TABLE.reset(Table::NEW);
+    COUNT.store(0, SeqCst);
+    home::reset();
+}

@@ -1,0 +1,156 @@
+//! Order between launches of one exec.
+//!
+//! The driver lets a launch of an exec begin when the launch of it before has ended, whichever
+//! streams they are on. Launched in parts that no longer holds by itself: the parts are other
+//! execs, and their first one would only wait for the first one of the launch before. So it is
+//! remembered where an exec was launched last, an event is recorded behind each launch in parts,
+//! and
+//! - on the same stream, the stream keeps the order;
+//! - behind a launch in parts on another stream, the launch waits for the event, on the GPU;
+//! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
+//!   driver orders those.
+//!
+//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`]), whole ones
+//! and those under a standing grant too, and from one to the other no other thread launches it.
+
+use super::TABLE;
+use super::reason::Reason;
+use crate::cuda::{Ptr, STREAM_PER_THREAD, driver};
+use crate::host::host;
+use crate::lock::ArcHeld;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Streams destroyed so far: a handle may be another stream's since.
+static DESTROYED: AtomicU64 = AtomicU64::new(0);
+
+/// Where an exec was launched last.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Last {
+    Never,
+    /// On this stream.
+    On {
+        stream: Identity,
+        /// Streams destroyed until then: a handle may be another stream's now.
+        destroyed: u64,
+        /// In parts: the event is behind it.
+        in_parts: bool,
+    },
+}
+
+/// What tells a stream from all others: its identity in its context (see [`Host::stream_identity`](crate::host::Host::stream_identity)), and that context
+/// where the handle does not say which.
+type Identity = (usize, usize);
+
+fn identity(stream: usize) -> Identity {
+    let context = if stream > STREAM_PER_THREAD { 0 } else { driver().current_context() };
+    (host().stream_identity(stream), context)
+}
+
+/// What to do about the launch before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Behind {
+    Nothing,
+    WaitForEvent,
+    LaunchWhole,
+}
+
+impl Last {
+    fn behind(self, stream: Identity, destroyed: u64, in_parts: bool) -> Behind {
+        match self {
+            Last::Never => Behind::Nothing,
+            Last::On { stream: s, destroyed: d, .. } if s == stream && d == destroyed => {
+                Behind::Nothing
+            }
+            Last::On { in_parts: true, .. } => Behind::WaitForEvent,
+            Last::On { .. } if in_parts => Behind::LaunchWhole,
+            Last::On { .. } => Behind::Nothing,
+        }
+    }
+}
+
+/// A stream was destroyed.
+pub fn stream_destroyed() {
+    if super::is_any_kept() {
+        DESTROYED.fetch_add(1, SeqCst);
+    }
+}
+
+/// A launch of an exec that is being made.
+pub struct Launching {
+    exec: usize,
+    stream: usize,
+    /// It may be made in parts.
+    pub may_be_in_parts: bool,
+    /// `None`: the exec is not kept.
+    held: Option<ArcHeld>,
+}
+
+/// Before a launch of `exec` on `stream` (an explicit handle, not capturing), whole or `in_parts`.
+pub fn begin(exec: Ptr, stream: usize, in_parts: bool) -> Launching {
+    let exec = exec as usize;
+    let mut launching = Launching { exec, stream, may_be_in_parts: false, held: None };
+    if !super::is_any_kept() {
+        return launching;
+    }
+    let lock = TABLE.with(|table| Some(table.records.get(&exec)?.launching.clone()));
+    let Some(lock) = lock else { return launching };
+    launching.held = Some(lock.lock_arc());
+    let identity = identity(stream);
+    let found = TABLE.with(|table| {
+        let record = table.records.get(&exec)?;
+        let behind = record.last.behind(identity, DESTROYED.load(SeqCst), in_parts);
+        Some((behind, record.event.clone()))
+    });
+    let ordered = match found {
+        None | Some((Behind::LaunchWhole, _)) => false,
+        Some((Behind::Nothing, _)) => true,
+        // Refused only in a context in error, in which nothing runs.
+        Some((Behind::WaitForEvent, event)) => event.is_some_and(|e| e.hold(stream)),
+    };
+    launching.may_be_in_parts = in_parts && ordered;
+    launching
+}
+
+impl Launching {
+    /// The launch was made, however it ended.
+    pub fn end(self, in_parts: bool) {
+        let Launching { exec, stream, held, .. } = self;
+        if held.is_none() {
+            return;
+        }
+        let identity = identity(stream);
+        let event = TABLE.with(|table| {
+            let record = table.records.get_mut(&exec)?;
+            record.last =
+                Last::On { stream: identity, destroyed: DESTROYED.load(SeqCst), in_parts };
+            record.event.clone()
+        });
+        if !in_parts || event.is_some_and(|e| e.record(stream)) {
+            return;
+        }
+        // The context is in error, most likely.
+        let _old = TABLE.with(|table| table.spoil(exec, Reason::Driver("cuEventRecord", 0)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_another_stream_needs_more_than_the_stream_s_own_order() {
+        let on = |in_parts| Last::On { stream: (16, 0), destroyed: 3, in_parts };
+        for in_parts in [false, true] {
+            assert_eq!(Last::Never.behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(false).behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(true).behind((16, 0), 3, in_parts), Behind::Nothing);
+            assert_eq!(on(true).behind((32, 0), 3, in_parts), Behind::WaitForEvent);
+            assert_eq!(on(true).behind((16, 0), 4, in_parts), Behind::WaitForEvent);
+        }
+        assert_eq!(on(false).behind((32, 0), 3, true), Behind::LaunchWhole);
+        assert_eq!(on(false).behind((16, 7), 3, true), Behind::LaunchWhole, "in another context");
+        assert_eq!(on(false).behind((16, 0), 4, true), Behind::LaunchWhole, "another's handle now");
+        assert_eq!(on(false).behind((32, 0), 3, false), Behind::Nothing);
+    }
+}

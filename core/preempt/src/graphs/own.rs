@@ -1,0 +1,327 @@
+//! Kernels of a graph that are launched by themselves, in a transformed form.
+//!
+//! Between two parts of a chain others get in; within a kernel node they do not, however long it is.
+//! So a kernel that has a transformed form is taken out of its part, and goes between two parts as a
+//! launch of its own would. Which have one is what the policy wished for when the kernel was launched
+//! outside of a graph, as programs do before they record one: those, in grids of at least half of the
+//! blocks that they had then.
+//!
+//! A node's attributes are its own: those that its kernel can be launched with by itself go with it ([`hints`]), and a
+//! node with others stays in its part ([`stays`]). What a node does not say, its launch has from the stream.
+
+use super::reason::Reason;
+use crate::cuda::{
+    KernelNodeParams, LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_CARVEOUT,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, LAUNCH_ATTRIBUTE_COOPERATIVE,
+    LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP,
+    LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER,
+    LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS, driver,
+};
+use crate::form::{self, Way};
+use crate::issue;
+use crate::kernels::{self, Ready};
+use crate::launch::KernelArguments;
+use std::cmp::Reverse;
+use tally_rewriter::names as kernel_names;
+
+/// Kernels of one chain that are launched by themselves, at most: the longest.
+pub const OWN_MAX: usize = 16;
+
+/// A kernel node of a kept graph.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    /// Its handle there.
+    pub handle: usize,
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+}
+
+/// A kernel to be launched by itself.
+#[derive(Debug)]
+pub struct Own {
+    pub kernel: u32,
+    pub way: Way,
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    /// Its node's, that are only hints.
+    attributes: Vec<LaunchAttribute>,
+    /// The parameters, as they lie in memory.
+    parameters: Vec<u8>,
+}
+
+/// A node's parameters, which are the graph's.
+fn read(node: Ptr) -> Option<KernelNodeParams> {
+    let mut params = KernelNodeParams::default();
+    // SAFETY: a kernel node of a graph of ours; a valid out-pointer.
+    let result = driver().kernel_params.map(|f| unsafe { f(node, &mut params) });
+    (result == Some(SUCCESS)).then_some(params)
+}
+
+/// A kernel node's attribute, where the driver has it.
+pub(crate) fn attribute(node: Ptr, which: i32) -> Option<[u64; 8]> {
+    let mut value = [0; 8];
+    // SAFETY: a kernel node; `CUlaunchAttributeValue` is a union of 64 bytes.
+    let result = driver().kernel_attribute.map(|f| unsafe { f(node, which, &mut value) });
+    (result == Some(SUCCESS)).then_some(value)
+}
+
+/// What speaks against launching a graph with this kernel node in parts: it may wait for other kernels, or for
+/// other GPUs, or belongs to another context than the graph is launched in.
+pub(crate) fn speaks_against(node: Ptr, context: usize) -> Option<Reason> {
+    let Some(params) = read(node) else {
+        return Some(Reason::Missing("cuGraphKernelNodeGetParams"));
+    };
+    if !params.context.is_null() && params.context as usize != context {
+        return Some(Reason::SeveralContexts);
+    }
+    let name = driver().name_of(launched(&params) as usize)?;
+    kernel_names::waits_by_name(name.to_str().ok()?).map(|_| Reason::Waits)
+}
+
+/// What is launched, a function or a kernel that belongs to no context.
+fn launched(params: &KernelNodeParams) -> Ptr {
+    if params.function.is_null() { params.kernel } else { params.function }
+}
+
+fn arguments(params: &KernelNodeParams) -> KernelArguments {
+    KernelArguments {
+        function: launched(params),
+        grid: params.grid,
+        block: params.block,
+        shared_bytes: params.shared_bytes,
+        attributes: std::ptr::null(),
+        attribute_count: 0,
+        params: params.params,
+        extra: params.extra,
+    }
+}
+
+type Value = [u64; 8];
+/// What an attribute's value is looked at for.
+type Test = fn(&Value) -> bool;
+
+/// Whether a node's kernel always stays in its part, by its attributes: it would run in another way by itself, or it is not
+/// known how to launch it with them.
+fn stays(attribute: impl Fn(i32) -> Option<Value>) -> bool {
+    let has = |which, is: Test| attribute(which).is_some_and(|value| is(&value));
+    // Three words, in the first twelve bytes.
+    let is_cluster =
+        |v: &Value| [v[0] as u32, (v[0] >> 32) as u32, v[1] as u32].iter().any(|n| *n > 1);
+    attribute(LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] as u32 != 0)
+        || has(LAUNCH_ATTRIBUTE_CLUSTER, is_cluster)
+        || has(LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, is_cluster)
+        || has(LAUNCH_ATTRIBUTE_PRIORITY, |v| v[0] as u32 != 0)
+        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 != 0)
+        // A byte for either domain. By default the first is domain 0, and the other 1 where there is one.
+        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 != 0)
+        || has(LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, |v| v[0] as u32 != 0)
+}
+
+/// What a node's kernel is launched with by itself: those of its attributes that say something. A
+/// carve-out of 0 % does not: it cannot be told from one that was never set.
+fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
+    // A window is an address and a size, then how to treat what is in it.
+    let says_something: [(i32, Test); 3] = [
+        (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] != 0),
+        (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, |v| v[0] as u32 != 0),
+        (LAUNCH_ATTRIBUTE_CARVEOUT, |v| v[0] as i32 > 0),
+    ];
+    let found = says_something.into_iter().filter_map(|(which, says)| {
+        let value = attribute(which).filter(says)?;
+        let words = std::array::from_fn(|i| (value[i / 2] >> (32 * (i % 2))) as u32);
+        Some(LaunchAttribute::new(which, words))
+    });
+    found.collect()
+}
+
+impl Node {
+    /// Of a graph of ours, in `context`. `None`: its kernel always stays in the graph.
+    pub fn of(handle: Ptr, context: usize) -> Option<Self> {
+        let params = read(handle)?;
+        // A graph may have kernels of several devices.
+        if !params.context.is_null() && params.context as usize != context {
+            return None;
+        }
+        if stays(|which| attribute(handle, which)) {
+            return None;
+        }
+        Some(Node {
+            handle: handle as usize,
+            function: launched(&params) as usize,
+            grid: params.grid,
+            block: params.block,
+            shared_bytes: params.shared_bytes,
+        })
+    }
+
+    fn way(&self, ready: &Ready) -> Option<(u32, Way, u32)> {
+        let (kernel, cut) = *ready.get(&self.function)?;
+        let launch = KernelArguments {
+            function: self.function as Ptr,
+            grid: self.grid,
+            block: self.block,
+            shared_bytes: self.shared_bytes,
+            attributes: std::ptr::null(),
+            attribute_count: 0,
+            params: std::ptr::null_mut(),
+            extra: std::ptr::null_mut(),
+        };
+        let (way, us) = form::way(kernel, cut, &launch)?;
+        Some((kernel as u32, way, us))
+    }
+}
+
+/// Those of `nodes` that are to be launched by themselves now.
+pub fn wanted(nodes: &[Node], ready: &Ready) -> Vec<usize> {
+    if ready.is_empty() {
+        return Vec::new();
+    }
+    let longest = nodes.iter().filter_map(|node| Some((node.way(ready)?.2, node.handle)));
+    let mut found: Vec<(u32, usize)> = longest.collect();
+    // Of equal ones the first stay first.
+    found.sort_by_key(|(us, _)| Reverse(*us));
+    found.truncate(OWN_MAX);
+    found.into_iter().map(|(_, handle)| handle).collect()
+}
+
+impl Own {
+    /// What it takes to launch this node's kernel, which is one of [`wanted`].
+    pub fn of(node: &Node, ready: &Ready) -> Option<Self> {
+        let params = read(node.handle as Ptr)?;
+        let (kernel, way, _) = node.way(ready)?;
+        let cut = kernels::cut(kernel as usize)?;
+        let parameters = issue::original_parameters(&arguments(&params), cut)?;
+        Some(Own {
+            kernel,
+            way,
+            function: node.function,
+            grid: params.grid,
+            block: params.block,
+            shared_bytes: params.shared_bytes,
+            attributes: hints(|which| attribute(node.handle as Ptr, which)),
+            parameters,
+        })
+    }
+
+    /// Whether it is launched with attributes.
+    pub fn has_hints(&self) -> bool {
+        !self.attributes.is_empty()
+    }
+
+    /// Call `launch` with its arguments.
+    pub fn with<T>(&self, launch: impl FnOnce(&KernelArguments) -> T) -> T {
+        self.with_attributes(&self.attributes, launch)
+    }
+
+    /// The same without what is only a hint.
+    pub fn without_hints<T>(&self, launch: impl FnOnce(&KernelArguments) -> T) -> T {
+        self.with_attributes(&[], launch)
+    }
+
+    fn with_attributes<T>(
+        &self,
+        attributes: &[LaunchAttribute],
+        launch: impl FnOnce(&KernelArguments) -> T,
+    ) -> T {
+        issue::with_buffer(&self.parameters, |extra| {
+            launch(&KernelArguments {
+                function: self.function as Ptr,
+                grid: self.grid,
+                block: self.block,
+                shared_bytes: self.shared_bytes,
+                attributes: attributes.as_ptr(),
+                attribute_count: attributes.len() as u32,
+                params: std::ptr::null_mut(),
+                extra,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The attributes of a node: these, and the others as a driver gives them that were never set.
+    fn node(set: &[(i32, Value)]) -> impl Fn(i32) -> Option<Value> {
+        move |which| match set.iter().find(|(id, _)| *id == which) {
+            Some((_, value)) => Some(*value),
+            None => match which {
+                LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP => Some([0x100, 0, 0, 0, 0, 0, 0, 0]),
+                LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER | LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING => None,
+                _ => Some([0; 8]),
+            },
+        }
+    }
+
+    fn value(first: u64, second: u64) -> Value {
+        [first, second, 0, 0, 0, 0, 0, 0]
+    }
+
+    #[test]
+    fn hints_go_with_a_kernel_and_what_is_default_does_not() {
+        assert!(!stays(node(&[])));
+        assert!(hints(node(&[])).is_empty());
+        // Bytes 0x1000 to 0x1800, a hit ratio of 1, persisting, streaming.
+        let window = [0x1000, 0x800, 0x2_3f80_0000, 1, 0, 0, 0, 0];
+        let set = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, window),
+            (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, value(2, 0)),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, value(50, 0)),
+        ];
+        assert!(!stays(node(&set)));
+        let found: Vec<_> = hints(node(&set)).iter().map(|a| (a.id, a.value)).collect();
+        let words = |first: &[u32]| std::array::from_fn(|i| first.get(i).copied().unwrap_or(0));
+        let want = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, words(&[0x1000, 0, 0x800, 0, 0x3f80_0000, 2, 1])),
+            (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, words(&[2])),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, words(&[50])),
+        ];
+        assert_eq!(found, want);
+        // No window; the driver's own choice.
+        let default = [
+            (LAUNCH_ATTRIBUTE_ACCESS_WINDOW, value(0x1000, 0)),
+            (LAUNCH_ATTRIBUTE_CARVEOUT, value(u64::from(u32::MAX), 0)),
+        ];
+        assert!(hints(node(&default)).is_empty());
+    }
+
+    #[test]
+    fn what_a_launch_cannot_have_keeps_a_kernel_in_its_part() {
+        for (which, value) in [
+            (LAUNCH_ATTRIBUTE_COOPERATIVE, value(1, 0)),
+            (LAUNCH_ATTRIBUTE_CLUSTER, value(1 << 32 | 1, 2)),
+            (LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, value(2 << 32 | 1, 1)),
+            (LAUNCH_ATTRIBUTE_PRIORITY, value(u64::from((-3_i32) as u32), 0)),
+            (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, value(1, 0)),
+            (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, value(0x102, 0)),
+            (LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, value(1, 0)),
+        ] {
+            assert!(stays(node(&[(which, value)])), "{which}");
+        }
+        assert!(!stays(node(&[(LAUNCH_ATTRIBUTE_CLUSTER, value(1 << 32 | 1, 1))])));
+        assert!(stays(|_| None), "of a driver that does not tell");
+    }
+
+    #[test]
+    fn a_launch_by_itself_has_them_and_can_do_without() {
+        let own = Own {
+            kernel: 0,
+            way: Way::Preemptible(0),
+            function: 1,
+            grid: [2, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            attributes: hints(node(&[(LAUNCH_ATTRIBUTE_CARVEOUT, value(50, 0))])),
+            parameters: Vec::new(),
+        };
+        let of =
+            |a: &KernelArguments| -> Vec<i32> { a.attributes().iter().map(|a| a.id).collect() };
+        assert_eq!(own.with(of), [LAUNCH_ATTRIBUTE_CARVEOUT]);
+        assert!(own.without_hints(of).is_empty());
+    }
+}

@@ -1,0 +1,144 @@
+//! Why graphs are launched whole, and the bounds behind that.
+
+use crate::cuda::CuResult;
+use std::fmt;
+
+/// Graphs with more nodes are not copied: a copy for each part is made out of them.
+pub const NODES_MAX: usize = 16 * 1024;
+/// Execs remembered; later ones are launched whole.
+pub const EXECS_KEPT_MAX: usize = 4096;
+/// Nodes in all copies together; graphs beyond are launched whole.
+pub const NODES_KEPT_MAX: usize = 512 * 1024;
+/// Parts of one chain.
+pub const PARTS_MAX: usize = 256;
+/// Parts of all chains together.
+pub const EXECS_MAX: usize = 4096;
+
+/// Why a graph is launched whole.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Reason {
+    /// Its instantiation was not seen, or it was not this client's turn to keep copies.
+    NotKept,
+    /// The copies have reached [`NODES_KEPT_MAX`] nodes.
+    TooManyKept,
+    /// More nodes, or edges, than are looked at.
+    TooManyNodes(usize),
+    /// Fewer than two nodes with kernels: nothing to divide between.
+    OneKernel,
+    /// It allocates or frees memory.
+    Memory,
+    /// It has conditional nodes.
+    Conditional,
+    /// It records events or waits for them.
+    Events,
+    /// It signals external semaphores or waits for them.
+    Semaphores,
+    /// It writes or waits for words in memory.
+    MemoryOperations,
+    /// It has a child graph that cannot be looked into.
+    ChildGraph,
+    /// It has a node of a kind unknown here.
+    OtherNode(i32),
+    /// A kernel may start before the one before it ends (programmatic dependent launch).
+    ProgrammaticEdges,
+    /// Its kernel nodes may be changed by kernels.
+    DeviceUpdatable,
+    /// It may be launched by kernels.
+    DeviceLaunch,
+    /// It has kernels of several contexts.
+    SeveralContexts,
+    /// A kernel of it waits for others, or for other GPUs, by its name.
+    Waits,
+    /// It was changed after its instantiation.
+    Changed,
+    /// The driver does not copy it.
+    CloneRefused(CuResult),
+    /// A copy did not have its original's attributes.
+    AttributesLost,
+    /// Its dependencies make no order.
+    NoOrder,
+    /// There was no context to make it in.
+    NoContext,
+    /// The driver lacks a function.
+    Missing(&'static str),
+    /// The driver refused something.
+    Driver(&'static str, CuResult),
+    /// It has no more kernels than a part may have.
+    OnePart,
+    /// It would have more than [`PARTS_MAX`] parts of this size.
+    TooManyParts(usize),
+    /// All chains together have [`EXECS_MAX`] parts.
+    TooManyExecs,
+    /// Another thread is making its parts now.
+    BeingMade,
+}
+
+impl Reason {
+    /// For another size of parts the answer may be different.
+    pub(crate) fn is_of_this_size(self) -> bool {
+        use Reason::{OnePart, TooManyExecs, TooManyParts};
+        matches!(self, OnePart | TooManyParts(_) | TooManyExecs)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::NotKept => "its instantiation was not seen",
+            Reason::TooManyKept => "too many graphs are kept already",
+            Reason::TooManyNodes(n) => return write!(f, "it has {n} nodes or edges, too many"),
+            Reason::OneKernel => "it has fewer than two nodes with kernels",
+            Reason::Memory => "it allocates or frees memory",
+            Reason::Conditional => "it has conditional nodes",
+            Reason::Events => "it records or waits for events",
+            Reason::Semaphores => "it signals or waits for external semaphores",
+            Reason::MemoryOperations => "it writes or waits for words in memory",
+            Reason::ChildGraph => "it has a child graph that cannot be looked into",
+            Reason::OtherNode(kind) => return write!(f, "it has a node of unknown kind {kind}"),
+            Reason::ProgrammaticEdges => "it uses programmatic dependent launch",
+            Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
+            Reason::DeviceLaunch => "it may be launched from the device",
+            Reason::SeveralContexts => "it has kernels of several contexts",
+            Reason::Waits => "a kernel of it waits for others by its name",
+            Reason::Changed => "it was changed after its instantiation",
+            Reason::CloneRefused(error) => {
+                return write!(f, "the driver does not copy it (error {error})");
+            }
+            Reason::AttributesLost => "a copy did not keep its kernels' attributes",
+            Reason::NoOrder => "its dependencies make no order",
+            Reason::NoContext => "it was instantiated without a current context",
+            Reason::Missing(call) => return write!(f, "the driver has no {call}"),
+            Reason::Driver(call, error) => return write!(f, "{call} failed (error {error})"),
+            Reason::OnePart => "it has no more kernels than one part may have",
+            Reason::TooManyParts(n) => return write!(f, "it would have {n} parts, too many"),
+            Reason::TooManyExecs => "too many parts of graphs exist already",
+            Reason::BeingMade => "its parts are being made",
+        })
+    }
+}
+
+/// What is known about an exec.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CutState {
+    /// Nothing: its instantiation was not seen, or not kept.
+    Unknown,
+    /// It can be launched in parts.
+    Transformable {
+        /// Kernel nodes, those in child graphs included.
+        kernel_nodes: u32,
+    },
+    /// It is launched whole.
+    Whole(Reason),
+}
+
+impl fmt::Display for CutState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CutState::Unknown => f.write_str("unknown"),
+            CutState::Transformable { kernel_nodes } => {
+                write!(f, "can be launched in parts ({kernel_nodes} kernels)")
+            }
+            CutState::Whole(reason) => write!(f, "launched whole: {reason}"),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Launches in forms other than whole, for best-effort programs: slices, preemptible,
+//! on some of the SMs, and graphs in parts.
+//!
+//! A transformed launch is several launches of the kernel's transformed form in the program's own
+//! stream, all issued at once, with a wait of the stream on the [`gate`] between
+//! them. So the calling thread is not held, whatever follows in the stream waits for
+//! all of them, and yielding is closing the gate (slices) and raising a flag in
+//! device memory (preemptible). The last part of a preemptible launch ignores the
+//! flag: whatever happens to the core, every block runs.
+//!
+//! ```text
+//! stream:  part 1 | wait gate | part 2 | wait gate | ... | last part | what follows
+//! ```
+//!
+//! Each part runs the blocks that no earlier part ran; who runs which block is
+//! settled in a table in device memory (`tally_rewriter::control`).
+//!
+//! This is the mechanism. What it needs of the library in the program, the shim, is a [`host::Host`]; the driver's
+//! functions are a table, [`cuda::Driver`].
+//!
+//! What must hold:
+//! - a launch is made in a transformed form only if the core was told that it could be, and
+//!   nothing was issued when the whole launch is made after all;
+//! - the gate opens without any help of the driver: another thread of the program may
+//!   hold the driver's locks while it waits for the very stream that waits here;
+//! - a kernel whose blocks may wait for one another is never launched in parts, and nothing that is launched in
+//!   parts waits for anything but the gate, which opens by itself;
+//! - where there is no room, or it cannot be known whether a form is safe, a launch goes whole, at once;
+//! - nothing here runs for high-priority clients, or before the core allows it.
+//!
+//! | read | for |
+//! | --- | --- |
+//! | [`host`], [`cuda`], [`lock`] | the shim, the driver, locks |
+//! | [`launch`], [`settings`], [`contexts`] | what launches are made of; what the core wants; contexts |
+//! | [`prepare`], [`kernels`] | which kernels can be transformed |
+//! | [`jobs`], [`worker`], [`making`] | making their forms off the launch path |
+//! | [`proof`] | the proof that they compute the same on this machine |
+//! | [`transformed`], [`offset`], [`form`], [`issue`] | the forms and their launches |
+//! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
+//! | [`sm_limit`] | green contexts |
+//! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
+//! | [`vendor`], [`kept`] | whose code it is; what is kept on disk of rewritten code |
+
+mod contexts;
+pub mod cuda;
+mod flag;
+mod form;
+mod gate;
+mod graph;
+pub mod graphs;
+pub mod host;
+mod issue;
+mod jobs;
+mod kept;
+mod kernels;
+pub mod launch;
+pub mod lock;
+mod making;
+mod offset;
+pub mod prepare;
+mod progress;
+mod proof;
+pub mod settings;
+pub mod sm_limit;
+mod transformed;
+pub mod vendor;
+mod watch;
+mod worker;
+
+use cuda::CuResult;
+use graphs::reason::CutState;
+use launch::{Order, Place, Shape, Target};
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
+use tally_ipc::ring::Answer;
+use tally_ipc::wire::{RewriteSettings, SharingMode};
+
+/// A core took this client on.
+pub fn configure(rewrite: &RewriteSettings, sharing: &SharingMode) {
+    settings::configure(rewrite);
+    kept::configure(rewrite.cache_mib);
+    let widths = match sharing {
+        // A context of its own turn has the whole GPU: nothing to keep free.
+        SharingMode::TimeSlice { .. } => &[][..],
+        SharingMode::Mps { .. } | SharingMode::Unmanaged => &rewrite.reserve_sms,
+    };
+    sm_limit::configure(widths);
+    settings::enable(rewrite.enabled || !widths.is_empty(), rewrite.enabled);
+}
+
+/// A best-effort program has initialised CUDA. The thread that makes forms starts now, where the first launch that
+/// wants one might be a thread's with a seccomp filter, which it would inherit.
+pub fn initialised() {
+    if settings::rewrites() {
+        worker::start();
+    }
+}
+
+/// What can be done to a launch: bits of `submission_flags`.
+pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
+    // The program's own green contexts: what the shim adds would leave their SMs.
+    if contexts::is_closing(place.context) || place.is_in_green {
+        return 0;
+    }
+    match target {
+        // All blocks of a cooperative launch run at once.
+        Target::Kernel(_) if shape.flags & COOPERATIVE != 0 => 0,
+        Target::Kernel(arguments) => {
+            prepare::offers(shape, arguments, place)
+                | sm_limit::offers(shape.kernel as usize, arguments, place)
+        }
+        Target::Graph(exec) => match graphs::state(*exec) {
+            CutState::Transformable { kernel_nodes: 2.. }
+                if settings::rewrites()
+                    && gate::may_serve(place.context)
+                    && watch::makes_room()
+                    && contexts::has_queues(place.context) =>
+            {
+                // The gate is made by the worker, at the first wish for a slice.
+                if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
+            }
+            _ => 0,
+        },
+        Target::Other => 0,
+    }
+}
+
+/// Makes a launch as decided. `None`: nothing was issued, it must run whole.
+pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
+    match &order.target {
+        Target::Kernel(arguments) => form::launch(order, arguments, answer),
+        Target::Graph(exec) => {
+            let Answer::Slice(nodes) = answer else { return None };
+            let result = graph::launch(order, *exec, nodes)?;
+            order.client.counters.graph_chained.fetch_add(1, Relaxed);
+            Some(result)
+        }
+        Target::Other => None,
+    }
+}
+
+/// A context is about to be destroyed: wait until no thread of the shim's uses it. Returns whether there is
+/// anything to forget.
+pub fn close_context(context: usize) -> bool {
+    if !settings::is_enabled() {
+        return false;
+    }
+    contexts::begin_closing(context);
+    drop(jobs::leave_context());
+    gate::leave_context();
+    sm_limit::leave_context();
+    true
+}
+
+/// It was destroyed, or not.
+pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
+    if !was_closed {
+        return;
+    }
+    if is_gone {
+        if gate::forget_context(context) {
+            watch::forget();
+        }
+        prepare::forget_context(context);
+        sm_limit::forget_context(context);
+    }
+    contexts::end_closing(context);
+}
+
+/// The program is exiting: nobody yields any more, and the worker, which begins nothing more, leaves the driver.
+pub fn program_exits() {
+    gate::open_for_good();
+    drop(jobs::leave_context());
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    settings::reset();
+    contexts::reset();
+    gate::reset();
+    flag::reset();
+    jobs::reset();
+    worker::reset();
+    kernels::reset();
+    making::reset();
+    prepare::reset();
+    proof::reset();
+    watch::reset();
+    sm_limit::reset();
+    graphs::reset();
+}

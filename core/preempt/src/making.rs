@@ -1,0 +1,434 @@
+//! Making transformed forms: the image is rewritten, the machine is [proven](proof), the image
+//! loaded as a second module, and the transformed kernel's attributes compared with the original's.
+//! On the worker's thread only.
+//!
+//! A form is of the very bytes that the program loaded: the host gives no others.
+
+use crate::cuda::{FUNC_COMPARED, LaunchConfig, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
+use crate::graphs::home;
+use crate::host::{self, host, log};
+use crate::issue::with_buffer;
+use crate::jobs::{Failed, Job, Task, is_lost, with_function};
+use crate::kernels::{KERNELS, publish};
+use crate::lock::Locked;
+use crate::offset::SubGrid;
+use crate::transformed::{Transformed, attribute, copy_attributes, plain_function};
+use crate::{flag, gate, kept, proof, watch};
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::time::Duration;
+use tally_ipc::layout::cut_state;
+use tally_rewriter::control::CONTROL_BYTES;
+use tally_rewriter::{ControlBlock, KernelForm, Refusal, Rewritten, TransformedKernel, image};
+
+/// How far an image has come in one form.
+#[derive(Clone, Debug)]
+enum Stage {
+    /// Rewritten, not loaded.
+    Rewritten(Rewritten),
+    /// In the driver.
+    Loaded { module: usize, context: usize, is_ptx: bool, kernels: Vec<TransformedKernel> },
+}
+
+/// An image in one form: how far it has come, and why some of its kernels have none.
+#[derive(Clone, Debug)]
+struct Made {
+    stage: Stage,
+    refused: Vec<(String, Refusal)>,
+}
+
+/// By the image's digest and whether block indices are offset.
+static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, Refusal>>> = Locked::new(BTreeMap::new());
+
+fn form_of(task: Task) -> KernelForm {
+    if task == Task::Offset { KernelForm::SubGrid } else { KernelForm::Prelude }
+}
+
+/// What takes the CPU only.
+pub(crate) fn rewrite_ahead(job: &Job) {
+    let form = form_of(job.task);
+    let key = (job.image, form == KernelForm::SubGrid);
+    if IMAGES.with(|all| all.contains_key(&key)) {
+        return;
+    }
+    let made = rewrite(job.image, device_arch(job.device), form);
+    IMAGES.with(|all| all.insert(key, made));
+    if host().library(job.image).is_err() {
+        // Unloaded meanwhile: the same code may be loaded again.
+        forget_image(job.image);
+    }
+}
+
+/// An image is not there any more: what was made of it, but for what the driver has loaded, goes.
+pub(crate) fn forget_image(image: u128) {
+    IMAGES.with(|all| {
+        for key in [(image, false), (image, true)] {
+            if !matches!(all.get(&key), Some(Ok(Made { stage: Stage::Loaded { .. }, .. }))) {
+                all.remove(&key);
+            }
+        }
+    });
+}
+
+fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, Refusal> {
+    let library = host().library(image)?;
+    let bytes = host().image_bytes(image)?;
+    if !has_room_for(image::working_bytes(&bytes, arch)) {
+        return Err(Refusal::HostMemory);
+    }
+    let mut rewritten = kept::rewrite(&bytes, arch, form, library.as_deref())?;
+    // Blocks that wait for one another are never held back in part.
+    let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
+    rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, Refusal::BlocksMayWait)));
+    let refused = std::mem::take(&mut rewritten.refused);
+    Ok(Made { stage: Stage::Rewritten(rewritten), refused })
+}
+
+/// Whether the process may have so much memory: under a limit on its address space, or strict accounting, an
+/// allocation in the midst of a rewrite would end it.
+fn has_room_for(bytes: usize) -> bool {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    // SAFETY: a fresh mapping, which nothing uses.
+    unsafe {
+        let all = ProtFlags::READ | ProtFlags::WRITE;
+        let Ok(at) = mmap_anonymous(std::ptr::null_mut(), bytes, all, MapFlags::PRIVATE) else {
+            return false;
+        };
+        let _ = munmap(at, bytes);
+    }
+    true
+}
+
+/// A kernel's function in a module of ours.
+struct Function {
+    handle: usize,
+    is_ptx: bool,
+    kernel: TransformedKernel,
+}
+
+/// The kernel in its form, loaded if need be. The context is current and idle.
+fn function_of(job: &Job, form: KernelForm) -> Result<Function, Refusal> {
+    let key = (job.image, form == KernelForm::SubGrid);
+    let made = IMAGES.with(|all| all.get(&key).cloned()).ok_or(Refusal::ImageGone)??;
+    let refused = |refused: &[(String, Refusal)]| {
+        let why = refused.iter().find(|(name, _)| *name == job.name).map(|(_, why)| *why);
+        why.unwrap_or(Refusal::NoSuchKernel)
+    };
+    let (module, is_ptx, kernels) = match made.stage {
+        Stage::Loaded { module, is_ptx, kernels, .. } => (module, is_ptx, kernels),
+        Stage::Rewritten(rewritten) if rewritten.kernels.iter().all(|k| k.name != job.name) => {
+            return Err(refused(&made.refused));
+        }
+        Stage::Rewritten(rewritten) => {
+            let Rewritten { image, is_ptx, kernels, .. } = rewritten;
+            let module = load(image).inspect_err(|why| {
+                IMAGES.with(|all| all.insert(key, Err(*why)));
+            })?;
+            let stage =
+                Stage::Loaded { module, context: job.context, is_ptx, kernels: kernels.clone() };
+            let made = Made { stage, refused: made.refused.clone() };
+            IMAGES.with(|all| all.insert(key, Ok(made)));
+            (module, is_ptx, kernels)
+        }
+    };
+    let Some(kernel) = kernels.into_iter().find(|k| k.name == job.name) else {
+        return Err(refused(&made.refused));
+    };
+    let (Some(get), Ok(name)) = (driver().module_function, CString::new(&*job.name)) else {
+        return Err(Refusal::DriverRefused);
+    };
+    let mut function: Ptr = std::ptr::null_mut();
+    // SAFETY: a module of ours; a NUL-terminated name.
+    match unsafe { get(&mut function, module as Ptr, name.as_ptr()) } {
+        SUCCESS => Ok(Function { handle: function as usize, is_ptx, kernel }),
+        _ => Err(Refusal::DriverRefused),
+    }
+}
+
+fn load(mut image: Vec<u8>) -> Result<usize, Refusal> {
+    image.push(0);
+    let mut module: Ptr = std::ptr::null_mut();
+    let module_load = driver().module_load.ok_or(Refusal::DriverRefused)?;
+    // SAFETY: an image with a NUL behind it; the context is current.
+    match unsafe { module_load(&mut module, image.as_ptr()) } {
+        SUCCESS => Ok(module as usize),
+        // The image is none the worse for it: nothing to be kept for later runs.
+        OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
+        error => {
+            log!("the driver refuses a rewritten image: CUDA error {error}");
+            Err(Refusal::DriverRefused)
+        }
+    }
+}
+
+/// Have the driver load a function's code now: with its first launch, it would wait for all that runs, and keep
+/// other launches waiting. The context is idle.
+fn bring_in(function: usize) {
+    if let Some(load) = driver().func_load {
+        // SAFETY: a function of ours.
+        unsafe { load(function as Ptr) };
+    }
+    let _ = attribute(function, FUNC_COMPARED[0]);
+}
+
+/// Launch a form once, so that none of its blocks runs its own code: whatever else the driver puts off until
+/// the first launch is done then.
+fn launch_empty(job: &Job, function: &Function) {
+    let d = driver();
+    let (Some(launch), Some(settle)) = (d.launch_ex, d.stream_synchronize) else { return };
+    let stream = gate::rescue_stream() as Ptr;
+    let at = function.kernel.control_offset as usize;
+    let mut buffer = vec![0_u8; at + CONTROL_BYTES as usize];
+    let cluster = function.kernel.cluster.unwrap_or([1; 3]);
+    buffer[at..].copy_from_slice(&ControlBlock::slice(0, 0, cluster).bytes());
+    let config = LaunchConfig {
+        grid: cluster,
+        block: job.block,
+        shared_bytes: job.shared_bytes,
+        stream,
+        attributes: std::ptr::null(),
+        attribute_count: 0,
+    };
+    // SAFETY: a function of ours, parameters of its size that no block reads, a stream of ours in which
+    // nothing else runs. Refused: the first real launch will tell.
+    with_buffer(&buffer, |extra| unsafe {
+        if launch(&config, function.handle as Ptr, std::ptr::null_mut(), extra) == SUCCESS {
+            settle(stream);
+        }
+    });
+}
+
+/// The context is current.
+fn enter(context: usize) -> Result<(), Failed> {
+    // SAFETY: the context lives (see `worker`).
+    let is_set = driver().ctx_set.is_some_and(|f| unsafe { f(context as Ptr) } == SUCCESS);
+    if is_set { Ok(()) } else { Err(Failed::For(Refusal::DriverRefused)) }
+}
+
+/// Make what preemption needs, in this context.
+pub(crate) fn gate(context: usize) -> Result<(), Failed> {
+    enter(context)?;
+    let client = host().client().ok_or(Failed::Unloaded)?;
+    if gate::context() == context {
+        return Ok(());
+    }
+    match host::load(context, host::LOAD_PATIENCE, || flag::set_up(client, context)) {
+        None => Err(Failed::Busy),
+        Some(true) => Ok(()),
+        Some(false) => Err(Failed::For(Refusal::DriverRefused)),
+    }
+}
+
+/// Nothing was made of an image, for its bytes were not at hand.
+fn gone(image: u128) -> Failed {
+    match host().library(image) {
+        // It was loaded again since.
+        Ok(_) => Failed::Busy,
+        Err(why) => Failed::For(why),
+    }
+}
+
+/// Make a transformed form, in the job's context, which lives.
+pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
+    gate(job.context)?;
+    let (arch, key) = (device_arch(job.device), (job.image, false));
+    let is_ptx = IMAGES.with(|all| match all.get(&key) {
+        Some(Ok(Made { stage: Stage::Rewritten(rewritten), .. })) => Ok(rewritten.is_ptx),
+        Some(Ok(Made { stage: Stage::Loaded { is_ptx, .. }, .. })) => Ok(*is_ptx),
+        Some(Err(why)) => Err(Failed::For(*why)),
+        None => Err(with_function(job, || gone(job.image)).unwrap_or(Failed::Unloaded)),
+    })?;
+    proof::passed(job.device, arch, is_ptx, job.context)?;
+    let made = host::load(job.context, host::LOAD_PATIENCE, || {
+        let function = function_of(job, KernelForm::Prelude).map_err(|why| match why {
+            Refusal::ImageGone => {
+                with_function(job, || gone(job.image)).unwrap_or(Failed::Unloaded)
+            }
+            why => Failed::For(why),
+        })?;
+        bring_in(function.handle);
+        let original = with_function(job, || {
+            let original = plain_function(job.function);
+            for which in FUNC_COMPARED {
+                if attribute(original, which) != attribute(function.handle, which) {
+                    log!("{}: attribute {which} of its transformed form differs", job.name);
+                    return Err(Failed::For(Refusal::AttributesDiffer));
+                }
+            }
+            copy_attributes(original, function.handle);
+            Ok(original)
+        });
+        let original = original.ok_or(Failed::Unloaded)??;
+        launch_empty(job, &function);
+        Ok::<_, Failed>((function, original))
+    });
+    let (function, original) = made.ok_or(Failed::Busy)??;
+    if is_lost() {
+        return Err(Failed::Unloaded);
+    }
+    let Function { handle, is_ptx, kernel } = function;
+    let parameters = layout(handle, &kernel)?;
+    let cut = Transformed {
+        context: job.context,
+        function: handle,
+        image: job.image,
+        reads_sm: kernel.reads_sm,
+        is_ptx,
+        sub_grid: SubGrid::default(),
+        device: job.device,
+        parameters,
+        control_offset: kernel.control_offset as usize,
+        cluster: kernel.cluster,
+        originals: [job.function, original].map(AtomicUsize::new),
+        shared_max: AtomicI32::new(0),
+        required_cluster: Default::default(),
+        wanted_blocks: job.blocks,
+        wanted_us: job.us,
+    };
+    cut.copied();
+    Ok(cut)
+}
+
+/// Its form is there.
+pub(crate) fn prepared(index: usize, cut: Transformed) {
+    let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
+    let (kernel, image) = (&KERNELS[index], cut.image);
+    // Kept on purpose: a launch may be reading it.
+    kernel.cut.store(Box::leak(Box::new(cut)), Release);
+    publish(index, cut_state::READY, detail);
+    // Behind that: if the program has unloaded the image since the form was made, either it has found the form here
+    // (`prepare::image_unloaded`) or that shows now. Else a later kernel of the same code would have the form's
+    // handle, which by then may be another's.
+    if host().library(image).is_err() {
+        return forget_kernel(index);
+    }
+    if let Some(client) = host().client() {
+        client.counters.transformed_kernels.fetch_add(1, Relaxed);
+    }
+}
+
+/// A kernel has no transformed form any more.
+pub(crate) fn forget_kernel(index: usize) {
+    let kernel = &KERNELS[index];
+    kernel.cut.store(std::ptr::null_mut(), Release);
+    watch::forget_kernel(index);
+    let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
+    // What was profiled of a kernel stays.
+    if state == cut_state::READY {
+        publish(index, cut_state::UNKNOWN, 0);
+    }
+}
+
+/// Make the form with offset block indices of a kernel that has the other; its context lives.
+pub(crate) fn offset(job: &Job, cut: &Transformed) -> Result<usize, Failed> {
+    enter(job.context)?;
+    let proven = proof::passed(job.device, device_arch(job.device), cut.is_ptx, job.context)?;
+    if !proven.offsets {
+        return Err(Failed::For(Refusal::IndexRead));
+    }
+    let made = host::load(job.context, host::LOAD_PATIENCE, || {
+        let function = function_of(job, KernelForm::SubGrid)?;
+        bring_in(function.handle);
+        let same =
+            |which: &i32| attribute(cut.function, *which) == attribute(function.handle, *which);
+        let is_alike = function.is_ptx == cut.is_ptx
+            && function.kernel.control_offset as usize == cut.control_offset
+            && FUNC_COMPARED.iter().all(same);
+        if is_alike { Ok(function.handle) } else { Err(Refusal::AttributesDiffer) }
+    });
+    let made = made.ok_or(Failed::Busy)?;
+    if let Err(why) = made {
+        log!("{}: not sliced by offset: {why}", job.name);
+    }
+    Ok(made?)
+}
+
+/// The context that an image's forms are loaded in, if any is.
+pub(crate) fn context_of(image: u128) -> Option<usize> {
+    IMAGES.with(|all| {
+        [false, true].iter().find_map(|offset| match all.get(&(image, *offset)) {
+            Some(Ok(Made { stage: Stage::Loaded { context, .. }, .. })) => Some(*context),
+            _ => None,
+        })
+    })
+}
+
+/// Unload the forms of an image that the program has unloaded, unless it has loaded it again. False: the
+/// context was not idle.
+pub(crate) fn unload(context: usize, image: u128) -> bool {
+    if host().library(image).is_ok() {
+        return true;
+    }
+    if enter(context).is_err() {
+        return true;
+    }
+    let done = host::load(context, host::LOAD_PATIENCE, || {
+        for offset in [false, true] {
+            let made = IMAGES.with(|all| all.remove(&(image, offset)));
+            if let Some(Ok(Made { stage: Stage::Loaded { module, .. }, .. })) = made
+                && let Some(unload) = driver().module_unload
+            {
+                // SAFETY: a module of ours, of which nothing is launched any more.
+                unsafe { unload(module as Ptr) };
+            }
+        }
+    });
+    done.is_some()
+}
+
+/// Destroy parts of graphs that are not launched any more. False: something runs.
+pub(crate) fn sweep(context: usize) -> bool {
+    if !home::is_any_retired(context) || enter(context).is_err() {
+        return true;
+    }
+    host::load(context, Duration::ZERO, || home::sweep(context)).is_some()
+}
+
+fn device_arch(device: i32) -> u32 {
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: a valid out-pointer.
+        let got = driver().device_attribute.map(|f| unsafe { f(&mut value, which, device) });
+        if got == Some(SUCCESS) { value.max(0) as u32 } else { 0 }
+    };
+    // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+    attribute(75) * 10 + attribute(76)
+}
+
+/// Where the parameters lie. Asked of the driver, for the transformed form, whose last one
+/// must be the control block.
+fn layout(function: usize, kernel: &TransformedKernel) -> Result<Vec<(usize, usize)>, Refusal> {
+    let Some(info) = driver().func_parameter else { return Err(Refusal::LaunchForm) };
+    let mut list = Vec::new();
+    for index in 0..=kernel.parameter_count as usize {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: valid out-pointers.
+        if unsafe { info(function as Ptr, index, &mut offset, &mut size) } != SUCCESS {
+            return Err(Refusal::Metadata);
+        }
+        list.push((offset, size));
+    }
+    let control = list.pop();
+    let expected =
+        (kernel.control_offset as usize, tally_rewriter::control::CONTROL_BYTES as usize);
+    if control != Some(expected) || list.iter().any(|(o, s)| o + s > expected.0) {
+        return Err(Refusal::Metadata);
+    }
+    Ok(list)
+}
+
+/// A context is gone, and the modules in it.
+pub(crate) fn forget_context(gone: usize) {
+    IMAGES.with(|all| {
+        all.retain(|_, made| {
+            !matches!(made, Ok(Made { stage: Stage::Loaded { context, .. }, .. }) if *context == gone)
+        });
+    });
+}
+
+/// Only in a forked child.
+pub(crate) fn reset() {
+    IMAGES.reset(BTreeMap::new());
+}

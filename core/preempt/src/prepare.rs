@@ -1,0 +1,236 @@
+//! Which launches can be made in another form, and having the forms made.
+//!
+//! A kernel is looked at when it is launched first: what speaks against transforming it is
+//! found from its name and image. Its form is made when a policy asks for it, by a
+//! thread of its own ([`worker`](crate::worker)). Until then, and if that fails, launches run whole.
+//!
+//! Forms are made in one context, the first that needs one.
+
+use crate::contexts::has_queues;
+use crate::cuda::{Ptr, driver};
+use crate::host::host;
+use crate::jobs::{self, Job, Task};
+use crate::kernels::{KERNELS, publish};
+use crate::launch::{KernelArguments, Place, Shape};
+use crate::settings::{rewrites, takes_vendor};
+use crate::transformed::{Transformed, blocks, cluster, plain_function};
+use crate::{gate, kernels, making, vendor, watch, worker};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
+use tally_rewriter::{Refusal, names as kernel_names};
+
+/// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
+/// entries, a part takes two, and what is behind them in the stream is to have room as without us.
+pub const BACKLOG_MAX: u32 = 64;
+
+/// What can be done to a launch of a kernel.
+pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 {
+    let index = shape.kernel as usize;
+    let context = place.context;
+    if !rewrites() || index >= KERNEL_SLOTS || !gate::may_serve(context) {
+        return 0;
+    }
+    let Some(blocks) = blocks(shape.grid) else { return 0 };
+    let (state, detail) = cut_state::unpack(KERNELS[index].state.load(Acquire));
+    match state {
+        cut_state::UNKNOWN => {
+            look_at(index, arguments.function);
+            0
+        }
+        cut_state::PREPARABLE => CAN_PREPARE,
+        cut_state::READY => {
+            let Some(cut) = kernels::cut(index).filter(|c| c.context == context) else { return 0 };
+            // Parts wait for one another in a hardware queue.
+            let has_room = place.backlog <= BACKLOG_MAX
+                && watch::makes_room()
+                && has_queues(context)
+                && cut.keeps_occupancy(arguments, blocks);
+            let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
+            let claimed = blocks <= gate::TABLE_WORDS;
+            let by_offset = || cluster == [1; 3] && by_offset(cut, index, arguments).is_some();
+            let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset());
+            let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
+            (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
+        }
+        _ => 0,
+    }
+}
+
+/// Whether a kernel may be limited to some of the SMs: its blocks do not wait for one another, and do not
+/// ask where they run, as far as its code tells; of closed libraries' kernels, whose code is not
+/// looked at, their names.
+pub fn may_be_limited(index: usize, function: Ptr) -> bool {
+    let Some(kernel) = KERNELS.get(index) else { return false };
+    let (state, detail) = cut_state::unpack(kernel.state.load(Acquire));
+    if kernel.wide_only.load(Relaxed) {
+        return false;
+    }
+    match state {
+        cut_state::UNKNOWN => {
+            look_at(index, function);
+            false
+        }
+        cut_state::READY => kernels::cut(index).is_some_and(|cut| !cut.reads_sm),
+        // Those that are transformed are limited like those that are not.
+        cut_state::WHOLE_ONLY => {
+            let of_any = [Refusal::VendorLibrary, Refusal::ImageGone, Refusal::BlocksMayWait];
+            kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
+        }
+        // Its code is not looked at until it is to be transformed.
+        _ => kernel.is_vendor.load(Relaxed),
+    }
+}
+
+/// Find out what speaks against transforming a kernel.
+#[cold]
+fn look_at(index: usize, function: Ptr) {
+    let Some(client) = host().client() else { return };
+    if client.kernels.len() <= index {
+        return;
+    }
+    let verdict = verdict(index, function);
+    // Another thread may have looked as well, and things have gone on since.
+    let (from, to) = (cut_state::UNKNOWN, cut_state::PREPARABLE);
+    let (from, to) = (cut_state::pack(from, 0), cut_state::pack(to, 0));
+    if KERNELS[index].state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    match verdict {
+        Ok(()) => publish(index, cut_state::PREPARABLE, 0),
+        Err(why) => kernels::refuse(index, why),
+    }
+}
+
+fn verdict(index: usize, function: Ptr) -> Result<(), Refusal> {
+    let library = host().library(host().image_of(index));
+    let name = driver().name_of(function as usize).ok_or(Refusal::NoSuchKernel)?;
+    let name = name.to_str().map_err(|_| Refusal::NoSuchKernel)?;
+    if let Some(why) = kernel_names::waits_by_name(name) {
+        return Err(why);
+    }
+    if vendor::is_vendor(name, library.as_ref().ok().and_then(Option::as_deref)) {
+        KERNELS[index].is_vendor.store(true, Relaxed);
+        if !takes_vendor() {
+            return Err(Refusal::VendorLibrary);
+        }
+    }
+    library.map(drop)
+}
+
+static GATE_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Have a kernel's transformed form made.
+#[cold]
+pub fn prepare(index: usize, launch: &KernelArguments, context: usize, device: i32, us: u32) {
+    let Some(kernel) = KERNELS.get(index) else { return };
+    let from = cut_state::pack(cut_state::PREPARABLE, 0);
+    let to = cut_state::pack(cut_state::PREPARING, 0);
+    if kernel.state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
+        return;
+    }
+    publish(index, cut_state::PREPARING, 0);
+    let job = Job::of_launch(Task::Form, index, launch, (context, device), us);
+    if !job.is_some_and(worker::hire) {
+        kernels::preparable(index);
+    }
+}
+
+/// Have the gate made, for launches that need no transformed form.
+#[cold]
+pub fn prepare_gate(context: usize) {
+    if !GATE_ASKED.swap(true, SeqCst) {
+        worker::hire(Job::of_context(Task::Gate, context));
+    }
+}
+
+/// The function that can stand for a launch of this grid in slices by offset. The first time
+/// that one could, it is asked for.
+pub(crate) fn by_offset(
+    cut: &Transformed,
+    index: usize,
+    launch: &KernelArguments,
+) -> Option<usize> {
+    // In machine code only the index in x has an offset.
+    if !cut.is_ptx && launch.grid[1..] != [1; 2] {
+        return None;
+    }
+    if cut.sub_grid.is_untried() {
+        prepare_offset(index, launch, cut);
+        // Whoever asks first does without, however soon it is made.
+        return None;
+    }
+    cut.sub_grid.function()
+}
+
+/// Have the form with offset block indices made, unless it was asked for.
+#[cold]
+fn prepare_offset(index: usize, launch: &KernelArguments, cut: &Transformed) {
+    if !cut.sub_grid.ask() {
+        return;
+    }
+    // It can be transformed already: the others come first.
+    let job = Job::of_launch(Task::Offset, index, launch, (cut.context, cut.device), 0);
+    if !job.is_some_and(worker::hire) {
+        cut.sub_grid.forgo();
+    }
+}
+
+/// The program set an attribute of a function: its transformed form gets it, too.
+pub fn attribute_set(function: Ptr) {
+    // Only this handle is known to live.
+    let plain = plain_function(function as usize);
+    for cut in kernels::all_transformed() {
+        let of = cut.originals.each_ref().map(|o| o.load(Relaxed));
+        if of.contains(&(function as usize)) || of.contains(&plain) {
+            cut.copy_from(plain);
+        }
+    }
+}
+
+/// Functions are about to be unloaded: nothing asks the driver about them any more.
+pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
+    for cut in kernels::all_transformed() {
+        if are_gone(cut.originals[0].load(Relaxed)) {
+            cut.originals.iter().for_each(|o| o.store(0, Relaxed));
+            kernels::changed();
+        }
+    }
+    jobs::forget_functions(are_gone);
+}
+
+/// The program has unloaded an image: its forms go, too.
+pub fn image_unloaded(image: u128) {
+    let mut context = None;
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        if let Some(cut) = kernel.transformed().filter(|cut| cut.image == image) {
+            context = Some(cut.context);
+            making::forget_kernel(index);
+        }
+    }
+    making::forget_image(image);
+    if let Some(context) = context.or_else(|| making::context_of(image)) {
+        worker::hire(Job { image, us: 0, ..Job::of_context(Task::Unload(image), context) });
+    }
+}
+
+/// A context is destroyed, and the forms in it. Nothing uses it any more.
+pub fn forget_context(context: usize) {
+    jobs::forget_context(context);
+    GATE_ASKED.store(false, SeqCst);
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        if kernel.transformed().is_some_and(|c| c.context == context) {
+            making::forget_kernel(index);
+        }
+    }
+    making::forget_context(context);
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    GATE_ASKED.store(false, SeqCst);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,353 @@
+//! Launches on some of the SMs: streams of green contexts, made ahead.
+//!
+//! A launch hops: its stream records an event, the SM-limited stream waits for it, runs
+//! the kernel and records another, for which the stream waits. So the order is kept
+//! whatever the program enqueues next. Each of its streams has narrow ones of its own:
+//! launches of two streams do not wait for each other.
+//!
+//! Green contexts share their device's primary context, and keep it: they are given up before the program's
+//! last reference to it goes ([`give_up`]). Launches in another context are not SM-limited.
+//!
+//! A launch is SM-limited only if it has more blocks than the whole GPU holds at once, so that none of them can rely
+//! on all others, and its stream has nothing that another one lacks. One that does not end is noted, and
+//! its kernel is never SM-limited again, in this run and, through the profiles, in later ones.
+
+use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing};
+use crate::cuda::{
+    CuResult, DevResource, EVENT_DISABLE_TIMING, GREEN_DEFAULT_STREAM, LaunchConfig, NOT_SUPPORTED,
+    Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
+};
+use crate::host::{self, host, log};
+use crate::launch::{KernelArguments, Place};
+use crate::lock::{Lock, Locked};
+use crate::prepare::{self, BACKLOG_MAX};
+use crate::{kernels, transformed};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+use tally_ipc::layout::STREAM_SLOTS;
+use tally_ipc::layout::submission_flags::CAN_PARTITION;
+use tally_ipc::{ring, wait};
+use tally_rewriter::Refusal;
+
+/// Events in turn: a hop's are free again once it is over, long before they come round.
+const EVENTS: usize = 256;
+
+#[derive(Debug)]
+struct Width {
+    sms: u32,
+    green: usize,
+    /// By slot: priority and handle. Changed by whoever holds the slot's turn.
+    streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
+}
+
+/// A SM-limited launch: its slot, its number there, its kernel.
+type SmLimited = (usize, u32, usize);
+/// SM-limited launches that are remembered.
+const SM_LIMITED_MAX: usize = 256;
+/// A SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
+pub const STUCK_NS: u64 = 10_000_000_000;
+/// Between two attempts to find the context idle: first, and at most.
+const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+struct Pool {
+    reserves: Vec<u32>,
+    widths: Vec<Width>,
+    events: Vec<usize>,
+    next: usize,
+}
+
+static POOL: Locked<Pool> =
+    Locked::new(Pool { reserves: Vec::new(), widths: Vec::new(), events: Vec::new(), next: 0 });
+static WANTED: AtomicBool = AtomicBool::new(false);
+static TRIED: AtomicBool = AtomicBool::new(false);
+static ALIVE: Lock = Lock::new();
+static SM_LIMITED: Locked<VecDeque<SmLimited>> = Locked::new(VecDeque::new());
+
+/// SMs to keep free, one width each.
+pub fn configure(reserves: &[u32]) {
+    POOL.with(|pool| pool.reserves = reserves.to_vec());
+    WANTED.store(!reserves.is_empty(), Release);
+}
+
+/// Whether a launch can be SM-limited: [`CAN_PARTITION`] or 0.
+pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
+    let context = place.context;
+    if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
+        return 0;
+    }
+    if CONTEXT.load(Acquire) != context {
+        if !TRIED.swap(true, SeqCst) {
+            MAKE_IN.store(context, SeqCst);
+            host().spawn("tally-width", false, make);
+        }
+        return 0;
+    }
+    let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
+    let fits = !place.has_attributes
+        && !host().is_memory_attached()
+        // One takes two entries of a queue.
+        && place.backlog <= BACKLOG_MAX
+        && has_queues(context)
+        && prepare::may_be_limited(kernel, launch.function)
+        && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);
+    if fits { CAN_PARTITION } else { 0 }
+}
+
+/// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were SM-limited never are
+/// again.
+pub fn stuck(slot: usize, number: u32) {
+    let mut found = Vec::new();
+    SM_LIMITED.with(|all| {
+        all.retain(|(of, n, kernel)| {
+            let is_stuck = *of == slot && ring::is_done(number, *n);
+            if is_stuck {
+                found.push(*kernel);
+            }
+            !is_stuck
+        });
+    });
+    for kernel in found {
+        log!("kernel {kernel} did not end on some of the SMs: it is launched whole from now on");
+        kernels::refuse_sm_limit(kernel);
+        kernels::refuse(kernel, Refusal::StuckLimited);
+    }
+}
+
+/// A slot's launches up to `number` have ended.
+pub fn ended(slot: usize, number: u32) {
+    if CONTEXT.load(Relaxed) != 0 {
+        SM_LIMITED.with(|all| all.retain(|(of, n, _)| *of != slot || !ring::is_done(number, *n)));
+    }
+}
+
+static MAKE_IN: AtomicUsize = AtomicUsize::new(0);
+
+fn make() {
+    driver().relax_thread();
+    let context = MAKE_IN.load(SeqCst);
+    let mut retry = RETRY[0];
+    loop {
+        {
+            let _alive = ALIVE.lock();
+            if host().is_exiting()
+                || MAKE_IN.load(SeqCst) != context
+                || is_closing(context)
+                || make_now(context)
+            {
+                return;
+            }
+        }
+        wait::nap(retry);
+        retry = (2 * retry).min(RETRY[1]);
+    }
+}
+
+/// False: the context was not idle.
+fn make_now(context: usize) -> bool {
+    let reserves = POOL.with(|pool| pool.reserves.clone());
+    // SAFETY: the context lives while `ALIVE` is held.
+    if driver().ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
+        return true;
+    }
+    let made = host::load(context, host::LOAD_PATIENCE, || make_pool(context, &reserves));
+    match made {
+        None => return false,
+        Some(Ok((widths, events))) => {
+            let all: Vec<u32> = widths.iter().map(|w| w.sms).collect();
+            log!("widths: {all:?} SMs");
+            let any = !widths.is_empty();
+            POOL.with(|pool| (pool.widths, pool.events) = (widths, events));
+            if any {
+                CONTEXT.store(context, Release);
+            }
+        }
+        Some(Err(error)) => log!("launches cannot be sm_limited: CUDA error {error}"),
+    }
+    true
+}
+
+fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>), CuResult> {
+    let d = driver();
+    let check = |r: CuResult| if r == SUCCESS { Ok(()) } else { Err(r) };
+    let mut widths = Vec::new();
+    let mut events = Vec::new();
+    let mut device = 0;
+    // SAFETY: valid out-pointers throughout; the context lives while `ALIVE` is held.
+    unsafe {
+        check(d.ctx_set.ok_or(NOT_SUPPORTED)?(context as Ptr))?;
+        check(d.ctx_device.ok_or(NOT_SUPPORTED)?(&mut device))?;
+        let mut all = DevResource::default();
+        check(d.device_resource.ok_or(NOT_SUPPORTED)?(device, &mut all, RESOURCE_SM))?;
+        for reserve in reserves.iter().filter(|r| **r < all.sm_count) {
+            let (mut part, mut rest) = (DevResource::default(), DevResource::default());
+            let mut count = 1;
+            let split = d.split_sms.ok_or(NOT_SUPPORTED)?;
+            let wanted = all.sm_count - reserve;
+            // Rounded down, so that at least so many stay free.
+            let wanted = (wanted / 8 * 8).max(wanted.min(8));
+            let r = split(&mut part, &mut count, &all, &mut rest, 0, wanted);
+            if r != SUCCESS || count == 0 {
+                log!("no width of {wanted} SMs: CUDA error {r}");
+                continue;
+            }
+            let (mut description, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
+            check(d.resource_desc.ok_or(NOT_SUPPORTED)?(&mut description, &mut part, 1))?;
+            let create = d.green_create.ok_or(NOT_SUPPORTED)?;
+            check(create(&mut green, description, device, GREEN_DEFAULT_STREAM))?;
+            d.green_stream.ok_or(NOT_SUPPORTED)?;
+            let streams = Box::new([const { Vec::new() }; STREAM_SLOTS]);
+            widths.push(Width { sms: part.sm_count, green: green as usize, streams });
+        }
+        let create = d.event_create.ok_or(NOT_SUPPORTED)?;
+        for _ in 0..if widths.is_empty() { 0 } else { EVENTS } {
+            let mut event = std::ptr::null_mut();
+            check(create(&mut event, EVENT_DISABLE_TIMING))?;
+            events.push(event as usize);
+        }
+    }
+    widths.sort_by_key(|w| w.sms);
+    Ok((widths, events))
+}
+
+/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the narrowest width there is). `None`:
+/// nothing was issued.
+pub fn launch(
+    stream: usize,
+    (slot, number): (usize, u32),
+    kernel: usize,
+    arguments: &KernelArguments,
+    sms: u32,
+) -> Option<CuResult> {
+    let d = driver();
+    let mut priority = 0;
+    // SAFETY: the program's stream; a valid out-pointer.
+    if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
+        return None;
+    }
+    let (at, green, narrow, before, behind) = POOL.with(|pool| {
+        let at = pool.widths.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let width = pool.widths.get(at)?;
+        let narrow = width.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
+        let (green, narrow) = (width.green, narrow.map(|(_, narrow)| *narrow));
+        let mut event = || {
+            pool.next = (pool.next + 1) % pool.events.len().max(1);
+            pool.events.get(pool.next).copied()
+        };
+        Some((at, green, narrow, event()?, event()?))
+    })?;
+    let narrow = match narrow {
+        Some(narrow) => narrow,
+        None => {
+            let mut made = std::ptr::null_mut();
+            let create = d.green_stream?;
+            // SAFETY: a green context of ours; a valid out-pointer.
+            let result = d.relaxed(|| unsafe {
+                create(&mut made, green as Ptr, STREAM_NON_BLOCKING, priority)
+            });
+            if result != SUCCESS {
+                return None;
+            }
+            POOL.with(|pool| {
+                if let Some(width) = pool.widths.get_mut(at) {
+                    width.streams[slot].push((priority, made as usize));
+                }
+            });
+            made as usize
+        }
+    };
+    let (record, wait, launch) = (d.event_record?, d.stream_wait_event?, d.launch_ex?);
+    let (stream, narrow) = (stream as Ptr, narrow as Ptr);
+    let config = LaunchConfig {
+        grid: arguments.grid,
+        block: arguments.block,
+        shared_bytes: arguments.shared_bytes,
+        stream: narrow,
+        attributes: arguments.attributes,
+        attribute_count: arguments.attribute_count,
+    };
+    // SAFETY: the program's stream and arguments; events and a stream of ours.
+    unsafe {
+        if record(before as Ptr, stream) != SUCCESS || wait(narrow, before as Ptr, 0) != SUCCESS {
+            return None;
+        }
+        let result = launch(&config, arguments.function, arguments.params, arguments.extra);
+        if result != SUCCESS {
+            // Nothing runs; what was recorded and waited for does not matter. Kernels
+            // whose clusters do not fit, for one, are refused on fewer SMs.
+            log!("kernel {kernel} is not sm_limited: CUDA error {result}");
+            kernels::refuse_sm_limit(kernel);
+            return None;
+        }
+        let mut result = record(behind as Ptr, narrow);
+        if result == SUCCESS {
+            result = wait(stream, behind as Ptr, 0);
+        }
+        if result != SUCCESS {
+            // The context is lost: what was launched is, too.
+            return Some(result);
+        }
+    }
+    SM_LIMITED.with(|all| {
+        if all.len() >= SM_LIMITED_MAX {
+            all.pop_front();
+        }
+        all.push_back((slot, number, kernel));
+    });
+    Some(SUCCESS)
+}
+
+/// Wait until no width is being made.
+pub fn leave_context() {
+    drop(ALIVE.lock());
+}
+
+/// The program may give up its last reference to a primary context: give up those of its green contexts.
+/// Should it not be the last, widths are made anew.
+pub fn give_up(context: usize) {
+    let _alive = ALIVE.lock();
+    if CONTEXT.load(Acquire) != context {
+        return;
+    }
+    CONTEXT.store(0, Release);
+    let widths = POOL.with(|pool| std::mem::take(&mut pool.widths));
+    let d = driver();
+    for width in widths {
+        for (_, stream) in width.streams.iter().flatten() {
+            if let Some(destroy) = d.stream_destroy {
+                // SAFETY: a stream of ours; what is in it goes on.
+                d.relaxed(|| unsafe { destroy(*stream as Ptr) });
+            }
+        }
+        if let Some(destroy) = d.green_destroy {
+            // SAFETY: a green context of ours, in which nothing is launched any more.
+            d.relaxed(|| unsafe { destroy(width.green as Ptr) });
+        }
+    }
+    TRIED.store(false, SeqCst);
+}
+
+/// A context is destroyed. Nothing uses it any more.
+pub fn forget_context(gone: usize) {
+    if MAKE_IN.load(SeqCst) == gone {
+        MAKE_IN.store(0, SeqCst);
+        CONTEXT.store(0, Release);
+        TRIED.store(false, Relaxed);
+        POOL.with(|pool| {
+            pool.widths.clear();
+            pool.events.clear();
+        });
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    MAKE_IN.store(0, SeqCst);
+    for word in [&WANTED, &TRIED] {
+        word.store(false, SeqCst);
+    }
+    ALIVE.reset();
+    SM_LIMITED.reset(VecDeque::new());
+    POOL.reset(Pool { reserves: Vec::new(), widths: Vec::new(), events: Vec::new(), next: 0 });
+}

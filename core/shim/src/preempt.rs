@@ -1,0 +1,107 @@
+//! What transformed launches, `tally-preempt`, need of the shim.
+
+use crate::{
+    apart, bypass, capture, exit, images, link, log, names, quiesce, slots, state, streams, threads,
+};
+use std::fmt::Arguments;
+use std::sync::Arc;
+use std::time::Duration;
+use tally_ipc::ClientRegion;
+use tally_preempt::host::{Core, Host};
+use tally_rewriter::Refusal;
+
+/// The shim.
+pub struct Shim;
+
+impl Host for Shim {
+    fn client(&self) -> Option<&'static ClientRegion> {
+        state::client()
+    }
+
+    fn core(&self) -> Option<Core> {
+        state::epoch().map(|epoch| Core { region: epoch.core, spin: epoch.spin })
+    }
+
+    fn holds_without_core(&self) -> bool {
+        state::fail_hold()
+    }
+
+    fn wait_for_core(&self, most: Duration) {
+        state::wait_for_core(most);
+    }
+
+    fn is_exiting(&self) -> bool {
+        state::is_exiting()
+    }
+
+    fn log(&self, line: Arguments<'_>) {
+        log::line(line);
+    }
+
+    fn spawn(&self, name: &str, compiles: bool, run: fn()) -> bool {
+        let stack_bytes =
+            if compiles { threads::STACK_BYTES_COMPILING } else { threads::STACK_BYTES };
+        let started = threads::spawn_with(name, stack_bytes, run);
+        started.inspect_err(|error| log!("thread {name}: {error}")).is_ok()
+    }
+
+    fn have_filters_changed(&self) -> bool {
+        link::have_filters_changed()
+    }
+
+    fn run_apart(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        apart::run(work).is_some()
+    }
+
+    fn exit_before_others(&self) {
+        exit::before_others();
+    }
+
+    fn library(&self, image: u128) -> Result<Option<String>, Refusal> {
+        images::library(image)
+    }
+
+    fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, Refusal> {
+        images::bytes(image)
+    }
+
+    fn image_of(&self, kernel: usize) -> u128 {
+        names::image(kernel)
+    }
+
+    fn kernel_of(&self, function: usize) -> Option<u32> {
+        names::known(function)
+    }
+
+    fn may_be_bypassed(&self) -> bool {
+        bypass::is_found()
+    }
+
+    fn alone(&self, issue: &mut dyn FnMut()) {
+        let _ = quiesce::alone(|| {
+            issue();
+            Some(())
+        });
+    }
+
+    fn load(&self, context: usize, patience: Duration, load: &mut dyn FnMut()) {
+        let _ = quiesce::load(context, patience, load);
+    }
+
+    fn streams_used(&self) -> u32 {
+        slots::used()
+    }
+
+    fn has_queues_for(&self, context: usize, more: u32) -> bool {
+        streams::has_queues_for(more)
+            && streams::has_queues_for(more + streams::used_without_slot(context))
+    }
+
+    fn is_memory_attached(&self) -> bool {
+        streams::is_memory_attached()
+    }
+
+    fn stream_identity(&self, stream: usize) -> usize {
+        capture::identity(stream)
+    }
+}

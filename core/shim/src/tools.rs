@@ -1,0 +1,98 @@
+//! Debuggers, profilers and modes of the driver under which launches go whole.
+//!
+//! With `CUDA_LAUNCH_BLOCKING`, and while a profiler or a checker has the driver run one kernel at a time, each
+//! part of a launch would be waited for before the next is made. And whoever looks at a program with a tool
+//! wants to see the program's own launches.
+
+use crate::{bypass, resolve, state, streams};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use tally_ipc::layout::whole_because::{
+    BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING,
+};
+
+/// What was found when the program began to use CUDA.
+static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
+/// Whether the process was under `cuda-gdb` when it began to use CUDA. Not asked again: a seccomp filter may since
+/// forbid to open files.
+static WAS_TRACED: OnceLock<bool> = OnceLock::new();
+/// Where the driver says that a debugger is attached to it; 0: not looked for, 1: it does not.
+static DEBUGGER_WORD: AtomicUsize = AtomicUsize::new(0);
+
+/// A core took this client on: look around.
+pub fn look() {
+    bypass::look();
+    // Finds the word, for which a launch must not wait.
+    is_debugger_attached();
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+    // As the driver reads it.
+    let blocking =
+        std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| v.trim() != "0" && !v.is_empty());
+    let found = if bypass::is_found() {
+        BYPASS
+    } else if blocking {
+        LAUNCH_BLOCKING
+    } else if is_set("CUDA_INJECTION64_PATH") || is_set("CUDA_INJECTION32_PATH") {
+        INJECTION
+    } else if *WAS_TRACED.get_or_init(is_traced_by_cuda_gdb) {
+        DEBUGGER
+    } else if !streams::are_queues_chosen() {
+        // What the shim does to make forms, too, would wait behind the program's work.
+        FEW_QUEUES
+    } else {
+        NOTHING
+    };
+    FOUND.store(found, Release);
+    publish(found);
+}
+
+fn publish(found: u32) {
+    if let Some(client) = state::client() {
+        client.report.whole_because.store(found, Relaxed);
+    }
+}
+
+/// Why all launches go whole; [`NOTHING`] if they need not.
+pub fn whole_because() -> u32 {
+    let found = FOUND.load(Acquire);
+    if found != NOTHING {
+        return found;
+    }
+    let found = if bypass::is_found() {
+        BYPASS
+    } else if is_debugger_attached() {
+        DEBUGGER
+    } else {
+        return NOTHING;
+    };
+    FOUND.store(found, Release);
+    publish(found);
+    found
+}
+
+/// NVIDIA's debugger sets a word in the driver when it attaches (`cudadebugger.h`).
+fn is_debugger_attached() -> bool {
+    let mut word = DEBUGGER_WORD.load(Acquire);
+    if word == 0 {
+        word = resolve::in_driver(c"CUDBG_IPC_FLAG_NAME").map_or(1, |p| p.as_ptr() as usize);
+        DEBUGGER_WORD.store(word, Release);
+    }
+    // SAFETY: a word of the driver's, which stays loaded; another process writes it.
+    word > 1 && unsafe { (word as *const u32).read_volatile() } != 0
+}
+
+/// Whether the process was started under `cuda-gdb`, which sets that word only later.
+fn is_traced_by_cuda_gdb() -> bool {
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    let Some(tracer) = tracer.map(str::trim).filter(|pid| *pid != "0") else { return false };
+    std::fs::read_to_string(format!("/proc/{tracer}/comm"))
+        .is_ok_and(|name| name.contains("cuda-gdb"))
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    FOUND.store(NOTHING, Relaxed);
+}
