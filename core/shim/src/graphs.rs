@@ -33,17 +33,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use tally_contract::limits::{
+    GRAPH_EXECS_MAX as EXECS_MAX, GRAPH_NODES_KEPT_MAX as NODES_KEPT_MAX,
+    GRAPH_PARTS_MAX as PARTS_MAX, GRAPHS_KEPT_MAX as EXECS_KEPT_MAX,
+};
 
 /// Graphs with more nodes are not copied: a copy for each part is made out of them.
 pub const NODES_MAX: usize = 16 * 1024;
-/// Execs remembered; later ones are launched whole.
-pub const EXECS_KEPT_MAX: usize = 4096;
-/// Nodes in all copies together; graphs beyond are launched whole.
-pub const NODES_KEPT_MAX: usize = 512 * 1024;
-/// Parts of one chain.
-pub const PARTS_MAX: usize = 256;
-/// Parts of all chains together.
-pub const EXECS_MAX: usize = 4096;
 
 /// Why a graph is launched whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

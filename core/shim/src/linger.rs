@@ -35,9 +35,10 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
+use tally_contract::limits::LINGER_US_MAX;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
-use tally_ipc::wire::{LINGER_US_MAX, SharingMode};
+use tally_ipc::wire::SharingMode;
 
 /// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
 /// so many looks at a timer that may be coarse, each of which takes from half a microsecond to

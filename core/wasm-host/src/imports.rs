@@ -10,18 +10,15 @@ use crate::metrics::{Metrics, beginning};
 use crate::reasons::Reasons;
 use crate::runtime::Beat;
 use std::sync::Arc;
+use tally_contract::limits::{HOST_CALLS_FULL_MAX, LOG_LINE_BYTES_MAX};
 use tally_engine::policy::{Command, Commands, Context, World};
 use wasmtime::ResourceLimiter;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Host functions that take or give as much data as they may, in one call of a policy: it takes some 0.1 ms.
-const FULL_CALLS_MAX: usize = 4;
 /// What a description of a client or a kernel counts, bytes; most are about as long.
 const DESCRIPTION_BYTES: usize = 512;
 /// What a call of a function that passes data counts at least, bytes.
 const PASSING_BYTES: usize = 64;
-/// Longer log lines are shortened.
-const LOG_BYTES_MAX: usize = 1024;
 
 /// What a policy's store carries.
 pub struct HostState {
@@ -61,7 +58,7 @@ impl HostState {
             cpu: Cpu::default(),
             beat,
             passed_bytes: 0,
-            passed_bytes_max: limits.host_call_bytes_max.saturating_mul(FULL_CALLS_MAX),
+            passed_bytes_max: limits.host_call_bytes_max.saturating_mul(HOST_CALLS_FULL_MAX),
         }
     }
 
@@ -113,7 +110,7 @@ impl imports::types::Host for HostState {}
 impl imports::log::Host for HostState {
     fn write(&mut self, level: types::Level, message: String) -> wasmtime::Result<()> {
         self.pass(message.len())?;
-        let message = beginning(&message, LOG_BYTES_MAX);
+        let message = beginning(&message, LOG_LINE_BYTES_MAX);
         if matches!(level, types::Level::Error) {
             self.last_words.clear();
             self.last_words.push_str(message);

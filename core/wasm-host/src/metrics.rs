@@ -2,11 +2,10 @@
 //! policy that was started anew goes on counting where it was.
 
 use std::collections::BTreeMap;
+use tally_contract::limits::METRIC_NAME_BYTES_MAX;
 
 /// The id of a metric beyond the limit: it counts nothing.
 const NONE: u32 = u32::MAX;
-/// Longer names are shortened.
-const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Value {
@@ -65,7 +64,7 @@ impl Metrics {
     }
 
     fn id(&mut self, name: &str, new: Value) -> u32 {
-        let name = beginning(name, NAME_BYTES_MAX);
+        let name = beginning(name, METRIC_NAME_BYTES_MAX);
         let same = |(known, value): &(String, Value)| {
             known == name && std::mem::discriminant(value) == std::mem::discriminant(&new)
         };

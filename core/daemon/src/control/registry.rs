@@ -5,11 +5,9 @@ use crate::status::{ClientStatus, Departed, Identity, Totals};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
+use tally_contract::limits::DEPARTED_MAX;
 use tally_engine::policy::{Class, ClientInfo};
 use tokio::sync::Notify;
-
-/// Clients that left and are still shown.
-pub const DEPARTED_MAX: usize = 64;
 
 /// Tells a client's task to end its connection.
 #[derive(Debug, Default)]

@@ -12,6 +12,9 @@ use crate::launch::{KernelArguments, Target};
 use crate::{log, quiesce};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+// Larger grids are sliced by offset, where there is that form: a part of the prelude's issues the whole grid, and each
+// of its blocks claims itself. Slices by offset cannot be rescued.
+use tally_contract::limits::WHOLE_GRID_BLOCKS_MAX as WHOLE_GRID_MAX;
 use tally_ipc::ClientRegion;
 use tally_ipc::ring::Answer;
 use tally_ipc::wait::now_ns;
@@ -30,11 +33,6 @@ const US_PER_SLICE: u32 = 32;
 const PARTS_MIN: u32 = 2;
 /// Parts of a preemptible launch of unknown length.
 const PARTS_UNKNOWN: u32 = 4;
-/// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
-/// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
-/// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
-/// by offset cannot be rescued.
-const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// A launch that is to be made in another form. Its slot's lock is held.
 pub struct Order<'a> {
