@@ -277,6 +277,21 @@ limits! {
         DEPARTED_MAX: usize = 64, Count;
         /// Kernels that one answer lists.
         STATUS_KERNELS_MAX: usize = 1_000, Count;
+        /// Connections that have not registered: an eighth for one user (a quarter if trusted), three eighths for
+        /// trusted users only.
+        UNREGISTERED_MAX: usize = 256, Count;
+        /// The same if the core may open fewer than 4 096 files.
+        UNREGISTERED_FEW_MAX: usize = 32, Count;
+        /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
+        PASS_SUBMISSIONS_MAX: usize = 512, Count;
+        /// The most of these that one client may have.
+        PASS_SUBMISSIONS_CLIENT_MAX: usize = 64, Count;
+        /// Ends of launches that one pass takes from all clients; each has an equal share, 2 at least.
+        PASS_COMPLETIONS_MAX: usize = 2_048, Count;
+        /// The most of these that one client may have.
+        PASS_COMPLETIONS_CLIENT_MAX: usize = 512, Count;
+        /// Time that a registration beyond the rate waits before it is refused.
+        JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.
         JOINS_BURST: u32 = 64, Count;
         /// Admin connections. Half are for admins, of whom one user has at most half.

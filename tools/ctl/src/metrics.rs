@@ -5,9 +5,12 @@
 //! not OpenMetrics). Every series is labelled with the core's GPU and socket, so that the files of
 //! several cores lie side by side.
 
+pub mod registry;
+
 use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use clap::Args;
+use registry::Metric;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write;
@@ -48,20 +51,13 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
     new.persist(file).map(drop).map_err(|e| e.error)
 }
 
-/// A metric: its name, type and help, and its samples with their labels.
-struct Family {
-    name: String,
-    kind: &'static str,
-    help: &'static str,
-    samples: Vec<(String, f64)>,
-}
-
 /// Collects figures out of a status: what is not there is left out.
 struct Collector<'a> {
     status: &'a Value,
     /// Of every sample.
     common: String,
-    families: Vec<Family>,
+    /// Metrics and their samples with their labels.
+    families: Vec<(&'static Metric, Vec<(String, f64)>)>,
 }
 
 /// Values of labels are for clients and policies to choose.
@@ -71,53 +67,21 @@ fn label(name: &str, value: &str) -> String {
 }
 
 impl Collector<'_> {
-    /// Something that only rises; its name gets the suffix that counters have.
-    fn amount(
-        &mut self,
-        name: &str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: &Value,
-        scale: f64,
-    ) {
-        let Some(value) = value.as_f64() else { return };
-        self.sample(format!("{name}_total"), "counter", help, of, value.max(0.0) * scale);
-    }
-
-    /// Something that rises and falls.
-    fn level(
-        &mut self,
-        name: &str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: &Value,
-        scale: f64,
-    ) {
+    /// A figure with the values of its metric's labels, times a scale.
+    fn sample(&mut self, of: &'static Metric, labels: &[&str], value: &Value, scale: f64) {
         let value = value.as_f64().or(value.as_bool().map(|b| f64::from(u8::from(b))));
         let Some(value) = value else { return };
-        self.sample(name.into(), "gauge", help, of, value * scale);
-    }
-
-    fn sample(
-        &mut self,
-        name: String,
-        kind: &'static str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: f64,
-    ) {
-        let mut labels = self.common.clone();
-        for (name, value) in of {
-            labels.push(',');
-            labels.push_str(&label(name, value));
+        debug_assert_eq!(of.labels.len(), labels.len(), "{}", of.name);
+        // A counter never falls below where it begins.
+        let value = if of.kind == "counter" { value.max(0.0) } else { value } * scale;
+        let mut all = self.common.clone();
+        for (name, value) in of.labels.iter().zip(labels) {
+            all.push(',');
+            all.push_str(&label(name, value));
         }
-        let known = self.families.iter_mut().find(|family| family.name == name);
-        match known {
-            Some(family) => family.samples.push((labels, value)),
-            None => {
-                let samples = vec![(labels, value)];
-                self.families.push(Family { name, kind, help, samples });
-            }
+        match self.families.iter_mut().find(|(known, _)| known.name == of.name) {
+            Some((_, samples)) => samples.push((all, value)),
+            None => self.families.push((of, vec![(all, value)])),
         }
     }
 
@@ -125,119 +89,42 @@ impl Collector<'_> {
         let s = self.status;
         let version = s["core"]["version"].as_str().unwrap_or_default();
         let sharing = s["sharing"]["in_force"].as_str().unwrap_or_default();
-        let of = [("version", version), ("sharing", sharing)];
-        self.level("tally_core", "1; its labels say which core runs.", &of, &json!(1), 1.0);
-        let uptime = &s["core"]["uptime_s"];
-        self.level("tally_core_uptime_seconds", "Time since the core started.", &[], uptime, 1.0);
-        let busy = &s["high_priority_busy"];
-        self.level(
-            "tally_high_priority_busy",
-            "1 if high-priority work is on the GPU now.",
-            &[],
-            busy,
-            1.0,
-        );
+        self.sample(&registry::CORE, &[version, sharing], &json!(1), 1.0);
+        self.sample(&registry::UPTIME, &[], &s["core"]["uptime_s"], 1.0);
+        self.sample(&registry::HIGH_BUSY, &[], &s["high_priority_busy"], 1.0);
         for (which, name) in [("decision_latency", "at-once"), ("held_latency", "held")] {
             for (key, quantile) in [("p50_us", "0.5"), ("p99_us", "0.99"), ("max_us", "1")] {
-                let of = [("launches", name), ("quantile", quantile)];
-                let help = "Time from a launch seen to its answer, since the core started.";
-                self.level("tally_decision_latency_seconds", help, &of, &s[which][key], 1e-6);
+                self.sample(&registry::LATENCY, &[name, quantile], &s[which][key], 1e-6);
             }
         }
-        let log = &s["log"];
-        let recording = &log["recording"];
-        self.level(
-            "tally_log_recording",
-            "1 if a decision log is being written.",
-            &[],
-            recording,
-            1.0,
-        );
-        let dropped = &log["dropped"];
-        self.amount(
-            "tally_log_dropped_records",
-            "Records of the decision log that were lost.",
-            &[],
-            dropped,
-            1.0,
-        );
-        let running = &s["experiment"]["running"];
-        self.level("tally_experiment_running", "1 if an A/B test is running.", &[], running, 1.0);
+        self.sample(&registry::LOG_RECORDING, &[], &s["log"]["recording"], 1.0);
+        self.sample(&registry::LOG_DROPPED, &[], &s["log"]["dropped"], 1.0);
+        self.sample(&registry::EXPERIMENT, &[], &s["experiment"]["running"], 1.0);
     }
 
     fn policy(&mut self) {
         let p = &self.status["policy"];
         let text = |key: &str| p[key].as_str().unwrap_or_default();
-        let of = [
-            ("name", text("name")),
-            ("digest", text("digest")),
-            ("signed_by", text("signed_by")),
-            ("loaded_because", text("loaded_because")),
-        ];
-        self.level(
-            "tally_policy",
-            "1; its labels say which policy is active.",
-            &of,
-            &json!(1),
-            1.0,
-        );
-        let generation = &p["generation"];
-        let help = "Number of the active policy; rises with each policy loaded.";
-        self.level("tally_policy_generation", help, &[], generation, 1.0);
-        self.level(
-            "tally_policy_disabled",
-            "1 if the active policy is disabled and the built-in rule serves.",
-            &[],
-            &p["disabled"],
-            1.0,
-        );
-        for (key, name, help) in [
-            (
-                "decides",
-                "tally_policy_decides",
-                "Calls of decide, of all policies since the core started.",
-            ),
-            (
-                "events",
-                "tally_policy_events",
-                "Calls of event functions, of all policies since the core started.",
-            ),
-            (
-                "fallbacks",
-                "tally_policy_fallbacks",
-                "Launches decided by the built-in rule because the policy failed.",
-            ),
-            ("load_failures", "tally_policy_load_failures", "Policies that could not be loaded."),
-        ] {
-            self.amount(name, help, &[], &p[key], 1.0);
-        }
+        let of = [text("name"), text("digest"), text("signed_by"), text("loaded_because")];
+        self.sample(&registry::POLICY, &of, &json!(1), 1.0);
+        self.sample(&registry::GENERATION, &[], &p["generation"], 1.0);
+        self.sample(&registry::DISABLED, &[], &p["disabled"], 1.0);
+        self.sample(&registry::DECIDES, &[], &p["decides"], 1.0);
+        self.sample(&registry::EVENTS, &[], &p["events"], 1.0);
+        self.sample(&registry::FALLBACKS, &[], &p["fallbacks"], 1.0);
+        self.sample(&registry::LOAD_FAILURES, &[], &p["load_failures"], 1.0);
         for (kind, count) in p["faults"].as_object().into_iter().flatten() {
-            let of = [("kind", kind.as_str())];
-            self.amount(
-                "tally_policy_faults",
-                "Calls that failed, by kind, of all policies since the core started.",
-                &of,
-                count,
-                1.0,
-            );
+            self.sample(&registry::FAULTS, &[kind], count, 1.0);
         }
-        let reloads = &p["swap_pause_us"]["count"];
-        self.amount("tally_policy_reloads", "Changes of the active policy.", &[], reloads, 1.0);
+        self.sample(&registry::RELOADS, &[], &p["swap_pause_us"]["count"], 1.0);
         for (key, quantile) in [("p50", "0.5"), ("p99", "0.99"), ("max", "1")] {
-            let (of, help) = (
-                [("quantile", quantile)],
-                "How long changes of the active policy kept decisions waiting.",
-            );
-            let pause = &p["swap_pause_us"][key];
-            self.level("tally_policy_swap_pause_seconds", help, &of, pause, 1e-6);
+            self.sample(&registry::SWAP_PAUSE, &[quantile], &p["swap_pause_us"][key], 1e-6);
         }
         for (name, value) in p["counters"].as_object().into_iter().flatten() {
-            let (of, help) = ([("name", name.as_str())], "Counters that the policy exports.");
-            self.amount("tally_policy_counter", help, &of, value, 1.0);
+            self.sample(&registry::POLICY_COUNTER, &[name], value, 1.0);
         }
         for (name, value) in p["gauges"].as_object().into_iter().flatten() {
-            let (of, help) = ([("name", name.as_str())], "Gauges that the policy exports.");
-            self.level("tally_policy_gauge", help, &of, value, 1.0);
+            self.sample(&registry::POLICY_GAUGE, &[name], value, 1.0);
         }
     }
 
@@ -245,65 +132,50 @@ impl Collector<'_> {
         for c in self.status["clients"].as_array().into_iter().flatten() {
             let id = c["id"].to_string();
             let text = |key: &str| c[key].as_str().unwrap_or_default();
-            let of = [("client", &*id), ("name", text("name")), ("class", text("class"))];
-            for (key, name, help, scale) in COUNTED {
-                let name = name.replace("tally_", "tally_client_");
-                self.amount(&name, help, &of, &c[key], scale);
+            let of = [&*id, text("name"), text("class")];
+            for (key, _, metric, scale) in COUNTED {
+                self.sample(metric, &of, &c[key], scale);
             }
-            let help = "Launches of this client that wait for a decision.";
-            self.level("tally_client_waiting", help, &of, &c["waiting"], 1.0);
-            let help = "1 if the core schedules this client's launches, 0 if they bypass it.";
-            self.level("tally_client_governed", help, &of, &c["governed"], 1.0);
+            self.sample(&registry::WAITING, &of, &c["waiting"], 1.0);
+            self.sample(&registry::GOVERNED, &of, &c["governed"], 1.0);
         }
     }
 
     /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
     fn classes(&mut self) {
         for (class, totals) in self.status["totals"].as_object().into_iter().flatten() {
-            let of = [("class", class.as_str())];
-            for (key, name, help, scale) in COUNTED {
-                self.amount(name, help, &of, &totals[key], scale);
+            for (key, metric, _, scale) in COUNTED {
+                self.sample(metric, &[class], &totals[key], scale);
             }
-            let help = "Clients that registered since the core started.";
-            self.amount("tally_clients_registered", help, &of, &totals["registered"], 1.0);
-            let help = "Clients connected now.";
-            self.level("tally_clients", help, &of, &totals["connected"], 1.0);
+            self.sample(&registry::REGISTERED, &[class], &totals["registered"], 1.0);
+            self.sample(&registry::CLIENTS, &[class], &totals["connected"], 1.0);
         }
     }
 }
 
-/// What is counted of each client and of each class: key in the status, metric, help, scale.
-const COUNTED: [(&str, &str, &str, f64); 6] = [
-    ("launches", "tally_launches", "Launches made.", 1.0),
-    (
-        "charged_ms",
-        "tally_gpu_charged_seconds",
-        "GPU time that the accounts count; of high priority the time that it was busy.",
-        1e-3,
-    ),
-    (
-        "measured_ms",
-        "tally_gpu_measured_seconds",
-        "GPU time seen on the device, of the launches that were timed.",
-        1e-3,
-    ),
-    ("launches_measured", "tally_launches_measured", "Launches that were timed.", 1.0),
-    ("waited_ms", "tally_waited_seconds", "Time that launches waited for a decision.", 1e-3),
-    ("unscheduled", "tally_unscheduled", "Launches that went ahead without a core.", 1.0),
+/// What is counted of each class and of each client: key in the status, both metrics, scale.
+const COUNTED: [(&str, &Metric, &Metric, f64); 6] = [
+    ("launches", &registry::LAUNCHES, &registry::CLIENT_LAUNCHES, 1.0),
+    ("charged_ms", &registry::CHARGED, &registry::CLIENT_CHARGED, 1e-3),
+    ("measured_ms", &registry::MEASURED, &registry::CLIENT_MEASURED, 1e-3),
+    ("launches_measured", &registry::TIMED, &registry::CLIENT_TIMED, 1.0),
+    ("waited_ms", &registry::WAITED, &registry::CLIENT_WAITED, 1e-3),
+    ("unscheduled", &registry::UNSCHEDULED, &registry::CLIENT_UNSCHEDULED, 1.0),
 ];
 
 /// The text for a status.
 fn exposition(status: &Value) -> String {
     let text = |at: &str| status.pointer(at).and_then(Value::as_str).unwrap_or_default();
+    let [gpu, socket] = registry::COMMON;
     let common =
-        format!("{},{}", label("gpu", text("/core/gpu")), label("socket", text("/core/socket")));
+        format!("{},{}", label(gpu, text("/core/gpu")), label(socket, text("/core/socket")));
     let mut all = Collector { status, common, families: Vec::new() };
     all.core();
     all.policy();
     all.classes();
     all.clients();
     let mut text = String::new();
-    for Family { name, kind, help, samples } in &all.families {
+    for (Metric { name, kind, help, .. }, samples) in &all.families {
         // Writing to a string does not fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in samples {

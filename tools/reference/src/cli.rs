@@ -92,6 +92,7 @@ mod tests {
             .arg(
                 Arg::new("how")
                     .long("how")
+                    .value_name("HOW")
                     .default_value("slow")
                     .value_parser([
                         PossibleValue::new("slow").help("Later."),
@@ -112,7 +113,7 @@ mod tests {
             "```text\nExit codes:\n  0  done\n```\n",
             "## `tool go`\n\nGo \\<there>\n\n```text\ntool go [OPTIONS] <FILE>\n```\n",
             "| `FILE` | | What |\n",
-            "| `--how <how>` | `slow` | How to. Values: `slow` (Later), `fast`. |\n",
+            "| `--how <HOW>` | `slow` | How to. Values: `slow` (Later), `fast`. |\n",
         ] {
             assert!(made.contains(part), "{part}\n{made}");
         }
