@@ -24,6 +24,7 @@ mod litmus;
 mod plots;
 mod policies;
 mod preload;
+mod references;
 mod reload;
 mod sbom;
 mod shim;
@@ -61,6 +62,8 @@ enum Task {
     Bindings(bindings::Args),
     /// Draw the measured results into docs/plots, in a light and a dark theme.
     Plots(plots::Args),
+    /// Write the reference documents into docs/reference: settings, limits, metrics, commands, the contract.
+    References(references::Args),
     /// Feed a reader of files with changed inputs under libFuzzer, and say what was found.
     Fuzz(fuzz::Args),
     /// Run tests across processes with the shim and the software device under AddressSanitizer.
@@ -87,6 +90,7 @@ fn main() -> anyhow::Result<()> {
         Task::Languages(args) => languages::run(&args),
         Task::Bindings(args) => bindings::run(&args),
         Task::Plots(args) => plots::run(&args),
+        Task::References(args) => references::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Asan(args) => asan::run(&args),
         Task::Chaos(args) => chaos::run(&args),

@@ -28,9 +28,10 @@ const PTXAS: &str = "TALLY_PTXAS";
 const FUZZ_S: u32 = 20;
 
 /// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 11] = [
+const USUAL: [Group; 12] = [
     Group::Fmt,
     Group::Words,
+    Group::References,
     Group::Clippy,
     Group::Unit,
     Group::Policies,
@@ -51,6 +52,8 @@ pub enum Group {
     Clippy,
     /// The language of code and documents: doc comments, glossary, lengths, links, commands.
     Words,
+    /// The documents in docs/reference are what the code says.
+    References,
     /// Unit and integration tests of the crates, and their documentation's examples.
     Unit,
     /// The policies' own tests, on the host.
@@ -127,8 +130,8 @@ pub fn run(args: &Args) -> Result<()> {
         None => USUAL.to_vec(),
     };
     let builds = groups.iter().any(|g| {
-        use Group::{E2e, Languages, Litmus, Reload, Unit};
-        matches!(g, Unit | Languages | E2e | Litmus | Reload)
+        use Group::{E2e, Languages, Litmus, References, Reload, Unit};
+        matches!(g, References | Unit | Languages | E2e | Litmus | Reload)
     });
     if builds && !args.no_build {
         build::everything()?;
@@ -141,10 +144,16 @@ pub fn run(args: &Args) -> Result<()> {
     for group in groups {
         let began = Instant::now();
         left_out.extend(why_left_out(group, std::env::var_os(PTXAS).is_some()));
-        if group == Group::Words {
-            let count = crate::words::run(args.filter.as_deref())?;
+        let own: Option<(Count, &str)> = match group {
+            Group::Words => Some((crate::words::run(args.filter.as_deref())?, "words")),
+            Group::References => {
+                Some((crate::references::check(args.filter.as_deref())?, "references"))
+            }
+            _ => None,
+        };
+        if let Some((count, name)) = own {
             if count.failed > 0 {
-                failed.push("failed: cargo xtask test words".into());
+                failed.push(format!("failed: cargo xtask test {name}"));
             }
             sum += count;
         }
@@ -298,7 +307,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.push(test);
         }
         // No test programs: see `run`.
-        Group::Words | Group::Ab | Group::Reload => {}
+        Group::Words | Group::References | Group::Ab | Group::Reload => {}
         Group::Fuzz => {
             let seconds = args.seconds.unwrap_or(FUZZ_S).to_string();
             let asked = |name: &&str| filter.is_none_or(|filter| name.contains(filter));

@@ -5,33 +5,15 @@
 //! took 31 s and 7.9 GB.
 
 use crate::{CompileError, TooMany};
+use tally_contract::limits::{
+    COMPONENT_BODY_BYTES_MAX, COMPONENT_DEPTH_MAX, COMPONENT_FUNCTIONS_MAX, COMPONENT_GLOBALS_MAX,
+    COMPONENT_INSTANCES_MAX, COMPONENT_LOCALS_MAX, COMPONENT_NAMES_MAX, COMPONENT_PARTS_MAX,
+    COMPONENT_SECTIONS_MAX, COMPONENT_SEGMENTS_MAX, COMPONENT_TYPES_MAX,
+};
 use wasmparser_bounded::{
     BinaryReaderError, ComponentType, ComponentTypeDeclaration, CoreType, FunctionBody,
     InstanceTypeDeclaration, Parser, Payload,
 };
-
-/// Components in components. Composition tools make three.
-const DEPTH_MAX: u32 = 8;
-/// Modules and components, at all levels. An interpreter's is made of two dozen.
-const PARTS_MAX: u64 = 256;
-/// Types, with what is declared in them.
-const TYPES_MAX: u64 = 50_000;
-/// Imports, exports and aliases.
-const NAMES_MAX: u64 = 200_000;
-/// Instances, of components and of modules.
-const INSTANCES_MAX: u64 = 1_000;
-/// Functions of modules, and those that a component lifts or lowers. Python has 30 000.
-const FUNCTIONS_MAX: u64 = 100_000;
-/// Tables, memories, globals and tags.
-const GLOBALS_MAX: u64 = 50_000;
-/// Segments of data and of elements.
-const SEGMENTS_MAX: u64 = 200_000;
-/// The compiler takes more than twice as long for a function of twice the length.
-const BODY_BYTES_MAX: u64 = 1 << 20;
-/// Local variables of all functions.
-const LOCALS_MAX: u64 = 4_000_000;
-/// Sections, at all levels: empty ones hold nothing that is counted.
-const SECTIONS_MAX: u64 = 100_000;
 
 /// Items so far.
 #[derive(Default)]
@@ -82,9 +64,9 @@ fn count(component: &[u8]) -> Result<(), Stop> {
         match &payload {
             Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => {
                 depth += 1;
-                if depth > DEPTH_MAX {
+                if depth > COMPONENT_DEPTH_MAX {
                     let what = "levels of components within one another";
-                    return Err(Stop::Many(TooMany { what, most: DEPTH_MAX.into() }));
+                    return Err(Stop::Many(TooMany { what, most: COMPONENT_DEPTH_MAX.into() }));
                 }
                 count.part()?;
             }
@@ -99,35 +81,40 @@ fn count(component: &[u8]) -> Result<(), Stop> {
 
 impl Count {
     fn part(&mut self) -> Result<(), Stop> {
-        add(&mut self.parts, 1, "modules and components", PARTS_MAX)
+        add(&mut self.parts, 1, "modules and components", COMPONENT_PARTS_MAX)
     }
 
     fn types(&mut self, more: usize) -> Result<(), Stop> {
-        add(&mut self.types, more as u64, "types", TYPES_MAX)
+        add(&mut self.types, more as u64, "types", COMPONENT_TYPES_MAX)
     }
 
     fn names(&mut self, more: u32) -> Result<(), Stop> {
-        add(&mut self.names, more.into(), "imports, exports and aliases", NAMES_MAX)
+        add(&mut self.names, more.into(), "imports, exports and aliases", COMPONENT_NAMES_MAX)
     }
 
     fn instances(&mut self, more: u32) -> Result<(), Stop> {
-        add(&mut self.instances, more.into(), "instances", INSTANCES_MAX)
+        add(&mut self.instances, more.into(), "instances", COMPONENT_INSTANCES_MAX)
     }
 
     fn functions(&mut self, more: u32) -> Result<(), Stop> {
-        add(&mut self.functions, more.into(), "functions", FUNCTIONS_MAX)
+        add(&mut self.functions, more.into(), "functions", COMPONENT_FUNCTIONS_MAX)
     }
 
     fn globals(&mut self, more: u32) -> Result<(), Stop> {
-        add(&mut self.globals, more.into(), "tables, memories and globals", GLOBALS_MAX)
+        add(&mut self.globals, more.into(), "tables, memories and globals", COMPONENT_GLOBALS_MAX)
     }
 
     fn segments(&mut self, more: u32) -> Result<(), Stop> {
-        add(&mut self.segments, more.into(), "segments", SEGMENTS_MAX)
+        add(&mut self.segments, more.into(), "segments", COMPONENT_SEGMENTS_MAX)
     }
 
     fn payload(&mut self, payload: &Payload<'_>) -> Result<(), Stop> {
-        add(&mut self.sections, 1, "sections and functions", SECTIONS_MAX + FUNCTIONS_MAX)?;
+        add(
+            &mut self.sections,
+            1,
+            "sections and functions",
+            COMPONENT_SECTIONS_MAX + COMPONENT_FUNCTIONS_MAX,
+        )?;
         match payload {
             Payload::TypeSection(types) => self.types(types.count() as usize),
             Payload::ImportSection(imports) => self.names(imports.count()),
@@ -166,10 +153,15 @@ impl Count {
     fn body(&mut self, body: &FunctionBody<'_>) -> Result<(), Stop> {
         let range = body.range();
         let mut bytes = 0;
-        add(&mut bytes, range.end - range.start, "bytes in one function", BODY_BYTES_MAX)?;
+        add(
+            &mut bytes,
+            range.end - range.start,
+            "bytes in one function",
+            COMPONENT_BODY_BYTES_MAX,
+        )?;
         for locals in body.get_locals_reader()? {
             let (more, _) = locals?;
-            add(&mut self.locals, more.into(), "local variables", LOCALS_MAX)?;
+            add(&mut self.locals, more.into(), "local variables", COMPONENT_LOCALS_MAX)?;
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use crate::config::{Config, SharingChoice};
 use crate::error::{CoreError, EXIT_RUNTIME, EXIT_USAGE};
-use clap::{Parser, ValueEnum};
+use crate::reference::Reference;
+use clap::{Parser, Subcommand, ValueEnum};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ Exit codes:
   3  the policy could not be loaded
   4  the socket is in use by a live core
 
-Every setting has a default; core/daemon/tally-core.example.toml lists them all.";
+Every setting has a default: docs/reference/configuration.md lists them.";
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,6 +81,19 @@ pub struct Cli {
     /// Run the dispatch thread on this CPU only.
     #[arg(long, value_name = "N")]
     pub pin_cpu: Option<u32>,
+    #[command(subcommand)]
+    pub task: Option<Task>,
+}
+
+/// What is done instead of serving.
+#[derive(Debug, Subcommand)]
+pub enum Task {
+    /// Print a reference document, for `cargo xtask references`.
+    #[command(hide = true)]
+    Reference {
+        /// Which of them.
+        document: Reference,
+    },
 }
 
 impl Cli {
@@ -139,6 +153,16 @@ fn start_log(format: LogFormat) -> tracing_appender::non_blocking::WorkerGuard {
     guard
 }
 
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tally-core: standard output: {error}");
+            ExitCode::from(EXIT_RUNTIME)
+        }
+    }
+}
+
 /// The whole program.
 pub fn main() -> ExitCode {
     tally_wasm_host::serve_if_child();
@@ -149,15 +173,12 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    if let Some(Task::Reference { document }) = cli.task {
+        return print(&document.text());
+    }
     if cli.check_config {
         return match cli.resolve().and_then(|config| config.effective()) {
-            Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("tally-core: standard output: {error}");
-                    ExitCode::from(EXIT_RUNTIME)
-                }
-            },
+            Ok(text) => print(&text),
             Err(error) => {
                 eprintln!("tally-core: {error}");
                 error.exit_code()

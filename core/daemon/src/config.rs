@@ -16,25 +16,32 @@ pub use mps::Mps;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use tally_contract::limits::{
+    HOLD_NS_MAX, HOLD_NS_MAX_LARGEST, KERNELS_MAX, LINGER_US_MAX, RESERVES_MAX, SMS_MAX,
+};
 use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 
+/// The highest number of a CPU.
+const CPU_MAX: usize = rustix::thread::CpuSet::MAX_CPU - 1;
+
 /// Everything that can be set.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where the core listens.
+    /// Where programs register.
     pub socket: Socket,
-    /// Who may register as what.
+    /// How many clients there may be, and how much of the core each user may take.
     pub admission: Admission,
-    /// Settings of the high-priority class
+    /// Who may register as high priority.
     pub high_priority: HighPriority,
-    /// Who may administer the core
+    /// Who may administer the core, and where.
     pub admin: Admin,
-    /// The policy and its limits.
+    /// The policy that decides.
     pub policy: Policy,
-    /// The scheduler's defaults.
+    /// Defaults of the scheduler.
     pub engine: Engine,
     /// The dispatch thread.
     pub dispatch: Dispatch,
@@ -50,31 +57,38 @@ pub struct Config {
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
-    /// Settings of A/B tests
+    /// Reports of A/B tests.
     pub ab: Ab,
 }
 
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// The component; none: `tally-priority.wasm` of the installation.
+    /// The component. Default: `policies/tally-priority.wasm` next to the program, else
+    /// `../lib/tally/policies/tally-priority.wasm`.
     pub file: Option<PathBuf>,
-    /// Configuration file that is passed to the policy
+    /// Configuration file that is passed to the policy. Default: none.
     pub config_file: Option<PathBuf>,
-    /// End with exit code 3 if it cannot be loaded at start. `false` starts with
-    /// the built-in rule, which `tallyctl status` shows.
+    /// End with exit code 3 if it cannot be loaded at start. `false`: start with the built-in rule, which
+    /// `tallyctl status` shows.
     pub required: bool,
-    /// Load it again when its file changes.
+    /// Load it again when its file changes. SIGHUP and `tallyctl policy load` do too.
     pub watch: bool,
-    /// How long a changed file must stay as it is before it is loaded, ms.
+    /// How long a changed file must stay as it is before it is loaded.
+    #[schemars(range(min = 1, max = 60_000))]
     pub debounce_ms: u64,
-    /// What it may do and see beyond scheduling best effort.
+    /// What policies may do and see beyond scheduling best effort: `identity` (names and labels of clients),
+    /// `kernel-identity` (names and images of kernels), `high-priority` (which clients are gated, and any say
+    /// over high-priority launches).
+    #[schemars(with = "Vec<String>")]
     pub capabilities: Capabilities,
-    /// Which policies may be loaded.
+    /// Which policies may be loaded. By default any that an admin asks for.
     pub trust: TrustSettings,
-    /// What it may use.
+    /// What a policy may use. `preset = "interpreted"` is for components with an interpreter in them: what no other
+    /// key sets is then as in that column.
     pub limits: Limits,
-    /// What becomes of it if it fails.
+    /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
+    /// at once, and another policy may take its place.
     pub strikes: Strikes,
 }
 
@@ -94,20 +108,25 @@ impl Default for Policy {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// Predicted GPU time that a client may have unfinished until its policy
-    /// says otherwise, us.
+    /// Predicted GPU time that a client may have unfinished until its policy says otherwise.
+    #[schemars(range(min = 1, max = 60_000_000))]
     pub window_us: u64,
-    /// Longest hold; longer ones are cut to it, ms.
+    /// Longest hold; longer ones are shortened to it.
+    #[schemars(range(min = 1, max = HOLD_NS_MAX_LARGEST / 1_000_000))]
     pub hold_ms_max: u64,
-    /// Silence after high-priority work that the built-in rule waits for, us.
+    /// Idle gap after high-priority work that the built-in rule waits for.
+    #[schemars(range(max = 1_000_000))]
     pub fallback_idle_gap_us: u64,
-    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256, ms.
+    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
+    /// what is in flight may be waiting for them (kernels that meet across streams or GPUs).
+    #[schemars(range(min = 1, max = 3_600_000))]
     pub window_stall_ms: u64,
-    /// A high-priority client that is busy for so long without launching anything counts as idle until
-    /// it launches again, ms; 0: never.
+    /// A high-priority client that is busy for so long without launching anything counts as idle until it
+    /// launches again: it may wait for what is held back for it. 0: never.
+    #[schemars(range(max = 3_600_000))]
     pub high_stall_ms: u64,
 }
 
@@ -115,7 +134,7 @@ impl Default for Engine {
     fn default() -> Self {
         Engine {
             window_us: 1_000,
-            hold_ms_max: 1_000,
+            hold_ms_max: HOLD_NS_MAX / 1_000_000,
             fallback_idle_gap_us: 100,
             window_stall_ms: 500,
             high_stall_ms: 5_000,
@@ -123,19 +142,23 @@ impl Default for Engine {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
-    /// Spin so long after the last activity before sleeping, us. None: 2000 with
-    /// at least 8 CPUs, 50 with 4, else 0.
+    /// Spin so long after the last activity before sleeping. Default: 2000 with at least 8 CPUs, 50 with 4,
+    /// else 0.
+    #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
-    /// Run on this CPU only.
+    /// Run on this CPU only. Default: on any.
+    #[schemars(range(max = CPU_MAX))]
     pub pin_cpu: Option<u32>,
-    /// While it sleeps and a launch waits for one in flight: look at completions
-    /// this often at first, us (rarer the longer nothing ends).
+    /// While it sleeps and a launch waits for one in flight: look at completions this often at first, rarer
+    /// the longer nothing ends.
+    #[schemars(range(min = 5, max = 10_000))]
     pub completion_poll_us: u64,
-    /// A high-priority client that has been busy for so long without launching
-    /// is asked through its probe whether it still is, us.
+    /// A high-priority client that has been busy for so long without launching is asked through its probe
+    /// whether it still is.
+    #[schemars(range(min = 50, max = 1_000_000))]
     pub probe_after_us: u64,
 }
 
@@ -153,7 +176,7 @@ impl Dispatch {
 }
 
 /// What a client does while there is no core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
     /// Run launches unscheduled.
@@ -162,13 +185,14 @@ pub enum Fail {
     Hold,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
-    /// How long a thread that waits for a decision spins before it sleeps, us.
-    /// None: 1000 with at least 8 CPUs, 20 with 4, else 0.
+    /// How long a thread that waits for a decision spins before it sleeps. Default: 1000 with at least 8
+    /// CPUs, 20 with 4, else 0.
+    #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
-    /// What clients do when the core goes away.
+    /// What clients do while there is no core.
     pub fail: Fail,
 }
 
@@ -196,18 +220,21 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
-    /// Give best-effort clients' kernels transformed forms where a policy asks for them.
+    /// Give best-effort clients' kernels transformed forms where a policy asks for them, so that they yield
+    /// at block boundaries. Results do not change.
     pub enabled: bool,
-    /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
-    /// forbids modifying them: read docs/operate.md before switching it on.
+    /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence forbids modifying them:
+    /// read the operator's guide before switching it on.
     pub vendor_libraries: bool,
-    /// A launch that was asked to yield and has not after so long is helped to its
-    /// end and never transformed again, ms.
+    /// A launch that was asked to yield and has not after so long is helped to its end, and its kernel is
+    /// never transformed again.
+    #[schemars(range(min = 1, max = 10_000))]
     pub rescue_ms: u32,
-    /// Each user's programs keep transformed forms on disk for their next start, up to so many MiB. 0: none.
+    /// Transformed forms that the programs of each user keep on disk for their next start, at most. 0: none.
+    #[schemars(range(max = 65_536))]
     pub cache_mib: u32,
 }
 
@@ -217,11 +244,12 @@ impl Default for Rewrite {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
-    /// Make a green context in each best-effort client that keeps so many SMs free,
-    /// with sharing mode `mps`. Rounded up to what the GPU can split off.
+    /// With sharing mode `mps`: for each number make a green context in each best-effort client that keeps so
+    /// many SMs free, rounded up to what the GPU can split off. `[]`: none.
+    #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
 
@@ -231,17 +259,19 @@ impl Default for Width {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
     /// Keep measured times of kernels, and which must not be transformed, for the next run.
     pub enabled: bool,
-    /// Where; none: see [`Profiles::directory`].
+    /// Where. Default: `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
+    /// Made with mode 0700 if missing; a file for each GPU.
     pub directory: Option<PathBuf>,
-    /// Write them this often if something changed, s. Also at an orderly end.
+    /// Write them this often if something changed, and at an orderly end.
+    #[schemars(range(min = 1, max = 86_400))]
     pub save_every_s: u64,
-    /// Kernels (name, image, grid, block) kept; those with the least measured GPU time
-    /// go first.
+    /// Kernels (name, image, grid, block) kept; those with the least measured GPU time go first.
+    #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub kernels_max: usize,
 }
 
@@ -270,14 +300,16 @@ impl Profiles {
 }
 
 /// How clients share the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum SharingChoice {
-    /// By what is there.
+    /// `mps` if an MPS daemon serves already, else `timeslice`, else `none`
     Auto,
-    /// All at once, through NVIDIA MPS.
+    /// All at once, through NVIDIA MPS
     Mps,
-    /// In turns, with hardware time slices set per client.
+    /// In turns, with hardware time slices set per client
     Timeslice,
     /// Programs share the GPU as the system is set up
     None,
@@ -295,13 +327,17 @@ impl SharingChoice {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
+    /// How clients share the GPU.
     pub mode: SharingChoice,
-    /// End with exit code 1 instead of falling back when `mps` cannot be had.
+    /// End with exit code 1 if mode `mps` is not available. `false`: fall back to `timeslice`, and say why in
+    /// `tallyctl status`.
     pub required: bool,
+    /// Hardware time slices, with mode `timeslice`. 0 leaves the driver's, about 2 ms.
     pub timeslice: Timeslice,
+    /// NVIDIA MPS, with mode `mps`.
     pub mps: Mps,
 }
 
@@ -316,20 +352,22 @@ impl Default for SharingMode {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Hardware time slice of a best-effort client that is the only one, us; 0 leaves the
-    /// driver's.
+    /// Of a best-effort client that is the only one: it runs on while high-priority clients are idle.
+    #[schemars(range(max = 1_000_000))]
     pub best_effort_us: u64,
-    /// Of each while several are connected, us, at least `best_effort_us`; 0 leaves the driver's.
-    /// Those that are shorter than it takes to change between two contexts would let none of them
-    /// make any progress.
+    /// Of each best-effort client while several are connected; never shorter than `best_effort_us`. Slices
+    /// that are shorter than a change between two contexts, about 0.2 ms, let none of them make progress.
+    #[schemars(range(max = 1_000_000))]
     pub best_effort_shared_us: u64,
-    /// Of high-priority clients, us.
+    /// Of high-priority clients.
+    #[schemars(range(max = 1_000_000))]
     pub high_us: u64,
-    /// How long the GPU stays with a high-priority client whose work is done, us, so that a
-    /// request which follows at once finds it there; 0: not at all.
+    /// How long the GPU stays with a high-priority client whose work is done, so that a request which follows
+    /// at once finds it there. 0: not at all.
+    #[schemars(range(max = LINGER_US_MAX))]
     pub linger_us: u32,
 }
 
@@ -410,63 +448,7 @@ impl Config {
     pub fn check(&self) -> Result<(), CoreError> {
         self.socket.mode_bits()?;
         self.admin.mode_bits()?;
-        let within = |name: &str, value: u64, low: u64, high: u64| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(CoreError::ConfigValue(format!("{name} is {value}: expected {low} to {high}")))
-        };
-        within("admission.clients_max", self.admission.clients_max as u64, 1, 4_096)?;
-        let places = &self.admission;
-        within("admission.user_clients_max", places.user_clients_max as u64, 1, 4_096)?;
-        within("admission.reserved_clients", places.reserved_clients as u64, 0, 4_096)?;
-        within("admission.user_joins_per_s", places.user_joins_per_s.into(), 1, 10_000)?;
-        let most = tally_engine::profile::KERNELS_MAX as u64;
-        within("admission.user_kernels_max", places.user_kernels_max.into(), 1, most)?;
-        within("admission.hello_timeout_ms", self.admission.hello_timeout_ms, 10, 60_000)?;
-        within("policy.debounce_ms", self.policy.debounce_ms, 1, 60_000)?;
-        let strikes = &self.policy.strikes;
-        within("policy.strikes.back_off_initial_ms", strikes.back_off_initial_ms, 1, 3_600_000)?;
-        within("policy.strikes.back_off_max_ms", strikes.back_off_max_ms, 1, 86_400_000)?;
-        within("policy.strikes.stall_ms", strikes.stall_ms, 0, 3_600_000)?;
-        within("engine.window_us", self.engine.window_us, 1, 60_000_000)?;
-        within("engine.hold_ms_max", self.engine.hold_ms_max, 1, 60_000)?;
-        within("engine.fallback_idle_gap_us", self.engine.fallback_idle_gap_us, 0, 1_000_000)?;
-        within("engine.window_stall_ms", self.engine.window_stall_ms, 1, 3_600_000)?;
-        within("engine.high_stall_ms", self.engine.high_stall_ms, 0, 3_600_000)?;
-        within("dispatch.spin_us", self.dispatch.spin_us(), 0, 1_000_000)?;
-        within("dispatch.completion_poll_us", self.dispatch.completion_poll_us, 5, 10_000)?;
-        within("dispatch.probe_after_us", self.dispatch.probe_after_us, 50, 1_000_000)?;
-        within("client.spin_us", self.client.spin_us(), 0, 1_000_000)?;
-        let slices = &self.sharing.timeslice;
-        within("sharing.timeslice.best_effort_us", slices.best_effort_us, 0, 1_000_000)?;
-        within(
-            "sharing.timeslice.best_effort_shared_us",
-            slices.best_effort_shared_us,
-            0,
-            1_000_000,
-        )?;
-        within("sharing.timeslice.high_us", slices.high_us, 0, 1_000_000)?;
-        let most = tally_ipc::wire::LINGER_US_MAX.into();
-        within("sharing.timeslice.linger_us", slices.linger_us.into(), 0, most)?;
-        let most = mps::REFRESH_MS_MAX;
-        within("sharing.mps.refresh_ms", self.sharing.mps.refresh_ms, 0, most)?;
-        within("rewrite.rescue_ms", self.rewrite.rescue_ms.into(), 1, 10_000)?;
-        within("rewrite.cache_mib", self.rewrite.cache_mib.into(), 0, 65_536)?;
-        within("profiles.save_every_s", self.profiles.save_every_s, 1, 86_400)?;
-        let most = tally_engine::profile::KERNELS_MAX as u64;
-        within("profiles.kernels_max", self.profiles.kernels_max as u64, 1, most)?;
-        within("log.ring_kib", self.log.ring_kib, 4, 1 << 20)?;
-        within("log.bytes_max", self.log.bytes_max, crate::record::file::BYTES_MIN, u64::MAX)?;
-        let most = tally_ipc::wire::WIDTHS_MAX as u64;
-        within("the length of width.reserve_sms", self.width.reserve_sms.len() as u64, 0, most)?;
-        for sms in &self.width.reserve_sms {
-            within("width.reserve_sms", (*sms).into(), 1, 1_024)?;
-        }
-        if let Some(cpu) = self.dispatch.pin_cpu {
-            within("dispatch.pin_cpu", cpu.into(), 0, rustix::thread::CpuSet::MAX_CPU as u64 - 1)?;
-        }
-        Ok(())
+        tally_settings::check(self).map_err(|error| CoreError::ConfigValue(error.to_string()))
     }
 }
 

@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tally_contract::limits::POLICY_CONFIG_BYTES_MAX;
 use tally_trust::{SIGNATURE_BYTES_MAX, signature_file};
 use tokio::sync::Semaphore;
 
-/// Longest policy configuration read.
-pub const CONFIG_BYTES_MAX: usize = 1 << 20;
 /// A file that takes longer to be read is given up: a regular file may be on a file system of the peer's making.
 const READ_MAX: Duration = Duration::from_secs(10);
 /// Reads under way at once, those given up among them.
@@ -145,7 +144,7 @@ impl PolicyFiles {
         let config_text = match &source.config_file {
             None => String::new(),
             Some(path) => {
-                let read = read_path(path, CONFIG_BYTES_MAX);
+                let read = read_path(path, POLICY_CONFIG_BYTES_MAX);
                 text(
                     read.map_err(|e| format!("policy configuration {e}"))?,
                     &path.display().to_string(),
@@ -179,7 +178,7 @@ impl PolicyFiles {
                     .config_file
                     .as_ref()
                     .map_or_else(String::new, |f| f.display().to_string());
-                let read = read(fd, &name, CONFIG_BYTES_MAX);
+                let read = read(fd, &name, POLICY_CONFIG_BYTES_MAX);
                 text(read.map_err(|e| format!("policy configuration {e}"))?, &name)?
             }
         };

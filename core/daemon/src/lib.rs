@@ -35,6 +35,7 @@ pub mod policy_watch;
 pub mod profile_store;
 pub mod quota;
 pub mod record;
+pub mod reference;
 pub mod refresh;
 pub mod run;
 pub mod sharing;

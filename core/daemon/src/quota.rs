@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 
 /// Whom a quota is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +50,7 @@ pub struct Room {
 impl Room {
     /// Under this limit on descriptors.
     pub fn new(descriptors: u64, clients_max: usize) -> Self {
-        let strangers = if descriptors >= 4_096 { 256 } else { 32 };
+        let strangers = if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
         let other = DESCRIPTORS_OTHER + DESCRIPTORS_STRANGER * strangers as u64;
         let fit = (descriptors.saturating_sub(other) / DESCRIPTORS_EACH).max(1) as usize;
         Room { descriptors, strangers, clients_fit: fit, clients: clients_max.min(fit) }

@@ -2,7 +2,7 @@
 //!
 //! Up: lock, policy, sharing mode, kept profiles, dispatch thread, socket. Down, on SIGTERM,
 //! SIGINT or `tallyctl stop`: no new connections, every launch granted, rings
-//! empty (at most [`DRAIN_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
+//! empty (at most [`DRAIN_MS_MAX`]), profiles written, MPS daemon stopped, socket removed. A second
 //! signal ends at once.
 
 use crate::admit::Rules;
@@ -31,14 +31,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tally_contract::limits::DRAIN_MS_MAX;
 use tally_decision_log::Recorder;
 use tally_engine::EngineConfig;
 use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::LocalSet;
-
-/// Longest wait for the rings to empty.
-pub const DRAIN_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether the sockets' files are still there.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -271,7 +269,9 @@ async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
         _ = plane.profiles.gather(&plane.control) => {}
         () = second_stop(signals) => return Ok(()),
     }
-    let drained = plane.control.ask(|done| Control::Drain { within: DRAIN_MAX, done });
+    let drained = plane
+        .control
+        .ask(|done| Control::Drain { within: Duration::from_millis(DRAIN_MS_MAX), done });
     tokio::select! {
         drained = drained => match drained {
             Ok(true) => tracing::info!("drained"),

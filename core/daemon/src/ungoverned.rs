@@ -7,10 +7,9 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 use tally_admin::UngovernedStatus;
+use tally_contract::limits::UNGOVERNED_MAX;
 use tally_ipc::wire;
 
-/// Reports kept, of programs that ended, too.
-const REPORTS_MAX: usize = 64;
 /// Processes looked at for one status.
 const PROCESSES_MAX: usize = 16_384;
 /// Read of a process's environment, and of its mappings.
@@ -35,7 +34,7 @@ impl Ungoverned {
     /// A program that is not governed; an earlier report of the same process is replaced.
     pub fn report(&mut self, pid: u32, uid: u32, name: String, reason: String) {
         self.is_client(pid);
-        self.0.truncate(REPORTS_MAX - 1);
+        self.0.truncate(UNGOVERNED_MAX - 1);
         let process_start = process_start(pid);
         self.0.push_front(Report { pid, process_start, uid, name, reason, at: Instant::now() });
     }
@@ -153,7 +152,7 @@ mod tests {
         for i in 0..100 {
             all.report(1_000_000_000 + i, 0, format!("{i}"), "r".into());
         }
-        assert_eq!(all.status(Vec::new()).len(), REPORTS_MAX);
+        assert_eq!(all.status(Vec::new()).len(), UNGOVERNED_MAX);
         let own = std::process::id();
         all.report(own, 0, "a".into(), "first".into());
         all.report(own, 0, "a".into(), "second".into());

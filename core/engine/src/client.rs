@@ -2,15 +2,13 @@
 
 use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage};
 use std::collections::VecDeque;
+use tally_contract::limits::STALL_BURST_MAX;
 
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
 pub const IN_FLIGHT_MAX: u64 = 4_096;
 /// Of these, launches in a form that stops when asked: further ones run whole. A shim has at most 64.
 pub const YIELDING_IN_FLIGHT_MAX: usize = 128;
-
-/// Launches that one stall lets in, at most.
-const STALL_BURST_MAX: u32 = 256;
 
 /// A launch as it arrives from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,10 +29,11 @@ pub use state::{ClientState, WaitsFor};
 use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId,
-    Policy, SharingMode, Subscriptions, TIMERS_MAX, World,
+    Policy, SharingMode, Subscriptions, World,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
+use tally_contract::limits::{HOLD_NS_MAX, STALL_NS, TIMERS_MAX};
 
 /// What the caller must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +84,10 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             window_ns: 1_000_000,
-            hold_ns_max: 1_000_000_000,
+            hold_ns_max: HOLD_NS_MAX,
             fallback_idle_ns: 100_000,
             window_stall_ns: 500_000_000,
-            policy_stall_ns: 1_000_000_000,
+            policy_stall_ns: STALL_NS,
             sm_count: 0,
             sharing: SharingMode::Concurrent,
         }

@@ -10,7 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-mod contract;
+mod conversions;
 pub mod engine;
 pub mod policy;
 pub mod profile;

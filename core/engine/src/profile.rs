@@ -4,30 +4,13 @@ mod samples;
 mod table;
 mod view;
 
-pub use samples::RECENT_SAMPLES;
-pub use view::{FormView, KernelView};
+pub use tally_contract::kernel::{FormView, KernelKey, KernelView, Transformation};
 
 use crate::policy::{Form, KernelId};
 use samples::Samples;
 use std::collections::{BTreeMap, HashMap};
+use tally_contract::limits::{FORMS_MAX, MEAN_WINDOW, PREDICTION_SAMPLES, TURNAROUND_SAMPLES};
 
-/// What makes two launches the same kernel to the scheduler.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KernelKey {
-    pub name: String,
-    /// Digest of its code image and its whole name; 0 if the image is unknown.
-    pub image: u128,
-    /// Grid dimensions in blocks.
-    pub grid: [u32; 3],
-    /// Block dimensions in threads.
-    pub block: [u32; 3],
-}
-
-/// The median of so many latest launches predicts the next one.
-const PREDICTING: usize = 9;
-/// Weight of a new sample in the running mean is at least 1 / this, so that the
-/// mean follows a kernel whose inputs change.
-const MEAN_WINDOW: u64 = 64;
 /// Launches of earlier runs count as so many at most, so that what was kept neither
 /// outweighs what is measured now nor tops the list of busy kernels for ever.
 pub const KEPT_COUNT_MAX: u64 = MEAN_WINDOW;
@@ -35,33 +18,6 @@ pub const KEPT_COUNT_MAX: u64 = MEAN_WINDOW;
 /// What was kept outweighs no more than so many launches: if it is wrong (measured beside other
 /// work by an earlier core, or on a busier machine), a few launches put it right.
 const KEPT_WEIGHT: u64 = 4;
-
-/// Forms of one kernel that are told apart; further ones are not measured.
-pub const FORMS_MAX: usize = 16;
-/// Turnarounds kept of a form.
-const TURNAROUNDS: usize = 32;
-
-/// Whether a kernel is transformed, so that it can run sliced or preemptible.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transformation {
-    /// Nothing is known yet.
-    #[default]
-    Unknown,
-    /// Nothing speaks against it.
-    Preparable,
-    /// It is under way.
-    Preparing,
-    Ready {
-        /// It can run as several launches of block ranges.
-        sliced: bool,
-        /// It can yield when asked.
-        preemptible: bool,
-    },
-    /// It cannot be, and why.
-    WholeOnly(&'static str),
-    /// The process that said so last cannot transform it, and why; another may.
-    WholeHere(&'static str),
-}
 
 /// What was measured of a kernel in a form other than whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +27,7 @@ pub struct FormStats {
     pub mean_ns: u64,
     samples: Samples,
     pub contended: bool,
-    turnarounds: [u64; TURNAROUNDS],
+    turnarounds: [u64; TURNAROUND_SAMPLES],
     yields: u64,
 }
 
@@ -106,11 +62,11 @@ impl FormStats {
     }
 
     fn yielded_in(&mut self, turnaround_ns: u64) {
-        self.turnarounds[(self.yields % TURNAROUNDS as u64) as usize] = turnaround_ns;
+        self.turnarounds[(self.yields % TURNAROUND_SAMPLES as u64) as usize] = turnaround_ns;
         self.yields += 1;
     }
 
-    /// Median of the latest [`RECENT_SAMPLES`] launches.
+    /// Median of the latest `RECENT_SAMPLES` launches.
     pub fn median_ns(&self) -> u64 {
         self.samples.median_ns()
     }
@@ -130,7 +86,7 @@ impl FormStats {
     /// that met something else (the driver loading code, another kernel before it)
     /// would speak against the form for good.
     pub fn turnaround_ns(&self) -> u64 {
-        let n = self.yields.min(TURNAROUNDS as u64) as usize;
+        let n = self.yields.min(TURNAROUND_SAMPLES as u64) as usize;
         if n == 0 {
             return 0;
         }
@@ -216,7 +172,7 @@ impl Profile {
         self.mean_ns = running_mean(self.mean_ns, measured_ns, self.samples.pushed());
         // The lower one of two in the middle: the smaller of a first sample
         // with loading time and a second without.
-        self.predicted_ns = self.samples.median_of_ns(PREDICTING);
+        self.predicted_ns = self.samples.median_of_ns(PREDICTION_SAMPLES);
     }
 
     /// A launch that ran beside other clients' work took so long: alone it takes no longer. That is
@@ -267,7 +223,7 @@ impl Profile {
         }
     }
 
-    /// Median of the latest [`RECENT_SAMPLES`] launches; 0 if none.
+    /// Median of the latest `RECENT_SAMPLES` launches; 0 if none.
     pub fn median_ns(&self) -> u64 {
         self.samples.median_ns()
     }
@@ -297,9 +253,6 @@ pub struct Kept {
     /// It must not be transformed, and why.
     pub whole_only: Option<&'static str>,
 }
-
-/// Most kernels known at once; launches of others are scheduled without a profile.
-pub const KERNELS_MAX: usize = 65_536;
 
 /// All kernels known: those that clients may launch, and what was measured of others.
 ///

@@ -11,8 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-
-pub const LINE_BYTES_MAX: usize = 16 * 1024;
+use tally_contract::limits::REQUEST_BYTES_MAX;
 
 /// A descriptor and what it is.
 #[derive(Debug)]
@@ -92,7 +91,7 @@ pub struct Requests {
 pub enum Incoming {
     /// A line, and the descriptors that came with it or before its end.
     Line(Vec<u8>, Vec<OwnedFd>),
-    /// More than [`LINE_BYTES_MAX`] without an end.
+    /// More than [`REQUEST_BYTES_MAX`] without an end.
     TooLong,
 }
 
@@ -100,11 +99,11 @@ impl Requests {
     /// A request that has come whole.
     pub fn take(&mut self) -> Option<Incoming> {
         let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
-            return (self.bytes.len() > LINE_BYTES_MAX).then_some(Incoming::TooLong);
+            return (self.bytes.len() > REQUEST_BYTES_MAX).then_some(Incoming::TooLong);
         };
         let rest = self.bytes.split_off(end + 1);
         let line = std::mem::replace(&mut self.bytes, rest);
-        if line.len() > LINE_BYTES_MAX {
+        if line.len() > REQUEST_BYTES_MAX {
             return Some(Incoming::TooLong);
         }
         Some(Incoming::Line(line, std::mem::take(&mut self.fds)))
@@ -156,7 +155,7 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         let mut requests = Requests::default();
         let mut socket = &here;
-        socket.write_all(&vec![b'{'; LINE_BYTES_MAX + 1]).unwrap();
+        socket.write_all(&vec![b'{'; REQUEST_BYTES_MAX + 1]).unwrap();
         while requests.take().is_none() {
             requests.receive(there.as_fd()).unwrap();
         }

@@ -6,16 +6,10 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Submissions in flight at once, for one client. A power of two.
-pub const RING_SLOTS: usize = 256;
-/// Streams of one client tracked at once (bits of [`Activity::busy_streams`]).
-/// The last slot is shared by all further streams: its launches count as done in the order in
-/// which they were made.
-pub const STREAM_SLOTS: usize = 64;
-/// Distinct kernels of one client that can be told apart.
-pub const KERNEL_SLOTS: usize = 4096;
-/// Longest kernel name kept; longer ones are transformed and told apart by their hash.
-pub const KERNEL_NAME_BYTES: usize = 224;
+// Streams are also bits of [`Activity::busy_streams`]. The last slot's launches count as done in the order in which
+// they were made. Kernels with longer names are told apart by a hash. The ring's slots are a power of two.
+pub use tally_contract::limits::{KERNEL_NAME_BYTES, KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS};
+
 /// In [`Submission::kernel`]: not in the table (it is full, or a graph).
 pub const KERNEL_UNKNOWN: u32 = u32::MAX;
 

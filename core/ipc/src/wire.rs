@@ -12,13 +12,10 @@
 use crate::PROTOCOL_VERSION;
 pub use crate::frame::{FRAME_BYTES_MAX, Receiver, frame, receive, send};
 use std::path::{Path, PathBuf};
+use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX, RESERVES_MAX};
 
-/// Longest name, label key or label value, bytes.
-pub const TEXT_BYTES_MAX: usize = 256;
 /// Longest text of a [`Notice`], bytes.
 pub const NOTICE_BYTES_MAX: usize = 512;
-/// Most labels of a client.
-pub const LABELS_MAX: usize = 16;
 /// Tells a client where the core is.
 pub const ENV_SOCKET: &str = "TALLY_SOCKET";
 /// Tells `tallyctl` where the core takes admin requests.
@@ -140,11 +137,6 @@ pub struct RewriteSettings {
     pub reserve_sms: Vec<u32>,
 }
 
-pub const WIDTHS_MAX: usize = 16;
-
-/// The longest [`SharingMode::TimeSlice::linger_us`].
-pub const LINGER_US_MAX: u32 = 1_000;
-
 /// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
 pub const NOTICE: u8 = 2;
 
@@ -173,7 +165,7 @@ pub enum SharingMode {
         /// The same while more than one best-effort client is connected.
         shared_us: u64,
         /// How long the GPU stays with this client once its work is done, us, at most
-        /// [`LINGER_US_MAX`]; 0: not at all.
+        /// `LINGER_US_MAX`; 0: not at all.
         linger_us: u32,
     },
     /// All run at once through MPS.
@@ -200,7 +192,7 @@ impl Writer {
         self.0.extend(v.to_le_bytes());
     }
     fn text(&mut self, s: &str) {
-        self.text_within(s, TEXT_BYTES_MAX);
+        self.text_within(s, CLIENT_TEXT_BYTES_MAX);
     }
     fn text_within(&mut self, s: &str, most: usize) {
         let mut end = s.len().min(most);
@@ -239,7 +231,7 @@ impl<'a> Reader<'a> {
     }
     fn text(&mut self) -> Result<String, WireError> {
         let n = self.u32()? as usize;
-        if n > TEXT_BYTES_MAX {
+        if n > CLIENT_TEXT_BYTES_MAX {
             return Err(WireError::Malformed("a text is too long"));
         }
         String::from_utf8(self.take(n)?.to_vec())
@@ -343,8 +335,8 @@ impl Welcome {
         w.u8((*vendor_libraries).into());
         w.u32(*rescue_ms);
         w.u32(*cache_mib);
-        w.u32(reserve_sms.len().min(WIDTHS_MAX) as u32);
-        for sms in reserve_sms.iter().take(WIDTHS_MAX) {
+        w.u32(reserve_sms.len().min(RESERVES_MAX) as u32);
+        for sms in reserve_sms.iter().take(RESERVES_MAX) {
             w.u32(*sms);
         }
         w.0
@@ -389,7 +381,7 @@ impl Welcome {
                 cache_mib: r.u32()?,
                 reserve_sms: {
                     let n = r.u32()? as usize;
-                    if n > WIDTHS_MAX {
+                    if n > RESERVES_MAX {
                         return Err(WireError::Malformed("too many widths"));
                     }
                     (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?

@@ -11,6 +11,9 @@ use crate::watch::{self, Open, PARTS_MAX, record};
 use crate::{gate, kernels, sm_limit};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+// Larger grids are sliced by offset, where there is that form: a part of the prelude's issues the whole grid, and each
+// of its blocks claims itself. Slices by offset cannot be rescued.
+use tally_contract::limits::WHOLE_GRID_BLOCKS_MAX as WHOLE_GRID_MAX;
 use tally_ipc::ring::Answer;
 use tally_ipc::wait::now_ns;
 use tally_rewriter::ControlBlock;
@@ -27,11 +30,6 @@ const US_PER_SLICE: u32 = 32;
 const PARTS_MIN: u32 = 2;
 /// Parts of a preemptible launch of unknown length.
 const PARTS_UNKNOWN: u32 = 4;
-/// Grids of more blocks are sliced by offset, where there is that form: a part of the prelude's
-/// issues the whole grid, and each of its blocks claims itself. No GPU runs so many blocks at
-/// once (5 120 on the largest), so that none of these kernels waits for all of its blocks: slices
-/// by offset cannot be rescued.
-const WHOLE_GRID_MAX: u32 = 8 * 1024;
 
 /// Make a kernel's launch as decided. `None`: nothing was issued, it must run whole.
 pub fn launch(order: &Order<'_>, arguments: &KernelArguments, answer: Answer) -> Option<CuResult> {

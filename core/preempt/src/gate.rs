@@ -8,13 +8,14 @@ use crate::lock::Lock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
+use tally_contract::limits::CLAIMED_BLOCKS_MAX;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Gates, STREAM_SLOTS, SharedWord};
 use tally_ipc::wait;
 use tally_rewriter::control::FLAG_STRIDE_BYTES;
 
 /// Claim words of a stream: blocks of the largest grid that can be claimed.
-pub const TABLE_WORDS: u32 = 256 * 1024;
+pub const TABLE_WORDS: u32 = CLAIMED_BLOCKS_MAX;
 /// Words of the flag less one. One word is read by all SMs in turn; each further one
 /// takes a write to raise: 1, 4, 16 and 128 words take 5, 7, 15 and 94 us (H100). More
 /// than four make the reads of some kernels cheaper still (`docs/internals.md`).

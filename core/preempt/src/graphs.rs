@@ -30,11 +30,14 @@ use crate::lock::{Lock, Locked};
 use build::{Event, Kept, Parts, Step};
 use home::Home;
 use order::Last;
-use reason::{CutState, EXECS_KEPT_MAX, NODES_KEPT_MAX, Reason};
+use reason::{CutState, Reason};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use tally_contract::limits::{
+    GRAPH_NODES_KEPT_MAX as NODES_KEPT_MAX, GRAPHS_KEPT_MAX as EXECS_KEPT_MAX,
+};
 
 /// Sub-graphs and kernels that together are one graph: cheap to copy; its execs exist as long as one copy does.
 #[derive(Clone, Debug)]

@@ -21,17 +21,12 @@ use crate::{gate, kernels};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
+pub use tally_contract::limits::LAUNCH_PARTS_MAX as PARTS_MAX;
+use tally_contract::limits::{LAUNCHES_OPEN_MAX as OPEN_MAX, PARTS_OPEN_MAX};
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::{ClientRegion, ring, wait};
 use tally_rewriter::{ControlBlock, Refusal};
 
-/// Parts of one launch, at most.
-pub const PARTS_MAX: usize = 32;
-/// Parts under way, beyond which launches go whole: a part takes two entries of a hardware queue of 1 020, of which
-/// at least 900 are left to the program's launches.
-const PARTS_OPEN_MAX: usize = 24;
-/// Transformed launches under way, at most; further ones run whole.
-const OPEN_MAX: usize = 64;
 /// How long a launch waits for room before it goes whole.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(5);
 /// Between two looks for room.

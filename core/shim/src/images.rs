@@ -14,13 +14,12 @@ use crate::span::{self, Span};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+pub use tally_contract::limits::COPIED_BYTES_MAX;
 use tally_preempt::lock::Locked;
 use tally_preempt::settings::takes_vendor;
 use tally_preempt::vendor;
 use tally_rewriter::Refusal;
 
-/// Bytes copied, in all.
-pub const COPIED_BYTES_MAX: usize = 64 << 20;
 /// Images noted; kernels of others run whole.
 const IMAGES_MAX: usize = 65_536;
 /// Options of a load that are looked at.

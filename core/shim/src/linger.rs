@@ -31,9 +31,10 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
+use tally_contract::limits::LINGER_US_MAX;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
-use tally_ipc::wire::{LINGER_US_MAX, SharingMode};
+use tally_ipc::wire::SharingMode;
 use tally_preempt::cuda::{
     EVENT_DISABLE_TIMING, LaunchConfig, NOT_READY, NOT_SUPPORTED, Ptr, STREAM_LEGACY,
     STREAM_NON_BLOCKING, SUCCESS, driver,

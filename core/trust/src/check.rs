@@ -13,7 +13,7 @@ const KEY_FILE_BYTES_MAX: u64 = 4096;
 
 /// `[policy.trust]`: which policies may be loaded. By default any file that the core is
 /// told to load.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrustSettings {
     /// If there are any, only files of these are loaded; `sha256:` and 64 hexadecimal

@@ -69,11 +69,11 @@ pub mod types {
     pub use super::scheduler::{Answer, Decision, FormsOffered, Launch, LaunchState};
 }
 
-/// Between these and the engine's.
+/// Between these, which wasmtime generates to lift and lower them, and the core's own.
 pub mod convert {
     use super::types;
     tally_engine::contract_conversions!(types);
 }
 
 /// The text of the contract, to quote from in error messages.
-pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+pub use tally_contract::TEXT as CONTRACT;

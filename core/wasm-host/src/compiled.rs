@@ -1,7 +1,6 @@
 //! A policy that was compiled and checked, and can be started any number of times.
 
 use crate::bindings::{Provided, ProvidedPre, activity, completions, membership, timer};
-use crate::capability::Capabilities;
 use crate::imports::HostState;
 use crate::runtime::Ticker;
 use crate::spawn::{Budget, Exports};
@@ -10,12 +9,11 @@ use crate::{Limits, LoadError, WasmPolicy};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tally_contract::capability::Capabilities;
+use tally_contract::limits::SNAPSHOT_CPU_MS;
 use tally_engine::policy::Subscriptions;
 use wasmtime::Store;
 use wasmtime::component::Instance;
-
-/// CPU time of a `snapshot`, and of an instance in place of a failed one.
-const SELDOM_CPU_MS: u64 = 20;
 
 /// A component that is a policy: compiled once, shared by all that start it.
 pub struct Checked {
@@ -116,7 +114,7 @@ impl Checked {
 
     /// What a seldom call of more than a decision may use.
     pub fn seldom_budget(&self, fuel: u64) -> Budget {
-        self.budget(fuel, self.limits.call_cpu_ms_max.max(SELDOM_CPU_MS))
+        self.budget(fuel, self.limits.call_cpu_ms_max.max(SNAPSHOT_CPU_MS))
     }
 }
 

@@ -8,16 +8,8 @@ use tally_engine::policy::Fault;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A limit under which no policy could run.
-    #[error("policy limit `{name}` is {value}: it must be from {least} to {most}")]
-    Limit {
-        name: &'static str,
-        /// What it was set to.
-        value: u64,
-        /// The least allowed.
-        least: u64,
-        /// The most allowed.
-        most: u64,
-    },
+    #[error("policy limit {0}")]
+    Limit(tally_settings::OutOfRange),
     /// `main` of this program does not begin as it must.
     #[error(transparent)]
     Compiler(#[from] CompileError),

@@ -10,19 +10,16 @@ use crate::metrics::Metrics;
 use crate::reasons::Reasons;
 use crate::runtime::Beat;
 use std::sync::Arc;
+use tally_contract::limits::{HOST_CALLS_FULL_MAX, LOG_LINE_BYTES_MAX};
 use tally_engine::policy::{Command, Commands, Context, World};
 use tally_ipc::text::printable_lines;
 use wasmtime::ResourceLimiter;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Host functions that take or give as much data as they may, in one call of a policy: it takes some 0.1 ms.
-const FULL_CALLS_MAX: usize = 4;
 /// What a description of a client or a kernel counts, bytes; most are about as long.
 const DESCRIPTION_BYTES: usize = 512;
 /// What a call of a function that passes data counts at least, bytes.
 const PASSING_BYTES: usize = 64;
-/// Longer log lines are shortened.
-const LOG_BYTES_MAX: usize = 1024;
 
 /// What a policy's store carries.
 pub struct HostState {
@@ -62,7 +59,7 @@ impl HostState {
             cpu: Cpu::default(),
             beat,
             passed_bytes: 0,
-            passed_bytes_max: limits.host_call_bytes_max.saturating_mul(FULL_CALLS_MAX),
+            passed_bytes_max: limits.host_call_bytes_max.saturating_mul(HOST_CALLS_FULL_MAX),
         }
     }
 
@@ -119,7 +116,7 @@ impl imports::log::Host for HostState {
         if !is_error && !is_admitted {
             return Ok(());
         }
-        let message = printable_lines(&message, LOG_BYTES_MAX);
+        let message = printable_lines(&message, LOG_LINE_BYTES_MAX);
         if is_error {
             self.last_words.clone_from(&message);
         }

@@ -4,11 +4,11 @@
 
 use crate::bindings::CONTRACT;
 use crate::bindings::types::{Answer, Client, Completion, Launch};
-use crate::capability::Capabilities;
 use crate::state::{self, Saved};
 use crate::{Limits, LoadError, shown};
 use std::collections::BTreeSet;
 use tally_compiler::CompileError;
+use tally_contract::capability::Capabilities;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 use wasmtime::component::types::{self, ComponentItem};

@@ -34,7 +34,6 @@
 #![forbid(unsafe_code)]
 
 mod bindings;
-pub mod capability;
 mod compiled;
 mod cpu;
 mod error;
@@ -52,7 +51,6 @@ mod spawn;
 mod state;
 mod status;
 
-pub use capability::{Capabilities, Capability};
 pub use compiled::Compiled;
 pub use error::{HostError, LoadError};
 pub use file::ComponentFile;
@@ -61,7 +59,8 @@ pub use policy::WasmPolicy;
 pub use preset::Preset;
 pub use reasons::ReasonStatus;
 pub use runtime::PolicyHost;
-pub use state::{Restored, SAVED_BYTES_MAX, Saved};
+pub use state::{Restored, Saved};
 pub use status::{FaultCounts, LastFault, PolicyStatus, kind_name};
 pub use tally_compiler::{Cancel, CompileError, Compiler, serve_if_child};
+pub use tally_contract::capability::{Capabilities, Capability};
 pub use tally_trust::{Trust, TrustError, TrustSettings, TrustSettingsError};

@@ -1,8 +1,10 @@
 //! How much a policy may use.
 
 use crate::HostError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tally_compiler::CompileLimits;
+use tally_contract::limits;
 
 /// How much a policy may use; one place for every bound, all of them
 /// configuration. The defaults suit compiled languages; an interpreter (Python,
@@ -10,67 +12,75 @@ use tally_compiler::CompileLimits;
 ///
 /// In a configuration, `preset = "interpreted"` (or `"default"`) names where to start
 /// from, and single keys go beyond.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(from = "crate::preset::Given")]
+#[schemars(!from)]
 pub struct Limits {
     /// Linear memory, all of a component's memories together.
+    #[schemars(range(min = 65_536, max = 4_294_967_296_u64))]
     pub memory_bytes: usize,
-    /// Fuel of one `decide` or event: about one unit an instruction. The
-    /// tight bound, and the same on every run: a policy that loops is stopped
-    /// after 0.1 ms.
+    /// Fuel of one `decide` or event, about one unit an instruction: the tight bound, and the same on every
+    /// run.
+    #[schemars(range(min = 1_000))]
     pub decide_fuel: u64,
     /// Fuel of starting an instance and of its `init`; and again of its `restore`.
+    #[schemars(range(min = 1_000))]
     pub init_fuel: u64,
     /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
+    #[schemars(range(min = 1_000))]
     pub snapshot_fuel: u64,
-    /// CPU time of the calling thread in one `decide` or event, for what fuel does not
-    /// count. A call is stopped at the latest half as much later; what waits or is not scheduled is not stopped.
-    /// `snapshot` and a new instance in place of a failed one may take 20 ms.
+    /// CPU time of one `decide` or event, for what fuel does not count. A call is stopped at the latest half
+    /// as much later; what waits or is not scheduled is not stopped. `snapshot` and a new instance in place
+    /// of a failed one may take 20 ms.
+    #[schemars(range(min = 1, max = 60_000))]
     pub call_cpu_ms_max: u64,
-    /// CPU time of starting an instance and of its `init`; and again of its
-    /// `restore`.
+    /// CPU time of starting an instance and of its `init`; and again of its `restore`.
+    #[schemars(range(min = 1, max = 600_000))]
     pub init_cpu_ms_max: u64,
     /// Size of a component's file. Its native code may be sixteen times as long.
+    #[schemars(range(min = 1, max = 1_073_741_824))]
     pub component_bytes_max: usize,
     /// Memory of the process that compiles a component.
+    #[schemars(range(min = 33_554_432, max = 68_719_476_736_u64))]
     pub compile_memory_bytes: usize,
     /// CPU time of the process that compiles a component, of all its threads.
+    #[schemars(range(min = 1, max = 86_400))]
     pub compile_cpu_s: u64,
     /// Data passed between a policy and the core in one call of a host function.
+    #[schemars(range(min = 1_024, max = 1_073_741_824))]
     pub host_call_bytes_max: usize,
-    /// Faults until a policy is switched off.
+    /// Faults until a policy is disabled.
+    #[schemars(range(min = 1, max = u32::MAX))]
     pub faults_max: u32,
-    /// Faults are forgotten once there was none for so long, s.
+    /// Faults are forgotten once there was none for so long.
+    #[schemars(range(min = 1, max = 10_000_000))]
     pub faults_forgotten_after_s: u64,
-    /// Lines a policy may write to the log in one second.
+    /// Lines that a policy may write to the log; more are dropped and counted.
     pub log_lines_per_s_max: u32,
-    /// Counters and gauges together.
+    /// Counters and gauges together; further ones count nothing.
     pub metrics_max: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            memory_bytes: 16 << 20,
-            decide_fuel: 200_000,
-            init_fuel: 50_000_000,
-            snapshot_fuel: 5_000_000,
-            call_cpu_ms_max: 2,
-            init_cpu_ms_max: 2_000,
-            component_bytes_max: 32 << 20,
-            compile_memory_bytes: 512 << 20,
-            compile_cpu_s: 60,
-            host_call_bytes_max: 64 << 10,
-            faults_max: 3,
-            faults_forgotten_after_s: 600,
-            log_lines_per_s_max: 64,
-            metrics_max: 64,
+            memory_bytes: limits::MEMORY_BYTES,
+            decide_fuel: limits::DECIDE_FUEL,
+            init_fuel: limits::INIT_FUEL,
+            snapshot_fuel: limits::SNAPSHOT_FUEL,
+            call_cpu_ms_max: limits::CALL_CPU_MS,
+            init_cpu_ms_max: limits::INIT_CPU_MS,
+            component_bytes_max: limits::COMPONENT_BYTES,
+            compile_memory_bytes: limits::COMPILE_MEMORY_BYTES,
+            compile_cpu_s: limits::COMPILE_CPU_S,
+            host_call_bytes_max: limits::HOST_CALL_BYTES,
+            faults_max: limits::FAULTS_MAX,
+            faults_forgotten_after_s: limits::FAULTS_FORGOTTEN_AFTER_S,
+            log_lines_per_s_max: limits::LOG_LINES_PER_S,
+            metrics_max: limits::METRICS_MAX,
         }
     }
 }
-
-/// Native code is three to eight times as long as what it is made of.
-const OUTPUT_FACTOR: u64 = 16;
 
 impl Limits {
     /// Those of the process that compiles.
@@ -78,7 +88,8 @@ impl Limits {
         CompileLimits {
             memory_bytes: self.compile_memory_bytes as u64,
             cpu_s: self.compile_cpu_s,
-            output_bytes: (self.component_bytes_max as u64).saturating_mul(OUTPUT_FACTOR),
+            output_bytes: (self.component_bytes_max as u64)
+                .saturating_mul(limits::NATIVE_CODE_FACTOR),
         }
     }
 
@@ -101,25 +112,7 @@ impl Limits {
 
     /// Refuse limits under which no policy could run.
     pub(crate) fn check(&self) -> Result<(), HostError> {
-        let within = |name, value: u64, least: u64, most: u64| {
-            if (least..=most).contains(&value) {
-                Ok(())
-            } else {
-                Err(HostError::Limit { name, value, least, most })
-            }
-        };
-        within("memory_bytes", self.memory_bytes as u64, 64 << 10, 4 << 30)?;
-        within("decide_fuel", self.decide_fuel, 1_000, u64::MAX)?;
-        within("init_fuel", self.init_fuel, 1_000, u64::MAX)?;
-        within("snapshot_fuel", self.snapshot_fuel, 1_000, u64::MAX)?;
-        within("call_cpu_ms_max", self.call_cpu_ms_max, 1, 60_000)?;
-        within("init_cpu_ms_max", self.init_cpu_ms_max, 1, 600_000)?;
-        within("component_bytes_max", self.component_bytes_max as u64, 1, 1 << 30)?;
-        within("compile_memory_bytes", self.compile_memory_bytes as u64, 32 << 20, 64 << 30)?;
-        within("compile_cpu_s", self.compile_cpu_s, 1, 86_400)?;
-        within("host_call_bytes_max", self.host_call_bytes_max as u64, 1 << 10, 1 << 30)?;
-        within("faults_forgotten_after_s", self.faults_forgotten_after_s, 1, 10_000_000)?;
-        within("faults_max", self.faults_max.into(), 1, u32::MAX.into())
+        tally_settings::check(self).map_err(HostError::Limit)
     }
 }
 

@@ -2,12 +2,11 @@
 //! policy that was started anew goes on counting where it was.
 
 use std::collections::BTreeMap;
+use tally_contract::limits::METRIC_NAME_BYTES_MAX;
 use tally_ipc::text::printable;
 
 /// The id of a metric beyond the limit: it counts nothing.
 const NONE: u32 = u32::MAX;
-/// Longer names are shortened.
-const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Value {
@@ -66,7 +65,7 @@ impl Metrics {
     }
 
     fn id(&mut self, name: &str, new: Value) -> u32 {
-        let name = printable(beginning(name, NAME_BYTES_MAX).into());
+        let name = printable(beginning(name, METRIC_NAME_BYTES_MAX).into());
         let same = |(known, value): &(String, Value)| {
             *known == name && std::mem::discriminant(value) == std::mem::discriminant(&new)
         };

@@ -13,7 +13,6 @@
 //! state. Nonsense costs the turn but not the instance.
 
 use crate::bindings::convert;
-use crate::capability::Capability;
 use crate::compiled::Compiled;
 use crate::imports::HostState;
 use crate::inspect;
@@ -22,6 +21,7 @@ use crate::state::{Restored, Saved};
 use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
 use std::time::Instant;
+use tally_contract::capability::Capability;
 use tally_engine::policy::{
     Answer, Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
     Subscriptions,

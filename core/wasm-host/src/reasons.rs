@@ -2,10 +2,8 @@
 
 use crate::metrics::beginning;
 use std::collections::BTreeMap;
+use tally_contract::limits::REASON_BYTES_MAX;
 use tally_ipc::text::printable;
-
-/// Longer texts are shortened.
-const TEXT_BYTES_MAX: usize = 64;
 
 /// Reasons by number.
 #[derive(Debug)]
@@ -34,7 +32,7 @@ impl Reasons {
     /// Name a reason; 0 has no name.
     pub fn define(&mut self, reason: u8, text: &str) {
         if reason > 0 {
-            self.texts.insert(reason, printable(beginning(text, TEXT_BYTES_MAX).into()));
+            self.texts.insert(reason, printable(beginning(text, REASON_BYTES_MAX).into()));
         }
     }
 
@@ -79,6 +77,6 @@ mod tests {
             reasons.status().into_iter().map(|r| (r.reason, r.text, r.decisions)).collect();
         assert_eq!(shown, [(3, "idle gap".into(), 2), (255, String::new(), 1)]);
         reasons.define(4, &"x".repeat(200));
-        assert_eq!(reasons.texts()[&4].len(), TEXT_BYTES_MAX);
+        assert_eq!(reasons.texts()[&4].len(), REASON_BYTES_MAX);
     }
 }

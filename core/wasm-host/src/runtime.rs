@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use tally_compiler::{Cancel, Compiler};
+use tally_contract::limits::{COMPONENT_CORE_INSTANCES_MAX, COMPONENT_MEMORIES_MAX};
 use tally_trust::Verified;
 use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
@@ -21,12 +22,6 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 /// Policies alive at once: the active one, the one being loaded, and some that
 /// wait for a reader to let go of them.
 const POLICIES_MAX: u32 = 16;
-/// Core instances in one component. An interpreter built as a component is made
-/// of dozens.
-const CORE_INSTANCES_MAX: u32 = 64;
-/// Linear memories in one component: an interpreter's, and those of the stubs that stand
-/// in for WASI.
-const MEMORIES_MAX: u32 = 4;
 /// Compiled components that are remembered, so that loading the same bytes again
 /// compiles nothing.
 const REMEMBERED_MAX: usize = 8;
@@ -233,10 +228,10 @@ impl PolicyHost {
 fn settings(limits: &Limits) -> Config {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(POLICIES_MAX)
-        .total_core_instances(POLICIES_MAX * CORE_INSTANCES_MAX)
-        .max_core_instances_per_component(CORE_INSTANCES_MAX)
-        .total_memories(POLICIES_MAX * MEMORIES_MAX)
-        .max_memories_per_component(MEMORIES_MAX)
+        .total_core_instances(POLICIES_MAX * COMPONENT_CORE_INSTANCES_MAX)
+        .max_core_instances_per_component(COMPONENT_CORE_INSTANCES_MAX)
+        .total_memories(POLICIES_MAX * COMPONENT_MEMORIES_MAX)
+        .max_memories_per_component(COMPONENT_MEMORIES_MAX)
         .total_tables(POLICIES_MAX * 8)
         .max_tables_per_component(8)
         .max_memory_size(limits.memory_bytes.next_multiple_of(64 << 10))

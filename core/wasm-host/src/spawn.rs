@@ -6,8 +6,9 @@ use crate::compiled::Checked;
 use crate::cpu::TookTooLong;
 use crate::imports::{HostState, MemoryRefused, PassedTooMuch};
 use crate::shown;
-use crate::state::{FORMAT_BYTES_MAX, Functions, REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, Saved};
+use crate::state::{Functions, Saved};
 use std::fmt::Write;
+use tally_contract::limits::{REFUSAL_BYTES_MAX, SAVED_BYTES_MAX, SAVED_FORMAT_BYTES_MAX};
 use tally_engine::policy::{Context, Fault, FaultKind};
 use tally_ipc::text::printable_lines;
 use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
@@ -136,7 +137,7 @@ impl Live {
     /// for meanwhile is nothing that a policy on its way out may want.
     pub fn snapshot(&mut self, budget: Budget) -> Option<Result<Saved, Fault>> {
         let snapshot = &self.state.as_ref()?.snapshot;
-        let budget = Budget { data_bytes: SAVED_BYTES_MAX + FORMAT_BYTES_MAX, ..budget };
+        let budget = Budget { data_bytes: SAVED_BYTES_MAX + SAVED_FORMAT_BYTES_MAX, ..budget };
         arm(&mut self.store, budget);
         let usual_bytes = self.store.hostcall_fuel();
         self.store.set_hostcall_fuel(budget.data_bytes);

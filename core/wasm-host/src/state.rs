@@ -10,14 +10,7 @@ use wasmtime::component::{
     Component, ComponentExportIndex, ComponentType, Instance, Lift, Lower, TypedFunc,
 };
 
-/// Most that a policy may save, bytes.
-pub const SAVED_BYTES_MAX: usize = 256 << 10;
-/// Beside the data: the name of its format.
-pub const FORMAT_BYTES_MAX: usize = 256;
-/// Longer refusals are shortened.
-pub const REFUSAL_BYTES_MAX: usize = 1024;
-
-/// What a policy knows, in a form of its own; the contract's `saved`.
+/// What a policy knows, in a form of its own; the contract's `saved`. Here, because wasmtime lifts and lowers it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ComponentType, Lift, Lower)]
 #[component(record)]
 pub struct Saved {
@@ -25,7 +18,7 @@ pub struct Saved {
     pub format: String,
     /// Rises when the form changes.
     pub version: u32,
-    /// At most [`SAVED_BYTES_MAX`].
+    /// At most `SAVED_BYTES_MAX`.
     pub data: Vec<u8>,
 }
 

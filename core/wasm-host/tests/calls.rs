@@ -4,8 +4,9 @@ mod common;
 
 use common::{Bench, COMMANDS, chaos, chaos_with, client, guest, kernel, launch, limits, policy};
 use sha2::{Digest, Sha256};
+use tally_contract::limits::COMMANDS_MAX;
 use tally_engine::policy::{
-    Answer, COMMANDS_MAX, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
+    Answer, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
     HOLD_UNTIL_CHANGE, Policy, SharingMode, Subscriptions, Usage, launch_state,
 };
 use tally_engine::profile::KernelKey;

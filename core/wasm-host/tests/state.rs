@@ -5,8 +5,9 @@ mod common;
 
 use common::{Bench, chaos_with, client, guest, host, kernel, launch, limits, policy};
 use std::time::Instant;
+use tally_contract::limits::SAVED_BYTES_MAX;
 use tally_engine::policy::{Class, Command, Decision, Event, FaultKind, Policy};
-use tally_wasm_host::{Compiled, Limits, Restored, SAVED_BYTES_MAX, Saved, WasmPolicy};
+use tally_wasm_host::{Compiled, Limits, Restored, Saved, WasmPolicy};
 
 fn compiled() -> Compiled {
     host(limits()).compile_file(&guest("test-policies", "chaos")).unwrap()

@@ -3,8 +3,8 @@
 
 use super::peer::{self, Input};
 use serde_json::Value;
+use tally_contract::limits::REQUEST_BYTES_MAX;
 use tally_core::control::{EntryPoint, harness};
-use tally_ipc::admin::LINE_BYTES_MAX;
 
 /// An answer, one line.
 fn see_that_answer(line: &str) {
@@ -25,7 +25,7 @@ pub fn admin(data: &[u8]) {
     let (trusted, bytes) = (input.is_trusted(), input.rest.to_vec());
     let lines: Vec<usize> = bytes.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::len).collect();
     let requests = bytes.iter().filter(|byte| **byte == b'\n').count();
-    let are_short = lines.iter().all(|length| *length <= LINE_BYTES_MAX);
+    let are_short = lines.iter().all(|length| *length <= REQUEST_BYTES_MAX);
     let messages = input.messages(bytes);
     harness::prepare();
     peer::runtime(|runtime| {

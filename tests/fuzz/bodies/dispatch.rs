@@ -11,13 +11,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use rustix::fd::AsFd;
+use tally_contract::limits::TIMERS_MAX;
 use tally_core::dispatch::client::Share;
 use tally_core::dispatch::control::{Control, NewClient};
 use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
 use tally_core::dispatch::kernels::KernelShares;
 use tally_core::dispatch::{Settings, park};
 use tally_core::quota::User;
-use tally_engine::policy::{Class, ClientInfo, TIMERS_MAX};
+use tally_engine::policy::{Class, ClientInfo};
 use tally_engine::{ClientStats, EngineConfig};
 use tally_ipc::layout::{
     Completion, KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags,

@@ -5,10 +5,10 @@
 use crate::stream::{KERNELS, Shape, Step};
 use crate::subject::Instance;
 use std::collections::{BTreeMap, BTreeSet};
+use tally_contract::limits::TIMERS_MAX;
 use tally_engine::policy::{
     Answer, Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault,
-    Form, KernelId, Launch, NEVER, NO_KERNEL, Policy, TIMERS_MAX, Usage, forms_offered,
-    launch_state,
+    Form, KernelId, Launch, NEVER, NO_KERNEL, Policy, Usage, forms_offered, launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_wasm_host::Saved;

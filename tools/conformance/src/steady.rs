@@ -5,17 +5,12 @@ use crate::Options;
 use crate::harness::Harness;
 use crate::stream::Shape;
 use crate::subject::Subject;
+use tally_contract::limits::{CHECK_OFFERS_MAX, HOLD_NS_MAX, HOLD_NS_MIN, STALL_NS};
 use tally_engine::policy::{Fault, forms_offered, launch_state};
 use tally_wasm_host::LoadError;
 
-/// Offers after which a launch that is still held counts as starved ...
-const OFFERS_MAX: u32 = 200;
-/// ... or time, if that comes first: what the core counts as a stall (`stall_ms`).
-const WAIT_NS_MAX: u64 = 1_000_000_000;
 /// Launches in a row that each must get their turn.
 const LAUNCHES: u32 = 40;
-/// Longest hold, as in the core.
-const HOLD_NS_MAX: u64 = 1_000_000_000;
 
 /// Why a long run did not come to its end.
 pub enum Stopped {
@@ -121,7 +116,7 @@ fn idle_side(
             waits.waited_ns_max = waits.waited_ns_max.max(waited_ns);
             let decision = harness.launch(client, &shape)?;
             let Some(for_ns) = decision.and_then(|d| d.hold_ns()) else { break };
-            if offers >= OFFERS_MAX || waited_ns >= WAIT_NS_MAX {
+            if offers >= CHECK_OFFERS_MAX || waited_ns >= STALL_NS {
                 let side = match high {
                     High::Nobody => "no high-priority client",
                     High::Idle => "a high-priority client that never did anything",
@@ -134,7 +129,7 @@ fn idle_side(
                 )));
             }
             // Offered again after its hold, or when a timer fires.
-            let hold_ns = for_ns.clamp(1, HOLD_NS_MAX);
+            let hold_ns = for_ns.clamp(HOLD_NS_MIN, HOLD_NS_MAX);
             let timer_ns = harness.next_timer_ns().map_or(u64::MAX, |due| due - harness.now_ns);
             harness.advance(hold_ns.min(timer_ns.max(1)))?;
         }

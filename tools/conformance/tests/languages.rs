@@ -8,12 +8,11 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tally_conformance::Wasm;
 use tally_conformance::harness::{Harness, Turn};
 use tally_conformance::stream::{self, Shape, Step};
+use tally_contract::limits::HOLD_NS_MAX_LARGEST;
 use tally_engine::policy::{Decision, HOLD_UNTIL_CHANGE};
 use tally_wasm_host::{Compiled, Compiler, Limits, PolicyHost, Restored, Saved};
 
 const STREAMS: u32 = 12;
-/// The longest hold that an operator can allow (`engine.hold_ms_max`).
-const LONGEST_HOLD_NS: u64 = 60_000_000_000;
 
 /// The components of an example that were built, by language.
 fn components(host: &PolicyHost, example: &str) -> Vec<(String, Compiled)> {
@@ -53,7 +52,7 @@ fn record(harness: &mut Harness, steps: &[Step]) -> Vec<Turn> {
     let mut turns = harness.record(steps);
     for turn in &mut turns {
         if let Some(Decision::Hold(ns) | Decision::HoldUntilCompletion(ns)) = &mut turn.decision
-            && *ns >= LONGEST_HOLD_NS
+            && *ns >= HOLD_NS_MAX_LARGEST
         {
             *ns = HOLD_UNTIL_CHANGE;
         }

@@ -88,6 +88,34 @@ pub enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Print a reference document, for `cargo xtask references`.
+    #[command(hide = true)]
+    Reference {
+        /// Which of them.
+        document: Reference,
+    },
+}
+
+/// Parts of `docs/reference` that this program is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Reference {
+    /// Every command and every flag
+    Cli,
+    /// Every metric of `tallyctl metrics`
+    Metrics,
+}
+
+impl Reference {
+    fn text(self) -> String {
+        match self {
+            Reference::Cli => tally_reference::document(
+                "Command line of `tallyctl`",
+                "Flags of `tallyctl` itself may stand behind any subcommand.",
+                &tally_reference::cli::commands(&Cli::command()),
+            ),
+            Reference::Metrics => crate::metrics::registry::reference(),
+        }
+    }
 }
 
 /// How urgent a program's work is.
@@ -259,6 +287,9 @@ pub fn main() -> ExitCode {
         Command::Sim(args) => crate::sim::run(&args),
         Command::Stop => crate::policy::stop(&admin),
         Command::Completions { shell } => completions(shell),
+        Command::Reference { document } => {
+            std::io::stdout().lock().write_all(document.text().as_bytes()).map_err(CtlError::from)
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

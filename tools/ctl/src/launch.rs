@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
 
@@ -85,8 +86,8 @@ fn check_label(label: &str) -> Result<(), CtlError> {
     if label.chars().any(char::is_control) {
         return Err(wrong("control characters are not allowed".into()));
     }
-    if key.len() > wire::TEXT_BYTES_MAX || value.len() > wire::TEXT_BYTES_MAX {
-        return Err(wrong(format!("key and value have at most {} bytes", wire::TEXT_BYTES_MAX)));
+    if key.len() > CLIENT_TEXT_BYTES_MAX || value.len() > CLIENT_TEXT_BYTES_MAX {
+        return Err(wrong(format!("key and value have at most {} bytes", CLIENT_TEXT_BYTES_MAX)));
     }
     Ok(())
 }
@@ -98,11 +99,11 @@ fn environment(
     preload: Option<OsString>,
     asan: Option<&OsStr>,
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
-    if args.labels.len() > wire::LABELS_MAX {
+    if args.labels.len() > LABELS_MAX {
         return Err(CtlError::Usage(format!(
             "{} labels: at most {} are kept",
             args.labels.len(),
-            wire::LABELS_MAX
+            LABELS_MAX
         )));
     }
     args.labels.iter().try_for_each(|l| check_label(l))?;

@@ -5,9 +5,12 @@
 //! not OpenMetrics). Every series is labelled with the core's GPU and socket, so that the files of
 //! several cores lie side by side.
 
+pub mod registry;
+
 use crate::admin::{AdminSocket, Core};
 use crate::error::CtlError;
 use clap::Args;
+use registry::Metric;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -47,20 +50,13 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
     new.persist(file).map(drop).map_err(|e| e.error)
 }
 
-/// A metric: its name, type and help, and its samples with their labels.
-struct Family {
-    name: String,
-    kind: &'static str,
-    help: &'static str,
-    samples: Vec<(String, f64)>,
-}
-
-/// Collects figures out of a status.
+/// Collects figures out of a status: what is not known is left out.
 struct Collector<'a> {
     status: &'a Status,
     /// Of every sample.
     common: String,
-    families: Vec<Family>,
+    /// Metrics and their samples with their labels.
+    families: Vec<(&'static Metric, Vec<(String, f64)>)>,
 }
 
 /// Values of labels are for clients and policies to choose.
@@ -75,124 +71,71 @@ fn flag(is: bool) -> f64 {
 }
 
 impl Collector<'_> {
-    /// Something that only rises; its name gets the suffix that counters have.
-    fn amount(&mut self, name: &str, help: &'static str, of: &[(&str, &str)], value: f64) {
-        self.sample(format!("{name}_total"), "counter", help, of, value.max(0.0));
-    }
-
-    /// Something that rises and falls.
-    fn level(&mut self, name: &str, help: &'static str, of: &[(&str, &str)], value: f64) {
-        self.sample(name.into(), "gauge", help, of, value);
-    }
-
-    fn sample(
-        &mut self,
-        name: String,
-        kind: &'static str,
-        help: &'static str,
-        of: &[(&str, &str)],
-        value: f64,
-    ) {
-        let mut labels = self.common.clone();
-        for (name, value) in of {
-            labels.push(',');
-            labels.push_str(&label(name, value));
+    /// A figure with the values of its metric's labels.
+    fn sample(&mut self, of: &'static Metric, labels: &[&str], value: f64) {
+        debug_assert_eq!(of.labels.len(), labels.len(), "{}", of.name);
+        // A counter never falls below where it begins.
+        let value = if of.kind == "counter" { value.max(0.0) } else { value };
+        let mut all = self.common.clone();
+        for (name, value) in of.labels.iter().zip(labels) {
+            all.push(',');
+            all.push_str(&label(name, value));
         }
-        let known = self.families.iter_mut().find(|family| family.name == name);
-        match known {
-            Some(family) => family.samples.push((labels, value)),
-            None => {
-                let samples = vec![(labels, value)];
-                self.families.push(Family { name, kind, help, samples });
-            }
+        match self.families.iter_mut().find(|(known, _)| known.name == of.name) {
+            Some((_, samples)) => samples.push((all, value)),
+            None => self.families.push((of, vec![(all, value)])),
         }
     }
 
     fn core(&mut self) {
         let s = self.status;
-        let of = [("version", &*s.core.version), ("sharing", &*s.sharing.in_force)];
-        self.level("tally_core", "1; its labels say which core runs.", &of, 1.0);
-        let help = "Time since the core started.";
-        self.level("tally_core_uptime_seconds", help, &[], s.core.uptime_s);
-        let help = "1 if high-priority work is on the GPU now.";
-        self.level("tally_high_priority_busy", help, &[], flag(s.high_priority_busy));
+        self.sample(&registry::CORE, &[&s.core.version, &s.sharing.in_force], 1.0);
+        self.sample(&registry::UPTIME, &[], s.core.uptime_s);
+        self.sample(&registry::HIGH_BUSY, &[], flag(s.high_priority_busy));
         for (quantiles, name) in [(&s.decision_latency, "at-once"), (&s.held_latency, "held")] {
             let Quantiles { p50_us, p99_us, max_us, .. } = quantiles;
             for (us, quantile) in [(p50_us, "0.5"), (p99_us, "0.99"), (max_us, "1")] {
-                let of = [("launches", name), ("quantile", quantile)];
-                let help = "Time from a launch seen to its answer, since the core started.";
-                self.level("tally_decision_latency_seconds", help, &of, us * 1e-6);
+                self.sample(&registry::LATENCY, &[name, quantile], us * 1e-6);
             }
         }
-        let help = "1 if a decision log is being written.";
-        self.level("tally_log_recording", help, &[], flag(s.log.recording));
-        let help = "Records of the decision log that were lost.";
-        self.amount("tally_log_dropped_records", help, &[], s.log.dropped as f64);
+        self.sample(&registry::LOG_RECORDING, &[], flag(s.log.recording));
+        self.sample(&registry::LOG_DROPPED, &[], s.log.dropped as f64);
         if let Some(running) = s.experiment.as_ref().and_then(|e| e["running"].as_bool()) {
-            let help = "1 if an A/B test is running.";
-            self.level("tally_experiment_running", help, &[], flag(running));
+            self.sample(&registry::EXPERIMENT, &[], flag(running));
         }
     }
 
     fn policy(&mut self) {
         let p = &self.status.policy;
-        let of = [
-            ("name", &*p.active.name),
-            ("digest", &*p.active.digest),
-            ("signed_by", p.active.signed_by.as_deref().unwrap_or_default()),
-            ("loaded_because", p.active.loaded_because.as_str()),
-        ];
-        self.level("tally_policy", "1; its labels say which policy is active.", &of, 1.0);
-        let help = "Number of the active policy; rises with each policy loaded.";
-        self.level("tally_policy_generation", help, &[], p.active.generation as f64);
-        let help = "1 if the active policy is disabled and the built-in rule serves.";
-        self.level("tally_policy_disabled", help, &[], flag(p.disabled));
-        for (value, name, help) in [
-            (
-                p.decides,
-                "tally_policy_decides",
-                "Calls of decide, of all policies since the core started.",
-            ),
-            (
-                p.events,
-                "tally_policy_events",
-                "Calls of event functions, of all policies since the core started.",
-            ),
-            (
-                p.fallbacks,
-                "tally_policy_fallbacks",
-                "Launches decided by the built-in rule because the policy failed.",
-            ),
-            (p.load_failures, "tally_policy_load_failures", "Policies that could not be loaded."),
-        ] {
-            self.amount(name, help, &[], value as f64);
-        }
+        let signed_by = p.active.signed_by.as_deref().unwrap_or_default();
+        let of = [&*p.active.name, &*p.active.digest, signed_by, p.active.loaded_because.as_str()];
+        self.sample(&registry::POLICY, &of, 1.0);
+        self.sample(&registry::GENERATION, &[], p.active.generation as f64);
+        self.sample(&registry::DISABLED, &[], flag(p.disabled));
+        self.sample(&registry::DECIDES, &[], p.decides as f64);
+        self.sample(&registry::EVENTS, &[], p.events as f64);
+        self.sample(&registry::FALLBACKS, &[], p.fallbacks as f64);
+        self.sample(&registry::LOAD_FAILURES, &[], p.load_failures as f64);
         for (kind, count) in p.faults.by_kind() {
-            let help = "Calls that failed, by kind, of all policies since the core started.";
-            self.amount("tally_policy_faults", help, &[("kind", kind)], count as f64);
+            self.sample(&registry::FAULTS, &[kind], count as f64);
         }
         let pauses = &p.swap_pause_us;
-        let help = "Changes of the active policy.";
-        self.amount("tally_policy_reloads", help, &[], pauses.count as f64);
+        self.sample(&registry::RELOADS, &[], pauses.count as f64);
         for (us, quantile) in [(pauses.p50, "0.5"), (pauses.p99, "0.99"), (pauses.max, "1")] {
-            let help = "How long changes of the active policy kept decisions waiting.";
-            let of = [("quantile", quantile)];
-            self.level("tally_policy_swap_pause_seconds", help, &of, us * 1e-6);
+            self.sample(&registry::SWAP_PAUSE, &[quantile], us * 1e-6);
         }
         for (name, value) in &p.counters {
-            let (of, help) = ([("name", name.as_str())], "Counters that the policy exports.");
-            self.amount("tally_policy_counter", help, &of, *value as f64);
+            self.sample(&registry::POLICY_COUNTER, &[name], *value as f64);
         }
         for (name, value) in &p.gauges {
-            let (of, help) = ([("name", name.as_str())], "Gauges that the policy exports.");
-            self.level("tally_policy_gauge", help, &of, *value as f64);
+            self.sample(&registry::POLICY_GAUGE, &[name], *value as f64);
         }
     }
 
     fn clients(&mut self) {
         for c in &self.status.clients {
             let (who, id) = (&c.identity, c.identity.id.to_string());
-            let of = [("client", &*id), ("name", &*who.name), ("class", who.class.as_str())];
+            let of = [&*id, &*who.name, who.class.as_str()];
             let totals = Totals {
                 launches: c.launches,
                 charged_ms: c.charged_ms,
@@ -202,62 +145,49 @@ impl Collector<'_> {
                 unscheduled: c.unscheduled,
                 ..Totals::default()
             };
-            for (value, name, help) in COUNTED {
-                let name = name.replace("tally_", "tally_client_");
-                self.amount(&name, help, &of, value(&totals));
+            for (value, _, metric) in COUNTED {
+                self.sample(metric, &of, value(&totals));
             }
-            let help = "Launches of this client that wait for a decision.";
-            self.level("tally_client_waiting", help, &of, c.waiting as f64);
-            let help = "1 if the core schedules this client's launches, 0 if they bypass it.";
-            self.level("tally_client_governed", help, &of, flag(c.governed));
+            self.sample(&registry::WAITING, &of, c.waiting as f64);
+            self.sample(&registry::GOVERNED, &of, flag(c.governed));
         }
     }
 
     /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
     fn classes(&mut self) {
         for (class, totals) in &self.status.totals {
-            let of = [("class", class.as_str())];
-            for (value, name, help) in COUNTED {
-                self.amount(name, help, &of, value(totals));
+            let of = [class.as_str()];
+            for (value, metric, _) in COUNTED {
+                self.sample(metric, &of, value(totals));
             }
-            let help = "Clients that registered since the core started.";
-            self.amount("tally_clients_registered", help, &of, totals.registered as f64);
-            let help = "Clients connected now.";
-            self.level("tally_clients", help, &of, totals.connected as f64);
+            self.sample(&registry::REGISTERED, &of, totals.registered as f64);
+            self.sample(&registry::CLIENTS, &of, totals.connected as f64);
         }
     }
 }
 
-/// What is counted of each client and of each class: value, metric, help.
-type Counted = (fn(&Totals) -> f64, &'static str, &'static str);
+/// What is counted of each class and of each client: value, and both metrics.
+type Counted = (fn(&Totals) -> f64, &'static Metric, &'static Metric);
 const COUNTED: [Counted; 6] = [
-    (|t| t.launches as f64, "tally_launches", "Launches made."),
-    (
-        |t| t.charged_ms * 1e-3,
-        "tally_gpu_charged_seconds",
-        "GPU time that the accounts count; of high priority the time that it was busy.",
-    ),
-    (
-        |t| t.measured_ms * 1e-3,
-        "tally_gpu_measured_seconds",
-        "GPU time seen on the device, of the launches that were timed.",
-    ),
-    (|t| t.launches_measured as f64, "tally_launches_measured", "Launches that were timed."),
-    (|t| t.waited_ms * 1e-3, "tally_waited_seconds", "Time that launches waited for a decision."),
-    (|t| t.unscheduled as f64, "tally_unscheduled", "Launches that went ahead without a core."),
+    (|t| t.launches as f64, &registry::LAUNCHES, &registry::CLIENT_LAUNCHES),
+    (|t| t.charged_ms * 1e-3, &registry::CHARGED, &registry::CLIENT_CHARGED),
+    (|t| t.measured_ms * 1e-3, &registry::MEASURED, &registry::CLIENT_MEASURED),
+    (|t| t.launches_measured as f64, &registry::TIMED, &registry::CLIENT_TIMED),
+    (|t| t.waited_ms * 1e-3, &registry::WAITED, &registry::CLIENT_WAITED),
+    (|t| t.unscheduled as f64, &registry::UNSCHEDULED, &registry::CLIENT_UNSCHEDULED),
 ];
 
 /// The text for a status.
 fn exposition(status: &Status) -> String {
-    let core = &status.core;
-    let common = format!("{},{}", label("gpu", &core.gpu), label("socket", &core.socket));
+    let (core, [gpu, socket]) = (&status.core, registry::COMMON);
+    let common = format!("{},{}", label(gpu, &core.gpu), label(socket, &core.socket));
     let mut all = Collector { status, common, families: Vec::new() };
     all.core();
     all.policy();
     all.classes();
     all.clients();
     let mut text = String::new();
-    for Family { name, kind, help, samples } in &all.families {
+    for (Metric { name, kind, help, .. }, samples) in &all.families {
         // Writing to a string does not fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in samples {

@@ -3,11 +3,12 @@
 
 use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
 use std::sync::{Mutex, PoisonError};
+use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
 use tally_engine::policy::{
-    self, COMMANDS_MAX, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form,
-    Launch, SharingMode, Subscriptions, Usage,
+    self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
+    SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{FORMS_MAX, FormView, KernelKey, KernelView, Transformation};
+use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.

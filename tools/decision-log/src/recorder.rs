@@ -23,8 +23,9 @@ use crate::record::{About, Begin, Encoder, SavedState};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tally_contract::limits::{KERNELS_MAX, LOG_RING_BYTES_MAX, LOG_RING_BYTES_MIN};
 use tally_engine::policy::{ClientId, Completion, KernelId, Subscriptions, Usage, World};
-use tally_engine::profile::{KERNELS_MAX, Profiles};
+use tally_engine::profile::Profiles;
 
 /// Kernels described in one [`Recorder::pump`].
 const KERNELS_EACH: u32 = 64;
@@ -37,8 +38,6 @@ const SCRATCH_BYTES: usize = 64 << 10;
 /// Free room in a ring without which a policy is not asked for what it knows: the largest
 /// state, and what goes in with it.
 const STATE_ROOM_BYTES: usize = 512 << 10;
-pub const RING_BYTES_MIN: usize = 4 << 10;
-pub const RING_BYTES_MAX: usize = 1 << 30;
 
 /// What both ends of a tap know.
 #[derive(Debug, Default)]
@@ -51,7 +50,7 @@ struct Counts {
 /// How a tap is made.
 #[derive(Clone, Copy, Debug)]
 pub struct TapOptions {
-    /// Room between the threads, bytes; kept within [`RING_BYTES_MIN`]..=[`RING_BYTES_MAX`].
+    /// Room between the threads, bytes; kept within `LOG_RING_BYTES_MIN..=LOG_RING_BYTES_MAX`.
     pub ring_bytes: usize,
     /// Also completions that the policy did not ask for.
     pub completions: bool,
@@ -100,7 +99,7 @@ pub struct TapReader {
 impl Tap {
     /// Both ends. `id` names it for [`Recorder::remove`].
     pub fn new(id: u64, options: TapOptions) -> (Tap, TapReader) {
-        let bytes = options.ring_bytes.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        let bytes = options.ring_bytes.clamp(LOG_RING_BYTES_MIN, LOG_RING_BYTES_MAX);
         let (producer, consumer) = RingBuffer::new(bytes);
         let counts = Arc::new(Counts::default());
         counts.live.store(options.from_start, Relaxed);

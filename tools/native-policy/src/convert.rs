@@ -1,5 +1,5 @@
-//! The engine's types as the SDK's: the same conversions as components get, see
-//! `tally_engine::contract_conversions!`.
+//! The engine's types as the SDK's: the same conversions as components get, see `tally_engine::contract_conversions!`.
+//! Here and for components the types are generated from the contract by different generators, so that they differ.
 
 use tally_sdk as types;
 
@@ -49,15 +49,5 @@ mod tests {
         };
         assert_eq!(launch(&all).state, types::LaunchState::all());
         assert_eq!(launch(&all).offered, types::FormsOffered::all());
-    }
-
-    /// The SDK cannot depend on the engine, so each has its own.
-    #[test]
-    fn the_sdks_constants_are_the_engines() {
-        assert_eq!(types::NEVER, engine::NEVER);
-        assert_eq!(types::NO_KERNEL, engine::NO_KERNEL);
-        assert_eq!(types::HOLD_UNTIL_CHANGE, engine::HOLD_UNTIL_CHANGE);
-        assert_eq!(types::WINDOW_OPEN, engine::WINDOW_OPEN);
-        assert_eq!(types::RECENT_SAMPLES, tally_engine::profile::RECENT_SAMPLES);
     }
 }

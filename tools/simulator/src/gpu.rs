@@ -8,6 +8,7 @@
 use crate::model::Model;
 use crate::trace::Kernel;
 use serde::Serialize;
+use tally_contract::limits::{LAUNCH_PARTS_MAX, WHOLE_GRID_BLOCKS_MAX};
 use tally_engine::policy::Decision;
 
 pub const SMS: u32 = 132;
@@ -40,10 +41,7 @@ const EMPTY_NS: u64 = 360;
 /// Thousand blocks that see the flag and exit.
 const EXIT_NS: u64 = 1_800;
 /// Parts of a sliced or preemptible launch.
-pub const PARTS_MAX: u64 = 32;
-/// Larger grids of one dimension are sliced by offset: no prelude, no blocks with nothing to do
-/// (`core/preempt/src/form.rs`).
-const WHOLE_GRID_MAX: u64 = 8_192;
+pub const PARTS_MAX: u64 = LAUNCH_PARTS_MAX as u64;
 /// A preemptible launch has one more part for each of these.
 const PART_NS: u64 = 800_000;
 /// All SMs' room.
@@ -160,7 +158,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
         }
         Decision::Sliced(n) => {
             let n = u64::from(n).max(blocks.div_ceil(PARTS_MAX)).min(blocks);
-            let by_offset = blocks > WHOLE_GRID_MAX && k.grid[1..] == [1; 2];
+            let by_offset = blocks > u64::from(WHOLE_GRID_BLOCKS_MAX) && k.grid[1..] == [1; 2];
             let prelude_ns = if by_offset { 0 } else { PRELUDE_NS };
             let empty_ns = |blocks| if by_offset { 0 } else { empty_ns(blocks) };
             let wave_ns = (k.dur_ns / waves).max(1) + prelude_ns;

@@ -1,14 +1,15 @@
 //! `[ab]`: A/B tests.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ab {
-    /// Keep the last report for the next run of the core.
+    /// Keep the report of the last A/B test for the next run of the core.
     pub keep: bool,
-    /// Where; none: `ab` in the folder of `[profiles]`.
+    /// Where: a file for each socket. Default: `ab` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
 }
 

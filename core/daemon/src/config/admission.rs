@@ -2,16 +2,20 @@
 
 use super::Config;
 use crate::error::CoreError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use tally_contract::limits::{CLIENTS_MAX, KERNELS_MAX};
 use tally_ipc::wire;
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Socket {
-    /// Where clients register; none: `tally_ipc::wire::default_socket`.
+    /// Where. Default: `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for
+    /// root, else `~/.local/state/tally/clients/core.sock`. Its folder is what a container gets.
     pub path: Option<PathBuf>,
-    /// Its permissions, octal. Its folder is made, if it does not exist, for those who may open it to enter.
+    /// Its permissions, octal, at most 0777. Its folder is made, if missing, for those to enter who may open
+    /// it.
     pub mode: String,
 }
 
@@ -45,20 +49,28 @@ impl Socket {
 }
 
 /// `[admission]`. What its quotas are for: [`crate::quota`].
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Clients served at once; further ones are refused with the reason.
+    /// Clients served at once; further ones are refused with the reason. Fewer if the limit on open files
+    /// leaves no room.
+    #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub clients_max: usize,
-    /// Of these, best-effort ones of one user that is neither root, the core's, an admin nor in `high_priority.uids`.
+    /// Of these, best-effort ones of one user that is neither root, the core's, an admin nor in
+    /// `high_priority.uids`, or that is in a container.
+    #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub user_clients_max: usize,
-    /// Of `clients_max`, those that only high-priority clients may take; at most a quarter.
+    /// Of `clients_max`, places that only high-priority clients take; at most a quarter.
+    #[schemars(range(max = CLIENTS_MAX))]
     pub reserved_clients: usize,
-    /// Registrations of one such user a second; further ones wait a little, then are refused.
+    /// Registrations of one such user; further ones wait a little, then are refused.
+    #[schemars(range(min = 1, max = 10_000))]
     pub user_joins_per_s: u32,
     /// Kernels (name, image, grid, block) that the clients of one such user may bring in.
+    #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub user_kernels_max: u32,
-    /// How long a connection may take to say what it wants, ms.
+    /// A connection that has not said what it wants after so long is closed.
+    #[schemars(range(min = 10, max = 60_000))]
     pub hello_timeout_ms: u64,
 }
 
@@ -75,21 +87,24 @@ impl Default for Admission {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HighPriority {
-    /// Users that may be high priority; none: the core's own and root.
+    /// Users that may be high priority; others are admitted as best effort and told so. Default: the core's
+    /// own and root.
     pub uids: Option<Vec<u32>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// The admin socket; none: `X/admin/NAME` where clients register at `X/clients/NAME`.
+    /// Where admin requests are taken (`tallyctl`, all but `run`). Default: `X/admin/NAME` where clients
+    /// register at `X/clients/NAME`. Never in the clients' folder.
     pub socket: Option<PathBuf>,
-    /// Its permissions, octal, as `[socket] mode`.
+    /// Its permissions, octal, at most 0777. Who may open it may ask for the status.
     pub mode: String,
-    /// Users that may load policies and stop the core, besides its own and root.
+    /// Users that may load policies and stop the core, besides its own and root; none from within a
+    /// container.
     pub uids: Vec<u32>,
 }
 

@@ -1,22 +1,27 @@
 //! `[log]`: the decision log.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use tally_contract::limits::{LOG_BYTES_MIN, LOG_RING_BYTES_MAX, LOG_RING_BYTES_MIN};
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// Record into this file from the start of the core on; if it is there, into one
-    /// with a number behind its name. None: nothing is recorded until asked.
+    /// Record from the start of the core on, into this file; if it is there, into one with a number behind
+    /// its name. Default: nothing is recorded until asked.
     pub file: Option<PathBuf>,
-    /// Where logs go that are given no path, and all that users of `admin.uids` ask
-    /// for; none: `logs` in the folder of `[profiles]`.
+    /// Where logs go that are given no path, and all that users of `admin.uids` ask for. Default: `logs` in
+    /// the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
-    /// A log is ended at this size unless it was asked for with another.
+    /// A log ends at this size unless it was asked for with another.
+    #[schemars(range(min = LOG_BYTES_MIN))]
     pub bytes_max: u64,
-    /// Room between the dispatch thread and each thread that reads along, KiB.
+    /// Room between the dispatch thread and each thread that reads along; raise it if records are dropped.
+    #[schemars(range(min = LOG_RING_BYTES_MIN >> 10, max = LOG_RING_BYTES_MAX >> 10))]
     pub ring_kib: u64,
-    /// With `file`: also record completions that the policy does not ask for.
+    /// With `file`: also record completions that the policy does not ask for, which `tallyctl log trace`
+    /// needs.
     pub completions: bool,
 }
 

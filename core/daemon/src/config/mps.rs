@@ -1,28 +1,26 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The longest time between two refreshes.
-pub const REFRESH_MS_MAX: u64 = 3_600_000;
-
-/// See the module's documentation.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+/// How the core uses MPS. Why it refreshes: [`crate::refresh`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mps {
-    /// With mode `mps`: start, watch and stop a private daemon, unless one
-    /// serves `pipe_directory` already.
+    /// Start, watch and stop a private daemon, unless one serves `pipe_directory` already.
     pub manage: bool,
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
-    /// Where the daemon's pipes are; none: `$CUDA_MPS_PIPE_DIRECTORY`, else
-    /// `/tmp/nvidia-mps`, for one that is there already, and `mps/` beside the
-    /// socket for one that the core starts.
+    /// Where the daemon's pipes are. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for one
+    /// that is there already, and `mps/` beside the socket for one that the core starts.
     pub pipe_directory: Option<PathBuf>,
     /// The control program.
     pub control: PathBuf,
-    /// Have the GPU change its context this often, ms; 0: never. See [`crate::refresh`].
+    /// Have the GPU change its context this often while clients of both classes are connected; 0: never.
+    /// Takes the memory of one more context.
+    #[schemars(range(max = 3_600_000))]
     pub refresh_ms: u64,
-    /// The program that does; none: `tally-refresh` beside the core.
+    /// The program that does. Default: `tally-refresh` beside the core.
     pub refresh_program: Option<PathBuf>,
 }
 

@@ -1,10 +1,12 @@
 //! `[policy.strikes]`: what becomes of a policy that fails.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use tally_contract::limits::STALL_NS;
 
 /// What takes the place of a policy that was disabled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
     /// The last one before it that was not disabled.
@@ -15,18 +17,19 @@ pub enum Restore {
 
 /// `[policy.strikes]`. How many faults disable a policy, and when they are
 /// forgotten, is `faults_max` and `faults_forgotten_after_s` of `[policy.limits]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strikes {
     /// What takes its place.
     pub restore: Restore,
-    /// Wait so long before the next attempt if the one put in its place was disabled,
-    /// too, ms; doubled each time.
+    /// Wait so long before the next attempt if the one put in its place was disabled, too; doubled each time.
+    #[schemars(range(min = 1, max = 3_600_000))]
     pub back_off_initial_ms: u64,
-    /// At most so long, ms.
+    /// The longest of these waits.
+    #[schemars(range(min = 1, max = 86_400_000))]
     pub back_off_max_ms: u64,
-    /// A policy that holds launches for so long while the GPU has nothing to do gets a
-    /// strike, ms; 0: it may.
+    /// A policy that holds launches for so long while the GPU has nothing to do has a fault. 0: it may.
+    #[schemars(range(max = 3_600_000))]
     pub stall_ms: u64,
 }
 
@@ -36,7 +39,7 @@ impl Default for Strikes {
             restore: Restore::LastGood,
             back_off_initial_ms: 1_000,
             back_off_max_ms: 60_000,
-            stall_ms: 1_000,
+            stall_ms: STALL_NS / 1_000_000,
         }
     }
 }

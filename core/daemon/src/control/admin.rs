@@ -30,14 +30,13 @@ use std::rc::Rc;
 use std::time::Duration;
 pub use tally_admin::Code;
 use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
-use tally_ipc::admin::{Incoming, LINE_BYTES_MAX, Requests};
+use tally_contract::limits::{REQUEST_BYTES_MAX, STRANGERS_PAUSE_MS};
+use tally_ipc::admin::{Incoming, Requests};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// A connection without a request for so long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(300);
-/// Between two requests of all those together that are no admins.
-const STRANGERS_PAUSE: Duration = Duration::from_millis(50);
 /// A peer that does not read its answer is given up on.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
@@ -64,7 +63,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
         };
         let (answer, is_last) = match request {
             Incoming::TooLong => {
-                let why = format!("a request is at most {LINE_BYTES_MAX} bytes");
+                let why = format!("a request is at most {REQUEST_BYTES_MAX} bytes");
                 (error(Code::BadRequest, why), true)
             }
             Incoming::Line(line, fds) if is_admin => {
@@ -74,7 +73,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
                 // All of those that are no admins take turns, and not too often: each answer costs
                 // the dispatch thread something, and an admin waits for one of them at most.
                 let _turn = plane.strangers_turn.lock().await;
-                tokio::time::sleep(STRANGERS_PAUSE).await;
+                tokio::time::sleep(Duration::from_millis(STRANGERS_PAUSE_MS)).await;
                 (answer(&plane, &line, fds, &peer).await, false)
             }
         };

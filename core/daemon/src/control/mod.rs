@@ -30,14 +30,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_admin::{Active, CoreStatus, PolicyReport, SCHEMA, Status, UngovernedStatus};
+use tally_contract::limits::{
+    ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_USER_MAX, JOINS_BURST, STATUS_KERNELS_MAX,
+};
 use tally_ipc::wire::{self, Welcome};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
 /// Kernels in a status report unless another number is asked for.
 const KERNELS_DEFAULT: usize = 20;
-/// Most of them.
-const KERNELS_MAX: usize = 1_000;
 
 /// What all connections share.
 pub struct Plane {
@@ -95,7 +96,7 @@ impl Places {
         Places {
             // Enough for each of those for whom they are kept.
             strangers: Pool::new(room.strangers, room.strangers * 3 / 8),
-            admins: Pool::new(ADMINS_MAX, ADMINS_MAX / 2),
+            admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
             clients: Pool::new(room.clients, quota::kept_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
@@ -111,7 +112,7 @@ impl Plane {
     /// If the dispatch thread does not answer.
     pub async fn status(&self, kernels: Option<usize>) -> Result<Status, AskError> {
         let _turn = self.status_turn.lock().await;
-        let kernels = kernels.unwrap_or(KERNELS_DEFAULT).min(KERNELS_MAX);
+        let kernels = kernels.unwrap_or(KERNELS_DEFAULT).min(STATUS_KERNELS_MAX);
         let s = self.control.ask(|done| Control::Status { kernels, done }).await?;
         let ungoverned = self.ungoverned().await;
         let sharing = self.sharing.borrow();
@@ -237,13 +238,6 @@ pub async fn keep(plane: Rc<Plane>, every: Duration) {
     }
 }
 
-/// Admin connections at once; idle ones are closed after a while.
-const ADMINS_MAX: usize = 32;
-/// Of one user that is none.
-const ADMINS_STRANGER: usize = 4;
-/// Registrations of one user at once, before their rate counts.
-const JOINS_BURST: u32 = 64;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
     Clients,
@@ -279,7 +273,8 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
         }
         EntryPoint::Admin => {
             let is_admin = plane.may_change(&peer);
-            let most = if is_admin { ADMINS_MAX / 2 } else { ADMINS_STRANGER };
+            let most =
+                if is_admin { ADMIN_CONNECTIONS_MAX / 2 } else { ADMIN_CONNECTIONS_USER_MAX };
             Place::take(&plane.places.admins, user, most, is_admin)
         }
     };

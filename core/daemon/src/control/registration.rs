@@ -27,6 +27,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use tally_contract::limits::JOIN_WAIT_MS_MAX;
 use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::frame::Frame;
 use tally_ipc::layout::CLIENT_MAGIC;
@@ -68,9 +69,6 @@ enum Refusal {
     #[error(transparent)]
     Ask(#[from] crate::dispatch::control::AskError),
 }
-
-/// Longest that a registration waits for its turn; the client waits for an answer no longer than a second.
-const TURN_MAX: Duration = Duration::from_millis(500);
 
 /// Serve a connection at the clients' socket.
 pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mut peer: Peer) {
@@ -205,7 +203,9 @@ async fn admit(
     let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
     let is_trusted = plane.is_trusted(peer);
     if !is_trusted {
-        let wait = plane.places.joins.borrow_mut().next(user, Instant::now(), TURN_MAX);
+        // The client waits for an answer no longer than a second.
+        let most = Duration::from_millis(JOIN_WAIT_MS_MAX);
+        let wait = plane.places.joins.borrow_mut().next(user, Instant::now(), most);
         tokio::time::sleep(wait.ok_or(Refusal::TooFast(peer.uid))?).await;
     }
     let (class, class_reason) = plane.rules.class(peer.uid, hello.high_priority);

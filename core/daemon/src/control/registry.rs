@@ -6,11 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 use tally_admin::{Class, ClientStatus, Departed, Identity, Totals};
+use tally_contract::limits::DEPARTED_MAX;
 use tally_engine::policy::{self, ClientInfo};
 use tokio::sync::Notify;
-
-/// Clients that left and are still shown.
-pub const DEPARTED_MAX: usize = 64;
 
 /// Tells a client's task to end its connection.
 #[derive(Debug, Default)]

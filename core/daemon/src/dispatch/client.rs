@@ -12,6 +12,10 @@ use super::profile_cache::ProfileCache;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_contract::limits::{
+    PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX,
+    PASS_SUBMISSIONS_MAX,
+};
 use tally_engine::policy::{Class, forms_offered, launch_state};
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
@@ -34,9 +38,9 @@ impl Share {
     pub fn of(clients: usize) -> Self {
         let part = |all: usize, most: usize| (all / clients.max(1)).clamp(2, most);
         Share {
-            submissions: part(512, 64),
-            completions: part(2_048, 512),
-            turnarounds: part(512, 64),
+            submissions: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
+            completions: part(PASS_COMPLETIONS_MAX, PASS_COMPLETIONS_CLIENT_MAX),
+            turnarounds: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
         }
     }
 }

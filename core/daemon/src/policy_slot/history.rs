@@ -6,11 +6,9 @@ use super::Source;
 use crate::status;
 use std::collections::VecDeque;
 use tally_admin::{Disabled, LastDisabled, LoadedBecause, PolicyRecord, UnloadedBecause};
+use tally_contract::limits::{POLICIES_KEPT_MAX, POLICY_RECORDS_MAX};
 use tally_wasm_host::{Compiled, PolicyStatus, Saved};
 
-pub const RECORDS_MAX: usize = 64;
-/// Different policies (a component with a configuration) kept to be put back.
-pub const KEPT_MAX: usize = 8;
 /// Disabled ones remembered.
 const STRUCK_MAX: usize = 32;
 
@@ -96,7 +94,7 @@ pub enum NoWayBack {
     /// It never was, or is too old.
     #[error(
         "generation {0} is not kept: `tallyctl policy history` shows which are (those of the last \
-         {KEPT_MAX} different policies)"
+         {POLICIES_KEPT_MAX} different policies)"
     )]
     NotKept(u64),
     /// It is active.
@@ -228,7 +226,7 @@ impl<P: Clone> History<P> {
     /// Forget old records, programs of policies that are not among the latest, and all
     /// but the latest state of each.
     fn trim(&mut self) {
-        while self.entries.len() > RECORDS_MAX {
+        while self.entries.len() > POLICY_RECORDS_MAX {
             self.entries.pop_front();
         }
         let mut contents: Vec<(Content, bool)> = Vec::new();
@@ -236,7 +234,7 @@ impl<P: Clone> History<P> {
             let content = entry.content();
             let known = contents.iter().position(|(known, _)| *known == content);
             let Some(at) = known else {
-                if contents.len() < KEPT_MAX {
+                if contents.len() < POLICIES_KEPT_MAX {
                     contents.push((content, entry.saved.is_some()));
                 } else {
                     (entry.program, entry.saved) = (None, None);
@@ -377,7 +375,7 @@ mod tests {
             let generation = came(&mut h, "y", LoadedBecause::Asked, None);
             h.retired(generation, None, saved(1));
         }
-        assert_eq!(h.records().len(), RECORDS_MAX);
+        assert_eq!(h.records().len(), POLICY_RECORDS_MAX);
         assert!(h.rollback(Some(first)).is_err(), "too many reloads ago to be listed");
         assert_eq!(h.entries.iter().filter(|e| e.saved.is_some()).count(), 1);
         for name in ["1", "2", "3", "4", "5", "6", "7"] {

@@ -14,16 +14,14 @@ use super::profiled::{Device, Figures, FormFigures, Profiled};
 use crate::owned_file::{self, OwnedError};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use tally_contract::limits::{FORMS_MAX, PROFILE_FILE_BYTES_MAX};
 use tally_engine::policy::Form;
-use tally_engine::profile::{FORMS_MAX, KernelKey};
+use tally_engine::profile::KernelKey;
 use tally_ipc::layout::KERNEL_NAME_BYTES;
 use tally_rewriter::Refusal;
 
 /// Version of the format.
 pub const VERSION: u64 = 2;
-/// Largest file read or written: all that `kernels_max` allows, with names of usual
-/// length.
-pub const FILE_BYTES_MAX: usize = 64 << 20;
 /// Files of a folder that are read: a host has at most so many GPUs, or parts of them.
 pub const FILES_MAX: usize = 64;
 /// How files of this kind end.
@@ -179,7 +177,7 @@ pub fn list(folder: &Path) -> std::io::Result<(Vec<PathBuf>, usize)> {
 /// # Errors
 /// Why it cannot be used.
 pub fn read(path: &Path, kernels_max: usize) -> Result<(Device, Profiled), FileError> {
-    let text = owned_file::read(path, FILE_BYTES_MAX)?;
+    let text = owned_file::read(path, PROFILE_FILE_BYTES_MAX)?;
     decode(&text, kernels_max)
 }
 
@@ -331,7 +329,7 @@ fn encode(device: &Device, profiled: &Profiled, bytes_max: usize) -> std::io::Re
 /// # Errors
 /// The system call's; the old file is as it was.
 pub fn write(path: &Path, device: &Device, profiled: &Profiled) -> std::io::Result<()> {
-    owned_file::replace(path, &encode(device, profiled, FILE_BYTES_MAX)?)
+    owned_file::replace(path, &encode(device, profiled, PROFILE_FILE_BYTES_MAX)?)
 }
 
 /// Move a file that cannot be used out of the way. Where to.

@@ -4,13 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use tally_contract::limits::SMS_MAX;
 use tally_engine::policy::Form;
 use tally_engine::profile::{FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation};
 use tally_ipc::layout::Report;
 use tally_rewriter::Refusal;
-
-/// SM counts beyond this are not believed.
-pub const SMS_MAX: u32 = 1_024;
 
 /// What profiles are of: times measured on another GPU, on another part of it, or
 /// under another driver (which compiles PTX) would be wrong.

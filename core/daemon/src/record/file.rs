@@ -17,12 +17,11 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tally_admin::LogStatus;
+use tally_contract::limits::LOG_BYTES_MIN;
 use tally_decision_log::{Header, Record, TapReader, Writer};
 
 /// Names tried for a file that is there already.
 const NUMBERS_MAX: u32 = 10_000;
-/// Smallest log that makes sense.
-pub const BYTES_MIN: u64 = 64 << 10;
 /// How often what is buffered is passed on.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
@@ -153,8 +152,8 @@ pub fn opened(fd: OwnedFd, name: &Path) -> Result<New, RecordError> {
 /// # Errors
 /// What does not.
 pub fn check(request: &Request) -> Result<(), RecordError> {
-    if request.bytes_max.is_some_and(|n| n < BYTES_MIN) {
-        return Err(RecordError::Request(format!("a log has at least {BYTES_MIN} bytes")));
+    if request.bytes_max.is_some_and(|n| n < LOG_BYTES_MIN) {
+        return Err(RecordError::Request(format!("a log has at least {LOG_BYTES_MIN} bytes")));
     }
     Ok(())
 }
@@ -182,7 +181,7 @@ impl FileRecording {
             reader,
             progress: progress.clone(),
             wish: wish.clone(),
-            bytes_max: request.bytes_max.unwrap_or(config.log.bytes_max).max(BYTES_MIN),
+            bytes_max: request.bytes_max.unwrap_or(config.log.bytes_max).max(LOG_BYTES_MIN),
             until: request.for_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             wished: false,
             full: false,

@@ -7,6 +7,7 @@ use crate::policy::{
     forms_offered, launch_state,
 };
 use crate::profile::{Profiles, Transformation};
+use tally_contract::limits::HOLD_NS_MIN;
 
 /// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
@@ -167,7 +168,7 @@ impl<P: Policy> Engine<P> {
         c.holds_until_completion = matches!(decision, Decision::HoldUntilCompletion(_));
         self.completion_holds |= c.holds_until_completion;
         if let Some(for_ns) = decision.hold_ns() {
-            let for_ns = for_ns.clamp(1_000, self.config.hold_ns_max);
+            let for_ns = for_ns.clamp(HOLD_NS_MIN, self.config.hold_ns_max);
             c.hold_until_ns = now_ns.saturating_add(for_ns);
             c.by_rule = 0;
             c.stats.held += 1;

@@ -1,7 +1,6 @@
 //! The latest times of one kind of launch, and what they say.
 
-/// Launches behind a median and a 99th percentile; the contract's `RECENT-SAMPLES`.
-pub const RECENT_SAMPLES: usize = 32;
+use tally_contract::limits::RECENT_SAMPLES;
 
 /// A ring of the latest [`RECENT_SAMPLES`] times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

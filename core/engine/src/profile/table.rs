@@ -1,9 +1,10 @@
 //! Places in the table of kernels: taken at first sight, held by clients, given back when nobody holds them and
 //! nothing was measured; when there is none left, those that were held longest ago go, measured or not.
 
-use super::{KERNELS_MAX, KernelKey, Profile, Profiles};
+use super::{KernelKey, Profile, Profiles};
 use crate::policy::KernelId;
 use std::collections::VecDeque;
+use tally_contract::limits::KERNELS_MAX;
 
 /// No kernel's id.
 pub(super) const VACANT: KernelId = KernelId::MAX;

@@ -6,43 +6,9 @@
 
 use super::samples::Samples;
 use super::table::{VACANT, place};
-use super::{FORMS_MAX, FormStats, KERNELS_MAX, Profile, Profiles, TURNAROUNDS, Transformation};
-use crate::policy::{Form, KernelId};
-
-/// What a policy can learn of a kernel besides its key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KernelView {
-    /// Launches measured whole.
-    pub count: u64,
-    pub mean_ns: u64,
-    /// Median of the recent ones.
-    pub median_ns: u64,
-    /// 99th percentile of those.
-    pub p99_ns: u64,
-    /// The latest one.
-    pub recent_ns: u64,
-    /// Whether it is transformed.
-    pub transformation: Transformation,
-    /// Other forms, at most [`FORMS_MAX`].
-    pub forms: Vec<FormView>,
-}
-
-/// A form other than whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FormView {
-    pub form: Form,
-    /// Blocks of a slice, or SMs; else 0.
-    pub argument: u32,
-    pub count: u64,
-    pub mean_ns: u64,
-    /// Median of the recent ones.
-    pub median_ns: u64,
-    /// 99th percentile of those.
-    pub p99_ns: u64,
-    /// The latest one.
-    pub recent_ns: u64,
-    pub turnaround_ns: u64,
-}
+use super::{FormStats, FormView, KernelView, Profile, Profiles};
+use crate::policy::KernelId;
+use tally_contract::limits::{FORMS_MAX, KERNELS_MAX, TURNAROUND_SAMPLES};
 
 impl Profile {
     /// What a policy can learn of it.
@@ -132,7 +98,7 @@ impl Profiles {
             let mut stats =
                 FormStats { count: f.count, mean_ns: f.mean_ns, samples, ..Default::default() };
             if f.turnaround_ns > 0 {
-                stats.turnarounds = [f.turnaround_ns; TURNAROUNDS];
+                stats.turnarounds = [f.turnaround_ns; TURNAROUND_SAMPLES];
                 stats.yields = 1;
             }
             p.forms.insert((f.form, f.argument), stats);
@@ -144,7 +110,8 @@ impl Profiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::KernelKey;
+    use crate::policy::Form;
+    use crate::profile::{KernelKey, Transformation};
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }

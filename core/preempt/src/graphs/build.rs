@@ -7,7 +7,7 @@
 use super::home::{Home, is_full, made, retire};
 use super::own::{self, Own, attribute};
 use super::partition;
-use super::reason::{NODES_MAX, PARTS_MAX, Reason};
+use super::reason::{NODES_MAX, Reason};
 use crate::cuda::{
     CuResult, EVENT_DISABLE_TIMING, INSTANTIATE_DEVICE_LAUNCH, INSTANTIATE_UPLOAD,
     LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE,
@@ -24,6 +24,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use tally_contract::limits::GRAPH_PARTS_MAX as PARTS_MAX;
 
 /// Child graphs within child graphs followed this deep.
 const DEPTH_MAX: usize = 16;

@@ -1,11 +1,12 @@
 //! The contexts that driver objects of ours live in, and execs that wait to be destroyed.
 
-use super::reason::{EXECS_MAX, Reason};
+use super::reason::Reason;
 use crate::cuda::{Ptr, driver};
 use crate::lock::Locked;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
+use tally_contract::limits::GRAPH_EXECS_MAX as EXECS_MAX;
 
 /// Execs that exist now as parts of chains, of all graphs.
 static EXECS: AtomicUsize = AtomicUsize::new(0);

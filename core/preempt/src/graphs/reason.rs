@@ -5,21 +5,13 @@ use std::fmt;
 
 /// Graphs with more nodes are not copied: a copy for each part is made out of them.
 pub const NODES_MAX: usize = 16 * 1024;
-/// Execs remembered; later ones are launched whole.
-pub const EXECS_KEPT_MAX: usize = 4096;
-/// Nodes in all copies together; graphs beyond are launched whole.
-pub const NODES_KEPT_MAX: usize = 512 * 1024;
-/// Parts of one chain.
-pub const PARTS_MAX: usize = 256;
-/// Parts of all chains together.
-pub const EXECS_MAX: usize = 4096;
 
 /// Why a graph is launched whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
     /// Its instantiation was not seen, or it was not this client's turn to keep copies.
     NotKept,
-    /// The copies have reached [`NODES_KEPT_MAX`] nodes.
+    /// The copies have reached [`GRAPH_NODES_KEPT_MAX`](tally_contract::limits::GRAPH_NODES_KEPT_MAX) nodes.
     TooManyKept,
     /// More nodes, or edges, than are looked at.
     TooManyNodes(usize),
@@ -65,9 +57,9 @@ pub enum Reason {
     Driver(&'static str, CuResult),
     /// It has no more kernels than a part may have.
     OnePart,
-    /// It would have more than [`PARTS_MAX`] parts of this size.
+    /// It would have more than [`GRAPH_PARTS_MAX`](tally_contract::limits::GRAPH_PARTS_MAX) parts of this size.
     TooManyParts(usize),
-    /// All chains together have [`EXECS_MAX`] parts.
+    /// All chains together have [`GRAPH_EXECS_MAX`](tally_contract::limits::GRAPH_EXECS_MAX) parts.
     TooManyExecs,
     /// Another thread is making its parts now.
     BeingMade,

@@ -6,13 +6,14 @@
 //! A capability is an interface of the contract. What a component imports says what it needs, so one that is not
 //! granted it is refused when it is loaded, and never fails for it in the middle of a call.
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
 /// Something that a policy may be granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(Deserialize, Serialize), serde(rename_all = "kebab-case"))]
 pub enum Capability {
     /// The names and labels of clients.
     Identity,
@@ -60,8 +61,9 @@ impl std::str::FromStr for Capability {
 }
 
 /// A set of capabilities; none by default. Small enough that asking is one instruction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(from = "BTreeSet<Capability>", into = "BTreeSet<Capability>")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Deserialize, Serialize))]
+#[cfg_attr(feature = "serde", serde(from = "BTreeSet<Capability>", into = "BTreeSet<Capability>"))]
 pub struct Capabilities(u8);
 
 impl Capabilities {
@@ -124,7 +126,7 @@ impl From<BTreeSet<Capability>> for Capabilities {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "serde"))]
 mod tests {
     use super::*;
 
@@ -156,7 +158,7 @@ mod tests {
         assert_eq!(Capabilities::of_imports(["log", "high-priority"]).names(), ["high-priority"]);
         for capability in Capability::ALL {
             let interface = format!("interface {capability} {{");
-            assert!(crate::bindings::CONTRACT.contains(&interface), "{interface}");
+            assert!(crate::TEXT.contains(&interface), "{interface}");
         }
     }
 }

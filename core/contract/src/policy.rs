@@ -1,0 +1,468 @@
+//! What the core asks of a policy, and what a policy may ask back.
+
+pub use crate::kernel::KernelId;
+use crate::limits::{COMMANDS_MAX, WEIGHT_MAX};
+use std::fmt;
+
+/// A client of this core; dense, never reused within one run.
+pub type ClientId = u32;
+
+/// The kernel id in [`Launch::kernel`] of a launch whose kernel has none.
+pub const NO_KERNEL: KernelId = KernelId::MAX;
+/// A time that has not come; see [`Launch::high_idle_ns`].
+pub const NEVER: u64 = u64::MAX;
+/// A hold that only a change ends, or the longest hold that the core allows (`engine.hold_ms_max`).
+pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
+/// A window that holds nothing back.
+pub const WINDOW_OPEN: u64 = u64::MAX;
+
+/// The class that a client was admitted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Latency-critical: its launches are ungated.
+    High,
+    /// Each launch is decided.
+    BestEffort,
+}
+
+/// Bits of [`Launch::state`], in the order of the contract's `launch-state` without its first, which is
+/// [`Launch::class`].
+pub mod launch_state {
+    /// A high-priority client has work on this GPU now.
+    pub const HIGH_ACTIVE: u32 = 1 << 0;
+    /// Held before, offered again.
+    pub const OFFERED_AGAIN: u32 = 1 << 1;
+    /// A CUDA graph launch.
+    pub const GRAPH: u32 = 1 << 2;
+    /// A cooperative launch.
+    pub const COOPERATIVE: u32 = 1 << 3;
+    /// Launched with thread-block clusters.
+    pub const CLUSTERED: u32 = 1 << 4;
+    /// All of them.
+    pub const ALL: u32 = (1 << 5) - 1;
+}
+
+/// Bits of [`Launch::offered`], in the order of the contract's `forms-offered`.
+pub mod forms_offered {
+    /// Can run sliced.
+    pub const SLICED: u32 = 1 << 0;
+    /// Can yield at block boundaries.
+    pub const PREEMPTIBLE: u32 = 1 << 1;
+    /// Can run on some of the SMs.
+    pub const SM_LIMITED: u32 = 1 << 2;
+    /// Could be transformed.
+    pub const PREPARABLE: u32 = 1 << 3;
+    /// All of them.
+    pub const ALL: u32 = (1 << 4) - 1;
+}
+
+/// One launch to decide; the contract's `launch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Now, monotonic nanoseconds.
+    pub now_ns: u64,
+    pub client: ClientId,
+    /// The client's class.
+    pub class: Class,
+    /// What it launches, or [`NO_KERNEL`].
+    pub kernel: KernelId,
+    pub state: u32,
+    pub offered: u32,
+    /// Blocks in the grid.
+    pub grid_blocks: u64,
+    /// Threads in a block.
+    pub block_threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Expected GPU time; 0 if never measured.
+    pub predicted_ns: u64,
+    /// Time this launch has waited.
+    pub waited_ns: u64,
+    /// Predicted GPU time of the client's unfinished launches.
+    pub in_flight_ns: u64,
+    /// Time since high-priority activity ended; 0 during, [`NEVER`] if there was none.
+    pub high_idle_ns: u64,
+    /// High-priority clients connected.
+    pub high_clients: u32,
+    /// Best-effort clients with a launch waiting.
+    pub waiting_clients: u32,
+    /// Which of the client's streams.
+    pub stream: u32,
+    /// SMs of the GPU; 0 if unknown.
+    pub sm_count: u32,
+}
+
+/// What to do with a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Run whole, with a lease of this many further launches.
+    Run(u32),
+    /// Offer again after this many nanoseconds.
+    Hold(u64),
+    /// The same, and when a launch of another best-effort client ends.
+    HoldUntilCompletion(u64),
+    /// In launches of this many blocks.
+    Sliced(u32),
+    /// Yielding at block boundaries.
+    Preemptible,
+    /// On this many SMs.
+    SmLimited(u32),
+}
+
+impl Decision {
+    /// The form that it asks for, with its argument.
+    pub fn form(self) -> (Form, u32) {
+        match self {
+            Decision::Sliced(blocks) => (Form::Sliced, blocks),
+            Decision::Preemptible => (Form::Preemptible, 0),
+            Decision::SmLimited(sms) => (Form::SmLimited, sms),
+            Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => {
+                (Form::Whole, 0)
+            }
+        }
+    }
+
+    /// For how long it holds the launch, if it does.
+    pub fn hold_ns(self) -> Option<u64> {
+        match self {
+            Decision::Hold(ns) | Decision::HoldUntilCompletion(ns) => Some(ns),
+            _ => None,
+        }
+    }
+}
+
+/// A decision, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What to do.
+    pub decision: Decision,
+    /// A number of the policy's own table, for people; 0: none.
+    pub reason: u8,
+}
+
+impl From<Decision> for Answer {
+    fn from(decision: Decision) -> Self {
+        Answer { decision, reason: 0 }
+    }
+}
+
+/// How a launch was run in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Form {
+    Whole,
+    Sliced,
+    /// Able to yield.
+    Preemptible,
+    /// On some of the SMs.
+    SmLimited,
+}
+
+/// A client. Policies see its name and labels only if that was granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientInfo {
+    pub id: ClientId,
+    pub class: Class,
+    pub name: String,
+    /// Its labels, in the order given.
+    pub labels: Vec<(String, String)>,
+}
+
+impl ClientInfo {
+    /// The first label `weight` that is a number from 1 to [`WEIGHT_MAX`]; else 1.
+    pub fn weight(&self) -> u32 {
+        let of = |(key, value): &(String, String)| match value.parse() {
+            Ok(weight @ 1..=WEIGHT_MAX) if key == "weight" => Some(weight),
+            _ => None,
+        };
+        self.labels.iter().find_map(of).unwrap_or(1)
+    }
+}
+
+/// What a client has under way, waits for and has used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Since when its oldest undecided launch has waited, or [`NEVER`].
+    pub waiting_since_ns: u64,
+    /// Launches granted and not finished.
+    pub in_flight: u32,
+    /// Their predicted GPU time.
+    pub in_flight_ns: u64,
+    /// Measured GPU time of its finished launches.
+    pub measured_ns: u64,
+    /// GPU time that it was charged for.
+    pub charged_ns: u64,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Usage {
+            waiting_since_ns: NEVER,
+            in_flight: 0,
+            in_flight_ns: 0,
+            measured_ns: 0,
+            charged_ns: 0,
+        }
+    }
+}
+
+/// A client as a policy may read of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientView {
+    /// Who it is.
+    pub info: ClientInfo,
+    /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
+    pub usage: Usage,
+}
+
+impl From<ClientInfo> for ClientView {
+    fn from(info: ClientInfo) -> Self {
+        ClientView { info, usage: Usage::default() }
+    }
+}
+
+/// A best-effort launch that has finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose launch it was.
+    pub client: ClientId,
+    /// The kernel that ran.
+    pub kernel: KernelId,
+    /// How it was run.
+    pub form: Form,
+    /// Blocks of a slice, or SMs; else 0.
+    pub argument: u32,
+    /// Predicted when decided; 0 if unknown.
+    pub predicted_ns: u64,
+    /// Time seen on the device, as its client reports it, bounded by what can be true; `None` if
+    /// nobody timed it.
+    pub measured_ns: Option<u64>,
+    /// GPU time that the accounts count for it: what was measured, or the share of the time until
+    /// its end was seen, in bounds that its prediction sets.
+    pub charged_ns: u64,
+}
+
+/// Something a policy is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A client registered.
+    Joined(ClientInfo),
+    /// A client is gone.
+    Left(ClientId),
+    /// High-priority work appeared.
+    HighStarted,
+    /// The last high-priority work ended.
+    HighEnded,
+    /// A best-effort launch finished.
+    Completed(Completion),
+    /// A timer fired, with its token.
+    Timer(u64),
+}
+
+impl Event {
+    /// What a policy must have subscribed to in order to be told.
+    pub fn kind(&self) -> Subscriptions {
+        match self {
+            Event::Joined(_) | Event::Left(_) => Subscriptions::MEMBERSHIP,
+            Event::HighStarted | Event::HighEnded => Subscriptions::ACTIVITY,
+            Event::Completed(_) => Subscriptions::COMPLETIONS,
+            Event::Timer(_) => Subscriptions::TIMER,
+        }
+    }
+}
+
+/// What a policy wants of the engine besides being asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Subscriptions(u8);
+
+impl Subscriptions {
+    pub const NONE: Self = Subscriptions(0);
+    /// [`Event::HighStarted`] and [`Event::HighEnded`].
+    pub const ACTIVITY: Self = Subscriptions(1 << 0);
+    pub const COMPLETIONS: Self = Subscriptions(1 << 1);
+    /// [`Event::Joined`] and [`Event::Left`].
+    pub const MEMBERSHIP: Self = Subscriptions(1 << 2);
+    pub const TIMER: Self = Subscriptions(1 << 3);
+    /// [`ClientView::usage`] is to be kept up to date.
+    pub const USAGE: Self = Subscriptions(1 << 4);
+    /// All of these.
+    pub const ALL: Self = Subscriptions((1 << 5) - 1);
+
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::ACTIVITY, "activity"),
+        (Self::COMPLETIONS, "completions"),
+        (Self::MEMBERSHIP, "membership"),
+        (Self::TIMER, "timer"),
+        (Self::USAGE, "clients"),
+    ];
+
+    /// Whether all of `other` is in it.
+    #[inline]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Subscriptions(self.0 | other.0)
+    }
+
+    /// Those that are not among the others.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Subscriptions(self.0 & !others.0)
+    }
+
+    /// As a number, for logs.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Of a number; bits without a meaning are dropped.
+    pub const fn of_bits(bits: u8) -> Self {
+        Subscriptions(bits & Self::ALL.0)
+    }
+
+    /// The contract's interfaces.
+    pub fn names(self) -> Vec<&'static str> {
+        Self::NAMES.iter().filter(|(one, _)| self.has(*one)).map(|(_, name)| *name).collect()
+    }
+}
+
+/// What a policy wants done; carried out after its call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Send `Timer(token)` after `delay_ns`.
+    SetTimer {
+        delay_ns: u64,
+        /// Given back with the event.
+        token: u64,
+    },
+    /// Bound a client's unfinished GPU time.
+    SetWindow {
+        /// Whose launches it bounds.
+        client: ClientId,
+        /// Predicted GPU time.
+        window_ns: u64,
+    },
+    /// End a lease.
+    RevokeLease(ClientId),
+    /// Ask a client to yield, or to go on.
+    SetYield { client: ClientId, yielded: bool },
+    /// Do so whenever high-priority work appears.
+    SetAutoYield {
+        client: ClientId,
+        /// On or off.
+        enabled: bool,
+        /// Idle gap before it goes on.
+        idle_ns: u64,
+    },
+    /// Let a client launch without being decided, or not.
+    SetUngated { client: ClientId, ungated: bool },
+}
+
+/// Commands of one call.
+#[derive(Debug, Default)]
+pub struct Commands {
+    list: Vec<Command>,
+    /// Commands beyond [`COMMANDS_MAX`], since the start.
+    pub dropped: u64,
+}
+
+impl Commands {
+    /// Nothing to be done.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Those of this call so far.
+    pub fn list(&self) -> &[Command] {
+        &self.list
+    }
+
+    /// Add one. Never grows beyond the bound, so no allocation after the first calls.
+    pub fn push(&mut self, command: Command) {
+        if self.list.len() < COMMANDS_MAX {
+            self.list.push(command);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// Take them out in order, keeping the buffer.
+    pub fn drain(&mut self) -> std::vec::Drain<'_, Command> {
+        self.list.drain(..)
+    }
+}
+
+/// How clients share the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharingMode {
+    /// All clients' kernels run at once.
+    #[default]
+    Concurrent,
+    /// Contexts take turns, and the hardware interrupts kernels.
+    TimeSliced,
+}
+
+/// Why a policy lost its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// It trapped: a panic, `unreachable`, a wild access, stack overflow.
+    Trap,
+    /// It used more fuel than a call may, or more time.
+    Overrun,
+    /// It wanted more memory than it may have.
+    Memory,
+    /// It answered something that makes no sense (slices of 0 blocks).
+    Nonsense,
+    /// It held best-effort work for longer than it may while there was nothing to hold
+    /// it for.
+    Stall,
+    /// It was switched off after too many faults; no call was made.
+    Disabled,
+}
+
+/// A lost turn, with what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub kind: FaultKind,
+    /// For people: for a trap, its backtrace.
+    pub message: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.message)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_is_a_label_that_is_a_number_in_range() {
+        let weight = |labels: &[(&str, &str)]| {
+            let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+            ClientInfo { id: 1, class: Class::High, name: String::new(), labels }.weight()
+        };
+        assert_eq!(weight(&[]), 1);
+        assert_eq!(weight(&[("slo", "5"), ("weight", "7"), ("weight", "9")]), 7);
+        assert_eq!(weight(&[("weight", "1000")]), 1_000);
+        for wrong in ["0", "1001", "-1", "heavy", "", "2.5"] {
+            assert_eq!(weight(&[("weight", wrong)]), 1, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn subscriptions_are_named_like_the_interfaces() {
+        let some = Subscriptions::ACTIVITY.and(Subscriptions::USAGE);
+        assert_eq!(some.names(), ["activity", "clients"]);
+        assert!(some.has(Subscriptions::ACTIVITY) && !some.has(Subscriptions::TIMER));
+        assert_eq!(Subscriptions::of_bits(some.bits()), some);
+        assert_eq!(Subscriptions::of_bits(u8::MAX), Subscriptions::ALL);
+        assert_eq!(some.without(Subscriptions::USAGE), Subscriptions::ACTIVITY);
+    }
+}

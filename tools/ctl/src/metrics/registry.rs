@@ -1,0 +1,125 @@
+//! Every metric: its name, its type, its labels and its HELP text. `docs/reference/metrics.md` is made of them.
+
+use tally_reference::{document, table};
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    pub name: &'static str,
+    /// `counter` or `gauge`
+    pub kind: &'static str,
+    /// Those that it has besides [`COMMON`].
+    pub labels: &'static [&'static str],
+    pub help: &'static str,
+}
+
+/// Labels of every series, so that the files of several cores lie side by side.
+pub const COMMON: [&str; 2] = ["gpu", "socket"];
+
+/// Defines metrics, and the list of all.
+macro_rules! metrics {
+    ($($id:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
+        $(pub const $id: Metric = Metric {
+            name: $name,
+            kind: stringify!($kind),
+            labels: &[$($label),*],
+            help: $help,
+        };)+
+
+        pub const ALL: &[Metric] = &[$($id),+];
+    };
+}
+
+metrics! {
+    CORE: gauge "tally_core" ["version", "sharing"] "1; its labels say which core runs.";
+    UPTIME: gauge "tally_core_uptime_seconds" [] "Time since the core started.";
+    HIGH_BUSY: gauge "tally_high_priority_busy" [] "1 if high-priority work is on the GPU now.";
+    LATENCY: gauge "tally_decision_latency_seconds" ["launches", "quantile"]
+        "Time from a launch seen to its answer, since the core started.";
+    LOG_RECORDING: gauge "tally_log_recording" [] "1 if a decision log is being written.";
+    LOG_DROPPED: counter "tally_log_dropped_records_total" []
+        "Records of the decision log that were lost.";
+    EXPERIMENT: gauge "tally_experiment_running" [] "1 if an A/B test is running.";
+    POLICY: gauge "tally_policy" ["name", "digest", "signed_by", "loaded_because"]
+        "1; its labels say which policy is active.";
+    GENERATION: gauge "tally_policy_generation" []
+        "Number of the active policy; rises with each policy loaded.";
+    DISABLED: gauge "tally_policy_disabled" []
+        "1 if the active policy is disabled and the built-in rule serves.";
+    DECIDES: counter "tally_policy_decides_total" []
+        "Calls of decide, of all policies since the core started.";
+    EVENTS: counter "tally_policy_events_total" []
+        "Calls of event functions, of all policies since the core started.";
+    FALLBACKS: counter "tally_policy_fallbacks_total" []
+        "Launches decided by the built-in rule because the policy failed.";
+    LOAD_FAILURES: counter "tally_policy_load_failures_total" [] "Policies that could not be loaded.";
+    FAULTS: counter "tally_policy_faults_total" ["kind"]
+        "Calls that failed, by kind, of all policies since the core started.";
+    RELOADS: counter "tally_policy_reloads_total" [] "Changes of the active policy.";
+    SWAP_PAUSE: gauge "tally_policy_swap_pause_seconds" ["quantile"]
+        "How long changes of the active policy kept decisions waiting.";
+    POLICY_COUNTER: counter "tally_policy_counter_total" ["name"] "Counters that the policy exports.";
+    POLICY_GAUGE: gauge "tally_policy_gauge" ["name"] "Gauges that the policy exports.";
+    LAUNCHES: counter "tally_launches_total" ["class"] "Launches made.";
+    CHARGED: counter "tally_gpu_charged_seconds_total" ["class"]
+        "GPU time that the accounts count; of high priority the time that it was busy.";
+    MEASURED: counter "tally_gpu_measured_seconds_total" ["class"]
+        "GPU time seen on the device, of the launches that were timed.";
+    TIMED: counter "tally_launches_measured_total" ["class"] "Launches that were timed.";
+    WAITED: counter "tally_waited_seconds_total" ["class"]
+        "Time that launches waited for a decision.";
+    UNSCHEDULED: counter "tally_unscheduled_total" ["class"]
+        "Launches that went ahead without a core.";
+    REGISTERED: counter "tally_clients_registered_total" ["class"]
+        "Clients that registered since the core started.";
+    CLIENTS: gauge "tally_clients" ["class"] "Clients connected now.";
+    CLIENT_LAUNCHES: counter "tally_client_launches_total" ["client", "name", "class"]
+        "Launches made.";
+    CLIENT_CHARGED: counter "tally_client_gpu_charged_seconds_total" ["client", "name", "class"]
+        "GPU time that the accounts count; of high priority the time that it was busy.";
+    CLIENT_MEASURED: counter "tally_client_gpu_measured_seconds_total" ["client", "name", "class"]
+        "GPU time seen on the device, of the launches that were timed.";
+    CLIENT_TIMED: counter "tally_client_launches_measured_total" ["client", "name", "class"]
+        "Launches that were timed.";
+    CLIENT_WAITED: counter "tally_client_waited_seconds_total" ["client", "name", "class"]
+        "Time that launches waited for a decision.";
+    CLIENT_UNSCHEDULED: counter "tally_client_unscheduled_total" ["client", "name", "class"]
+        "Launches that went ahead without a core.";
+    WAITING: gauge "tally_client_waiting" ["client", "name", "class"]
+        "Launches of this client that wait for a decision.";
+    GOVERNED: gauge "tally_client_governed" ["client", "name", "class"]
+        "1 if the core schedules this client's launches, 0 if they bypass it.";
+}
+
+/// The document as Markdown.
+pub fn reference() -> String {
+    let code = |text: &&str| format!("`{text}`");
+    let rows = ALL.iter().map(|metric| {
+        let labels: Vec<_> = metric.labels.iter().map(code).collect();
+        [code(&metric.name), metric.kind.into(), labels.join(", "), metric.help.into()]
+    });
+    let introduction = format!(
+        "What `tallyctl metrics` prints, in the Prometheus text format 0.0.4. Every series also has the labels {}. \
+         A figure that the core does not know is left out.",
+        COMMON.map(|label| code(&label)).join(" and ")
+    );
+    document("Metrics", &introduction, &table(["metric", "type", "labels", "meaning"], rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_types_and_are_given_once() {
+        for (at, metric) in ALL.iter().enumerate() {
+            let is_counter = metric.name.ends_with("_total");
+            assert_eq!(metric.kind, if is_counter { "counter" } else { "gauge" }, "{metric:?}");
+            assert!(ALL[..at].iter().all(|other| other.name != metric.name), "{metric:?}");
+        }
+        let text = reference();
+        assert!(
+            text.contains("| `tally_policy_faults_total` | counter | `kind` | Calls that "),
+            "{text}"
+        );
+    }
+}
