@@ -80,6 +80,8 @@ impl Default for Admission {
 pub struct HighPriority {
     /// Users that may be high priority; none: the core's own and root.
     pub uids: Option<Vec<u32>>,
+    /// These numbers may be, too, in containers: in other PID or user namespaces than the core's.
+    pub containers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]

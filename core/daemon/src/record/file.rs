@@ -5,8 +5,8 @@
 
 use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
-use crate::files::check_output;
-use rustix::fd::OwnedFd;
+use crate::files::{READ_MAX, check_output};
+use crate::helpers::{Helper, PeerFd};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
@@ -99,8 +99,19 @@ pub struct FileRecording {
 
 /// A new file.
 pub struct New {
-    file: File,
+    /// There until it is written to.
+    file: Option<File>,
     path: PathBuf,
+    /// Closes it if it is a peer's.
+    helper: Option<Helper>,
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        if let (Some(file), Some(helper)) = (self.file.take(), &self.helper) {
+            helper.close(file);
+        }
+    }
 }
 
 /// Make a file that is not there yet.
@@ -115,7 +126,7 @@ pub fn create(path: &Path) -> std::io::Result<New> {
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
         .open(path)
         .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-    Ok(New { file, path: path.into() })
+    Ok(New { file: Some(file), path: path.into(), helper: None })
 }
 
 /// The same, with a number behind the name if it is there.
@@ -163,9 +174,16 @@ pub fn create_in_folder(config: &Config) -> Result<New, RecordError> {
 ///
 /// # Errors
 /// If nothing may be written to it.
-pub fn opened(fd: OwnedFd, name: &Path) -> Result<New, RecordError> {
-    check_output(&fd, &name.display().to_string()).map_err(RecordError::Request)?;
-    Ok(New { file: File::from(fd), path: name.into() })
+pub async fn opened(fd: PeerFd, name: &Path) -> Result<New, RecordError> {
+    let (helper, path) = (fd.helper().clone(), name.to_path_buf());
+    let keeper = helper.clone();
+    let looking = helper.ask(READ_MAX, move || {
+        check_output(&fd, &path.display().to_string())?;
+        let file = fd.into_inner().map(File::from);
+        Ok(New { file, path, helper: Some(keeper) })
+    });
+    let looked = looking.await.unwrap_or_else(|why| Err(why.to_string()));
+    looked.map_err(RecordError::Request)
 }
 
 /// See that a request makes sense.
@@ -186,15 +204,17 @@ impl FileRecording {
     /// If nothing can be written or no thread be had.
     pub fn start(
         id: u64,
-        new: New,
+        mut new: New,
         header: &Header,
         request: &Request,
         config: &Config,
         reader: TapReader,
         wish: Wish,
     ) -> std::io::Result<Self> {
-        let written = new.file.try_clone()?;
-        let writer = Writer::new(BufWriter::with_capacity(256 << 10, new.file), header)?;
+        let file = new.file.as_ref().ok_or_else(|| std::io::Error::other("no file"))?;
+        let written = file.try_clone()?;
+        let file = new.file.take().ok_or_else(|| std::io::Error::other("no file"))?;
+        let writer = Writer::new(BufWriter::with_capacity(256 << 10, file), header)?;
         let progress = Arc::new(Progress::default());
         let writing = Writing {
             writer,
@@ -209,7 +229,8 @@ impl FileRecording {
         };
         std::thread::Builder::new().name("tally-log".into()).spawn(move || writing.run())?;
         tracing::info!(file = %new.path.display(), "recording the policy's inputs and decisions");
-        Ok(FileRecording { id, path: new.path, started_unix_s: now_unix_s(), progress, wish })
+        let path = new.path.clone();
+        Ok(FileRecording { id, path, started_unix_s: now_unix_s(), progress, wish })
     }
 
     /// Of its tap.
