@@ -393,7 +393,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.tallylog");
         let first = create(&path).unwrap();
-        assert_eq!(first.file.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(first.file.as_ref().unwrap().metadata().unwrap().mode() & 0o777, 0o600);
         let error = create(&path).err().unwrap().to_string();
         assert!(error.contains("a.tallylog"), "{error}");
         assert_eq!(create_numbered(&path).unwrap().path, dir.path().join("a.tallylog.1"));
@@ -411,7 +411,8 @@ mod tests {
         for n in 0..50 {
             // A pipe tells at once whether its other end is closed.
             let (out, file) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-            let new = New { file: File::from(file), path: PathBuf::from("pipe") };
+            let new =
+                New { file: Some(File::from(file)), path: PathBuf::from("pipe"), helper: None };
             let (tap, reader) = Tap::new(n, options);
             let request = Request { for_ms: None, bytes_max: None, completions: false };
             let (header, wish) = (crate::record::header(&config), Wish::default());
@@ -438,9 +439,12 @@ mod tests {
         }
         let path = dir.path().join("out");
         let fd = tally_ipc::admin::create("out", &path).unwrap().fd;
-        assert_eq!(opened(fd, &path).unwrap().path, path);
+        let helper = crate::helpers::Helpers::default().of(crate::quota::User::Uid(1), false);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let opened = |fd| runtime.block_on(super::opened(helper.keep(fd), &path));
+        assert_eq!(opened(fd).unwrap().path, path);
         let fd = tally_ipc::admin::open_to_read("out", &path).unwrap().fd;
-        assert!(opened(fd, &path).err().unwrap().to_string().contains("not open for writing"));
+        assert!(opened(fd).err().unwrap().to_string().contains("not open for writing"));
         let small = Request { for_ms: None, bytes_max: Some(5), completions: false };
         assert!(check(&small).unwrap_err().to_string().contains("65536"));
     }
