@@ -7,6 +7,8 @@ use tally_engine::policy::Class;
 #[derive(Clone, Debug)]
 pub struct Rules {
     high_uids: Vec<u32>,
+    /// Those numbers mean the same in containers.
+    high_containers: bool,
     admin_uids: Vec<u32>,
 }
 
@@ -16,14 +18,25 @@ impl Rules {
         let mut admin_uids = config.admin.uids.clone();
         admin_uids.extend([0, own_uid]);
         let high_uids = config.high_priority.uids.clone().unwrap_or_else(|| vec![0, own_uid]);
-        Rules { high_uids, admin_uids }
+        Rules { high_uids, high_containers: config.high_priority.containers, admin_uids }
+    }
+
+    /// Whether a user may be high priority; `foreign`: it is in a container, whose root may take any number.
+    pub fn may_be_high(&self, uid: u32, foreign: bool) -> bool {
+        self.high_uids.contains(&uid) && (!foreign || self.high_containers)
     }
 
     /// The class of a client, and why it is not what it asked for.
-    pub fn class(&self, uid: u32, asked_high: bool) -> (Class, String) {
-        match (asked_high, self.high_uids.contains(&uid)) {
+    pub fn class(&self, uid: u32, foreign: bool, asked_high: bool) -> (Class, String) {
+        match (asked_high, self.may_be_high(uid, foreign)) {
             (false, _) => (Class::BestEffort, String::new()),
             (true, true) => (Class::High, String::new()),
+            (true, false) if foreign && !self.high_containers => (
+                Class::BestEffort,
+                "programs in containers may not register as high priority: set \
+                 high_priority.containers = true in the core's configuration"
+                    .into(),
+            ),
             (true, false) => (
                 Class::BestEffort,
                 format!(
@@ -53,14 +66,14 @@ mod tests {
     fn by_default_the_cores_user_and_root_may_all() {
         let rules = Rules::new(&Config::default(), 1000);
         for uid in [0, 1000] {
-            assert_eq!(rules.class(uid, true), (Class::High, String::new()));
+            assert_eq!(rules.class(uid, false, true), (Class::High, String::new()));
             assert!(rules.may_change(uid));
         }
-        let (class, why) = rules.class(1001, true);
+        let (class, why) = rules.class(1001, false, true);
         assert_eq!(class, Class::BestEffort);
         assert!(why.contains("user 1001") && why.contains("high_priority.uids"), "{why}");
         assert!(!rules.may_change(1001));
-        assert_eq!(rules.class(1001, false), (Class::BestEffort, String::new()));
+        assert_eq!(rules.class(1001, false, false), (Class::BestEffort, String::new()));
     }
 
     #[test]
@@ -68,9 +81,24 @@ mod tests {
         let config: Config =
             toml::from_str("[high_priority]\nuids = [7]\n[admin]\nuids = [8]\n").unwrap();
         let rules = Rules::new(&config, 1000);
-        assert_eq!(rules.class(7, true).0, Class::High);
-        assert_eq!(rules.class(1000, true).0, Class::BestEffort);
+        assert_eq!(rules.class(7, false, true).0, Class::High);
+        assert_eq!(rules.class(1000, false, true).0, Class::BestEffort);
         assert!(rules.may_change(8) && rules.may_change(1000));
+        assert_eq!(rules.class(7, true, true).0, Class::BestEffort);
         assert!([0, 7, 8, 1000].iter().all(|uid| rules.is_trusted(*uid)) && !rules.is_trusted(9));
+    }
+
+    #[test]
+    fn root_of_a_container_is_high_priority_only_if_containers_may_be() {
+        let rules = Rules::new(&Config::default(), 1000);
+        let (class, why) = rules.class(0, true, true);
+        assert_eq!(class, Class::BestEffort);
+        assert!(why.contains("high_priority.containers"), "{why}");
+        let config = toml::from_str("[high_priority]\nuids = [7]\ncontainers = true\n").unwrap();
+        let rules = Rules::new(&config, 1000);
+        assert_eq!(rules.class(7, true, true), (Class::High, String::new()));
+        let (class, why) = rules.class(8, true, true);
+        assert_eq!(class, Class::BestEffort);
+        assert!(why.contains("user 8") && why.contains("high_priority.uids"), "{why}");
     }
 }

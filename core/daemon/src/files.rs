@@ -1,22 +1,19 @@
 //! Files as the core takes them in: regular ones, read whole from their start, up to a bound. Those of admin requests
 //! come as descriptors that the peer opened with its own rights; the core opens only what its own configuration names.
 
+use crate::helpers::{Helper, PeerFd};
 use crate::policy_slot::Source;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use tally_contract::limits::POLICY_CONFIG_BYTES_MAX;
 use tally_trust::{SIGNATURE_BYTES_MAX, signature_file};
-use tokio::sync::Semaphore;
 
 /// A file that takes longer to be read is given up: a regular file may be on a file system of the peer's making.
-const READ_MAX: Duration = Duration::from_secs(10);
-/// Reads under way at once, those given up among them.
-const READS_MAX: usize = 8;
+pub const READ_MAX: Duration = Duration::from_secs(10);
 
 /// Why a file is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -107,11 +104,11 @@ pub fn read_path(path: &Path, bytes_max: usize) -> Result<Vec<u8>, FileError> {
 ///
 /// # Errors
 /// If it is no regular file, not open for writing, or not empty.
-pub fn check_output(fd: &OwnedFd, name: &str) -> Result<(), String> {
-    if see_that_regular(fd, name).map_err(|e| e.to_string())? != 0 {
+pub fn check_output(fd: impl AsFd, name: &str) -> Result<(), String> {
+    if see_that_regular(fd.as_fd(), name).map_err(|e| e.to_string())? != 0 {
         return Err(format!("{name}: is not empty: name a file that is not there"));
     }
-    let flags = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("{name}: {e}"))?;
+    let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| format!("{name}: {e}"))?;
     let access = flags & OFlags::RWMODE;
     if flags.contains(OFlags::PATH) || (access != OFlags::WRONLY && access != OFlags::RDWR) {
         return Err(format!("{name}: is not open for writing"));
@@ -192,19 +189,26 @@ impl PolicyFiles {
 /// Descriptors of a policy's files.
 #[derive(Debug)]
 pub struct Opened {
-    component: OwnedFd,
-    config: Option<OwnedFd>,
-    signature: Option<OwnedFd>,
+    component: PeerFd,
+    config: Option<PeerFd>,
+    signature: Option<PeerFd>,
+}
+
+impl Opened {
+    /// Who reads them.
+    pub fn helper(&self) -> &Helper {
+        self.component.helper()
+    }
 }
 
 /// The descriptors of an admin request, by their roles ([`tally_ipc::admin`]).
 #[derive(Debug, Default)]
-pub struct Descriptors(BTreeMap<String, OwnedFd>);
+pub struct Descriptors(BTreeMap<String, PeerFd>);
 
 impl Descriptors {
     /// # Errors
     /// If roles and descriptors do not go together.
-    pub fn new(roles: Vec<String>, fds: Vec<OwnedFd>) -> Result<Self, String> {
+    pub fn new(roles: Vec<String>, fds: Vec<PeerFd>) -> Result<Self, String> {
         if roles.len() != fds.len() {
             return Err(format!(
                 "`files` names {} files and {} descriptors came with the request",
@@ -221,7 +225,7 @@ impl Descriptors {
     }
 
     /// One that may be there.
-    pub fn take(&mut self, role: &str) -> Option<OwnedFd> {
+    pub fn take(&mut self, role: &str) -> Option<PeerFd> {
         self.0.remove(role)
     }
 
@@ -254,45 +258,12 @@ impl Descriptors {
     }
 }
 
-/// Reads what peers opened: off the control thread, a few at a time, and not for ever.
-#[derive(Clone, Debug)]
-pub struct Reading(Arc<Semaphore>);
-
-impl Default for Reading {
-    fn default() -> Self {
-        Reading(Arc::new(Semaphore::new(READS_MAX)))
-    }
-}
-
-impl Reading {
-    /// Do it.
-    ///
-    /// # Errors
-    /// Its own, or that it takes too long.
-    pub async fn aside<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, String> + Send + 'static,
-    ) -> Result<T, String> {
-        let Ok(turn) = self.0.clone().try_acquire_owned() else {
-            return Err("too many files are being read: try again later".into());
-        };
-        let reading = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            work()
-        });
-        match tokio::time::timeout(READ_MAX, reading).await {
-            Ok(done) => done.unwrap_or_else(|e| Err(format!("reading a file failed: {e}"))),
-            Err(_) => Err(format!("a file could not be read within {} s", READ_MAX.as_secs())),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::{Seek, Write};
 
-    fn open(path: &Path) -> OwnedFd {
+    fn open(path: &Path) -> rustix::fd::OwnedFd {
         tally_ipc::admin::open_to_read("component", path).unwrap().fd
     }
 
@@ -343,13 +314,14 @@ mod tests {
         std::fs::write(&path, "x").unwrap();
         assert!(check_output(&out, "out").unwrap_err().contains("not empty"));
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
-        assert!(check_output(&null.into(), "out").unwrap_err().contains("a device"));
+        assert!(check_output(&null, "out").unwrap_err().contains("a device"));
     }
 
     #[test]
     fn roles_and_descriptors_go_together() {
         let source = Source { file: "/p".into(), config_file: None };
-        let fd = || open(Path::new("/dev/null"));
+        let helper = crate::helpers::Helpers::default().of(crate::quota::User::Uid(1), false);
+        let fd = || helper.keep(open(Path::new("/dev/null")));
         assert!(Descriptors::new(vec!["a".into()], vec![]).unwrap_err().contains("1 files and 0"));
         assert!(Descriptors::new(vec!["a".into(), "a".into()], vec![fd(), fd()]).is_err());
         let mut none = Descriptors::default();

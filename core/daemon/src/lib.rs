@@ -26,6 +26,7 @@ pub mod files;
 #[cfg(test)]
 mod fuzz_corpus;
 pub mod gpus;
+pub mod helpers;
 pub mod loader;
 pub mod mps;
 pub mod owned_file;

@@ -17,10 +17,23 @@ use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 
 /// Whom a quota is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct User {
-    pub uid: u32,
-    /// In a container: apart from the same number outside.
-    pub foreign: bool,
+pub enum User {
+    /// Outside containers.
+    Uid(u32),
+    /// All containers together: root of one may be any number, and make further namespaces.
+    Containers,
+    /// Those users in them that may be high priority, if any may (`high_priority.containers`).
+    HighContainers,
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            User::Uid(uid) => write!(f, "user {uid}"),
+            User::Containers => write!(f, "the group of all containers"),
+            User::HighContainers => write!(f, "the group of all high-priority containers"),
+        }
+    }
 }
 
 /// Descriptors of the core for each client: its socket, its process and its doorbell.
@@ -33,6 +46,8 @@ pub const STRANGER_DESCRIPTORS: usize = 2;
 pub const REGISTERING_MAX: usize = 8;
 /// For those, admin connections and their files, policies, logs and the rest.
 const DESCRIPTORS_OTHER: u64 = 64 + 48 + 128;
+/// Connections that got no place and are not closed yet.
+const TURNED_AWAY_MAX: usize = 1_024;
 
 /// What there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +56,8 @@ pub struct Room {
     pub descriptors: u64,
     /// Connections that have not registered.
     pub strangers: usize,
+    /// Connections that got no place and are not closed yet.
+    pub turned_away: usize,
     /// Clients for which there are descriptors.
     pub clients_fit: usize,
     /// Clients served at once.
@@ -51,9 +68,12 @@ impl Room {
     /// Under this limit on descriptors.
     pub fn new(descriptors: u64, clients_max: usize) -> Self {
         let strangers = if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
-        let other = DESCRIPTORS_OTHER + DESCRIPTORS_STRANGER * strangers as u64;
+        let turned_away = if descriptors >= 16_384 { TURNED_AWAY_MAX } else { 32 };
+        let other =
+            DESCRIPTORS_OTHER + DESCRIPTORS_STRANGER * strangers as u64 + turned_away as u64;
         let fit = (descriptors.saturating_sub(other) / DESCRIPTORS_EACH).max(1) as usize;
-        Room { descriptors, strangers, clients_fit: fit, clients: clients_max.min(fit) }
+        let clients = clients_max.min(fit);
+        Room { descriptors, strangers, turned_away, clients_fit: fit, clients }
     }
 }
 
@@ -183,6 +203,22 @@ impl Rate {
     }
 }
 
+/// How many connections that have not registered one user may have, and whether those places are among them that are
+/// kept.
+pub fn strangers_of_user(room: &Room, user: User, is_trusted: bool) -> (usize, bool) {
+    match (user, is_trusted) {
+        // Of those kept the rest is left to users outside containers.
+        (User::HighContainers, _) => (kept_strangers(room) / 2, true),
+        (_, true) => (room.strangers / 4, true),
+        (_, false) => (room.strangers / 8, false),
+    }
+}
+
+/// Places for connections that are kept for trusted users: enough for each of them.
+pub fn kept_strangers(room: &Room) -> usize {
+    room.strangers * 3 / 8
+}
+
 /// How many clients of a class one user may have, and whether those places are among them that are kept.
 pub fn clients_of_user(
     settings: &Admission,
@@ -209,7 +245,7 @@ mod tests {
     use super::*;
 
     fn user(uid: u32) -> User {
-        User { uid, foreign: false }
+        User::Uid(uid)
     }
 
     #[test]
@@ -218,8 +254,7 @@ mod tests {
         let mut held: Vec<_> =
             (0..4).map(|_| Place::take(&pool, user(1), 4, false).unwrap()).collect();
         assert_eq!(Place::take(&pool, user(1), 4, false).unwrap_err(), Full::User(4));
-        let in_a_container = User { uid: 1, foreign: true };
-        held.extend((0..3).map(|_| Place::take(&pool, in_a_container, 4, false).unwrap()));
+        held.extend((0..3).map(|_| Place::take(&pool, User::Containers, 4, false).unwrap()));
         assert_eq!(Place::take(&pool, user(2), 4, false).unwrap_err(), Full::All(7));
         held.extend((0..3).map(|_| Place::take(&pool, user(0), 4, true).unwrap()));
         assert_eq!(Place::take(&pool, user(3), 4, true).unwrap_err(), Full::All(10));
@@ -257,6 +292,27 @@ mod tests {
     }
 
     #[test]
+    fn containers_leave_kept_connections_to_users_outside() {
+        for descriptors in [1_024, 1 << 20] {
+            let room = Room::new(descriptors, 256);
+            let kept = kept_strangers(&room);
+            let pool = Pool::new(room.strangers, kept);
+            let flood = |user| {
+                let (most, may_have_kept) = strangers_of_user(&room, user, false);
+                let take = || Place::take(&pool, user, most, may_have_kept).ok();
+                std::iter::from_fn(take).collect::<Vec<_>>()
+            };
+            let held = [flood(User::Containers), flood(User::HighContainers)];
+            assert_eq!(held[0].len(), room.strangers / 8);
+            assert!((1..kept).contains(&held[1].len()));
+            let others: Vec<_> = (1..50).flat_map(|uid| flood(user(uid))).collect();
+            let (most, may_have_kept) = strangers_of_user(&room, user(0), true);
+            Place::take(&pool, user(0), most, may_have_kept).expect("a place is kept for root");
+            drop((held, others));
+        }
+    }
+
+    #[test]
     fn a_rate_has_a_burst_and_then_waits_evenly() {
         let mut rate = Rate::new(10, 5);
         let now = Instant::now();
@@ -277,8 +333,8 @@ mod tests {
     fn what_fits_follows_from_the_limit_on_descriptors() {
         assert_eq!(Room::new(1 << 19, 256).clients, 256);
         let small = Room::new(1_024, 256);
-        assert_eq!((small.clients, small.clients_fit), (218, 218));
-        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 218 * DESCRIPTORS_EACH;
+        assert_eq!((small.clients, small.clients_fit), (208, 208));
+        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 32 + 208 * DESCRIPTORS_EACH;
         assert!(needed <= 1_024);
         assert_eq!(Room::new(64, 256).clients, 1);
     }

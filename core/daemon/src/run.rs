@@ -8,14 +8,15 @@
 use crate::admit::Rules;
 use crate::config::Config;
 use crate::config::see_that_apart;
+use crate::control::connection::Listener;
 use crate::control::journal::Journal;
 use crate::control::registry::Registry;
 use crate::control::{self, EntryPoint, Places, Plane};
 use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
-use crate::files::Reading;
 use crate::gpus::Gpus;
+use crate::helpers::Helpers;
 use crate::loader::Loader;
 use crate::policy_slot::{PolicySlot, Trigger};
 use crate::policy_watch::PolicyWatch;
@@ -142,6 +143,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         control,
         registry: RefCell::new(Registry::default()),
         ungoverned: RefCell::default(),
+        looker: Rc::default(),
         policy: slot,
         lab,
         profiles,
@@ -153,7 +155,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         gpus: Arc::new(Gpus::listed()),
         status_turn: Mutex::new(()),
         strangers_turn: Mutex::new(()),
-        reading: Reading::default(),
+        helpers: Helpers::default(),
         room,
         places,
         journal: Journal::default(),
@@ -211,8 +213,9 @@ async fn accept_at(
                 tokio::time::sleep(SOCKET_LOOK_EVERY).await;
             }
         };
+        let taking = Listener::new(listener, plane.own_helper());
         tokio::select! {
-            () = control::accept(plane.clone(), listener, entry_point) => return,
+            () = control::accept(plane.clone(), taking, entry_point) => return,
             () = in_place => {}
         }
         listener = loop {

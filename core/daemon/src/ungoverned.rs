@@ -2,18 +2,32 @@
 //! preloaded library and `tallyctl run` send a [`Notice`](tally_ipc::wire::Notice)), those that the core
 //! refused, and those found among the processes when the status is asked for.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 use tally_admin::UngovernedStatus;
 use tally_contract::limits::UNGOVERNED_MAX;
 use tally_ipc::wire;
+use tokio::sync::Notify;
 
 /// Processes looked at for one status.
 const PROCESSES_MAX: usize = 16_384;
 /// Read of a process's environment, and of its mappings.
 const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Read of it at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// Programs that one look finds.
+const FOUND_MAX: usize = 64;
+/// Longest look; the next one goes on where it ended.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+/// Longest wait for it: a process may make reading its environment wait.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+/// What a look found is shown for so many times as long as it took, but no longer than a second.
+const SHOWN_TIMES: u32 = 10;
+const SHOWN_MAX: Duration = Duration::from_secs(1);
 
 /// What was reported.
 #[derive(Debug, Default)]
@@ -77,33 +91,117 @@ pub fn program(pid: u32) -> String {
     name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Processes whose environment names this core, that have the CUDA driver mapped and are not clients. A core
-/// that is not root sees those of its own user.
-pub fn look(socket: &Path, clients: &BTreeSet<u32>) -> Vec<UngovernedStatus> {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let others = pids.filter(|pid| !clients.contains(pid)).take(PROCESSES_MAX);
-    let found = others.filter_map(|pid: u32| {
-        if !names_socket(&read(&format!("/proc/{pid}/environ"))?, socket) {
-            return None;
-        }
-        let reason = why_past_us(&read(&format!("/proc/{pid}/maps"))?)?;
-        let uid = std::fs::metadata(format!("/proc/{pid}"));
-        Some(UngovernedStatus {
-            pid,
-            uid: uid.map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m)),
-            name: program(pid),
-            reason: reason.into(),
-            running: true,
-            reported_s: 0.0,
-        })
-    });
-    found.collect()
+/// What the last look found.
+#[derive(Debug, Default)]
+struct Looked {
+    found: Vec<UngovernedStatus>,
+    /// Where the next one begins.
+    from: u32,
 }
 
-fn read(file: &str) -> Option<Vec<u8>> {
+/// Looks at the processes for those who ask for the status, one look at a time and not too often.
+#[derive(Debug, Default)]
+pub struct Looker {
+    looked: RefCell<Looked>,
+    /// Until when that is shown.
+    shown: RefCell<Option<Instant>>,
+    is_looking: RefCell<bool>,
+    done: Notify,
+}
+
+impl Looker {
+    /// What is found among the processes. If that takes too long, what was found before.
+    pub async fn found(
+        self: &Rc<Self>,
+        socket: PathBuf,
+        clients: BTreeSet<u32>,
+    ) -> Vec<UngovernedStatus> {
+        let is_shown = self.shown.borrow().is_some_and(|until| Instant::now() < until);
+        if !is_shown {
+            let done = self.done.notified();
+            if !self.is_looking.replace(true) {
+                self.clone().look(socket, clients.clone());
+            }
+            let _ = tokio::time::timeout(WAIT_MAX, done).await;
+        }
+        let looked = self.looked.borrow();
+        looked.found.iter().filter(|process| !clients.contains(&process.pid)).cloned().collect()
+    }
+
+    fn look(self: Rc<Self>, socket: PathBuf, clients: BTreeSet<u32>) {
+        let last = std::mem::take(&mut *self.looked.borrow_mut());
+        // Shown meanwhile.
+        self.looked.borrow_mut().found.clone_from(&last.found);
+        tokio::task::spawn_local(async move {
+            let looking = tokio::task::spawn_blocking(move || {
+                let began = Instant::now();
+                let looked = look(Path::new("/proc"), &socket, &clients, last, began + LOOK_MAX);
+                (looked, began.elapsed())
+            });
+            if let Ok((looked, took)) = looking.await {
+                *self.looked.borrow_mut() = looked;
+                *self.shown.borrow_mut() =
+                    Some(Instant::now() + (took * SHOWN_TIMES).min(SHOWN_MAX));
+            }
+            self.is_looking.replace(false);
+            self.done.notify_waiters();
+        });
+    }
+}
+
+/// Processes whose environment names this core, that have the CUDA driver mapped and are not clients. A core
+/// that is not root sees those of its own user. Those that are not looked at before `until` are as in the last look.
+fn look(
+    proc: &Path,
+    socket: &Path,
+    clients: &BTreeSet<u32>,
+    last: Looked,
+    until: Instant,
+) -> Looked {
+    let Ok(processes) = std::fs::read_dir(proc) else { return Looked::default() };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut left: BTreeSet<u32> =
+        pids.filter(|pid| !clients.contains(pid)).take(PROCESSES_MAX).collect();
+    let order: Vec<u32> = left.range(last.from..).chain(left.range(..last.from)).copied().collect();
+    let (mut found, mut from) = (Vec::new(), 0);
+    for pid in order {
+        left.remove(&pid);
+        found.extend(examine(&proc.join(pid.to_string()), pid, socket, until));
+        if found.len() >= FOUND_MAX || Instant::now() >= until {
+            from = pid.saturating_add(1);
+            break;
+        }
+    }
+    found.extend(last.found.into_iter().filter(|process| left.contains(&process.pid)));
+    found.truncate(FOUND_MAX);
+    Looked { found, from }
+}
+
+fn examine(process: &Path, pid: u32, socket: &Path, until: Instant) -> Option<UngovernedStatus> {
+    if !names_socket(&read(&process.join("environ"), until)?, socket) {
+        return None;
+    }
+    let reason = why_past_us(&read(&process.join("maps"), until)?)?;
+    let uid = std::fs::metadata(process);
+    Some(UngovernedStatus {
+        pid,
+        uid: uid.map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m)),
+        name: program(pid),
+        reason: reason.into(),
+        running: true,
+        reported_s: 0.0,
+    })
+}
+
+/// `None` if it cannot be read, or not whole before `until`.
+fn read(file: &Path, until: Instant) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    std::fs::File::open(file).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let mut file = std::fs::File::open(file).ok()?.take(FILE_BYTES_MAX);
+    while file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes).ok()? > 0 {
+        if Instant::now() >= until && file.limit() > 0 {
+            return None;
+        }
+    }
     Some(bytes)
 }
 
@@ -161,6 +259,48 @@ mod tests {
         assert!(!shown[1].running && shown.iter().filter(|s| s.pid == own).count() == 1);
         all.is_client(own);
         assert!(all.status(Vec::new()).iter().all(|s| s.pid != own));
+    }
+
+    /// A folder like `/proc`.
+    fn processes(pids: std::ops::Range<u32>) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        for pid in pids {
+            let process = proc.path().join(pid.to_string());
+            std::fs::create_dir(&process).unwrap();
+            std::fs::write(process.join("environ"), b"TALLY_SOCKET=/s\0").unwrap();
+            std::fs::write(process.join("maps"), b"7f r-xp 0 /usr/lib/libcuda.so.1\n").unwrap();
+        }
+        proc
+    }
+
+    #[test]
+    fn a_look_finds_so_many_and_ends_in_time_and_the_next_goes_on() {
+        let (socket, none) = (Path::new("/s"), BTreeSet::new());
+        let later = || Instant::now() + Duration::from_secs(60);
+        let pids = |looked: &Looked| looked.found.iter().map(|p| p.pid).collect::<BTreeSet<_>>();
+        let proc = processes(1..201);
+        let mut looked = Looked::default();
+        let mut seen = BTreeSet::new();
+        for _ in 0..4 {
+            looked = look(proc.path(), socket, &none, looked, later());
+            assert!(looked.found.len() <= FOUND_MAX);
+            seen.extend(pids(&looked));
+        }
+        assert_eq!(seen.len(), 200);
+        // Files as long as those of /proc are not read further than the deadline.
+        let proc = processes(1..4);
+        for pid in 1..4 {
+            let mut maps = vec![b'\n'; 2 * PIECE_BYTES];
+            maps.extend(b"/libcuda.so.1");
+            std::fs::write(proc.path().join(format!("{pid}/maps")), maps).unwrap();
+        }
+        let looked = look(proc.path(), socket, &none, Looked::default(), Instant::now());
+        assert_eq!((looked.found.len(), looked.from), (0, 2), "one was begun");
+        let looked = look(proc.path(), socket, &none, looked, later());
+        assert_eq!(pids(&looked), BTreeSet::from([1, 2, 3]));
+        // What was found is shown until it is looked at again.
+        let looked = look(proc.path(), socket, &BTreeSet::from([2]), looked, Instant::now());
+        assert_eq!((pids(&looked), looked.from), (BTreeSet::from([3]), 2));
     }
 
     #[test]

@@ -390,3 +390,151 @@ fn the_kernel_table_is_free_again_when_those_who_filled_it_left() {
         eventually("their places are free", || known() == 0);
     }
 }
+
+/// The end of a TCP connection whose last close waits a minute: its buffer is full, nobody reads.
+fn lingering() -> (std::os::fd::OwnedFd, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    here.set_nonblocking(true).unwrap();
+    while here.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&here, Some(Duration::from_secs(60))).unwrap();
+    (here.into(), there)
+}
+
+fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[std::os::fd::OwnedFd], urgent: bool) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let flags = if urgent { SendFlags::OOB } else { SendFlags::empty() };
+    let bytes = [std::io::IoSlice::new(bytes)];
+    rustix::net::sendmsg(stream, &bytes, &mut control, flags).unwrap();
+}
+
+#[test]
+fn descriptors_whose_close_waits_hold_up_nobody_else() {
+    let core = core("");
+    let hello = wire::frame(&hello("a", false).encode());
+    let ping = wire::frame(&[wire::PING]);
+    // How they come: with the start of a frame that is refused, too many, unread behind a frame, urgent, after
+    // registering, and at the admin socket.
+    for way in 0..7 {
+        let (sent, _there) = lingering();
+        let began = std::time::Instant::now();
+        let _open = as_user(STRANGER, || {
+            let at = if way < 5 { &core.socket } else { &core.admin };
+            let mut stream = UnixStream::connect(at).unwrap();
+            match way {
+                0 => {
+                    send_with(&stream, &hello[..16], &[sent], false);
+                    stream.write_all(&hello[16..]).unwrap();
+                }
+                1 => {
+                    let all: Vec<_> = (0..16).map(|_| sent.try_clone().unwrap()).collect();
+                    drop(sent);
+                    send_with(&stream, &hello, &all, false);
+                }
+                2 => {
+                    stream.write_all(&ping).unwrap();
+                    send_with(&stream, b"x", &[sent], false);
+                }
+                3 => send_with(&stream, b"x", &[sent], true),
+                4 => {
+                    let client = Client::register(&core.socket, &common::hello("b", false));
+                    let client = client.unwrap();
+                    send_with(&client.socket, b"x", &[sent], false);
+                    stream = client.socket;
+                }
+                5 => send_with(&stream, b"no request\n", &[sent], false),
+                _ => send_with(&stream, b"{\"cmd\":\"stop\"", &[sent], false),
+            }
+            stream
+        });
+        // What it sent is taken and given up meanwhile.
+        for _ in 0..20 {
+            answers(&core);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "way {way}: {:?}", began.elapsed());
+    }
+    drop(high(&core));
+    // A connection at a time that hangs leaves room for the user's others.
+    as_user(STRANGER, || Client::best_effort(&core, "c"));
+    let began = std::time::Instant::now();
+    let mut core = core;
+    core.signal(rustix::process::Signal::TERM);
+    assert!(core.wait().success());
+    assert!(began.elapsed() < Duration::from_secs(20), "it ends all the same");
+}
+
+/// Python in a PID namespace of its own, until it is dropped.
+struct Container(std::process::Child);
+
+impl Container {
+    fn start(script: &str, socket: &Path) -> Self {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "python3", "-c", script]).arg(socket);
+        Container(command.stdout(std::process::Stdio::piped()).spawn().unwrap())
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_container_with_any_user_numbers_takes_no_reserved_connection() {
+    // Silent connections are kept for long.
+    let core = core("[admission]\nhello_timeout_ms = 30000\n");
+    let script = format!(
+        "import os,socket,sys,time\nheld=[]\nfor uid in [0,{SERVICE},{ADMIN},{STRANGER}]:\n \
+         os.setresuid(uid,uid,0)\n for i in range(100):\n  s=socket.socket(socket.AF_UNIX)\n  \
+         s.connect(sys.argv[1])\n  held.append(s)\n os.setresuid(0,0,0)\n\
+         time.sleep(0.3)\nopen_=0\nfor s in held:\n s.setblocking(False)\n try: s.recv(1)\n \
+         except BlockingIOError: open_+=1\nprint(open_,flush=True)\ntime.sleep(60)"
+    );
+    let mut container = Container::start(&script, &core.socket);
+    assert_eq!(container.line().trim(), "32", "an eighth of all, whatever their numbers");
+    for uid in [0, SERVICE] {
+        as_user(uid, || Client::register(&core.socket, &hello("s", true)).unwrap());
+    }
+}
+
+/// What a program in a container is told that asks whether it may be high priority.
+fn high_in_container(core: &Core) -> String {
+    let script = format!(
+        "import os,socket,struct,sys\nos.setresuid({SERVICE},{SERVICE},{SERVICE})\n\
+         s=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
+         s.sendall(b'TALLYIPC'+struct.pack('<IIBB',{},2,{},{}))\nr=s.recv(4096)\n\
+         print(r[17:].decode(),flush=True)",
+        tally_ipc::PROTOCOL_VERSION,
+        wire::PING,
+        wire::PING_HIGH
+    );
+    Container::start(&script, &core.socket).line().trim().into()
+}
+
+#[test]
+fn programs_in_containers_are_high_priority_only_if_configured() {
+    let core = core("");
+    let why = high_in_container(&core);
+    assert!(why.contains("high_priority.containers"), "{why}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let config = format!(
+        "{BUILT_IN}[socket]\nmode = \"0666\"\n[high_priority]\nuids = [{SERVICE}]\ncontainers = true\n"
+    );
+    let core = Core::start_in(dir, &config, &[]);
+    assert_eq!(high_in_container(&core), "");
+}

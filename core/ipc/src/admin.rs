@@ -4,7 +4,7 @@
 //! `"files"` in a request names the descriptors in their order: `component`, `config`, `signature`; of an A/B test
 //! `a.component` and so on; `out` for what is written. Paths in requests are names to show people, and nothing else.
 
-use crate::frame::{DESCRIPTORS_MAX, receive_message, send_message};
+use crate::frame::{DESCRIPTORS_MAX, Peeked, peek, receive_message, send_message};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{RecvFlags, SendFlags};
@@ -80,24 +80,33 @@ pub fn send(socket: &UnixStream, line: &[u8], files: &[File]) -> Result<()> {
     socket.write_all(&line[sent..])
 }
 
-/// The core's side: collects requests as they come.
-#[derive(Debug, Default)]
-pub struct Requests {
+/// The core's side: collects requests as they come. `F`: what is kept of a descriptor.
+#[derive(Debug)]
+pub struct Requests<F = OwnedFd> {
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<F>,
+}
+
+impl<F> Default for Requests<F> {
+    fn default() -> Self {
+        Requests { bytes: Vec::new(), fds: Vec::new() }
+    }
 }
 
 #[derive(Debug)]
-pub enum Incoming {
-    /// A line, and the descriptors that came with it or before its end.
-    Line(Vec<u8>, Vec<OwnedFd>),
+pub enum Incoming<F = OwnedFd> {
+    /// A line, and the descriptors that came with it.
+    Line(Vec<u8>, Vec<F>),
     /// More than [`REQUEST_BYTES_MAX`] without an end.
     TooLong,
 }
 
-impl Requests {
+/// Bytes received at once.
+const PIECE: usize = 4096;
+
+impl<F> Requests<F> {
     /// A request that has come whole.
-    pub fn take(&mut self) -> Option<Incoming> {
+    pub fn take(&mut self) -> Option<Incoming<F>> {
         let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
             return (self.bytes.len() > REQUEST_BYTES_MAX).then_some(Incoming::TooLong);
         };
@@ -109,13 +118,31 @@ impl Requests {
         Some(Incoming::Line(line, std::mem::take(&mut self.fds)))
     }
 
-    /// Take what has come, without waiting. False at the end.
+    /// What is to be received next: nothing of the request that follows, whose descriptors would count as this one's.
     ///
     /// # Errors
     /// The system call's; [`ErrorKind::WouldBlock`] if nothing has come.
-    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<bool> {
-        let mut piece = [0; 4096];
-        let got = receive_message(socket, &mut piece, &mut self.fds, RecvFlags::DONTWAIT)?;
+    pub fn peek(&self, socket: BorrowedFd<'_>) -> Result<Peeked> {
+        let mut piece = [0; PIECE];
+        let peeked = peek(socket, &mut piece)?;
+        let line = piece[..peeked.bytes].iter().position(|byte| *byte == b'\n');
+        Ok(Peeked { bytes: line.map_or(peeked.bytes, |end| end + 1), ..peeked })
+    }
+
+    /// Take what was looked at, without waiting. False at the end.
+    ///
+    /// # Errors
+    /// The system call's; [`ErrorKind::WouldBlock`] if nothing has come.
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        peeked: Peeked,
+        keep: impl FnMut(OwnedFd) -> F,
+    ) -> Result<bool> {
+        let mut piece = [0; PIECE];
+        let piece = &mut piece[..peeked.bytes.min(PIECE)];
+        let fds = (&mut self.fds, DESCRIPTORS_MAX);
+        let got = receive_message(socket, piece, fds, RecvFlags::DONTWAIT, keep)?;
         self.bytes.extend(&piece[..got]);
         Ok(got > 0)
     }
@@ -136,18 +163,43 @@ mod tests {
         assert_eq!(roles, ["a.component", "a.config", "a.signature"]);
         let (here, there) = UnixStream::pair().unwrap();
         let mut requests = Requests::default();
-        assert!(requests.receive(there.as_fd()).is_err_and(|e| e.kind() == ErrorKind::WouldBlock));
+        assert!(requests.peek(there.as_fd()).is_err_and(|e| e.kind() == ErrorKind::WouldBlock));
         send(&here, b"{1}\n", &files).unwrap();
-        assert!(requests.receive(there.as_fd()).unwrap());
+        assert!(receive(&mut requests, &there));
         let Some(Incoming::Line(line, fds)) = requests.take() else { panic!("no request") };
         assert_eq!((&*line, fds.len()), (&b"{1}\n"[..], 3));
         send(&here, b"{2}\n{3", &[]).unwrap();
-        requests.receive(there.as_fd()).unwrap();
+        receive(&mut requests, &there);
         let Some(Incoming::Line(line, fds)) = requests.take() else { panic!("no request") };
         assert_eq!((&*line, fds.len()), (&b"{2}\n"[..], 0));
+        receive(&mut requests, &there);
         assert!(requests.take().is_none());
         drop(here);
-        assert!(!requests.receive(there.as_fd()).unwrap());
+        assert!(!receive(&mut requests, &there));
+    }
+
+    fn receive(requests: &mut Requests, socket: &UnixStream) -> bool {
+        let peeked = requests.peek(socket.as_fd()).unwrap();
+        requests.receive(socket.as_fd(), peeked, |fd| fd).unwrap()
+    }
+
+    #[test]
+    fn files_of_a_pipelined_request_are_not_those_of_the_one_before() {
+        let file = || File { role: "x".into(), fd: tempfile::tempfile().unwrap().into() };
+        let (here, there) = UnixStream::pair().unwrap();
+        for (line, files) in [("{1}\n", 0), ("{2}\n", 2), ("{3}\n", 1), ("{4}\n", 0)] {
+            let files: Vec<_> = (0..files).map(|_| file()).collect();
+            send(&here, line.as_bytes(), &files).unwrap();
+        }
+        drop(here);
+        let mut requests = Requests::default();
+        let mut seen = Vec::new();
+        while receive(&mut requests, &there) {
+            while let Some(Incoming::Line(line, fds)) = requests.take() {
+                seen.push((line[1], fds.len()));
+            }
+        }
+        assert_eq!(seen, [(b'1', 0), (b'2', 2), (b'3', 1), (b'4', 0)]);
     }
 
     #[test]
@@ -157,7 +209,7 @@ mod tests {
         let mut socket = &here;
         socket.write_all(&vec![b'{'; REQUEST_BYTES_MAX + 1]).unwrap();
         while requests.take().is_none() {
-            requests.receive(there.as_fd()).unwrap();
+            receive(&mut requests, &there);
         }
         assert!(matches!(requests.take(), Some(Incoming::TooLong)));
     }

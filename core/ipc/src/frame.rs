@@ -5,7 +5,7 @@ use crate::PROTOCOL_VERSION;
 use crate::wire::WireError;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use std::io::{IoSlice, IoSliceMut};
@@ -61,14 +61,43 @@ pub(crate) fn send_message(
     })
 }
 
-/// One message into `bytes`; its descriptors are added to `fds`, at most [`DESCRIPTORS_MAX`] in all: surplus ones are
-/// closed, a peer must not fill our table.
-pub(crate) fn receive_message(
+/// What has come at a socket and is not received yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peeked {
+    /// How many of the bytes asked for are there; 0 at the end.
+    pub bytes: usize,
+    /// Descriptors come with them.
+    pub has_descriptors: bool,
+}
+
+/// Look at what has come, without waiting and without taking it. To close a descriptor that a peer sent may take as
+/// long as the peer likes, and the kernel closes those that a receiver leaves out: a thread that must not wait for
+/// peers receives only what comes without descriptors, and no more bytes than it looked at.
+///
+/// The socket needs `SO_OOBINLINE`: urgent bytes, which may carry descriptors, are not seen otherwise.
+///
+/// # Errors
+/// The system call's; [`rustix::io::Errno::AGAIN`] if nothing has come.
+pub fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> rustix::io::Result<Peeked> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::io::retry_on_intr(|| {
+        // Without room for descriptors the kernel makes none here, and says that there are some.
+        let mut none = RecvAncillaryBuffer::default();
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut none, flags)
+    })?;
+    Ok(Peeked { bytes: got.bytes, has_descriptors: got.flags.contains(ReturnFlags::CTRUNC) })
+}
+
+/// One message into `bytes`; what `keep` makes of its descriptors is added to `fds`, at most `fds_max` in all: surplus
+/// ones are closed, a peer must not fill our table.
+pub(crate) fn receive_message<F>(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
+    (fds, fds_max): (&mut Vec<F>, usize),
     flags: RecvFlags,
+    keep: impl FnMut(OwnedFd) -> F,
 ) -> rustix::io::Result<usize> {
+    let mut keep = keep;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
@@ -77,7 +106,8 @@ pub(crate) fn receive_message(
     })?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received.take(DESCRIPTORS_MAX.saturating_sub(fds.len())));
+            let room = fds_max.saturating_sub(fds.len());
+            fds.extend(received.take(room).map(&mut keep));
         }
     }
     Ok(received.bytes)
@@ -86,12 +116,12 @@ pub(crate) fn receive_message(
 /// A payload and its descriptors.
 pub type Frame = (Vec<u8>, Vec<OwnedFd>);
 
-/// Receives one frame, a message at a time.
+/// Receives one frame, a message at a time. `F`: what is kept of a descriptor.
 #[derive(Debug)]
-pub struct Receiver {
+pub struct Receiver<F = OwnedFd> {
     bytes: Vec<u8>,
     have: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<F>,
     fds_max: usize,
 }
 
@@ -101,13 +131,28 @@ impl Default for Receiver {
     }
 }
 
-impl Receiver {
+impl<F> Receiver<F> {
     /// Of a peer that is to send at most so many descriptors; surplus ones are closed.
     pub fn taking(fds_max: usize) -> Self {
         Receiver { bytes: Vec::new(), have: 0, fds: Vec::new(), fds_max }
     }
 
-    /// Take what has come. `None`: the frame is not complete.
+    /// Bytes from the frame's start to the next that is to be known.
+    fn wanted(&self) -> Result<usize, WireError> {
+        Ok(if self.have < HEADER { HEADER } else { HEADER + payload_length(&self.bytes)? })
+    }
+
+    /// What the next step would take ([`peek`]).
+    ///
+    /// # Errors
+    /// What is wrong with the frame, or the system call's.
+    pub fn peek(&self, socket: BorrowedFd<'_>) -> Result<Peeked, WireError> {
+        let mut bytes = vec![0; self.wanted()? - self.have];
+        let peeked = peek(socket, &mut bytes)?;
+        if peeked.bytes == 0 { Err(WireError::Closed) } else { Ok(peeked) }
+    }
+
+    /// Take what has come, at most so many bytes. `None`: the frame is not complete.
     ///
     /// # Errors
     /// What is wrong with the frame, or the system call's error ([`rustix::io::Errno::AGAIN`] if nothing has come and
@@ -116,13 +161,15 @@ impl Receiver {
         &mut self,
         socket: BorrowedFd<'_>,
         flags: RecvFlags,
-    ) -> Result<Option<Frame>, WireError> {
-        let wanted =
-            if self.have < HEADER { HEADER } else { HEADER + payload_length(&self.bytes)? };
+        bytes_max: usize,
+        keep: impl FnMut(OwnedFd) -> F,
+    ) -> Result<Option<(Vec<u8>, Vec<F>)>, WireError> {
+        let wanted = self.wanted()?;
         if self.have < wanted {
             self.bytes.resize(wanted, 0);
-            let got = receive_message(socket, &mut self.bytes[self.have..], &mut self.fds, flags)?;
-            self.fds.truncate(self.fds_max);
+            let to = wanted.min(self.have.saturating_add(bytes_max));
+            let fds = (&mut self.fds, self.fds_max);
+            let got = receive_message(socket, &mut self.bytes[self.have..to], fds, flags, keep)?;
             if got == 0 {
                 return Err(WireError::Closed);
             }
@@ -144,7 +191,7 @@ impl Receiver {
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Frame, WireError> {
     let mut receiver = Receiver::default();
     loop {
-        if let Some(frame) = receiver.step(socket, RecvFlags::empty())? {
+        if let Some(frame) = receiver.step(socket, RecvFlags::empty(), usize::MAX, |fd| fd)? {
             return Ok(frame);
         }
     }
@@ -219,14 +266,47 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let mut receiver = Receiver::default();
         let bytes = frame(&hello().encode());
+        let mut step = || receiver.step(b.as_fd(), RecvFlags::DONTWAIT, usize::MAX, |fd| fd);
         for byte in &bytes[..bytes.len() - 1] {
             std::io::Write::write_all(&mut &a, &[*byte]).unwrap();
-            assert!(receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap().is_none());
+            assert!(step().unwrap().is_none());
         }
-        let nothing = receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap_err();
+        let nothing = step().unwrap_err();
         assert!(matches!(nothing, WireError::Os(rustix::io::Errno::AGAIN)), "{nothing}");
         std::io::Write::write_all(&mut &a, &bytes[bytes.len() - 1..]).unwrap();
-        let (payload, _) = receiver.step(b.as_fd(), RecvFlags::DONTWAIT).unwrap().unwrap();
+        let (payload, _) = step().unwrap().unwrap();
         assert_eq!(Hello::decode(&payload).unwrap(), hello());
+    }
+
+    #[test]
+    fn descriptors_are_seen_before_they_are_received() {
+        let (a, b) = UnixStream::pair().unwrap();
+        rustix::net::sockopt::set_socket_oobinline(&b, true).unwrap();
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let (here, there) = rustix::pipe::pipe().unwrap();
+        let look = || peek(b.as_fd(), &mut [0; 64]);
+        assert_eq!(look(), Err(rustix::io::Errno::AGAIN));
+        for (flags, pieces) in [(SendFlags::empty(), ["a", "b"]), (SendFlags::OOB, ["a", "b"])] {
+            send_message(a.as_fd(), pieces[0].as_bytes(), &[], SendFlags::empty()).unwrap();
+            assert_eq!(look(), Ok(Peeked { bytes: 1, has_descriptors: false }));
+            send_message(a.as_fd(), pieces[1].as_bytes(), &[there.as_fd()], flags).unwrap();
+            // Urgent bytes are a message of their own.
+            let mut fds = Vec::new();
+            let mut taken = 0;
+            while taken < 2 {
+                let before = open();
+                let seen = look().unwrap();
+                assert_eq!(open(), before, "looking makes no descriptor");
+                let mut bytes = vec![0; seen.bytes];
+                let had = fds.len();
+                let room = (&mut fds, 8);
+                taken += receive_message(b.as_fd(), &mut bytes, room, RecvFlags::DONTWAIT, |fd| fd)
+                    .unwrap();
+                assert_eq!(fds.len() > had, seen.has_descriptors);
+            }
+            assert_eq!((fds.len(), look()), (1, Err(rustix::io::Errno::AGAIN)));
+        }
+        drop((a, here));
+        assert_eq!(look(), Ok(Peeked { bytes: 0, has_descriptors: false }));
     }
 }

@@ -184,7 +184,7 @@ fn new_client(
         doorbell: park::eventfd().unwrap(),
         witness: Default::default(),
         first_ticket,
-        kernels: shares.of(User { uid: id % 3, foreign: false }, false),
+        kernels: shares.of(User::Uid(id % 3), false),
     });
     let core = map::open_core(core_fd.as_fd()).unwrap();
     (Client { id, region, core, ticket: first_ticket, completion: 0 }, client)

@@ -93,6 +93,8 @@ pub struct HighPriority {
     /// Users that may be high priority; others are admitted as best effort and told so. Default: the core's
     /// own and root.
     pub uids: Option<Vec<u32>>,
+    /// These numbers may be, too, in containers: in other PID or user namespaces than the core's.
+    pub containers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]

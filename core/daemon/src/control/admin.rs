@@ -20,20 +20,21 @@
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which `tallyctl` uses as well.
 
 use super::Plane;
+use super::connection::Connection;
 use super::journal::Kind;
-use crate::files::Descriptors;
+use crate::files::{Descriptors, READ_MAX};
+use crate::helpers::{HelperError, PeerFd};
 use crate::peer::Peer;
 use crate::policy_slot::{SlotError, Source};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::time::Duration;
 pub use tally_admin::Code;
 use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
 use tally_contract::limits::{REQUEST_BYTES_MAX, STRANGERS_PAUSE_MS};
-use tally_ipc::admin::{Incoming, Requests};
+use tally_ipc::admin;
 use tokio::io::Interest;
-use tokio::net::UnixStream;
 
 /// A connection without a request for so long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(300);
@@ -53,13 +54,20 @@ fn slot_error(why: &SlotError) -> Value {
 }
 
 /// Serve a connection until it ends.
-pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
+pub(super) async fn serve(plane: Rc<Plane>, stream: &Connection, peer: Peer) {
     let is_admin = plane.may_change(&peer);
     let mut requests = Requests::default();
     loop {
-        let request = match tokio::time::timeout(IDLE_MAX, next(&stream, &mut requests)).await {
-            Ok(Some(request)) => request,
-            Ok(None) | Err(_) => return,
+        let request = match tokio::time::timeout(IDLE_MAX, next(stream, &mut requests)).await {
+            Ok(Ok(Some(request))) => request,
+            Ok(Err(why)) => {
+                if plane.journal.may(Kind::Descriptors) {
+                    tracing::warn!(uid = peer.uid, pid = peer.pid, "a request was refused: {why}");
+                }
+                write(stream, &error(Code::Unavailable, why)).await;
+                return;
+            }
+            Ok(Ok(None)) | Err(_) => return,
         };
         let (answer, is_last) = match request {
             Incoming::TooLong => {
@@ -77,27 +85,50 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: UnixStream, peer: Peer) {
                 (answer(&plane, &line, fds, &peer).await, false)
             }
         };
-        if !write(&stream, &answer).await || is_last {
+        if !write(stream, &answer).await || is_last {
             return;
         }
     }
 }
 
+type Incoming = admin::Incoming<PeerFd>;
+pub(super) type Requests = admin::Requests<PeerFd>;
+
 /// The next request; `None` at the end of the connection.
-pub(super) async fn next(stream: &UnixStream, requests: &mut Requests) -> Option<Incoming> {
+///
+/// # Errors
+/// If its descriptors are not taken.
+pub(super) async fn next(
+    stream: &Connection,
+    requests: &mut Requests,
+) -> Result<Option<Incoming>, HelperError> {
     loop {
         if let Some(request) = requests.take() {
-            return Some(request);
+            return Ok(Some(request));
         }
-        let receive = || requests.receive(stream.as_fd());
-        if !stream.async_io(Interest::READABLE, receive).await.ok()? {
-            return None;
+        let peek = || requests.peek(stream.as_fd());
+        let Ok(peeked) = stream.async_io(Interest::READABLE, peek).await else { return Ok(None) };
+        let helper = stream.helper().clone();
+        let received = if peeked.has_descriptors {
+            let (socket, mut taking) = (stream.shared(), std::mem::take(requests));
+            let work = move || {
+                let received = taking.receive(socket.as_fd(), peeked, |fd| helper.keep(fd));
+                (taking, received)
+            };
+            let (back, received) = stream.helper().ask(READ_MAX, work).await?;
+            *requests = back;
+            received
+        } else {
+            requests.receive(stream.as_fd(), peeked, |fd| helper.keep(fd))
+        };
+        if !received.unwrap_or(false) {
+            return Ok(None);
         }
     }
 }
 
 /// Whether the peer took it.
-pub(super) async fn write(stream: &UnixStream, answer: &Value) -> bool {
+pub(super) async fn write(stream: &Connection, answer: &Value) -> bool {
     let mut text = answer.to_string().into_bytes();
     text.push(b'\n');
     let mut rest = &text[..];
@@ -118,7 +149,7 @@ pub(super) async fn write(stream: &UnixStream, answer: &Value) -> bool {
 }
 
 /// A request without its `files`, and those.
-fn taken_apart(line: &[u8], fds: Vec<OwnedFd>) -> Result<(Value, Descriptors), String> {
+fn taken_apart(line: &[u8], fds: Vec<PeerFd>) -> Result<(Value, Descriptors), String> {
     let not_a_request = |e: serde_json::Error| format!("not a request: {e}");
     let mut request: Value = serde_json::from_slice(line).map_err(not_a_request)?;
     let named = request.as_object_mut().and_then(|fields| fields.remove("files"));
@@ -135,12 +166,7 @@ fn is_about_recording(request: &Value) -> bool {
     name.starts_with("log_") || name.starts_with("shadow_")
 }
 
-pub(super) async fn answer(
-    plane: &Rc<Plane>,
-    line: &[u8],
-    fds: Vec<OwnedFd>,
-    peer: &Peer,
-) -> Value {
+pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, peer: &Peer) -> Value {
     let (uid, may_change) = (peer.uid, plane.may_change(peer));
     let denied = |what: &str| {
         let message = match peer.foreign {

@@ -1,6 +1,7 @@
 //! Connections served without sockets in the file system, for the fuzz targets and their tests: a peer's bytes and
 //! descriptors go in, and what the core answered and keeps comes out. In one thread, but for files.
 
+use super::connection::Connection;
 use super::{EntryPoint, Places, Plane, admin, registration};
 use crate::admit::Rules;
 use crate::config::{Config, SharingChoice};
@@ -10,7 +11,7 @@ use crate::loader::Loader;
 use crate::peer::Peer;
 use crate::policy_slot::PolicySlot;
 use crate::profile_store::ProfileStore;
-use crate::quota::{Place, Room, User};
+use crate::quota::{Place, Room};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use rustix::fd::{AsFd, OwnedFd};
@@ -24,7 +25,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tally_decision_log::Recorder;
 use tally_engine::EngineConfig;
-use tally_ipc::admin::{File, Incoming, Requests};
+use tally_ipc::admin::{File, Incoming};
 use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
 
@@ -106,6 +107,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         control: harness.control.clone(),
         registry: RefCell::default(),
         ungoverned: RefCell::default(),
+        looker: Rc::default(),
         policy: slot,
         lab: crate::ab::Lab::open(&config, Path::new("/dev/null/core.sock")),
         profiles,
@@ -117,7 +119,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         gpus: Arc::default(),
         status_turn: Mutex::new(()),
         strangers_turn: Mutex::new(()),
-        reading: Default::default(),
+        helpers: Default::default(),
         room,
         places: Places::new(&config.admission, &room),
         journal: Default::default(),
@@ -195,24 +197,31 @@ async fn serve(
     stream: tokio::net::UnixStream,
     peer: Peer,
 ) {
-    let user = User { uid: peer.uid, foreign: false };
+    let user = plane.user(&peer);
+    let stream = Connection::new(stream, plane.helper(&peer));
     match entry_point {
         EntryPoint::Clients => {
             let place = Place::take(&plane.places.strangers, user, 1, true).expect("a place");
-            registration::serve(plane.clone(), place, stream, peer).await;
+            let place = registration::serve(plane, place, &stream, peer).await;
+            stream.end().await;
+            drop(place);
         }
         EntryPoint::Admin if plane.may_change(&peer) => {
-            admin::serve(plane.clone(), stream, peer).await
+            admin::serve(plane.clone(), &stream, peer).await;
+            stream.end().await;
         }
         // Without the pauses that strangers' requests have between them.
         EntryPoint::Admin => {
-            let mut requests = Requests::default();
-            while let Some(Incoming::Line(line, fds)) = admin::next(&stream, &mut requests).await {
+            let mut requests = admin::Requests::default();
+            while let Ok(Some(Incoming::Line(line, fds))) =
+                admin::next(&stream, &mut requests).await
+            {
                 let answer = admin::answer(plane, &line, fds, &peer).await;
                 if !admin::write(&stream, &answer).await {
                     break;
                 }
             }
+            stream.end().await;
         }
     }
 }

@@ -22,6 +22,8 @@ pub enum Kind {
     Left,
     /// Programs that are not governed.
     Ungoverned,
+    /// Descriptors that are not taken.
+    Descriptors,
     /// Admin requests that got no place or were denied.
     Admin,
 }
@@ -36,6 +38,7 @@ impl Kind {
             Kind::Registered => "clients registered",
             Kind::Left => "clients left",
             Kind::Ungoverned => "programs are not governed",
+            Kind::Descriptors => "connections were closed because their user's descriptors hang",
             Kind::Admin => "admin requests were refused",
         }
     }

@@ -2,6 +2,7 @@
 //! decision path: what it wants of the dispatch thread goes through a channel.
 
 pub mod admin;
+pub mod connection;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 pub mod journal;
@@ -12,8 +13,9 @@ use crate::admit::Rules;
 use crate::config::{Admission, Config};
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
 use crate::dispatch::kernels::KernelShares;
-use crate::files::{Opened, PolicyFiles, Reading};
+use crate::files::{Opened, PolicyFiles, READ_MAX};
 use crate::gpus::Gpus;
+use crate::helpers::{Helper, Helpers};
 use crate::peer::Peer;
 use crate::policy_slot::{PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
@@ -21,11 +23,12 @@ use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use crate::status;
-use crate::ungoverned::{self, Ungoverned};
+use crate::ungoverned::{Looker, Ungoverned};
+use connection::{Connection, Listener};
 use journal::{Journal, Kind};
 use registry::Registry;
 use rustix::fd::AsFd;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +37,7 @@ use tally_contract::limits::{
     ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_USER_MAX, JOINS_BURST, STATUS_KERNELS_MAX,
 };
 use tally_ipc::wire::{self, Welcome};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
 /// Kernels in a status report unless another number is asked for.
@@ -50,6 +53,8 @@ pub struct Plane {
     pub registry: RefCell<Registry>,
     /// Programs that are none.
     pub ungoverned: RefCell<Ungoverned>,
+    /// Looks for more of them.
+    pub looker: Rc<Looker>,
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
     pub lab: crate::ab::Lab,
@@ -69,8 +74,8 @@ pub struct Plane {
     pub status_turn: Mutex<()>,
     /// One request at a time of all those that are no admins.
     pub strangers_turn: Mutex<()>,
-    /// Reads the files of admin requests.
-    pub reading: Reading,
+    /// Take, read and close what peers send.
+    pub helpers: Helpers,
     /// What there is room for.
     pub room: Room,
     /// Who has how much of it.
@@ -88,19 +93,21 @@ pub struct Places {
     kernels: RefCell<KernelShares>,
     /// Registrations whose descriptors are being made.
     registering: Semaphore,
+    /// Connections that got no place and are not closed yet.
+    turned_away: Cell<usize>,
 }
 
 impl Places {
     /// None is taken.
     pub fn new(settings: &Admission, room: &Room) -> Self {
         Places {
-            // Enough for each of those for whom they are kept.
-            strangers: Pool::new(room.strangers, room.strangers * 3 / 8),
+            strangers: Pool::new(room.strangers, quota::kept_strangers(room)),
             admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
             clients: Pool::new(room.clients, quota::kept_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
             registering: Semaphore::new(quota::REGISTERING_MAX),
+            turned_away: Cell::new(0),
         }
     }
 }
@@ -111,10 +118,12 @@ impl Plane {
     /// # Errors
     /// If the dispatch thread does not answer.
     pub async fn status(&self, kernels: Option<usize>) -> Result<Status, AskError> {
-        let _turn = self.status_turn.lock().await;
         let kernels = kernels.unwrap_or(KERNELS_DEFAULT).min(STATUS_KERNELS_MAX);
-        let s = self.control.ask(|done| Control::Status { kernels, done }).await?;
         let ungoverned = self.ungoverned().await;
+        let s = {
+            let _turn = self.status_turn.lock().await;
+            self.control.ask(|done| Control::Status { kernels, done }).await?
+        };
         let sharing = self.sharing.borrow();
         let Some(sharing) = sharing.as_ref() else { return Err(AskError::Gone) };
         let totals = self.registry.borrow_mut().totals(&s.clients);
@@ -163,9 +172,8 @@ impl Plane {
     /// Reports, and what is found among the processes now.
     async fn ungoverned(&self) -> Vec<UngovernedStatus> {
         let clients = self.registry.borrow().processes();
-        let socket = self.config.socket.path();
-        let found = tokio::task::spawn_blocking(move || ungoverned::look(&socket, &clients)).await;
-        self.ungoverned.borrow().status(found.unwrap_or_default())
+        let found = self.looker.found(self.config.socket.path(), clients).await;
+        self.ungoverned.borrow().status(found)
     }
 
     fn policy_report(&self, s: &crate::dispatch::snapshot::Snapshot) -> PolicyReport {
@@ -184,13 +192,34 @@ impl Plane {
         peer.foreign.is_none() && self.rules.is_trusted(peer.uid)
     }
 
+    /// Whose quotas count for a peer.
+    pub fn user(&self, peer: &Peer) -> User {
+        match peer.foreign {
+            None => User::Uid(peer.uid),
+            Some(_) if self.rules.may_be_high(peer.uid, true) => User::HighContainers,
+            Some(_) => User::Containers,
+        }
+    }
+
+    /// The threads that deal with what a peer sends.
+    pub fn helper(&self, peer: &Peer) -> Helper {
+        self.helpers.of(self.user(peer), self.is_trusted(peer))
+    }
+
+    /// Those for the core's own sockets.
+    pub fn own_helper(&self) -> Helper {
+        self.helpers.of(User::Uid(rustix::process::geteuid().as_raw()), true)
+    }
+
     /// Read the files of a policy that a peer opened.
     ///
     /// # Errors
     /// Everything an operator needs to know.
     pub async fn read_policy(&self, source: Source, opened: Opened) -> Result<PolicyFiles, String> {
         let bytes_max = self.config.policy.limits.component_bytes_max;
-        self.reading.aside(move || PolicyFiles::read_opened(source, opened, bytes_max)).await
+        let helper = opened.helper().clone();
+        let read = move || PolicyFiles::read_opened(source, opened, bytes_max);
+        helper.ask(READ_MAX, read).await.unwrap_or_else(|why| Err(why.to_string()))
     }
 
     /// Make a policy active.
@@ -211,11 +240,9 @@ impl Plane {
 
     /// The policy of this generation was disabled.
     async fn recover_policy(&self, generation: u64) {
-        let fault = {
-            let _turn = self.status_turn.lock().await;
-            let asked = self.control.ask(|done| Control::Status { kernels: 0, done }).await;
-            asked.ok().and_then(|snapshot| snapshot.figures?.last_fault)
-        };
+        // Without waiting for those who ask for the status.
+        let asked = self.control.ask(|done| Control::Status { kernels: 0, done }).await;
+        let fault = asked.ok().and_then(|snapshot| snapshot.figures?.last_fault);
         self.policy.recover(&self.control, generation, fault).await;
     }
 
@@ -246,10 +273,19 @@ pub enum EntryPoint {
 }
 
 /// Accept connections until the task is dropped.
-pub async fn accept(plane: Rc<Plane>, listener: UnixListener, entry_point: EntryPoint) {
+pub async fn accept(plane: Rc<Plane>, listener: Listener, entry_point: EntryPoint) {
     loop {
+        while plane.places.turned_away.get() >= plane.room.turned_away {
+            if plane.journal.may(Kind::Descriptors) {
+                tracing::error!(
+                    ?entry_point,
+                    "too many connections that were refused cannot be closed"
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
         match listener.accept().await {
-            Ok((stream, _)) => receive(&plane, stream, entry_point),
+            Ok(stream) => receive(&plane, stream, entry_point),
             Err(error) => {
                 if plane.journal.may(Kind::Connections) {
                     tracing::error!("no connection can be accepted: {error}");
@@ -262,14 +298,16 @@ pub async fn accept(plane: Rc<Plane>, listener: UnixListener, entry_point: Entry
 
 /// Serve a connection if there is a place for it.
 fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
-    let Ok(peer) = Peer::of(stream.as_fd()) else { return };
-    let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
+    let Ok(peer) = Peer::of(stream.as_fd()) else {
+        drop(Connection::new(stream, plane.helpers.of(User::Containers, false)));
+        return;
+    };
+    let (user, connection) = (plane.user(&peer), Connection::new(stream, plane.helper(&peer)));
     let place = match entry_point {
         EntryPoint::Clients => {
-            // In a container, too: its high-priority programs are not to wait for strangers.
-            let share = if plane.is_trusted(&peer) { 4 } else { 8 };
-            let most = plane.room.strangers / share;
-            Place::take(&plane.places.strangers, user, most, plane.rules.is_trusted(peer.uid))
+            let is_trusted = plane.is_trusted(&peer);
+            let (most, may_have_kept) = quota::strangers_of_user(&plane.room, user, is_trusted);
+            Place::take(&plane.places.strangers, user, most, may_have_kept)
         }
         EntryPoint::Admin => {
             let is_admin = plane.may_change(&peer);
@@ -280,26 +318,36 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
     };
     let place = match place {
         Ok(place) => place,
-        Err(full) => return turn_away(plane, &stream, entry_point, &peer, full),
+        Err(full) => return turn_away(plane, connection, entry_point, &peer, full),
     };
     let plane = plane.clone();
     tokio::task::spawn_local(async move {
-        match entry_point {
-            EntryPoint::Clients => registration::serve(plane, place, stream, peer).await,
+        let place = match entry_point {
+            EntryPoint::Clients => registration::serve(&plane, place, &connection, peer).await,
             EntryPoint::Admin => {
-                let _place = place;
-                admin::serve(plane, stream, peer).await;
+                admin::serve(plane, &connection, peer).await;
+                place
             }
-        }
+        };
+        // What cannot be closed stays in its user's quota.
+        connection.end().await;
+        drop(place);
     });
 }
 
 /// Say why, without waiting: a connection just made has room for it.
-fn turn_away(plane: &Plane, stream: &UnixStream, entry_point: EntryPoint, peer: &Peer, full: Full) {
+fn turn_away(
+    plane: &Rc<Plane>,
+    connection: Connection,
+    entry_point: EntryPoint,
+    peer: &Peer,
+    full: Full,
+) {
     let (uid, pid) = (peer.uid, peer.pid);
     let why = match full {
         Full::User(has) => {
-            format!("user {uid} has {has} connections that wait to be served: try again later")
+            let user = plane.user(peer);
+            format!("{user} has {has} connections that wait to be served: try again later")
         }
         Full::All(_) => "too many connections wait to be served: try again later".into(),
     };
@@ -308,13 +356,20 @@ fn turn_away(plane: &Plane, stream: &UnixStream, entry_point: EntryPoint, peer: 
     }
     match entry_point {
         EntryPoint::Clients => {
-            drop(wire::send(stream.as_fd(), &Welcome::encode_refusal(&why), &[]))
+            drop(wire::send(connection.as_fd(), &Welcome::encode_refusal(&why), &[]))
         }
         EntryPoint::Admin => {
             let answer = format!("{}\n", admin::error(admin::Code::Unavailable, why));
-            let _ = stream.try_write(answer.as_bytes());
+            let _ = connection.try_write(answer.as_bytes());
         }
     }
+    let turned_away = plane.places.turned_away.get();
+    plane.places.turned_away.set(turned_away + 1);
+    let plane = plane.clone();
+    tokio::task::spawn_local(async move {
+        connection.end().await;
+        plane.places.turned_away.set(plane.places.turned_away.get() - 1);
+    });
 }
 
 /// Act on what the dispatch thread notices.

@@ -9,6 +9,7 @@
 //! Whatever is wrong with a client costs it this connection and nothing else.
 
 use super::Plane;
+use super::connection::Connection;
 use super::journal::Kind;
 use super::registry::Cut;
 use crate::config::Fail;
@@ -16,6 +17,7 @@ use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
 use crate::gpus::Witness;
+use crate::helpers::{HelperError, let_go};
 use crate::peer::Peer;
 use crate::quota::{self, Full, Place, STRANGER_DESCRIPTORS, User};
 use crate::ungoverned;
@@ -29,7 +31,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tally_contract::limits::JOIN_WAIT_MS_MAX;
 use tally_engine::policy::{Class, ClientInfo};
-use tally_ipc::frame::Frame;
+use tally_ipc::frame;
 use tally_ipc::layout::CLIENT_MAGIC;
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::text::printable;
@@ -37,7 +39,6 @@ use tally_ipc::wire::{self, Hello, Notice, Welcome, WireError};
 use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::UnixStream;
 
 /// Why a client is not served.
 #[derive(Debug, thiserror::Error)]
@@ -56,45 +57,61 @@ enum Refusal {
     )]
     Full(usize),
     #[error(
-        "user {0} has {1} clients already, the most that one user may have: raise admission.user_clients_max in \
+        "{0} has {1} clients already, the most that one user may have: raise admission.user_clients_max in \
          the core's configuration"
     )]
-    User(u32, usize),
+    User(User, usize),
     #[error(
-        "user {0} registers clients too fast: raise admission.user_joins_per_s in the core's configuration"
+        "{0} registers clients too fast: raise admission.user_joins_per_s in the core's configuration"
     )]
-    TooFast(u32),
+    TooFast(User),
+    #[error(transparent)]
+    Descriptor(#[from] HelperError),
     #[error("core: {0}")]
     Os(#[from] rustix::io::Errno),
     #[error(transparent)]
     Ask(#[from] crate::dispatch::control::AskError),
 }
 
-/// Serve a connection at the clients' socket.
-pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mut peer: Peer) {
+/// Serve a connection at the clients' socket. The place is its own until it is closed.
+pub(super) async fn serve(
+    plane: &Rc<Plane>,
+    place: Place,
+    stream: &Connection,
+    mut peer: Peer,
+) -> Place {
     let patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
-    let Ok(frame) = tokio::time::timeout(patience, receive(&stream)).await else { return };
+    let Ok(frame) = tokio::time::timeout(patience, receive(stream, patience)).await else {
+        return place;
+    };
     match frame.as_ref().map(|(payload, _)| payload.first()) {
-        Ok(Some(&wire::NOTICE)) => return take_notice(&plane, &peer, frame),
+        Ok(Some(&wire::NOTICE)) => {
+            take_notice(plane, &peer, frame);
+            return place;
+        }
         Ok(Some(&wire::PING)) => {
             let asks_high =
                 matches!(&frame, Ok((payload, _)) if payload.get(1) == Some(&wire::PING_HIGH));
             let mut answer = vec![wire::PING];
-            answer.extend(plane.rules.class(peer.uid, asks_high).1.into_bytes());
+            let class = plane.rules.class(peer.uid, peer.foreign.is_some(), asks_high);
+            answer.extend(class.1.into_bytes());
             let _ = wire::send(stream.as_fd(), &answer, &[]);
-            return;
+            return place;
         }
         _ => {}
     }
     let admitted = async {
         let (hello, region) = check(frame?)?;
-        admit(&plane, hello, region, &peer).await
+        admit(plane, hello, region, &peer).await
     }
     .await;
-    let Admitted { welcome, fds, info, cut, place: _client } = match admitted {
+    let Admitted { welcome, fds, info, cut, place: client } = match admitted {
         Ok(admitted) => admitted,
-        Err(Refusal::Wire(WireError::Closed)) => return,
-        Err(refusal) => return refuse(&plane, &stream, &peer, &refusal),
+        Err(Refusal::Wire(WireError::Closed)) => return place,
+        Err(refusal) => {
+            refuse(plane, stream, &peer, &refusal);
+            return place;
+        }
     };
     drop(place);
     plane.ungoverned.borrow_mut().is_client(peer.pid);
@@ -118,7 +135,7 @@ pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mu
                     "client registered"
                 );
             }
-            until_gone(&stream, peer.take_pidfd(), &cut).await
+            until_gone(stream, peer.take_pidfd(), &cut).await
         }
         Err(error) => format!("it did not take the welcome: {error}"),
     };
@@ -129,30 +146,48 @@ pub(super) async fn serve(plane: Rc<Plane>, place: Place, stream: UnixStream, mu
     plane.registry.borrow_mut().depart(id, reason, left.as_ref().map(|l| &l.numbers));
     // Unmapping 2 MiB; not worth another thread here.
     drop(left);
+    client
 }
 
-/// The first frame. Takes no thread: a peer may send it byte by byte.
-async fn receive(stream: &UnixStream) -> Result<Frame, WireError> {
+/// A descriptor, as the region that it should be.
+type Region = Result<Mapped<ClientRegion>, map::MapError>;
+/// A payload and what came with it.
+type Frame = (Vec<u8>, Vec<Region>);
+
+fn region(fd: OwnedFd) -> Region {
+    let region = map::open_client(fd.as_fd());
+    let_go(fd);
+    region
+}
+
+/// The first frame. Takes no thread until descriptors come: a peer may send it byte by byte.
+async fn receive(stream: &Connection, patience: Duration) -> Result<Frame, Refusal> {
     let mut receiver = wire::Receiver::taking(STRANGER_DESCRIPTORS);
     loop {
-        stream.readable().await.map_err(errno)?;
-        let step = stream.try_io(Interest::READABLE, || {
-            match receiver.step(stream.as_fd(), RecvFlags::DONTWAIT) {
-                Err(WireError::Os(Errno::AGAIN)) => Err(ErrorKind::WouldBlock.into()),
-                step => Ok(step),
-            }
-        });
-        match step {
-            Ok(Ok(Some(frame))) => return Ok(frame),
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => return Err(error),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-            Err(e) => return Err(errno(e).into()),
+        let peek = || match receiver.peek(stream.as_fd()) {
+            Err(WireError::Os(Errno::AGAIN)) => Err(ErrorKind::WouldBlock.into()),
+            peeked => Ok(peeked),
+        };
+        let peeked = stream.async_io(Interest::READABLE, peek).await.map_err(errno)??;
+        let step = if peeked.has_descriptors {
+            let socket = stream.shared();
+            let work = move || {
+                let step = receiver.step(socket.as_fd(), RecvFlags::DONTWAIT, peeked.bytes, region);
+                (receiver, step)
+            };
+            let (back, step) = stream.helper().ask(patience, work).await?;
+            receiver = back;
+            step
+        } else {
+            receiver.step(stream.as_fd(), RecvFlags::DONTWAIT, peeked.bytes, region)
+        };
+        if let Some(frame) = step? {
+            return Ok(frame);
         }
     }
 }
 
-fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, WireError>) {
+fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, Refusal>) {
     let Ok(Ok(notice)) = frame.map(|(payload, _)| Notice::decode(&payload)) else { return };
     let (name, reason) = (printable(notice.name), printable(notice.reason));
     if plane.journal.may(Kind::Ungoverned) {
@@ -161,9 +196,13 @@ fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, WireError>) {
     plane.ungoverned.borrow_mut().report(peer.pid, peer.uid, name, reason);
 }
 
-fn refuse(plane: &Plane, stream: &UnixStream, peer: &Peer, refusal: &Refusal) {
+fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Refusal) {
     let Peer { uid, pid, .. } = *peer;
-    if plane.journal.may(Kind::Refusals) {
+    let kind = match refusal {
+        Refusal::Descriptor(_) => Kind::Descriptors,
+        _ => Kind::Refusals,
+    };
+    if plane.journal.may(kind) {
         tracing::warn!(pid, uid, "client refused: {refusal}");
     }
     let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
@@ -171,12 +210,11 @@ fn refuse(plane: &Plane, stream: &UnixStream, peer: &Peer, refusal: &Refusal) {
     let _ = wire::send(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 
-fn check(
-    (payload, fds): (Vec<u8>, Vec<OwnedFd>),
-) -> Result<(Hello, Mapped<ClientRegion>), Refusal> {
+fn check((payload, regions): Frame) -> Result<(Hello, Mapped<ClientRegion>), Refusal> {
     let hello = Hello::decode(&payload)?;
-    let [region] = fds.as_slice() else { return Err(Refusal::Descriptors(fds.len())) };
-    let region = map::open_client(region.as_fd())?;
+    let [region] =
+        <[Region; 1]>::try_from(regions).map_err(|all| Refusal::Descriptors(all.len()))?;
+    let region = region?;
     if region.magic.load(Relaxed) != CLIENT_MAGIC
         || region.version.load(Relaxed) != PROTOCOL_VERSION
     {
@@ -200,22 +238,23 @@ async fn admit(
     region: Mapped<ClientRegion>,
     peer: &Peer,
 ) -> Result<Admitted, Refusal> {
-    let user = User { uid: peer.uid, foreign: peer.foreign.is_some() };
+    let user = plane.user(peer);
     let is_trusted = plane.is_trusted(peer);
     if !is_trusted {
         // The client waits for an answer no longer than a second.
         let most = Duration::from_millis(JOIN_WAIT_MS_MAX);
         let wait = plane.places.joins.borrow_mut().next(user, Instant::now(), most);
-        tokio::time::sleep(wait.ok_or(Refusal::TooFast(peer.uid))?).await;
+        tokio::time::sleep(wait.ok_or(Refusal::TooFast(user))?).await;
     }
-    let (class, class_reason) = plane.rules.class(peer.uid, hello.high_priority);
+    let (class, class_reason) =
+        plane.rules.class(peer.uid, peer.foreign.is_some(), hello.high_priority);
     let is_high = class == Class::High;
     let settings = &plane.config.admission;
     let (most, may_have_kept) = quota::clients_of_user(settings, &plane.room, is_trusted, is_high);
     let place =
         Place::take(&plane.places.clients, user, most, may_have_kept).map_err(
             |full| match full {
-                Full::User(has) => Refusal::User(peer.uid, has),
+                Full::User(has) => Refusal::User(user, has),
                 Full::All(all) => Refusal::Full(all),
             },
         )?;
@@ -279,7 +318,7 @@ const ENDING_MAX: Duration = Duration::from_millis(500);
 
 /// Wait for the end of a client: its socket, its process, or our own will. A
 /// forked child can keep the socket open after the process is gone.
-async fn until_gone(stream: &UnixStream, process: Option<OwnedFd>, cut: &Cut) -> String {
+async fn until_gone(stream: &Connection, process: Option<OwnedFd>, cut: &Cut) -> String {
     // It registered and ended at once.
     let Some(process) = process else { return ENDED.into() };
     let process = watch_readable(process);
@@ -308,16 +347,12 @@ fn watch_readable(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, tokio::io::Interest::READABLE).ok()
 }
 
-async fn socket_end(stream: &UnixStream) -> &'static str {
-    loop {
-        if stream.readable().await.is_err() {
-            return "its socket failed";
-        }
-        match stream.try_read(&mut [0u8; 1]) {
-            Ok(0) => return "it closed its socket while its process runs on",
-            Ok(_) => return "dropped: it sent something after registering",
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => return "its socket failed",
-        }
+async fn socket_end(stream: &Connection) -> &'static str {
+    // Descriptors may have come: they are left where they are.
+    let peek = || Ok(frame::peek(stream.as_fd(), &mut [0; 1])?);
+    match stream.async_io(Interest::READABLE, peek).await.map(|peeked| peeked.bytes) {
+        Ok(0) => "it closed its socket while its process runs on",
+        Ok(_) => "dropped: it sent something after registering",
+        Err(_) => "its socket failed",
     }
 }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn cache() -> KernelCache {
-        KernelCache::new(KernelShares::new(u32::MAX).of(User { uid: 1, foreign: false }, false))
+        KernelCache::new(KernelShares::new(u32::MAX).of(User::Uid(1), false))
     }
 
     fn engine() -> Engine {
@@ -347,7 +347,7 @@ mod tests {
     fn a_users_clients_share_its_part_of_the_table_and_strangers_leave_some() {
         let mut engine = engine();
         let mut shares = KernelShares::new(10_000);
-        let user = |uid| User { uid, foreign: false };
+        let user = User::Uid;
         let mut clients: Vec<KernelCache> = Vec::new();
         for uid in 0..8 {
             for client in 0..3 {
@@ -366,8 +366,8 @@ mod tests {
     fn what_a_client_brought_is_given_back_when_it_leaves() {
         let mut engine = engine();
         let mut shares = KernelShares::new(16_384);
-        let user = User { uid: 1, foreign: false };
-        let mut other = KernelCache::new(shares.of(User { uid: 2, foreign: false }, false));
+        let user = User::Uid(1);
+        let mut other = KernelCache::new(shares.of(User::Uid(2), false));
         for round in 0..20 {
             let mut cache = KernelCache::new(shares.of(user, false));
             let name = format!("junk{round}");

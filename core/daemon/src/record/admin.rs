@@ -14,8 +14,8 @@ use super::{RecordError, file};
 use crate::control::Plane;
 use crate::control::admin::{Code, error};
 use crate::files::{Descriptors, Opened};
+use crate::helpers::PeerFd;
 use crate::policy_slot::Source;
-use rustix::fd::OwnedFd;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -60,10 +60,11 @@ pub async fn answer(plane: &Plane, request: RecordRequest, mut files: Descriptor
     match (request, taken) {
         (RecordRequest::LogRecord { for_ms, bytes_max, completions, .. }, taken) => {
             let request = Request { for_ms, bytes_max, completions };
-            let out = file::check(&request).and_then(|()| match taken {
-                Taken::Out(fd, name) => file::opened(fd, &name).map(Some),
-                _ => Ok(None),
-            });
+            let out = match (file::check(&request), taken) {
+                (Err(why), _) => Err(why),
+                (Ok(()), Taken::Out(fd, name)) => file::opened(fd, &name).await.map(Some),
+                (Ok(()), _) => Ok(None),
+            };
             match out {
                 Ok(out) => answered(recordings.record(config, control, request, out).await),
                 Err(why) => error(Code::BadRequest, why),
@@ -92,6 +93,6 @@ pub async fn answer(plane: &Plane, request: RecordRequest, mut files: Descriptor
 /// The files of a request.
 enum Taken {
     Nothing,
-    Out(OwnedFd, PathBuf),
+    Out(PeerFd, PathBuf),
     Policy(Source, Opened),
 }

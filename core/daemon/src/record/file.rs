@@ -5,8 +5,8 @@
 
 use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
-use crate::files::check_output;
-use rustix::fd::OwnedFd;
+use crate::files::{READ_MAX, check_output};
+use crate::helpers::{Helper, PeerFd};
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::os::unix::fs::OpenOptionsExt;
@@ -78,8 +78,19 @@ pub struct FileRecording {
 
 /// A new file.
 pub struct New {
-    file: File,
+    /// There until it is written to.
+    file: Option<File>,
     path: PathBuf,
+    /// Closes it if it is a peer's.
+    helper: Option<Helper>,
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        if let (Some(file), Some(helper)) = (self.file.take(), &self.helper) {
+            helper.close(file);
+        }
+    }
 }
 
 /// Make a file that is not there yet.
@@ -94,7 +105,7 @@ pub fn create(path: &Path) -> std::io::Result<New> {
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
         .open(path)
         .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-    Ok(New { file, path: path.into() })
+    Ok(New { file: Some(file), path: path.into(), helper: None })
 }
 
 /// The same, with a number behind the name if it is there.
@@ -142,9 +153,16 @@ pub fn create_in_folder(config: &Config) -> Result<New, RecordError> {
 ///
 /// # Errors
 /// If nothing may be written to it.
-pub fn opened(fd: OwnedFd, name: &Path) -> Result<New, RecordError> {
-    check_output(&fd, &name.display().to_string()).map_err(RecordError::Request)?;
-    Ok(New { file: File::from(fd), path: name.into() })
+pub async fn opened(fd: PeerFd, name: &Path) -> Result<New, RecordError> {
+    let (helper, path) = (fd.helper().clone(), name.to_path_buf());
+    let keeper = helper.clone();
+    let looking = helper.ask(READ_MAX, move || {
+        check_output(&fd, &path.display().to_string())?;
+        let file = fd.into_inner().map(File::from);
+        Ok(New { file, path, helper: Some(keeper) })
+    });
+    let looked = looking.await.unwrap_or_else(|why| Err(why.to_string()));
+    looked.map_err(RecordError::Request)
 }
 
 /// See that a request makes sense.
@@ -165,15 +183,17 @@ impl FileRecording {
     /// If nothing can be written or no thread be had.
     pub fn start(
         id: u64,
-        new: New,
+        mut new: New,
         header: &Header,
         request: &Request,
         config: &Config,
         reader: TapReader,
         wish: Wish,
     ) -> std::io::Result<Self> {
-        let written = new.file.try_clone()?;
-        let writer = Writer::new(BufWriter::with_capacity(256 << 10, new.file), header)?;
+        let file = new.file.as_ref().ok_or_else(|| std::io::Error::other("no file"))?;
+        let written = file.try_clone()?;
+        let file = new.file.take().ok_or_else(|| std::io::Error::other("no file"))?;
+        let writer = Writer::new(BufWriter::with_capacity(256 << 10, file), header)?;
         let progress = Arc::new(Progress::default());
         let writing = Writing {
             writer,
@@ -188,7 +208,8 @@ impl FileRecording {
         };
         std::thread::Builder::new().name("tally-log".into()).spawn(move || writing.run())?;
         tracing::info!(file = %new.path.display(), "recording the policy's inputs and decisions");
-        Ok(FileRecording { id, path: new.path, started_unix_s: now_unix_s(), progress, wish })
+        let path = new.path.clone();
+        Ok(FileRecording { id, path, started_unix_s: now_unix_s(), progress, wish })
     }
 
     /// Of its tap.
@@ -351,7 +372,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.tallylog");
         let first = create(&path).unwrap();
-        assert_eq!(first.file.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(first.file.as_ref().unwrap().metadata().unwrap().mode() & 0o777, 0o600);
         let error = create(&path).err().unwrap().to_string();
         assert!(error.contains("a.tallylog"), "{error}");
         assert_eq!(create_numbered(&path).unwrap().path, dir.path().join("a.tallylog.1"));
@@ -369,7 +390,8 @@ mod tests {
         for n in 0..50 {
             // A pipe tells at once whether its other end is closed.
             let (out, file) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-            let new = New { file: File::from(file), path: PathBuf::from("pipe") };
+            let new =
+                New { file: Some(File::from(file)), path: PathBuf::from("pipe"), helper: None };
             let (tap, reader) = Tap::new(n, options);
             let request = Request { for_ms: None, bytes_max: None, completions: false };
             let (header, wish) = (crate::record::header(&config), Wish::default());
@@ -396,9 +418,12 @@ mod tests {
         }
         let path = dir.path().join("out");
         let fd = tally_ipc::admin::create("out", &path).unwrap().fd;
-        assert_eq!(opened(fd, &path).unwrap().path, path);
+        let helper = crate::helpers::Helpers::default().of(crate::quota::User::Uid(1), false);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let opened = |fd| runtime.block_on(super::opened(helper.keep(fd), &path));
+        assert_eq!(opened(fd).unwrap().path, path);
         let fd = tally_ipc::admin::open_to_read("out", &path).unwrap().fd;
-        assert!(opened(fd, &path).err().unwrap().to_string().contains("not open for writing"));
+        assert!(opened(fd).err().unwrap().to_string().contains("not open for writing"));
         let small = Request { for_ms: None, bytes_max: Some(5), completions: false };
         assert!(check(&small).unwrap_err().to_string().contains("65536"));
     }

@@ -29,7 +29,7 @@ impl Hostile {
             core,
             doorbell: super::super::park::eventfd().unwrap(),
             first_ticket: 0,
-            kernels: KernelShares::new(10).of(User { uid: 1, foreign: false }, false),
+            kernels: KernelShares::new(10).of(User::Uid(1), false),
             witness: Default::default(),
         };
         let settings = Settings {
