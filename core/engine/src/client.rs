@@ -1,7 +1,7 @@
 //! What the engine keeps of one client.
 
 use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
@@ -11,6 +11,8 @@ pub const YIELDING_IN_FLIGHT_MAX: usize = 128;
 
 /// Launches that one stall lets in, at most.
 const STALL_BURST_MAX: u32 = 256;
+/// Kernels of a client that are remembered because they were in flight during a stall.
+const STALLED_KERNELS_MAX: usize = 64;
 
 /// A launch as it arrives from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +64,21 @@ pub(crate) struct InFlight {
     /// What it counts in the window: for a launch that can yield, how long
     /// that takes.
     pub window_ns: u64,
+    /// It does not count in the window: see [`Client::is_left_out`].
+    pub left_out: bool,
     pub granted_ns: u64,
     pub form: Form,
     pub argument: u32,
     /// How often high-priority work had begun when it was granted, or [`DISTURBED`]. If it has begun since,
     /// the measurement is not the launch's own.
     pub high_periods: u64,
+}
+
+impl InFlight {
+    /// It counts in the window as a launch of unknown length.
+    fn is_unmeasured(&self) -> bool {
+        self.window_ns == 0 && !self.left_out
+    }
 }
 
 /// High-priority work ran when the launch was granted.
@@ -81,6 +92,7 @@ pub(crate) struct Granted {
     /// Expected to take so long, whole; 0 if unknown.
     pub predicted_ns: u64,
     pub window_ns: u64,
+    pub left_out: bool,
     pub high_periods: u64,
 }
 
@@ -92,6 +104,7 @@ impl Granted {
             argument: 0,
             predicted_ns,
             window_ns: predicted_ns,
+            left_out: false,
             high_periods,
         }
     }
@@ -189,6 +202,11 @@ pub(crate) struct Client {
     /// Doubles with each stall in which nothing ends: what is in flight may wait for the last of many.
     pub stall_burst: u32,
     pub stall_left: u32,
+    /// Kernels that were in flight during a stall, and whether they may be left out of the window: they may wait for a
+    /// later launch, unless they took as long when nothing kept that one back.
+    stalled_kernels: BTreeMap<KernelId, bool>,
+    /// A launch in flight is left out of the window.
+    is_one_left_out: bool,
     /// In this pass of the engine's it was offered so often.
     pub offers: (u64, usize),
     /// The first so many that wait are answered by the built-in rule: the policy let the GPU idle.
@@ -227,6 +245,8 @@ impl Client {
             window_stalled: false,
             stall_burst: 0,
             stall_left: 0,
+            stalled_kernels: BTreeMap::new(),
+            is_one_left_out: false,
             offers: (0, 0),
             by_rule: 0,
             busy: false,
@@ -248,9 +268,12 @@ impl Client {
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
     /// launches of unknown length (0) one at a time, since a queue of them could
     /// be of any length.
-    pub fn has_room(&self, predicted_ns: u64) -> bool {
+    pub fn has_room(&self, kernel: Option<KernelId>, predicted_ns: u64) -> bool {
+        if self.is_left_out(kernel) {
+            return self.in_flight_ns <= self.window_ns;
+        }
         let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
-        self.in_flight == 0
+        self.in_flight == u64::from(self.is_one_left_out)
             || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))
     }
 
@@ -262,9 +285,30 @@ impl Client {
         self.answered_until.max(covered.map_or(0, |ticket| ticket + 1))
     }
 
+    /// Whether a launch of this kernel does not count in the window, since launches behind one seem to be what ends it:
+    /// one launch at a time.
+    pub fn is_left_out(&self, kernel: Option<KernelId>) -> bool {
+        let may_be = |k| self.stalled_kernels.get(&k).copied().unwrap_or(false);
+        !self.is_one_left_out && kernel.is_some_and(may_be)
+    }
+
+    /// A launch that was left out took so long on the device.
+    pub fn left_out_took(&mut self, f: &InFlight, ns: u64, stall_ns: u64) {
+        if let Some(kernel) = f.kernel.filter(|_| f.left_out && ns >= stall_ns) {
+            self.stalled_kernels.insert(kernel, false);
+        }
+    }
+
     /// Whether a launch may go although there is no room: nothing has ended for `stall_ns`.
     pub fn is_stalled(&mut self, now_ns: u64, stall_ns: u64) -> bool {
         if self.stall_left == 0 && now_ns >= self.moved_ns.saturating_add(stall_ns) {
+            let heads = self.streams.iter().filter_map(|s| s.in_flight.front());
+            let stuck = heads.filter(|f| now_ns >= f.granted_ns.saturating_add(stall_ns));
+            for kernel in stuck.filter_map(|f| f.kernel) {
+                if self.stalled_kernels.len() < STALLED_KERNELS_MAX {
+                    self.stalled_kernels.entry(kernel).or_insert(true);
+                }
+            }
             self.stall_burst = (2 * self.stall_burst).clamp(1, STALL_BURST_MAX);
             self.stall_left = self.stall_burst;
         }
@@ -299,7 +343,8 @@ impl Client {
     /// A launch is not in flight any more.
     pub fn ended(&mut self, f: &InFlight) {
         self.in_flight -= 1;
-        self.unmeasured -= u64::from(f.window_ns == 0);
+        self.unmeasured -= u64::from(f.is_unmeasured());
+        self.is_one_left_out &= !f.left_out;
         if can_yield(f.form) {
             self.can_yield_in_flight.retain(|other| other.ticket != f.ticket);
         }
@@ -307,7 +352,7 @@ impl Client {
     }
 
     pub fn grant(&mut self, s: &Submission, how: Granted, now: u64) {
-        let Granted { form, argument, predicted_ns, window_ns, high_periods } = how;
+        let Granted { form, argument, predicted_ns, window_ns, left_out, high_periods } = how;
         let index = s.stream as usize;
         if self.streams.len() <= index {
             self.streams.resize_with(index + 1, Stream::default);
@@ -318,6 +363,7 @@ impl Client {
             completion: s.completion,
             predicted_ns,
             window_ns,
+            left_out,
             granted_ns: now,
             form,
             argument,
@@ -326,7 +372,8 @@ impl Client {
         self.streams[index].in_flight.push_back(launch);
         self.moved_ns = now;
         self.in_flight += 1;
-        self.unmeasured += u64::from(window_ns == 0);
+        self.unmeasured += u64::from(launch.is_unmeasured());
+        self.is_one_left_out |= left_out;
         if can_yield(form) {
             self.can_yield_in_flight.push(launch);
         }

@@ -117,7 +117,7 @@ impl<P: Policy> Engine<P> {
             self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
             return true;
         }
-        if !c.has_room(predicted_ns) {
+        if !c.has_room(s.kernel, predicted_ns) {
             if !c.window_noted {
                 c.window_noted = true;
                 c.stats.window_full += 1;
@@ -237,7 +237,9 @@ impl<P: Policy> Engine<P> {
         // Asked for in vain, but it can be had for later launches.
         let prepare = !offered && can_yield(form) && forms & forms_offered::PREPARABLE != 0;
         let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };
+        let left_out = !can_yield(form) && c.is_left_out(s.kernel);
         let window_ns = match form {
+            _ if left_out => 0,
             Form::Sliced | Form::Preemptible => {
                 let profile = s.kernel.and_then(|k| profiles.get(k));
                 let measured = profile.and_then(|p| p.turnaround_ns(form, argument));
@@ -254,7 +256,8 @@ impl<P: Policy> Engine<P> {
         }
         let high_periods = high_periods(high_active, self.high_periods);
         let was_active = c.is_active();
-        c.grant(&s, Granted { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
+        let how = Granted { form, argument, predicted_ns, window_ns, left_out, high_periods };
+        c.grant(&s, how, now_ns);
         self.beside.note(now_ns, was_active, c.is_active());
         if form == Form::Whole && !prepare {
             let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
