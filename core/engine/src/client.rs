@@ -202,9 +202,11 @@ pub(crate) struct Client {
     /// Doubles with each stall in which nothing ends: what is in flight may wait for the last of many.
     pub stall_burst: u32,
     pub stall_left: u32,
-    /// Kernels that were in flight during a stall, and whether they may be left out of the window: they may wait for a
-    /// later launch, unless they took as long when nothing kept that one back.
-    stalled_kernels: BTreeMap<KernelId, bool>,
+    /// Kernels that were in flight during a stall, and how many launches were let in until they ended: they may wait for
+    /// the last of those. `None`: they took as long when these were let in at once.
+    stalled_kernels: BTreeMap<KernelId, Option<u32>>,
+    /// Launches that stalls have let in since such a kernel ended.
+    stall_let_in: u32,
     /// A launch in flight is left out of the window.
     is_one_left_out: bool,
     /// In this pass of the engine's it was offered so often.
@@ -246,6 +248,7 @@ impl Client {
             stall_burst: 0,
             stall_left: 0,
             stalled_kernels: BTreeMap::new(),
+            stall_let_in: 0,
             is_one_left_out: false,
             offers: (0, 0),
             by_rule: 0,
@@ -288,15 +291,28 @@ impl Client {
     /// Whether a launch of this kernel does not count in the window, since launches behind one seem to be what ends it:
     /// one launch at a time.
     pub fn is_left_out(&self, kernel: Option<KernelId>) -> bool {
-        let may_be = |k| self.stalled_kernels.get(&k).copied().unwrap_or(false);
-        !self.is_one_left_out && kernel.is_some_and(may_be)
+        !self.is_one_left_out && self.let_in_by(kernel).is_some()
     }
 
-    /// A launch that was left out took so long on the device.
-    pub fn left_out_took(&mut self, f: &InFlight, ns: u64, stall_ns: u64) {
-        if let Some(kernel) = f.kernel.filter(|_| f.left_out && ns >= stall_ns) {
-            self.stalled_kernels.insert(kernel, false);
+    fn let_in_by(&self, kernel: Option<KernelId>) -> Option<u32> {
+        kernel.and_then(|k| self.stalled_kernels.get(&k).copied().flatten())
+    }
+
+    /// A launch took so long on the device: what that says of its kernel, if that one is suspected to wait.
+    pub fn suspect_took(&mut self, f: &InFlight, ns: u64, stall_ns: u64) {
+        let Some(known) = f.kernel.and_then(|k| self.stalled_kernels.get_mut(&k)) else { return };
+        if f.left_out && ns >= stall_ns {
+            *known = None;
+        } else if let Some(let_in) = known {
+            *let_in = (*let_in).max(self.stall_let_in).min(STALL_BURST_MAX);
         }
+        self.stall_let_in = 0;
+    }
+
+    /// A launch was granted although there was no room.
+    pub fn let_in(&mut self) {
+        self.stall_left = self.stall_left.saturating_sub(1);
+        self.stall_let_in = self.stall_let_in.saturating_add(1);
     }
 
     /// Whether a launch may go although there is no room: nothing has ended for `stall_ns`.
@@ -306,7 +322,7 @@ impl Client {
             let stuck = heads.filter(|f| now_ns >= f.granted_ns.saturating_add(stall_ns));
             for kernel in stuck.filter_map(|f| f.kernel) {
                 if self.stalled_kernels.len() < STALLED_KERNELS_MAX {
-                    self.stalled_kernels.entry(kernel).or_insert(true);
+                    self.stalled_kernels.entry(kernel).or_insert(Some(0));
                 }
             }
             self.stall_burst = (2 * self.stall_burst).clamp(1, STALL_BURST_MAX);
@@ -320,7 +336,11 @@ impl Client {
         self.window_noted = false;
         self.window_until_ns = 0;
         self.window_stalled = false;
-        (self.stall_burst, self.stall_left) = (0, 0);
+        self.stall_burst = 0;
+        // What a launch in flight may wait for goes on without a stall.
+        if !self.is_one_left_out {
+            self.stall_left = 0;
+        }
         self.moved_ns = now_ns;
     }
 
@@ -374,6 +394,9 @@ impl Client {
         self.in_flight += 1;
         self.unmeasured += u64::from(launch.is_unmeasured());
         self.is_one_left_out |= left_out;
+        if left_out {
+            self.stall_left = self.let_in_by(s.kernel).unwrap_or(0);
+        }
         if can_yield(form) {
             self.can_yield_in_flight.push(launch);
         }

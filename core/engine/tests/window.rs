@@ -70,8 +70,34 @@ fn a_kernel_that_is_as_long_with_what_follows_it_counts_again() {
 fn one_launch_at_a_time_is_left_out_of_the_window() {
     let mut program = Program::new();
     assert_eq!(program.round(0), STALL);
-    (0..3).for_each(|stream| program.submit(program.first, stream));
-    assert_eq!(granted(&program.out, LOW), Some(4), "two of three, of which one counts");
+    (0..4).for_each(|stream| program.submit(program.first, stream));
+    // One that is left out, one that counts, and one more, as was let in before.
+    assert_eq!(granted(&program.out, LOW), Some(5), "three of four");
     let due = program.engine.next_deadline_ns().unwrap();
     assert_eq!(due, program.now_ns + STALL);
+}
+
+/// As many launches as were let in before it ended.
+#[test]
+fn what_it_waits_for_goes_at_once_although_the_window_is_full() {
+    let mut program = Program::new();
+    let round = |program: &mut Program| {
+        let start = program.now_ns;
+        program.submit(program.first, 0);
+        // Behind it in its stream, of unknown length: one at a time.
+        (0..4).for_each(|_| program.submit(None, 0));
+        while granted(&program.out, LOW) < Some(program.ticket) {
+            program.now_ns = program.engine.next_deadline_ns().expect("it is looked at again");
+            program.engine.tick(program.now_ns, &mut program.out);
+        }
+        let waited = program.now_ns - start;
+        program.now_ns += MS;
+        let (now_ns, last) = (program.now_ns, program.ticket as u32);
+        for done in [last - 4, last] {
+            program.engine.progress(now_ns, LOW, 0, done, took(done, MS), &mut program.out);
+        }
+        waited
+    };
+    let waited = [(); 4].map(|()| round(&mut program));
+    assert_eq!(waited, [3 * STALL, 0, 0, 0]);
 }

@@ -219,7 +219,7 @@ impl<P: Policy> Engine<P> {
         c.by_rule = c.by_rule.saturating_sub(1);
         if std::mem::take(&mut c.window_stalled) {
             c.stats.window_stalls += 1;
-            c.stall_left = c.stall_left.saturating_sub(1);
+            c.let_in();
         }
         c.window_until_ns = 0;
         c.window_noted = false;

@@ -74,7 +74,7 @@ impl<P: Policy> Engine<P> {
             let took_ns = measured
                 .filter(|m| m.completion == f.completion)
                 .map(|m| m.ns.min(now_ns.saturating_sub(f.granted_ns)).max(1));
-            c.left_out_took(&f, took_ns.unwrap_or(share_ns), self.config.window_stall_ns);
+            c.suspect_took(&f, took_ns.unwrap_or(share_ns), self.config.window_stall_ns);
             // A late report includes time in which it was done already.
             let charged_ns = match (took_ns, f.predicted_ns) {
                 (took_ns, 0) => took_ns.unwrap_or(share_ns),
