@@ -289,6 +289,8 @@ driver_table! {
     module_load: [c"cuModuleLoadData"] fn(*mut Ptr, *const u8);
     module_unload: [c"cuModuleUnload"] fn(Ptr);
     library_load: [c"cuLibraryLoadData"] fn(*mut Ptr, *const u8, *mut c_int, *mut Ptr, c_uint, Ptr, Ptr, c_uint);
+    module_function_count: [c"cuModuleGetFunctionCount"] fn(*mut c_uint, Ptr);
+    library_kernel_count: [c"cuLibraryGetKernelCount"] fn(*mut c_uint, Ptr);
     module_function: [c"cuModuleGetFunction"] fn(*mut Ptr, Ptr, *const c_char);
     module_loading: [c"cuModuleGetLoadingMode"] fn(*mut c_uint);
     kernel_function: [c"cuKernelGetFunction"] fn(*mut Ptr, Ptr);

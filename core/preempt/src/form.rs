@@ -1,6 +1,6 @@
 //! The launches of the transformed forms.
 
-use crate::cuda::{CuResult, LaunchAttribute, Ptr, SUCCESS};
+use crate::cuda::{CuResult, LaunchAttribute, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
 use crate::host::{self, log};
 use crate::issue::{Again, issue, parameters};
 use crate::launch::{KernelArguments, Order};
@@ -251,8 +251,8 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
 
 /// The driver refuses a part. The first one's refusal leaves the launch to be made whole. After that some
 /// blocks may have run, and the program must not be told that none has: `rest`, what is left in one launch of `grid`,
-/// is made at once. If that is refused, too, with what the first part had, the context is lost, and the
-/// program hears it as of any launch.
+/// is made at once. If that is refused, too, with what the first part had, the context is lost: the program hears that
+/// of its next call, as behind a whole launch, or of this one if others do not say so.
 fn failed(
     mut all: Parts<'_>,
     epoch2: u32,
@@ -272,9 +272,21 @@ fn failed(
     } else {
         result
     };
+    let result = if is_in_error(&all, result) { SUCCESS } else { result };
     // Nothing can be done about it: only watched for its end.
     all.opened(true, 0, epoch2, None);
     Some(result)
+}
+
+/// Whether the driver refuses a launch because the context is in error: then it refuses everything else, too.
+fn is_in_error(all: &Parts<'_>, result: CuResult) -> bool {
+    let record = |f: unsafe extern "C" fn(Ptr, Ptr) -> CuResult| {
+        let unused = all.events[all.events.len() - 1];
+        // SAFETY: an event of ours, behind those of all parts that were issued; the program's stream.
+        unsafe { f(unused as Ptr, all.stream) }
+    };
+    let is_lasting = result != SUCCESS && result != OUT_OF_MEMORY;
+    is_lasting && driver().event_record.map(record) == Some(result)
 }
 
 /// How a grid is sliced.

@@ -27,14 +27,17 @@ pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
-    let launching = order::begin(exec, order.stream, true);
-    if !launching.may_be_in_parts {
-        return None;
-    }
-    let result = host::alone(|| all(order, steps));
-    launching.end(result.is_some());
     // What failed behind something is the program's to hear, as any failure of its launch.
-    result
+    host::alone(|| {
+        // Only now: who waits for the exec counts as being in the driver, and nobody does while this thread is alone.
+        let launching = order::begin(exec, order.stream, true);
+        if !launching.may_be_in_parts {
+            return None;
+        }
+        let result = all(order, steps)?;
+        launching.end(true);
+        Some(result)
+    })
 }
 
 /// All steps of a chain. `None`: nothing was issued.

@@ -283,6 +283,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         cluster: kernel.cluster,
         originals: [job.function, original].map(AtomicUsize::new),
         shared_max: AtomicI32::new(0),
+        compared: Default::default(),
         required_cluster: Default::default(),
         wanted_blocks: job.blocks,
         wanted_us: job.us,

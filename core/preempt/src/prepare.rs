@@ -14,7 +14,7 @@ use crate::kernels::{KERNELS, publish};
 use crate::launch::{KernelArguments, Place, Shape};
 use crate::settings::{rewrites, takes_vendor};
 use crate::transformed::{Transformed, blocks, cluster, plain_function};
-use crate::{gate, kernels, making, vendor, watch, worker};
+use crate::{gate, kernels, making, transformed, vendor, watch, worker};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
@@ -41,7 +41,9 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
         }
         cut_state::PREPARABLE => CAN_PREPARE,
         cut_state::READY => {
-            let Some(cut) = kernels::cut(index).filter(|c| c.context == context) else { return 0 };
+            let is_its =
+                |c: &&Transformed| c.context == context && c.serves(arguments.function as usize);
+            let Some(cut) = kernels::cut(index).filter(is_its) else { return 0 };
             // Parts wait for one another in a hardware queue.
             let has_room = place.backlog <= BACKLOG_MAX
                 && watch::makes_room()
@@ -187,11 +189,13 @@ pub fn attribute_set(function: Ptr) {
             cut.copy_from(plain);
         }
     }
+    transformed::attribute_was_set(kernels::all_transformed());
 }
 
 /// Functions are about to be unloaded: nothing asks the driver about them any more.
 pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
     for cut in kernels::all_transformed() {
+        cut.forget_compared(&are_gone);
         if are_gone(cut.originals[0].load(Relaxed)) {
             cut.originals.iter().for_each(|o| o.store(0, Relaxed));
             kernels::changed();

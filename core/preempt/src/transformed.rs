@@ -7,8 +7,8 @@ use crate::cuda::{
 use crate::host::host;
 use crate::launch::KernelArguments;
 use crate::offset::SubGrid;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
 /// A kernel in its transformed form.
 #[derive(Debug)]
@@ -39,10 +39,22 @@ pub struct Transformed {
     pub(crate) originals: [AtomicUsize; 2],
     /// Dynamic shared memory that its functions may have.
     pub(crate) shared_max: AtomicI32,
+    /// Another handle of the same code, of an image that was loaded twice, say, whose attributes are the same; and one
+    /// whose attributes are not. 0: none was compared since an attribute was set last.
+    pub(crate) compared: [AtomicUsize; 2],
     /// Blocks of the launch that it was asked for at.
     pub wanted_blocks: u32,
     /// How long that one was expected to take, us; 0: unknown.
     pub wanted_us: u32,
+}
+
+/// Calls so far that set an attribute of a function.
+static ATTRIBUTES_SET: AtomicU32 = AtomicU32::new(0);
+
+/// The program has set an attribute of a function: what was compared is to be compared again.
+pub(crate) fn attribute_was_set(all: impl Iterator<Item = &'static Transformed>) {
+    ATTRIBUTES_SET.fetch_add(1, SeqCst);
+    all.for_each(|cut| cut.forget_compared(|_| true));
 }
 
 /// The cluster dimensions of a launch, if it can be transformed as it is launched.
@@ -62,9 +74,13 @@ pub fn cluster(arguments: &KernelArguments, cut: &Transformed) -> Option<[u32; 3
     cluster.iter().all(|d| d.is_power_of_two()).then_some(cluster)
 }
 
-/// Blocks of a grid, if there are not too many to number.
+/// Blocks of a grid in y and in z, at most: CUDA refuses larger ones.
+const GRID_YZ_MAX: u32 = 65_535;
+
+/// Blocks of a grid, if there are not too many to number, and CUDA does not refuse such a grid: its slices would run.
 pub fn blocks(grid: [u32; 3]) -> Option<u32> {
-    grid.iter().try_fold(1_u32, |all, n| all.checked_mul(*n)).filter(|n| *n > 1 && *n < 1 << 31)
+    let all = grid.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
+    all.filter(|n| *n > 1 && *n < 1 << 31 && grid[1..].iter().all(|n| *n <= GRID_YZ_MAX))
 }
 
 pub(crate) fn attribute(function: usize, which: i32) -> Option<i32> {
@@ -142,13 +158,51 @@ impl Transformed {
         Some(self.originals[0].load(Relaxed) as Ptr).filter(|original| !original.is_null())
     }
 
+    /// Whether this form stands for launches of a handle: of what it was made from, or of the same code with the same
+    /// attributes.
+    pub(crate) fn serves(&self, handle: usize) -> bool {
+        if self.is_of(handle) {
+            return true;
+        }
+        let [alike, unlike] = self.compared.each_ref().map(|h| h.load(Acquire));
+        handle != 0 && handle != unlike && (handle == alike || self.compare(handle))
+    }
+
+    fn is_of(&self, handle: usize) -> bool {
+        handle != 0 && self.originals.iter().any(|o| o.load(Relaxed) == handle)
+    }
+
+    #[cold]
+    fn compare(&self, handle: usize) -> bool {
+        let before = ATTRIBUTES_SET.load(SeqCst);
+        let plain = plain_function(handle);
+        let is_same = |which: &i32| attribute(plain, *which) == attribute(self.function, *which);
+        let is_alike = self.is_of(plain) || FUNC_SETTABLE.iter().all(is_same);
+        self.compared[usize::from(!is_alike)].store(handle, SeqCst);
+        // Set meanwhile: `attribute_was_set` has forgotten it, or will, or we do.
+        if ATTRIBUTES_SET.load(SeqCst) != before {
+            self.forget_compared(|_| true);
+        }
+        is_alike
+    }
+
+    pub(crate) fn forget_compared(&self, is_gone: impl Fn(usize) -> bool) {
+        for handle in &self.compared {
+            let there = handle.load(SeqCst);
+            if there != 0 && is_gone(there) {
+                handle.store(0, SeqCst);
+            }
+        }
+    }
+
     /// See that a launch of `original` may have so much dynamic shared memory, if its
     /// own form may.
     pub fn allow_shared(&self, bytes: u32, original: Ptr) {
-        if bytes.min(i32::MAX as u32) as i32 <= self.shared_max.load(Relaxed) {
+        let has = bytes.min(i32::MAX as u32) as i32 <= self.shared_max.load(Relaxed);
+        if has || !self.is_of(original as usize) {
             return;
         }
-        // Set while the transformed form was made, or through another handle.
+        // Set while the transformed form was made.
         self.copy_from(plain_function(original as usize));
     }
 

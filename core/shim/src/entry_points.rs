@@ -342,8 +342,8 @@ entry_points! {
     cuModuleLoadDataEx(module: *mut Ptr, image: *const u8, count: c_uint, options: *mut c_int, values: *mut Ptr) false loads::module_load_data_ex;
     cuModuleLoadFatBinary(module: *mut Ptr, image: *const u8) false loads::module_load_data;
     cuModuleUnload(module: Ptr) false names::unload;
-    cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate;
-    cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate;
+    cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate_functions;
+    cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate_kernels;
     cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
     cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_data;
     cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;

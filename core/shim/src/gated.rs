@@ -75,7 +75,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
-            return launch::unasked(client, index, call);
+            return quiesce::entered(|| launch::unasked(client, index, call));
         }
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);

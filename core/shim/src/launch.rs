@@ -494,7 +494,7 @@ impl Launch for KeptGraphLaunch {
         let launching = (!capturing).then(|| order::begin(self.exec, stream, false));
         // SAFETY: the arguments of the program's own call, made as it made it.
         let result = unsafe { (self.real)(self.exec, self.stream) };
-        if let Some(launching) = launching {
+        if let Some(launching) = launching.filter(|_| result == SUCCESS) {
             launching.end(false);
         }
         result

@@ -21,7 +21,7 @@ use tally_preempt::{prepare, settings};
 const FUNCTIONS_MAX: usize = 16 * 1024;
 /// Modules and libraries remembered; kernels of others have no known image.
 const MODULES_MAX: usize = 65_536;
-/// Kernels told by [`cuLibraryEnumerateKernels`](enumerate) at once.
+/// Kernels that one call of [`enumerate`] notes.
 const ENUMERATED_MAX: u32 = 65_536;
 
 /// Function or kernel handle to `owner tag << 32 | index + 1`.
@@ -256,35 +256,82 @@ fn note_of(client: &ClientRegion, function: Ptr, module: Ptr, name: &[u8]) -> u3
     note(client, function as usize, owner, name, digest)
 }
 
-/// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`.
+/// `cuModuleEnumerateFunctions`.
 ///
 /// # Safety
 /// As the driver's.
-pub unsafe fn enumerate(
-    real: unsafe extern "C" fn(*mut Ptr, c_uint, Ptr) -> CuResult,
+pub unsafe fn enumerate_functions(
+    real: Enumerate,
     _per_thread: bool,
     functions: *mut Ptr,
-    count: c_uint,
+    room: c_uint,
     module: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(functions, count, module) };
+    unsafe { enumerate(real, driver().module_function_count, functions, room, module) }
+}
+
+/// `cuLibraryEnumerateKernels`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn enumerate_kernels(
+    real: Enumerate,
+    _per_thread: bool,
+    kernels: *mut Ptr,
+    room: c_uint,
+    library: Ptr,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    unsafe { enumerate(real, driver().library_kernel_count, kernels, room, library) }
+}
+
+type Enumerate = unsafe extern "C" fn(*mut Ptr, c_uint, Ptr) -> CuResult;
+
+/// The array has `room` entries, of which the driver writes as many as there are functions. Behind those is whatever
+/// the program left there.
+///
+/// # Safety
+/// As the driver's.
+unsafe fn enumerate(
+    real: Enumerate,
+    count: Option<unsafe extern "C" fn(*mut c_uint, Ptr) -> CuResult>,
+    functions: *mut Ptr,
+    room: c_uint,
+    module: Ptr,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(functions, room, module) };
     if result == SUCCESS
         && !functions.is_null()
         && let Some(client) = state::client()
+        && let Some(count) = count
     {
-        for at in 0..count.min(ENUMERATED_MAX) as usize {
-            // SAFETY: an array of so many, which the driver has filled as far as there are functions.
-            let function = unsafe { *functions.add(at) };
-            match driver().name_of(function as usize) {
-                Some(name) => {
-                    note_of(client, function, module, name.to_bytes());
-                }
-                None => break,
+        let mut there = 0;
+        // SAFETY: a module or library of the program's; a valid out-pointer.
+        if unsafe { count(&mut there, module) } != SUCCESS {
+            return result;
+        }
+        let told = room.min(there).min(ENUMERATED_MAX) as usize;
+        // SAFETY: the driver has written so many.
+        for function in unsafe { std::slice::from_raw_parts(functions, told) } {
+            if !is_anothers(*function as usize, module as usize)
+                && let Some(name) = driver().name_of(*function as usize)
+            {
+                note_of(client, *function, module, name.to_bytes());
             }
         }
     }
     result
+}
+
+/// Whether a handle is known to be of a loaded module or library that is neither this one nor the one that has it.
+fn is_anothers(function: usize, module: usize) -> bool {
+    let Some(of) = FUNCTIONS.get(function).map(|value| (value >> 32) as u32) else { return false };
+    KNOWN.with(|known| {
+        let mine = known.modules.get(&module).map_or(module, |loaded| loaded.owner);
+        of != tag(mine) && known.modules.values().any(|loaded| of == tag(loaded.owner))
+    })
 }
 
 /// `cuLibraryGetModule`: the module has its library's image.

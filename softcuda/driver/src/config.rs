@@ -147,6 +147,34 @@ pub(crate) fn is_faulty_graph_launch() -> bool {
     left.as_ref().is_some_and(|left| left.fetch_sub(1, Ordering::Relaxed) == 1)
 }
 
+/// What a faulty device does with one launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaunchFault {
+    Refused,
+    /// The context is in error from now on.
+    Fatal,
+}
+
+/// A faulty device that refuses one launch: the N-th, from 1, of this kernel with more than so many bytes of parameters.
+/// `TALLY_SOFTCUDA_FAULT_LAUNCH=KERNEL:BYTES:N`, or with `:fatal` behind it.
+pub(crate) fn launch_fault(kernel: &str, parameter_bytes: usize) -> Option<LaunchFault> {
+    static FAULT: OnceLock<Option<(String, usize, AtomicU64, LaunchFault)>> = OnceLock::new();
+    let read = || {
+        let text = std::env::var("TALLY_SOFTCUDA_FAULT_LAUNCH").ok()?;
+        let (text, fault) = match text.strip_suffix(":fatal") {
+            Some(text) => (text, LaunchFault::Fatal),
+            None => (text.as_str(), LaunchFault::Refused),
+        };
+        let (rest, number) = text.rsplit_once(':')?;
+        let (kernel, bytes) = rest.rsplit_once(':')?;
+        let left = AtomicU64::new(number.parse().ok()?);
+        Some((kernel.to_owned(), bytes.parse().ok()?, left, fault))
+    };
+    let (name, bytes, left, fault) = FAULT.get_or_init(read).as_ref()?;
+    let is_its = name == kernel && parameter_bytes > *bytes;
+    (is_its && left.fetch_sub(1, Ordering::Relaxed) == 1).then_some(*fault)
+}
+
 /// One more, for tests of who keeps a launch's attributes: whether a launch of a kernel may have these hints. All
 /// of the kernel `TALLY_SOFTCUDA_FAULT_HINTS` must have the first one's.
 pub(crate) fn are_faultless(kernel: &str, hints: &BTreeMap<u32, [u32; 16]>) -> bool {

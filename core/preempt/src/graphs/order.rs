@@ -10,8 +10,8 @@
 //! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
 //!   driver orders those.
 //!
-//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`]), whole ones
-//! and those under a standing grant too, and from one to the other no other thread launches it.
+//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was issued), whole
+//! ones and those under a standing grant too, and from one to the other no other thread launches it.
 
 use super::TABLE;
 use super::reason::Reason;
@@ -113,7 +113,8 @@ pub fn begin(exec: Ptr, stream: usize, in_parts: bool) -> Launching {
 }
 
 impl Launching {
-    /// The launch was made, however it ended.
+    /// The launch was made. One of which nothing was issued is dropped without this: the launch before it is still the
+    /// last one.
     pub fn end(self, in_parts: bool) {
         let Launching { exec, stream, held, .. } = self;
         if held.is_none() {

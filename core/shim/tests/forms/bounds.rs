@@ -97,6 +97,50 @@ fn a_kernel_that_reads_its_sm_is_never_limited() {
     );
 }
 
+/// A launch on some of the SMs is made in another stream, without them.
+#[test]
+fn a_launch_in_a_stream_with_attributes_is_never_limited() {
+    const ACCESS_WINDOW: u32 = 1;
+    both(
+        a_launch_in_a_stream_with_attributes_is_never_limited,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let (plain, hinted) = (device.stream(1), device.stream(1));
+            let cells = device.cells(crowd(device));
+            let (lo, hi) = (cells.data as u32, (cells.data >> 32) as u32);
+            let mut window = [0; 16];
+            window[..7].copy_from_slice(&[lo, hi, 64, 0, 1.0_f32.to_bits(), 2, 1]);
+            device.step(&device.cells(2), [2, 1, 1], hinted, 1, 0);
+            // SAFETY: a stream of ours; a value of this length.
+            ok(unsafe { (device.cuda.cuStreamSetAttribute)(hinted, ACCESS_WINDOW, &window) });
+            device.warm_up();
+            let mut steps = Vec::new();
+            // The core tells them by their shape.
+            while ask("limited?") == "no" {
+                for (stream, grid) in
+                    [(plain, [cells.blocks, 1, 1]), (hinted, [1, cells.blocks, 1])]
+                {
+                    device.step(&cells, grid, stream, 1, 0);
+                    device.sync(stream);
+                    steps.push(1);
+                }
+            }
+            device.check_steps(&cells, &steps);
+        },
+        |core| {
+            core.warm_up("step");
+            until_limited(core, "limited?");
+            core.ends(0);
+            let is_offered = |is_hinted: bool| {
+                let mut all = core.requests("step").into_iter().map(|(request, _)| request);
+                all.any(|r| (r.grid[1] > 1) == is_hinted && r.flags & CAN_PARTITION != 0)
+            };
+            assert_eq!([is_offered(false), is_offered(true)], [true, false]);
+        },
+    );
+}
+
 /// It takes the ten seconds that such a launch is given.
 #[test]
 fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {

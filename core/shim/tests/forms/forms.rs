@@ -467,3 +467,62 @@ fn more_shared_memory_than_the_default() {
         },
     );
 }
+
+/// The forms of one image serve both loads of it, as long as the attributes of their functions are the same.
+#[test]
+fn a_second_load_of_an_image_keeps_its_own_attributes() {
+    const MAX_DYNAMIC: i32 = 8;
+    const LESS: u32 = 64 << 10;
+    const MORE: u32 = 96 << 10;
+    both(
+        a_second_load_of_an_image_keeps_its_own_attributes,
+        &welcome(),
+        |device| {
+            let first = device.function("through_shared");
+            device.reload();
+            let (second, data, at) = (device.function("through_shared"), device.memory(8), 0_u64);
+            let launch = |f, bytes: u32| {
+                let mut params =
+                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
+                let launch = device.cuda.cuLaunchKernel;
+                // SAFETY: a function and parameters of ours.
+                unsafe {
+                    launch(f, 8, 1, 1, 1, 1, 1, bytes, null_mut(), params.as_mut_ptr(), null_mut())
+                }
+            };
+            let allow = |f, bytes: u32| {
+                // SAFETY: a function of ours.
+                ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });
+            };
+            allow(first, LESS);
+            device.warm_up_with(|| ok(launch(first, LESS)));
+            let is_transformed = |f, bytes| {
+                let before: u32 = crate::program::ask("count").parse().unwrap();
+                ok(launch(f, bytes));
+                crate::program::ask("count").parse::<u32>().unwrap() > before
+            };
+            assert!(is_transformed(first, LESS));
+            assert_ne!(launch(second, LESS), 0, "it may not have so much");
+            assert!(!is_transformed(second, 4 << 10), "it has another bound");
+            allow(second, LESS);
+            assert!(is_transformed(second, LESS), "the same bound");
+            assert!(is_transformed(second, LESS));
+            allow(second, MORE);
+            assert!(!is_transformed(second, MORE));
+            assert_ne!(launch(first, MORE), 0, "the first may not have more for that");
+            allow(first, MORE);
+            assert!(is_transformed(first, MORE) && is_transformed(second, MORE));
+        },
+        |core| {
+            core.warm_up("through_shared");
+            core.answer(Answer::Preemptible(0));
+            // Two questions for each of seven launches.
+            for _ in 0..14 {
+                core.expect("count");
+                let count = core.counters().preemptible.load(SeqCst);
+                core.say(&count.to_string());
+            }
+            core.ends(0);
+        },
+    );
+}

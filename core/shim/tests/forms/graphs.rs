@@ -33,23 +33,23 @@ fn recorded(device: &Device, stream: Ptr, enqueue: impl FnOnce()) -> Ptr {
     exec
 }
 
-fn launch(device: &Device, exec: Ptr, stream: Ptr) {
+pub fn launch(device: &Device, exec: Ptr, stream: Ptr) {
     // SAFETY: a graph and a stream of ours.
     ok(unsafe { (device.cuda.cuGraphLaunch)(exec, stream) });
 }
 
 /// Kernel, copy, sum, over and over: each needs what the one before it did.
-struct Rounds {
+pub struct Rounds {
     steps: u32,
     cells: Cells,
     copies: u64,
     sums: u64,
-    exec: Ptr,
+    pub exec: Ptr,
     stream: Ptr,
 }
 
 impl Rounds {
-    fn new(device: &Device, stream: Ptr, steps: u32) -> Rounds {
+    pub fn new(device: &Device, stream: Ptr, steps: u32) -> Rounds {
         let cells = device.cells(BLOCKS);
         let (copies, sums) =
             (device.memory((WORDS * steps) as usize), device.memory(steps as usize));
@@ -70,7 +70,7 @@ impl Rounds {
     }
 
     /// After so many launches.
-    fn check(&self, device: &Device, launches: u32) {
+    pub fn check(&self, device: &Device, launches: u32) {
         let steps = self.steps;
         let ks: Vec<u32> = (0..launches * steps).map(|n| n % steps).collect();
         device.check_steps(&self.cells, &ks);
@@ -91,7 +91,7 @@ impl Rounds {
 }
 
 /// Graphs in parts of so many kernels, everything else whole.
-fn in_parts_of(core: &Governor, kernels: u32) {
+pub fn in_parts_of(core: &Governor, kernels: u32) {
     core.policy(move |request, _| match request.flags & GRAPH {
         0 => Answer::Whole,
         _ => Answer::Slice(kernels),

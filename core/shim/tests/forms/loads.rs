@@ -54,6 +54,89 @@ fn written(device: &Device, f: Ptr, launches: u32) -> Vec<u32> {
     all
 }
 
+/// The same kernel and another one before it.
+fn two(number: u32) -> String {
+    which(number, 0) + ".visible .entry another() { ret; }\n"
+}
+
+/// Two images of which each has `which`, told into one array: the second has fewer kernels, so that the array keeps one of
+/// the first's behind its own. What was in the array before is no handle at all.
+fn one_array_for_two(
+    device: &Device,
+    images: [Ptr; 2],
+    enumerate: unsafe extern "C" fn(*mut Ptr, u32, Ptr) -> i32,
+    name: unsafe extern "C" fn(*mut *const i8, Ptr) -> i32,
+) {
+    const ROOM: usize = 8;
+    let mut all: [Ptr; ROOM] = std::array::from_fn(|at| std::ptr::without_provenance_mut(16 + at));
+    let tell = |all: &mut [Ptr; ROOM], image| {
+        // SAFETY: an image of ours, an array of so many entries.
+        ok(unsafe { enumerate(all.as_mut_ptr(), ROOM as u32, image) });
+    };
+    tell(&mut all, images[0]);
+    let is_which = |f: &Ptr| {
+        let mut text = std::ptr::null();
+        // SAFETY: a handle that the driver wrote; a valid out-pointer; a NUL-terminated name.
+        unsafe {
+            ok(name(&mut text, *f));
+            std::ffi::CStr::from_ptr(text) == c"which"
+        }
+    };
+    let at = all[..2].iter().position(is_which).unwrap();
+    // Where the second image has none.
+    all.swap(at, 1);
+    let first = all[1];
+    tell(&mut all, images[1]);
+    let second = all[0];
+    assert_eq!(all[1], first);
+    for (f, number) in [(first, 1111), (second, 2222)] {
+        while ask("again?") == "yes" {
+            assert_eq!(written(device, f, 4), [number]);
+        }
+        assert_eq!(written(device, f, 4), [number]);
+    }
+}
+
+#[test]
+fn kernels_that_are_told_in_a_used_array_keep_their_code() {
+    both(
+        kernels_that_are_told_in_a_used_array_keep_their_code,
+        &welcome(),
+        |device| {
+            let cuda = device.cuda;
+            let images = [two(1111), which(2222, 0)];
+            let libraries = images.each_ref().map(|ptx| device.library_of(ptx));
+            let names = cuda.cuKernelGetName;
+            one_array_for_two(device, libraries, cuda.cuLibraryEnumerateKernels, names);
+            // Other images: those have forms by now.
+            let modules = images.map(|ptx| device.load(&(ptx + "// once more\n")));
+            let names = cuda.cuFuncGetName;
+            one_array_for_two(device, modules, cuda.cuModuleEnumerateFunctions, names);
+        },
+        |core| {
+            core.policy(|request, _| match request.flags & (CAN_PREPARE | CAN_SLICE) {
+                0 => Answer::Whole,
+                _ => Answer::Slice(5),
+            });
+            // Four kernels, each until a launch of it was transformed.
+            for kernel in 1..=4 {
+                let before = core.counters().sliced.load(SeqCst);
+                for asked in 0.. {
+                    core.expect("again?");
+                    let is_transformed = core.counters().sliced.load(SeqCst) > before;
+                    assert!(asked < 5_000, "no launch of kernel {kernel} was transformed");
+                    core.say(if is_transformed { "no" } else { "yes" });
+                    if is_transformed {
+                        break;
+                    }
+                }
+            }
+            core.ends(0);
+            assert_eq!(core.counters().transformed_kernels.load(SeqCst), 4);
+        },
+    );
+}
+
 #[test]
 fn an_image_that_changes_while_it_is_loaded_is_one_code() {
     both(

@@ -55,6 +55,10 @@ functions! {
     cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryLoadFromFile: fn(*mut Ptr, *const i8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
+    cuLibraryEnumerateKernels: fn(*mut Ptr, u32, Ptr);
+    cuModuleEnumerateFunctions: fn(*mut Ptr, u32, Ptr);
+    cuFuncGetName: fn(*mut *const i8, Ptr);
+    cuKernelGetName: fn(*mut *const i8, Ptr);
     cuKernelGetFunction: fn(*mut Ptr, Ptr);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
     cuMemAlloc_v2: fn(*mut u64, usize);
@@ -68,6 +72,7 @@ functions! {
     cuStreamSynchronize: fn(Ptr);
     cuStreamQuery: fn(Ptr);
     cuStreamDestroy_v2: fn(Ptr);
+    cuStreamSetAttribute: fn(Ptr, u32, *const [u32; 16]);
     cuStreamWaitEvent: fn(Ptr, Ptr, u32);
     cuStreamWaitValue32_v2: fn(Ptr, u64, u32, u32);
     cuStreamWriteValue32_v2: fn(Ptr, u64, u32, u32);
@@ -371,7 +376,11 @@ impl Device {
 
     /// The kernels as a library, which is loaded into a context when something of it is first wanted there.
     pub fn library(&self) -> Ptr {
-        let (text, mut library, none) = (CString::new(kernels()).unwrap(), null_mut(), null_mut());
+        self.library_of(&kernels())
+    }
+
+    pub fn library_of(&self, ptx: &str) -> Ptr {
+        let (text, mut library, none) = (CString::new(ptx).unwrap(), null_mut(), null_mut());
         // SAFETY: a valid out-pointer; text with a NUL; no options.
         ok(unsafe {
             let image = text.as_ptr().cast();

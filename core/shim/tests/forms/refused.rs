@@ -296,6 +296,66 @@ fn nothing_is_transformed_on_a_device_where_the_known_kernel_goes_wrong() {
     );
 }
 
+/// Parameters of `step`, bytes: its transformed form has more. That one is launched once when it is made, so that the
+/// second part of its first launch is the third.
+const SECOND_PART: &str = "step:24:3";
+
+#[test]
+fn behind_a_part_that_the_driver_refuses_the_rest_goes_in_one_piece() {
+    for answer in [Answer::Slice(2), Answer::Preemptible(0)] {
+        both_under(
+            behind_a_part_that_the_driver_refuses_the_rest_goes_in_one_piece,
+            &[("TALLY_SOFTCUDA_FAULT_LAUNCH", SECOND_PART)],
+            &welcome(),
+            |device| {
+                device.warm_up();
+                assert_eq!(ask("go"), "on");
+                let cells = device.cells(20);
+                device.step(&cells, [20, 1, 1], null_mut(), 1, 0);
+                device.step(&cells, [20, 1, 1], null_mut(), 2, 0);
+                device.check_steps(&cells, &[1, 2]);
+            },
+            |core| {
+                core.warm_up("step");
+                core.expect("go");
+                core.answer(answer);
+                core.say("on");
+                core.ends(0);
+                let c = core.counters();
+                let in_parts = c.sliced.load(SeqCst) + c.preemptible.load(SeqCst);
+                assert_eq!((in_parts, c.failed.load(SeqCst)), (2, 0), "{answer:?}");
+            },
+        );
+    }
+}
+
+/// As of a whole launch, whose kernel faults after the call has returned.
+#[test]
+fn a_launch_whose_part_finds_the_context_in_error_is_no_failed_call() {
+    both_under(
+        a_launch_whose_part_finds_the_context_in_error_is_no_failed_call,
+        &[("TALLY_SOFTCUDA_FAULT_LAUNCH", &format!("{SECOND_PART}:fatal"))],
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let cells = device.cells(20);
+            assert_eq!(ask("go"), "on");
+            device.step(&cells, [20, 1, 1], null_mut(), 1, 0);
+            // SAFETY: no arguments.
+            assert_eq!(unsafe { (device.cuda.cuCtxSynchronize)() }, 719);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            core.answer(Answer::Slice(2));
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.sliced.load(SeqCst), c.failed.load(SeqCst)), (1, 0));
+        },
+    );
+}
+
 /// Launch a kernel of a module until it is refused; what it computes is right.
 fn launch_until_refused(device: &Device) {
     let cells = device.cells(8);

@@ -1,8 +1,11 @@
 //! Threads that the driver keeps waiting, and others that go on, as without the shim.
 
-use crate::program::{Device, Ptr, ok, wait_for};
+use crate::graphs::{Rounds, in_parts_of, launch};
+use crate::program::{Device, Ptr, ask, ok, say, wait_for};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -119,5 +122,74 @@ fn a_capture_ends_while_another_one_cannot_begin() {
             device.check_steps(&steps, &[2]);
         },
         |core| core.ends(0),
+    );
+}
+
+/// Behind a launch of which nothing was issued, in parts or whole, the one before it is still the last one.
+#[test]
+fn a_graph_that_cannot_go_in_parts_goes_whole_behind_the_parts_before_it() {
+    both_under(
+        a_graph_that_cannot_go_in_parts_goes_whole_behind_the_parts_before_it,
+        // Behind four parts of the first launch.
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "5")],
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let [a, refused, b, full] = [(); 4].map(|()| device.stream(1));
+            let rounds = Rounds::new(device, a, 4);
+            let (words, copies) = (device.words(), device.memory(2));
+            assert_eq!(ask("go"), "on");
+            launch(device, rounds.exec, a);
+            // A thread that the driver keeps waiting: no launch is made in parts meanwhile.
+            // SAFETY: a stream and a word of ours.
+            ok(unsafe { (device.cuda.cuStreamWaitValue32_v2)(full, words.as_ptr() as u64, 1, 0) });
+            let copied = Arc::new(AtomicU32::new(0));
+            let (mine, count, stream) = (device.clone(), copied.clone(), full as usize);
+            let filling = std::thread::spawn(move || {
+                mine.enter();
+                for _ in 0..2_000 {
+                    let copy = mine.cuda.cuMemcpyDtoDAsync_v2;
+                    // SAFETY: memory and a stream of ours.
+                    ok(unsafe { copy(copies, copies + 4, 4, stream as Ptr) });
+                    count.fetch_add(1, SeqCst);
+                }
+            });
+            loop {
+                let before = copied.load(SeqCst);
+                std::thread::sleep(THERE);
+                if before > 0 && copied.load(SeqCst) == before {
+                    break;
+                }
+            }
+            assert!(!filling.is_finished(), "the stream is not full");
+            // SAFETY: a graph and a stream of ours.
+            assert_eq!(unsafe { (device.cuda.cuGraphLaunch)(rounds.exec, refused) }, 719);
+            launch(device, rounds.exec, b);
+            assert_eq!(ask("launched"), "look");
+            // SAFETY: a stream of ours.
+            assert_eq!(unsafe { (device.cuda.cuStreamQuery)(b) }, 600, "it waits");
+            words[0].store(1, SeqCst);
+            filling.join().unwrap();
+            say("held");
+            [a, b].iter().for_each(|stream| device.sync(*stream));
+            rounds.check(device, 2);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.closed();
+            core.say("on");
+            core.expect("launched");
+            let c = core.counters();
+            let [chained, degraded] = [&c.graph_chained, &c.degraded].map(|n| n.load(SeqCst));
+            assert_eq!((chained, degraded, c.failed.load(SeqCst)), (1, 2, 1));
+            // It would have ended by then.
+            std::thread::sleep(Duration::from_millis(300));
+            core.say("look");
+            core.expect("held");
+            core.ask_to_yield(false);
+            core.ends(0);
+        },
     );
 }

@@ -1,5 +1,5 @@
 use crate::capture;
-use crate::config::{self, PRIORITY_RANGE};
+use crate::config::{self, LaunchFault, PRIORITY_RANGE};
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, exports_per_thread};
 use crate::launch::{Launch, Shape, is_hint};
@@ -90,6 +90,14 @@ fn launch(
         return Err(CuError::INVALID_HANDLE);
     }
     let mut launch = Launch::prepare(function, shape, params, extra)?;
+    match config::launch_fault(&launch.function.kernel()?.name, launch.params.len()) {
+        None => {}
+        Some(LaunchFault::Refused) => return Err(CuError::LAUNCH_FAILED),
+        Some(LaunchFault::Fatal) => {
+            stream.context.fail(CuError::LAUNCH_FAILED);
+            return Err(CuError::LAUNCH_FAILED);
+        }
+    }
     if !config::are_faultless(&launch.function.kernel()?.name, &wanted.hints) {
         return Err(CuError::INVALID_VALUE);
     }
