@@ -187,7 +187,7 @@ fn flipped_bits_never_hurt_the_host() {
 fn limits_that_make_no_sense_are_refused() {
     let limits = Limits { memory_bytes: 1, ..Limits::default() };
     let error = PolicyHost::compiling_by(common::compiler(), limits).err().unwrap();
-    says(&error.to_string(), &["memory_bytes", "from 65536"]);
+    says(&error.to_string(), &["memory_bytes", "expected 65536 to"]);
 }
 
 #[test]

@@ -364,7 +364,7 @@ extern void tally_policy_clients_all(tally_policy_clients_list_client_state_t *r
 extern bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret);
 
 // Imported Functions from `tally:policy/kernels@0.1.0`
-// `none` for an id that was never passed to this policy.
+// `none` for an id that no kernel has had.
 extern bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret);
 // The cheap form: its mean GPU time, or UNKNOWN.
 extern uint64_t tally_policy_kernels_mean_ns(tally_policy_kernels_kernel_id_t kernel);

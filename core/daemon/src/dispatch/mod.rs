@@ -120,6 +120,8 @@ struct Dispatch {
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
+    /// Of those within a pass, by the clock and not by the time of the pass.
+    next_beat_ns: u64,
     turns: u64,
     parks: u64,
 }
@@ -161,6 +163,7 @@ impl Dispatch {
             last_active_ns: now_ns(),
             last_progress_ns: 0,
             next_heartbeat_ns: 0,
+            next_beat_ns: 0,
             turns: 0,
             parks: 0,
         }
@@ -317,8 +320,11 @@ impl Dispatch {
     /// Within a pass: a long one, of slow decisions for many clients, is work and no standstill.
     fn beat(&mut self) {
         let now = now_ns();
-        if now >= self.next_heartbeat_ns {
-            self.heartbeat(now);
+        if now >= self.next_beat_ns {
+            self.next_beat_ns = now + HEARTBEAT_NS;
+            for c in &self.clients {
+                c.link.core.heartbeat.fetch_add(1, Relaxed);
+            }
         }
     }
 
