@@ -14,7 +14,7 @@ pub fn with(config: &str) -> String {
     format!(", `{}`", config.lines().collect::<Vec<_>>().join("; "))
 }
 
-/// As Markdown.
+/// The table in Markdown.
 pub fn show(out: &mut impl Write, rows: &[Compared]) -> std::io::Result<()> {
     writeln!(
         out,

@@ -95,13 +95,9 @@ pub struct ClientStatus {
 /// Launches by the entry point of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryPoints {
-    /// `cuLaunchKernel`.
     pub kernel: u64,
-    /// `cuLaunchKernelEx`.
     pub kernel_ex: u64,
-    /// `cuLaunchCooperativeKernel`.
     pub cooperative: u64,
-    /// `cuGraphLaunch`.
     pub graph: u64,
 }
 
@@ -121,7 +117,7 @@ words! {
         Decision = "decision",
         /// Held while high-priority work is on the GPU.
         HighPriority = "high_priority",
-        /// Held otherwise.
+        /// Held for another reason.
         Policy = "policy",
         /// Its in-flight window is full.
         Window = "window",

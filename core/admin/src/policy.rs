@@ -264,7 +264,6 @@ pub struct LastDisabled {
 /// new one takes over. Its pause is the longer of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapPauseUs {
-    /// Changes.
     pub count: u64,
     /// Of the latest, us.
     pub last: f64,
@@ -272,7 +271,7 @@ pub struct SwapPauseUs {
     pub p50: f64,
     /// 99th percentile of all, us.
     pub p99: f64,
-    /// Longest, us.
+    /// Longest of them, us.
     pub max: f64,
     /// 99th percentile of the first steps alone, us.
     pub save_p99: f64,

@@ -86,7 +86,6 @@ pub struct FormStatus {
     pub form: Form,
     /// Blocks of a slice, or SMs.
     pub argument: u32,
-    /// Launches measured.
     pub measured: u64,
     /// Mean GPU time, us.
     pub mean_us: f64,

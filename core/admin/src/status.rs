@@ -91,7 +91,7 @@ pub struct CoreStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quantiles {
     pub count: u64,
-    /// Median, us.
+    /// Median of them, us.
     pub p50_us: f64,
     /// 99th percentile, us.
     pub p99_us: f64,

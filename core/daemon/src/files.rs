@@ -310,7 +310,7 @@ mod tests {
         let path = dir.path().join("out");
         let out = tally_ipc::admin::create("out", &path).unwrap().fd;
         check_output(&out, "out").unwrap();
-        assert!(check_output(&open(&path), "out").unwrap_err().contains("not open for writing"));
+        assert!(check_output(open(&path), "out").unwrap_err().contains("not open for writing"));
         std::fs::write(&path, "x").unwrap();
         assert!(check_output(&out, "out").unwrap_err().contains("not empty"));
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();

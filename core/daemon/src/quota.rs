@@ -18,7 +18,7 @@ use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 /// Whom a quota is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
-    /// Outside containers.
+    /// A user outside containers.
     Uid(u32),
     /// All containers together: root of one may be any number, and make further namespaces.
     Containers,

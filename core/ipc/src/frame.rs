@@ -114,7 +114,7 @@ pub(crate) fn receive_message<F>(
 }
 
 /// A payload and its descriptors.
-pub type Frame = (Vec<u8>, Vec<OwnedFd>);
+pub type Frame<F = OwnedFd> = (Vec<u8>, Vec<F>);
 
 /// Receives one frame, a message at a time. `F`: what is kept of a descriptor.
 #[derive(Debug)]
@@ -163,7 +163,7 @@ impl<F> Receiver<F> {
         flags: RecvFlags,
         bytes_max: usize,
         keep: impl FnMut(OwnedFd) -> F,
-    ) -> Result<Option<(Vec<u8>, Vec<F>)>, WireError> {
+    ) -> Result<Option<Frame<F>>, WireError> {
         let wanted = self.wanted()?;
         if self.have < wanted {
             self.bytes.resize(wanted, 0);

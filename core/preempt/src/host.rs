@@ -91,7 +91,6 @@ pub fn install(host: &'static dyn Host) {
     let _ = HOST.set(host);
 }
 
-/// The host.
 pub(crate) fn host() -> &'static dyn Host {
     HOST.get().copied().unwrap_or(&Absent)
 }

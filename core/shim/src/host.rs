@@ -10,9 +10,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// `dlsym`.
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-/// `ioctl`.
 pub type Ioctl = unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 
 static HOST: AtomicPtr<Host> = AtomicPtr::new(null_mut());

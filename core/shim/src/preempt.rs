@@ -10,7 +10,6 @@ use tally_ipc::ClientRegion;
 use tally_preempt::host::{Core, Host};
 use tally_rewriter::Refusal;
 
-/// The shim.
 pub struct Shim;
 
 impl Host for Shim {

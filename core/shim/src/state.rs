@@ -136,7 +136,6 @@ pub fn is_exiting() -> bool {
     EXITING.load(SeqCst)
 }
 
-/// It has.
 pub fn begin_exit() {
     EXITING.store(true, SeqCst);
 }

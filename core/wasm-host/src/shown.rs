@@ -11,7 +11,6 @@ const WHY_BYTES_MAX: usize = 1024;
 /// Of a list so many names are given.
 const NAMES_MAX: usize = 12;
 
-/// A name.
 pub fn name(name: &str) -> String {
     let shown = printable(beginning(name, NAME_BYTES_MAX).to_owned());
     if name.len() > NAME_BYTES_MAX { shown + "..." } else { shown }

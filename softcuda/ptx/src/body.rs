@@ -45,7 +45,6 @@ pub fn statements<'a>(source: &'a str, body: &'a [Token]) -> Statements<'a> {
     Statements { at: Cursor::new(source, body) }
 }
 
-/// See [`statements`].
 #[derive(Clone, Debug)]
 pub struct Statements<'a> {
     at: Cursor<'a>,

@@ -57,11 +57,8 @@ pub struct Function<'a> {
     pub results: Option<&'a [Token]>,
     /// With its parentheses.
     pub parameters: Option<&'a [Token]>,
-    /// `.maxntid`
     pub threads_max: Option<[u32; 3]>,
-    /// `.reqntid`
     pub threads: Option<[u32; 3]>,
-    /// `.reqnctapercluster`
     pub cluster: Option<[u32; 3]>,
     /// `.explicitcluster` or `.maxclusterrank`: a launch may form clusters.
     pub may_cluster: bool,
