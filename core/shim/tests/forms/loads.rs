@@ -123,7 +123,9 @@ fn kernels_that_are_told_in_a_used_array_keep_their_code() {
                 let before = core.counters().sliced.load(SeqCst);
                 for asked in 0.. {
                     core.expect("again?");
-                    let is_transformed = core.counters().sliced.load(SeqCst) > before;
+                    // The last launch of the kernel before may be counted late.
+                    let is_transformed = core.counters().sliced.load(SeqCst) > before
+                        && core.counters().transformed_kernels.load(SeqCst) >= kernel;
                     assert!(asked < 5_000, "no launch of kernel {kernel} was transformed");
                     core.say(if is_transformed { "no" } else { "yes" });
                     if is_transformed {
