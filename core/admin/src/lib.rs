@@ -5,6 +5,8 @@
 //! told where the core answers: `core/daemon/src/control/admin.rs` and `core/daemon/src/record/admin.rs`.
 #![forbid(unsafe_code)]
 
+pub mod ab;
+
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -189,6 +191,32 @@ mod tests {
         assert_eq!(from_value::<RecordRequest>(to_value(&shadow).unwrap()).unwrap(), shadow);
         assert_eq!(to_value(Request::Stop {}).unwrap(), json!({"cmd": "stop"}));
         assert!(from_value::<Request>(json!({"cmd": "stop", "now": 1})).is_err());
+    }
+
+    #[test]
+    fn an_ab_test_that_has_ended_is_read_back() {
+        let status = ab::AbStatus {
+            running: false,
+            metric: tally_ab::Metric::HpP99,
+            a: "fifo".into(),
+            b: "mine".into(),
+            arm: None,
+            in_washout: false,
+            blocks: 4,
+            pairs: 2,
+            elapsed_s: 4.5,
+            time_s_max: 600.0,
+            ratio: 1.5,
+            e_value: 2.0,
+            e_value_needed: 20.0,
+            ended: Some(tally_ab::Reason::Guard),
+            message: "hp_p99<8ms".into(),
+            verdict: tally_ab::Verdict::Withdrawn,
+            why: "guard hp_p99<8ms".into(),
+        };
+        let json = to_value(&status).unwrap();
+        assert_eq!((&json["ended"], &json["verdict"]), (&json!("guard"), &json!("withdrawn")));
+        assert_eq!(from_value::<ab::AbStatus>(json).unwrap(), status);
     }
 
     #[test]

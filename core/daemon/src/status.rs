@@ -58,7 +58,7 @@ pub struct Status {
     /// What is kept of kernels between runs of the core.
     pub profiles: ProfilesStatus,
     /// The A/B test that runs, or ran last; `null` if there was none.
-    pub experiment: Option<crate::ab::ExperimentStatus>,
+    pub experiment: Option<tally_admin::ab::AbStatus>,
     /// The decision log.
     pub log: LogStatus,
     /// The policy that sees what the active one sees; `null` if there was none.

@@ -7,6 +7,7 @@ use crate::admin::{AdminSocket, Core};
 use crate::cli::StatusArgs;
 use crate::error::CtlError;
 use crate::table::{Align, table};
+use tally_admin::ab::AbStatus;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -161,8 +162,8 @@ fn whole(out: &mut impl Write, s: &Value, paint: Paint) -> std::io::Result<()> {
         )?;
     }
     policy_lines(out, &s["policy"], paint)?;
-    if !s["experiment"].is_null() {
-        crate::ab::write_status(out, &s["experiment"])?;
+    if let Ok(test) = serde_json::from_value::<AbStatus>(s["experiment"].clone()) {
+        crate::ab::write_status(out, Some(&test))?;
     }
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(s, "/decision_latency"))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(s, "/held_latency"))?;
