@@ -34,6 +34,5 @@ pub struct AbStatus {
     pub message: String,
     /// What to do, as known so far.
     pub verdict: Verdict,
-    /// Why.
     pub why: String,
 }

@@ -75,7 +75,7 @@ fn differences(report: &Report) -> Vec<f64> {
 }
 
 /// All pairs, the first of each test first.
-fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
+pub(crate) fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
     let longest = each.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest).flat_map(|at| each.iter().filter_map(move |d| d.get(at).copied())).collect()
 }
@@ -135,7 +135,7 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
     let enough = all.len() >= PAIRS_MIN;
     let bounds = if enough { confidence(&all, alpha) } else { Bounds::default() };
     let (effect, overall) = (Effect::new(estimate(&all), bounds), overall(reports));
-    let (verdict, why) = conclude(reports, &all, betting.rejects(alpha), overall);
+    let (verdict, why) = conclude(reports, all.len(), &betting, alpha, overall);
     Ok(Combined {
         metric: first.plan.metric,
         a: first.a.source.name.clone(),
@@ -153,8 +153,9 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
 
 fn conclude(
     reports: &[Report],
-    all: &[f64],
-    rejects: bool,
+    pairs: usize,
+    betting: &Betting,
+    alpha: f64,
     overall: Option<(f64, Bounds)>,
 ) -> (Verdict, String) {
     let plan = &reports[0].plan;
@@ -164,13 +165,13 @@ fn conclude(
     }
     let sign = if metric.lower_is_better() { 1.0 } else { -1.0 };
     let needed = if metric == Metric::BeThroughput { 0 } else { plan.blocks_min_better as usize };
-    match (rejects, sign * estimate(all) < 0.0) {
+    match (betting.rejects(alpha), betting.is_higher() != metric.lower_is_better()) {
         (false, _) => (Verdict::Undecided, format!("no difference on {metric} is shown")),
-        (true, false) => (Verdict::KeepA, format!("B is worse on {metric} in most blocks")),
-        (true, true) if 2 * all.len() < needed => {
+        (true, false) => (Verdict::KeepA, format!("B is worse on {metric}, block by block")),
+        (true, true) if 2 * pairs < needed => {
             let why = format!(
                 "B is better in most blocks; {needed} blocks are needed, not {}",
-                2 * all.len()
+                2 * pairs
             );
             (Verdict::Undecided, why)
         }

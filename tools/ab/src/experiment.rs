@@ -149,8 +149,10 @@ pub struct Experiment {
     measured: Sample,
     /// Lengths of requests that began in this block's washout and ended after it.
     late: Vec<u64>,
-    /// The first block of the pair.
-    first: Option<(Arm, Sample)>,
+    /// The first block of the pair, and how many requests began and ended in it.
+    first: Option<(Arm, Sample, u64)>,
+    /// Requests that began and ended in a block of each arm.
+    served_under: [u64; 2],
     ledger: Ledger,
     blocks: Vec<Block>,
     differences: Vec<f64>,
@@ -182,6 +184,7 @@ impl Experiment {
             decision: Betting::new(),
             judgement: Judgement::Open,
             served: Served::default(),
+            served_under: [0; 2],
             plan,
             assignment,
             arm,
@@ -315,7 +318,7 @@ impl Experiment {
             if own == blocks && !between {
                 self.late.push(request.ns);
             } else if own + 1 == blocks
-                && let Some((_, first)) = &mut self.first
+                && let Some((_, first, _)) = &mut self.first
             {
                 first.request(request.ns);
             }
@@ -350,22 +353,23 @@ impl Experiment {
         let mut sample = std::mem::take(&mut self.measured);
         let number = self.blocks.len();
         self.ledger.count(number, &sample);
+        let served = sample.requests();
+        self.served_under[self.arm.index()] += served;
         self.late.drain(..).for_each(|ns| sample.request(ns));
         self.phase = Phase::Between;
         match self.first.take() {
             None => {
                 let (block, _) = self.block(self.arm, number, sample.clone());
                 self.blocks.push(block);
-                self.first = Some((self.arm, sample));
+                self.first = Some((self.arm, sample, served));
             }
-            Some((first_arm, first)) => {
-                let ended = [first.requests(), sample.requests()];
+            Some((first_arm, first, first_served)) => {
                 // What of the first block was under way then may have ended.
                 let (block, first) = self.block(first_arm, number - 1, first);
                 self.blocks[number - 1] = block;
                 let (block, second) = self.block(self.arm, number, sample);
                 self.blocks.push(block);
-                let pair = [(first, ended[0]), (second, ended[1])];
+                let pair = [(first, first_served), (second, served)];
                 let [a, b] = if first_arm == Arm::A {
                     pair
                 } else {
@@ -410,13 +414,12 @@ impl Experiment {
         let blocks = self.blocks.len();
         let elapsed_ns = now_ns.saturating_sub(self.started_ns);
         if let Some(arm) = self.served.failed() {
-            let served = |arm| self.blocks.iter().filter(move |b| b.arm == arm);
-            let sum = |arm| served(arm).map(|b| b.requests - b.open).sum::<u64>();
+            let served = |arm: Arm| self.served_under[arm.index()];
             let message = format!(
                 "{arm} served {} requests while {} served {}",
-                sum(arm),
+                served(arm),
                 arm.other(),
-                sum(arm.other())
+                served(arm.other())
             );
             self.end(now_ns, Reason::NotServed, message);
             self.blame(arm);
@@ -447,7 +450,7 @@ impl Experiment {
             return Judgement::Open;
         }
         let lower_is_better = self.plan.metric.lower_is_better();
-        let is_lower = interval::estimate(&self.differences) < self.shift();
+        let is_lower = !self.decision.is_higher();
         if is_lower != lower_is_better {
             return Judgement::Worse;
         }

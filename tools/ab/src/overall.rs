@@ -34,7 +34,7 @@ pub struct Overall {
     pub b: f64,
     /// Logarithm of `b` over `a`.
     pub ln_ratio: f64,
-    /// Of `ln_ratio`.
+    /// Bounds of `ln_ratio`.
     pub bounds: Bounds,
     /// Share of the samples drawn anew in which B's figure is the higher one.
     pub higher: f64,

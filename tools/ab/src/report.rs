@@ -193,7 +193,6 @@ pub struct Report {
     pub a_back_after_ns: Option<u64>,
     /// What to do.
     pub verdict: Verdict,
-    /// Why.
     pub why: String,
     /// If it is undecided: how much longer it needs, s, as far as that is known.
     pub needs_s: Option<f64>,
@@ -252,7 +251,7 @@ impl Report {
         let enough = differences.len() >= PAIRS_MIN;
         let mean_bounds = if enough { mean_bounds } else { Bounds::default() };
         let effect = exact(differences, plan.alpha);
-        let better = (effect.ratio < 1.0) == plan.metric.lower_is_better();
+        let better = experiment.betting().is_higher() != plan.metric.lower_is_better();
         let finding = match (experiment.betting().rejects(plan.alpha), better) {
             (true, true) => Finding::BBetter,
             (true, false) => Finding::BWorse,

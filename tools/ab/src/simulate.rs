@@ -174,7 +174,7 @@ fn normal(random: &mut Rng) -> f64 {
     radius * (std::f64::consts::TAU * random.f64()).cos()
 }
 
-/// Mean 1.
+/// Exponential, with a mean of 1.
 fn exponential(random: &mut Rng) -> f64 {
     -(1.0 - random.f64()).ln()
 }

@@ -39,8 +39,8 @@ fn reason(reason: Reason) -> &'static str {
 fn found(finding: Finding, metric: Metric) -> String {
     let better = if metric.lower_is_better() { "lower" } else { "higher" };
     let found = match finding {
-        Finding::BBetter => format!("B is better on {metric} in most blocks"),
-        Finding::BWorse => format!("B is worse on {metric} in most blocks"),
+        Finding::BBetter => format!("B is better on {metric}, block by block"),
+        Finding::BWorse => format!("B is worse on {metric}, block by block"),
         Finding::Undecided => format!("no difference on {metric} is shown"),
     };
     format!("{found} ({better} is better)")

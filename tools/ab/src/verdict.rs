@@ -67,7 +67,7 @@ pub fn overall_name(metric: Metric, overall: &Overall) -> String {
     }
 }
 
-/// `p99`, `p99.3`.
+/// As in `p99` or `p99.3`.
 pub fn quantile_name(share: f64) -> String {
     let text = format!("{:.1}", share * 100.0);
     format!("p{}", text.trim_end_matches(".0"))
@@ -161,7 +161,7 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
             return say(Verdict::Invalid, "B is worse, but it served more requests than A".into());
         }
         Judgement::Worse => {
-            return say(Verdict::KeepA, format!("B is worse on {metric} in most blocks"));
+            return say(Verdict::KeepA, format!("B is worse on {metric}, block by block"));
         }
         Judgement::BetterInMost | Judgement::Open => {}
     }

@@ -3,6 +3,8 @@
 //! [`Experiment`] as the core runs it.
 
 use super::{binomial_max, exponential, normal};
+use crate::betting::Betting;
+use crate::combine::pooled;
 use crate::design::{Arm, Knowledge, Plan, State};
 use crate::experiment::{Action, Experiment};
 use crate::interval;
@@ -14,8 +16,6 @@ use crate::verdict::Verdict;
 use fastrand::Rng;
 use serde::Serialize;
 
-/// Length of a test, s.
-const TEST_S: f64 = 600.0;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
@@ -35,6 +35,8 @@ pub enum Model {
     Diurnal,
     /// Four clients that wait for each answer: they ask less when it is slow.
     ClosedLoop,
+    /// A queue at half load, 40 or 80 requests a second for a minute or a third of one.
+    LoadStates,
     /// Policies that begin cold and learn alike.
     ColdStart,
     /// What a policy happens to learn in its first block stays with it.
@@ -44,13 +46,14 @@ pub enum Model {
 }
 
 impl Model {
-    pub const ALL: [Model; 9] = [
+    pub const ALL: [Model; 10] = [
         Model::BurstsInAQueue,
         Model::ParetoInAQueue,
         Model::SparseTies,
         Model::PeriodOfAPair,
         Model::Diurnal,
         Model::ClosedLoop,
+        Model::LoadStates,
         Model::ColdStart,
         Model::LuckStays,
         Model::KnowledgeWanders,
@@ -62,11 +65,11 @@ impl Model {
 }
 
 /// Requests of a service in order of arrival: when, and how long, s.
-fn requests(model: Model, block_s: f64, random: &mut Rng) -> Vec<(f64, f64)> {
+fn requests(model: Model, block_s: f64, test_s: f64, random: &mut Rng) -> Vec<(f64, f64)> {
     let service = |random: &mut Rng, mean_s: f64| mean_s * (0.4 * normal(random) - 0.08).exp();
     let poisson = |random: &mut Rng, rate: f64| {
         let (mut at, mut all) = (0.0, Vec::new());
-        while at < TEST_S {
+        while at < test_s {
             at += exponential(random) / rate;
             all.push(at);
         }
@@ -80,36 +83,51 @@ fn requests(model: Model, block_s: f64, random: &mut Rng) -> Vec<(f64, f64)> {
         };
         arrivals.into_iter().map(through).collect()
     };
-    match model {
-        Model::BurstsInAQueue => {
-            let (mut at, mut until, mut burst, mut all) = (0.0, 0.0, random.f64() < 0.3, Vec::new());
-            while at < TEST_S {
-                if at >= until {
-                    burst = !burst;
-                    until = at + exponential(random) * if burst { 20.0 } else { 40.0 };
-                }
-                at += exponential(random) / if burst { 105.0 } else { 30.0 };
-                all.push((at, service(random, 0.008)));
+    // Requests a second and mean duration of each state, s.
+    let two_states = |states: [(f64, f64); 2], mean_s, random: &mut Rng| {
+        let (mut at, mut until, mut state, mut all) = (0.0, 0.0, 0, Vec::new());
+        while at < test_s {
+            if at >= until {
+                state = 1 - state;
+                until = at + exponential(random) * states[state].1;
             }
-            fifo(all)
+            at += exponential(random) / states[state].0;
+            all.push((at, service(random, mean_s)));
         }
+        all
+    };
+    match model {
+        Model::BurstsInAQueue => fifo(two_states([(30.0, 40.0), (105.0, 20.0)], 0.008, random)),
+        Model::LoadStates => fifo(two_states([(40.0, 60.0), (80.0, 20.0)], 0.01, random)),
         Model::ParetoInAQueue => {
             let arrivals = poisson(random, 50.0);
-            fifo(arrivals.into_iter().map(|at| (at, 0.002 * (1.0 - random.f64()).powf(-1.0 / 1.2))).collect())
+            fifo(
+                arrivals
+                    .into_iter()
+                    .map(|at| (at, 0.002 * (1.0 - random.f64()).powf(-1.0 / 1.2)))
+                    .collect(),
+            )
         }
         Model::SparseTies => {
             let arrivals = poisson(random, 6.0);
-            let whole_ms = |random: &mut Rng| (4.0 * (0.3 * normal(random)).exp()).round().max(1.0) / 1e3;
+            let whole_ms =
+                |random: &mut Rng| (4.0 * (0.3 * normal(random)).exp()).round().max(1.0) / 1e3;
             arrivals.into_iter().map(|at| (at, whole_ms(random))).collect()
         }
         Model::PeriodOfAPair => {
             let period = 2.0 * block_s;
             let slow = |at: f64| if (at + 0.35 * block_s) % period < block_s { 3.0 } else { 1.0 };
-            poisson(random, 50.0).into_iter().map(|at| (at, slow(at) * service(random, 0.005))).collect()
+            poisson(random, 50.0)
+                .into_iter()
+                .map(|at| (at, slow(at) * service(random, 0.005)))
+                .collect()
         }
         Model::Diurnal => {
-            let level = |at: f64| (1.2 * (std::f64::consts::TAU * at / TEST_S + 1.0).sin()).exp();
-            poisson(random, 50.0).into_iter().map(|at| (at, level(at) * service(random, 0.005))).collect()
+            let level = |at: f64| (1.2 * (std::f64::consts::TAU * at / test_s + 1.0).sin()).exp();
+            poisson(random, 50.0)
+                .into_iter()
+                .map(|at| (at, level(at) * service(random, 0.005)))
+                .collect()
         }
         Model::ClosedLoop => {
             let mut next: Vec<f64> = (0..4).map(|_| 0.05 * exponential(random)).collect();
@@ -117,7 +135,7 @@ fn requests(model: Model, block_s: f64, random: &mut Rng) -> Vec<(f64, f64)> {
             loop {
                 let who = (0..4).min_by(|a, b| next[*a].total_cmp(&next[*b])).unwrap_or(0);
                 let at = next[who];
-                if at >= TEST_S {
+                if at >= test_s {
                     return all;
                 }
                 if at >= block {
@@ -150,7 +168,8 @@ fn learn(model: Model, known: Option<f64>, random: &mut Rng) -> f64 {
 pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     let mut random = Rng::with_seed(!plan.seed);
     let block_s = plan.block_ns as f64 / 1e9;
-    let all = requests(model, block_s, &mut random);
+    let test_s = plan.time_ns_max as f64 / 1e9;
+    let all = requests(model, block_s, test_s, &mut random);
     let (mut at, mut now_ns, metric) = (0, 0_u64, plan.metric);
     let mut knowledge: Knowledge<f64> = Knowledge::new(plan.state, None);
     let mut experiment = match Experiment::new(plan, now_ns) {
@@ -183,7 +202,8 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
         };
         sample.clear();
         (sample.from_ns, sample.to_ns) = (now_ns, end_ns);
-        let factor = level.exp() * if arm == Arm::B && metric == Metric::HpP99 { ratio } else { 1.0 };
+        let factor =
+            level.exp() * if arm == Arm::B && metric == Metric::HpP99 { ratio } else { 1.0 };
         let mut busy_s = 0.0;
         while let Some((arrival, s)) = all.get(at).filter(|r| r.0 * 1e9 < end_ns as f64) {
             debug_assert!(*arrival >= 0.0);
@@ -225,9 +245,12 @@ impl Row {
     pub fn failure(&self) -> Option<String> {
         let chance = f64::from(binomial_max(self.experiments, 0.05)) / f64::from(self.experiments);
         let most = if self.experiments >= 1_000 { REJECTED_MAX } else { chance.max(REJECTED_MAX) };
-        let least = if self.experiments >= 1_000 { COVERAGE_MIN } else { COVERAGE_MIN.min(1.0 - chance) };
+        let least =
+            if self.experiments >= 1_000 { COVERAGE_MIN } else { COVERAGE_MIN.min(1.0 - chance) };
         let wrong = self.rejected > most || self.decided > most || self.coverage < least;
-        wrong.then(|| format!("{self:?}: expected at most {most} rejected, coverage at least {least}"))
+        wrong.then(|| {
+            format!("{self:?}: expected at most {most} rejected, coverage at least {least}")
+        })
     }
 }
 
@@ -263,6 +286,80 @@ pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u
         coverage: share(covered),
         pairs_empty: empty as f64 / (empty + pairs).max(1) as f64,
     }
+}
+
+/// How long a difference takes to be found, min.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Times {
+    pub gpus: usize,
+    pub metric: Metric,
+    /// B's figure over A's.
+    pub ratio: f64,
+    pub tests: usize,
+    /// Half, and 80 %, of the tests had ended by then with the right verdict; `null`: not in 20
+    /// minutes.
+    pub median_min: Option<f64>,
+    pub of_80_percent_min: Option<f64>,
+    /// Share that ended with the wrong one.
+    pub wrong: f64,
+}
+
+/// The longest test that is waited for.
+const TIMES_NS: u64 = 1_200_000_000_000;
+
+/// Tests of a queue at half load, 50 requests a second, on one GPU.
+pub fn times(metric: Metric, ratio: f64, tests: usize, seed: u64) -> Times {
+    let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
+    let right = match (ratio < 1.0) == metric.lower_is_better() {
+        true => Verdict::PromoteB,
+        false => Verdict::KeepA,
+    };
+    let (mut took, mut wrong) = (Vec::new(), 0);
+    for number in 0..tests as u64 {
+        let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let plan = Plan { seed, time_ns_max: TIMES_NS, ..Plan::of(metric) };
+        let report = Report::new(&test(Model::LoadStates, plan, ratio), &arms, 0, false);
+        if report.verdict == right {
+            took.push(report.elapsed_s / 60.0);
+        } else if report.verdict != Verdict::Undecided {
+            wrong += 1;
+        }
+    }
+    Times { gpus: 1, wrong: f64::from(wrong) / tests as f64, ..when(metric, ratio, tests, took) }
+}
+
+fn when(metric: Metric, ratio: f64, tests: usize, mut took: Vec<f64>) -> Times {
+    took.sort_by(f64::total_cmp);
+    let by = |share: f64| took.get(((share * tests as f64).ceil() as usize).max(1) - 1).copied();
+    let (median_min, of_80_percent_min) = (by(0.5), by(0.8));
+    Times { gpus: 1, metric, ratio, tests, median_min, of_80_percent_min, wrong: 0.0 }
+}
+
+/// The same on several GPUs whose pairs are pooled, until the sequential test rejects and the
+/// blocks suffice for a promotion. What all requests say is not looked at.
+pub fn times_pooled(gpus: usize, metric: Metric, ratio: f64, tests: usize, seed: u64) -> Times {
+    let mut took = Vec::new();
+    for number in 0..tests {
+        let one = |gpu: usize| {
+            let number = (number * gpus + gpu) as u64;
+            let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let time_ns_max = TIMES_NS / 4;
+            let plan = Plan { seed, time_ns_max, to_end: true, ..Plan::of(metric) };
+            test(Model::LoadStates, plan, ratio).differences().to_vec()
+        };
+        let each: Vec<Vec<f64>> = (0..gpus).map(one).collect();
+        let mut betting = Betting::new();
+        let plan = Plan::of(metric);
+        let needed =
+            if metric == Metric::BeThroughput { plan.blocks_min } else { plan.blocks_min_better };
+        let decided = pooled(&each).into_iter().enumerate().find_map(|(at, d)| {
+            betting.push(d);
+            let enough = 2 * (at + 1) >= needed as usize && betting.rejects(plan.alpha);
+            enough.then(|| ((at + 1).div_ceil(gpus) * 2) as f64 * plan.block_ns as f64 / 60e9)
+        });
+        took.extend(decided);
+    }
+    Times { gpus, ..when(metric, ratio, tests, took) }
 }
 
 #[cfg(test)]

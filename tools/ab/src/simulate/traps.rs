@@ -233,7 +233,12 @@ mod tests {
         for trap in [Trap::ServesNothing, Trap::StallsLongerThanABlock] {
             for seed in 1..=5 {
                 let report = test(trap, plan(Some("hp_p99<50ms"), seed));
-                assert_eq!(report.verdict, Verdict::Withdrawn, "{trap:?} {seed}: {}", report.text());
+                assert_eq!(
+                    report.verdict,
+                    Verdict::Withdrawn,
+                    "{trap:?} {seed}: {}",
+                    report.text()
+                );
             }
         }
         // Within B's first block.
