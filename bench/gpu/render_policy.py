@@ -13,7 +13,7 @@ def quantile(figures, name, digits=3):
 def log(rows):
     """(heading, text, header, rows) of the decision log."""
     text = (
-        "Recorded while both ran, then replayed with the same component. What a policy had learnt before the recording began "
+        "Recorded while both ran, then replayed with the same component. What a policy had learned before the recording began "
         "must be in the log if the replay is to be equal."
     )
     cells = [

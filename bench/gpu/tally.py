@@ -43,7 +43,7 @@ class Core:
             file = self.folder / "policy.toml"
             file.write_text(self.policy_config)
             command += ["--policy-config", file]
-        # What an earlier measurement learnt of kernels must not matter to this one.
+        # What an earlier measurement learned of kernels must not matter to this one.
         self.process = Process(command, self.log, clean_environment(XDG_STATE_HOME=str(self.folder / "state")))
         wait_until(self._answers, 30, f"tally-core {self.name} to answer", every_s=0.1)
         return self

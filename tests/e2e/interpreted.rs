@@ -106,8 +106,8 @@ fn what_a_policy_learnt_outlives_a_reload_in_every_language() -> Result<()> {
         let known = &scene.status()?.0["policy"]["gauges"]["pause_ns"];
         known.as_i64().with_context(|| format!("no pause is shown: {known}"))
     };
-    let learnt = known()?;
-    ensure!(learnt > 0, "it learnt nothing");
+    let learned = known()?;
+    ensure!(learned > 0, "it learned nothing");
     for policy in &policies[1..] {
         let mut load: Command = scene.program("tallyctl")?;
         load.args(["policy", "load"]).arg(policy);
@@ -117,7 +117,7 @@ fn what_a_policy_learnt_outlives_a_reload_in_every_language() -> Result<()> {
         let status = scene.status()?;
         ensure!(status.restored() == "accepted", "{:#}", status.0["policy"]);
         ensure!(policy.ends_with(format!("{}.wasm", status.policy_name())), "{:#}", status.0);
-        ensure!(known()? == learnt, "{} of {learnt} in {}", known()?, status.policy_name());
+        ensure!(known()? == learned, "{} of {learned} in {}", known()?, status.policy_name());
     }
     scene.stop(&mut core, JOB_MAX)
 }

@@ -116,7 +116,7 @@ fn a_recording_begun_in_mid_run_is_replayed_from_what_the_policy_knew() -> Resul
         }
         Ok(())
     };
-    wait_until("waiting for it to have learnt something", JOB_MAX, || {
+    wait_until("waiting for it to have learned something", JOB_MAX, || {
         launch(&mut probe, 1)?;
         let known = scene.status()?.0["policy"]["gauges"]["kernels_known"].as_i64();
         Ok((known > Some(0)).then_some(()))

@@ -78,7 +78,7 @@ fn by_tallyctl() -> Result<()> {
 fn hundreds_of_reloads_lose_nothing() -> Result<()> {
     let outcome = tally_tests::reload::run(&Artefacts::locate()?, 200)?;
     ensure!(outcome.lost + outcome.doubled == 0, "{outcome:?}");
-    // Two of three keep what they learnt; the first of them was offered it by a policy
+    // Two of three keep what they learned; the first of them was offered it by a policy
     // that keeps nothing, and had it from before.
     ensure!(outcome.states_accepted >= 130, "{outcome:?}");
     ensure!(outcome.launches > 0, "nothing was launched meanwhile");
@@ -92,7 +92,7 @@ fn ctl(scene: &Scene, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What `tally-priority` learnt of kernels is there after a reload, and after another
+/// What `tally-priority` learned of kernels is there after a reload, and after another
 /// policy was active meanwhile.
 #[test]
 fn what_was_learnt_outlives_a_reload() -> Result<()> {

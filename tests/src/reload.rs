@@ -102,7 +102,7 @@ fn rss_kib(pid: u32) -> Result<i64> {
     kib.context("no VmRSS")?.parse().context("VmRSS")
 }
 
-/// What takes over in turns: the policy that keeps what it learnt, one that keeps
+/// What takes over in turns: the policy that keeps what it learned, one that keeps
 /// nothing, and the first with other constants.
 fn policies(artefacts: &Artefacts, dir: &Path) -> Result<Vec<(PathBuf, Option<PathBuf>)>> {
     let config = dir.join("other.toml");

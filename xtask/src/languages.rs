@@ -23,7 +23,7 @@ const COMPONENTIZE_QJS: &str = "TALLY_COMPONENTIZE_QJS";
 /// Where the example's test finds the components.
 const COMPONENTS: &str = "TALLY_LANGUAGE_COMPONENTS";
 /// The SDKs' examples, each the same policy in every language. The second keeps what it
-/// learnt.
+/// learned.
 const EXAMPLES: [&str; 2] = ["idle-gap", "patient"];
 /// What the examples are simulated on.
 const TRACES: [&str; 6] =
@@ -343,7 +343,7 @@ impl Suite {
         let report: serde_json::Value = serde_json::from_str(&said)?;
         let checks = report["checks"].as_array().context("the report has no checks")?;
         let state = checks.iter().find(|check| check["name"] == "state");
-        let state = state.context("the component does not keep what it learnt")?;
+        let state = state.context("the component does not keep what it learned")?;
         ensure!(state["outcome"] == "pass", "{state:#}");
         Ok(())
     }

@@ -200,7 +200,7 @@ impl Course {
             return;
         }
         if let Err(why) = self.put(Arm::A).await {
-            // What it learnt may be what it fails on.
+            // What it learned may be what it fails on.
             self.a.saved = None;
             if let Err(again) = self.put(Arm::A).await {
                 return tracing::error!("arm A cannot be put active again: {why}; {again}");

@@ -217,7 +217,7 @@ async fn begin(
     };
     let b = read(Arm::B, b).await?;
     let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
-    // What the active policy has learnt is offered to both, as a reload would.
+    // What the active policy has learned is offered to both, as a reload would.
     let known = slot.save(&plane.control).await.unwrap_or_else(|why| {
         tracing::warn!("the arms start without what the active policy knows: {why}");
         None

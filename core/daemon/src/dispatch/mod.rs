@@ -27,6 +27,7 @@ pub mod control;
 pub mod handover;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
+mod heartbeat;
 pub mod kernels;
 pub mod latency;
 pub mod measure;
@@ -49,7 +50,7 @@ use measure::Measuring;
 use park::Parker;
 use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Release, SeqCst};
 use tally_decision_log::{Recorded, Recorder};
 use tally_engine::Action;
 use tally_engine::policy::{Decision, Policy, Subscriptions};
@@ -57,8 +58,6 @@ use tally_ipc::ring::Answer;
 use tally_ipc::wait::{self, now_ns};
 use tokio::sync::{mpsc, oneshot};
 
-/// Clients learn from it that the core's thread is alive.
-const HEARTBEAT_NS: u64 = 200_000_000;
 /// Notices waiting for the control plane.
 const NOTICES_MAX: usize = 256;
 /// Requests of the control plane taken in one pass.
@@ -314,41 +313,6 @@ impl Dispatch {
         }
         for c in self.clients.iter_mut().filter(|c| c.is_to_be_woken()) {
             c.wake(self.turns);
-        }
-    }
-
-    /// Within a pass: a long one, of slow decisions for many clients, is work and no standstill.
-    fn beat(&mut self) {
-        let now = now_ns();
-        if now >= self.next_beat_ns {
-            self.next_beat_ns = now + HEARTBEAT_NS;
-            for c in &self.clients {
-                c.link.core.heartbeat.fetch_add(1, Relaxed);
-            }
-        }
-    }
-
-    fn heartbeat(&mut self, now: u64) {
-        self.next_heartbeat_ns = now + HEARTBEAT_NS;
-        while let Some(notice) = self.dropped.pop() {
-            if let Err(mpsc::error::TrySendError::Full(notice)) = self.notices.try_send(notice) {
-                self.dropped.push(notice);
-                break;
-            }
-        }
-        if !self.noticed && self.policy().is_disabled() {
-            let notice = Notice::Disabled { generation: self.generation };
-            // With too many notices waiting: at the next heartbeat.
-            self.noticed = self.notices.try_send(notice).is_ok();
-        }
-        for c in &self.clients {
-            c.link.core.heartbeat.fetch_add(1, Relaxed);
-            if self.settings.engine.sm_count == 0
-                && let Some(device) = c.link.witness.device(&c.link.region.report)
-            {
-                self.settings.engine.sm_count = device.sm_count;
-                self.engine.set_sm_count(device.sm_count);
-            }
         }
     }
 

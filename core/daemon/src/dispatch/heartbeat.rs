@@ -1,0 +1,47 @@
+//! What tells clients that the core's thread is alive, and what is looked at as often.
+
+use super::Dispatch;
+use super::control::Notice;
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::wait::now_ns;
+use tokio::sync::mpsc;
+
+/// Clients learn from it that the core's thread is alive.
+const HEARTBEAT_NS: u64 = 200_000_000;
+
+impl Dispatch {
+    /// Within a pass: a long one, of slow decisions for many clients, is work and no standstill.
+    pub(super) fn beat(&mut self) {
+        let now = now_ns();
+        if now >= self.next_beat_ns {
+            self.next_beat_ns = now + HEARTBEAT_NS;
+            for c in &self.clients {
+                c.link.core.heartbeat.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn heartbeat(&mut self, now: u64) {
+        self.next_heartbeat_ns = now + HEARTBEAT_NS;
+        while let Some(notice) = self.dropped.pop() {
+            if let Err(mpsc::error::TrySendError::Full(notice)) = self.notices.try_send(notice) {
+                self.dropped.push(notice);
+                break;
+            }
+        }
+        if !self.noticed && self.policy().is_disabled() {
+            let notice = Notice::Disabled { generation: self.generation };
+            // With too many notices waiting: at the next heartbeat.
+            self.noticed = self.notices.try_send(notice).is_ok();
+        }
+        for c in &self.clients {
+            c.link.core.heartbeat.fetch_add(1, Relaxed);
+            if self.settings.engine.sm_count == 0
+                && let Some(device) = c.link.witness.device(&c.link.region.report)
+            {
+                self.settings.engine.sm_count = device.sm_count;
+                self.engine.set_sm_count(device.sm_count);
+            }
+        }
+    }
+}
