@@ -1,12 +1,15 @@
 """How much longer a PyTorch program takes to start as a client: to its first results, process start included.
 
-Plain, high-priority and best-effort processes one after another, in rounds of changing order. Of each process the wall time and the
-CPU time (user and system, its children's included). `start_times` says what the rounds tell.
+Plain, high-priority and best-effort processes one after another, in rounds of changing order, in several lanes at once with CPUs of
+their own. Of each process the wall time and the CPU time (user and system, its children's included). `start_times` says what the
+rounds tell.
 """
 
+import concurrent.futures
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import start_times
@@ -72,31 +75,48 @@ def run_once(command, limit_s=LIMIT_S):
     return {"wall": round(wall, 4), "cpu": round(usage.ru_utime + usage.ru_stime, 4)}
 
 
-def start(core, kind):
+def start(core, kind, cpus):
     command = [sys.executable, "-c", PROGRAM]
     if kind in PRIORITIES:
         command = core.client_command(PRIORITIES[kind], f"start-{kind}", command)
-    return run_once(command)
+    return run_once(["taskset", "-c", ",".join(map(str, cpus)), *command])
+
+
+def lanes(count):
+    """The CPUs of each; one is left to the core."""
+    cpus = sorted(os.sched_getaffinity(0))[:-1]
+    each = max(len(cpus) // count, 1)
+    return [cpus[i * each : (i + 1) * each] or cpus for i in range(count)]
 
 
 def main(suite):
     """The cost of starting as a client."""
     failures = Failures()
     times = {clock: {kind: [] for kind in start_times.KINDS} for clock in start_times.CLOCKS}
-    begin = time.monotonic()
-    with Holder(), Core(suite, "start", "tally-priority", suite.args.sharing) as core:
-        # Files into memory, the core's first client, and what profiles and caches it leaves.
-        for kind in start_times.KINDS:
-            start(core, kind)
+    begin, lock = time.monotonic(), threading.Lock()
+
+    def run_rounds(lane, cpus, core):
         rounds, longest_s = 0, 0.0
         while rounds < suite.args.rounds and (rounds < ROUNDS_MIN or time.monotonic() - begin + longest_s < suite.args.seconds):
             round_began = time.monotonic()
-            for kind in start_times.order(rounds):
-                for clock, seconds in start(core, kind).items():
-                    times[clock][kind].append(seconds)
+            taken = [(kind, start(core, kind, cpus)) for kind in start_times.order(lane + rounds)]
             longest_s = max(longest_s, time.monotonic() - round_began)
             rounds += 1
-    content = {"sharing": suite.args.sharing, "promise_ratio_max": start_times.PROMISE_RATIO_MAX, "times_s": times}
+            with lock:
+                for kind, clocks in taken:
+                    for clock, seconds in clocks.items():
+                        times[clock][kind].append(seconds)
+
+    with Holder(), Core(suite, "start", "tally-priority", suite.args.sharing) as core:
+        all_cpus = sorted(os.sched_getaffinity(0))
+        # Files into memory, the core's first client, and what profiles and caches it leaves.
+        for kind in start_times.KINDS:
+            start(core, kind, all_cpus)
+        with concurrent.futures.ThreadPoolExecutor(suite.args.lanes) as pool:
+            running = [pool.submit(run_rounds, n, cpus, core) for n, cpus in enumerate(lanes(suite.args.lanes))]
+            for lane in running:
+                lane.result()
+    content = {"sharing": suite.args.sharing, "lanes": suite.args.lanes, "promise_ratio_max": start_times.PROMISE_RATIO_MAX, "times_s": times}
     for row in start_times.rows(times):
         print(row, flush=True)
         if row["clock"] == "wall" and row["verdict"] == "not kept":
@@ -107,7 +127,8 @@ def main(suite):
 
 def add_arguments(parser):
     parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
-    parser.add_argument("--rounds", type=int, default=24, help="rounds of four processes at most")
+    parser.add_argument("--rounds", type=int, default=24, help="rounds of four processes at most, of each lane")
+    parser.add_argument("--lanes", type=int, default=4, help="processes at one time")
     parser.add_argument("--seconds", type=float, default=165, help="no round begins that would not end by then")
 
 

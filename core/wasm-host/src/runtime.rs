@@ -319,17 +319,20 @@ impl Ticker {
             let _ = own.thread.set(std::thread::current());
             let mut idle = 0;
             while let Err(TryRecvError::Empty) = stopped.try_recv() {
+                if idle >= IDLE_TICKS {
+                    own.is_asleep.store(true, SeqCst);
+                    let is_wanted = own.is_wanted() || {
+                        std::thread::park_timeout(IDLE_LOOK);
+                        own.is_wanted()
+                    };
+                    own.is_asleep.store(false, SeqCst);
+                    if !is_wanted {
+                        continue;
+                    }
+                }
                 std::thread::sleep(tick);
                 engine.increment_epoch();
                 idle = if own.is_wanted() { 0 } else { idle + 1 };
-                if idle >= IDLE_TICKS {
-                    own.is_asleep.store(true, SeqCst);
-                    if !own.is_wanted() {
-                        std::thread::park_timeout(IDLE_LOOK);
-                    }
-                    own.is_asleep.store(false, SeqCst);
-                    idle = IDLE_TICKS - 1;
-                }
             }
         };
         let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;

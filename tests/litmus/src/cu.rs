@@ -143,6 +143,7 @@ functions! {
     cuDeviceGetName(name: *mut u8, bytes: i32, device: i32);
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: i32);
     cuDevicePrimaryCtxRelease_v2(device: i32);
+    cuDevicePrimaryCtxReset_v2(device: i32);
     cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32);
     cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32);
     cuCtxCreate_v2(context: *mut Handle, flags: u32, device: i32);

@@ -1,5 +1,7 @@
 //! Programs that the vocabulary of the others has no words for. Each runs in a process of its own.
 
+mod interrupts;
+
 use crate::cu::{Cuda, Handle};
 use anyhow::{Context, Result, ensure};
 use std::ffi::c_void;
@@ -7,7 +9,8 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-pub const ALL: [&str; 4] = ["cap", "prim", "cancel", "torn"];
+pub const ALL: [&str; 9] =
+    ["cap", "prim", "cancel", "torn", "signals", "reset", "exec", "quit", "forked"];
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n\
     .visible .entry inc(.param .u64 p) { .reg .b64 %d<2>; \
@@ -34,6 +37,12 @@ pub fn run(name: &str) -> Result<()> {
         "prim" => prim(),
         "cancel" => cancel(),
         "torn" => torn(),
+        "signals" => interrupts::signals(),
+        "reset" => interrupts::reset(),
+        "exec" => interrupts::exec(),
+        "exec-again" => interrupts::exec_again(),
+        "quit" => interrupts::quit(),
+        "forked" => interrupts::forked(),
         _ => anyhow::bail!("no scenario {name}"),
     }
 }

@@ -244,6 +244,7 @@ fn run_setup(
         row.findings.push(Finding::of_core(format!("the other client ended\n{}", load.quote())));
     }
     row.count_policy_faults(&scene);
+    row.expect_mechanisms(setup.tries);
     load.kill()?;
     scene.stop(&mut core, Duration::from_secs(30))?;
     Ok(row)

@@ -141,6 +141,17 @@ impl Row {
         }
     }
 
+    /// Of `tries` nothing may have been left undone, in a setup that served enough programs.
+    pub fn expect_mechanisms(&mut self, tries: &[&str]) {
+        const ENDED_MIN: u64 = 75;
+        for name in tries.iter().filter(|_| self.ended >= ENDED_MIN) {
+            if self.mechanisms.get(*name).copied().unwrap_or(0) == 0 {
+                let what = format!("{} programs ended, and nothing was {name}", self.ended);
+                self.findings.push(Finding::of_core(what));
+            }
+        }
+    }
+
     /// A policy that lost its turn was not what served.
     pub fn count_policy_faults(&mut self, scene: &Scene) {
         let Ok(status) = scene.status() else { return };
@@ -293,5 +304,18 @@ mod tests {
         assert_eq!((row.hangs, row.bare_too, row.bad()), (1, 1, 1));
         row.excuse("flaky");
         assert_eq!((row.hangs, row.bare_too, row.bad()), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_setup_that_tried_nothing_is_a_finding() {
+        let mut row = Row { ended: 200, ..Row::new("narrow", "random-forms") };
+        row.mechanisms = [("sm_limited".to_owned(), 0), ("yields".to_owned(), 3)].into();
+        row.expect_mechanisms(&["yields"]);
+        assert_eq!(row.bad(), 0);
+        row.expect_mechanisms(&["sm_limited", "yields"]);
+        assert_eq!(row.bad(), 1);
+        let mut few = Row { ended: 3, ..Row::new("narrow", "random-forms") };
+        few.expect_mechanisms(&["sm_limited"]);
+        assert_eq!(few.bad(), 0);
     }
 }

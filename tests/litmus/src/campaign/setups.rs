@@ -28,6 +28,8 @@ pub struct Setup {
     pub sms: u32,
     /// The class of the programs. The other client is of the other one.
     pub class: Class,
+    /// What it is there to try, as a report counts it: among many programs each is done to some launch.
+    pub tries: &'static [&'static str],
 }
 
 impl Setup {
@@ -63,8 +65,9 @@ const fn setup(
     reserve_sms: [&'static [u32]; 2],
     sms: u32,
     class: Class,
+    tries: &'static [&'static str],
 ) -> Setup {
-    Setup { name, policy, is_test_policy, policy_config, sharing, reserve_sms, sms, class }
+    Setup { name, policy, is_test_policy, policy_config, sharing, reserve_sms, sms, class, tries }
 }
 
 /// All of them. Those of the policy `random` give each launch any form on offer, of a random
@@ -80,20 +83,28 @@ pub const ALL: [Setup; 13] = {
     const PREEMPTIBLE: &str = "form = 0\ntoggle_us = 2000\nseed = SEED\n";
     const SLICED: &str = "form = 1\nslices = 5\ntoggle_us = 2000\nseed = SEED\n";
     const NARROW: &str = "form = 2\nsms = 3\nseed = SEED\n";
+    const HELD: &[&str] = &["launches_held"];
+    const WITH_LIMITS: &[&str] =
+        &["preemptible", "sliced", "sm_limited", "launches_held", "yields"];
+    const FORMS: &[&str] = &["preemptible", "sliced", "launches_held", "yields"];
+    const PREEMPTED: &[&str] = &["preemptible", "yields"];
+    const PARTS: &[&str] = &["sliced", "graph_chained", "yields"];
+    const LIMITED: &[&str] = &["sm_limited"];
+    const NOTHING: &[&str] = &[];
     const WIDE_AWAKE: &str = "reserve_sms = 8\nexplore_permille = 300\nreview_launches = 32\n";
     [
-        setup("random", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, BestEffort),
-        setup("tally", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, BestEffort),
-        setup("tally-timeslice", TALLY, "", TimeSlice, NO_WIDTH, 8, BestEffort),
-        setup("random-no-width", RANDOM_FORMS, TIGHT, AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("fifo", FIFO, "", AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort),
-        setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort),
-        setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High),
-        setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort),
-        setup("fifo-timeslice", FIFO, "", TimeSlice, NO_WIDTH, 8, BestEffort),
-        setup("tally-timeslice-high", TALLY, "", TimeSlice, NO_WIDTH, 8, High),
-        setup("random-high", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, High),
+        setup("random", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, BestEffort, WITH_LIMITS),
+        setup("tally", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, BestEffort, HELD),
+        setup("tally-timeslice", TALLY, "", TimeSlice, NO_WIDTH, 8, BestEffort, HELD),
+        setup("random-no-width", RANDOM_FORMS, TIGHT, AtOnce, NO_WIDTH, 8, BestEffort, FORMS),
+        setup("fifo", FIFO, "", AtOnce, NO_WIDTH, 8, BestEffort, NOTHING),
+        setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort, PREEMPTED),
+        setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort, PARTS),
+        setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort, LIMITED),
+        setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High, NOTHING),
+        setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort, FORMS),
+        setup("fifo-timeslice", FIFO, "", TimeSlice, NO_WIDTH, 8, BestEffort, NOTHING),
+        setup("tally-timeslice-high", TALLY, "", TimeSlice, NO_WIDTH, 8, High, NOTHING),
+        setup("random-high", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, High, NOTHING),
     ]
 };

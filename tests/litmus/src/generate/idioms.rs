@@ -126,7 +126,11 @@ impl Maker {
                     let word = self.b.device_in(context, blocks);
                     Kernel::Each { word, value: self.rng.u32(0..100), blocks, loops: 0 }
                 }
-                3 => Kernel::Count { word, blocks: self.rng.u32(64..2_000), loops },
+                3 => {
+                    // More than a whole GPU holds at once, so that fewer SMs may be offered.
+                    let blocks = if self.coin() { 4_500..9_000 } else { 64..2_000 };
+                    Kernel::Count { word, blocks: self.rng.u32(blocks), loops: loops / 4 }
+                }
                 4 => {
                     let blocks = self.rng.u32(64..400);
                     let scratch = self.b.scratch(blocks + 2);
