@@ -71,6 +71,11 @@ pub trait Host: Sync {
     /// Runs `issue` while no other thread puts anything into a stream, or does not: where others stay in the driver.
     /// By a thread in a launch. Waits for others for some ms at most.
     fn alone(&self, issue: &mut dyn FnMut());
+    /// Whether a launch may be made to help one that is stuck: not while the driver keeps launches waiting until that one
+    /// has ended. If so, [`Host::help_ends`] follows.
+    fn help_begins(&self) -> bool;
+    /// It is made.
+    fn help_ends(&self);
     /// Runs `load`, which loads code, while nothing runs in a context, or does not: where that is not so within
     /// `patience`. The context lives.
     fn load(&self, context: usize, patience: Duration, load: &mut dyn FnMut());
@@ -172,6 +177,10 @@ impl Host for Absent {
         true
     }
     fn alone(&self, _: &mut dyn FnMut()) {}
+    fn help_begins(&self) -> bool {
+        true
+    }
+    fn help_ends(&self) {}
     fn load(&self, _: usize, _: Duration, _: &mut dyn FnMut()) {}
     fn streams_used(&self) -> u32 {
         0

@@ -65,6 +65,8 @@ pub mod sm_limit;
 mod transformed;
 pub mod vendor;
 mod watch;
+
+pub use watch::may_need_help;
 mod worker;
 
 use cuda::CuResult;

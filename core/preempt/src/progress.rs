@@ -90,6 +90,16 @@ impl Progress {
         part + 1 < self.parts
     }
 
+    /// It may turn out to be stuck.
+    pub fn may_be_stuck(&self) -> bool {
+        !self.settled && self.is_before_last(self.seen / 2)
+    }
+
+    /// It is stuck, and cannot be helped now: to be said again.
+    pub fn put_off(&mut self) {
+        self.settled = false;
+    }
+
     /// The part that runs now.
     fn running(&self) -> Option<usize> {
         (self.seen % 2 == 1).then_some(self.seen / 2)

@@ -7,8 +7,8 @@
 //! Then every block has run once, the part ends, and the kernel is never transformed again.
 //!
 //! Kernels whose code lets their blocks wait are never launched in parts, so this is for those whose code does
-//! not show it. Help is a launch: it comes late where a thread of the program is in a call that keeps
-//! launches waiting, `cuMemFree` for one. (Enqueued ahead of time, behind a wait for a word, it would need no
+//! not show it. Help is a launch, which calls such as `cuMemFree` keep waiting: they begin when nothing may need help any
+//! more ([`may_need_help`]). (Enqueued ahead of time, behind a wait for a word, it would need no
 //! launch: but it can share a hardware queue with the very launch that it is to help, and hold that back for good.)
 
 use crate::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
@@ -75,6 +75,16 @@ static IS_STALLED: AtomicBool = AtomicBool::new(false);
 /// Whether any transformed launch is under way.
 pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
+}
+
+/// Whether a launch under way may be stuck and is not helped yet: a call that keeps launches waiting until all has ended
+/// must not begin.
+pub fn may_need_help() -> bool {
+    is_open()
+        && TABLE.with(|t| {
+            let may = |o: &Open| o.progress.may_be_stuck() || o.helping == Some(LAUNCHING);
+            t.open.iter().any(may)
+        })
 }
 
 /// Whether there is room for another launch in parts.
@@ -204,6 +214,7 @@ pub fn look(now_ns: u64, asked_ns: Option<u64>) {
     for help in stuck {
         let (ticket, slot) = (help.ticket, help.slot);
         let helping = rescue(client, help);
+        host().help_ends();
         TABLE.with(|t| {
             let found = t.open.iter_mut().find(|open| (open.ticket, open.slot) == (ticket, slot));
             if let Some(open) = found {
@@ -246,10 +257,17 @@ fn advance(
     if !found.stuck {
         return None;
     }
+    if !host().help_begins() {
+        open.progress.put_off();
+        return None;
+    }
     kernels::refuse(open.kernel, Refusal::BlocksWaited);
     client.counters.rescued.fetch_add(1, SeqCst);
     log!("kernel {}: its blocks wait for one another; it is run whole from now on", open.kernel);
-    let again = open.again.take()?;
+    let Some(again) = open.again.take() else {
+        host().help_ends();
+        return None;
+    };
     open.helping = Some(LAUNCHING);
     // The event before the first part has done its service.
     Some(Help { ticket: open.ticket, slot: open.slot, again, event: open.events[0] })

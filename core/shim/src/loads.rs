@@ -28,7 +28,10 @@ unsafe fn from_memory(
     options: Options,
     load: impl Fn(*const u8) -> CuResult,
 ) -> CuResult {
-    let load = |image| quiesce::entered(|| load(image));
+    let load = |image| match is_library {
+        true => quiesce::entered(|| load(image)),
+        false => quiesce::waiting(|| load(image)),
+    };
     if !state::is_best_effort() {
         return load(image);
     }
@@ -102,7 +105,7 @@ pub unsafe fn module_load(
     // SAFETY: the caller's path.
     if let (Some((bytes, name)), Some(load)) = (unsafe { read_file(path) }, driver().module_load) {
         // SAFETY: a whole image with a NUL behind it, the caller's out-pointer.
-        let result = quiesce::entered(|| unsafe { load(module, bytes.as_ptr()) });
+        let result = quiesce::waiting(|| unsafe { load(module, bytes.as_ptr()) });
         if result == SUCCESS {
             // SAFETY: none.
             let digest = unsafe { images::loaded_bytes(bytes, name, Options::NONE) };
@@ -111,7 +114,7 @@ pub unsafe fn module_load(
         }
     }
     // SAFETY: the caller's arguments.
-    quiesce::entered(|| unsafe { real(module, path) })
+    quiesce::waiting(|| unsafe { real(module, path) })
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.

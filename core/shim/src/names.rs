@@ -164,7 +164,7 @@ pub unsafe fn unload(
         unloaded = unused(&take(is_gone, Some(module as usize)));
     }
     // SAFETY: the caller's arguments.
-    let result = quiesce::entered(|| unsafe { real(module) });
+    let result = quiesce::waiting(|| unsafe { real(module) });
     unloaded.into_iter().for_each(prepare::image_unloaded);
     result
 }

@@ -76,6 +76,14 @@ impl Host for Shim {
         bypass::is_found()
     }
 
+    fn help_begins(&self) -> bool {
+        quiesce::help_begins()
+    }
+
+    fn help_ends(&self) {
+        quiesce::help_ends();
+    }
+
     fn alone(&self, issue: &mut dyn FnMut()) {
         let _ = quiesce::alone(|| {
             issue();

@@ -13,7 +13,11 @@
 //!
 //! So the shim loads only while the context is idle and nothing can come into it: new launches, and
 //! what can make a stream wait, stand aside ([`entered`]); if the context is not idle soon, they go
-//! on and the load is put off. Allocations, streams, events and graphs are made at any time: the driver
+//! on and the load is put off.
+//!
+//! **Calls in which the driver waits and keeps launches waiting** ([`waiting`]): a launch in parts that turns out to be
+//! stuck is helped by a launch ([`may_need_help`]), and neither could go on. So they begin when no launch may need help any
+//! more, none is made in parts meanwhile, and nothing is helped while a thread is in one. Allocations, streams, events and graphs are made at any time: the driver
 //! waits for nothing then.
 
 use crate::slots::{self, LIVE};
@@ -25,6 +29,7 @@ use std::time::{Duration, Instant};
 use tally_ipc::wait;
 use tally_preempt::cuda::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use tally_preempt::lock::Lock;
+use tally_preempt::may_need_help;
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
@@ -43,6 +48,14 @@ static ENTERED: AtomicU32 = AtomicU32::new(0);
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Threads that stand aside.
 static ASIDE: AtomicU32 = AtomicU32::new(0);
+/// Threads that are in a call in which launches wait, or about to be: no launch is made in parts.
+static WAITS: AtomicU32 = AtomicU32::new(0);
+/// Those that are in the driver.
+static WAITS_THERE: AtomicU32 = AtomicU32::new(0);
+/// Launches being made to help one that is stuck.
+static HELPS: AtomicU32 = AtomicU32::new(0);
+/// How long such a call stands aside for launches that may need help.
+const HELP_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Held by who loads.
 static LOADER: Lock = Lock::new();
 /// Held by who makes a launch in parts.
@@ -131,6 +144,10 @@ fn alone_within<T>(
     close(ISSUES);
     let start = Instant::now();
     let result = loop {
+        // Whoever comes to wait later sees what is being issued.
+        if WAITS.load(SeqCst) != 0 {
+            break None;
+        }
         if is_alone(counted) {
             break issue();
         }
@@ -173,6 +190,55 @@ pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     ENTERED.fetch_sub(1, SeqCst);
     result
+}
+
+/// Run a call in which the driver may wait for all that runs and keep launches waiting meanwhile.
+pub fn waiting(call: impl FnOnce() -> CuResult) -> CuResult {
+    // The shim's own calls, and a signal handler's, do not wait for the frame below.
+    if state::client().is_none() || state::is_inside() {
+        return call();
+    }
+    WAITS.fetch_add(1, SeqCst);
+    let start = Instant::now();
+    let nap = || {
+        let is_early = start.elapsed() < HELP_WAIT_MAX && !state::is_exiting();
+        if is_early {
+            wait::nap(NAP);
+        }
+        is_early
+    };
+    while (CLOSED.load(SeqCst) & (1 << ISSUES) != 0 || may_need_help()) && nap() {}
+    let result = entered(|| {
+        loop {
+            WAITS_THERE.fetch_add(1, SeqCst);
+            // One of the two sees the other.
+            if HELPS.load(SeqCst) == 0 {
+                break;
+            }
+            WAITS_THERE.fetch_sub(1, SeqCst);
+            wait::nap(NAP);
+        }
+        let result = call();
+        WAITS_THERE.fetch_sub(1, SeqCst);
+        result
+    });
+    WAITS.fetch_sub(1, SeqCst);
+    result
+}
+
+/// Whether a launch may be made to help another one now; then [`help_ends`] must follow.
+pub fn help_begins() -> bool {
+    HELPS.fetch_add(1, SeqCst);
+    let may = WAITS_THERE.load(SeqCst) == 0;
+    if !may {
+        help_ends();
+    }
+    may
+}
+
+/// The launch is made.
+pub fn help_ends() {
+    HELPS.fetch_sub(1, SeqCst);
 }
 
 /// Load code in a context, which lives: run `load` while nothing runs there. `None`: within
@@ -282,8 +348,7 @@ pub unsafe fn puts(
     entered(|| unsafe { real(a, b, c, d, e, f) })
 }
 
-/// Calls that give memory back or load code: the driver waits there for all that runs, and keeps other threads' launches
-/// waiting meanwhile. So nothing of the shim's is put into streams beside the program's own launches ([`alone`]).
+/// Calls that give memory back or load code: [`waiting`].
 ///
 /// # Safety
 /// As the driver's.
@@ -299,7 +364,7 @@ pub unsafe fn waits(
     f: usize,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d, e, f) })
+    waiting(|| unsafe { real(a, b, c, d, e, f) })
 }
 
 /// The same as [`puts`], of at most nine arguments.
@@ -357,7 +422,7 @@ pub unsafe fn host_func(
 pub fn reset() {
     LOADER.reset();
     ISSUER.reset();
-    for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE] {
+    for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE, &WAITS, &WAITS_THERE, &HELPS] {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);

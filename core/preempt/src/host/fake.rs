@@ -71,6 +71,10 @@ impl Host for Fake {
     fn may_be_bypassed(&self) -> bool {
         true
     }
+    fn help_begins(&self) -> bool {
+        true
+    }
+    fn help_ends(&self) {}
     fn alone(&self, _: &mut dyn FnMut()) {}
     fn load(&self, _: usize, _: Duration, _: &mut dyn FnMut()) {}
     fn streams_used(&self) -> u32 {

@@ -20,6 +20,11 @@ const ROUNDS_MAX: usize = 50;
 
 /// A launch of `unseen`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
+    stuck_while(device, |_| ());
+}
+
+/// The same; `then` comes once its last blocks may run.
+fn stuck_while(device: &mut Device, then: fn(&Device)) {
     let (words, blocks) = (device.words(), device.crowd);
     let later = device.function("unseen");
     let at = words.as_ptr() as u64;
@@ -56,6 +61,7 @@ fn stuck(device: &mut Device) {
         say("running");
         assert_eq!(hear(), "go on");
         words[1].store(1, SeqCst);
+        then(device);
         device.sync(stream);
         let want: Vec<u32> = (1..=blocks).collect();
         let once = vec![1; blocks as usize];
@@ -197,6 +203,25 @@ fn slices_whose_waits_are_unseen_are_helped_although_nobody_asks() {
         stuck,
         |core| helped_once(core, Answer::Slice(8), true),
     );
+}
+
+/// The driver waits there for all that runs, and keeps the launch that helps waiting.
+#[test]
+fn a_call_in_which_launches_wait_lets_what_is_stuck_be_helped_first() {
+    for answer in [Answer::Slice(8), Answer::Preemptible(4_000)] {
+        both(
+            a_call_in_which_launches_wait_lets_what_is_stuck_be_helped_first,
+            &impatient(),
+            |device| {
+                stuck_while(device, |device| {
+                    let spare = device.memory(1);
+                    // SAFETY: memory of ours, not used again.
+                    ok(unsafe { (device.cuda.cuMemFree_v2)(spare) });
+                });
+            },
+            |core| helped_once(core, answer, false),
+        );
+    }
 }
 
 #[test]

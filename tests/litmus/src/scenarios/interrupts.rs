@@ -22,7 +22,11 @@ impl Start {
             self.cuda.cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), self.word, 4 * found.len())?;
         }
         let wrong = found.iter().filter(|word| **word != wanted).count();
-        ensure!(wrong == 0, "{wrong} of {BLOCKS} words are not {wanted}, the first is {}", found[0]);
+        ensure!(
+            wrong == 0,
+            "{wrong} of {BLOCKS} words are not {wanted}, the first is {}",
+            found[0]
+        );
         Ok(())
     }
 
@@ -65,9 +69,8 @@ pub fn signals() -> Result<()> {
     let start = Start::new()?;
     start.clear()?;
     // SAFETY: all zero is a valid action and a valid timer.
-    let (mut action, mut timer) = unsafe {
-        (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::itimerval>())
-    };
+    let (mut action, mut timer) =
+        unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::itimerval>()) };
     action.sa_sigaction = count as *const () as usize;
     timer.it_interval.tv_usec = SIGNAL_US;
     timer.it_value.tv_usec = SIGNAL_US;
