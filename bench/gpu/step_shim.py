@@ -21,6 +21,8 @@ BINARIES = ("forms", "graphs")
 LEFT_OUT = {
     "at_once_or_whole": "the software device is made to hold fewer blocks",
     "part_that_fails": "the software device is made to fail",
+    "finds_the_context_in_error": "the same",
+    "cannot_go_in_parts": "the same",
     "keeps_its_hints": "the software device is made to refuse launches without",
     "a_full_stream": "the software device is told how many launches a stream takes",
     "goes_wrong": "the software device is made to go wrong",

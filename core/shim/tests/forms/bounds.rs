@@ -172,6 +172,8 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             assert_eq!(ask("once more"), "on");
             launch();
             wait_for(&words[0], 1);
+            // SAFETY: the legacy stream.
+            assert_eq!(unsafe { (device.cuda.cuStreamQuery)(null_mut()) }, 600, "it does not end");
             assert_eq!(ask("stuck"), "go on");
             words[1].store(1, SeqCst);
             device.sync(null_mut());

@@ -2,6 +2,7 @@
 
 pub mod drive;
 mod extra;
+mod mps;
 mod report;
 pub mod setups;
 
@@ -265,19 +266,47 @@ fn start_load(plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {
 }
 
 /// Programs that misbehaved under Tally run bare again, so often, the second half beside another process's kernels: what
-/// does so bare as well, on a GPU whose rules the model does not all know, is told apart.
+/// does so bare as well, on a GPU whose rules the model does not all know, is told apart. What was shared through MPS
+/// runs through MPS here, too.
 fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
-    let scene = Scene::new(artefacts, plan.device)?;
-    let driver = plan.driver(&scene);
+    for is_mps in [false, true] {
+        let (mine, others): (Vec<_>, Vec<_>) =
+            rows.iter_mut().partition(|row| (row.mode == "mps") == is_mps);
+        drop(others);
+        if mine.iter().all(|row| row.programs().is_empty()) {
+            continue;
+        }
+        let scene = Scene::new(artefacts, plan.device)?;
+        let daemon = is_mps.then(|| mps::Daemon::start(scene.dir())).transpose()?;
+        let plain = |mut command: Command| {
+            daemon.iter().for_each(|daemon| daemon.reach(&mut command));
+            Ok(command)
+        };
+        confirm_rows(plan, &scene, &plain, mine)?;
+    }
+    Ok(())
+}
+
+fn confirm_rows(
+    plan: &Plan,
+    scene: &Scene,
+    plain: &dyn Fn(Command) -> Result<Command>,
+    mut rows: Vec<&mut Row>,
+) -> Result<()> {
+    let driver = plan.driver(scene);
     let until = Instant::now() + CONFIRM_MAX;
     let driver = Driver { limit_s: plan.bare_limit_s, stops_at_hang: true, until, ..driver };
-    let mut names: BTreeSet<String> = rows.iter().flat_map(Row::programs).collect();
+    let named = |rows: &[&mut Row]| -> BTreeSet<String> {
+        rows.iter().flat_map(|row| row.programs()).collect()
+    };
+    let mut names = named(&rows);
     for beside_load in [false, true] {
-        let load =
-            (beside_load && !names.is_empty()).then(|| bare_load(plan, &scene)).transpose()?;
+        let load = (beside_load && !names.is_empty())
+            .then(|| bare_load(plan, scene, plain))
+            .transpose()?;
         for program in plan.programs.iter().filter(|program| names.contains(&program.name)) {
             let runs = vec![program; plan.confirm_runs.div_ceil(2) as usize];
-            let (outcomes, device) = driver.run(&runs, &|command| Ok(command), &mut |_| {})?;
+            let (outcomes, device) = driver.run(&runs, plain, &mut |_| {})?;
             let expected = device.and_then(|device| expected(program, device));
             let mut bare = Row::new("bare", "no policy");
             let ran = outcomes.into_iter().filter(|outcome| *outcome != Outcome::NotRun);
@@ -286,17 +315,21 @@ fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
                 rows.iter_mut().for_each(|row| row.excuse(&program.name));
             }
         }
-        names = rows.iter().flat_map(Row::programs).collect();
+        names = named(&rows);
         load.map(|mut load| load.kill()).transpose()?;
     }
     Ok(())
 }
 
 /// The other client, as a program of nobody's.
-fn bare_load(plan: &Plan, scene: &Scene) -> Result<Process> {
+fn bare_load(
+    plan: &Plan,
+    scene: &Scene,
+    plain: &dyn Fn(Command) -> Result<Command>,
+) -> Result<Process> {
     let mut load = scene.program("tally-litmus")?;
     load.args(["load", "--high"]).arg(format!("--work-percent={}", plan.work_percent));
-    let mut load = scene.start("load", load)?;
+    let mut load = scene.start("load", plain(load)?)?;
     ensure!(load.hear(Duration::from_secs(60))?["load"] == true, "the other client does not start");
     Ok(load)
 }
