@@ -49,14 +49,16 @@
 //!   define symbols, which Rust counts as unsafe.
 //!
 //! # Besides the contract
-//! [`config`] reads configurations, [`codec`] writes what a policy saves, [`Counters`] counts without a
-//! call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded share.
+//! [`config`] reads configurations, [`codec`] writes what a policy saves, [`reasons!`] names why, [`Counters`]
+//! counts without a call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded
+//! share, [`grid`] estimates how a grid fits the GPU.
 
 mod bindings;
 mod bucket;
 pub mod codec;
 pub mod config;
 mod counters;
+pub mod grid;
 pub mod host;
 mod launch;
 mod lru;
