@@ -31,8 +31,8 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`time_sliced`] | whose turn it is |
-//! | [`concurrent`] | the form of each launch |
+//! | [`Turns`] | `time-sliced`: whose turn it is; of the SDK, for it is not of the paper |
+//! | [`concurrent`] | `concurrent`: the form of each launch |
 //! | [`candidates`](concurrent::candidates), [`choose`](concurrent::choose) | which forms there are, and the best of them |
 //! | [`profiler`](concurrent::profiler) | what was measured, and what to try next |
 //!
@@ -41,15 +41,13 @@
 
 mod concurrent;
 mod settings;
-mod time_sliced;
 
 use concurrent::Forms;
 use settings::Settings;
 use tally_sdk::{
     Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership, Policy,
-    PriorityClass, Saved, SharingMode, Stateful, WINDOW_OPEN, host,
+    PriorityClass, Saved, SharingMode, Stateful, Turns, WINDOW_OPEN, host,
 };
-use time_sliced::Turns;
 
 tally_sdk::reasons! {
     HighActive = "high-priority work is active",
