@@ -134,7 +134,7 @@ impl Default for Decision {
     }
 }
 
-/// None.
+/// No form but whole.
 impl Default for FormsOffered {
     fn default() -> Self {
         FormsOffered::empty()
