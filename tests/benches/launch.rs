@@ -7,7 +7,7 @@
 
 use anyhow::{Context, Result};
 use std::time::Duration;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Runs of each kind.
 const ROUNDS: usize = 7;

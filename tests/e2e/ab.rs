@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX};
-use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX};
+use tally_harness::process::{Process, wait_until};
+use tally_harness::{Artefacts, Device, Scene};
 
 const REQUESTS: u64 = 600;
 const STEPS: u64 = 200;

@@ -8,10 +8,10 @@
 //! launches with different numbers of blocks are different kernels.
 
 use anyhow::{Context, Result, ensure};
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::{Process, wait_until};
-use tally_tests::status::Status;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::{Process, wait_until};
+use tally_harness::status::Status;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Exit code of a core whose policy cannot be loaded.
 const EXIT_POLICY: i32 = 3;
@@ -68,11 +68,15 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     probe.check()?;
     // The last good policy is back by itself, and the status says why.
     let status = back(&scene, "fifo", "strikes")?;
-    let struck = status.disabled().unwrap_or_default();
-    ensure!(kinds.contains(&&*struck), "disabled for {struck:?}, not {kinds:?}: {:#}", status.0);
+    let disabled = status.disabled().unwrap_or_default();
+    ensure!(
+        kinds.contains(&&*disabled),
+        "disabled for {disabled:?}, not {kinds:?}: {:#}",
+        status.0
+    );
     let cost = status.0["policy"]["fault_cost_us"]["max"].as_f64().unwrap_or(0.0);
-    ensure!(struck == "stall" || cost > 0.0, "no cost was measured: {:#}", status.0["policy"]);
-    println!("{struck}: a call that failed kept its launch waiting for at most {cost:.0} us");
+    ensure!(disabled == "stall" || cost > 0.0, "no cost was measured: {:#}", status.0["policy"]);
+    println!("{disabled}: a call that failed kept its launch waiting for at most {cost:.0} us");
     probe.ask(&format!("launch 3 10 {}", number + 1))?;
     probe.check()?;
     probe.quit()?;

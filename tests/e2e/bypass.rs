@@ -5,8 +5,8 @@
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::process::Command;
-use tally_tests::jobs::{ANSWER_MAX, JOB_MAX};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{ANSWER_MAX, JOB_MAX};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 fn compile(scene: &Scene, from: &str, to: &str, arguments: &[&str]) -> Result<PathBuf> {
     let folder = format!("{}/e2e/bypass", env!("CARGO_MANIFEST_DIR"));

@@ -7,9 +7,9 @@
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
 use std::time::Duration;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const EPISODES: u64 = 25;
 const REQUESTS: u64 = 60;

@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use std::time::Duration;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Long enough for a launch to come through if nothing holds it.
 const HELD_FOR: Duration = Duration::from_millis(700);

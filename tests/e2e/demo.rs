@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
-use tally_tests::{Artefacts, Process};
+use tally_harness::{Artefacts, Process};
 
 #[test]
 fn the_demo_prints_one_object_with_right_results() -> Result<()> {

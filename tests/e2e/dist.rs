@@ -4,9 +4,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tally_tests::jobs::{JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Device, Scene};
+use tally_harness::jobs::{JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Device, Scene};
 
 fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;

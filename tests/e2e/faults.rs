@@ -3,8 +3,8 @@
 
 use anyhow::{Result, ensure};
 use std::time::Duration;
-use tally_tests::Artefacts;
-use tally_tests::chaos::{self, Means, Options};
+use tally_harness::Artefacts;
+use tally_harness::chaos::{self, Means, Options};
 
 const FAULTS: usize = 60;
 

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tally_tests::jobs::{JOB_MAX, Probe};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{JOB_MAX, Probe};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Of the core and a client together, in all threads.
 const WAKES_PER_S_MAX: f64 = 12.0;

@@ -4,9 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::process::Command;
-use tally_tests::jobs::{ANSWER_MAX, Probe};
-use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{ANSWER_MAX, Probe};
+use tally_harness::process::{Process, wait_until};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 fn scene() -> Result<Scene> {
     Scene::new(&Artefacts::locate()?, Device::software())

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, TRAINING_DEPTH};
-use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, TRAINING_DEPTH};
+use tally_harness::process::{Process, wait_until};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 40;
 const STEPS: u64 = 40;

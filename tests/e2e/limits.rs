@@ -3,9 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::process::Command;
-use tally_tests::jobs::ANSWER_MAX;
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Process, Scene};
+use tally_harness::jobs::ANSWER_MAX;
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Process, Scene};
 
 fn scene() -> Result<Scene> {
     Scene::new(&Artefacts::locate()?, Device::software())

@@ -3,9 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::Path;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 40;
 const STEPS: u64 = 40;

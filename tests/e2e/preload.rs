@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use tally_tests::artefacts::newest_glibc;
-use tally_tests::jobs::ANSWER_MAX;
-use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::artefacts::newest_glibc;
+use tally_harness::jobs::ANSWER_MAX;
+use tally_harness::process::{Process, wait_until};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Names a folder with an old glibc: its loader and libraries.
 const ENV_OLD_GLIBC: &str = "TALLY_OLD_GLIBC";

@@ -4,9 +4,9 @@ use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::{Process, wait_until};
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::{Process, wait_until};
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 120;
 const STEPS: u64 = 100;
@@ -76,7 +76,7 @@ fn by_tallyctl() -> Result<()> {
 /// The short form of `cargo xtask test reload`.
 #[test]
 fn hundreds_of_reloads_lose_nothing() -> Result<()> {
-    let outcome = tally_tests::reload::run(&Artefacts::locate()?, 200)?;
+    let outcome = tally_harness::reload::run(&Artefacts::locate()?, 200)?;
     ensure!(outcome.lost + outcome.doubled == 0, "{outcome:?}");
     // Two of three keep what they learned; the first of them was offered it by a policy
     // that keeps nothing, and had it from before.

@@ -2,9 +2,9 @@
 //! tells who they are and what was decided.
 
 use anyhow::{Result, ensure};
-use tally_tests::jobs::{self, ANSWER_MAX, JOB_MAX, Probe, TRAINING_DEPTH};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, ANSWER_MAX, JOB_MAX, Probe, TRAINING_DEPTH};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 90;
 const STEPS: u64 = 60;

@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use tally_tests::jobs::{ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Exit code of a core whose policy cannot be loaded.
 const EXIT_POLICY: i32 = 3;
@@ -173,7 +173,7 @@ fn a_core_does_not_start_with_a_strangers_policy_nor_with_keys_it_cannot_read() 
 fn ask(scene: &Scene, request: &Value) -> Result<Value> {
     let stream = UnixStream::connect(scene.admin_socket())?;
     stream.set_read_timeout(Some(ANSWER_MAX))?;
-    tally_tests::admin::send(&stream, request)?;
+    tally_harness::admin::send(&stream, request)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     Ok(serde_json::from_str(&answer)?)

@@ -24,7 +24,7 @@ pub struct Args {
 }
 
 /// Those that do not choose what is preloaded themselves, and set no clock to programs that are slower here.
-const TESTS: [&str; 6] = ["cutting", "core_gone", "sharing", "reload", "faults", "chaos"];
+const TESTS: [&str; 6] = ["transforming", "core_gone", "sharing", "reload", "faults", "chaos"];
 const LIBRARIES: [&str; 2] = ["libtally_shim.so", "libtally_softcuda.so"];
 /// Shim and driver keep what other threads may still use until the process ends, and are no programs that begin with
 /// the runtime.

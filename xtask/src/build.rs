@@ -1,7 +1,7 @@
 //! Builds everything that ships, and the programs that tests and the demo run.
 //!
-//! Always one selection of packages, targets and profile: another one gives shared dependencies other features and
-//! compiles wasmtime again. The demo has its own, for a clean clone shows it sooner.
+//! Always one profile, and for every dependency one set of features: another one compiles wasmtime again. The demo
+//! selects fewer packages, for a clean clone shows it sooner, with the same features; a test compares them.
 
 use crate::{repository, target_dir};
 use anyhow::{Context, Result, ensure};
@@ -22,12 +22,7 @@ pub fn everything() -> Result<()> {
 /// What the demo runs, and no more; then the policies. All output goes to standard error.
 pub fn demo() -> Result<()> {
     eprintln!("building what the demo runs (release)");
-    let mut build = cargo();
-    build.args(["build", "--release"]);
-    for package in DEMO {
-        build.args(["--package", package]);
-    }
-    succeed(&mut build)?;
+    succeed(cargo().args(["build", "--release"]).args(demo_selection()))?;
     let policies = ["policies", "--no-test-guests"];
     succeed(Command::new(std::env::current_exe()?).args(policies))
 }
@@ -42,6 +37,10 @@ const DEMO: [&str; 7] = [
     "tally-softcuda",
     "tally-demo",
 ];
+
+fn demo_selection() -> impl Iterator<Item = &'static str> {
+    DEMO.into_iter().flat_map(|package| ["--package", package])
+}
 
 /// Where the programs are after [`everything`].
 pub fn release_dir() -> PathBuf {
@@ -75,4 +74,56 @@ pub fn line(command: &Command) -> String {
 /// Ends the program with what was done so far flushed.
 pub fn flush() {
     let _ = std::io::stdout().flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use sha2::{Digest, Sha256};
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// What Cargo would compile for a selection: each crate with its features and those of all behind it.
+    fn units(selection: &[&str]) -> BTreeSet<String> {
+        let mut cargo = cargo();
+        // For `--unit-graph`, which only tells.
+        cargo.env("RUSTC_BOOTSTRAP", "1").args(["build", "--release", "--offline"]);
+        cargo.args(["--unit-graph", "-Zunstable-options"]).args(selection);
+        let done = cargo.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let graph: Value = serde_json::from_slice(&done.stdout).unwrap();
+        let units = graph["units"].as_array().unwrap();
+        let mut known = BTreeMap::new();
+        (0..units.len()).map(|at| identity(units, at, &mut known)).collect()
+    }
+
+    fn identity(units: &[Value], at: usize, known: &mut BTreeMap<usize, String>) -> String {
+        if let Some(identity) = known.get(&at) {
+            return identity.clone();
+        }
+        let unit = &units[at];
+        let behind: Vec<String> = unit["dependencies"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|d| identity(units, d["index"].as_u64().unwrap() as usize, known))
+            .collect();
+        let of_it = ["pkg_id", "target", "mode", "features", "profile", "platform"];
+        let of_it: Vec<String> = of_it.iter().map(|key| unit[*key].to_string()).collect();
+        let name = format!("{} {}", unit["pkg_id"], unit["features"]);
+        let hash = Sha256::digest(format!("{of_it:?} {behind:?}"));
+        let identity = format!("{name} {:02x?}", &hash[..8]);
+        known.insert(at, identity.clone());
+        identity
+    }
+
+    #[test]
+    fn nothing_is_compiled_again_for_the_demo_or_for_xtask() {
+        let everything = units(&["--workspace", "--all-targets"]);
+        let demo: Vec<&str> = demo_selection().collect();
+        for selection in [&demo[..], &["--bin", "xtask"]] {
+            let again: Vec<String> = units(selection).difference(&everything).cloned().collect();
+            assert!(again.is_empty(), "{selection:?}: {again:#?}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use crate::{build, target_dir};
 use anyhow::Result;
 use std::time::{Duration, Instant};
-use tally_tests::{Artefacts, chaos};
+use tally_harness::{Artefacts, chaos};
 
 /// What can be asked for.
 #[derive(clap::Args)]

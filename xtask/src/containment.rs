@@ -4,7 +4,7 @@
 use crate::{build, target_dir};
 use anyhow::{Context, Result};
 use serde_json::Value;
-use tally_tests::{Artefacts, containment};
+use tally_harness::{Artefacts, containment};
 
 /// Times that each is measured.
 const ROUNDS: u32 = 5;

@@ -215,7 +215,7 @@ impl Demo {
 
     /// Transforming costs a block some tens of instructions. A GPU does not notice; the software
     /// device executes them one by one, for every block of every part, and the training
-    /// would lose half its speed to them. `tests/e2e/transforming.rs` cuts there.
+    /// would lose half its speed to them. `tests/e2e/transforming.rs` transforms there.
     fn whole_kernels(&self, policy: &Path) -> bool {
         self.device != Device::Cuda && policy.ends_with("tally-priority.wasm")
     }

@@ -481,6 +481,25 @@ mod tests {
         }
     }
 
+    /// In Rust they are tested with the SDK.
+    #[test]
+    fn helpers_of_the_sdks_pass_their_tests() {
+        let sdk = repository().join("sdk");
+        let tests = sdk.join("tests");
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("helpers");
+        let mut compile = Command::new("cc");
+        compile.args(["-std=c17", "-w", "-o"]).arg(&program).arg(tests.join("helpers.c"));
+        compile.arg("-I").arg(sdk.join("c/sdk")).arg("-I").arg(sdk.join("c/bindings"));
+        succeed(&mut compile).unwrap();
+        succeed(&mut Command::new(&program)).unwrap();
+        succeed(Command::new("python3").arg(tests.join("helpers.py"))).unwrap();
+        // Those of JavaScript, too, run in `cargo xtask languages`: in the examples.
+        if runs("node", &["--version"]) {
+            succeed(Command::new("node").arg(tests.join("helpers.mjs"))).unwrap();
+        }
+    }
+
     #[test]
     fn every_language_has_the_examples() {
         for (lang, example) in ALL.iter().flat_map(|lang| EXAMPLES.map(|name| (lang, name))) {

@@ -1,4 +1,4 @@
-//! `cargo xtask references`: writes `docs/reference/`, from what the code itself uses. The files are committed;
+//! `cargo xtask references`: writes `docs/reference/` and the example configuration, from what the code itself uses. The files are committed;
 //! `cargo xtask test references` keeps them what the code says.
 //!
 //! This program links neither wasmtime nor the daemon: the built programs print what is about themselves.
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Documents that a built program prints: file, program, what it is asked for.
-const PRINTED: [(&str, &str, &str); 4] = [
+const PRINTED: [(&str, &str, &str); 5] = [
+    ("../../core/daemon/tally-core.example.toml", "tally-core", "example"),
     ("configuration.md", "tally-core", "configuration"),
     ("tally-core.md", "tally-core", "cli"),
     ("tallyctl.md", "tallyctl", "cli"),

@@ -3,7 +3,7 @@
 
 use crate::target_dir;
 use anyhow::{Result, ensure};
-use tally_tests::{Artefacts, reload};
+use tally_harness::{Artefacts, reload};
 
 /// Reloads unless another number is given.
 pub const COUNT: u64 = 10_000;

@@ -4,7 +4,8 @@
 //! Cargo tells crates apart by a hash (`-C metadata`), which it makes of a crate's
 //! absolute path if that is outside of the workspace, as the SDK is from a policy.
 //! The hash ends up in symbol names and type ids, and so in the component. Here it
-//! is made anew, of what identifies the crate wherever it lies.
+//! is made anew, of what identifies the crate wherever it lies. No setting of Cargo's does that, and the policies
+//! cannot share a workspace with the SDK but in the repository's root, which has the core's.
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};

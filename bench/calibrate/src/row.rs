@@ -131,7 +131,7 @@ impl<'a> Measured<'a> {
         let transformable = match (is_vendor(row), row.get("transformed")) {
             (true, _) => Transformable::All,
             (false, Some(_)) => Transformable::Open,
-            // Of a time when nothing was cut.
+            // Of a time when nothing was transformed.
             (false, None) => Transformable::None,
         };
         let graph = text(row, "hp").ends_with("graph");
@@ -165,7 +165,7 @@ impl<'a> Measured<'a> {
     }
 
     pub fn name(&self) -> String {
-        let vendor = if is_vendor(self.row) { ", vendor kernels cut" } else { "" };
+        let vendor = if is_vendor(self.row) { ", vendor kernels transformed" } else { "" };
         let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
         let config = Some(text(self.row, "policy_config")).filter(|config| !config.is_empty());
         format!("{hp} + {be}, {mode}{vendor}{}", config.map_or(String::new(), with))
@@ -251,7 +251,7 @@ impl<'a> Measured<'a> {
         let mut steps_per_s = self.alone_steps_per_s(own, high, low, config)?;
         // The solo figure is of another process, and perhaps of another hour: a training that its
         // own part limits had another pace. One that the GPU limits did not, for the GPU is the same:
-        // a rate that differs under a policy says that the model of cutting is off, and kernels made
+        // a rate that differs under a policy says that the model of transformed kernels is off, and kernels made
         // longer or shorter for that would be off, too. Shares of own have it above and below the line.
         let is_launch_bound = low.alone[0].is_some_and(|alone| alone.is_launch_bound());
         if steps_per_s > 0.0 && (is_launch_bound || !self.scheduled) {

@@ -48,7 +48,7 @@ fn only_a_training_that_its_own_part_limits_gets_another_pace_under_a_policy() {
     let (before_ns, after_ns, alone) = paces(&own_row("gpt2-train", "tally-mps", 5.0));
     assert_eq!((before_ns[0], after_ns), (100_000_000, before_ns), "the GPU limits it");
     let alone = alone.unwrap();
-    assert!((6.0..9.0).contains(&alone), "cut while the inference idles: {alone}");
+    assert!((6.0..9.0).contains(&alone), "transformed while the inference idles: {alone}");
 
     let (before_ns, after_ns, alone) = paces(&own_row("gpt2-large-train", "tally-mps", 5.0));
     assert!(after_ns[0] > before_ns[0] && after_ns[1] > before_ns[1], "{after_ns:?}");

@@ -36,7 +36,7 @@ pub fn show(out: &mut impl Write, rows: &[Compared]) -> std::io::Result<()> {
             r.hp,
             r.be,
             r.mode,
-            if r.vendor_rewrite { ", vendor kernels cut" } else { "" },
+            if r.vendor_rewrite { ", vendor kernels transformed" } else { "" },
             r.policy_config.as_deref().map_or(String::new(), with),
             r.p99_over_alone,
             r.measured_p99_over_alone,

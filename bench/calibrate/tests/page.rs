@@ -49,10 +49,11 @@ fn the_page_says_what_the_simulator_gives() {
         .map(|row| {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
             let vendor = row["vendor_rewrite"].as_bool().unwrap();
-            let cut = if vendor { ", vendor kernels cut" } else { "" };
+            let transformed = if vendor { ", vendor kernels transformed" } else { "" };
             let config = row["policy_config"].as_str().unwrap_or("").trim().replace('\n', "; ");
             let config = if config.is_empty() { config } else { format!(", `{config}`") };
-            let name = format!("{} + {}, {}{cut}{config}", text("hp"), text("be"), text("mode"));
+            let name =
+                format!("{} + {}, {}{transformed}{config}", text("hp"), text("be"), text("mode"));
             let shares = match row["share_of_own"].is_number() {
                 true => ["share_of_own", "measured_share_of_own"],
                 false => ["share", "measured_share"],

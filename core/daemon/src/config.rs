@@ -1,7 +1,6 @@
 //! The core's configuration: every setting, its default and its bounds.
 //!
-//! `tally-core.example.toml` beside this crate shows them all; a test keeps it
-//! equal to the defaults.
+//! `tally-core.example.toml` beside this crate shows them all; `cargo xtask references` makes it from this.
 
 mod ab;
 mod admission;
@@ -84,8 +83,8 @@ pub struct Policy {
     pub capabilities: Capabilities,
     /// Which policies may be loaded. By default any that an admin asks for.
     pub trust: TrustSettings,
-    /// What a policy may use. `preset = "interpreted"` is for components with an interpreter in them: what no other
-    /// key sets is then as in that column.
+    /// What a policy may use. `preset = "interpreted"`, for components with an interpreter in them, gives the keys of
+    /// this table other defaults.
     pub limits: Limits,
     /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
     /// at once, and another policy may take its place.

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
-use tally_ipc::layout::cut_state;
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_rewriter::Refusal;
 
@@ -80,8 +80,8 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     for _ in 0..3 {
         launch(&core, &mut first, Duration::from_millis(20));
     }
-    let waited = cut_state::pack(cut_state::WHOLE_ONLY, Refusal::BlocksWaited.code());
-    first.region.kernels[0].cut.store(waited, Release);
+    let waited = transform_state::pack(transform_state::WHOLE_ONLY, Refusal::BlocksWaited.code());
+    first.region.kernels[0].transform.store(waited, Release);
     launch(&core, &mut first, Duration::from_millis(20));
     let dir = end(core);
     let kept = files(dir.path());
@@ -105,8 +105,11 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     assert_eq!(kernel["name"], "gemm");
     assert_eq!(kernel["transformed"], format!("whole only: {}", Refusal::BlocksWaited));
     // Its client knows nothing of that, and may think otherwise.
-    let ready = cut_state::pack(cut_state::READY, cut_state::SLICEABLE | cut_state::PREEMPTIBLE);
-    second.region.kernels[0].cut.store(ready, Release);
+    let ready = transform_state::pack(
+        transform_state::READY,
+        transform_state::SLICEABLE | transform_state::PREEMPTIBLE,
+    );
+    second.region.kernels[0].transform.store(ready, Release);
     launch(&core, &mut second, Duration::ZERO);
     assert_eq!(core.status()["kernels"][0]["transformed"], kernel["transformed"]);
     let mut other = client(&core, 6);

@@ -33,15 +33,15 @@ pub mod submission_flags {
     /// The shim can run it so that it yields at block boundaries.
     pub const CAN_PREEMPT: u32 = 1 << 5;
     /// The shim can run it on some of the SMs.
-    pub const CAN_PARTITION: u32 = 1 << 6;
+    pub const CAN_LIMIT: u32 = 1 << 6;
     /// A transformed form may come about if it is asked for.
     pub const CAN_PREPARE: u32 = 1 << 7;
     /// All of them.
     pub const ALL: u32 = (1 << 8) - 1;
 }
 
-/// Values of [`KernelEntry::cut`]: a state in the low byte, what it needs in the next.
-pub mod cut_state {
+/// Values of [`KernelEntry::transform`]: a state in the low byte, what it needs in the next.
+pub mod transform_state {
     /// Nothing is known yet.
     pub const UNKNOWN: u8 = 0;
     /// Its image is at hand.
@@ -96,7 +96,7 @@ pub struct Submission {
 pub struct DecisionSlot {
     /// `(ticket + 1) << 8 | kind`; kinds in [`decision_kind`].
     pub sequence_and_kind: AtomicU64,
-    /// Blocks of a slice, or SMs of a partition; of a preemptible launch how long it is
+    /// Blocks of a slice, or SMs of a limited launch; of a preemptible launch how long it is
     /// expected to take, us (0: unknown).
     pub argument: AtomicU64,
 }
@@ -110,7 +110,7 @@ pub mod decision_kind {
     /// Yields at block boundaries; `argument` is its expected time, us.
     pub const PREEMPTIBLE: u8 = 3;
     /// On `argument` SMs.
-    pub const PARTITION: u8 = 4;
+    pub const SM_LIMITED: u8 = 4;
 }
 
 /// How far a stream slot is; alone on its cache line, written by the client.
@@ -211,7 +211,7 @@ pub struct Counters {
     pub graph_chained: AtomicU64,
     /// Launches that yielded at least once.
     pub launches_yielded: AtomicU64,
-    /// Launches whose blocks waited for one another when cut, and that were rescued.
+    /// Launches whose blocks waited for one another when transformed, and that were rescued.
     pub rescued: AtomicU64,
     /// Kernels that have a transformed form.
     pub transformed_kernels: AtomicU64,
@@ -342,8 +342,8 @@ pub mod whole_because {
 pub struct KernelEntry {
     /// 0 until the rest is valid, then the name's length in bytes + 1.
     pub ready: AtomicU32,
-    /// Whether it can be transformed: [`cut_state`]. May change at any time.
-    pub cut: AtomicU32,
+    /// Whether it can be transformed: [`transform_state`]. May change at any time.
+    pub transform: AtomicU32,
     /// Digest of the code image and the whole name, two little-endian words; 0 if the image is unknown.
     pub identity: [AtomicU64; 2],
     /// Hash of the whole name, to tell names apart that are longer than what is kept.

@@ -150,7 +150,7 @@ pub enum Answer {
     /// Yields at block boundaries; expected to take so many microseconds (0: unknown).
     Preemptible(u32),
     /// On so many SMs.
-    Partition(u32),
+    SmLimited(u32),
 }
 
 fn slot(ticket: u64) -> usize {
@@ -198,7 +198,7 @@ pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
     Some(match kind {
         decision_kind::SLICE => Answer::Slice(argument as u32),
         decision_kind::PREEMPTIBLE => Answer::Preemptible(argument as u32),
-        decision_kind::PARTITION => Answer::Partition(argument as u32),
+        decision_kind::SM_LIMITED => Answer::SmLimited(argument as u32),
         _ => Answer::Whole,
     })
 }
@@ -250,7 +250,7 @@ pub fn decide(core: &CoreRegion, ticket: u64, answer: Answer) {
         Answer::Whole => (decision_kind::WHOLE, 0),
         Answer::Slice(n) => (decision_kind::SLICE, n),
         Answer::Preemptible(us) => (decision_kind::PREEMPTIBLE, us),
-        Answer::Partition(n) => (decision_kind::PARTITION, n),
+        Answer::SmLimited(n) => (decision_kind::SM_LIMITED, n),
     };
     let d = &core.decisions[slot(ticket)];
     steps::decide(&d.sequence_and_kind, &d.argument, ticket, kind, argument.into());

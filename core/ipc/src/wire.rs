@@ -6,6 +6,9 @@
 //! socket stays open and silent: its end is how each side learns that the other is
 //! gone.
 //!
+//! Encoded by hand, not by serde: the shim decodes it in every client's process, in little code and with each text
+//! bounded before it is copied.
+//!
 //! Frames: [`crate::frame`]. This socket answers nothing else; admin requests have one of their own ([`crate::admin`]),
 //! in another folder.
 

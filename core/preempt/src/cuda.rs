@@ -1,5 +1,6 @@
 //! The CUDA driver API as far as the shim calls it by itself: types, constants
-//! and a table of real functions, which the shim [finds](find_by). Numbers are those of `cuda.h`.
+//! and a table of real functions, which the shim [finds](find_by). Numbers are those of `cuda.h`: cudarc's bindings
+//! are of one CUDA release, and the shim has to know calls and attributes of later ones.
 //!
 //! Nothing here may be reached before the program itself uses CUDA.
 

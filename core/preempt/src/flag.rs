@@ -51,7 +51,7 @@ pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
     match driver().relaxed(|| gate::make(client)) {
         Ok(()) => {}
         Err(error) => {
-            log!("kernels are not cut: CUDA error {error}");
+            log!("kernels are not transformed: CUDA error {error}");
             return false;
         }
     }

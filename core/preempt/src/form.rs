@@ -55,7 +55,7 @@ fn issue_as<'a>(
                 None => (preemptible(order, arguments, us)?, &counters.preemptible),
             }
         }
-        Answer::Partition(sms) => {
+        Answer::SmLimited(sms) => {
             let kernel = order.kernel as usize;
             (
                 sm_limit::launch(order.stream, (order.slot, order.number), kernel, arguments, sms)?,
@@ -76,20 +76,25 @@ pub enum Way {
 
 /// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
 /// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
-pub fn way(index: usize, cut: &Transformed, launch: &KernelArguments) -> Option<(Way, u32)> {
+pub fn way(
+    index: usize,
+    transformed: &Transformed,
+    launch: &KernelArguments,
+) -> Option<(Way, u32)> {
     let blocks =
-        transformed::blocks(launch.grid).filter(|n| *n >= cut.wanted_blocks.div_ceil(2))?;
-    if !cut.keeps_occupancy(launch, blocks) {
+        transformed::blocks(launch.grid).filter(|n| *n >= transformed.wanted_blocks.div_ceil(2))?;
+    if !transformed.keeps_occupancy(launch, blocks) {
         return None;
     }
-    let us = u64::from(cut.wanted_us) * u64::from(blocks) / u64::from(cut.wanted_blocks.max(1));
+    let us = u64::from(transformed.wanted_us) * u64::from(blocks)
+        / u64::from(transformed.wanted_blocks.max(1));
     let us = u32::try_from(us).unwrap_or(u32::MAX);
     if blocks <= WHOLE_GRID_MAX {
         return Some((Way::Preemptible(us), us));
     }
     // Of so many blocks each would be dear.
-    cut.original()?;
-    by_offset(cut, index, launch)?;
+    transformed.original()?;
+    by_offset(transformed, index, launch)?;
     Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))
 }
 
@@ -97,9 +102,9 @@ pub fn way(index: usize, cut: &Transformed, launch: &KernelArguments) -> Option<
 /// are too short for that. `None`: they are not, or it cannot be sliced by offset (yet).
 fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
     let blocks = transformed::blocks(arguments.grid).filter(|n| is_mostly_exits(*n, us))?;
-    let cut = kernels::cut(order.kernel as usize)?;
-    let is_one = transformed::cluster(arguments, cut)?.iter().all(|n| *n <= 1);
-    is_one.then(|| by_offset(cut, order.kernel as usize, arguments))??;
+    let transformed = kernels::transformed(order.kernel as usize)?;
+    let is_one = transformed::cluster(arguments, transformed)?.iter().all(|n| *n <= 1);
+    is_one.then(|| by_offset(transformed, order.kernel as usize, arguments))??;
     Some(blocks.div_ceil(short_parts(us)))
 }
 
@@ -126,7 +131,7 @@ pub(crate) fn own(order: &Order<'_>, arguments: &KernelArguments, way: Way) -> O
 struct Parts<'a> {
     order: &'a Order<'a>,
     arguments: &'a KernelArguments,
-    cut: &'a Transformed,
+    transformed: &'a Transformed,
     stream: Ptr,
     buffer: Vec<u8>,
     events: watch::Events,
@@ -137,14 +142,14 @@ impl<'a> Parts<'a> {
     fn new(
         order: &'a Order<'a>,
         arguments: &'a KernelArguments,
-        cut: &'a Transformed,
+        transformed: &'a Transformed,
         parts: usize,
     ) -> Option<Self> {
-        let buffer = parameters(arguments, cut)?;
+        let buffer = parameters(arguments, transformed)?;
         let events = watch::events(parts)?;
         let stream = order.stream as Ptr;
-        cut.allow_shared(arguments.shared_bytes, arguments.function);
-        let parts = Parts { order, arguments, cut, stream, buffer, events, issued: 0 };
+        transformed.allow_shared(arguments.shared_bytes, arguments.function);
+        let parts = Parts { order, arguments, transformed, stream, buffer, events, issued: 0 };
         record(&parts.events, 0, stream);
         Some(parts)
     }
@@ -157,7 +162,7 @@ impl<'a> Parts<'a> {
     }
 
     fn part(&mut self, function: usize, grid: [u32; 3], control: &ControlBlock) -> CuResult {
-        let at = self.cut.control_offset;
+        let at = self.transformed.control_offset;
         self.buffer[at..].copy_from_slice(&control.bytes());
         let result = issue(function, self.arguments, grid, self.stream, &self.buffer);
         if result == SUCCESS {
@@ -172,13 +177,13 @@ impl<'a> Parts<'a> {
         let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
         let progress = Progress::new(self.issued, sliced, us, again.is_some(), now_ns());
         let again = again.map(|control| Again {
-            function: self.cut.function,
+            function: self.transformed.function,
             grid: self.arguments.grid,
             block: self.arguments.block,
             shared_bytes: self.arguments.shared_bytes,
             attributes: self.arguments.attributes().iter().map(plain).collect(),
             parameters: self.buffer,
-            control_offset: self.cut.control_offset,
+            control_offset: self.transformed.control_offset,
             control,
         });
         watch::opened(Open {
@@ -210,8 +215,8 @@ fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
 }
 
 fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
-    let cut = kernels::cut(order.kernel as usize)?;
-    let cluster = transformed::cluster(arguments, cut)?;
+    let transformed = kernels::transformed(order.kernel as usize)?;
+    let cluster = transformed::cluster(arguments, transformed)?;
     transformed::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
     if order.slot >= gate::NOTICES {
         return None;
@@ -220,7 +225,7 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     let (table, epoch2) = claims(order, parts)?;
     let (flag, never) = gate::flags();
     let notice = gate::notice_address(order.slot);
-    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let mut all = Parts::new(order, arguments, transformed, parts as usize)?;
     let block = |part: u32, flag: u64, mask: u32| {
         let epoch = epoch2 + 2 * part;
         ControlBlock::preemptible(table, flag, mask, notice, epoch, epoch2, cluster)
@@ -230,13 +235,13 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
         let waits = (part == 0 && !order.follows) || all.gate();
         let last = part + 1 == parts || !waits;
         let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
-        let result = all.part(cut.function, arguments.grid, &control);
+        let result = all.part(transformed.function, arguments.grid, &control);
         if result != SUCCESS {
             return failed(
                 all,
                 epoch2,
                 result,
-                cut.function,
+                transformed.function,
                 arguments.grid,
                 &block(parts, never, 0),
             );
@@ -321,8 +326,8 @@ fn preemptible_parts(us: u32) -> u32 {
 }
 
 fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
-    let cut = kernels::cut(order.kernel as usize)?;
-    let cluster = transformed::cluster(arguments, cut)?;
+    let transformed = kernels::transformed(order.kernel as usize)?;
+    let cluster = transformed::cluster(arguments, transformed)?;
     let blocks = transformed::blocks(arguments.grid)?;
     if order.slot >= gate::NOTICES {
         return None;
@@ -330,13 +335,14 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     let unit = cluster.iter().product::<u32>().max(1);
     let Slices { size, parts } = Slices::of(blocks, size, unit);
     let is_large = unit == 1 && blocks > WHOLE_GRID_MAX;
-    let by_offset = is_large.then(|| by_offset(cut, order.kernel as usize, arguments)).flatten();
+    let by_offset =
+        is_large.then(|| by_offset(transformed, order.kernel as usize, arguments)).flatten();
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
     let (table, epoch2) = claims(order, parts)?;
     let (_, never) = gate::flags();
-    let mut all = Parts::new(order, arguments, cut, parts as usize)?;
+    let mut all = Parts::new(order, arguments, transformed, parts as usize)?;
     let claimed = |part: u32, lo: u32, hi: u32| {
         let epoch = epoch2 + 2 * part;
         let whole = ControlBlock::preemptible(table, never, 0, 0, epoch, epoch2, cluster);
@@ -354,7 +360,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
                 let control = ControlBlock::sub_grid(lo, arguments.grid);
                 all.part(function, [hi - lo, 1, 1], &control)
             }
-            None => all.part(cut.function, arguments.grid, &claimed(part, lo, hi)),
+            None => all.part(transformed.function, arguments.grid, &claimed(part, lo, hi)),
         };
         if result != SUCCESS {
             let left = [blocks - lo, 1, 1];
@@ -365,7 +371,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
                 }
                 None => {
                     let rest = claimed(parts, 0, u32::MAX);
-                    failed(all, epoch2, result, cut.function, arguments.grid, &rest)
+                    failed(all, epoch2, result, transformed.function, arguments.grid, &rest)
                 }
             };
         }

@@ -3,7 +3,7 @@
 use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
 use crate::graphs::own::Own;
-use crate::graphs::reason::CutState;
+use crate::graphs::reason::GraphState;
 use crate::graphs::{self, order};
 use crate::launch::Order;
 use crate::progress::Progress;
@@ -14,7 +14,7 @@ use tally_ipc::wait::now_ns;
 
 /// Launch a graph as a chain of parts of about so many kernels. `None`: nothing was issued.
 pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
-    let CutState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
+    let GraphState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
     let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
     let chain = graphs::chain(exec, kernels).ok()?;
     let steps = chain.steps();
@@ -109,7 +109,7 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
     Some(result)
 }
 
-/// A kernel by itself: cut, or, should that not be possible any more, as it is. `None`: nothing was issued.
+/// A kernel by itself: transformed, or, should that not be possible any more, as it is. `None`: nothing was issued.
 fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
     let order = Order { kernel: own.kernel, ..*order };
     // A queue's room is the whole program's: see `watch::has_room`.

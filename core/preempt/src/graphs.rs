@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`partition`] | where a graph is divided |
 //! | [`build`] | the driver calls: copies, parts |
-//! | [`own`] | kernels that are launched by themselves, cut |
+//! | [`own`] | kernels that are launched by themselves, transformed |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
@@ -30,7 +30,7 @@ use crate::lock::{Lock, Locked};
 use build::{Event, Kept, Parts, Step};
 use home::Home;
 use order::Last;
-use reason::{CutState, Reason};
+use reason::{GraphState, Reason};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -202,13 +202,13 @@ pub fn forget(homes: &[Arc<Home>]) {
 }
 
 /// What is known about an exec. Takes a lock: for launches that are asked for only.
-pub fn state(exec: Ptr) -> CutState {
+pub fn state(exec: Ptr) -> GraphState {
     TABLE.with(|table| match table.records.get(&(exec as usize)) {
-        None => CutState::Unknown,
+        None => GraphState::Unknown,
         Some(Record { kept: Ok(kept), .. }) => {
-            CutState::Transformable { kernel_nodes: kept.kernel_nodes }
+            GraphState::Transformable { kernel_nodes: kept.kernel_nodes }
         }
-        Some(Record { kept: Err(reason), .. }) => CutState::Whole(*reason),
+        Some(Record { kept: Err(reason), .. }) => GraphState::Whole(*reason),
     })
 }
 

@@ -37,9 +37,12 @@ pub(crate) fn whole(arguments: &KernelArguments, stream: usize) -> CuResult {
 }
 
 /// The original's parameters as they lie in memory.
-pub fn original_parameters(arguments: &KernelArguments, cut: &Transformed) -> Option<Vec<u8>> {
-    let mut buffer = parameters(arguments, cut)?;
-    buffer.truncate(cut.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0));
+pub fn original_parameters(
+    arguments: &KernelArguments,
+    transformed: &Transformed,
+) -> Option<Vec<u8>> {
+    let mut buffer = parameters(arguments, transformed)?;
+    buffer.truncate(transformed.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0));
     Some(buffer)
 }
 
@@ -58,10 +61,13 @@ pub fn with_buffer<T>(bytes: &[u8], launch: impl FnOnce(*mut Ptr) -> T) -> T {
 }
 
 /// The original parameters, with room for the control block behind them.
-pub(crate) fn parameters(arguments: &KernelArguments, cut: &Transformed) -> Option<Vec<u8>> {
-    let mut buffer = vec![0_u8; cut.control_offset + CONTROL_BYTES as usize];
+pub(crate) fn parameters(
+    arguments: &KernelArguments,
+    transformed: &Transformed,
+) -> Option<Vec<u8>> {
+    let mut buffer = vec![0_u8; transformed.control_offset + CONTROL_BYTES as usize];
     if !arguments.params.is_null() {
-        for (i, &(offset, size)) in cut.parameters.iter().enumerate() {
+        for (i, &(offset, size)) in transformed.parameters.iter().enumerate() {
             // SAFETY: the program passes a pointer to each of the original's parameters,
             // whose sizes the driver told.
             unsafe {
@@ -75,7 +81,7 @@ pub(crate) fn parameters(arguments: &KernelArguments, cut: &Transformed) -> Opti
         return Some(buffer);
     }
     if arguments.extra.is_null() {
-        return cut.parameters.is_empty().then_some(buffer);
+        return transformed.parameters.is_empty().then_some(buffer);
     }
     let (mut bytes, mut from) = (0, std::ptr::null::<u8>());
     // SAFETY: a list of names and values that ends with 0, as the driver reads it.
@@ -92,8 +98,8 @@ pub(crate) fn parameters(arguments: &KernelArguments, cut: &Transformed) -> Opti
         }
     }
     // Of another size than the original's the driver refuses it.
-    let needed = cut.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0);
-    if !(needed..=cut.control_offset).contains(&bytes) || (from.is_null() && bytes > 0) {
+    let needed = transformed.parameters.iter().map(|(at, size)| at + size).max().unwrap_or(0);
+    if !(needed..=transformed.control_offset).contains(&bytes) || (from.is_null() && bytes > 0) {
         return None;
     }
     // SAFETY: a buffer of the program's of this size.

@@ -239,7 +239,9 @@ pub(crate) fn give_up(job: &Job) {
     match job.task {
         Task::Form => kernels::preparable(job.index),
         Task::Offset => {
-            kernels::cut(job.index).into_iter().for_each(|cut: &Transformed| cut.sub_grid.forgo());
+            kernels::transformed(job.index)
+                .into_iter()
+                .for_each(|transformed: &Transformed| transformed.sub_grid.forgo());
         }
         Task::Gate | Task::Unload(_) | Task::Sweep => {}
     }

@@ -278,7 +278,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let below = dir.path().parent().unwrap().to_owned();
         let place = (below, dir.path().to_owned());
-        let cut = |name: &str| {
+        let transformed = |name: &str| {
             let ptx = PTX.replace("NAME", name);
             let place = place.clone();
             let made = rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, KernelForm::Prelude);
@@ -286,11 +286,11 @@ mod tests {
             assert_eq!(made.kernels.len(), 2, "{:?}", made.refused);
             made
         };
-        cut("cublas_something");
+        transformed("cublas_something");
         assert_eq!(names(dir.path()), Vec::<String>::new());
-        let made = cut("something");
+        let made = transformed("something");
         assert_eq!(names(dir.path()).len(), 1);
-        assert_eq!(cut("something"), made, "found is what was made");
+        assert_eq!(transformed("something"), made, "found is what was made");
     }
 
     #[test]

@@ -7,13 +7,13 @@ use crate::transformed::Transformed;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
-use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
+use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::Refusal;
 
 pub(crate) struct Kernel {
     /// As in the shared table: what the core reads is only a copy of this.
     pub(crate) state: AtomicU32,
-    pub(crate) cut: AtomicPtr<Transformed>,
+    pub(crate) transformed: AtomicPtr<Transformed>,
     /// The driver refused it on fewer SMs, or it did not end there.
     pub(crate) wide_only: AtomicBool,
     /// It is a closed library's, by its name or image.
@@ -22,8 +22,8 @@ pub(crate) struct Kernel {
 
 pub(crate) static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
     Kernel {
-        state: AtomicU32::new(cut_state::UNKNOWN as u32),
-        cut: AtomicPtr::new(std::ptr::null_mut()),
+        state: AtomicU32::new(transform_state::UNKNOWN as u32),
+        transformed: AtomicPtr::new(std::ptr::null_mut()),
         wide_only: AtomicBool::new(false),
         is_vendor: AtomicBool::new(false),
     }
@@ -33,12 +33,12 @@ pub(crate) static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn publish(index: usize, state: u8, detail: u8) {
-    let word = cut_state::pack(state, detail);
+    let word = transform_state::pack(state, detail);
     KERNELS[index].state.store(word, Release);
     if let Some(client) = host().client() {
-        client.kernels[index].cut.store(word, Release);
+        client.kernels[index].transform.store(word, Release);
     }
-    if !matches!(state, cut_state::PREPARABLE | cut_state::PREPARING) {
+    if !matches!(state, transform_state::PREPARABLE | transform_state::PREPARING) {
         changed();
     }
 }
@@ -60,14 +60,16 @@ pub type Ready = HashMap<usize, (usize, &'static Transformed)>;
 pub fn ready(context: usize) -> Ready {
     let mut all = Ready::new();
     for index in 0..KERNEL_SLOTS {
-        if let Some(cut) = cut(index).filter(|cut| cut.context == context) {
-            let handles = cut.originals.each_ref().map(|o| o.load(Relaxed));
+        if let Some(transformed) =
+            transformed(index).filter(|transformed| transformed.context == context)
+        {
+            let handles = transformed.originals.each_ref().map(|o| o.load(Relaxed));
             // Once unloaded, a handle may be another kernel's.
             let is_its = |handle: &usize| {
                 *handle != 0
                     && host().kernel_of(*handle).is_none_or(|known| known as usize == index)
             };
-            all.extend(handles.into_iter().filter(is_its).map(|h| (h, (index, cut))));
+            all.extend(handles.into_iter().filter(is_its).map(|h| (h, (index, transformed))));
         }
     }
     all
@@ -75,7 +77,7 @@ pub fn ready(context: usize) -> Ready {
 
 /// This kernel is only run whole from now on.
 pub fn refuse(index: usize, why: Refusal) {
-    publish(index, cut_state::WHOLE_ONLY, why.code());
+    publish(index, transform_state::WHOLE_ONLY, why.code());
     if let Some(client) = host().client() {
         client.counters.refused_kernels.fetch_add(1, Relaxed);
     }
@@ -89,10 +91,10 @@ pub fn refuse_sm_limit(index: usize) {
 }
 
 /// A kernel's transformed form, if it is ready.
-pub fn cut(index: usize) -> Option<&'static Transformed> {
+pub fn transformed(index: usize) -> Option<&'static Transformed> {
     let kernel = KERNELS.get(index)?;
-    let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
-    if state != cut_state::READY {
+    let (state, _) = transform_state::unpack(kernel.state.load(Acquire));
+    if state != transform_state::READY {
         return None;
     }
     kernel.transformed()
@@ -101,7 +103,7 @@ pub fn cut(index: usize) -> Option<&'static Transformed> {
 /// A kernel's form could not be made for a reason that says nothing of it: it may be asked for again.
 pub(crate) fn preparable(index: usize) {
     if KERNELS.get(index).is_some() {
-        publish(index, cut_state::PREPARABLE, 0);
+        publish(index, transform_state::PREPARABLE, 0);
     }
 }
 
@@ -114,7 +116,7 @@ impl Kernel {
     /// Its transformed form, also one that is not ready any more.
     pub(crate) fn transformed(&self) -> Option<&'static Transformed> {
         // SAFETY: null, or leaked by `making::prepared`.
-        unsafe { self.cut.load(Acquire).as_ref() }
+        unsafe { self.transformed.load(Acquire).as_ref() }
     }
 }
 
@@ -124,6 +126,6 @@ pub(crate) fn reset() {
         kernel.state.store(0, SeqCst);
         kernel.wide_only.store(false, SeqCst);
         kernel.is_vendor.store(false, SeqCst);
-        kernel.cut.store(std::ptr::null_mut(), SeqCst);
+        kernel.transformed.store(std::ptr::null_mut(), SeqCst);
     }
 }

@@ -70,7 +70,7 @@ pub use watch::may_need_help;
 mod worker;
 
 use cuda::CuResult;
-use graphs::reason::CutState;
+use graphs::reason::GraphState;
 use launch::{Order, Place, Shape, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
@@ -112,7 +112,7 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
                 | sm_limit::offers(shape.kernel as usize, arguments, place)
         }
         Target::Graph(exec) => match graphs::state(*exec) {
-            CutState::Transformable { kernel_nodes: 2.. }
+            GraphState::Transformable { kernel_nodes: 2.. }
                 if settings::rewrites()
                     && gate::may_serve(place.context)
                     && watch::makes_room()

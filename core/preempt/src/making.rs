@@ -19,7 +19,7 @@ use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::time::Duration;
-use tally_ipc::layout::cut_state;
+use tally_ipc::layout::transform_state;
 use tally_rewriter::control::CONTROL_BYTES;
 use tally_rewriter::{ControlBlock, KernelForm, Refusal, Rewritten, TransformedKernel, image};
 
@@ -270,7 +270,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     }
     let Function { handle, is_ptx, kernel } = function;
     let parameters = layout(handle, &kernel)?;
-    let cut = Transformed {
+    let transformed = Transformed {
         context: job.context,
         function: handle,
         image: job.image,
@@ -288,17 +288,17 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         wanted_blocks: job.blocks,
         wanted_us: job.us,
     };
-    cut.copied();
-    Ok(cut)
+    transformed.copied();
+    Ok(transformed)
 }
 
 /// Its form is there.
-pub(crate) fn prepared(index: usize, cut: Transformed) {
-    let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
-    let (kernel, image) = (&KERNELS[index], cut.image);
+pub(crate) fn prepared(index: usize, transformed: Transformed) {
+    let detail = transform_state::SLICEABLE | transform_state::PREEMPTIBLE;
+    let (kernel, image) = (&KERNELS[index], transformed.image);
     // Kept on purpose: a launch may be reading it.
-    kernel.cut.store(Box::leak(Box::new(cut)), Release);
-    publish(index, cut_state::READY, detail);
+    kernel.transformed.store(Box::leak(Box::new(transformed)), Release);
+    publish(index, transform_state::READY, detail);
     // Behind that: if the program has unloaded the image since the form was made, either it has found the form here
     // (`prepare::image_unloaded`) or that shows now. Else a later kernel of the same code would have the form's
     // handle, which by then may be another's.
@@ -313,29 +313,31 @@ pub(crate) fn prepared(index: usize, cut: Transformed) {
 /// A kernel has no transformed form any more.
 pub(crate) fn forget_kernel(index: usize) {
     let kernel = &KERNELS[index];
-    kernel.cut.store(std::ptr::null_mut(), Release);
+    kernel.transformed.store(std::ptr::null_mut(), Release);
     watch::forget_kernel(index);
-    let (state, _) = cut_state::unpack(kernel.state.load(Acquire));
+    let (state, _) = transform_state::unpack(kernel.state.load(Acquire));
     // What was profiled of a kernel stays.
-    if state == cut_state::READY {
-        publish(index, cut_state::UNKNOWN, 0);
+    if state == transform_state::READY {
+        publish(index, transform_state::UNKNOWN, 0);
     }
 }
 
 /// Make the form with offset block indices of a kernel that has the other; its context lives.
-pub(crate) fn offset(job: &Job, cut: &Transformed) -> Result<usize, Failed> {
+pub(crate) fn offset(job: &Job, transformed: &Transformed) -> Result<usize, Failed> {
     enter(job.context)?;
-    let proven = proof::passed(job.device, device_arch(job.device), cut.is_ptx, job.context)?;
+    let proven =
+        proof::passed(job.device, device_arch(job.device), transformed.is_ptx, job.context)?;
     if !proven.offsets {
         return Err(Failed::For(Refusal::IndexRead));
     }
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
         let function = function_of(job, KernelForm::SubGrid)?;
         bring_in(function.handle);
-        let same =
-            |which: &i32| attribute(cut.function, *which) == attribute(function.handle, *which);
-        let is_alike = function.is_ptx == cut.is_ptx
-            && function.kernel.control_offset as usize == cut.control_offset
+        let same = |which: &i32| {
+            attribute(transformed.function, *which) == attribute(function.handle, *which)
+        };
+        let is_alike = function.is_ptx == transformed.is_ptx
+            && function.kernel.control_offset as usize == transformed.control_offset
             && FUNC_COMPARED.iter().all(same);
         if is_alike { Ok(function.handle) } else { Err(Refusal::AttributesDiffer) }
     });

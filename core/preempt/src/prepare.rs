@@ -18,7 +18,7 @@ use crate::{gate, kernels, making, transformed, vendor, watch, worker};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
-use tally_ipc::layout::{KERNEL_SLOTS, cut_state};
+use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::{Refusal, names as kernel_names};
 
 /// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
@@ -33,27 +33,30 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
         return 0;
     }
     let Some(blocks) = blocks(shape.grid) else { return 0 };
-    let (state, detail) = cut_state::unpack(KERNELS[index].state.load(Acquire));
+    let (state, detail) = transform_state::unpack(KERNELS[index].state.load(Acquire));
     match state {
-        cut_state::UNKNOWN => {
+        transform_state::UNKNOWN => {
             look_at(index, arguments.function);
             0
         }
-        cut_state::PREPARABLE => CAN_PREPARE,
-        cut_state::READY => {
+        transform_state::PREPARABLE => CAN_PREPARE,
+        transform_state::READY => {
             let is_its =
                 |c: &&Transformed| c.context == context && c.serves(arguments.function as usize);
-            let Some(cut) = kernels::cut(index).filter(is_its) else { return 0 };
+            let Some(transformed) = kernels::transformed(index).filter(is_its) else { return 0 };
             // Parts wait for one another in a hardware queue.
             let has_room = place.backlog <= BACKLOG_MAX
                 && watch::makes_room()
                 && has_queues(context)
-                && cut.keeps_occupancy(arguments, blocks);
-            let Some(cluster) = cluster(arguments, cut).filter(|_| has_room) else { return 0 };
+                && transformed.keeps_occupancy(arguments, blocks);
+            let Some(cluster) = cluster(arguments, transformed).filter(|_| has_room) else {
+                return 0;
+            };
             let claimed = blocks <= gate::TABLE_WORDS;
-            let by_offset = || cluster == [1; 3] && by_offset(cut, index, arguments).is_some();
-            let sliceable = detail & cut_state::SLICEABLE != 0 && (claimed || by_offset());
-            let preemptible = detail & cut_state::PREEMPTIBLE != 0 && claimed;
+            let by_offset =
+                || cluster == [1; 3] && by_offset(transformed, index, arguments).is_some();
+            let sliceable = detail & transform_state::SLICEABLE != 0 && (claimed || by_offset());
+            let preemptible = detail & transform_state::PREEMPTIBLE != 0 && claimed;
             (if sliceable { CAN_SLICE } else { 0 }) | (if preemptible { CAN_PREEMPT } else { 0 })
         }
         _ => 0,
@@ -65,18 +68,20 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
 /// looked at, their names.
 pub fn may_be_limited(index: usize, function: Ptr) -> bool {
     let Some(kernel) = KERNELS.get(index) else { return false };
-    let (state, detail) = cut_state::unpack(kernel.state.load(Acquire));
+    let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));
     if kernel.wide_only.load(Relaxed) {
         return false;
     }
     match state {
-        cut_state::UNKNOWN => {
+        transform_state::UNKNOWN => {
             look_at(index, function);
             false
         }
-        cut_state::READY => kernels::cut(index).is_some_and(|cut| !cut.reads_sm),
+        transform_state::READY => {
+            kernels::transformed(index).is_some_and(|transformed| !transformed.reads_sm)
+        }
         // Those that are transformed are limited like those that are not.
-        cut_state::WHOLE_ONLY => {
+        transform_state::WHOLE_ONLY => {
             let of_any = [Refusal::VendorLibrary, Refusal::ImageGone, Refusal::BlocksMayWait];
             kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
         }
@@ -94,13 +99,13 @@ fn look_at(index: usize, function: Ptr) {
     }
     let verdict = verdict(index, function);
     // Another thread may have looked as well, and things have gone on since.
-    let (from, to) = (cut_state::UNKNOWN, cut_state::PREPARABLE);
-    let (from, to) = (cut_state::pack(from, 0), cut_state::pack(to, 0));
+    let (from, to) = (transform_state::UNKNOWN, transform_state::PREPARABLE);
+    let (from, to) = (transform_state::pack(from, 0), transform_state::pack(to, 0));
     if KERNELS[index].state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
         return;
     }
     match verdict {
-        Ok(()) => publish(index, cut_state::PREPARABLE, 0),
+        Ok(()) => publish(index, transform_state::PREPARABLE, 0),
         Err(why) => kernels::refuse(index, why),
     }
 }
@@ -127,12 +132,12 @@ static GATE_ASKED: AtomicBool = AtomicBool::new(false);
 #[cold]
 pub fn prepare(index: usize, launch: &KernelArguments, context: usize, device: i32, us: u32) {
     let Some(kernel) = KERNELS.get(index) else { return };
-    let from = cut_state::pack(cut_state::PREPARABLE, 0);
-    let to = cut_state::pack(cut_state::PREPARING, 0);
+    let from = transform_state::pack(transform_state::PREPARABLE, 0);
+    let to = transform_state::pack(transform_state::PREPARING, 0);
     if kernel.state.compare_exchange(from, to, SeqCst, Relaxed).is_err() {
         return;
     }
-    publish(index, cut_state::PREPARING, 0);
+    publish(index, transform_state::PREPARING, 0);
     let job = Job::of_launch(Task::Form, index, launch, (context, device), us);
     if !job.is_some_and(worker::hire) {
         kernels::preparable(index);
@@ -150,32 +155,33 @@ pub fn prepare_gate(context: usize) {
 /// The function that can stand for a launch of this grid in slices by offset. The first time
 /// that one could, it is asked for.
 pub(crate) fn by_offset(
-    cut: &Transformed,
+    transformed: &Transformed,
     index: usize,
     launch: &KernelArguments,
 ) -> Option<usize> {
     // In machine code only the index in x has an offset.
-    if !cut.is_ptx && launch.grid[1..] != [1; 2] {
+    if !transformed.is_ptx && launch.grid[1..] != [1; 2] {
         return None;
     }
-    if cut.sub_grid.is_untried() {
-        prepare_offset(index, launch, cut);
+    if transformed.sub_grid.is_untried() {
+        prepare_offset(index, launch, transformed);
         // Whoever asks first does without, however soon it is made.
         return None;
     }
-    cut.sub_grid.function()
+    transformed.sub_grid.function()
 }
 
 /// Have the form with offset block indices made, unless it was asked for.
 #[cold]
-fn prepare_offset(index: usize, launch: &KernelArguments, cut: &Transformed) {
-    if !cut.sub_grid.ask() {
+fn prepare_offset(index: usize, launch: &KernelArguments, transformed: &Transformed) {
+    if !transformed.sub_grid.ask() {
         return;
     }
     // It can be transformed already: the others come first.
-    let job = Job::of_launch(Task::Offset, index, launch, (cut.context, cut.device), 0);
+    let job =
+        Job::of_launch(Task::Offset, index, launch, (transformed.context, transformed.device), 0);
     if !job.is_some_and(worker::hire) {
-        cut.sub_grid.forgo();
+        transformed.sub_grid.forgo();
     }
 }
 
@@ -183,10 +189,10 @@ fn prepare_offset(index: usize, launch: &KernelArguments, cut: &Transformed) {
 pub fn attribute_set(function: Ptr) {
     // Only this handle is known to live.
     let plain = plain_function(function as usize);
-    for cut in kernels::all_transformed() {
-        let of = cut.originals.each_ref().map(|o| o.load(Relaxed));
+    for transformed in kernels::all_transformed() {
+        let of = transformed.originals.each_ref().map(|o| o.load(Relaxed));
         if of.contains(&(function as usize)) || of.contains(&plain) {
-            cut.copy_from(plain);
+            transformed.copy_from(plain);
         }
     }
     transformed::attribute_was_set(kernels::all_transformed());
@@ -194,10 +200,10 @@ pub fn attribute_set(function: Ptr) {
 
 /// Functions are about to be unloaded: nothing asks the driver about them any more.
 pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
-    for cut in kernels::all_transformed() {
-        cut.forget_compared(&are_gone);
-        if are_gone(cut.originals[0].load(Relaxed)) {
-            cut.originals.iter().for_each(|o| o.store(0, Relaxed));
+    for transformed in kernels::all_transformed() {
+        transformed.forget_compared(&are_gone);
+        if are_gone(transformed.originals[0].load(Relaxed)) {
+            transformed.originals.iter().for_each(|o| o.store(0, Relaxed));
             kernels::changed();
         }
     }
@@ -208,8 +214,10 @@ pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
 pub fn image_unloaded(image: u128) {
     let mut context = None;
     for (index, kernel) in KERNELS.iter().enumerate() {
-        if let Some(cut) = kernel.transformed().filter(|cut| cut.image == image) {
-            context = Some(cut.context);
+        if let Some(transformed) =
+            kernel.transformed().filter(|transformed| transformed.image == image)
+        {
+            context = Some(transformed.context);
             making::forget_kernel(index);
         }
     }

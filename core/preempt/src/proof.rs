@@ -81,14 +81,14 @@ pub(super) fn passed(
     let kind = if is_ptx { "PTX" } else { "machine code" };
     match found {
         Ok(runs) => log!(
-            "cutting {kind} was proven on device {device}: {} stopped runs, {} of them with \
+            "transforming {kind} was proven on device {device}: {} stopped runs, {} of them with \
              some blocks run and some not, {} slices by offset, in {:.1} ms",
             runs.stopped,
             runs.partly,
             runs.offsets,
             start.elapsed().as_secs_f64() * 1e3
         ),
-        Err(why) => log!("nothing of {kind} is cut on device {device}: {why}"),
+        Err(why) => log!("nothing of {kind} is transformed on device {device}: {why}"),
     }
     let found = found.map(|runs| Proven { offsets: runs.offsets > 0 });
     FOUND.with(|all| all.push(((device, is_ptx), found)));
@@ -135,8 +135,8 @@ struct Bench {
 fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
     let original = if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled()? };
     let rewritten = image::rewrite(&original, arch, KernelForm::Prelude, None)?;
-    let cut = rewritten.kernel(proof::NAME)?.control_offset as usize;
-    let mut images = vec![(original.clone(), None), (rewritten.image, Some(cut))];
+    let transformed = rewritten.kernel(proof::NAME)?.control_offset as usize;
+    let mut images = vec![(original.clone(), None), (rewritten.image, Some(transformed))];
     // The form with offset block indices. None if this driver's code of the kernel does not read them as
     // the patch knows.
     let sub_grid = image::rewrite(&original, arch, KernelForm::SubGrid, None)?;
@@ -151,7 +151,8 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
     });
     let mut forms = loaded.ok_or(Failed::Busy)??.into_iter();
-    let (Some(plain), Some(cut), sub_grid) = (forms.next(), forms.next(), forms.next()) else {
+    let (Some(plain), Some(transformed), sub_grid) = (forms.next(), forms.next(), forms.next())
+    else {
         return Err(Failed::For(Refusal::DriverRefused));
     };
     let mut bench = Bench::new(device)?;
@@ -159,12 +160,12 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
     // How long it takes, and that it is right when nothing is done to it. Not the first time:
     // the driver loads code then.
     bench.run(&plain, bench.grid, None)?;
-    bench.check("whole, not cut")?;
+    bench.check("whole, not transformed")?;
     loop {
         let start = Instant::now();
         bench.run(&plain, bench.grid, None)?;
         let took = start.elapsed();
-        bench.check("whole, not cut")?;
+        bench.check("whole, not transformed")?;
         if took >= RUN_MIN || bench.rounds >= ROUNDS_MAX {
             break;
         }
@@ -175,12 +176,16 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
     let mut runs = Runs::default();
     let mut epoch2 = 2;
     let start = Instant::now();
-    bench.run(&cut, bench.grid, Some(bench.preemptible(epoch2, epoch2)))?;
+    bench.run(&transformed, bench.grid, Some(bench.preemptible(epoch2, epoch2)))?;
     let took = start.elapsed();
     bench.check("with the flag down")?;
     let blocks = bench.blocks();
     for range in [0..1, 1..blocks / 3, blocks / 3..blocks - 1, blocks - 1..blocks] {
-        bench.run(&cut, bench.grid, Some(ControlBlock::slice(range.start, range.end, [1; 3])))?;
+        bench.run(
+            &transformed,
+            bench.grid,
+            Some(ControlBlock::slice(range.start, range.end, [1; 3])),
+        )?;
     }
     bench.check("in slices")?;
     // Stopped before it starts, then in the middle.
@@ -190,7 +195,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         if permille == 0 {
             bench.raise(bench.stream, true)?;
         }
-        bench.issue(&cut, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
+        bench.issue(&transformed, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
         if permille > 0 {
             wait::nap(took * permille / 1_000);
             bench.raise(bench.other, true)?;
@@ -209,7 +214,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         let mut resumes = 0;
         while bench.read(bench.counts, blocks as usize)?.contains(&0) && resumes < RESUMES_MAX {
             epoch2 += 2;
-            bench.run(&cut, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
+            bench.run(&transformed, bench.grid, Some(bench.preemptible(epoch2, base2)))?;
             resumes += 1;
         }
         bench.check("stopped and resumed")?;
@@ -337,7 +342,7 @@ impl Bench {
         for block in samples {
             self.expected[block as usize] = proof::expected(block, self.rounds);
         }
-        self.check("whole, not cut, for longer")
+        self.check("whole, not transformed, for longer")
     }
 
     fn preemptible(&self, epoch2: u32, base2: u32) -> ControlBlock {

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
-use tally_ipc::layout::submission_flags::CAN_PARTITION;
+use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::{ring, wait};
 use tally_rewriter::Refusal;
 
@@ -71,7 +71,7 @@ pub fn configure(reserves: &[u32]) {
     WANTED.store(!reserves.is_empty(), Release);
 }
 
-/// Whether a launch can be SM-limited: [`CAN_PARTITION`] or 0.
+/// Whether a launch can be SM-limited: [`CAN_LIMIT`] or 0.
 pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
     let context = place.context;
     if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
@@ -92,7 +92,7 @@ pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
         && has_queues(context)
         && prepare::may_be_limited(kernel, launch.function)
         && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);
-    if fits { CAN_PARTITION } else { 0 }
+    if fits { CAN_LIMIT } else { 0 }
 }
 
 /// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were SM-limited never are

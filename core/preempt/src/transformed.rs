@@ -54,13 +54,14 @@ static ATTRIBUTES_SET: AtomicU32 = AtomicU32::new(0);
 /// The program has set an attribute of a function: what was compared is to be compared again.
 pub(crate) fn attribute_was_set(all: impl Iterator<Item = &'static Transformed>) {
     ATTRIBUTES_SET.fetch_add(1, SeqCst);
-    all.for_each(|cut| cut.forget_compared(|_| true));
+    all.for_each(|transformed| transformed.forget_compared(|_| true));
 }
 
 /// The cluster dimensions of a launch, if it can be transformed as it is launched.
-pub fn cluster(arguments: &KernelArguments, cut: &Transformed) -> Option<[u32; 3]> {
-    let required = || cut.required_cluster.each_ref().map(|d| d.load(Relaxed).max(1) as u32);
-    let mut cluster = cut.cluster.unwrap_or_else(required);
+pub fn cluster(arguments: &KernelArguments, transformed: &Transformed) -> Option<[u32; 3]> {
+    let required =
+        || transformed.required_cluster.each_ref().map(|d| d.load(Relaxed).max(1) as u32);
+    let mut cluster = transformed.cluster.unwrap_or_else(required);
     for a in arguments.attributes() {
         match a.id {
             LAUNCH_ATTRIBUTE_CLUSTER => {

@@ -99,12 +99,14 @@ fn carry_out(job: &Job) -> bool {
         Task::Unload(image) => !making::unload(job.context, image),
         Task::Sweep => !making::sweep(job.context),
         Task::Offset => {
-            let Some(cut) = kernels::cut(job.index).filter(|cut| cut.context == job.context) else {
+            let Some(transformed) = kernels::transformed(job.index)
+                .filter(|transformed| transformed.context == job.context)
+            else {
                 return false;
             };
-            match making::offset(job, cut) {
+            match making::offset(job, transformed) {
                 Err(Failed::Busy) => return true,
-                made => settle_offset(cut, made.ok()),
+                made => settle_offset(transformed, made.ok()),
             }
             false
         }
@@ -125,17 +127,17 @@ fn form(job: &Job) -> bool {
             log!("kernel {} is run whole: {why}", job.index);
             kernels::refuse(job.index, why);
         }
-        Ok(cut) => making::prepared(job.index, cut),
+        Ok(transformed) => making::prepared(job.index, transformed),
     }
     false
 }
 
 /// The form with offset block indices was made, or there is none.
-fn settle_offset(cut: &Transformed, function: Option<usize>) {
+fn settle_offset(transformed: &Transformed, function: Option<usize>) {
     // From the prelude's function, which has what was set through any handle of the original's.
-    let copy = || function.into_iter().for_each(|to| copy_attributes(cut.function, to));
+    let copy = || function.into_iter().for_each(|to| copy_attributes(transformed.function, to));
     copy();
-    cut.sub_grid.settle(function);
+    transformed.sub_grid.settle(function);
     // What the program set meanwhile.
     copy();
     kernels::changed();

@@ -4,7 +4,7 @@
 //! and neither its PTX nor its machine code says so plainly: a look-back reads a word
 //! that another block writes, as any kernel might. Libraries that do it have names.
 //! A name proves nothing, so that what is not found here is still watched when it is
-//! cut ([`Refusal::BlocksWaited`]).
+//! transformed ([`Refusal::BlocksWaited`]).
 
 use crate::Refusal;
 

@@ -143,7 +143,7 @@ impl Refusal {
             Refusal::ClusterShape => "its cluster dimensions are no powers of two",
             Refusal::Communication => "it belongs to a communication library (NCCL, NVSHMEM)",
             Refusal::BlocksWaitByName => "its name says that its blocks wait for one another",
-            Refusal::BlocksWaited => "its blocks waited for one another when it was cut",
+            Refusal::BlocksWaited => "its blocks waited for one another when it was transformed",
             Refusal::AddressTaken => "its address is taken",
             Refusal::IndexInFunction => {
                 "a function that it calls, or may call, reads the block's index"
@@ -155,9 +155,9 @@ impl Refusal {
             Refusal::DriverRefused => "the driver refused its transformed form",
             Refusal::AttributesDiffer => "the attributes of its transformed form differ",
             Refusal::ImageGone => "its image is not at hand",
-            Refusal::LaunchForm => "it is launched in a way that cannot be cut",
+            Refusal::LaunchForm => "it is launched in a way that cannot be transformed",
             Refusal::ResultsDiffer => {
-                "a kernel with known results computed others on this GPU when it was cut"
+                "a kernel with known results computed others on this GPU when it was transformed"
             }
             Refusal::IndexRead => {
                 "it reads the block's index in a way that the patch does not know"

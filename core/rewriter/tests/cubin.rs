@@ -110,9 +110,9 @@ fn kernels_that_use_variables_of_their_image_are_refused() {
     for image in GLOBALS {
         let rewritten = prelude(image);
         check(image, &rewritten.image).unwrap();
-        let mut cut: Vec<_> = rewritten.kernels.iter().map(|k| k.name.as_str()).collect();
-        cut.sort_unstable();
-        assert_eq!(cut, ["alone", "sine"]);
+        let mut transformed: Vec<_> = rewritten.kernels.iter().map(|k| k.name.as_str()).collect();
+        transformed.sort_unstable();
+        assert_eq!(transformed, ["alone", "sine"]);
         let refused = refusals(&rewritten);
         for name in [
             "counts",

@@ -1,7 +1,7 @@
 //! Kernels in their transformed forms against themselves, in the interpreter.
 //!
 //! Every kernel of the corpus, and as many that are made at random, runs whole once.
-//! Then it runs cut: in slices, as sub-grids, given up at random blocks and resumed,
+//! Then it runs transformed: in slices, as sub-grids, given up at random blocks and resumed,
 //! also with two launches at work at once. Memory must come out the same, bit for
 //! bit, and every block must have run exactly once.
 //!
@@ -53,21 +53,21 @@ fn counting(case: &Case) -> Option<String> {
 }
 
 /// A transformed form, parsed.
-struct Cut {
+struct Transformed {
     module: Module,
     kernel: TransformedKernel,
 }
 
-impl Cut {
-    fn of(case: &Case, form: KernelForm) -> Result<Cut, Refusal> {
+impl Transformed {
+    fn of(case: &Case, form: KernelForm) -> Result<Transformed, Refusal> {
         let only = [case.kernel.as_str()];
-        let cut = ptx::rewrite(&case.source, form, Some(&only))?;
-        if let Some((_, why)) = cut.refused.first() {
+        let transformed = ptx::rewrite(&case.source, form, Some(&only))?;
+        if let Some((_, why)) = transformed.refused.first() {
             return Err(*why);
         }
-        let text = std::str::from_utf8(&cut.image).unwrap();
+        let text = std::str::from_utf8(&transformed.image).unwrap();
         let module = Module::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-        Ok(Cut { module, kernel: cut.kernels[0].clone() })
+        Ok(Transformed { module, kernel: transformed.kernels[0].clone() })
     }
 
     fn world(&self, case: &Case, seed: u64, counted: bool) -> World {
@@ -96,22 +96,22 @@ fn order(n: u32, random: &mut Random) -> Vec<u32> {
     out
 }
 
-fn sliced(case: &Case, cut: &Cut, world: &World, random: &mut Random) {
+fn sliced(case: &Case, transformed: &Transformed, world: &World, random: &mut Random) {
     let mut scratch = Scratch::new();
     for (lo, hi) in pieces(case.blocks(), random) {
         let control = ControlBlock::slice(lo, hi, [1; 3]);
-        let params = world.params_with(cut.kernel.control_offset, &control);
+        let params = world.params_with(transformed.kernel.control_offset, &control);
         for block in order(case.blocks(), random) {
             world.run(&params, case.grid, block, 0, &mut scratch);
         }
     }
 }
 
-fn sub_grids(case: &Case, cut: &Cut, world: &World, random: &mut Random) {
+fn sub_grids(case: &Case, transformed: &Transformed, world: &World, random: &mut Random) {
     let mut scratch = Scratch::new();
     for (lo, hi) in pieces(case.blocks(), random) {
         let control = ControlBlock::sub_grid(lo, case.grid);
-        let params = world.params_with(cut.kernel.control_offset, &control);
+        let params = world.params_with(transformed.kernel.control_offset, &control);
         for block in order(hi - lo, random) {
             world.run(&params, [hi - lo, 1, 1], block, 0, &mut scratch);
         }
@@ -119,7 +119,7 @@ fn sub_grids(case: &Case, cut: &Cut, world: &World, random: &mut Random) {
 }
 
 /// Launches of the prelude form that are at work at the same time.
-fn preempted(case: &Case, cut: &Cut, world: &mut World, random: &mut Random) {
+fn preempted(case: &Case, transformed: &Transformed, world: &mut World, random: &mut Random) {
     use std::sync::atomic::Ordering::Relaxed;
     let blocks = case.blocks();
     let base = 1 + random.below(1000) as u32;
@@ -148,7 +148,7 @@ fn preempted(case: &Case, cut: &Cut, world: &mut World, random: &mut Random) {
                     2 * base,
                     [1; 3],
                 );
-                world.params_with(cut.kernel.control_offset, &control)
+                world.params_with(transformed.kernel.control_offset, &control)
             })
             .collect();
         let mut queues: Vec<Vec<u32>> = launches.iter().map(|_| order(blocks, random)).collect();
@@ -183,7 +183,7 @@ struct Counts {
 fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
     if case.refused {
         for form in [KernelForm::Prelude, KernelForm::SubGrid] {
-            let why = Cut::of(case, form).err();
+            let why = Transformed::of(case, form).err();
             assert_eq!(why, Some(Refusal::WritableGlobals), "{} {form:?}", case.kernel);
         }
         return;
@@ -200,16 +200,16 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
             whole.run(&whole.params, case.grid, block, 0, &mut scratch);
         }
         let want = whole.device.snapshot(whole.compared);
-        let prelude = Cut::of(case, KernelForm::Prelude);
+        let prelude = Transformed::of(case, KernelForm::Prelude);
         let prelude = prelude.unwrap_or_else(|e| panic!("{}: {e}", case.kernel));
-        let sub_grid = Cut::of(case, KernelForm::SubGrid);
+        let sub_grid = Transformed::of(case, KernelForm::SubGrid);
         assert_eq!(sub_grid.is_err(), case.prelude_only, "{}: {:?}", case.kernel, sub_grid.err());
         for schedule in (variant..schedules).step_by(variants.len()) {
             let mut random = Random::new(seed + 1000 * schedule as u64);
             let (how, world) = match (schedule / variants.len() % 4, &sub_grid) {
-                (0, Ok(cut)) => {
-                    let world = cut.world(case, seed, counted);
-                    sub_grids(case, cut, &world, &mut random);
+                (0, Ok(transformed)) => {
+                    let world = transformed.world(case, seed, counted);
+                    sub_grids(case, transformed, &world, &mut random);
                     ("sub-grids", world)
                 }
                 (0 | 1, _) => {
@@ -256,5 +256,8 @@ fn transformed_kernels_do_what_whole_ones_do() {
     generated::each(16 * schedules, |i, case| {
         check(&case, 8, 7000 + i as u64, &mut counts);
     });
-    println!("differential: {} kernels, {} cut schedules", counts.kernels, counts.schedules);
+    println!(
+        "differential: {} kernels, {} transformed schedules",
+        counts.kernels, counts.schedules
+    );
 }

@@ -22,15 +22,15 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let case = Case::read(COUNTER, "k grid=8,1,1 block=70,1,1");
-        let cut = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
-        let module = Module::parse(std::str::from_utf8(&cut.image).unwrap()).unwrap();
+        let transformed = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
+        let module = Module::parse(std::str::from_utf8(&transformed.image).unwrap()).unwrap();
         let mut world = World::new(&case, &module, "k", 1, false);
         let counts = world.device.alloc_words(&[0; 8]);
         world.params[..8].copy_from_slice(&counts.to_le_bytes());
         let table = world.device.alloc_words(&[0; 8]);
         let flag = world.device.alloc_words(&[0; 8 * 32]);
         let notice = world.device.alloc_words(&[0]);
-        Bench { world, offset: cut.kernels[0].control_offset, counts, table, flag, notice }
+        Bench { world, offset: transformed.kernels[0].control_offset, counts, table, flag, notice }
     }
 
     fn set(&self, at: u64, word: usize, value: u32) {

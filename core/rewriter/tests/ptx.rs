@@ -10,7 +10,7 @@ use tally_rewriter::{KernelForm, Refusal, Rewritten};
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 const FORMS: [KernelForm; 2] = [KernelForm::Prelude, KernelForm::SubGrid];
 
-fn cut(text: &str, form: KernelForm) -> Rewritten {
+fn transformed(text: &str, form: KernelForm) -> Rewritten {
     ptx::rewrite(text, form, None).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
@@ -18,8 +18,8 @@ fn cut(text: &str, form: KernelForm) -> Rewritten {
 fn both(rest: &str) -> [Result<(), Refusal>; 2] {
     let text = format!("{HEAD}{rest}");
     FORMS.map(|form| {
-        let cut = ptx::rewrite(&text, form, None)?;
-        cut.kernel("k").map(|_| ())
+        let transformed = ptx::rewrite(&text, form, None)?;
+        transformed.kernel("k").map(|_| ())
     })
 }
 
@@ -34,7 +34,11 @@ fn kernels_that_read_their_sm_say_so() {
     for (statements, reads_sm) in common::READS_SM {
         for form in FORMS {
             let text = format!("{HEAD}{}", common::waits(statements));
-            assert_eq!(cut(&text, form).kernel("k").unwrap().reads_sm, reads_sm, "{statements}");
+            assert_eq!(
+                transformed(&text, form).kernel("k").unwrap().reads_sm,
+                reads_sm,
+                "{statements}"
+            );
         }
     }
 }
@@ -44,13 +48,17 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
     for (statements, may_wait) in common::WAITS {
         for form in FORMS {
             let text = format!("{HEAD}{}", common::waits(statements));
-            assert_eq!(cut(&text, form).kernel("k").unwrap().may_wait, may_wait, "{statements}");
+            assert_eq!(
+                transformed(&text, form).kernel("k").unwrap().may_wait,
+                may_wait,
+                "{statements}"
+            );
         }
     }
     // What a function gives back is named in its head.
     let adds = ".func (.reg .u32 got) f(.reg .u64 q) { atom.global.add.u32 got, [q], 1; ret; }";
     let text = format!("{HEAD}{adds} {}", common::waits("call (%r1), f, (%rd1);"));
-    assert!(cut(&text, KernelForm::Prelude).kernel("k").unwrap().may_wait);
+    assert!(transformed(&text, KernelForm::Prelude).kernel("k").unwrap().may_wait);
     // What a function does that is called, and what a call by a register may do, count as its own.
     let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
          ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";
@@ -59,8 +67,12 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
         "mov.u64 %rd2, f; { .param .u64 a; st.param.u64 [a], %rd1; call %rd2, (a), proto; }";
     for statements in ["", calls, &format!("proto: .callprototype _ (.param .u64 _); {named}")] {
         let text = format!("{HEAD}{waiting} {}", common::waits(statements));
-        let cut = cut(&text, KernelForm::Prelude);
-        assert_eq!(cut.kernel("k").unwrap().may_wait, !statements.is_empty(), "{statements}");
+        let transformed = transformed(&text, KernelForm::Prelude);
+        assert_eq!(
+            transformed.kernel("k").unwrap().may_wait,
+            !statements.is_empty(),
+            "{statements}"
+        );
     }
 }
 
@@ -70,9 +82,9 @@ fn taking_the_edits_away_gives_the_source_back() {
         for form in FORMS {
             let plan = ptx::plan(&source, form, None).unwrap();
             let edits = plan.edits.clone();
-            let cut = plan.apply(&source);
-            let text = std::str::from_utf8(&cut.image).unwrap();
-            assert!(cut.kernels.is_empty() || text.len() > source.len());
+            let transformed = plan.apply(&source);
+            let text = std::str::from_utf8(&transformed.image).unwrap();
+            assert!(transformed.kernels.is_empty() || text.len() > source.len());
             assert_eq!(ptx::undo(&source, text, &edits).as_deref(), Some(&*source), "{name}");
         }
     }
@@ -98,9 +110,9 @@ fn what_was_rewritten_is_not_rewritten_again() {
 fn the_control_block_comes_after_every_parameter() {
     let of = |list: &str| {
         let text = format!("{HEAD}.visible .entry k{list} .maxntid 32, 1, 1 {{ ret; }}");
-        let cut = cut(&text, KernelForm::Prelude);
-        let kernel = cut.kernel("k").unwrap().clone();
-        let image = String::from_utf8(cut.image).unwrap();
+        let transformed = transformed(&text, KernelForm::Prelude);
+        let kernel = transformed.kernel("k").unwrap().clone();
+        let image = String::from_utf8(transformed.image).unwrap();
         assert!(image.contains(".param .align 8 .b8 k_param_tally[56]"), "{image}");
         (kernel.parameter_count, kernel.control_offset)
     };
@@ -120,7 +132,7 @@ fn parameters_that_leave_no_room_are_refused() {
             ".version {version}\n.target {target}\n.address_size 64\n\
              .entry k(.param .align 8 .b8 m[{bytes}]) {{ ret; }}"
         );
-        cut(&text, KernelForm::Prelude).kernel("k").map(|k| k.control_offset)
+        transformed(&text, KernelForm::Prelude).kernel("k").map(|k| k.control_offset)
     };
     assert_eq!(of("8.0", "sm_90", 4040), Ok(4040));
     assert_eq!(of("8.0", "sm_90", 4041), Err(ParameterSpace));
@@ -136,7 +148,7 @@ fn versions_are_raised_where_they_can_be() {
     let of = |head: &str| {
         let text = format!("{head} .entry k() {{ ret; }}");
         ptx::rewrite(&text, KernelForm::Prelude, None)
-            .map(|cut| String::from_utf8(cut.image).unwrap())
+            .map(|transformed| String::from_utf8(transformed.image).unwrap())
     };
     let raised = of(".version 4.2 .target sm_35 .address_size 64").unwrap();
     assert!(raised.starts_with(".version 6.0 .target sm_35"), "{raised}");
@@ -156,11 +168,11 @@ fn versions_are_raised_where_they_can_be() {
 #[test]
 fn only_what_is_asked_for_is_touched() {
     let text = format!("{HEAD}.entry a() {{ ret; }}\n.entry b() {{ ret; }}\n.entry c();\n");
-    let cut = ptx::rewrite(&text, KernelForm::Prelude, Some(&["b", "nobody"])).unwrap();
-    let names: Vec<_> = cut.kernels.iter().map(|k| k.name.as_str()).collect();
-    assert_eq!((names, cut.refused.len()), (vec!["b"], 0));
-    assert_eq!(cut.kernel("nobody"), Err(NoSuchKernel));
-    let image = String::from_utf8(cut.image).unwrap();
+    let transformed = ptx::rewrite(&text, KernelForm::Prelude, Some(&["b", "nobody"])).unwrap();
+    let names: Vec<_> = transformed.kernels.iter().map(|k| k.name.as_str()).collect();
+    assert_eq!((names, transformed.refused.len()), (vec!["b"], 0));
+    assert_eq!(transformed.kernel("nobody"), Err(NoSuchKernel));
+    let image = String::from_utf8(transformed.image).unwrap();
     assert!(image.contains(".entry a() { ret; }") && image.contains(".entry c();"));
     let none = ptx::rewrite(&text, KernelForm::Prelude, Some(&[])).unwrap();
     assert_eq!(none.image, text.as_bytes());
@@ -169,7 +181,7 @@ fn only_what_is_asked_for_is_touched() {
 #[test]
 fn declarations_get_the_parameter_too() {
     let text = format!("{HEAD}.entry k(.param .u64 p);\n.entry k(.param .u64 p) {{ ret; }}");
-    let image = String::from_utf8(cut(&text, KernelForm::Prelude).image).unwrap();
+    let image = String::from_utf8(transformed(&text, KernelForm::Prelude).image).unwrap();
     assert_eq!(image.matches("k_param_tally[56]").count(), 2, "{image}");
 }
 
@@ -229,7 +241,7 @@ fn what_functions_do_counts_for_those_that_reach_them() {
 fn clusters_are_transformed_whole_or_not_at_all() {
     let of = |directive: &str, statements: &str| {
         let text = format!("{HEAD}.entry k() {directive} {{ .reg .b32 %r<9>; {statements} ret; }}");
-        FORMS.map(|form| cut(&text, form).kernel("k").map(|k| k.cluster))
+        FORMS.map(|form| transformed(&text, form).kernel("k").map(|k| k.cluster))
     };
     assert_eq!(of(".reqnctapercluster 4, 2", ""), [Ok(Some([4, 2, 1])), Err(ClusterShape)]);
     assert_eq!(
@@ -250,9 +262,9 @@ fn every_read_of_the_index_is_replaced_in_a_sub_grid() {
     let statements = "mov.u32 %r1, %ctaid.x; @!%p cvt.s64.s32 %rd1, %nctaid.z; \
         mov.b32 %r1, %ctaid.y; mov.v4.u32 {%r1, %r2, %r3, %r4}, %nctaid;";
     let text = format!("{HEAD}.entry k() {{ {statements} ret; }}");
-    let cut = cut(&text, KernelForm::SubGrid);
-    assert!(cut.kernel("k").is_ok());
-    let image = String::from_utf8(cut.image).unwrap();
+    let transformed = transformed(&text, KernelForm::SubGrid);
+    assert!(transformed.kernel("k").is_ok());
+    let image = String::from_utf8(transformed.image).unwrap();
     for want in [
         "mov.u32 %r1, %tally_ctaid_x;",
         "@!%p cvt.s64.s32 %rd1, %tally_nctaid_z;",
@@ -278,7 +290,7 @@ fn names_of_the_program_are_never_used() {
         "{HEAD}.entry tally_k(.param .u64 tally_p) {{ .reg .b32 %tally_x; $tally3_own: ret; }}"
     );
     for form in FORMS {
-        let image = String::from_utf8(cut(&text, form).image).unwrap();
+        let image = String::from_utf8(transformed(&text, form).image).unwrap();
         assert!(image.contains("%tally1_"), "{image}");
         assert_eq!(image.matches("%tally_").count(), 1);
         assert_eq!(image.matches("$tally3_own").count(), 1);
@@ -365,10 +377,10 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
         "{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\
         .entry k() {{ {printed} ret; }}\n.entry w() {{ st.global.u8 [$str], 1; ret; }}\n.entry free() {{ ret; }}"
     );
-    let cut = cut(&two, KernelForm::Prelude);
-    assert_eq!(cut.kernel("k"), Err(WritableGlobals));
-    assert_eq!(cut.kernel("w"), Err(WritableGlobals));
-    assert!(cut.kernel("free").is_ok());
+    let transformed = transformed(&two, KernelForm::Prelude);
+    assert_eq!(transformed.kernel("k"), Err(WritableGlobals));
+    assert_eq!(transformed.kernel("w"), Err(WritableGlobals));
+    assert!(transformed.kernel("free").is_ok());
     // Shared memory is no variable of the module.
     assert_eq!(
         both(
@@ -406,8 +418,8 @@ fn what_is_not_understood_is_refused() {
         ".section .debug {",
     ] {
         let text = format!("{HEAD}{rest}");
-        let got =
-            ptx::rewrite(&text, KernelForm::SubGrid, None).map(|cut| String::from_utf8(cut.image));
+        let got = ptx::rewrite(&text, KernelForm::SubGrid, None)
+            .map(|transformed| String::from_utf8(transformed.image));
         assert_eq!(got, Err(Malformed), "{rest}");
     }
 }
@@ -435,7 +447,7 @@ fn work_is_linear_in_the_text() {
         );
     }
     let start = std::time::Instant::now();
-    let cut = cut(&text, KernelForm::SubGrid);
-    assert_eq!(cut.kernels.len(), n);
+    let transformed = transformed(&text, KernelForm::SubGrid);
+    assert_eq!(transformed.kernels.len(), n);
     assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
 }

@@ -54,12 +54,12 @@ fn what_is_rewritten_assembles() {
     for (name, source) in files {
         let (target, specific) = target(&source);
         for form in [KernelForm::Prelude, KernelForm::SubGrid] {
-            let cut = ptx::rewrite(&source, form, None);
-            let cut = cut.unwrap_or_else(|e| panic!("{name}: {e}"));
-            for (kernel, why) in &cut.refused {
+            let transformed = ptx::rewrite(&source, form, None);
+            let transformed = transformed.unwrap_or_else(|e| panic!("{name}: {e}"));
+            for (kernel, why) in &transformed.refused {
                 println!("{name} {form:?}: {kernel}: {why}");
             }
-            if cut.kernels.is_empty() {
+            if transformed.kernels.is_empty() {
                 continue;
             }
             for arch in ARCHITECTURES.into_iter().filter(|a| *a >= target) {
@@ -67,14 +67,14 @@ fn what_is_rewritten_assembles() {
                     continue;
                 }
                 let arch = format!("sm_{arch}{}", if specific { "a" } else { "" });
-                if let Err(why) = assemble(&ptxas, &arch, &cut.image, "/dev/null") {
-                    let text = String::from_utf8_lossy(&cut.image);
+                if let Err(why) = assemble(&ptxas, &arch, &transformed.image, "/dev/null") {
+                    let text = String::from_utf8_lossy(&transformed.image);
                     let lines: Vec<_> =
                         text.lines().enumerate().map(|(n, l)| format!("{:4} {l}", n + 1)).collect();
                     panic!("{name} {form:?} {arch}: {why}\n{}", lines.join("\n"));
                 }
                 texts += 1;
-                kernels += cut.kernels.len();
+                kernels += transformed.kernels.len();
             }
         }
     }

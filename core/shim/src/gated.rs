@@ -25,9 +25,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{
-    CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED,
-};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED};
 use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
@@ -90,7 +88,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for.
     let result = quiesce::entered(|| match (answer, shape) {
-        (Some((answer, ticket)), Some((shape, _))) => launch.cut(answer, ticket, &shape),
+        (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
         _ => launch::unasked(client, index, call),
     });
     launch.finish(sample);
@@ -99,13 +97,13 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
 
 impl Gated<'_> {
     /// Make the launch in another form, or whole if that cannot be.
-    fn cut(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
+    fn transformed(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
         let Gated { client, index, before, call, .. } = *self;
         let target = (call.target)();
         let offered = match answer {
             Answer::Slice(_) => CAN_SLICE,
             Answer::Preemptible(_) => CAN_PREEMPT,
-            Answer::Partition(_) => CAN_PARTITION,
+            Answer::SmLimited(_) => CAN_LIMIT,
             Answer::Whole => 0,
         };
         if shape.flags & offered == 0 {

@@ -6,9 +6,7 @@ use common::{Core, attached, eventually, welcome};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::report_state;
-use tally_ipc::layout::submission_flags::{
-    self, CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE,
-};
+use tally_ipc::layout::submission_flags::{self, CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::{self, Answer};
 use tally_ipc::wire::Welcome;
 
@@ -110,10 +108,10 @@ fn many_launches_on_their_way_share_events() {
 fn forms_that_were_not_offered_run_whole() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
-    for form in [Answer::Slice(4), Answer::Preemptible(0), Answer::Partition(16)] {
+    for form in [Answer::Slice(4), Answer::Preemptible(0), Answer::SmLimited(16)] {
         p.tell("launch 0");
         let offered = client.take().flags;
-        assert_eq!(offered & (CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE), 0);
+        assert_eq!(offered & (CAN_SLICE | CAN_PREEMPT | CAN_LIMIT | CAN_PREPARE), 0);
         ring::decide(&client.core, client.next - 1, form);
         let _ = tally_ipc::wait::wake(&client.region, &client.core);
         assert_eq!(p.answer(), "0");

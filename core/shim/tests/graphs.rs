@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_preempt::graphs::build::Step;
-use tally_preempt::graphs::reason::{CutState, Reason};
+use tally_preempt::graphs::reason::{GraphState, Reason};
 use tally_preempt::graphs::{self, Chain, order};
 
 /// What host nodes did: the order of two of them shows.
@@ -30,7 +30,7 @@ impl Random {
 
 /// A graph with branches: each node comes behind those whose data it needs or overwrites, and
 /// behind nothing else, but for nodes that come behind all before them and before all others: there it can be
-/// cut. Returns the kernels in it too.
+/// divided. Returns the kernels in it too.
 fn branches(device: &Device, seed: u64, nodes: usize) -> (Graph<'_>, u32) {
     let (graph, mut random, mut kernels) = (Graph::new(device), Random(seed), 0);
     let mut writer: Vec<Vec<Ptr>> = vec![Vec::new(); BUFFERS];
@@ -79,7 +79,7 @@ fn branches(device: &Device, seed: u64, nodes: usize) -> (Graph<'_>, u32) {
 fn execs(chain: &Chain) -> Vec<usize> {
     let exec = |step: &Step| match step {
         Step::Graph(exec) => *exec,
-        Step::Kernel(own) => panic!("{own:?} cannot be cut"),
+        Step::Kernel(own) => panic!("{own:?} is no part"),
     };
     chain.steps().iter().map(exec).collect()
 }
@@ -105,10 +105,10 @@ fn parts_do_what_the_whole_does() {
         let exec = device.instantiate(&graph);
         drop(graph);
         if kernels < 2 {
-            assert_eq!(graphs::state(exec), CutState::Whole(Reason::OneKernel));
+            assert_eq!(graphs::state(exec), GraphState::Whole(Reason::OneKernel));
             continue;
         }
-        assert_eq!(graphs::state(exec), CutState::Transformable { kernel_nodes: kernels });
+        assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: kernels });
         let whole = run(&device, &[exec as usize], stream);
         for size in [1, 3, 10] {
             let chain = graphs::chain(exec, size);
@@ -118,7 +118,7 @@ fn parts_do_what_the_whole_does() {
             }
             let chain = match chain {
                 Err(reason) => {
-                    assert_eq!(reason, Reason::OnePart, "it cannot be cut anywhere");
+                    assert_eq!(reason, Reason::OnePart, "it cannot be divided anywhere");
                     continue;
                 }
                 Ok(chain) => chain,
@@ -129,7 +129,7 @@ fn parts_do_what_the_whole_does() {
         assert_eq!(run(&device, &[exec as usize], stream), whole, "the whole is what it was");
         device.destroy(exec);
     }
-    assert!(chains > 60, "only {chains} ways to cut them");
+    assert!(chains > 60, "only {chains} ways to divide them");
 }
 
 #[test]
@@ -165,10 +165,10 @@ fn a_child_graph_stays_in_one_piece() {
     let node = graph.child(&[second], &child);
     graph.mix(&[node], 5, 0, 4);
     let exec = device.instantiate(&graph);
-    if graphs::state(exec) == CutState::Whole(Reason::ChildGraph) {
+    if graphs::state(exec) == GraphState::Whole(Reason::ChildGraph) {
         eprintln!("NOT TESTED: no cuGraphChildGraphNodeGetGraph on this software device");
     } else {
-        assert_eq!(graphs::state(exec), CutState::Transformable { kernel_nodes: 8 });
+        assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: 8 });
         let whole = run(&device, &[exec as usize], stream);
         let chain = graphs::chain(exec, 2).unwrap();
         assert_eq!(execs(&chain).len(), 3, "two kernels, the child's five, one");
@@ -180,7 +180,7 @@ fn a_child_graph_stays_in_one_piece() {
 #[test]
 fn an_exec_that_changes_is_whole_from_then_on() {
     let device = Device::get();
-    let cuts = device.cuts();
+    let divides = device.divides_graphs();
     let stream = device.stream();
     let graph = Graph::new(&device);
     let first = graph.mix(&[], 0, 1, 1);
@@ -194,8 +194,8 @@ fn an_exec_that_changes_is_whole_from_then_on() {
     };
     for way in 0..3 {
         let exec = device.instantiate(&graph);
-        let parts = if cuts { execs(&graphs::chain(exec, 1).unwrap()) } else { Vec::new() };
-        assert_eq!(parts.len(), if cuts { 2 } else { 0 });
+        let parts = if divides { execs(&graphs::chain(exec, 1).unwrap()) } else { Vec::new() };
+        assert_eq!(parts.len(), if divides { 2 } else { 0 });
         let result = match way {
             0 => device.with_mix(0, 1, 100, |p| {
                 // SAFETY: objects of ours.
@@ -214,8 +214,8 @@ fn an_exec_that_changes_is_whole_from_then_on() {
             }
         };
         ok(result);
-        if cuts {
-            assert_eq!(graphs::state(exec), CutState::Whole(Reason::Changed));
+        if divides {
+            assert_eq!(graphs::state(exec), GraphState::Whole(Reason::Changed));
             assert_eq!(graphs::chain(exec, 1).unwrap_err(), Reason::Changed);
         }
         // Once nothing runs, by a thread of the shim's.
@@ -224,7 +224,7 @@ fn an_exec_that_changes_is_whole_from_then_on() {
             assert_eq!(run(&device, &[exec as usize], stream), want, "way {way}");
         }
         device.destroy(exec);
-        assert_eq!(graphs::state(exec), CutState::Unknown);
+        assert_eq!(graphs::state(exec), GraphState::Unknown);
     }
 }
 
@@ -248,7 +248,7 @@ fn parts_live_as_long_as_exec_or_chain() {
     device.assert_exist(&parts, true);
     drop(other);
     device.await_end(&parts);
-    assert_eq!(graphs::state(exec), CutState::Unknown);
+    assert_eq!(graphs::state(exec), GraphState::Unknown);
     assert_eq!(graphs::chain(exec, 4).unwrap_err(), Reason::NotKept);
 }
 
@@ -256,7 +256,7 @@ fn parts_live_as_long_as_exec_or_chain() {
 fn what_cannot_be_transformed_says_why() {
     let device = Device::get();
     let whole = |graph: &Graph<'_>| match graphs::state(device.instantiate(graph)) {
-        CutState::Whole(reason) => reason,
+        GraphState::Whole(reason) => reason,
         state => panic!("{state}"),
     };
     assert_eq!(whole(&Graph::new(&device)), Reason::OneKernel);
@@ -264,17 +264,17 @@ fn what_cannot_be_transformed_says_why() {
     let graph = Graph::line(&device, 3);
     graph.record(&[]);
     assert_eq!(whole(&graph), Reason::Events);
-    if device.cuts() {
+    if device.divides_graphs() {
         let exec = device.instantiate(&Graph::line(&device, 300));
         assert_eq!(graphs::chain(exec, 1).unwrap_err(), Reason::TooManyParts(300));
         assert_eq!(execs(&graphs::chain(exec, 2).unwrap()).len(), 150);
         device.destroy(exec);
     }
     assert_eq!(
-        CutState::Whole(Reason::Events).to_string(),
+        GraphState::Whole(Reason::Events).to_string(),
         "launched whole: it records or waits for events"
     );
-    assert_eq!(graphs::state(null_mut()), CutState::Unknown);
+    assert_eq!(graphs::state(null_mut()), GraphState::Unknown);
 }
 
 #[test]
@@ -382,20 +382,20 @@ fn launches_on_several_streams_keep_their_order() {
 #[test]
 fn a_destroyed_context_is_left_alone() {
     let mut device = Device::get();
-    let cuts = device.cuts();
+    let divides = device.divides_graphs();
     let mut other = null_mut();
     // SAFETY: a valid out-pointer; it becomes current.
     ok(unsafe { (device.cuda.cuCtxCreate_v2)(&mut other, 0, 0) });
     device.mix = device.load();
     let exec = device.instantiate(&Graph::line(&device, 8));
-    let chain = cuts.then(|| graphs::chain(exec, 2).unwrap());
+    let chain = divides.then(|| graphs::chain(exec, 2).unwrap());
     // SAFETY: contexts of ours.
     unsafe {
         ok((device.cuda.cuCtxDestroy_v2)(other));
         ok((device.cuda.cuCtxSetCurrent)(device.context));
     }
     if let Some(chain) = chain {
-        assert_eq!(graphs::state(exec), CutState::Unknown);
+        assert_eq!(graphs::state(exec), GraphState::Unknown);
         assert_eq!(graphs::chain(exec, 2).unwrap_err(), Reason::NotKept);
         drop(chain);
     }

@@ -16,6 +16,8 @@
 //! renamed. `key` and `digest` are hints by which a refusal says what is wrong; they
 //! decide nothing.
 //!
+//! Not minisign's form: its signature is of the file's BLAKE2b hash, and policies are named by SHA-256 everywhere else.
+//!
 //! The form is exact: a file is read only if writing what was read gives the same bytes.
 
 use crate::digest::{Digest, unhex};

@@ -123,7 +123,7 @@ impl tracing::Subscriber for Waiting {
 }
 
 #[test]
-fn a_call_whose_thread_is_not_running_is_not_struck() {
+fn a_call_whose_thread_is_not_running_is_not_interrupted() {
     let mut bench = Bench::new(chaos_with(Limits::default(), "").unwrap());
     let started = Instant::now();
     let waiting = Waiting::default();

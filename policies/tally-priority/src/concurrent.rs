@@ -9,9 +9,9 @@ pub mod candidates;
 pub mod choose;
 pub mod profiler;
 
-use crate::reason;
+use crate::Reason;
 use crate::settings::Settings;
-use candidates::{candidates, graph_form, has_boundaries};
+use candidates::{candidates, graph_form};
 use profiler::Entry;
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::host::{self, Gauge};
@@ -28,15 +28,13 @@ const TOLD_MAX: u32 = 32;
 /// Long kernels that are remembered. One training step has some hundreds.
 const KERNELS_MAX: usize = 4_096;
 /// Kernels kept over a reload, those launched last: decisions wait while they are written
-/// down.
+/// down. Each takes less than 256 bytes, so they always fit.
 pub const KEPT_MAX: usize = 1_024;
 /// Tries that can be saved up for when there is something to try.
 const TRIES_SAVED_MAX: u32 = 8;
-/// What the policy saves. Older versions are refused.
+/// What the policy saves.
 pub const FORMAT: &str = "tally-priority";
 pub const VERSION: u32 = 1;
-/// Room left for what an entry takes at most.
-const ENTRY_BYTES_MAX: usize = 256;
 
 /// Places in [`Forms::counters`], the first four by [`Form`].
 const COUNTERS: [&str; 6] = [
@@ -53,9 +51,8 @@ const REQUESTED: usize = 5;
 /// What is known of kernels, and of the forms chosen.
 #[derive(Debug)]
 pub struct Forms {
-    settings: Settings,
-    /// Of the settings at first: what was measured belongs to them.
-    fingerprint: u64,
+    /// The settings at first, as text: what was measured belongs to them.
+    measured_under: String,
     kernels: LruMap<Entry>,
     /// Of those, the long ones that can only run whole.
     long_whole: usize,
@@ -65,50 +62,39 @@ pub struct Forms {
     counters: Counters<6>,
     known_gauge: Gauge,
     long_whole_gauge: Gauge,
-    shown: (usize, usize),
     told: u32,
 }
 
 impl Forms {
     /// Nothing is known.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: &Settings, in_force: String) -> Self {
         Forms {
-            // FNV-1a: not against attackers, who could as well save another policy.
-            fingerprint: settings.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            }),
-            settings,
+            measured_under: in_force,
             kernels: LruMap::new(KERNELS_MAX, Entry::default()),
             long_whole: 0,
             tries: TokenBucket::new(settings.explore_permille, TRIES_SAVED_MAX),
             counters: Counters::new(COUNTERS),
             known_gauge: Gauge::new("kernels_known"),
             long_whole_gauge: Gauge::new("long_whole_kernels"),
-            shown: (0, 0),
             told: 0,
         }
     }
 
-    /// The same settings for another sharing mode, before anything was decided.
-    pub fn configure(&mut self, settings: Settings) {
-        self.settings = settings;
-    }
-
     /// The form of a launch that starts now.
-    pub fn decide(&mut self, launch: &Launch) -> Answer {
+    pub fn decide(&mut self, launch: &Launch, settings: &Settings) -> Answer {
         self.tries.earn();
-        let bound_ns = if launch.is_graph() { 0 } else { self.settings.turnaround_ns_max };
-        let answer = if !self.settings.forms
+        let bound_ns = if launch.is_graph() { 0 } else { settings.turnaround_ns_max };
+        let answer = if !settings.forms
             // Never measured is 0: it has to run whole to be.
             || launch.predicted_ns <= bound_ns
             // One id for many kernels: nothing to measure.
             || (launch.kernel == NO_KERNEL && !launch.is_graph())
         {
-            Decision::Run(0).because(reason::SHORT)
+            Decision::Run(0).because(Reason::Short)
         } else if launch.is_graph() {
-            self.graph(launch)
+            self.graph(launch, settings)
         } else {
-            self.kernel(launch)
+            self.kernel(launch, settings)
         };
         self.counters.add(launch.runs_as(answer.decision) as usize, 1);
         self.counters.tick(launch.now_ns);
@@ -120,16 +106,16 @@ impl Forms {
         self.counters.hand_over();
     }
 
-    fn graph(&mut self, launch: &Launch) -> Answer {
-        let decision = graph_form(launch, &self.settings);
+    fn graph(&mut self, launch: &Launch, settings: &Settings) -> Answer {
+        let decision = graph_form(launch, settings);
         if !launch.offers(decision.form().0) {
             return self.prepare(launch, decision);
         }
-        decision.because(reason::CHOSEN)
+        decision.because(Reason::Chosen)
     }
 
-    fn kernel(&mut self, launch: &Launch) -> Answer {
-        if launch.can_prepare() && !launch.can_preempt() && has_boundaries(launch) {
+    fn kernel(&mut self, launch: &Launch, settings: &Settings) -> Answer {
+        if launch.can_prepare() && !launch.can_preempt() && launch.has_boundaries() {
             let answer = self.prepare(launch, Decision::Preemptible);
             if answer != Decision::Run(0) {
                 return answer;
@@ -139,18 +125,17 @@ impl Forms {
         let stands = entry.stands(launch);
         // What is worth trying may have been measured since, so look first.
         if !stands || (entry.next.is_some() && self.tries.allows()) {
-            self.review(launch);
+            self.review(launch, settings);
         }
-        if self.tries.allows()
-            && let Some(next) = self.entry(launch.kernel).next
-        {
-            let all = candidates(launch, &self.settings);
-            self.entry(launch.kernel).count_try(next, &all);
+        let may_try = self.tries.allows();
+        let entry = self.entry(launch.kernel);
+        if may_try && let Some(next) = entry.next {
+            entry.count_try(next, &candidates(launch, settings));
             self.tries.spend();
             self.counters.add(EXPLORED, 1);
-            return next.because(reason::TRIED);
+            return next.because(Reason::Tried);
         }
-        self.entry(launch.kernel).chosen.because(reason::CHOSEN)
+        entry.chosen.because(Reason::Chosen)
     }
 
     /// Answer with a form that is not there yet, so that it is made; not each time.
@@ -158,29 +143,25 @@ impl Forms {
         let entry = self.entry(launch.kernel);
         if entry.ask_in > 0 && entry.asked_for == Some(launch.client) {
             entry.ask_in -= 1;
-            return Decision::Run(0).because(reason::CHOSEN);
+            return Decision::Run(0).because(Reason::Chosen);
         }
         entry.ask_in = ASK_AGAIN_LAUNCHES - 1;
         entry.asked_for = Some(launch.client);
         self.counters.add(REQUESTED, 1);
-        decision.because(reason::PREPARED)
+        decision.because(Reason::Prepared)
     }
 
     /// Choose anew from what the core measured.
-    fn review(&mut self, launch: &Launch) {
-        let settings = self.settings;
+    fn review(&mut self, launch: &Launch, settings: &Settings) {
         // Without another form there is nothing to compare.
-        let profile = if candidates(launch, &settings).len() > 1 {
-            host::kernel_profile(launch.kernel)
-        } else {
-            None
-        };
-        let entry = self.entry(launch.kernel);
-        let before = entry.is_long_whole;
-        entry.review(launch, profile.as_ref(), &settings);
-        let (after, tell) = (entry.is_long_whole, entry.is_long_whole && !entry.is_told);
-        entry.is_told |= tell;
-        self.long_whole = self.long_whole + usize::from(after) - usize::from(before);
+        let has_choice = candidates(launch, settings).len() > 1;
+        let profile = has_choice.then(|| host::kernel_profile(launch.kernel)).flatten();
+        let mut tell = false;
+        self.update(launch.kernel, |entry| {
+            entry.review(launch, profile.as_ref(), settings);
+            tell = entry.is_long_whole && !entry.is_told;
+            entry.is_told |= tell;
+        });
         if tell && self.told < TOLD_MAX {
             self.told += 1;
             tell_long_whole(launch);
@@ -194,30 +175,30 @@ impl Forms {
         entry
     }
 
-    fn show(&mut self) {
-        let now = (self.kernels.len(), self.long_whole);
-        if self.shown.0 != now.0 {
-            self.known_gauge.set(now.0 as i64);
-        }
-        if self.shown.1 != now.1 {
-            self.long_whole_gauge.set(now.1 as i64);
-        }
-        self.shown = now;
+    /// Change what is known of a kernel.
+    fn update(&mut self, kernel: KernelId, change: impl FnOnce(&mut Entry)) {
+        let entry = self.entry(kernel);
+        let before = entry.is_long_whole;
+        change(entry);
+        let after = entry.is_long_whole;
+        self.long_whole = self.long_whole + usize::from(after) - usize::from(before);
     }
 
-    /// Write down what was measured: the fingerprint of the settings, tries saved up, kernels told of, and the
-    /// entries, the one used last first, so that what does not fit is what was not used for longest.
+    fn show(&mut self) {
+        self.known_gauge.set(self.kernels.len() as i64);
+        self.long_whole_gauge.set(self.long_whole as i64);
+    }
+
+    /// Write down what was measured: the settings, tries saved up, kernels told of, and the
+    /// entries, the one used last first.
     pub fn snapshot(&self) -> Saved {
         let mut out = Writer::new(FORMAT, VERSION);
-        for n in [self.fingerprint, self.tries.credit(), self.told.into()] {
-            out.number(n);
-        }
+        out.put(&self.measured_under);
+        out.put(&self.tries.credit());
+        out.put(&self.told);
         for (kernel, entry) in self.kernels.latest(KEPT_MAX) {
-            if !out.has_room(ENTRY_BYTES_MAX) {
-                break;
-            }
-            out.number(kernel.into());
-            entry.write(&mut out);
+            out.put(&kernel);
+            out.put(entry);
         }
         out.finish()
     }
@@ -225,21 +206,18 @@ impl Forms {
     /// Go on from that. Nothing changes if it is refused.
     pub fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let mut from = Reader::new(from, FORMAT, VERSION)?;
-        let same_settings = from.number()? == self.fingerprint;
-        let (credit, told) = (from.number()?, from.small()?);
-        let mut entries = Vec::new();
+        let same_settings = from.get::<String>()? == self.measured_under;
+        let (credit, told) = (from.get()?, from.get::<u32>()?);
+        let mut entries: Vec<(KernelId, Entry)> = Vec::new();
         while !from.is_done() {
-            entries.push((from.small()?, Entry::read(&mut from)?));
+            entries.push((from.get()?, from.get()?));
         }
         for (kernel, mut entry) in entries.into_iter().rev() {
             entry.ask_in = entry.ask_in.min(ASK_AGAIN_LAUNCHES - 1);
             if !same_settings {
                 entry.look_again();
             }
-            let place = self.entry(kernel);
-            let (before, after) = (place.is_long_whole, entry.is_long_whole);
-            *place = entry;
-            self.long_whole = self.long_whole + usize::from(after) - usize::from(before);
+            self.update(kernel, |known| *known = entry);
         }
         self.tries.put(credit);
         self.told = told.min(TOLD_MAX);
@@ -259,7 +237,7 @@ fn tell_long_whole(launch: &Launch) {
     let Some(profile) = host::kernel_profile(launch.kernel) else { return };
     let why = match &profile.transformation {
         Transformation::WholeOnly(why) => why.as_str(),
-        _ if !has_boundaries(launch) => "all its blocks start at once",
+        _ if !launch.has_boundaries() => "all its blocks start at once",
         _ if !launch.offers(Form::Sliced) && !launch.offers(Form::Preemptible) => {
             "no other form is on offer"
         }

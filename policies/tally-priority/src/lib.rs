@@ -31,8 +31,8 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`time_sliced`] | whose turn it is |
-//! | [`concurrent`] | the form of each launch |
+//! | [`Turns`] | `time-sliced`: whose turn it is; of the SDK, for it is not of the paper |
+//! | [`concurrent`] | `concurrent`: the form of each launch |
 //! | [`candidates`](concurrent::candidates), [`choose`](concurrent::choose) | which forms there are, and the best of them |
 //! | [`profiler`](concurrent::profiler) | what was measured, and what to try next |
 //!
@@ -41,42 +41,28 @@
 
 mod concurrent;
 mod settings;
-mod time_sliced;
 
 use concurrent::Forms;
-use settings::{Configured, Settings};
+use settings::Settings;
 use tally_sdk::{
     Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership, Policy,
-    PriorityClass, Saved, SharingMode, Stateful, WINDOW_OPEN, host,
+    PriorityClass, Saved, SharingMode, Stateful, Turns, WINDOW_OPEN, host,
 };
-use time_sliced::Turns;
 
-/// Why a launch is decided as it is.
-mod reason {
-    pub const HIGH_ACTIVE: u8 = 1;
-    pub const IDLE_GAP: u8 = 2;
-    pub const NOT_ITS_TURN: u8 = 3;
-    pub const ALONE: u8 = 4;
-    pub const SHORT: u8 = 5;
-    pub const CHOSEN: u8 = 6;
-    pub const TRIED: u8 = 7;
-    pub const PREPARED: u8 = 8;
-
-    pub const TEXTS: [(u8, &str); 8] = [
-        (HIGH_ACTIVE, "high-priority work is active"),
-        (IDLE_GAP, "the idle gap after high-priority work"),
-        (NOT_ITS_TURN, "another best-effort client's turn"),
-        (ALONE, "no high-priority client is connected"),
-        (SHORT, "no form other than whole is needed"),
-        (CHOSEN, "the best form of this kernel"),
-        (TRIED, "to measure this form"),
-        (PREPARED, "to have this kernel transformed"),
-    ];
+tally_sdk::reasons! {
+    HighActive = "high-priority work is active",
+    IdleGap = "the idle gap after high-priority work",
+    NotItsTurn = "another best-effort client's turn",
+    Alone = "no high-priority client is connected",
+    Short = "no form other than whole is needed",
+    Chosen = "the best form of this kernel",
+    Tried = "to measure this form",
+    Prepared = "to have this kernel transformed",
 }
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
-    configured: Configured,
+    config: String,
     /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
     turns: Turns,
@@ -87,15 +73,17 @@ pub struct Priority {
 
 impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
-        let configured = Configured::read(config)?;
-        let settings = configured.settings(SharingMode::Concurrent);
-        host::log(Level::Info, &settings.to_string());
-        for (number, text) in reason::TEXTS {
-            host::define_reason(number, text);
-        }
-        let (turns, forms) = (Turns::new(settings.turn_ns), Forms::new(settings));
-        let (high, best_effort) = (Vec::new(), Vec::new());
-        Ok(Priority { configured, settings, turns, forms, high, best_effort })
+        let (settings, in_force) = Settings::read(config, SharingMode::Concurrent)?;
+        host::log(Level::Info, &in_force);
+        Reason::define_all();
+        Ok(Priority {
+            config: config.into(),
+            settings,
+            turns: Turns::new(settings.turn_ns),
+            forms: Forms::new(&settings, in_force),
+            high: Vec::new(),
+            best_effort: Vec::new(),
+        })
     }
 
     fn decide(&mut self, launch: &Launch) -> Answer {
@@ -105,97 +93,83 @@ impl Policy for Priority {
         let is_alone = launch.high_clients == 0;
         if !is_alone && launch.high_active() {
             // Offered again when it ends; no need to ask in between.
-            return Decision::Hold(HOLD_UNTIL_CHANGE).because(reason::HIGH_ACTIVE);
+            return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
         // Between the kernels of one request high priority is idle for some tens of
         // microseconds. Started there, a kernel would be in the way of the next.
         let rest_ns = self.settings.idle_gap_ns.saturating_sub(launch.high_idle_ns);
         if !is_alone && rest_ns > 0 {
-            return Decision::Hold(rest_ns).because(reason::IDLE_GAP);
+            return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
         let takes_turns = self.takes_turns();
         if takes_turns && let wait_ns @ 1.. = self.turns.wait_ns(launch) {
-            return Decision::Hold(wait_ns).because(reason::NOT_ITS_TURN);
+            return Decision::Hold(wait_ns).because(Reason::NotItsTurn);
         }
         if is_alone {
             let lease = if takes_turns { 0 } else { self.settings.lease_launches };
-            return Decision::Run(lease).because(reason::ALONE);
+            return Decision::Run(lease).because(Reason::Alone);
         }
-        self.forms.decide(launch)
+        self.forms.decide(launch, &self.settings)
     }
 }
 
 impl Membership for Priority {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
         self.adapt();
+        let before = self.terms();
         match client.class {
-            PriorityClass::High => {
-                self.high.push(client.id);
-                // The first one: take back what was given freely.
-                if self.high.len() == 1 {
-                    for &id in &self.best_effort {
-                        host::set_window(id, self.window_ns());
-                        host::revoke_lease(id);
-                        self.set_yielding(id, true);
-                    }
-                }
-            }
-            PriorityClass::BestEffort => {
-                self.best_effort.push(client.id);
-                host::set_window(client.id, self.window_ns());
-                if self.takes_turns() {
-                    // The others, too: what was given freely is taken back.
-                    for &id in self.best_effort.iter().filter(|&&id| id != client.id) {
-                        host::set_window(id, self.window_ns());
-                        host::revoke_lease(id);
-                    }
-                }
-                if !self.high.is_empty() {
-                    self.set_yielding(client.id, true);
-                }
-            }
+            PriorityClass::High => self.high.push(client.id),
+            PriorityClass::BestEffort => self.best_effort.push(client.id),
         }
-        self.forms.hand_over();
+        self.change_terms(&before, Some(client.id));
     }
 
     fn left(&mut self, _now_ns: u64, client: ClientId) {
-        let took_turns = self.takes_turns();
+        let before = self.terms();
+        self.high.retain(|&id| id != client);
         self.best_effort.retain(|&id| id != client);
         self.turns.left(client);
-        if took_turns && !self.takes_turns() {
-            for &id in &self.best_effort {
-                host::set_window(id, self.window_ns());
-            }
+        self.change_terms(&before, None);
+    }
+}
+
+/// What holds for every best-effort client: it depends on who is connected.
+struct Terms {
+    window_ns: u64,
+    /// Launches may start unasked.
+    leases: bool,
+    /// For how long high priority must have been idle before a launch that yielded goes on;
+    /// none: launches do not yield by themselves.
+    yields: Option<u64>,
+}
+
+impl Terms {
+    /// Tell the core of what is new to a client; a new one has an open window and no lease.
+    fn put_in_force(&self, client: ClientId, before: Option<&Terms>) {
+        if before.is_none_or(|before| before.window_ns != self.window_ns) {
+            host::set_window(client, self.window_ns);
         }
-        let before = self.high.len();
-        self.high.retain(|&id| id != client);
-        if before > 0 && self.high.is_empty() {
-            for &id in &self.best_effort {
-                host::set_window(id, self.window_ns());
-                self.set_yielding(id, false);
-            }
+        if before.is_some_and(|before| before.leases) && !self.leases {
+            host::revoke_lease(client);
         }
-        self.forms.hand_over();
+        if before.and_then(|before| before.yields) != self.yields {
+            host::set_auto_yield(client, self.yields.is_some(), self.yields.unwrap_or(0));
+        }
     }
 }
 
 impl Priority {
     /// The core says how the GPU is shared once it has clients.
     fn adapt(&mut self) {
-        if self.high.is_empty() && self.best_effort.is_empty() {
-            let settings = self.configured.settings(host::sharing_mode());
+        if self.high.is_empty()
+            && self.best_effort.is_empty()
+            && let Ok((settings, in_force)) = Settings::read(&self.config, host::sharing_mode())
+        {
             if settings != self.settings {
-                host::log(Level::Info, &settings.to_string());
+                host::log(Level::Info, &in_force);
             }
             self.settings = settings;
             self.turns = Turns::new(settings.turn_ns);
-            self.forms.configure(settings);
-        }
-    }
-
-    fn set_yielding(&self, client: ClientId, on: bool) {
-        if self.settings.forms {
-            host::set_auto_yield(client, on, if on { self.settings.idle_gap_ns } else { 0 });
         }
     }
 
@@ -204,9 +178,24 @@ impl Priority {
         self.settings.turn_ns > 0 && self.best_effort.len() > 1
     }
 
-    fn window_ns(&self) -> u64 {
-        let window_ns = if self.high.is_empty() { WINDOW_OPEN } else { self.settings.window_ns };
-        if self.takes_turns() { window_ns.min(self.turns.window_ns()) } else { window_ns }
+    fn terms(&self) -> Terms {
+        let is_alone = self.high.is_empty();
+        let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
+        let turn_ns = if self.takes_turns() { self.turns.window_ns() } else { WINDOW_OPEN };
+        Terms {
+            window_ns: window_ns.min(turn_ns),
+            leases: is_alone && !self.takes_turns(),
+            yields: (!is_alone && self.settings.forms).then_some(self.settings.idle_gap_ns),
+        }
+    }
+
+    /// Somebody joined or left: what was given freely is taken back, or given again.
+    fn change_terms(&mut self, before: &Terms, new: Option<ClientId>) {
+        let now = self.terms();
+        for &client in &self.best_effort {
+            now.put_in_force(client, (new != Some(client)).then_some(before));
+        }
+        self.forms.hand_over();
     }
 }
 

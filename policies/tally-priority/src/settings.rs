@@ -1,35 +1,11 @@
-//! The constants, all of them configuration.
+//! The constants, all of them configuration. Some defaults depend on how clients share the GPU.
+//!
+//! Where contexts take turns the hardware interrupts a best-effort kernel whatever its form and however much is
+//! queued behind it, and the core has the GPU linger with high-priority work in place of the idle gap. Holding
+//! back, slicing and preemption would only cost best effort there.
 
-use std::fmt;
 use tally_sdk::SharingMode;
 use tally_sdk::config::Config;
-
-/// Defaults where clients' kernels run at once.
-const CONCURRENT: Defaults =
-    Defaults { idle_gap_us: 100, window_us: 1_000, forms: true, turn_us: 0 };
-/// Where contexts take turns: the hardware interrupts a best-effort kernel whatever its form and
-/// however much is queued behind it, and the core has the GPU linger with high-priority work in
-/// place of the idle gap. Holding back, slicing and preemption would only cost best effort.
-const TIME_SLICED: Defaults =
-    Defaults { idle_gap_us: 0, window_us: 20_000, forms: false, turn_us: 20_000 };
-
-/// What depends on the sharing mode, if the operator says nothing.
-struct Defaults {
-    idle_gap_us: u64,
-    window_us: u64,
-    forms: bool,
-    turn_us: u64,
-}
-
-/// What the operator set, for either sharing mode.
-#[derive(Clone, Copy, Debug)]
-pub struct Configured {
-    idle_gap_us: Option<u64>,
-    window_us: Option<u64>,
-    forms: Option<bool>,
-    turn_us: Option<u64>,
-    rest: Settings,
-}
 
 /// What is in force. In the configuration times are in the unit that the
 /// key ends with.
@@ -41,15 +17,15 @@ pub struct Settings {
     /// `window_us`: GPU time of a best-effort client that may be under way at once
     /// while a high-priority client is connected: 1 ms, or 20 where contexts take turns.
     pub window_ns: u64,
-    /// `lease_launches`: launches that start unasked while no high-priority client
-    /// is connected.
-    pub lease_launches: u32,
     /// `forms`: choose a form for each kernel. Without, every kernel runs whole, as where
     /// contexts take turns.
     pub forms: bool,
     /// `turn_us`: GPU time of a best-effort client's turn among several; 0: they launch side by
     /// side. 20 ms where contexts take turns, else 0.
     pub turn_ns: u64,
+    /// `lease_launches`: launches that start unasked while no high-priority client
+    /// is connected.
+    pub lease_launches: u32,
     /// `turnaround_ns_max`: how long high-priority work should have to wait for a
     /// best-effort kernel at most. Tally's evaluation uses 31.6 us.
     pub turnaround_ns_max: u64,
@@ -76,87 +52,47 @@ pub struct Settings {
     pub graph_part_ns: u64,
 }
 
-impl Configured {
-    /// Read them; what is absent has its default.
-    pub fn read(text: &str) -> Result<Self, String> {
+impl Settings {
+    /// Read them, with the defaults of a sharing mode, and say what is in force.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, whatever the mode.
+    pub fn read(text: &str, mode: SharingMode) -> Result<(Self, String), String> {
+        let concurrent = mode == SharingMode::Concurrent;
+        let by_mode = |usual: u64, in_turns: u64| if concurrent { usual } else { in_turns };
         let mut config = Config::parse(text)?;
-        let us = |config: &mut Config, key, default, from| {
-            config.integer(key, default, from..=10_000_000).map(|us| us * 1_000)
-        };
-        let idle_gap_us = config.optional_integer("idle_gap_us", 0..=1_000_000)?;
-        let window_us = config.optional_integer("window_us", 1..=10_000_000)?;
-        let forms = config.optional_boolean("forms")?;
-        let turn_us = config.optional_integer("turn_us", 0..=10_000_000)?;
-        let rest = Settings {
-            idle_gap_ns: 0,
-            window_ns: 0,
-            forms: false,
-            turn_ns: 0,
-            lease_launches: config.integer("lease_launches", 1_000_000, 0..=u32::MAX.into())?
-                as u32,
+        let settings = Settings {
+            idle_gap_ns: config.microseconds("idle_gap_us", by_mode(100, 0), 0..=1_000_000)?,
+            window_ns: config.microseconds("window_us", by_mode(1_000, 20_000), 1..=10_000_000)?,
+            forms: config.boolean("forms", concurrent)?,
+            turn_ns: config.microseconds("turn_us", by_mode(0, 20_000), 0..=10_000_000)?,
+            lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,
             turnaround_ns_max: config.integer("turnaround_ns_max", 31_600, 0..=10_000_000_000)?,
-            slowdown_percent_max: config.integer("slowdown_percent_max", 50, 0..=900)? as u32,
-            sm_limit_slowdown_percent_max: config.integer(
+            slowdown_percent_max: config.small("slowdown_percent_max", 50, 0..=900)?,
+            sm_limit_slowdown_percent_max: config.small(
                 "sm_limit_slowdown_percent_max",
                 200,
                 0..=900,
-            )? as u32,
-            samples: config.integer("samples", 5, 1..=60)? as u32,
-            explore_permille: config.integer("explore_permille", 50, 0..=1_000)? as u32,
-            review_launches: config.integer("review_launches", 2_000, 16..=1_000_000_000)? as u32,
-            reserve_sms: config.integer("reserve_sms", 64, 0..=1_024)? as u32,
-            sm_limit_turnaround_ns: us(&mut config, "sm_limit_turnaround_us", 500, 0)?,
-            graph_part_ns: us(&mut config, "graph_part_us", 250, 10)?,
+            )?,
+            samples: config.small("samples", 5, 1..=60)?,
+            explore_permille: config.small("explore_permille", 50, 0..=1_000)?,
+            review_launches: config.small("review_launches", 2_000, 16..=1_000_000_000)?,
+            reserve_sms: config.small("reserve_sms", 64, 0..=1_024)?,
+            sm_limit_turnaround_ns: config.microseconds(
+                "sm_limit_turnaround_us",
+                500,
+                0..=10_000_000,
+            )?,
+            graph_part_ns: config.microseconds("graph_part_us", 250, 10..=10_000_000)?,
         };
+        let in_force = config.in_force();
         config.finish()?;
-        Ok(Configured { idle_gap_us, window_us, forms, turn_us, rest })
+        Ok((settings, in_force))
     }
 
-    /// For one sharing mode.
-    pub fn settings(&self, mode: SharingMode) -> Settings {
-        let default = match mode {
-            SharingMode::Concurrent => CONCURRENT,
-            SharingMode::TimeSliced => TIME_SLICED,
-        };
-        Settings {
-            idle_gap_ns: self.idle_gap_us.unwrap_or(default.idle_gap_us) * 1_000,
-            window_ns: self.window_us.unwrap_or(default.window_us) * 1_000,
-            forms: self.forms.unwrap_or(default.forms),
-            turn_ns: self.turn_us.unwrap_or(default.turn_us) * 1_000,
-            ..self.rest
-        }
-    }
-}
-
-impl fmt::Display for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { idle_gap_ns, window_ns, lease_launches, forms, turnaround_ns_max, .. } =
-            self;
-        let Settings { slowdown_percent_max, samples, explore_permille, .. } = self;
-        let Settings { review_launches, reserve_sms, .. } = self;
-        let Settings { sm_limit_slowdown_percent_max, .. } = self;
-        let turn_us = self.turn_ns / 1_000;
-        let (idle_gap_us, window_us) = (idle_gap_ns / 1_000, window_ns / 1_000);
-        let sm_limit_us = self.sm_limit_turnaround_ns / 1_000;
-        let graph_us = self.graph_part_ns / 1_000;
-        write!(
-            f,
-            "idle_gap_us = {idle_gap_us}, window_us = {window_us}, lease_launches = {lease_launches}, \
-             forms = {forms}, turn_us = {turn_us}, turnaround_ns_max = {turnaround_ns_max}, \
-             slowdown_percent_max = {slowdown_percent_max}, \
-             sm_limit_slowdown_percent_max = {sm_limit_slowdown_percent_max}, \
-             samples = {samples}, \
-             explore_permille = {explore_permille}, review_launches = {review_launches}, \
-             reserve_sms = {reserve_sms}, sm_limit_turnaround_us = {sm_limit_us}, \
-             graph_part_us = {graph_us}"
-        )
-    }
-}
-
-#[cfg(test)]
-impl Settings {
     /// Where clients' kernels run at once.
-    pub fn read(text: &str) -> Result<Self, String> {
-        Configured::read(text).map(|configured| configured.settings(SharingMode::Concurrent))
+    #[cfg(test)]
+    pub fn concurrent(text: &str) -> Result<Self, String> {
+        Self::read(text, SharingMode::Concurrent).map(|(settings, _)| settings)
     }
 }

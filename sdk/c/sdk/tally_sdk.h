@@ -149,6 +149,47 @@ static inline bool tally_bucket_spend(tally_bucket *bucket) {
   return true;
 }
 
+/* ---- a map of bounded size that forgets what was not used for longest ----
+ *
+ * It gives each key (of a kernel, of a client) a place in an array of values that the policy has:
+ *
+ *     static struct known values[1024];
+ *     TALLY_LRU(kernels, 1024);
+ *
+ *     bool is_new;
+ *     struct known *value = &values[tally_lru_place(&kernels, launch->kernel, &is_new)];
+ *     if (is_new) *value = (struct known){0};
+ *
+ * A key gives its set of four places; in a full set the one not used for longest makes room. */
+
+#define TALLY_LRU_WAYS 4
+
+typedef struct {
+  uint32_t *keys;
+  uint64_t *used; /* when each was last used; 0: free */
+  size_t capacity;
+  uint64_t uses;
+} tally_lru;
+
+/* An empty one; `capacity` is a multiple of 4. */
+#define TALLY_LRU(name, capacity)                                                                  \
+  _Static_assert((capacity) > 0 && (capacity) % TALLY_LRU_WAYS == 0, "a multiple of 4");           \
+  static uint32_t name##_keys_[capacity];                                                          \
+  static uint64_t name##_used_[capacity];                                                          \
+  static tally_lru name = {name##_keys_, name##_used_, capacity, 0}
+
+static inline size_t tally_lru_place(tally_lru *map, uint32_t key, bool *is_new) {
+  size_t first = key % (map->capacity / TALLY_LRU_WAYS) * TALLY_LRU_WAYS, at = first;
+  *is_new = true;
+  for (size_t i = first; i < first + TALLY_LRU_WAYS && *is_new; i++) {
+    *is_new = map->used[i] == 0 || map->keys[i] != key;
+    if (!*is_new || map->used[i] < map->used[at]) at = i;
+  }
+  map->keys[at] = key;
+  map->used[at] = ++map->uses;
+  return at;
+}
+
 /* ---- log ---- */
 
 /* One line; at most 64 a second are kept. */

@@ -1,6 +1,7 @@
 // What a policy in JavaScript is written with: `telling` for what it exports, answers (`run`, `hold`, ...), the
 // contract's constants, `u64` for large numbers, `Config` for its configuration, lines of `key = value` with whole
-// numbers and booleans, `expect` for a state that it restores, and three helpers: `Counter`, `TokenBucket`, `LruMap`.
+// numbers and booleans, `Writer` and `Reader` for a state that it saves, and three helpers: `Counter`, `TokenBucket`,
+// `LruMap`.
 //
 //     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... } });
 //
@@ -63,6 +64,78 @@ export function telling(policy) {
 export function expect(saved, format, versionMax) {
   if (saved.format !== format) throw `saved by '${saved.format}', expected '${format}'`;
   if (saved.version > versionMax) throw `of version ${saved.version}, expected at most ${versionMax}`;
+}
+
+// Writes a state: whole numbers from 0 to 2^53 in LEB128, and texts, as the SDKs of all languages do.
+//
+//     const out = new Writer('mine', 1);
+//     out.number(launches);
+//     return out.finish();
+export class Writer {
+  constructor(format, version) {
+    this.format = format;
+    this.version = version;
+    this.bytes = [];
+  }
+
+  number(n) {
+    while (n >= 0x80) {
+      this.bytes.push((n % 0x80) + 0x80);
+      n = Math.floor(n / 0x80);
+    }
+    this.bytes.push(n);
+  }
+
+  // Its length in bytes, then UTF-8.
+  text(text) {
+    const escaped = encodeURIComponent(text).match(/%..|./g) ?? [];
+    this.number(escaped.length);
+    for (const c of escaped) this.bytes.push(c.length === 3 ? parseInt(c.slice(1), 16) : c.charCodeAt(0));
+  }
+
+  finish() {
+    return { format: this.format, version: this.version, data: Uint8Array.from(this.bytes) };
+  }
+}
+
+// Reads it back. What is wrong is thrown, as a message that `restore` passes on to the operator.
+export class Reader {
+  constructor(saved, format, version) {
+    expect(saved, format, version);
+    if (saved.version < version) throw `of version ${saved.version}, which is no longer understood`;
+    this.bytes = Uint8Array.from(saved.data);
+    this.at = 0;
+  }
+
+  isDone() {
+    return this.at === this.bytes.length;
+  }
+
+  // Exact to 2^53.
+  number() {
+    let n = 0;
+    for (let place = 0; place < 10; place++) {
+      if (this.isDone()) throw `byte ${this.at}: the end, within a number`;
+      const byte = this.bytes[this.at++];
+      const bits = byte % 0x80;
+      if (place === 9 && bits > 1) break;
+      n += bits * 2 ** (7 * place);
+      if (byte < 0x80) return n;
+    }
+    throw `byte ${this.at}: a number of more than 64 bits`;
+  }
+
+  text() {
+    const end = this.number() + this.at;
+    if (end > this.bytes.length) throw `byte ${this.at}: the end, within a text`;
+    let escaped = '';
+    for (; this.at < end; this.at++) escaped += '%' + this.bytes[this.at].toString(16).padStart(2, '0');
+    try {
+      return decodeURIComponent(escaped);
+    } catch {
+      throw `byte ${this.at}: not a text`;
+    }
+  }
 }
 
 export class Config {

@@ -1,6 +1,6 @@
 """What a policy in Python is written with: `policy` for its class, answers (`run`, `hold`, ...), the
-contract's constants, `Config` for its configuration, TOML of whole numbers and booleans, `expect` for a
-state that it restores, and three helpers: `Counter`, `TokenBucket`, `LruMap`.
+contract's constants, `Config` for its configuration, TOML of whole numbers and booleans, `Writer` and `Reader`
+for a state that it saves, and three helpers: `Counter`, `TokenBucket`, `LruMap`.
 
     config = Config(text)
     idle_gap_us = config.integer("idle_gap_us", 100, 0, 1_000_000)
@@ -187,6 +187,72 @@ def expect(saved, form, version_max):
         raise Err(f"saved by {saved.format!r}, expected {form!r}")
     if saved.version > version_max:
         raise Err(f"of version {saved.version}, expected at most {version_max}")
+
+
+class Writer:
+    """Writes the data of a state: whole numbers in LEB128, and texts, as the SDKs of all languages do:
+
+        out = Writer()
+        out.number(self.launches)
+        return Saved("mine", 1, out.data())
+    """
+
+    def __init__(self):
+        self._data = bytearray()
+
+    def number(self, n):
+        while n >= 0x80:
+            self._data.append(n & 0x7F | 0x80)
+            n >>= 7
+        self._data.append(n)
+
+    def text(self, text):
+        """Its length in bytes, then UTF-8."""
+        data = text.encode()
+        self.number(len(data))
+        self._data += data
+
+    def data(self):
+        return bytes(self._data)
+
+
+class Reader:
+    """Reads it back. What is wrong is an `Err`, which `restore` passes on to the operator."""
+
+    def __init__(self, saved, form, version):
+        expect(saved, form, version)
+        if saved.version < version:
+            raise Err(f"of version {saved.version}, which is no longer understood")
+        self._data = saved.data
+        self._at = 0
+
+    def is_done(self):
+        return self._at == len(self._data)
+
+    def number(self):
+        n = 0
+        for shift in range(0, 64, 7):
+            if self.is_done():
+                raise Err(f"byte {self._at}: the end, within a number")
+            byte = self._data[self._at]
+            self._at += 1
+            if shift == 63 and byte & 0x7F > 1:
+                break
+            n |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return n
+        raise Err(f"byte {self._at}: a number of more than 64 bits")
+
+    def text(self):
+        end = self.number() + self._at
+        if end > len(self._data):
+            raise Err(f"byte {self._at}: the end, within a text")
+        try:
+            text = self._data[self._at : end].decode()
+        except UnicodeDecodeError:
+            raise Err(f"byte {self._at}: not a text") from None
+        self._at = end
+        return text
 
 
 class Config:

@@ -7,13 +7,13 @@
 //!
 //! fn read(text: &str) -> Result<(u64, bool), String> {
 //!     let mut config = Config::parse(text)?;
-//!     let window_us = config.integer("window_us", 1_000, 1..=1_000_000)?;
+//!     let window_ns = config.microseconds("window_us", 1_000, 1..=1_000_000)?;
 //!     let greedy = config.boolean("greedy", false)?;
 //!     config.finish()?; // what nobody asked for is refused
-//!     Ok((window_us, greedy))
+//!     Ok((window_ns, greedy))
 //! }
 //!
-//! assert_eq!(read("window_us = 2_000 # two milliseconds"), Ok((2_000, false)));
+//! assert_eq!(read("window_us = 2_000 # two milliseconds"), Ok((2_000_000, false)));
 //! assert!(read("window_su = 2_000").unwrap_err().contains("known keys: window_us, greedy"));
 //! ```
 
@@ -23,7 +23,8 @@ use std::ops::RangeInclusive;
 #[derive(Debug)]
 pub struct Config<'text> {
     entries: Vec<Entry<'text>>,
-    asked: Vec<&'static str>,
+    /// The keys that were asked for, each with the value that is in force.
+    asked: Vec<(&'static str, String)>,
 }
 
 #[derive(Debug)]
@@ -72,24 +73,37 @@ impl<'text> Config<'text> {
         default: u64,
         range: RangeInclusive<u64>,
     ) -> Result<u64, String> {
-        self.optional_integer(key, range).map(|given| given.unwrap_or(default))
+        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
+        let parse =
+            |text: &str| text.replace('_', "").parse().ok().filter(|number| range.contains(number));
+        self.value(key, default, parse, expected)
     }
 
-    /// The same, `None` if the key is absent.
+    /// The same for a number of 32 bits.
     ///
     /// # Errors
     /// As [`Config::integer`].
-    pub fn optional_integer(
+    pub fn small(
         &mut self,
         key: &'static str,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, String> {
-        let Some(entry) = self.take(key) else { return Ok(None) };
-        let number = entry.value.replace('_', "").parse().ok();
-        number.filter(|number| range.contains(number)).map(Some).ok_or_else(|| {
-            let expected = format!("a whole number from {} to {}", range.start(), range.end());
-            entry.unexpected(&expected)
-        })
+        default: u32,
+        range: RangeInclusive<u32>,
+    ) -> Result<u32, String> {
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        self.integer(key, default.into(), range).map(|number| number as u32)
+    }
+
+    /// The same for a time that is given in microseconds, in nanoseconds.
+    ///
+    /// # Errors
+    /// As [`Config::integer`].
+    pub fn microseconds(
+        &mut self,
+        key: &'static str,
+        default_us: u64,
+        range_us: RangeInclusive<u64>,
+    ) -> Result<u64, String> {
+        self.integer(key, default_us, range_us).map(|us| us.saturating_mul(1_000))
     }
 
     /// `true` or `false`, or the default if the key is absent.
@@ -97,16 +111,7 @@ impl<'text> Config<'text> {
     /// # Errors
     /// Something else.
     pub fn boolean(&mut self, key: &'static str, default: bool) -> Result<bool, String> {
-        self.optional_boolean(key).map(|given| given.unwrap_or(default))
-    }
-
-    /// The same, `None` if the key is absent.
-    ///
-    /// # Errors
-    /// As [`Config::boolean`].
-    pub fn optional_boolean(&mut self, key: &'static str) -> Result<Option<bool>, String> {
-        let Some(entry) = self.take(key) else { return Ok(None) };
-        entry.value.parse().map(Some).map_err(|_| entry.unexpected("true or false"))
+        self.value(key, default, |text| text.parse().ok(), || "true or false".into())
     }
 
     /// A text in double quotes without escapes, or the default if the key is
@@ -115,11 +120,17 @@ impl<'text> Config<'text> {
     /// # Errors
     /// Something else.
     pub fn text(&mut self, key: &'static str, default: &'text str) -> Result<&'text str, String> {
-        let Some(entry) = self.take(key) else { return Ok(default) };
-        let inner = entry.value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-        inner
-            .filter(|inner| !inner.contains(['"', '\\']))
-            .ok_or_else(|| entry.unexpected("a text in double quotes, without escapes"))
+        let parse = |text: &'text str| {
+            let inner = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+            inner.filter(|inner| !inner.contains(['"', '\\']))
+        };
+        self.value(key, default, parse, || "a text in double quotes, without escapes".into())
+    }
+
+    /// What was asked for so far, with the values that are in force, for a line of the log.
+    pub fn in_force(&self) -> String {
+        let pairs: Vec<String> = self.asked.iter().map(|(key, v)| format!("{key} = {v}")).collect();
+        pairs.join(", ")
     }
 
     /// Nothing may be left.
@@ -129,17 +140,31 @@ impl<'text> Config<'text> {
     pub fn finish(self) -> Result<(), String> {
         match self.entries.first() {
             None => Ok(()),
-            Some(Entry { line, key, .. }) => Err(format!(
-                "line {line}: unknown key `{key}`; known keys: {}",
-                self.asked.join(", ")
-            )),
+            Some(Entry { line, key, .. }) => {
+                let known: Vec<&str> = self.asked.iter().map(|(key, _)| *key).collect();
+                let known = known.join(", ");
+                Err(format!("line {line}: unknown key `{key}`; known keys: {known}"))
+            }
         }
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Entry<'text>> {
-        self.asked.push(key);
-        let at = self.entries.iter().position(|entry| entry.key == key)?;
-        Some(self.entries.remove(at))
+    /// The value of a key, as `parse` understands it.
+    fn value<T: std::fmt::Display>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        parse: impl FnOnce(&'text str) -> Option<T>,
+        expected: impl FnOnce() -> String,
+    ) -> Result<T, String> {
+        let value = match self.entries.iter().position(|entry| entry.key == key) {
+            None => default,
+            Some(at) => {
+                let entry = self.entries.remove(at);
+                parse(entry.value).ok_or_else(|| entry.unexpected(&expected()))?
+            }
+        };
+        self.asked.push((key, value.to_string()));
+        Ok(value)
     }
 }
 
@@ -190,6 +215,15 @@ mod tests {
         assert!(integer("[n]").unwrap_err().contains("expected `key = value`, got `[n]`"));
         assert!(integer("n = 1\nn = 2").unwrap_err().contains("already in line 1"));
         assert!(integer("n =").is_err() && integer("= 1").is_err() && integer("a b = 1").is_err());
+    }
+
+    #[test]
+    fn what_is_in_force_is_said_with_defaults() {
+        let mut config = Config::parse("gap_us = 5").unwrap();
+        assert_eq!(config.microseconds("gap_us", 1, 0..=9), Ok(5_000));
+        assert_eq!(config.small("n", 7, 0..=u32::MAX), Ok(7));
+        assert_eq!(config.in_force(), "gap_us = 5, n = 7");
+        assert!(Config::parse("n = 4294967296").unwrap().small("n", 7, 0..=u32::MAX).is_err());
     }
 
     #[test]

@@ -52,19 +52,25 @@ impl Counter {
     }
 }
 
-/// A value that can go up and down, shown likewise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gauge(u32);
+/// A value that can go up and down, shown likewise; 0 at first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gauge {
+    gauge: u32,
+    shown: i64,
+}
 
 impl Gauge {
     /// The gauge of this name, made at first use; counted with the counters.
     pub fn new(name: &str) -> Self {
-        Gauge(core::gauge(name))
+        Gauge { gauge: core::gauge(name), shown: 0 }
     }
 
-    /// Show this value from now on.
-    pub fn set(self, value: i64) {
-        core::gauge_set(self.0, value);
+    /// Show this value from now on. Calls the core only if that is another one.
+    pub fn set(&mut self, value: i64) {
+        if value != self.shown {
+            self.shown = value;
+            core::gauge_set(self.gauge, value);
+        }
     }
 }
 

@@ -1,6 +1,9 @@
-//! Short names for what policies ask of a launch, and of a decision, most often.
+//! Short names for what policies ask of a launch, of a decision and of a profile most often.
 
-use crate::{Answer, Decision, Form, FormsOffered, Launch, LaunchState, NO_REASON};
+use crate::{
+    Answer, Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, LaunchState,
+    NO_REASON,
+};
 
 impl Launch {
     /// Its client is latency-critical.
@@ -74,8 +77,67 @@ impl Decision {
     }
 
     /// This decision with a reason, which [`crate::host::define_reason`] gives a text.
-    pub fn because(self, reason: u8) -> Answer {
-        Answer { decision: self, reason }
+    pub fn because(self, reason: impl Into<u8>) -> Answer {
+        Answer { decision: self, reason: reason.into() }
+    }
+}
+
+/// Defines the reasons of a policy's decisions and their texts: an enum `Reason`, numbered from 1, for
+/// [`Decision::because`], whose `define_all` is called in `init`.
+///
+/// ```
+/// tally_sdk::reasons! {
+///     Busy = "high-priority work is active",
+///     Alone = "no high-priority client is connected",
+/// }
+///
+/// use tally_sdk::testing::{Call, calls};
+/// Reason::define_all();
+/// let text = "no high-priority client is connected".into();
+/// assert_eq!(calls()[1], Call::DefineReason { reason: Reason::Alone.into(), text });
+/// ```
+#[macro_export]
+macro_rules! reasons {
+    ($($name:ident = $text:literal),+ $(,)?) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Reason {
+            $($name,)+
+        }
+
+        impl Reason {
+            fn define_all() {
+                $($crate::host::define_reason(Self::$name.into(), $text);)+
+            }
+        }
+
+        impl ::core::convert::From<Reason> for u8 {
+            fn from(reason: Reason) -> u8 {
+                reason as u8 + 1
+            }
+        }
+    };
+}
+
+impl KernelProfile {
+    /// What was measured of the form that a decision asks for; `None` of whole launches, whose figures are the
+    /// kernel's own.
+    pub fn of_form(&self, decision: Decision) -> Option<&FormProfile> {
+        let asked = decision.form();
+        self.forms.iter().find(|f| (f.form, f.argument) == asked && f.form != Form::Whole)
+    }
+}
+
+/// Run it whole, without a lease.
+impl Default for Decision {
+    fn default() -> Self {
+        Decision::Run(0)
+    }
+}
+
+/// No form but whole.
+impl Default for FormsOffered {
+    fn default() -> Self {
+        FormsOffered::empty()
     }
 }
 
@@ -113,7 +175,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_its_decision_whatever_the_reason() {
-        assert_eq!(Decision::Hold(5).because(9), Decision::Hold(5));
+        assert_eq!(Decision::Hold(5).because(9_u8), Decision::Hold(5));
         assert_eq!(Answer::from(Decision::Run(0)).reason, NO_REASON);
     }
 }

@@ -49,14 +49,16 @@
 //!   define symbols, which Rust counts as unsafe.
 //!
 //! # Besides the contract
-//! [`config`] reads configurations, [`codec`] writes what a policy saves, [`Counters`] counts without a
-//! call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded share.
+//! [`config`] reads configurations, [`codec`] writes what a policy saves, [`reasons!`] names why, [`Counters`]
+//! counts without a call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded
+//! share, [`Turns`] gives best-effort clients turns, [`grid`] estimates how a grid fits the GPU.
 
 mod bindings;
 mod bucket;
 pub mod codec;
 pub mod config;
 mod counters;
+pub mod grid;
 pub mod host;
 mod launch;
 mod lru;
@@ -64,6 +66,7 @@ mod lru;
 pub mod native;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
+mod turns;
 
 pub use bindings::completions::exports::tally::policy::completions::Completion;
 pub use bindings::exports::tally::policy::scheduler::{
@@ -82,6 +85,7 @@ pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, Prior
 pub use bucket::TokenBucket;
 pub use counters::Counters;
 pub use lru::LruMap;
+pub use turns::Turns;
 
 /// A time that has not come: no high-priority activity yet, no launch waiting.
 pub const NEVER: u64 = u64::MAX;

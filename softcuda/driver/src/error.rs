@@ -1,4 +1,4 @@
-//! The driver's result codes, with their names and texts.
+//! The driver's result codes, with their names and texts. By hand, for cudarc's bindings have no texts.
 
 use std::ffi::CStr;
 

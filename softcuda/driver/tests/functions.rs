@@ -26,7 +26,7 @@ const PTX: &str = "
     st.global.u32 [%rd1], %r1;
     ret;
 }
-.visible .entry k_cut(.param .u64 out, .param .u32 n, .param .align 8 .b8 control[56]) {
+.visible .entry k_transformed(.param .u64 out, .param .u32 n, .param .align 8 .b8 control[56]) {
     .reg .b32 %r<4>;
     .reg .b64 %rd<2>;
     ld.param.u64 %rd1, [out];
@@ -76,16 +76,16 @@ fn attributes_are_kept() {
     on_device("attributes_are_kept", 1, || {
         let context = CudaContext::new(0).unwrap();
         let module = context.load_module(cudarc::nvrtc::Ptx::from_src(PTX)).unwrap();
-        let (k, cut) = (raw(&module, "k"), raw(&module, "k_cut"));
+        let (k, transformed) = (raw(&module, "k"), raw(&module, "k_transformed"));
         let all: [(u32, i32); 7] =
             [(8, 200 << 10), (9, 50), (11, 1), (12, 1), (13, 1), (14, 1), (15, 2)];
-        let before: Vec<i32> = all.iter().map(|a| get(cut, a.0)).collect();
+        let before: Vec<i32> = all.iter().map(|a| get(transformed, a.0)).collect();
         assert_eq!(before, [48 << 10, -1, 0, 0, 0, 0, 0]);
         for (number, value) in all {
             assert_eq!(set(k, number, value), CUresult::CUDA_SUCCESS);
             assert_eq!(get(k, number), value);
         }
-        let after: Vec<i32> = all.iter().map(|a| get(cut, a.0)).collect();
+        let after: Vec<i32> = all.iter().map(|a| get(transformed, a.0)).collect();
         assert_eq!(before, after, "each function has its own");
         // Read-only, too large, out of range.
         for (number, value) in
@@ -94,7 +94,7 @@ fn attributes_are_kept() {
             assert_eq!(set(k, number, value), CUresult::CUDA_ERROR_INVALID_VALUE, "{number}");
         }
         // Clusters of several blocks are refused at the launch.
-        assert_eq!(set(cut, 11, 2), CUresult::CUDA_SUCCESS);
+        assert_eq!(set(transformed, 11, 2), CUresult::CUDA_SUCCESS);
         let (out, n, control) = (zeros(3), 5u32, [0u8; 56]);
         let mut list: [*mut c_void; 3] = [
             (&raw const out).cast_mut().cast(),
@@ -104,7 +104,7 @@ fn attributes_are_kept() {
         // SAFETY: refused before anything is read.
         let refused = unsafe {
             let (none, stream) = (null_mut(), null_mut());
-            sys::cuLaunchKernel(cut, 1, 1, 1, 1, 1, 1, 0, stream, list.as_mut_ptr(), none)
+            sys::cuLaunchKernel(transformed, 1, 1, 1, 1, 1, 1, 0, stream, list.as_mut_ptr(), none)
         };
         assert_eq!(refused, CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE);
         // A library's kernel and the function made from it.
@@ -117,7 +117,9 @@ fn attributes_are_kept() {
             sys::cuLibraryLoadData(&mut library, data, none, nothing, 0, null_mut(), null_mut(), 0)
                 .result()
                 .unwrap();
-            sys::cuLibraryGetKernel(&mut kernel, library, c"k_cut".as_ptr()).result().unwrap();
+            sys::cuLibraryGetKernel(&mut kernel, library, c"k_transformed".as_ptr())
+                .result()
+                .unwrap();
             sys::cuKernelSetAttribute(attribute(8), 100_000, kernel, 0).result().unwrap();
             let mut value = 0;
             sys::cuKernelGetAttribute(&mut value, attribute(8), kernel, 0).result().unwrap();
@@ -160,16 +162,18 @@ fn rewritten_kernels_are_described() {
             assert_eq!(owner, module);
             named.insert(name, f);
         }
-        assert_eq!(named.keys().copied().collect::<Vec<_>>(), ["k", "k_cut"]);
-        let (k, cut) = (named["k"], named["k_cut"]);
+        assert_eq!(named.keys().copied().collect::<Vec<_>>(), ["k", "k_transformed"]);
+        let (k, transformed) = (named["k"], named["k_transformed"]);
         assert_eq!(params(k), [(0, 8), (8, 4)]);
-        assert_eq!(params(cut), [(0, 8), (8, 4), (16, 56)]);
+        assert_eq!(params(transformed), [(0, 8), (8, 4), (16, 56)]);
         // SAFETY: valid handles and pointers; the buffer is larger than what
         // either kernel takes, and what it says of its size is true.
         unsafe {
             let mut found = null_mut();
-            sys::cuModuleGetFunction(&mut found, module, c"k_cut".as_ptr()).result().unwrap();
-            assert_eq!(found, cut, "the same handle every time");
+            sys::cuModuleGetFunction(&mut found, module, c"k_transformed".as_ptr())
+                .result()
+                .unwrap();
+            assert_eq!(found, transformed, "the same handle every time");
             let (out, stream) = (zeros(3), stream(1));
             // The program's own buffer, the control block behind it, and more.
             let mut buffer = out.to_ne_bytes().to_vec();
@@ -179,9 +183,9 @@ fn rewritten_kernels_are_described() {
             for (f, size, want) in [
                 (k, 12, Some([7, 0, 0])),
                 (k, buffer.len(), Some([7, 0, 0])),
-                (cut, 72, Some([7, 0x0101_0101, 0x0101_0101])),
-                (cut, buffer.len(), Some([7, 0x0101_0101, 0x0101_0101])),
-                (cut, 16, None),
+                (transformed, 72, Some([7, 0x0101_0101, 0x0101_0101])),
+                (transformed, buffer.len(), Some([7, 0x0101_0101, 0x0101_0101])),
+                (transformed, 16, None),
             ] {
                 let mut size = size;
                 sys::cuMemsetD32_v2(out, 0, 3).result().unwrap();

@@ -1,6 +1,6 @@
 //! A place among tokens, and what may be asked of it.
 
-use crate::{Kind, PtxError, Result, Token, integer};
+use crate::{Kind, PtxError, Result, Token, integer, work};
 
 /// A token with its text; dots and strings keep their dot and quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,7 @@ impl<'a> Cursor<'a> {
 
     /// The next token.
     pub fn token(&self) -> Option<Token> {
+        work::add(1);
         self.tokens.get(self.at).copied()
     }
 
@@ -145,7 +146,9 @@ impl<'a> Cursor<'a> {
     /// Past the next semicolon; the tokens before it.
     pub(crate) fn statement(&mut self) -> Result<&'a [Token]> {
         let rest = &self.tokens[self.at..];
-        let Some(length) = rest.iter().position(|t| t.is(b';')) else {
+        let length = rest.iter().position(|t| t.is(b';'));
+        work::add(length.unwrap_or(rest.len()));
+        let Some(length) = length else {
             return Err(self.error("the statement does not end in a semicolon"));
         };
         self.at += length + 1;

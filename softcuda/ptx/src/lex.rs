@@ -3,7 +3,7 @@
 //! Comments, white space and line markers are no tokens. As in `ptxas`, a string ends at the
 //! next quote: a backslash escapes nothing.
 
-use crate::{PtxError, Result};
+use crate::{PtxError, Result, work};
 
 /// The longest text that is read. Offsets are 32 bits wide, lengths 29.
 pub const SOURCE_BYTES_MAX: usize = 1 << 28;
@@ -104,6 +104,7 @@ pub fn lex(source: &str) -> Result<Vec<Token>> {
     let mut tokens = Vec::with_capacity(bytes.len() / 8);
     let (mut at, mut line) = (0, 1);
     while let Some(&b) = bytes.get(at) {
+        work::add(1);
         let rest = &bytes[at..];
         let start = at;
         let kind = match b {
@@ -123,6 +124,7 @@ pub fn lex(source: &str) -> Result<Vec<Token>> {
             b'/' if rest.starts_with(b"/*") => {
                 // A comment without an end is one to the text's end.
                 at = source[at + 2..].find("*/").map_or(bytes.len(), |n| at + 2 + n + 2);
+                work::add(2 * (at - start));
                 line += bytes[start..at].iter().filter(|b| **b == b'\n').count() as u32;
                 continue;
             }
@@ -135,8 +137,8 @@ pub fn lex(source: &str) -> Result<Vec<Token>> {
                 continue;
             }
             b'"' => {
-                match rest[1..].iter().position(|&c| c == b'"' || c == b'\n') {
-                    Some(n) if rest[1 + n] == b'"' => at += n + 2,
+                match run(&rest[1..], |c| c != b'"' && c != b'\n') {
+                    n if rest.get(1 + n) == Some(&b'"') => at += n + 2,
                     _ => return Err(PtxError::new(line, "the string does not end on its line")),
                 }
                 Kind::Str
@@ -178,6 +180,7 @@ fn number_bytes(rest: &[u8]) -> usize {
         at += 1 + run(&rest[at + 1..], word_more);
     }
     let decimal = |b: &u8| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E');
+    work::add(at);
     let signed = matches!(rest[at - 1], b'e' | b'E')
         && matches!(rest.get(at), Some(b'+' | b'-'))
         && rest.get(at + 1).is_some_and(u8::is_ascii_digit);
@@ -193,7 +196,9 @@ fn line_bytes(rest: &[u8]) -> usize {
 }
 
 fn run(bytes: &[u8], of: impl Fn(u8) -> bool) -> usize {
-    bytes.iter().position(|&b| !of(b)).unwrap_or(bytes.len())
+    let length = bytes.iter().position(|&b| !of(b)).unwrap_or(bytes.len());
+    work::add(length);
+    length
 }
 
 #[cfg(test)]

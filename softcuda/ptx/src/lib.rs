@@ -12,12 +12,15 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod any_text;
 mod body;
 mod cursor;
 mod declare;
 mod lex;
 mod module;
 mod number;
+mod work;
 
 pub use body::{Guard, Instruction, Statement, Statements, statements};
 pub use cursor::{Cursor, Lexeme};

@@ -4,11 +4,11 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tally_harness::{Artefacts, Device};
 use tally_litmus::campaign::setups::{self, Setup};
 use tally_litmus::campaign::{self, Plan};
 use tally_litmus::program::Program;
 use tally_litmus::run::{Machine, Settings, serve};
-use tally_tests::{Artefacts, Device};
 
 #[derive(Parser)]
 #[command(about = "Small CUDA programs made from seeds, run bare and under Tally")]
@@ -83,7 +83,7 @@ struct CampaignArgs {
     /// Of the named ones only this.
     #[arg(long, requires = "named")]
     only: Option<String>,
-    /// So many pairs of images, over the setups that cut what they can.
+    /// So many pairs of images, over the setups that transform what they can.
     #[arg(long, default_value_t = 0)]
     pairs: u64,
     /// Only setups with this in their names (several times: any of them).

@@ -3,12 +3,12 @@
 
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
+use tally_harness::{Artefacts, Device, Scene};
 use tally_litmus::build::Builder;
 use tally_litmus::campaign::drive::{Driver, Outcome, difference};
 use tally_litmus::generate::{self, DEVICE};
 use tally_litmus::model;
 use tally_litmus::program::{Environment, Kernel, Op, Program, StreamKind, Target, Work};
-use tally_tests::{Artefacts, Device, Scene};
 
 /// How long a program that hangs may do so, where one must.
 const HANGS_S: f64 = 1.5;

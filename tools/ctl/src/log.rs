@@ -73,7 +73,7 @@ pub enum LogCommand {
     },
 }
 
-/// `500ms`, `30s`, `5m`, or seconds.
+/// `500ms`, `30s`, `5m`, or seconds; `humantime` knows months, and no number without a unit.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time: expected as in 500ms, 30s or 5m");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -1,3 +1,5 @@
+//! Tables of text. Thirty lines do what is needed of a crate for tables: no borders, no wrapping, two alignments.
+
 /// How a column is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {

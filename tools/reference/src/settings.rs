@@ -22,6 +22,87 @@ pub fn tables(schema: &Value, defaults: &Value, presets: &[Preset]) -> String {
     out
 }
 
+/// A file of all settings with their defaults, as TOML. Those without a default are comments, with the value that
+/// `samples` has for them; so are those of a table with a preset, which decides what they are.
+///
+/// # Panics
+/// If a setting without a default has no sample.
+pub fn example(
+    introduction: &str,
+    schema: &Value,
+    defaults: &Value,
+    presets: &[Preset],
+    samples: &[(&str, &str)],
+) -> String {
+    let mut out = comment(introduction);
+    example_table("", schema, defaults, presets, samples, &mut out);
+    out
+}
+
+fn example_table(
+    name: &str,
+    schema: &Value,
+    defaults: &Value,
+    presets: &[Preset],
+    samples: &[(&str, &str)],
+    out: &mut String,
+) {
+    let within = |key: &str| if name.is_empty() { key.into() } else { format!("{name}.{key}") };
+    let preset = presets.iter().find(|preset| preset.table == name);
+    if !name.is_empty() {
+        let about = schema["description"].as_str().unwrap_or_default();
+        *out += &format!("\n{}[{name}]\n", comment(about));
+    }
+    if let Some(preset) = preset {
+        let other = preset.name.trim_matches('`');
+        *out +=
+            &comment(&format!("\"default\", or \"{other}\" with other defaults of this table."));
+        *out += "preset = \"default\"\n";
+    }
+    for (key, of) in properties(schema).filter(|(_, of)| !is_table(of)) {
+        let text = of["description"].as_str().unwrap_or_default();
+        let range = match (range(of), unit(key)) {
+            (range, _) if range.is_empty() => range,
+            (range, unit) if unit.is_empty() => format!("({range})"),
+            (range, unit) => format!("({range} {unit})"),
+        };
+        *out += &comment(&format!("{text} {} {range}", values(of)));
+        let setting = within(key);
+        let sample = samples.iter().find(|(name, _)| *name == setting).map(|(_, value)| *value);
+        *out += &match (literal(&defaults[key]).replace('`', ""), preset) {
+            (none, _) if none.is_empty() => {
+                format!("#{key} = {}\n", sample.unwrap_or_else(|| panic!("no sample: {setting}")))
+            }
+            (value, Some(_)) => format!("#{key} = {value}\n"),
+            (value, None) => format!("{key} = {value}\n"),
+        };
+    }
+    for (key, of) in properties(schema).filter(|(_, of)| is_table(of)) {
+        example_table(&within(key), of, &defaults[key], presets, samples, out);
+    }
+}
+
+/// Lines of a comment.
+fn comment(text: &str) -> String {
+    const COLUMNS: usize = 96;
+    let mut out = String::new();
+    let mut line = "#".to_owned();
+    for word in text.split_whitespace() {
+        if line.chars().count() + 1 + word.chars().count() > COLUMNS {
+            out += &line;
+            out += "\n";
+            line = "#".into();
+        }
+        line += " ";
+        line += word;
+    }
+    if line.len() > 1 {
+        out += &line;
+        out += "\n";
+    }
+    out
+}
+
 fn properties(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
     schema["properties"].as_object().into_iter().flatten()
 }
@@ -182,5 +263,23 @@ mod tests {
         ] {
             assert!(made.contains(part), "{part}\n{made}");
         }
+        let preset = Preset { table: "a.b", name: "`other`", values: json!({}) };
+        let samples = [("a.time_us", "5")];
+        assert_eq!(
+            example("All.", &schema, &defaults, &[preset], &samples),
+            "# All.\n\n# Table a.\n[a]\n# (at least 4_096 bytes)\nbytes_max = 65_536\non = true\n\
+             # (at most 16, each 1 to 9)\nsms = [16, 32]\n\
+             # How <long>. (0 to 1_000_000 us)\n#time_us = 5\n\
+             # Values: `\"x\"` (One way), `\"y\"`, `\"z\"`.\nway = \"x\"\n\n[a.b]\n\
+             # \"default\", or \"other\" with other defaults of this table.\npreset = \"default\"\n\
+             #joins_per_s = 7\n"
+        );
+    }
+
+    #[test]
+    fn comments_are_wrapped() {
+        let made = comment(&"word ".repeat(50));
+        assert!(made.lines().count() == 3 && made.lines().all(|line| line.len() <= 96), "{made}");
+        assert_eq!(comment(" "), "");
     }
 }

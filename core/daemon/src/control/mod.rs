@@ -381,7 +381,7 @@ pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
                     tracing::warn!(id, why, "client dropped");
                 }
                 if let Some(record) = plane.registry.borrow().get(id) {
-                    record.cut.now(why);
+                    record.dismissal.now(why);
                 }
             }
             Notice::Disabled { generation } => {

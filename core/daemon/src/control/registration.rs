@@ -11,7 +11,7 @@
 use super::Plane;
 use super::connection::Connection;
 use super::journal::Kind;
-use super::registry::Cut;
+use super::registry::Dismissal;
 use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
@@ -105,7 +105,7 @@ pub(super) async fn serve(
         admit(plane, hello, region, &peer).await
     }
     .await;
-    let Admitted { welcome, fds, info, cut, place: client } = match admitted {
+    let Admitted { welcome, fds, info, dismissal, place: client } = match admitted {
         Ok(admitted) => admitted,
         Err(Refusal::Wire(WireError::Closed)) => return place,
         Err(refusal) => {
@@ -135,7 +135,7 @@ pub(super) async fn serve(
                     "client registered"
                 );
             }
-            until_gone(stream, peer.take_pidfd(), &cut).await
+            until_gone(stream, peer.take_pidfd(), &dismissal).await
         }
         Err(error) => format!("it did not take the welcome: {error}"),
     };
@@ -227,7 +227,7 @@ struct Admitted {
     welcome: Welcome,
     fds: [OwnedFd; 2],
     info: ClientInfo,
-    cut: Rc<Cut>,
+    dismissal: Rc<Dismissal>,
     place: Place,
 }
 
@@ -266,8 +266,8 @@ async fn admit(
     let of_user = (kernels, witness);
     let (welcome, fds, info) = hand_over(plane, id, hello, region, class, of_user).await?;
     let class_reason = welcome.class_reason.clone();
-    let cut = plane.registry.borrow_mut().add(&info, peer.pid, peer.uid, class_reason);
-    Ok(Admitted { welcome, fds, info, cut, place })
+    let dismissal = plane.registry.borrow_mut().add(&info, peer.pid, peer.uid, class_reason);
+    Ok(Admitted { welcome, fds, info, dismissal, place })
 }
 
 async fn hand_over(
@@ -318,7 +318,11 @@ const ENDING_MAX: Duration = Duration::from_millis(500);
 
 /// Wait for the end of a client: its socket, its process, or our own will. A
 /// forked child can keep the socket open after the process is gone.
-async fn until_gone(stream: &Connection, process: Option<OwnedFd>, cut: &Cut) -> String {
+async fn until_gone(
+    stream: &Connection,
+    process: Option<OwnedFd>,
+    dismissal: &Dismissal,
+) -> String {
     // It registered and ended at once.
     let Some(process) = process else { return ENDED.into() };
     let process = watch_readable(process);
@@ -332,7 +336,7 @@ async fn until_gone(stream: &Connection, process: Option<OwnedFd>, cut: &Cut) ->
     let how = tokio::select! {
         how = socket_end(stream) => how,
         () = &mut ended => return ENDED.into(),
-        why = cut.wait() => return format!("dropped: {why}"),
+        why = dismissal.wait() => return format!("dropped: {why}"),
     };
     // A process that ends closes its sockets before it counts as ended. How it ended (its exit code or
     // signal) only its parent is told.

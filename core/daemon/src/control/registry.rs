@@ -12,12 +12,12 @@ use tokio::sync::Notify;
 
 /// Tells a client's task to end its connection.
 #[derive(Debug, Default)]
-pub struct Cut {
+pub struct Dismissal {
     notify: Notify,
     why: std::cell::Cell<&'static str>,
 }
 
-impl Cut {
+impl Dismissal {
     pub fn now(&self, why: &'static str) {
         self.why.set(why);
         self.notify.notify_one();
@@ -36,7 +36,7 @@ pub struct Record {
     pub identity: Identity,
     pub since: Instant,
     /// To end its connection.
-    pub cut: Rc<Cut>,
+    pub dismissal: Rc<Dismissal>,
     /// Its figures when they were seen last: what is left of them if it is gone from the dispatch
     /// thread already, which drops clients that misbehave.
     seen: Totals,
@@ -67,8 +67,14 @@ impl Registry {
         self.next_id
     }
 
-    pub fn add(&mut self, info: &ClientInfo, pid: u32, uid: u32, class_reason: String) -> Rc<Cut> {
-        let cut = Rc::new(Cut::default());
+    pub fn add(
+        &mut self,
+        info: &ClientInfo,
+        pid: u32,
+        uid: u32,
+        class_reason: String,
+    ) -> Rc<Dismissal> {
+        let dismissal = Rc::new(Dismissal::default());
         let identity = Identity {
             id: info.id,
             pid,
@@ -83,11 +89,11 @@ impl Registry {
             Record {
                 identity,
                 since: Instant::now(),
-                cut: cut.clone(),
+                dismissal: dismissal.clone(),
                 seen: Totals { registered: 1, connected: 1, ..Totals::default() },
             },
         );
-        cut
+        dismissal
     }
 
     pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {

@@ -533,7 +533,7 @@ const STATES: [(u32, u32); 3] = [
 const FORMS: [(u32, u32); 4] = [
     (submission_flags::CAN_SLICE, forms_offered::SLICED),
     (submission_flags::CAN_PREEMPT, forms_offered::PREEMPTIBLE),
-    (submission_flags::CAN_PARTITION, forms_offered::SM_LIMITED),
+    (submission_flags::CAN_LIMIT, forms_offered::SM_LIMITED),
     (submission_flags::CAN_PREPARE, forms_offered::PREPARABLE),
 ];
 

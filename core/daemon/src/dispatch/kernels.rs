@@ -14,7 +14,7 @@ use tally_contract::limits::KERNELS_MAX;
 use tally_engine::policy::KernelId;
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{KERNEL_SLOTS, cut_state, submission_flags};
+use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
 use tally_ipc::ring::Request;
 use tally_rewriter::Refusal;
 
@@ -95,20 +95,20 @@ type Shape = (u32, [u32; 3], [u32; 3]);
 /// The engine's id of a combination, and what it was last told of its transformed form.
 struct Known {
     id: Option<KernelId>,
-    cut: u32,
+    transform: u32,
 }
 
 /// What a word of the client's table says.
 fn transformation_of(word: u32) -> Transformation {
-    let (state, detail) = cut_state::unpack(word);
+    let (state, detail) = transform_state::unpack(word);
     match state {
-        cut_state::PREPARABLE => Transformation::Preparable,
-        cut_state::PREPARING => Transformation::Preparing,
-        cut_state::READY => Transformation::Ready {
-            sliced: detail & cut_state::SLICEABLE != 0,
-            preemptible: detail & cut_state::PREEMPTIBLE != 0,
+        transform_state::PREPARABLE => Transformation::Preparable,
+        transform_state::PREPARING => Transformation::Preparing,
+        transform_state::READY => Transformation::Ready {
+            sliced: detail & transform_state::SLICEABLE != 0,
+            preemptible: detail & transform_state::PREEMPTIBLE != 0,
         },
-        cut_state::WHOLE_ONLY => match Refusal::from_code(detail) {
+        transform_state::WHOLE_ONLY => match Refusal::from_code(detail) {
             // Of the client's surroundings, or of the moment: another client may transform the same kernel. Or it
             // may be limited to some of the SMs all the same.
             Some(
@@ -164,10 +164,10 @@ impl KernelCache {
         if let Some(known) = self.ids.get_mut(&shape) {
             if let (Some(id), Some(entry)) = (known.id, region.kernels.get(request.kernel as usize))
             {
-                let cut = entry.cut.load(Relaxed);
-                if cut != known.cut {
-                    known.cut = cut;
-                    engine.set_transformation(id, transformation_of(cut));
+                let transform = entry.transform.load(Relaxed);
+                if transform != known.transform {
+                    known.transform = transform;
+                    engine.set_transformation(id, transformation_of(transform));
                 }
             }
             return known.id;
@@ -188,7 +188,7 @@ impl KernelCache {
         // Without an id it is tried again: others may make room.
         if settled && id.is_some() {
             // Its state is taken in at its next launch.
-            self.ids.insert(shape, Known { id, cut: 0 });
+            self.ids.insert(shape, Known { id, transform: 0 });
         }
         id
     }
@@ -249,8 +249,8 @@ mod tests {
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
             let mut cache = cache();
             region.kernels[3].publish(refusal.text().as_bytes(), 9);
-            let word = cut_state::pack(cut_state::WHOLE_ONLY, refusal.code());
-            region.kernels[3].cut.store(word, Relaxed);
+            let word = transform_state::pack(transform_state::WHOLE_ONLY, refusal.code());
+            region.kernels[3].transform.store(word, Relaxed);
             // Its state is taken in at its second launch.
             let mut launch = || {
                 cache.id(

@@ -556,7 +556,7 @@ fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {
         Decision::Preemptible => {
             Answer::Preemptible(predicted_ns.div_ceil(1_000).min(u32::MAX.into()) as u32)
         }
-        Decision::SmLimited(sms) => Answer::Partition(sms),
+        Decision::SmLimited(sms) => Answer::SmLimited(sms),
         Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => Answer::Whole,
     }
 }

@@ -10,7 +10,7 @@ use tally_contract::limits::{POLICIES_KEPT_MAX, POLICY_RECORDS_MAX};
 use tally_wasm_host::{Compiled, PolicyStatus, Saved};
 
 /// Disabled ones remembered.
-const STRUCK_MAX: usize = 32;
+const DISABLED_MAX: usize = 32;
 
 fn because(next: LoadedBecause) -> UnloadedBecause {
     match next {
@@ -73,12 +73,12 @@ pub struct Content {
 /// See the module's documentation. Oldest first; the last one is active.
 pub struct History<P = Compiled> {
     entries: VecDeque<Entry<P>>,
-    struck: VecDeque<Content>,
+    disabled: VecDeque<Content>,
 }
 
 impl<P> Default for History<P> {
     fn default() -> Self {
-        History { entries: VecDeque::new(), struck: VecDeque::new() }
+        History { entries: VecDeque::new(), disabled: VecDeque::new() }
     }
 }
 
@@ -113,7 +113,7 @@ impl<P: Clone> History<P> {
             // Somebody wants it in spite of everything: a clean slate.
             let content =
                 Content { digest: record.digest.clone(), config_text: config_text.clone() };
-            self.struck.retain(|struck| *struck != content);
+            self.disabled.retain(|disabled| *disabled != content);
         }
         self.entries.push_back(Entry { record, config_text, program, saved: None });
         self.trim();
@@ -144,23 +144,23 @@ impl<P: Clone> History<P> {
         let Some(entry) = self.entry_mut(generation) else { return };
         entry.record.disabled = Some(how);
         let content = entry.content();
-        if !self.struck.contains(&content) {
-            self.struck.push_back(content);
+        if !self.disabled.contains(&content) {
+            self.disabled.push_back(content);
         }
-        if self.struck.len() > STRUCK_MAX {
-            self.struck.pop_front();
+        if self.disabled.len() > DISABLED_MAX {
+            self.disabled.pop_front();
         }
     }
 
     /// Whether a policy was disabled and nobody has asked for it since.
     pub fn is_disabled(&self, content: &Content) -> bool {
-        self.struck.contains(content)
+        self.disabled.contains(content)
     }
 
     /// Why a policy was last disabled, and which.
     pub fn last_disabled(&self) -> Option<LastDisabled> {
-        let struck = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
-        let entry = self.entries.iter().rev().find(|entry| struck(entry))?;
+        let is_disabled = |entry: &'_ Entry<P>| entry.record.disabled.is_some();
+        let entry = self.entries.iter().rev().find(|entry| is_disabled(entry))?;
         let how = entry.record.disabled.clone()?;
         Some(LastDisabled { generation: entry.record.generation, how })
     }
@@ -179,7 +179,7 @@ impl<P: Clone> History<P> {
         self.entries.iter().rev().find_map(|entry| entry.saved.clone())
     }
 
-    /// The last policy before the active one that differs from it and was not struck
+    /// The last policy before the active one that differs from it and was not disabled
     /// out.
     pub fn last_good(&self) -> Option<Kept<P>> {
         let active = self.entries.back()?.content();

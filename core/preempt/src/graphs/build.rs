@@ -295,21 +295,21 @@ impl Kept {
         let own = own.filter_map(|node| Some((node.handle, Own::of(node, ready)?)));
         let mut own: HashMap<usize, Own> = own.collect();
         let alone = |node: usize| own.contains_key(&(nodes[node] as usize));
-        let cut = partition::cut(&kernels, alone, &edges, kernels_per_part)
+        let divided = partition::divide(&kernels, alone, &edges, kernels_per_part)
             .map_err(|partition::NotAnOrder| Reason::NoOrder)?;
-        let order: Vec<Ptr> = cut.order.iter().map(|n| nodes[*n]).collect();
+        let order: Vec<Ptr> = divided.order.iter().map(|n| nodes[*n]).collect();
         // Beside others in a piece, a kernel cannot be launched by itself.
-        let single = cut.pieces.iter().filter(|piece| piece.len() == 1);
+        let single = divided.pieces.iter().filter(|piece| piece.len() == 1);
         let single: HashSet<usize> = single.map(|piece| order[piece.start] as usize).collect();
         own.retain(|node, _| single.contains(node));
-        allowed(cut.pieces.len(), own.len())?;
-        let kernels: Vec<u32> = cut.order.iter().map(|n| kernels[*n]).collect();
+        allowed(divided.pieces.len(), own.len())?;
+        let kernels: Vec<u32> = divided.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;
         let mine = work.find(&order)?;
         let mut parts = Parts { home: self.home.clone(), steps: Vec::new() };
         let mut source =
             Source { order: &order, kernels: &kernels, flags: self.flags, own: &mut own };
-        source.halve(work, &mine, &cut.pieces, &mut parts)?;
+        source.halve(work, &mine, &divided.pieces, &mut parts)?;
         Ok(parts)
     }
 }

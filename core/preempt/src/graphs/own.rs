@@ -159,7 +159,7 @@ impl Node {
     }
 
     fn way(&self, ready: &Ready) -> Option<(u32, Way, u32)> {
-        let (kernel, cut) = *ready.get(&self.function)?;
+        let (kernel, transformed) = *ready.get(&self.function)?;
         let launch = KernelArguments {
             function: self.function as Ptr,
             grid: self.grid,
@@ -170,7 +170,7 @@ impl Node {
             params: std::ptr::null_mut(),
             extra: std::ptr::null_mut(),
         };
-        let (way, us) = form::way(kernel, cut, &launch)?;
+        let (way, us) = form::way(kernel, transformed, &launch)?;
         Some((kernel as u32, way, us))
     }
 }
@@ -193,8 +193,8 @@ impl Own {
     pub fn of(node: &Node, ready: &Ready) -> Option<Self> {
         let params = read(node.handle as Ptr)?;
         let (kernel, way, _) = node.way(ready)?;
-        let cut = kernels::cut(kernel as usize)?;
-        let parameters = issue::original_parameters(&arguments(&params), cut)?;
+        let transformed = kernels::transformed(kernel as usize)?;
+        let parameters = issue::original_parameters(&arguments(&params), transformed)?;
         Some(Own {
             kernel,
             way,

@@ -4,7 +4,7 @@
 //! - a graph is divided only where every node before is ordered before every node behind, so that pieces launched
 //!   one after the other add no order: nodes of parallel branches, which may wait for one another, stay in one piece;
 //! - a node that is to stand alone is a piece of its own, where that is so on both of its sides;
-//! - another piece has at most the wanted number of kernels, unless it cannot be cut before;
+//! - another piece has at most the wanted number of kernels, unless it cannot be divided before;
 //! - nodes without kernels stay with the kernels before them, so every piece has a kernel, if the
 //!   graph has one, but for what is before, behind and between nodes that stand alone;
 //! - as few pieces as the number wanted allows, of about the same size.
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// Nodes in an order, cut into pieces.
+/// Nodes in an order, divided into pieces.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pieces {
     /// Indices of all nodes, each after those that it depends on.
@@ -26,12 +26,12 @@ pub struct Pieces {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NotAnOrder;
 
-/// Cut a graph: `kernels` of each node, whether it is to stand alone, edges `(from, to)` by index, and the
+/// Divide a graph: `kernels` of each node, whether it is to stand alone, edges `(from, to)` by index, and the
 /// kernels wanted in a piece (0 counts as 1).
 ///
 /// # Errors
 /// If the edges allow no order.
-pub fn cut(
+pub fn divide(
     kernels: &[u32],
     alone: impl Fn(usize) -> bool,
     edges: &[(usize, usize)],
@@ -74,7 +74,7 @@ pub fn cut(
 /// They are if every node at the end of what is before (none before depends on it) has an edge to every node
 /// at the beginning of what is behind (it depends on none behind): any path between the two must be one edge.
 fn separators(order: &[usize], edges: &[(usize, usize)]) -> Vec<bool> {
-    /// More nodes side by side are not looked at: there is no cut.
+    /// More nodes side by side are not looked at: there is no boundary.
     const BREADTH_MAX: usize = 64;
     let nodes = order.len();
     let (mut before, mut after) = (vec![Vec::new(); nodes], vec![Vec::new(); nodes]);
@@ -150,31 +150,31 @@ mod tests {
     #[test]
     fn a_line_is_cut_evenly() {
         let edges: Vec<_> = (1..101).map(|i| (i - 1, i)).collect();
-        let pieces = cut(&[1; 101], none, &edges, 50).unwrap();
+        let pieces = divide(&[1; 101], none, &edges, 50).unwrap();
         assert_eq!(sizes(&pieces), [34, 34, 33]);
-        assert_eq!(sizes(&cut(&[1; 101], none, &edges, 101).unwrap()), [101]);
-        assert_eq!(sizes(&cut(&[1; 101], none, &edges, 0).unwrap()), [1; 101]);
+        assert_eq!(sizes(&divide(&[1; 101], none, &edges, 101).unwrap()), [101]);
+        assert_eq!(sizes(&divide(&[1; 101], none, &edges, 0).unwrap()), [1; 101]);
     }
 
     #[test]
     fn nodes_without_kernels_stay_behind_those_with_them() {
         let edges: Vec<_> = (1..6).map(|i| (i - 1, i)).collect();
-        assert_eq!(sizes(&cut(&[0, 1, 0, 1, 0, 0], none, &edges, 1).unwrap()), [3, 3]);
-        assert_eq!(sizes(&cut(&[0, 0], none, &[], 1).unwrap()), [2]);
-        assert_eq!(sizes(&cut(&[], none, &[], 1).unwrap()), [0; 0]);
+        assert_eq!(sizes(&divide(&[0, 1, 0, 1, 0, 0], none, &edges, 1).unwrap()), [3, 3]);
+        assert_eq!(sizes(&divide(&[0, 0], none, &[], 1).unwrap()), [2]);
+        assert_eq!(sizes(&divide(&[], none, &[], 1).unwrap()), [0; 0]);
         // A child graph of 9 kernels is not opened.
-        assert_eq!(sizes(&cut(&[1, 1, 9, 1, 1, 0], none, &edges, 4).unwrap()), [2, 1, 3]);
+        assert_eq!(sizes(&divide(&[1, 1, 9, 1, 1, 0], none, &edges, 4).unwrap()), [2, 1, 3]);
     }
 
     #[test]
     fn a_node_that_stands_alone_is_a_piece() {
         let edges: Vec<_> = (1..6).map(|i| (i - 1, i)).collect();
         let alone = |at: &'static [usize]| move |node: usize| at.contains(&node);
-        assert_eq!(sizes(&cut(&[1; 6], alone(&[2]), &edges, 6).unwrap()), [2, 1, 3]);
-        assert_eq!(sizes(&cut(&[1; 6], alone(&[0, 1, 5]), &edges, 2).unwrap()), [1, 1, 2, 1, 1]);
+        assert_eq!(sizes(&divide(&[1; 6], alone(&[2]), &edges, 6).unwrap()), [2, 1, 3]);
+        assert_eq!(sizes(&divide(&[1; 6], alone(&[0, 1, 5]), &edges, 2).unwrap()), [1, 1, 2, 1, 1]);
         // What is copied behind it is in a piece without a kernel.
         assert_eq!(
-            sizes(&cut(&[0, 1, 0, 1, 0, 1], alone(&[3, 5]), &edges, 9).unwrap()),
+            sizes(&divide(&[0, 1, 0, 1, 0, 1], alone(&[3, 5]), &edges, 9).unwrap()),
             [3, 1, 1, 1]
         );
     }
@@ -183,21 +183,21 @@ mod tests {
     fn branches_that_may_wait_for_one_another_stay_together() {
         // A fork and its join: 0 -> {1, 2} -> 3, then a line.
         let edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)];
-        assert_eq!(sizes(&cut(&[1; 6], none, &edges, 1).unwrap()), [1, 2, 1, 1, 1]);
-        assert_eq!(sizes(&cut(&[1; 6], |n| n == 1, &edges, 6).unwrap()), [6], "not taken out");
-        assert_eq!(sizes(&cut(&[1; 6], |n| n == 3, &edges, 6).unwrap()), [3, 1, 2]);
+        assert_eq!(sizes(&divide(&[1; 6], none, &edges, 1).unwrap()), [1, 2, 1, 1, 1]);
+        assert_eq!(sizes(&divide(&[1; 6], |n| n == 1, &edges, 6).unwrap()), [6], "not taken out");
+        assert_eq!(sizes(&divide(&[1; 6], |n| n == 3, &edges, 6).unwrap()), [3, 1, 2]);
         // Two lines side by side; every one of the first two before every one of the next two.
-        assert_eq!(sizes(&cut(&[1; 4], none, &[(0, 1), (2, 3)], 1).unwrap()), [4]);
+        assert_eq!(sizes(&divide(&[1; 4], none, &[(0, 1), (2, 3)], 1).unwrap()), [4]);
         let both = [(0, 2), (0, 3), (1, 2), (1, 3), (0, 2)];
-        assert_eq!(sizes(&cut(&[1; 4], none, &both, 1).unwrap()), [2, 2]);
-        assert_eq!(sizes(&cut(&[1; 4], none, &both[..3], 1).unwrap()), [4], "1 beside 3");
+        assert_eq!(sizes(&divide(&[1; 4], none, &both, 1).unwrap()), [2, 2]);
+        assert_eq!(sizes(&divide(&[1; 4], none, &both[..3], 1).unwrap()), [4], "1 beside 3");
     }
 
     #[test]
     fn circles_and_unknown_nodes_are_refused() {
-        assert_eq!(cut(&[1, 1], none, &[(0, 1), (1, 0)], 1), Err(NotAnOrder));
-        assert_eq!(cut(&[1, 1], none, &[(0, 2)], 1), Err(NotAnOrder));
-        assert_eq!(cut(&[1], none, &[(0, 0)], 1), Err(NotAnOrder));
+        assert_eq!(divide(&[1, 1], none, &[(0, 1), (1, 0)], 1), Err(NotAnOrder));
+        assert_eq!(divide(&[1, 1], none, &[(0, 2)], 1), Err(NotAnOrder));
+        assert_eq!(divide(&[1], none, &[(0, 0)], 1), Err(NotAnOrder));
     }
 
     /// Nodes with their kernels, edges of a graph without circles (but in no helpful numbering),
@@ -223,9 +223,9 @@ mod tests {
         #[test]
         fn every_rule_holds((kernels, edges, wanted) in graphs()) {
             let (kernels, alone): (Vec<u32>, Vec<bool>) = kernels.into_iter().unzip();
-            let cut = || cut(&kernels, |node| alone[node], &edges, wanted).unwrap();
-            let found = cut();
-            prop_assert_eq!(&found, &cut());
+            let again = || divide(&kernels, |node| alone[node], &edges, wanted).unwrap();
+            let found = again();
+            prop_assert_eq!(&found, &again());
             let nodes = kernels.len();
             let mut is_before = vec![vec![false; nodes]; nodes];
             for to in &found.order {
@@ -245,7 +245,7 @@ mod tests {
             for piece in &found.pieces {
                 prop_assert!(piece.start == end && piece.end > piece.start);
                 end = piece.end;
-                prop_assert!(is_separator(piece.start), "a cut that adds order");
+                prop_assert!(is_separator(piece.start), "a boundary that adds order");
                 let inside = &found.order[piece.clone()];
                 let stands_alone = |n: &usize| {
                     let at = found.order.iter().position(|o| o == n).unwrap();
@@ -277,7 +277,7 @@ mod tests {
         fn any_edges_give_an_answer(
             n in 0_usize..12, edges in prop::collection::vec((0_usize..14, 0_usize..14), 0..30),
         ) {
-            let _ = cut(&vec![1; n], |node| node % 3 == 1, &edges, 2);
+            let _ = divide(&vec![1; n], |node| node % 3 == 1, &edges, 2);
         }
     }
 }

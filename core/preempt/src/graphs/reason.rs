@@ -111,7 +111,7 @@ impl fmt::Display for Reason {
 
 /// What is known about an exec.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum CutState {
+pub enum GraphState {
     /// Nothing: its instantiation was not seen, or not kept.
     Unknown,
     /// It can be launched in parts.
@@ -123,14 +123,14 @@ pub enum CutState {
     Whole(Reason),
 }
 
-impl fmt::Display for CutState {
+impl fmt::Display for GraphState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CutState::Unknown => f.write_str("unknown"),
-            CutState::Transformable { kernel_nodes } => {
+            GraphState::Unknown => f.write_str("unknown"),
+            GraphState::Transformable { kernel_nodes } => {
                 write!(f, "can be launched in parts ({kernel_nodes} kernels)")
             }
-            CutState::Whole(reason) => write!(f, "launched whole: {reason}"),
+            GraphState::Whole(reason) => write!(f, "launched whole: {reason}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::making::prepared;
 use proptest::prelude::*;
 use std::sync::atomic::AtomicI32;
 
-fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Transformed {
+fn transformed(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Transformed {
     Transformed {
         context: 1,
         function: 2,
@@ -32,15 +32,15 @@ fn cut(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Transformed {
 #[test]
 fn a_form_whose_image_was_unloaded_while_it_was_made_is_not_used() {
     const INDEX: usize = 7;
-    let prepare = || prepared(INDEX, Transformed { image: 77, ..cut(None, [0; 3]) });
+    let prepare = || prepared(INDEX, Transformed { image: 77, ..transformed(None, [0; 3]) });
     prepare();
-    assert!(kernels::cut(INDEX).is_none(), "not loaded any more");
+    assert!(kernels::transformed(INDEX).is_none(), "not loaded any more");
     fake::set_loaded(77, true);
     prepare();
-    assert!(kernels::cut(INDEX).is_some());
+    assert!(kernels::transformed(INDEX).is_some());
     fake::set_loaded(77, false);
     image_unloaded(77);
-    assert!(kernels::cut(INDEX).is_none(), "unloaded");
+    assert!(kernels::transformed(INDEX).is_none(), "unloaded");
 }
 
 #[test]
@@ -52,9 +52,9 @@ fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
         (false, [9, 2, 1], false),
         (false, [9, 1, 2], false),
     ] {
-        let cut = Transformed { is_ptx, ..cut(None, [0; 3]) };
-        cut.sub_grid.settle(Some(7));
-        let found = by_offset(&cut, 0, &launch(grid, &[]));
+        let transformed = Transformed { is_ptx, ..transformed(None, [0; 3]) };
+        transformed.sub_grid.settle(Some(7));
+        let found = by_offset(&transformed, 0, &launch(grid, &[]));
         assert_eq!(found, serves.then_some(7), "{is_ptx} {grid:?}");
     }
 }
@@ -72,7 +72,7 @@ fn launch(grid: [u32; 3], attributes: &[LaunchAttribute]) -> KernelArguments {
     }
 }
 
-fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Transformed) -> Option<[u32; 3]> {
+fn cluster_of(attributes: &[(i32, [u32; 3])], transformed: &Transformed) -> Option<[u32; 3]> {
     let attributes: Vec<_> = attributes
         .iter()
         .map(|(id, first)| {
@@ -81,20 +81,23 @@ fn cluster_of(attributes: &[(i32, [u32; 3])], cut: &Transformed) -> Option<[u32;
             LaunchAttribute::new(*id, value)
         })
         .collect();
-    cluster(&launch([8, 1, 1], &attributes), cut)
+    cluster(&launch([8, 1, 1], &attributes), transformed)
 }
 
 #[test]
 fn clusters_are_the_launchs_or_the_kernels_and_powers_of_two() {
     let (cluster, programmatic) = (LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC);
-    let plain = cut(None, [0; 3]);
+    let plain = transformed(None, [0; 3]);
     assert_eq!(cluster_of(&[], &plain), Some([1; 3]));
     assert_eq!(cluster_of(&[(cluster, [4, 2, 0])], &plain), Some([4, 2, 1]));
     assert_eq!(cluster_of(&[(cluster, [3, 1, 1])], &plain), None);
-    assert_eq!(cluster_of(&[], &cut(Some([2, 1, 1]), [2, 1, 1])), Some([2, 1, 1]));
-    assert_eq!(cluster_of(&[], &cut(None, [2, 0, 4])), Some([2, 1, 4]), "by attributes");
-    assert_eq!(cluster_of(&[(cluster, [1, 1, 1])], &cut(Some([6, 1, 1]), [0; 3])), Some([1; 3]));
-    assert_eq!(cluster_of(&[], &cut(Some([6, 1, 1]), [0; 3])), None);
+    assert_eq!(cluster_of(&[], &transformed(Some([2, 1, 1]), [2, 1, 1])), Some([2, 1, 1]));
+    assert_eq!(cluster_of(&[], &transformed(None, [2, 0, 4])), Some([2, 1, 4]), "by attributes");
+    assert_eq!(
+        cluster_of(&[(cluster, [1, 1, 1])], &transformed(Some([6, 1, 1]), [0; 3])),
+        Some([1; 3])
+    );
+    assert_eq!(cluster_of(&[], &transformed(Some([6, 1, 1]), [0; 3])), None);
     // What a launch is repeated with, and what not.
     assert_eq!(cluster_of(&[(LAUNCH_ATTRIBUTE_PRIORITY, [7; 3])], &plain), Some([1; 3]));
     assert_eq!(cluster_of(&[(programmatic, [0; 3])], &plain), Some([1; 3]));

@@ -15,29 +15,29 @@ pub fn ptx(data: &[u8]) {
     for form in [KernelForm::Prelude, KernelForm::SubGrid] {
         let Ok(plan) = ptx::plan(source, form, None) else { continue };
         let edits = plan.edits.clone();
-        let cut = plan.apply(source);
-        let text = std::str::from_utf8(&cut.image).expect("UTF-8 stays UTF-8");
+        let transformed = plan.apply(source);
+        let text = std::str::from_utf8(&transformed.image).expect("UTF-8 stays UTF-8");
         assert_eq!(ptx::undo(source, text, &edits).as_deref(), Some(source));
-        if cut.kernels.is_empty() {
+        if transformed.kernels.is_empty() {
             assert_eq!(text, source);
             continue;
         }
-        let names: usize = cut.kernels.iter().map(|k| 64 * k.name.len()).sum();
+        let names: usize = transformed.kernels.iter().map(|k| 64 * k.name.len()).sum();
         let reads = 64 * source.len() / "%ctaid".len();
-        let most = 2 * source.len() + reads + names + cut.kernels.len() * ADDED_BYTES_MAX;
+        let most = 2 * source.len() + reads + names + transformed.kernels.len() * ADDED_BYTES_MAX;
         assert!(text.len() <= most, "{} bytes of {}", text.len(), source.len());
-        for kernel in &cut.kernels {
+        for kernel in &transformed.kernels {
             assert!(kernel.control_offset.is_multiple_of(8));
             let end = kernel.control_offset + control::CONTROL_BYTES;
             assert!(end <= ptx::PARAM_BYTES_MAX);
         }
-        let again: Vec<&str> = cut.kernels.iter().map(|k| k.name.as_str()).collect();
+        let again: Vec<&str> = transformed.kernels.iter().map(|k| k.name.as_str()).collect();
         let again = ptx::plan(text, form, Some(&again)).expect("it was readable");
         assert!(again.kernels.is_empty() && again.edits.is_empty());
-        assert_eq!(again.refused.len(), cut.kernels.len());
+        assert_eq!(again.refused.len(), transformed.kernels.len());
         if let Some(module) = &module {
             let seen: Vec<&str> = module.entry_names().collect();
-            assert!(cut.kernels.iter().all(|k| seen.contains(&k.name.as_str())));
+            assert!(transformed.kernels.iter().all(|k| seen.contains(&k.name.as_str())));
             let parsed = tally_softcuda_vm::Module::parse(text);
             assert!(parsed.is_ok(), "{:?}\n{text}", parsed.err());
         }

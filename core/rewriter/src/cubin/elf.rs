@@ -3,6 +3,9 @@
 //! Only what `ptxas` and `nvlink` make is read: 64-bit little-endian executables for
 //! `EM_CUDA`, sections that do not overlap. All else is [`Refusal::Malformed`]. What
 //! reading allocates is bounded by a small multiple of the file's size.
+//!
+//! Not by `object`: a cubin must come out with every byte that is not changed where it was, and `object` writes
+//! files of its own layout; it would also be wasmtime's, whose features must not change.
 
 use crate::Refusal;
 use std::borrow::Cow;

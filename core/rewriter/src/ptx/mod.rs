@@ -1,6 +1,6 @@
 //! PTX: a front end that owns what it changes and copies the rest.
 //!
-//! [`plan`] reads a module and decides, kernel by kernel, which edits give it the cut
+//! [`plan`] reads a module and decides, kernel by kernel, which edits give it the transformed
 //! form; every other byte of the text stays as it was. `tally-ptx` takes the text apart,
 //! `module`, `body` and `reach` find what forbids transforming, `prelude` holds
 //! the code that is put in. What is not understood is refused.
@@ -90,7 +90,7 @@ pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Pla
     let planner = Planner { module: &module, reach: &reach, form, stem: &stem };
     let only: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
     let mut plan = Plan { edits: Vec::new(), kernels: Vec::new(), refused: Vec::new() };
-    let mut cut = HashSet::new();
+    let mut transformed = HashSet::new();
     for (at, entry) in module.entries.iter().enumerate() {
         if only.as_ref().is_some_and(|only| !only.contains(entry.name)) {
             continue;
@@ -100,13 +100,13 @@ pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Pla
             None => {
                 plan.edits.extend(planner.edits(at));
                 plan.kernels.push(planner.kernel(at, entry));
-                cut.insert(entry.name);
+                transformed.insert(entry.name);
             }
         }
     }
     for declared in &module.declared {
         let name = declared.name.text(source);
-        if cut.contains(name) {
+        if transformed.contains(name) {
             plan.edits.push(planner.add_parameter(declared, &planner.parameter_name(name)));
         }
     }

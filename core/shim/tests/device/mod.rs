@@ -220,7 +220,7 @@ impl Device {
     }
 
     /// That this driver finds nodes in copies of graphs; without, nothing is transformed.
-    pub fn cuts(&self) -> bool {
+    pub fn divides_graphs(&self) -> bool {
         let graph = Graph::new(self);
         let node = graph.empty(&[]);
         let (mut copy, mut twin) = (null_mut(), null_mut());

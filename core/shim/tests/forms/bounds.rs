@@ -8,8 +8,8 @@ use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
-use tally_ipc::layout::cut_state;
-use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREPARE};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE};
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 use tally_rewriter::Refusal;
@@ -25,7 +25,7 @@ fn limiting() -> Welcome {
 }
 
 fn is_offered(core: &Governor, kernel: &str) -> bool {
-    core.requests(kernel).iter().any(|(request, _)| request.flags & CAN_PARTITION != 0)
+    core.requests(kernel).iter().any(|(request, _)| request.flags & CAN_LIMIT != 0)
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_kernel_that_reads_its_sm_is_never_limited() {
             loop {
                 core.expect("ready?");
                 let states = READS.map(|(_, name)| core.state(name).0);
-                let are_ready = states == [cut_state::READY; 2];
+                let are_ready = states == [transform_state::READY; 2];
                 core.say(if are_ready { "yes" } else { "no" });
                 if are_ready {
                     break;
@@ -134,7 +134,7 @@ fn a_launch_in_a_stream_with_attributes_is_never_limited() {
             core.ends(0);
             let is_offered = |is_hinted: bool| {
                 let mut all = core.requests("step").into_iter().map(|(request, _)| request);
-                all.any(|r| (r.grid[1] > 1) == is_hinted && r.flags & CAN_PARTITION != 0)
+                all.any(|r| (r.grid[1] > 1) == is_hinted && r.flags & CAN_LIMIT != 0)
             };
             assert_eq!([is_offered(false), is_offered(true)], [true, false]);
         },
@@ -187,7 +187,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             core.warm_up(KERNEL);
             until_limited(core, "limited?");
             core.expect("once more");
-            core.answer(Answer::Partition(u32::MAX));
+            core.answer(Answer::SmLimited(u32::MAX));
             let limited = core.counters().sm_limited.load(SeqCst);
             core.say("on");
             core.expect("stuck");
@@ -198,7 +198,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             core.ends(0);
             assert_eq!(core.counters().sm_limited.load(SeqCst), limited + 1);
             let (last, _) = *core.requests(KERNEL).last().unwrap();
-            assert_eq!(last.flags & CAN_PARTITION, 0);
+            assert_eq!(last.flags & CAN_LIMIT, 0);
         },
     );
 }
@@ -213,7 +213,7 @@ fn exits_while_making(core: &mut Governor) {
     });
     core.expect("go");
     core.say("on");
-    let is_making = |core: &Governor| core.state("sum").0 == cut_state::PREPARING;
+    let is_making = |core: &Governor| core.state("sum").0 == transform_state::PREPARING;
     eventually("a form is made", || is_making(core));
     core.expect("making");
     core.say("exit");
@@ -255,7 +255,7 @@ fn a_program_that_exits_while_the_driver_loads_a_form_ends() {
         |device| {
             device.warm_up();
             // An image of its own: its form is loaded by itself.
-            let module = device.load(&crate::program::another_image());
+            let module = device.load(&crate::kernels::another_image());
             let (cells, sum, kernel) =
                 (device.cells(2), device.memory(2), device.function_of(module, "sum"));
             assert_eq!(ask("go"), "on");

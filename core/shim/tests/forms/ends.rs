@@ -210,7 +210,7 @@ fn a_context_ends_with_its_last_detach() {
         |core| {
             core.warm_up("step");
             core.expect("lives");
-            assert_eq!(core.state("step").0, tally_ipc::layout::cut_state::READY);
+            assert_eq!(core.state("step").0, tally_ipc::layout::transform_state::READY);
             core.probe();
             core.say("on");
             core.warm_up("step");

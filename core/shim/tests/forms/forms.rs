@@ -5,13 +5,13 @@ use crate::program::{THREADS, ok};
 use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use tally_ipc::layout::cut_state;
-use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 use tally_rewriter::Refusal;
 
-const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_PARTITION | CAN_PREPARE;
+const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_LIMIT | CAN_PREPARE;
 
 #[test]
 fn what_is_offered_grows_as_it_is_asked_for() {
@@ -32,12 +32,12 @@ fn what_is_offered_grows_as_it_is_asked_for() {
             let before: Vec<_> =
                 core.requests("step").iter().map(|(r, _)| r.flags & FORMS).collect();
             assert_eq!(before, [0, CAN_PREPARE, CAN_PREPARE], "not before it was looked at");
-            assert_eq!(core.state("step"), (cut_state::PREPARABLE, 0));
+            assert_eq!(core.state("step"), (transform_state::PREPARABLE, 0));
             assert_eq!(core.counters().transformed_kernels.load(SeqCst), 0, "nobody asked yet");
             core.say("no");
             core.warm_up("step");
-            let detail = cut_state::SLICEABLE | cut_state::PREEMPTIBLE;
-            assert_eq!(core.state("step"), (cut_state::READY, detail));
+            let detail = transform_state::SLICEABLE | transform_state::PREEMPTIBLE;
+            assert_eq!(core.state("step"), (transform_state::READY, detail));
             core.ends(0);
             let (last, _) = *core.requests("step").last().unwrap();
             assert_eq!(last.flags & FORMS, CAN_SLICE | CAN_PREEMPT);
@@ -268,7 +268,7 @@ fn some_of_the_sms() {
                     rounds += 1;
                     assert!(rounds < 10_000, "no width came");
                     core.expect("width?");
-                    core.answer(Answer::Partition(sms));
+                    core.answer(Answer::SmLimited(sms));
                     core.say("on");
                     let now = core.counters().sm_limited.load(SeqCst);
                     if now > sm_limited {
@@ -283,11 +283,8 @@ fn some_of_the_sms() {
             let c = core.counters();
             assert_eq!((c.degraded.load(SeqCst), c.failed.load(SeqCst)), (0, 0));
             let of_few = |(r, _): &&(Request, Answer)| r.grid[0] == FEW;
-            let offered = core
-                .requests("step")
-                .iter()
-                .filter(of_few)
-                .any(|(r, _)| r.flags & CAN_PARTITION != 0);
+            let offered =
+                core.requests("step").iter().filter(of_few).any(|(r, _)| r.flags & CAN_LIMIT != 0);
             assert!(!offered, "blocks that fit the whole GPU at once may wait for one another");
         },
     );
@@ -295,7 +292,7 @@ fn some_of_the_sms() {
 
 /// Answer a program's question with "no" until one of its launches was limited to some of the SMs.
 pub fn until_limited(core: &mut crate::governor::Governor, question: &str) {
-    core.answer(Answer::Partition(u32::MAX));
+    core.answer(Answer::SmLimited(u32::MAX));
     for round in 0.. {
         assert!(round < 10_000, "no width came");
         core.expect(question);
@@ -363,14 +360,14 @@ fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
                 core.expect("again?");
                 core.say("yes");
                 if NAMES.iter().all(|name| core.is_refused(name, Refusal::BlocksMayWait)) {
-                    core.answer(Answer::Partition(SMS - 1));
+                    core.answer(Answer::SmLimited(SMS - 1));
                 }
             }
             core.expect("again?");
             core.say("no");
             core.ends(0);
             let is_limited =
-                |name| core.requests(name).iter().any(|(r, _)| r.flags & CAN_PARTITION != 0);
+                |name| core.requests(name).iter().any(|(r, _)| r.flags & CAN_LIMIT != 0);
             assert_eq!(NAMES.map(is_limited), [true, false]);
         },
     );

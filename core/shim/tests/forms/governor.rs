@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{CAN_PARTITION, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
-use tally_ipc::layout::{Counters, cut_state};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::{Counters, transform_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
 use tally_ipc::wire::Welcome;
@@ -165,11 +165,11 @@ impl Governor {
         let count = region.kernel_count.load(SeqCst) as usize;
         let all = region.kernels[..count].iter();
         let mut named = all.filter(|k| k.read().is_some_and(|(name, _)| name == kernel));
-        named.next().map_or((0, 0), |k| cut_state::unpack(k.cut.load(SeqCst)))
+        named.next().map_or((0, 0), |k| transform_state::unpack(k.transform.load(SeqCst)))
     }
 
     pub fn is_refused(&self, kernel: &str, why: Refusal) -> bool {
-        self.state(kernel) == (cut_state::WHOLE_ONLY, why.code())
+        self.state(kernel) == (transform_state::WHOLE_ONLY, why.code())
     }
 
     /// Ask to yield, or not any more.
@@ -246,7 +246,7 @@ impl Governor {
         loop {
             assert!(start.elapsed() < PATIENCE, "{kernel} is not ready: {:?}", self.state(kernel));
             self.expect("ready?");
-            let ready = self.state(kernel).0 == cut_state::READY;
+            let ready = self.state(kernel).0 == transform_state::READY;
             self.say(if ready { "yes" } else { "no" });
             if ready {
                 break;
@@ -297,7 +297,7 @@ pub fn offers(request: &Request, answer: Answer) -> bool {
         Answer::Whole => return true,
         Answer::Slice(_) => CAN_SLICE,
         Answer::Preemptible(_) => CAN_PREEMPT,
-        Answer::Partition(_) => CAN_PARTITION,
+        Answer::SmLimited(_) => CAN_LIMIT,
     };
     request.flags & bit != 0
 }

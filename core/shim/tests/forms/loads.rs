@@ -199,7 +199,7 @@ fn an_image_that_changes_while_it_is_loaded_is_one_code() {
                     let now = core.counters().sliced.load(SeqCst);
                     let is_transformed = now > sliced;
                     sliced = now;
-                    assert!(asked < 5_000, "no launch of module {module} was cut");
+                    assert!(asked < 5_000, "no launch of module {module} was transformed");
                     core.say(if is_transformed { "no" } else { "yes" });
                     if is_transformed {
                         break;

@@ -1,4 +1,4 @@
-//! Launches cut in real programs: slices, yielding, some of the SMs, on the software device.
+//! Transformed launches in real programs: slices, yielding, some of the SMs, on the software device.
 //!
 //! Each test is two processes. The program is this very executable, started again for one test
 //! under the shim with the software device as its driver; the core is in the test's own process,
@@ -10,8 +10,10 @@ mod common;
 mod ends;
 mod forms;
 mod governor;
+mod graph_parts;
 mod graphs;
 mod kept;
+mod kernels;
 mod lingering;
 mod loads;
 mod losses;

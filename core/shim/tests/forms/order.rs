@@ -7,7 +7,7 @@ use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use tally_ipc::layout::cut_state;
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 
 const GRID: [u32; 3] = [6, 4, 1];
@@ -31,7 +31,7 @@ fn chain(device: &Device, stream: Ptr) {
     let sums = device.read(sums, 8);
     for k in 0..8_u32 {
         for (i, v) in want.iter_mut().enumerate() {
-            *v = crate::program::step(*v, i as u32, k);
+            *v = crate::kernels::step(*v, i as u32, k);
         }
         let sum = want.iter().fold(0_u32, |a, v| a.wrapping_add(*v));
         assert_eq!(sums[k as usize], sum, "after launch {k}");
@@ -255,7 +255,7 @@ fn captures_are_neither_transformed_nor_spoilt() {
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.preemptible.load(SeqCst), c.captured.load(SeqCst)), (1, 2));
-            assert_eq!(core.state("step").0, cut_state::READY);
+            assert_eq!(core.state("step").0, transform_state::READY);
         },
     );
 }

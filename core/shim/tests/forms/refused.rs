@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
-use tally_ipc::layout::{cut_state, whole_because};
+use tally_ipc::layout::{transform_state, whole_because};
 use tally_ipc::ring::Answer;
 use tally_rewriter::Refusal;
 
@@ -182,7 +182,7 @@ fn launches_that_cannot_be_repeated_are_not_offered() {
                 .collect();
             let all = CAN_SLICE | CAN_PREEMPT;
             assert_eq!(flags, [0, 0, all, all, all, 0, COOPERATIVE, COOPERATIVE]);
-            assert_eq!(core.state("step").0, cut_state::READY);
+            assert_eq!(core.state("step").0, transform_state::READY);
             assert_eq!(core.counters().preemptible.load(SeqCst), 3);
             assert_eq!(core.counters().degraded.load(SeqCst), 0);
         },
@@ -259,7 +259,7 @@ fn what_would_run_at_once_runs_at_once_or_whole() {
 /// and then nothing is transformed there.
 #[test]
 fn nothing_is_transformed_on_a_device_where_the_known_kernel_goes_wrong() {
-    // Of the plain kernel 20 bytes are parameters, of a cut one more.
+    // Of the plain kernel 20 bytes are parameters, of a transformed one more.
     let fault =
         format!("{}:{}", tally_rewriter::proof::NAME, tally_rewriter::proof::PARAMETER_BYTES);
     both_under(

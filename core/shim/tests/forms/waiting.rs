@@ -8,8 +8,8 @@ use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, Welcome};
 use tally_rewriter::Refusal;
@@ -262,7 +262,7 @@ fn a_kernel_whose_blocks_may_wait_stays_whole() {
                 assert!(start.elapsed() < PATIENCE, "{:?}", core.state("later"));
             }
             core.ends(0);
-            assert_eq!(core.state("unseen").0, cut_state::READY);
+            assert_eq!(core.state("unseen").0, transform_state::READY);
             let (last, _) = *core.requests("later").last().unwrap();
             assert_eq!(last.flags & (CAN_SLICE | CAN_PREEMPT | CAN_PREPARE), 0);
             assert_eq!(core.counters().preemptible.load(SeqCst), 0);
@@ -307,7 +307,7 @@ fn a_long_last_slice_is_left_to_end() {
             core.ends(0);
             let c = core.counters();
             assert_eq!((c.sliced.load(SeqCst), c.rescued.load(SeqCst)), (1, 0));
-            assert_eq!(core.state("unseen").0, cut_state::READY);
+            assert_eq!(core.state("unseen").0, transform_state::READY);
         },
     );
 }
@@ -329,7 +329,7 @@ fn without_being_asked_nothing_is_stuck() {
         core.ends(0);
         let c = core.counters();
         assert_eq!((c.preemptible.load(SeqCst), c.rescued.load(SeqCst)), (2, 0));
-        assert_eq!(core.state("unseen").0, cut_state::READY);
+        assert_eq!(core.state("unseen").0, transform_state::READY);
     });
 }
 

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tally_ipc::layout::cut_state;
 use tally_ipc::layout::submission_flags::CAN_PREEMPT;
+use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, Welcome};
 
@@ -147,7 +147,7 @@ fn held_for_long(core: &mut Governor, answer: Answer, ask: impl Fn(&Governor)) {
     let c = core.counters();
     assert_eq!([&c.rescued, &c.degraded].map(|n| n.load(SeqCst)), [0; 2]);
     assert_eq!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst), 2);
-    assert_eq!(core.state("step").0, cut_state::READY);
+    assert_eq!(core.state("step").0, transform_state::READY);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn no_module_is_loaded_while_a_launch_may_need_help() {
             core.hold_all_at_the_gate();
             core.expect("asked");
             std::thread::sleep(Duration::from_millis(300));
-            assert_eq!(core.state("sum").0, cut_state::PREPARING);
+            assert_eq!(core.state("sum").0, transform_state::PREPARING);
             core.ask_to_yield(false);
             core.warm_up("sum");
             core.ends(0);

@@ -6,24 +6,11 @@
 //! estimates by what the core measured; [`super::choose`] picks.
 
 use crate::settings::Settings;
+use tally_sdk::grid::{scaled, step_down};
 use tally_sdk::{Decision, Launch, LaunchState};
 
-/// The most forms considered of one kernel: whole, preemptible, three slice sizes,
-/// one SM-limited. The core tells 16 apart.
-pub const CANDIDATES_MAX: usize = 6;
-
-/// Threads that an SM holds, on every architecture since sm_70 but sm_75 and the
-/// small ones: there the largest slices are of two waves instead of one.
-const SM_THREADS: u32 = 2_048;
-/// Blocks that an SM holds.
-const SM_BLOCKS: u32 = 32;
-/// Shared memory of an SM (sm_90), and what each block takes of it besides its own.
-const SM_SHARED_BYTES: u32 = 228 * 1_024;
-const BLOCK_SHARED_BYTES: u32 = 1_024;
-/// SMs of a GPU whose number is unknown.
-const SMS_UNKNOWN: u32 = 128;
 /// A cluster has at most so many blocks and is not divided.
-const CLUSTER_BLOCKS: u32 = 16;
+const CLUSTER_BLOCKS: u64 = 16;
 /// SMs of a limited launch come in steps of so many.
 const SM_STEP: u32 = 8;
 
@@ -48,58 +35,22 @@ pub struct Candidate {
     pub time_ns: u64,
     /// How long high-priority work has to wait for it (paper: turnaround latency).
     pub turnaround_ns: u64,
+    /// Time and turnaround are measured, or enough was tried to measure them.
+    pub is_settled: bool,
 }
 
-/// A few candidates, whole first. Lives on the stack.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidates {
-    list: [Candidate; CANDIDATES_MAX],
-    len: usize,
-}
-
-impl Candidates {
-    fn push(&mut self, candidate: Candidate) {
-        if let Some(slot) = self.list.get_mut(self.len) {
-            *slot = candidate;
-            self.len += 1;
-        }
+impl Candidate {
+    fn estimated(form: Decision, time_ns: u64, turnaround_ns: u64) -> Self {
+        Candidate { form, parts: 1, time_ns, turnaround_ns, is_settled: false }
     }
 }
 
-impl std::ops::Deref for Candidates {
-    type Target = [Candidate];
-    fn deref(&self) -> &[Candidate] {
-        &self.list[..self.len]
-    }
-}
-
-impl std::ops::DerefMut for Candidates {
-    fn deref_mut(&mut self) -> &mut [Candidate] {
-        &mut self.list[..self.len]
-    }
-}
-
-/// SMs of the GPU, or a guess.
-pub fn sms(launch: &Launch) -> u32 {
-    if launch.sm_count == 0 { SMS_UNKNOWN } else { launch.sm_count }
-}
-
-/// Whether a kernel has more blocks than can start at once even if an SM holds only
-/// one: else there is no boundary to stop at (paper: the same condition).
-pub fn has_boundaries(launch: &Launch) -> bool {
-    launch.grid_blocks > u64::from(sms(launch))
-        && !launch.state.contains(LaunchState::COOPERATIVE)
-        && !launch.is_graph()
-}
-
-/// What can be done with a launch: whole, then preemptible, then slices from large
-/// to small, then on some of the SMs.
-pub fn candidates(launch: &Launch, settings: &Settings) -> Candidates {
+/// What can be done with a launch: whole, then preemptible, then at most three sizes of slices from large
+/// to small, then on some of the SMs. The core tells 16 forms of a kernel apart.
+pub fn candidates(launch: &Launch, settings: &Settings) -> Vec<Candidate> {
     let whole_ns = launch.predicted_ns;
-    let whole =
-        Candidate { form: Decision::Run(0), parts: 1, time_ns: whole_ns, turnaround_ns: whole_ns };
-    let mut all = Candidates { list: [whole; CANDIDATES_MAX], len: 1 };
-    if has_boundaries(launch) {
+    let mut all = vec![Candidate::estimated(Decision::Run(0), whole_ns, whole_ns)];
+    if launch.has_boundaries() {
         if launch.can_preempt() {
             all.push(preemptible(launch));
         }
@@ -108,85 +59,70 @@ pub fn candidates(launch: &Launch, settings: &Settings) -> Candidates {
         }
     }
     if let Some(sms) = limited_sms(launch, settings.reserve_sms) {
-        all.push(Candidate {
-            form: Decision::SmLimited(sms),
-            parts: 1,
-            time_ns: scaled(whole_ns, self::sms(launch).into(), sms.into())
-                .saturating_add(SM_LIMITED_NS),
-            turnaround_ns: settings.sm_limit_turnaround_ns,
-        });
+        let time_ns = scaled(whole_ns, launch.sms().into(), sms.into());
+        all.push(Candidate::estimated(
+            Decision::SmLimited(sms),
+            time_ns.saturating_add(SM_LIMITED_NS),
+            settings.sm_limit_turnaround_ns,
+        ));
     }
     all
-}
-
-/// Blocks of the kernel that an SM holds at once, as far as a launch tells: registers
-/// and static shared memory can make it fewer.
-fn blocks_per_sm(launch: &Launch) -> u32 {
-    let by_threads = SM_THREADS / launch.block_threads.clamp(1, SM_THREADS);
-    let by_shared = SM_SHARED_BYTES / launch.shared_bytes.saturating_add(BLOCK_SHARED_BYTES).max(1);
-    by_threads.min(by_shared).clamp(1, SM_BLOCKS)
 }
 
 /// Its turnaround, until measured, is that of one block an SM at a time: no kernel
 /// does better. Hopeful on purpose: a form that looks good is used, and so measured.
 fn preemptible(launch: &Launch) -> Candidate {
-    let (blocks, sms) = (launch.grid_blocks, u64::from(sms(launch)));
-    let waves = blocks.div_ceil(sms * u64::from(blocks_per_sm(launch)));
+    let (blocks, sms) = (launch.grid_blocks, u64::from(launch.sms()));
+    let waves = blocks.div_ceil(sms * u64::from(launch.blocks_per_sm()));
     let looking_ns = waves.saturating_mul(PREEMPTIBLE_WAVE_NS).saturating_add(PREEMPTIBLE_NS);
-    Candidate {
-        form: Decision::Preemptible,
-        parts: 1,
-        time_ns: launch.predicted_ns.saturating_add(looking_ns),
-        turnaround_ns: scaled(launch.predicted_ns, sms, blocks).max(1),
-    }
+    let time_ns = launch.predicted_ns.saturating_add(looking_ns);
+    let turnaround_ns = scaled(launch.predicted_ns, sms, blocks).max(1);
+    Candidate::estimated(Decision::Preemptible, time_ns, turnaround_ns)
 }
 
 /// The two largest sizes whose slices should stay within the bound; if none does, the
 /// three smallest that still give every SM a block (smaller ones take as long).
-fn slices(launch: &Launch, bound_ns: u64, all: &mut Candidates) {
-    let resident = u64::from(blocks_per_sm(launch));
-    let sms = u64::from(sms(launch));
-    let net_ns = bound_ns.saturating_sub(GATE_NS);
-    let fitting = scaled(net_ns, launch.grid_blocks, launch.predicted_ns.max(1)) / sms;
-    let whole_waves = |waves: u64| waves.saturating_mul(resident);
-    let (first, second, third) = if fitting >= resident {
-        // Whole waves, as far as is known, leave no SM idle.
-        let waves = step_down(fitting / resident);
-        let second = if waves > 1 {
-            whole_waves(step_down(waves - 1))
-        } else {
-            step_down(resident.saturating_sub(1))
-        };
-        (whole_waves(waves), second, 0)
-    } else if fitting > 0 {
-        let first = step_down(fitting);
-        (first, step_down(first - 1), 0)
-    } else {
-        (4, 2, 1)
-    };
-    for per_sm in [first, second, third] {
-        if per_sm == 0 || (fitting == 0 && per_sm > resident) {
-            continue;
-        }
+fn slices(launch: &Launch, bound_ns: u64, all: &mut Vec<Candidate>) {
+    let sms = u64::from(launch.sms());
+    for per_sm in slice_sizes(launch, bound_ns) {
         let mut blocks = per_sm.saturating_mul(sms);
         if launch.state.contains(LaunchState::CLUSTERED) {
-            let cluster = u64::from(CLUSTER_BLOCKS);
-            blocks = (blocks / cluster).max(1) * cluster;
+            blocks = (blocks / CLUSTER_BLOCKS).max(1) * CLUSTER_BLOCKS;
         }
         let Ok(argument) = u32::try_from(blocks) else { continue };
+        let form = Decision::Sliced(argument);
         let parts = launch.grid_blocks.div_ceil(blocks);
         // Rounded to clusters two sizes can be one.
-        let is_new = all.iter().all(|c| c.form != Decision::Sliced(argument));
-        if parts > 1 && is_new {
+        if parts > 1 && all.iter().all(|c| c.form != form) {
             let time_ns = launch.predicted_ns.saturating_add(parts.saturating_mul(GATE_NS));
-            all.push(Candidate {
-                form: Decision::Sliced(argument),
-                parts,
-                time_ns,
-                turnaround_ns: time_ns / parts,
-            });
+            all.push(Candidate { parts, ..Candidate::estimated(form, time_ns, time_ns / parts) });
         }
     }
+}
+
+/// Those sizes, in blocks of an SM.
+fn slice_sizes(launch: &Launch, bound_ns: u64) -> impl Iterator<Item = u64> {
+    let resident = u64::from(launch.blocks_per_sm());
+    let net_ns = bound_ns.saturating_sub(GATE_NS);
+    let sms = u64::from(launch.sms());
+    let fitting = scaled(net_ns, launch.grid_blocks, launch.predicted_ns.max(1)) / sms;
+    let sizes = match fitting {
+        0 => [4, 2, 1].map(|size| if size > resident { 0 } else { size }),
+        _ if fitting < resident => {
+            let first = step_down(fitting);
+            [first, step_down(first - 1), 0]
+        }
+        // Whole waves, as far as is known, leave no SM idle.
+        _ => {
+            let waves = step_down(fitting / resident);
+            let second = match step_down(waves - 1) {
+                0 => step_down(resident - 1),
+                fewer => fewer.saturating_mul(resident),
+            };
+            [waves.saturating_mul(resident), second, 0]
+        }
+    };
+    sizes.into_iter().filter(|size| *size > 0)
 }
 
 /// All SMs but the reserve, in steps of 8; none if that would limit nothing (the
@@ -196,7 +132,7 @@ fn limited_sms(launch: &Launch, reserve_sms: u32) -> Option<u32> {
     if reserve_sms == 0 || !launch.can_limit() || launch.state.intersects(kept_from) {
         return None;
     }
-    let sms = sms(launch).saturating_sub(reserve_sms) / SM_STEP * SM_STEP;
+    let sms = launch.sms().saturating_sub(reserve_sms) / SM_STEP * SM_STEP;
     (sms > 0 && launch.grid_blocks > sms.into()).then_some(sms)
 }
 
@@ -216,24 +152,4 @@ pub fn graph_form(launch: &Launch, settings: &Settings) -> Decision {
         Ok(count) if nodes_of_part < nodes => Decision::Sliced(count),
         _ => Decision::Run(0),
     }
-}
-
-/// The largest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is not above `n`; 0 of 0. Few
-/// sizes, so that a mean that wavers does not make a new form each time.
-pub fn step_down(n: u64) -> u64 {
-    let Some(exponent) = n.checked_ilog2() else { return 0 };
-    let power = 1 << exponent;
-    let between = power + power / 2;
-    if between <= n { between } else { power }
-}
-
-/// `value * by / of`, the largest u64 if it is more than that.
-pub fn scaled(value: u64, by: u64, of: u64) -> u64 {
-    let of = of.max(1);
-    // Nearly always: a division of 128 bits is a loop in WebAssembly.
-    if let Some(product) = value.checked_mul(by) {
-        return product / of;
-    }
-    let scaled = u128::from(value) * u128::from(by) / u128::from(of);
-    u64::try_from(scaled).unwrap_or(u64::MAX)
 }

@@ -9,9 +9,10 @@
 //! the whole kernel if none is a real gain: a form that halves best effort's rate and still makes high
 //! priority wait for a millisecond serves neither.
 
-use super::candidates::{Candidate, scaled};
+use super::candidates::Candidate;
 use crate::settings::Settings;
 use tally_sdk::Decision;
+use tally_sdk::grid::scaled;
 
 /// Where no form keeps the bound, turnarounds within a quarter of the least one count
 /// as equal, and the fastest of these wins; the whole kernel is one of them if nothing
@@ -75,7 +76,8 @@ mod tests {
     const US: u64 = 1_000;
 
     fn form(form: Decision, time_us: u64, turnaround_us: u64) -> Candidate {
-        Candidate { form, parts: 1, time_ns: time_us * US, turnaround_ns: turnaround_us * US }
+        let (time_ns, turnaround_ns) = (time_us * US, turnaround_us * US);
+        Candidate { form, parts: 1, time_ns, turnaround_ns, is_settled: true }
     }
 
     fn whole(us: u64) -> Candidate {
@@ -83,7 +85,7 @@ mod tests {
     }
 
     fn best(candidates: &[Candidate], text: &str) -> Decision {
-        choose(candidates, &Settings::read(text).unwrap()).form
+        choose(candidates, &Settings::concurrent(text).unwrap()).form
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Which forms of which kernels are considered.
 
-use crate::concurrent::candidates::{
-    CANDIDATES_MAX, Candidate, candidates, has_boundaries, scaled, step_down,
-};
+use crate::concurrent::candidates::{Candidate, candidates};
 use crate::settings::Settings;
 use crate::tests::{OFFERS, any_launch};
 use proptest::prelude::*;
@@ -14,7 +12,7 @@ fn kernel(blocks: u64, us: u64) -> Launch {
 }
 
 fn of(launch: &Launch) -> Vec<Candidate> {
-    candidates(launch, &Settings::read("").unwrap()).to_vec()
+    candidates(launch, &Settings::concurrent("").unwrap())
 }
 
 fn choices(launch: &Launch) -> Vec<Decision> {
@@ -56,7 +54,7 @@ fn a_form_that_is_not_on_offer_is_no_candidate() {
 fn a_kernel_of_no_more_blocks_than_sms_has_no_boundaries() {
     assert_eq!(choices(&kernel(132, 3_000)), [Decision::Run(0), Decision::SmLimited(64)]);
     assert!(slices(&kernel(133, 3_000)).contains(&132));
-    assert!(!has_boundaries(&kernel(132, 1)) && has_boundaries(&kernel(133, 1)));
+    assert!(!kernel(132, 1).has_boundaries() && kernel(133, 1).has_boundaries());
 }
 
 #[test]
@@ -98,7 +96,7 @@ fn sizes_stay_when_a_time_wavers() {
 #[test]
 fn an_sm_limit_leaves_at_least_the_reserve_and_limits_something() {
     let limit = |text, launch: &Launch| {
-        let all = candidates(launch, &Settings::read(text).unwrap());
+        let all = candidates(launch, &Settings::concurrent(text).unwrap());
         all.iter().find_map(|c| if let Decision::SmLimited(n) = c.form { Some(n) } else { None })
     };
     let long = kernel(132, 3_000);
@@ -118,26 +116,12 @@ fn an_unknown_number_of_sms_is_a_guess_not_a_division_by_0() {
     assert_eq!(slices(&Launch { sm_count: 0, ..kernel(6_400, 10_900) }), [512, 256, 128]);
 }
 
-#[test]
-fn steps_are_few() {
-    let steps: Vec<u64> = (0..=17).map(step_down).collect();
-    assert_eq!(steps, [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 8, 8, 12, 12, 12, 12, 16, 16]);
-    assert_eq!(step_down(u64::MAX), 3 << 62);
-}
-
-#[test]
-fn scaling_does_not_overflow() {
-    assert_eq!(scaled(u64::MAX, 3, 3), u64::MAX);
-    assert_eq!(scaled(u64::MAX, 3, 1), u64::MAX);
-    assert_eq!(scaled(7, 3, 0), 21);
-}
-
 proptest! {
     #[test]
     fn every_candidate_is_offered_and_makes_sense(launch in any_launch(), bound in 0..100_000_u64) {
-        let settings = Settings { turnaround_ns_max: bound, ..Settings::read("").unwrap() };
+        let settings = Settings { turnaround_ns_max: bound, ..Settings::concurrent("").unwrap() };
         let all = candidates(&launch, &settings);
-        prop_assert!(!all.is_empty() && all.len() <= CANDIDATES_MAX);
+        prop_assert!(!all.is_empty() && all.len() <= 6);
         prop_assert_eq!(all[0].form, Decision::Run(0));
         for (index, candidate) in all.iter().enumerate() {
             prop_assert!(launch.offers(candidate.form.form().0));

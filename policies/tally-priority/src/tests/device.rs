@@ -120,7 +120,7 @@ impl Device {
             recent: BTreeMap::new(),
             predicted: vec![Vec::new(); truths.len()],
             truths,
-            settings: Settings::read(config).unwrap(),
+            settings: Settings::concurrent(config).unwrap(),
             policy: policy(config),
             ran: Vec::new(),
             disturbed_every: 0,

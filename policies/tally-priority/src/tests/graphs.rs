@@ -16,7 +16,7 @@ fn graph(nodes: u64, predicted_us: u64) -> Launch {
 }
 
 fn chosen(launch: &Launch) -> Decision {
-    graph_form(launch, &Settings::read("").unwrap())
+    graph_form(launch, &Settings::concurrent("").unwrap())
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn one_whose_parts_can_be_made_has_them_asked_for() {
 
 #[test]
 fn the_part_is_configuration_and_never_below_the_bound_of_a_kernel() {
-    let form = |text| graph_form(&graph(280, 2_800), &Settings::read(text).unwrap());
+    let form = |text| graph_form(&graph(280, 2_800), &Settings::concurrent(text).unwrap());
     assert_eq!(form("graph_part_us = 40"), Decision::Sliced(4));
     assert_eq!(form("graph_part_us = 40\nturnaround_ns_max = 80000"), Decision::Sliced(8));
 }

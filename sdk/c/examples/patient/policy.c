@@ -44,17 +44,16 @@ void policy_high_started(uint64_t now_ns) {
   idle = false;
 }
 
-/* Little-endian, as WebAssembly is: `pause_ns` as it stands. */
 tally_saved policy_snapshot(void) {
-  return (tally_saved){TALLY_TEXT("patient"), 1, (const uint8_t *)&pause_ns, sizeof pause_ns};
+  static uint8_t data[10];
+  tally_writer out = {data, sizeof data, 0, false};
+  tally_write_number(&out, pause_ns);
+  return tally_written(&out, TALLY_TEXT("patient"), 1);
 }
 
-const char *policy_restore(const tally_saved *from) {
-  const char *wrong = tally_saved_expect(from, "patient", 1);
-  if (wrong != NULL) return wrong;
-  if (from->length != sizeof pause_ns) return "expected 8 bytes";
-  uint64_t pause;
-  memcpy(&pause, from->data, sizeof pause);
-  learn(pause);
-  return NULL;
+const char *policy_restore(const tally_saved *saved) {
+  tally_reader from = tally_read(saved, "patient", 1);
+  uint64_t pause = tally_read_number(&from);
+  if (from.wrong == NULL) learn(pause);
+  return from.wrong;
 }

@@ -4,7 +4,7 @@
 // `sdk/*/examples/patient`, and each takes what another saved.
 
 import { gauge, gaugeSet } from 'tally:policy/metrics@0.1.0';
-import { Config, HOLD_UNTIL_CHANGE, expect, hold, run, telling, u64 } from './tally_sdk.js';
+import { Config, HOLD_UNTIL_CHANGE, Reader, Writer, hold, run, telling, u64 } from './tally_sdk.js';
 
 let mostNs = 0;
 let pauseNs = 0; // the longest pause seen
@@ -45,16 +45,12 @@ export const activity = telling({
 
 export const state = telling({
   snapshot() {
-    const data = new DataView(new ArrayBuffer(8)); // little-endian
-    data.setUint32(0, pauseNs, true); // at most 10^8
-    return { format: 'patient', version: 1, data: new Uint8Array(data.buffer) };
+    const out = new Writer('patient', 1);
+    out.number(pauseNs);
+    return out.finish();
   },
 
   restore(from) {
-    expect(from, 'patient', 1);
-    const bytes = Uint8Array.from(from.data);
-    if (bytes.length !== 8) throw 'expected 8 bytes';
-    const data = new DataView(bytes.buffer);
-    learn(data.getUint32(4, true) * 2 ** 32 + data.getUint32(0, true));
+    learn(new Reader(from, 'patient', 1).number());
   },
 });

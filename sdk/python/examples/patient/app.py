@@ -4,8 +4,7 @@ long to be patient, and a reload does not make it forget. The same in four langu
 `sdk/*/examples/patient`, and each takes what another saved.
 """
 
-from componentize_py_types import Err
-from tally_sdk import HOLD_UNTIL_CHANGE, Config, expect, hold, policy, run
+from tally_sdk import HOLD_UNTIL_CHANGE, Config, Reader, Writer, hold, policy, run
 from wit_world import exports
 from wit_world.exports.scheduler import LaunchState
 from wit_world.exports.state import Saved
@@ -50,10 +49,9 @@ class Scheduler(exports.Scheduler, exports.Activity, exports.State):
         self.idle_since_ns = None
 
     def snapshot(self):
-        return Saved("patient", 1, self.pause_ns.to_bytes(8, "little"))
+        out = Writer()
+        out.number(self.pause_ns)
+        return Saved("patient", 1, out.data())
 
     def restore(self, from_):
-        expect(from_, "patient", 1)
-        if len(from_.data) != 8:
-            raise Err("expected 8 bytes")
-        self.learn(int.from_bytes(from_.data, "little"))
+        self.learn(Reader(from_, "patient", 1).number())

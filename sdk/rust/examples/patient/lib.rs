@@ -4,6 +4,7 @@
 //! languages: `sdk/*/examples/patient`, and each takes what another saved.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
+use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::config::Config;
 use tally_sdk::host::Gauge;
 use tally_sdk::{Activity, Answer, Decision, HOLD_UNTIL_CHANGE, Launch, Policy, Saved, Stateful};
@@ -62,13 +63,14 @@ impl Activity for Patient {
 
 impl Stateful for Patient {
     fn snapshot(&self) -> Saved {
-        Saved { format: "patient".into(), version: 1, data: self.pause_ns.to_le_bytes().into() }
+        let mut out = Writer::new("patient", 1);
+        out.put(&self.pause_ns);
+        out.finish()
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        from.expect("patient", 1)?;
-        let pause_ns = from.data.as_slice().try_into().map_err(|_| "expected 8 bytes")?;
-        self.learn(u64::from_le_bytes(pause_ns));
+        let pause_ns = Reader::new(from, "patient", 1)?.get()?;
+        self.learn(pause_ns);
         Ok(())
     }
 }

@@ -1,14 +1,16 @@
 //! What the tests that go through cudarc share.
 
 use super::kernels;
-use cudarc::driver::sys::{self, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, PushKernelArg,
 };
 use cudarc::nvrtc::Ptx;
 use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 pub fn ptx() -> String {
     std::fs::read_to_string(kernels().join("basic.ptx")).unwrap()
@@ -86,7 +88,7 @@ pub fn fetch(at: u64, n: usize) -> Vec<u32> {
 
 /// The module of kernels that are transformed, held and looked at while they run.
 pub fn load_transforming(context: &Arc<CudaContext>) -> Arc<CudaModule> {
-    let ptx = std::fs::read_to_string(kernels().join("cutting.ptx")).unwrap();
+    let ptx = std::fs::read_to_string(kernels().join("transformed.ptx")).unwrap();
     context.load_module(Ptx::from_src(ptx)).unwrap()
 }
 
@@ -131,5 +133,61 @@ pub fn stream(flags: u32) -> CUstream {
 pub fn await_word(word: &AtomicU32, value: u32) {
     while word.load(std::sync::atomic::Ordering::SeqCst) != value {
         std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+}
+
+/// How long nothing must happen for it to count as waiting.
+pub const STILL: Duration = Duration::from_millis(20);
+
+pub fn event(flags: u32) -> CUevent {
+    let mut event = null_mut();
+    // SAFETY: a valid out pointer.
+    unsafe { sys::cuEventCreate(&mut event, flags) }.result().unwrap();
+    event
+}
+
+pub fn record(event: CUevent, stream: CUstream) {
+    // SAFETY: an event and a stream of ours.
+    unsafe { sys::cuEventRecord(event, stream) }.result().unwrap();
+}
+
+/// A kernel whose module stays loaded.
+pub fn kept(context: &Arc<CudaContext>, name: &str) -> sys::CUfunction {
+    let module = load_transforming(context);
+    let f = raw(&module, name);
+    std::mem::forget(module);
+    f
+}
+
+/// A kernel that runs until its word is set.
+pub struct Spinner {
+    pub f: sys::CUfunction,
+    pub seen: u64,
+    pub until: &'static AtomicU32,
+}
+
+impl Spinner {
+    pub fn new(context: &Arc<CudaContext>) -> Self {
+        let f = kept(context, "until");
+        Self { f, seen: zeros(1), until: pinned_word() }
+    }
+
+    pub fn launch(&self, stream: CUstream) {
+        let at = [address(self.until), address(pinned_word()), self.seen].map(u64::to_ne_bytes);
+        launch(stream, self.f, [1; 3], [1; 3], &[&at[0], &at[1], &at[2]]);
+    }
+
+    /// Starts it and waits until it runs.
+    pub fn start(context: &Arc<CudaContext>, stream: CUstream) -> Self {
+        let spinner = Self::new(context);
+        let started = pinned_word();
+        let at = [address(spinner.until), address(started), spinner.seen].map(u64::to_ne_bytes);
+        launch(stream, spinner.f, [1; 3], [1; 3], &[&at[0], &at[1], &at[2]]);
+        await_word(started, 1);
+        spinner
+    }
+
+    pub fn end(&self) {
+        self.until.store(1, SeqCst);
     }
 }

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tally_tests::{Process, Scene};
+use tally_harness::{Process, Scene};
 
 /// How much longer than a program may take a process may be silent: it starts in between.
 const SILENCE: Duration = Duration::from_secs(40);
@@ -164,7 +164,7 @@ impl Driver<'_> {
             let Ok(Ok(clients)) = self.scene.status().map(|status| status.clients()) else {
                 return Vec::new();
             };
-            let is_ours = |client: &&tally_tests::status::Client| {
+            let is_ours = |client: &&tally_harness::status::Client| {
                 let pid = client.0["pid"].as_u64().unwrap_or_default();
                 group.processes.iter().any(|process| u64::from(process.pid()) == pid)
             };

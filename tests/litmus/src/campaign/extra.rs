@@ -6,7 +6,7 @@ use super::setups::Setup;
 use anyhow::Result;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tally_tests::{Class, Process, Scene};
+use tally_harness::{Class, Process, Scene};
 
 /// What a process may take besides what it is for.
 const START: Duration = Duration::from_secs(40);

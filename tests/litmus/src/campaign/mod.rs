@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use tally_tests::{Artefacts, Class, Process, Scene};
+use tally_harness::{Artefacts, Class, Process, Scene};
 
 /// Programs that one process runs, at most.
 const BATCH: usize = 100;
@@ -41,7 +41,7 @@ pub struct Plan {
     pub bare_runs: u32,
     /// How often what misbehaved under Tally runs bare again.
     pub confirm_runs: u32,
-    pub device: tally_tests::Device,
+    pub device: tally_harness::Device,
     /// Seconds that a program may take.
     pub limit_s: f64,
     pub bare_limit_s: f64,
@@ -114,9 +114,9 @@ fn batches(programs: &[Program], wanted: impl Fn(usize) -> bool) -> Vec<Vec<usiz
     by_environment.values().flat_map(|all| all.chunks(BATCH).map(<[usize]>::to_vec)).collect()
 }
 
-fn sms_of(device: tally_tests::Device, sms: u32) -> tally_tests::Device {
+fn sms_of(device: tally_harness::Device, sms: u32) -> tally_harness::Device {
     match device {
-        tally_tests::Device::Software { .. } => tally_tests::Device::Software { sms },
+        tally_harness::Device::Software { .. } => tally_harness::Device::Software { sms },
         other => other,
     }
 }
@@ -181,7 +181,7 @@ impl Plan {
     }
 
     fn core_config(&self, setup: &Setup) -> String {
-        let gpu = usize::from(self.device == tally_tests::Device::Cuda);
+        let gpu = usize::from(self.device == tally_harness::Device::Cuda);
         let widths = setup.reserve_sms[gpu];
         let vendor = if self.vendor { "vendor_libraries = true\n" } else { "" };
         format!("{CORE}{vendor}[width]\nreserve_sms = {widths:?}\n")
@@ -201,7 +201,7 @@ fn run_setup(
     let is_wanted =
         |i: usize| bare.ends_well[i] && (plan.all_setups || i % plan.setups.len() == at);
     let govern = |command: Command| scene.governed(setup.class, "litmus", &command);
-    let is_gpu = plan.device == tally_tests::Device::Cuda;
+    let is_gpu = plan.device == tally_harness::Device::Cuda;
     let driver = Driver { stops_at_hang: is_gpu, ..plan.driver(&scene) };
     let mut row = Row::new(setup.name, setup.policy);
     row.mode = setup.mode(plan.device).into();

@@ -6,7 +6,7 @@ use crate::model::Values;
 use crate::program::Program;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use tally_tests::Scene;
+use tally_harness::Scene;
 
 /// Something that must not be.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ pub struct Row {
 
 const BARE_TOO: &str = "bare too";
 
-/// Counts of `clients[].cut` and of `clients[].decisions` that say what was done.
+/// Counts of `clients[].transformed` and of `clients[].decisions` that say what was done.
 const FORMS: [&str; 8] = [
     "sliced",
     "sliced_by_offset",

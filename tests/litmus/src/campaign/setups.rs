@@ -1,6 +1,6 @@
 //! Under what programs run: policy, sharing mode, class, and the other client.
 
-use tally_tests::{Class, Device};
+use tally_harness::{Class, Device};
 
 /// How clients share the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

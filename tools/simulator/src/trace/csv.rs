@@ -1,6 +1,7 @@
 //! Rows of a trace's text.
 
 use super::{Alone, TraceError};
+use csv::{ReaderBuilder, StringRecord, Trim};
 
 pub(super) struct Row {
     pub name: String,
@@ -47,13 +48,18 @@ struct Columns {
 
 /// Read it all.
 pub(super) fn read(name: &str, text: &str) -> Result<Text, TraceError> {
-    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).peekable();
     let mut alone = [None; 2];
-    while let Some((index, line)) = lines.next_if(|(_, line)| line.starts_with('#')) {
+    let comments = text.lines().enumerate().take_while(|(_, line)| line.starts_with('#'));
+    for (index, line) in comments {
         figures(name, index + 1, &line[1..], &mut alone)?;
     }
-    let header = fields(lines.next().map_or("", |(_, line)| line));
-    let find = |column| header.iter().position(|h| h.trim() == column);
+    let mut format = ReaderBuilder::new();
+    format.comment(Some(b'#')).flexible(true).has_headers(false).trim(Trim::All);
+    // Of a text, whose lines may be of any length, no record is wrong.
+    let mut reader = format.from_reader(text.as_bytes());
+    let mut records = reader.records().flatten();
+    let header = records.next().unwrap_or_default();
+    let find = |column| header.iter().position(|h| h == column);
     let at = |column| find(column).ok_or(TraceError::Column { file: name.into(), column });
     let columns = Columns {
         start: at("ts_us")?,
@@ -69,8 +75,8 @@ pub(super) fn read(name: &str, text: &str) -> Result<Text, TraceError> {
         waited: find("waited_us"),
     };
     let mut rows = Vec::new();
-    for (index, line) in lines {
-        rows.push(row(name, index + 1, &fields(line), &columns)?);
+    for record in records {
+        rows.push(row(name, &record, &columns)?);
     }
     if rows.is_empty() {
         return Err(TraceError::Empty { file: name.into() });
@@ -117,26 +123,8 @@ fn figures(
     Ok(())
 }
 
-/// Fields of one line; quoted ones may hold commas, and quotes as `""`.
-fn fields(line: &str) -> Vec<String> {
-    let (mut all, mut field, mut quoted) = (Vec::new(), String::new(), false);
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' if quoted && chars.peek() == Some(&'"') => {
-                chars.next();
-                field.push('"');
-            }
-            '"' => quoted = !quoted,
-            ',' if !quoted => all.push(std::mem::take(&mut field)),
-            c => field.push(c),
-        }
-    }
-    all.push(field);
-    all
-}
-
-fn row(file: &str, line: usize, fields: &[String], columns: &Columns) -> Result<Row, TraceError> {
+fn row(file: &str, fields: &StringRecord, columns: &Columns) -> Result<Row, TraceError> {
+    let line = fields.position().map_or(0, |position| position.line() as usize);
     let wrong = |column, found: &str, expected| TraceError::Field {
         file: file.into(),
         line,
@@ -144,7 +132,7 @@ fn row(file: &str, line: usize, fields: &[String], columns: &Columns) -> Result<
         found: found.into(),
         expected,
     };
-    let get = |index: usize| fields.get(index).map_or("", String::as_str).trim();
+    let get = |index: usize| fields.get(index).unwrap_or("");
     let us = |column, index| {
         let text = get(index);
         let value = text.parse::<f64>().ok().filter(|v| (0.0..1e12).contains(v));

@@ -1,4 +1,4 @@
-//! What drives the pieces together, for the tests in this crate and `cargo xtask`. Scenes, in which a core and
+//! What drives the pieces together, for tests across processes and `cargo xtask`. Scenes, in which a core and
 //! clients are started, are those of [`tally_demo`].
 //!
 //! - [`jobs`]: the programs of the demonstration, and the probe, in the sizes that tests use;

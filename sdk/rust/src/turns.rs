@@ -1,4 +1,4 @@
-//! Where contexts take turns: turns among best-effort clients.
+//! Turns among best-effort clients, for where contexts take turns.
 //!
 //! The hardware gives each of several best-effort processes a few tenths of a millisecond at a
 //! time, so that high-priority work never waits for long, and takes some 0.2 ms to change to
@@ -6,8 +6,8 @@
 //! changing. So one of them launches for some milliseconds, and then the next; who has nothing to
 //! launch loses its turn at once.
 
+use crate::{ClientId, Launch};
 use std::collections::VecDeque;
-use tally_sdk::{ClientId, Launch};
 
 /// What a launch counts as whose time is not known.
 const UNKNOWN_NS: u64 = 20_000;
@@ -22,6 +22,18 @@ const LONGEST_NS_MAX: u64 = 1_000_000_000;
 const WALL: u64 = 2;
 
 /// Whose turn it is. Knows no clock: launches say what time it is.
+///
+/// ```
+/// use tally_sdk::testing::launch;
+/// use tally_sdk::{Launch, Turns};
+///
+/// let mut turns = Turns::new(20_000_000);
+/// let of = |client, now_ns| Launch { client, now_ns, predicted_ns: 5_000_000, ..launch() };
+/// assert_eq!(turns.wait_ns(&of(1, 1_000)), 0);
+/// assert!(turns.wait_ns(&of(2, 2_000)) > 0, "it is the other's turn");
+/// turns.left(1);
+/// assert_eq!(turns.wait_ns(&of(2, 3_000)), 0);
+/// ```
 #[derive(Debug, Default)]
 pub struct Turns {
     /// GPU time of a turn.

@@ -60,7 +60,7 @@ fn main() -> Result<()> {
         Command::Rewrite { file, output, form, arch, only } => {
             let only: Vec<&str> = only.iter().map(String::as_str).collect();
             let only = (!only.is_empty()).then_some(only.as_slice());
-            cut(&file, &output, form.into(), arch, only)
+            write(&file, &output, form.into(), arch, only)
         }
     }
 }
@@ -114,7 +114,7 @@ fn inspect_cubin(image: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn cut(
+fn write(
     file: &Path,
     output: &Path,
     form: KernelForm,
@@ -139,6 +139,6 @@ fn cut(
     for (name, why) in &rewritten.refused {
         println!("refused {name}: {why}");
     }
-    ensure!(!rewritten.kernels.is_empty(), "{}: no kernel was cut", file.display());
+    ensure!(!rewritten.kernels.is_empty(), "{}: no kernel was transformed", file.display());
     fs::write(output, &rewritten.image).with_context(|| format!("writing {}", output.display()))
 }

@@ -1,4 +1,4 @@
-//! What a program that cuts graphs into chains of sub-graphs uses: clones,
+//! What a program that divides graphs into chains of sub-graphs uses: clones,
 //! twins of nodes, what nodes do, and nodes taken out.
 #![allow(missing_docs)]
 
@@ -135,13 +135,13 @@ fn halves_do_what_the_whole_does() {
         run(graph, a);
         let whole = read();
         assert_eq!(CALLS.swap(0, SeqCst), 1);
-        for cut in 0..=all.len() {
-            let (first, second) = (part(graph, &all[cut..]), part(graph, &all[..cut]));
-            assert_eq!((nodes(first).len(), nodes(second).len()), (cut, all.len() - cut));
+        for at in 0..=all.len() {
+            let (first, second) = (part(graph, &all[at..]), part(graph, &all[..at]));
+            assert_eq!((nodes(first).len(), nodes(second).len()), (at, all.len() - at));
             wipe();
             run(first, a);
             run(second, a);
-            assert_eq!(read(), whole, "cut after {cut} nodes");
+            assert_eq!(read(), whole, "at after {at} nodes");
             assert_eq!(CALLS.swap(0, SeqCst), 1);
             // SAFETY: graphs of ours, not used after.
             unsafe {

@@ -84,8 +84,8 @@ fn watch(mut admin: Admin, kinds: &[&str], bad: u64, back: &AtomicBool) -> Resul
         if kinds.iter().any(|kind| policy["faults"][kind].as_u64() > Some(0)) {
             seen.counted.get_or_insert(now);
         }
-        let struck = &policy["last_disabled"];
-        if struck["generation"] == bad && kinds.iter().any(|kind| struck["kind"] == *kind) {
+        let disabled = &policy["last_disabled"];
+        if disabled["generation"] == bad && kinds.iter().any(|kind| disabled["kind"] == *kind) {
             seen.named.get_or_insert(now);
         }
         if policy["generation"].as_u64() > Some(bad) {

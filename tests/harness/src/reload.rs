@@ -118,7 +118,7 @@ fn policies(artefacts: &Artefacts, dir: &Path) -> Result<Vec<(PathBuf, Option<Pa
 pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
     let scene = Scene::new(artefacts, Device::Software { sms: 1 })?;
     let config = scene.dir().join("core.toml");
-    // The machine is busy: a policy that waits for the CPU is not to be struck for it.
+    // The machine is busy: a policy that waits for the CPU is not to be disabled for it.
     std::fs::write(
         &config,
         "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\

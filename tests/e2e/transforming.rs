@@ -2,9 +2,9 @@
 //! policy: results are those of a run alone, and launches really were transformed.
 
 use anyhow::{Result, ensure};
-use tally_tests::jobs::{self, JOB_MAX};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{self, JOB_MAX};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 const STEPS: u64 = 60;
 

@@ -1,0 +1,150 @@
+//! Parts of graphs that fail, and attributes that kernels keep when they are launched by themselves.
+
+use crate::governor::Governor;
+use crate::graphs::{BLOCKS, WORDS, in_parts_of, launch, recorded};
+use crate::program::{Attribute, Device, ask, ok};
+use crate::{both, both_under, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// A launch of which a part fails is the program's to hear of, and nothing of it runs twice.
+fn failing(device: &mut Device, steps_by_themselves: bool) {
+    // Kernels of less than half of these blocks stay in their part.
+    let blocks = if steps_by_themselves { BLOCKS } else { 3 * BLOCKS };
+    let warm = device.cells(blocks);
+    device.warm_up_with(|| device.step(&warm, [blocks, 1, 1], null_mut(), 1, 0));
+    let stream = device.stream(1);
+    let cells = [device.cells(BLOCKS), device.cells(BLOCKS)];
+    let sum = device.memory(1);
+    let exec = recorded(device, stream, || {
+        device.step(&cells[0], [BLOCKS, 1, 1], stream, 1, 0);
+        device.sum(sum, cells[0].counts, BLOCKS, stream);
+        device.step(&cells[1], [BLOCKS, 1, 1], stream, 2, 0);
+    });
+    assert_eq!(ask("go"), "on");
+    // SAFETY: a graph and a stream of ours.
+    assert_eq!(unsafe { (device.cuda.cuGraphLaunch)(exec, stream) }, 719);
+    device.sync(stream);
+    device.check_steps(&cells[0], &[1]);
+    device.check_steps(&cells[1], &[]);
+}
+
+/// The same from the core's side: so many of its kernels went by themselves.
+fn failed(core: &mut Governor, by_themselves: u64) {
+    core.warm_up("step");
+    core.expect("go");
+    in_parts_of(core, 1);
+    core.say("on");
+    core.ends(0);
+    let c = core.counters();
+    assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
+    assert_eq!(c.graph_nodes_transformed.load(SeqCst), by_themselves);
+}
+
+#[test]
+fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
+    both_under(
+        a_part_that_fails_ends_the_launch_and_nothing_runs_twice,
+        // The first part is launched, the second is refused.
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "2")],
+        &welcome(),
+        |device| failing(device, false),
+        |core| failed(core, 0),
+    );
+}
+
+#[test]
+fn a_part_that_fails_behind_a_transformed_kernel_does_not_run_that_again() {
+    both_under(
+        a_part_that_fails_behind_a_transformed_kernel_does_not_run_that_again,
+        // The kernels go by themselves; between them is the only part.
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "1")],
+        &welcome(),
+        |device| failing(device, true),
+        |core| failed(core, 1),
+    );
+}
+
+const ACCESS_WINDOW: u32 = 1;
+const MEMORY_DOMAIN: u32 = 10;
+const CARVEOUT: u32 = 14;
+
+#[test]
+fn a_kernel_of_a_graph_keeps_its_hints_when_it_goes_by_itself() {
+    both_under(
+        a_kernel_of_a_graph_keeps_its_hints_when_it_goes_by_itself,
+        // Every part and every whole launch of it must have those of the first launch.
+        &[("TALLY_SOFTCUDA_FAULT_HINTS", "step")],
+        &welcome(),
+        |device| {
+            let (stream, cells) = (device.stream(1), device.cells(BLOCKS));
+            // The second half of the data, as a window that stays in the cache.
+            let (lo, hi) = (cells.data as u32, (cells.data >> 32) as u32);
+            let window = [lo, hi, WORDS * 2, 0, 1.0_f32.to_bits(), 2, 1];
+            let hints = [Attribute::new(ACCESS_WINDOW, &window), Attribute::new(CARVEOUT, &[50])];
+            let warm = device.cells(BLOCKS);
+            device.warm_up_with(|| ok(device.step_with(&hints, &warm, null_mut(), 1)));
+            let without = device.step_with(&hints[1..], &warm, stream, 1);
+            assert_eq!(without, 1, "the device looks at them");
+            let sum = device.memory(1);
+            let exec = recorded(device, stream, || {
+                ok(device.step_with(&hints, &cells, stream, 1));
+                device.sum(sum, cells.counts, BLOCKS, stream);
+                ok(device.step_with(&hints, &cells, stream, 2));
+            });
+            assert_eq!(ask("go"), "on");
+            (0..3).for_each(|_| launch(device, exec, stream));
+            device.sync(stream);
+            device.check_steps(&cells, &[1, 2, 1, 2, 1, 2]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(
+                (c.graph_chained.load(SeqCst), c.graph_nodes_transformed.load(SeqCst)),
+                (3, 6)
+            );
+            let troubles = [&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst));
+            assert_eq!(troubles, [0, 0, 1], "only the launch without them failed");
+        },
+    );
+}
+
+#[test]
+fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() {
+    both(
+        a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part,
+        &welcome(),
+        |device| {
+            let (stream, cells) = (device.stream(1), device.cells(BLOCKS));
+            device.warm_up();
+            let remote = [Attribute::new(MEMORY_DOMAIN, &[1])];
+            let exec = recorded(device, stream, || {
+                ok(device.step_with(&remote, &cells, stream, 1));
+                ok(device.step_with(&[], &cells, stream, 2));
+                ok(device.step_with(&remote, &cells, stream, 3));
+            });
+            assert_eq!(ask("go"), "on");
+            launch(device, exec, stream);
+            device.sync(stream);
+            device.check_steps(&cells, &[1, 2, 3]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!(
+                (c.graph_chained.load(SeqCst), c.graph_nodes_transformed.load(SeqCst)),
+                (1, 1)
+            );
+            assert_eq!([&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 3]);
+        },
+    );
+}
