@@ -126,7 +126,7 @@ fn work(honest: &mut Probe, service: &mut Probe) -> Result<()> {
     for _ in 0..ROUNDS {
         honest.ask(&format!("launch {LAUNCHES}"))?;
         service.ask(&format!("launch {HIGH_LAUNCHES}"))?;
-        for probe in [&mut *honest, service] {
+        for probe in [&mut *honest, &mut *service] {
             probe.ask("sync")?;
             probe.check()?;
         }
@@ -149,8 +149,9 @@ fn a_hundred_hostile_clients_cost_an_honest_one_no_decision_and_no_launch() -> R
     ensure!(scene.status()?.clients()?.len() == hostile.len() + 2, "all are served");
     let stop = AtomicBool::new(false);
     let worked = std::thread::scope(|scope| {
+        let stop = &stop;
         for part in hostile.chunks_mut(25) {
-            scope.spawn(|| {
+            scope.spawn(move || {
                 while !stop.load(SeqCst) {
                     part.iter_mut().for_each(Hostile::step);
                     std::thread::sleep(Duration::from_millis(1));

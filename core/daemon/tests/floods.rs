@@ -128,51 +128,45 @@ fn floods_of_all_kinds_write_less_than_a_megabyte_of_log_a_minute() {
     let core = core("[admission]\nuser_clients_max = 8\nuser_joins_per_s = 10000\n");
     let long = "\u{1b}".repeat(85);
     let (before, began) = (core.log().len(), std::time::Instant::now());
-    let rounds = AtomicUsize::new(0);
-    let flood = |kind: usize| {
-        let _silent: Vec<_> = (0..40).map(|_| UnixStream::connect(&core.socket)).collect();
-        match kind {
-            // Registered, left and refused.
-            0 | 1 => drop(
-                (0..12)
-                    .map(|_| Client::register(&core.socket, &hello(&long, kind == 1)))
-                    .collect::<Vec<_>>(),
-            ),
-            // Dropped.
-            2 => {
-                if let Ok(client) = Client::register(&core.socket, &hello(&long, false)) {
-                    let _ = (&client.socket).write_all(b"hello again");
-                }
-            }
-            // Programs that are not governed.
-            3 => {
-                if let Ok(stream) = UnixStream::connect(&core.socket) {
-                    let notice = wire::Notice { name: long.clone(), reason: long.clone() };
-                    let _ = wire::send(stream.as_fd(), &notice.encode(), &[]);
-                }
-            }
-            _ => drop(admin(&core.admin, &json!({"cmd": "stop"}))),
+    let flood = || {
+        // Registered, left and refused.
+        for high in [false, true] {
+            let register = |_| Client::register(&core.socket, &hello(&long, high));
+            drop((0..12).map(register).collect::<Vec<_>>());
         }
-        rounds.fetch_add(1, SeqCst);
+        // Dropped.
+        if let Ok(client) = Client::register(&core.socket, &hello(&long, false)) {
+            let _ = (&client.socket).write_all(b"hello again");
+        }
+        // Programs that are not governed.
+        for _ in 0..10 {
+            let stream = UnixStream::connect(&core.socket).unwrap();
+            let notice = wire::Notice { name: long.clone(), reason: long.clone() };
+            let _ = wire::send(stream.as_fd(), &notice.encode(), &[]);
+        }
+        // Closed for want of a place.
+        drop((0..60).map(|_| UnixStream::connect(&core.socket)).collect::<Vec<_>>());
     };
+    let rounds = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for kind in 0..5 {
-            let flood = &flood;
-            scope.spawn(move || {
-                as_user(STRANGER, || {
-                    while began.elapsed() < FLOOD {
-                        flood(kind);
-                    }
-                });
+        let as_stranger = |work: &(dyn Fn() + Sync)| {
+            as_user(STRANGER, || {
+                while began.elapsed() < FLOOD {
+                    work();
+                    rounds.fetch_add(1, SeqCst);
+                }
             });
-        }
+        };
+        scope.spawn(|| as_stranger(&flood));
+        scope.spawn(|| as_stranger(&|| drop(admin(&core.admin, &json!({"cmd": "stop"})))));
     });
     let (written, lasted) = (core.log().len() - before, began.elapsed());
     let log = core.log();
-    for kind in ["registered", "refused", "not governed", "connection was closed", "client left"] {
+    for kind in ["client registered", "refused", "not governed", "connection was closed", "denied"]
+    {
         assert!(log.contains(kind), "no line says {kind:?}");
     }
-    assert!(rounds.load(SeqCst) > 100, "{rounds:?}");
+    assert!(rounds.load(SeqCst) > 10, "{rounds:?}");
     // What a second's worth of lines may be is in the log at its begin.
     let most = 1_000_000 * (lasted.as_millis() as usize + 1_000) / 60_000;
     assert!(written < most, "{written} bytes in {lasted:?}, at most {most}");

@@ -292,7 +292,11 @@ fn main() {
         }
     }
     if let Some(out) = out {
-        let text = serde_json::to_string_pretty(&json!({ "rows": rows })).unwrap();
+        let cpus = std::thread::available_parallelism().map_or(0, |cpus| cpus.get());
+        let date = Command::new("date").arg("+%F").output().expect("date").stdout;
+        let machine = json!({ "cpus": cpus, "date": String::from_utf8_lossy(&date).trim() });
+        let text =
+            serde_json::to_string_pretty(&json!({ "machine": machine, "rows": rows })).unwrap();
         std::fs::write(out, text + "\n").expect("the file of --out");
     }
 }
