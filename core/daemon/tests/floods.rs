@@ -148,15 +148,15 @@ fn floods_of_all_kinds_write_less_than_a_megabyte_of_log_a_minute() {
         drop((0..60).map(|_| UnixStream::connect(&core.socket)).collect::<Vec<_>>());
     };
     let rounds = AtomicUsize::new(0);
+    let as_stranger = |work: &(dyn Fn() + Sync)| {
+        as_user(STRANGER, || {
+            while began.elapsed() < FLOOD {
+                work();
+                rounds.fetch_add(1, SeqCst);
+            }
+        });
+    };
     std::thread::scope(|scope| {
-        let as_stranger = |work: &(dyn Fn() + Sync)| {
-            as_user(STRANGER, || {
-                while began.elapsed() < FLOOD {
-                    work();
-                    rounds.fetch_add(1, SeqCst);
-                }
-            });
-        };
         scope.spawn(|| as_stranger(&flood));
         scope.spawn(|| as_stranger(&|| drop(admin(&core.admin, &json!({"cmd": "stop"})))));
     });

@@ -121,3 +121,115 @@ impl Dispatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+    use super::super::control::{Control, NewClient};
+    use super::super::harness::{Harness, REQUESTS_IN_A_TURN};
+    use super::super::kernels::KernelShares;
+    use super::super::park;
+    use crate::loader::Loaded;
+    use crate::quota::User;
+    use rustix::fd::AsFd;
+    use std::sync::atomic::Ordering::SeqCst;
+    use tally_contract::limits::PASS_SUBMISSIONS_CLIENT_MAX;
+    use tally_engine::EngineConfig;
+    use tally_engine::policy::{Class, ClientInfo};
+    use tally_ipc::layout::RING_SLOTS;
+    use tally_ipc::map::{self, Mapped};
+    use tally_ipc::ring::{self, Request};
+    use tally_ipc::{ClientRegion, CoreRegion};
+
+    const HOSTILE: u32 = 100;
+
+    struct Client {
+        region: Mapped<ClientRegion>,
+        core: Mapped<CoreRegion>,
+        ticket: u64,
+    }
+
+    impl Client {
+        fn new(id: u32, uid: u32, shares: &mut KernelShares) -> (Client, Box<NewClient>) {
+            let (region_fd, region) = map::create_client().unwrap();
+            let (core_fd, core) = map::create_core().unwrap();
+            let info =
+                ClientInfo { id, class: Class::BestEffort, name: String::new(), labels: vec![] };
+            let new = NewClient {
+                info,
+                region: map::open_client(region_fd.as_fd()).unwrap(),
+                core,
+                doorbell: park::eventfd().unwrap(),
+                first_ticket: 0,
+                kernels: shares.of(User::Uid(uid), false),
+                witness: Default::default(),
+            };
+            let core = map::open_core(core_fd.as_fd()).unwrap();
+            (Client { region, core, ticket: 0 }, Box::new(new))
+        }
+
+        fn launch(&mut self) {
+            let request = Request {
+                kernel: 0,
+                flags: 0,
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+                stream: 0,
+                completion: self.ticket as u32 + 1,
+            };
+            ring::publish(&self.region, self.ticket, &request);
+            self.ticket += 1;
+        }
+
+        fn taken(&self) -> u64 {
+            self.core.consumed.load(SeqCst)
+        }
+    }
+
+    #[test]
+    fn a_hundred_clients_of_one_user_take_a_pass_of_one() {
+        let settings = Settings {
+            spin_ns: 0,
+            pin_cpu: None,
+            completion_poll_ns: 50_000,
+            probe_after_ns: 1_000_000,
+            high_stall_ns: 0,
+            engine: EngineConfig::default(),
+        };
+        let mut harness = Harness::new(settings, Loaded::grant_all()).unwrap();
+        let mut shares = KernelShares::new(100);
+        let mut clients = Vec::new();
+        let mut now_ns = 1;
+        for id in 1..=HOSTILE + 1 {
+            let (client, new) = Client::new(id, u32::from(id <= HOSTILE), &mut shares);
+            let (done, _joined) = tokio::sync::oneshot::channel();
+            assert!(harness.send(Control::Join { client: new, done }));
+            clients.push(client);
+            if clients.len() % REQUESTS_IN_A_TURN == 0 {
+                harness.turn(now_ns);
+            }
+        }
+        harness.turn(now_ns);
+        assert_eq!(harness.clients().count(), clients.len());
+        let mut honest = clients.pop().unwrap();
+        clients.iter_mut().for_each(|c| (0..RING_SLOTS).for_each(|_| c.launch()));
+        let all = |clients: &[Client]| clients.iter().map(Client::taken).sum::<u64>();
+        let mut turns = 0;
+        while all(&clients) < u64::from(HOSTILE) * RING_SLOTS as u64 {
+            let before = all(&clients);
+            honest.launch();
+            now_ns += 100_000;
+            harness.turn(now_ns);
+            turns += 1;
+            assert!(ring::answer(&honest.core, honest.ticket - 1).is_some(), "at once");
+            honest.region.completions[0].done.store(honest.ticket as u32, SeqCst);
+            let taken = all(&clients) - before;
+            assert!((1..=PASS_SUBMISSIONS_CLIENT_MAX as u64).contains(&taken), "{taken}");
+            if turns == HOSTILE {
+                assert!(clients.iter().all(|c| c.taken() > 0), "each has its turn");
+            }
+            assert!(turns < 100 * HOSTILE, "none is left behind");
+        }
+    }
+}

@@ -37,7 +37,7 @@ impl Share {
     }
 }
 
-/// What a user's clients had in the present pass. Used by the dispatch thread alone.
+/// What a user's clients had in the present pass. Used by the dispatch thread alone, so that loads and stores suffice.
 #[derive(Debug, Default)]
 pub struct UserPass {
     turn: AtomicU64,
@@ -47,9 +47,14 @@ pub struct UserPass {
     wakes: AtomicU32,
 }
 
+fn add(word: &AtomicU32, more: u32) {
+    word.store(word.load(Relaxed) + more, Relaxed);
+}
+
 impl UserPass {
     fn begin(&self, turn: u64) {
-        if self.turn.swap(turn, Relaxed) != turn {
+        if self.turn.load(Relaxed) != turn {
+            self.turn.store(turn, Relaxed);
             for used in [&self.submissions, &self.completions, &self.turnarounds, &self.wakes] {
                 used.store(0, Relaxed);
             }
@@ -70,9 +75,9 @@ impl UserPass {
 
     /// So much of it was used.
     pub fn used(&self, share: Share) {
-        self.submissions.fetch_add(share.submissions as u32, Relaxed);
-        self.completions.fetch_add(share.completions as u32, Relaxed);
-        self.turnarounds.fetch_add(share.turnarounds as u32, Relaxed);
+        add(&self.submissions, share.submissions as u32);
+        add(&self.completions, share.completions as u32);
+        add(&self.turnarounds, share.turnarounds as u32);
     }
 
     /// Whether another thread of it may be woken in this turn of the loop.
@@ -83,7 +88,7 @@ impl UserPass {
 
     /// A system call that woke so many threads.
     pub fn woke(&self, threads: u32) {
-        self.wakes.fetch_add(1 + threads, Relaxed);
+        add(&self.wakes, 1 + threads);
     }
 }
 
