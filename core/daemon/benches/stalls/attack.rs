@@ -295,9 +295,10 @@ fn wait_for_the_core(attack: Attack, clients: &[Attacker], is_on: &'static Atomi
         drop(thread.spawn(body).expect("a thread"));
     };
     for at in 0..if attack == Attack::Sleepers { SLEEPERS } else { 0 } {
+        let core: *const tally_ipc::CoreRegion =
+            &raw const *clients[at % clients.len()].client.core;
         // SAFETY: mapped until the process ends: this attack breaks no rule that the core would drop a client for.
-        let core: &'static tally_ipc::CoreRegion =
-            unsafe { &*(&raw const *clients[at % clients.len()].client.core) };
+        let core: &'static tally_ipc::CoreRegion = unsafe { &*core };
         spawn(Box::new(move || {
             let word = if at % 4 == 0 { &core.probes } else { &core.wake };
             let mut wait = futex::Wait::new();
