@@ -17,6 +17,7 @@ import shutil
 import sys
 
 import render_forms
+import render_core
 import render_decide
 import render_kept
 import render_policy
@@ -460,6 +461,8 @@ SECTIONS = (
     ("overhead.json", overhead_section),
     ("latency.json", latency_section),
     ("decide.json", lambda content, _notes: render_decide.lines(content, table)),
+    ("stalls.json", lambda content, _notes: render_core.stalls(content, table)),
+    ("costs.json", lambda content, _notes: render_core.costs(content, table)),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
     ("shim.json", shim_section),

@@ -29,6 +29,8 @@ LEFT_OUT = {
     "unseen": "a compiler for a GPU loads once where a plain load is to wait",
     "is_helped": "the same",
     "nothing_is_stuck": "the same",
+    "be_helped_first": "the same",
+    "not_limited_again": "the same",
     "long_last_slice": "the same",
     "whose_blocks_may_wait": "the same",
     "files_that_end_early": "what a driver answers is its own",

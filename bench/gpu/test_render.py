@@ -55,7 +55,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, counts, correct, exact, forms, overhead, latency, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.", self.text())
+        self.assertIn("Not measured yet: pairs, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -159,7 +159,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, exact, forms, decide, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.",
+            "Not measured yet: pairs, exact, forms, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, waits, streams, kept, litmus, jit, start.",
         ):
             self.assertIn(expected, text)
 
@@ -215,6 +215,18 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_figures_of_hostile_clients(self):
+        quantiles = {"p50": 10, "p99": 20}
+        row = {"attack": "Noise", "connections": 100, "without_us": quantiles, "with_us": {"p50": 12, "p99": 31}}
+        row |= {"ratio": {"p50": 1.2, "p99": 1.55}, "runs": 7, "launches_each": 1000, "ungated": 0}
+        self.put("stalls.json", {"machine": {"cpus": 2, "date": "2026-11-24"}, "rows": [row, {**row, "connections": 1, "ungated": 3}]})
+        cost = {"figure": "policy call", "unit": "ns", "digits": 0, "before": [210, 200], "after": [230, 220]}
+        self.put("costs.json", {"machine": {"cpus": 2, "date": "2026-11-24"}, "before": "a", "after": "b", "rows": [cost]})
+        text = self.text()
+        self.assertIn("the worst here is 1.55. Launches that would have gone ahead ungated: 3.", text)
+        self.assertIn("| Noise | 100 | 10.0 | 20.0 | 12.0 | 31.0 | 1.20 | 1.55 |", text)
+        self.assertIn("| policy call | ns | 2 | 200 (to 210) | 220 (to 230) | 1.10 |", text)
 
     def test_calls_of_a_policy_are_shown_with_their_extremes(self):
         runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]

@@ -495,8 +495,8 @@ class Steps(unittest.TestCase):
             self.assertIn(f'step_main("{step.name}"', (HERE / f"step_{step.name}.py").read_text())
 
     def test_each_result_has_a_section_and_each_section_a_step(self):
-        # What `render_decide.py` shows is of a benchmark, no step.
-        made = {name for step in steps.STEPS for name in step.results} | {"decide.json"}
+        # What `render_decide.py` and `render_core.py` show is of benchmarks, no step.
+        made = {name for step in steps.STEPS for name in step.results} | {"decide.json", "stalls.json", "costs.json"}
         self.assertEqual(made, set(render.FILES))
         for step in steps.STEPS:
             text = (HERE / f"step_{step.name}.py").read_text()

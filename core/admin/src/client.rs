@@ -243,6 +243,8 @@ pub struct Totals {
     pub registered: u64,
     /// Of them, connected now.
     pub connected: u64,
+    /// Of them, dropped because they broke the protocol.
+    pub dropped: u64,
     /// Launches, all entry points.
     pub launches: u64,
     /// As of [`ClientStatus`].
@@ -262,6 +264,7 @@ impl Totals {
     pub fn add(&mut self, other: Totals) {
         self.registered += other.registered;
         self.connected += other.connected;
+        self.dropped += other.dropped;
         self.launches = self.launches.saturating_add(other.launches);
         self.charged_ms += other.charged_ms;
         self.measured_ms += other.measured_ms;

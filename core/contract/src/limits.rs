@@ -284,12 +284,15 @@ limits! {
         UNREGISTERED_FEW_MAX: usize = 32, Count;
         /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
         PASS_SUBMISSIONS_MAX: usize = 512, Count;
-        /// The most of these that one client may have.
-        PASS_SUBMISSIONS_CLIENT_MAX: usize = 64, Count;
-        /// Ends of launches that one pass takes from all clients; each has an equal share, 2 at least.
+        /// The most of these that one client may have, and that all clients of one user may have together.
+        PASS_SUBMISSIONS_CLIENT_MAX: usize = 24, Count;
+        /// Streams that one pass looks at, and ends of launches that it takes, of all clients; each has an equal
+        /// share, 2 at least.
         PASS_COMPLETIONS_MAX: usize = 2_048, Count;
-        /// The most of these that one client may have.
-        PASS_COMPLETIONS_CLIENT_MAX: usize = 512, Count;
+        /// The most of these that one client may have, and that all clients of one user may have together.
+        PASS_COMPLETIONS_CLIENT_MAX: usize = 256, Count;
+        /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
+        PASS_WAKES_USER_MAX: u32 = 12, Count;
         /// Time that a registration beyond the rate waits before it is refused.
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.

@@ -121,6 +121,58 @@ fn registrations_are_slowed_down_for_a_user_that_floods() {
     assert!(registered.load(SeqCst) > 0);
 }
 
+/// Whatever the core logs about others, of every kind at once and with the longest names.
+#[test]
+fn floods_of_all_kinds_write_less_than_a_megabyte_of_log_a_minute() {
+    const FLOOD: Duration = Duration::from_secs(6);
+    let core = core("[admission]\nuser_clients_max = 8\nuser_joins_per_s = 10000\n");
+    let long = "\u{1b}".repeat(85);
+    let (before, began) = (core.log().len(), std::time::Instant::now());
+    let flood = || {
+        // Registered, left and refused.
+        for high in [false, true] {
+            let register = |_| Client::register(&core.socket, &hello(&long, high));
+            drop((0..12).map(register).collect::<Vec<_>>());
+        }
+        // Dropped.
+        if let Ok(client) = Client::register(&core.socket, &hello(&long, false)) {
+            let _ = (&client.socket).write_all(b"hello again");
+        }
+        // Programs that are not governed.
+        for _ in 0..10 {
+            let stream = UnixStream::connect(&core.socket).unwrap();
+            let notice = wire::Notice { name: long.clone(), reason: long.clone() };
+            let _ = wire::send(stream.as_fd(), &notice.encode(), &[]);
+        }
+        // Closed for want of a place.
+        drop((0..60).map(|_| UnixStream::connect(&core.socket)).collect::<Vec<_>>());
+    };
+    let rounds = AtomicUsize::new(0);
+    let as_stranger = |work: &(dyn Fn() + Sync)| {
+        as_user(STRANGER, || {
+            while began.elapsed() < FLOOD {
+                work();
+                rounds.fetch_add(1, SeqCst);
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| as_stranger(&flood));
+        scope.spawn(|| as_stranger(&|| drop(admin(&core.admin, &json!({"cmd": "stop"})))));
+    });
+    let (written, lasted) = (core.log().len() - before, began.elapsed());
+    let log = core.log();
+    for kind in ["client registered", "refused", "not governed", "connection was closed", "denied"]
+    {
+        assert!(log.contains(kind), "no line says {kind:?}");
+    }
+    assert!(rounds.load(SeqCst) > 10, "{rounds:?}");
+    // What a second's worth of lines may be is in the log at its begin.
+    let most = 1_000_000 * (lasted.as_millis() as usize + 1_000) / 60_000;
+    assert!(written < most, "{written} bytes in {lasted:?}, at most {most}");
+    answers(&core);
+}
+
 #[test]
 fn one_user_does_not_take_all_places() {
     let core = core("[admission]\nclients_max = 40\nuser_clients_max = 12\nreserved_clients = 8\n");

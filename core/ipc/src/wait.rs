@@ -113,22 +113,15 @@ pub fn wait<T>(
     })
 }
 
-/// Core: wake the client's threads if any sleeps, up to [`WAKES_MAX`]. Call after storing answers. True: more may
-/// sleep, which [`wake_more`] wakes.
-#[must_use]
-pub fn wake(client: &ClientRegion, core: &CoreRegion) -> bool {
-    steps::wake(&core.wake, &client.activity.waiters, || wake_some(&core.wake)).unwrap_or(false)
+/// Core: wake the client's threads if any sleeps, up to [`WAKES_MAX`]. Call after storing answers. How many were woken,
+/// if the system was asked: with [`WAKES_MAX`] more may sleep, which [`wake_some`] wakes.
+pub fn wake(client: &ClientRegion, core: &CoreRegion) -> Option<u32> {
+    steps::wake(&core.wake, &client.activity.waiters, || wake_some(&core.wake))
 }
 
-/// Core: go on with what [`wake`] began. True: still more may sleep.
-#[must_use]
-pub fn wake_more(core: &CoreRegion) -> bool {
-    wake_some(&core.wake)
-}
-
-fn wake_some(word: &std::sync::atomic::AtomicU32) -> bool {
-    futex::wake(word, futex::Flags::empty(), WAKES_MAX)
-        .is_ok_and(|woken| woken >= WAKES_MAX as usize)
+/// Core: wake up to [`WAKES_MAX`] threads that sleep on a word. How many were.
+pub fn wake_some(word: &std::sync::atomic::AtomicU32) -> u32 {
+    futex::wake(word, futex::Flags::empty(), WAKES_MAX).map_or(0, |woken| woken as u32)
 }
 
 /// Core: give a word that one or two of a client's threads sleep on another value. Up to [`WAKES_MAX`] are woken.
@@ -197,11 +190,11 @@ mod tests {
                 let tids = tids.lock().unwrap();
                 tids.len() == THREADS && tids.iter().all(|tid| asleep(*tid))
             });
-            assert!(wake(&region, &core), "more may sleep");
+            assert_eq!(wake(&region, &core), Some(WAKES_MAX), "more may sleep");
             eventually("eight are woken", &|| woken.load(SeqCst) == WAKES_MAX as usize);
-            assert!(wake_more(&core));
+            assert_eq!(wake_some(&core.wake), WAKES_MAX);
             eventually("sixteen are", &|| woken.load(SeqCst) == 2 * WAKES_MAX as usize);
-            assert!(!wake_more(&core), "these were the last");
+            assert_eq!(wake_some(&core.wake), THREADS as u32 - 2 * WAKES_MAX, "the last");
         });
         assert_eq!(woken.load(SeqCst), THREADS);
     }

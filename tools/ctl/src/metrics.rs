@@ -161,6 +161,7 @@ impl Collector<'_> {
                 self.sample(metric, &of, value(totals));
             }
             self.sample(&registry::REGISTERED, &of, totals.registered as f64);
+            self.sample(&registry::DROPPED, &of, totals.dropped as f64);
             self.sample(&registry::CLIENTS, &of, totals.connected as f64);
         }
     }
@@ -239,7 +240,13 @@ mod tests {
         status.policy.counters = [("turns".into(), 3)].into();
         status.policy.swap_pause_us.count = 6;
         status.policy.swap_pause_us.p99 = 500_000.0;
-        let sums = Totals { launches: 9, charged_ms: 2500.0, registered: 3, ..Totals::default() };
+        let sums = Totals {
+            launches: 9,
+            charged_ms: 2500.0,
+            registered: 3,
+            dropped: 2,
+            ..Totals::default()
+        };
         status.totals = [(Class::BestEffort, sums)].into();
         status.clients = vec![ClientStatus { charged_ms: 1500.0, ..client("train") }];
         let text = exposition(&status);
@@ -255,6 +262,7 @@ mod tests {
             ("tally_policy_swap_pause_seconds", r#",quantile="0.99""#, "0.5"),
             ("tally_gpu_charged_seconds_total", r#",class="best-effort""#, "2.5"),
             ("tally_clients_registered_total", r#",class="best-effort""#, "3"),
+            ("tally_clients_dropped_total", r#",class="best-effort""#, "2"),
             (
                 "tally_client_gpu_charged_seconds_total",
                 r#",client="1",name="train",class="best-effort""#,

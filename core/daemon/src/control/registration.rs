@@ -11,7 +11,7 @@
 use super::Plane;
 use super::connection::Connection;
 use super::journal::Kind;
-use super::registry::Dismissal;
+use super::registry::{Dismissal, End};
 use crate::config::Fail;
 use crate::dispatch::control::{Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
@@ -122,7 +122,7 @@ pub(super) async fn serve(
     };
     // The client has them now; here they would be two descriptors more for each.
     drop(fds);
-    let reason = match sent {
+    let end = match sent {
         Ok(()) => {
             if plane.journal.may(Kind::Registered) {
                 tracing::info!(
@@ -137,13 +137,13 @@ pub(super) async fn serve(
             }
             until_gone(stream, peer.take_pidfd(), &dismissal).await
         }
-        Err(error) => format!("it did not take the welcome: {error}"),
+        Err(error) => End::Left(format!("it did not take the welcome: {error}")),
     };
     let left = plane.control.ask(|done| Control::Leave { id, done }).await.ok().flatten();
     if plane.journal.may(Kind::Left) {
-        tracing::info!(id, name = info.name, reason, "client left");
+        tracing::info!(id, name = info.name, reason = %end, "client left");
     }
-    plane.registry.borrow_mut().depart(id, reason, left.as_ref().map(|l| &l.numbers));
+    plane.registry.borrow_mut().depart(id, &end, left.as_ref().map(|l| &l.numbers));
     // Unmapping 2 MiB; not worth another thread here.
     drop(left);
     client
@@ -322,27 +322,28 @@ async fn until_gone(
     stream: &Connection,
     process: Option<OwnedFd>,
     dismissal: &Dismissal,
-) -> String {
+) -> End {
     // It registered and ended at once.
-    let Some(process) = process else { return ENDED.into() };
+    let ended = || End::Left(ENDED.into());
+    let Some(process) = process else { return ended() };
     let process = watch_readable(process);
-    let ended = async {
+    let end_of_process = async {
         match &process {
             Some(fd) => drop(fd.readable().await),
             None => std::future::pending().await,
         }
     };
-    tokio::pin!(ended);
+    tokio::pin!(end_of_process);
     let how = tokio::select! {
-        how = socket_end(stream) => how,
-        () = &mut ended => return ENDED.into(),
-        why = dismissal.wait() => return format!("dropped: {why}"),
+        end = socket_end(stream) => end,
+        () = &mut end_of_process => return ended(),
+        why = dismissal.wait() => return End::Dropped(why),
     };
     // A process that ends closes its sockets before it counts as ended. How it ended (its exit code or
     // signal) only its parent is told.
-    match tokio::time::timeout(ENDING_MAX, ended).await {
-        Ok(()) => ENDED.into(),
-        Err(_) => how.into(),
+    match tokio::time::timeout(ENDING_MAX, end_of_process).await {
+        Ok(()) => ended(),
+        Err(_) => how,
     }
 }
 
@@ -351,12 +352,12 @@ fn watch_readable(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, tokio::io::Interest::READABLE).ok()
 }
 
-async fn socket_end(stream: &Connection) -> &'static str {
+async fn socket_end(stream: &Connection) -> End {
     // Descriptors may have come: they are left where they are.
     let peek = || Ok(frame::peek(stream.as_fd(), &mut [0; 1])?);
     match stream.async_io(Interest::READABLE, peek).await.map(|peeked| peeked.bytes) {
-        Ok(0) => "it closed its socket while its process runs on",
-        Ok(_) => "dropped: it sent something after registering",
-        Err(_) => "its socket failed",
+        Ok(0) => End::Left("it closed its socket while its process runs on".into()),
+        Ok(_) => End::Dropped("it sent something after registering"),
+        Err(_) => End::Left("its socket failed".into()),
     }
 }

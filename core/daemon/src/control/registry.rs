@@ -30,6 +30,23 @@ impl Dismissal {
     }
 }
 
+/// How a client's connection ended.
+#[derive(Debug)]
+pub enum End {
+    Left(String),
+    /// By the core: it broke the protocol.
+    Dropped(&'static str),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Left(how) => f.write_str(how),
+            End::Dropped(why) => write!(f, "dropped: {why}"),
+        }
+    }
+}
+
 /// A connected client.
 #[derive(Debug)]
 pub struct Record {
@@ -96,12 +113,14 @@ impl Registry {
         dismissal
     }
 
-    pub fn depart(&mut self, id: u32, reason: String, numbers: Option<&ClientNumbers>) {
+    pub fn depart(&mut self, id: u32, end: &End, numbers: Option<&ClientNumbers>) {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);
         let class = record.identity.class;
         let last = numbers.map_or(record.seen, |n| status::totals(class, n));
-        self.left.entry(class).or_default().add(Totals { connected: 0, ..last });
+        let dropped = u64::from(matches!(end, End::Dropped(_)));
+        self.left.entry(class).or_default().add(Totals { connected: 0, dropped, ..last });
+        let reason = end.to_string();
         let connected_s = record.since.elapsed().as_secs_f64();
         self.departed.push_front(status::departed(record.identity, connected_s, reason, numbers));
     }

@@ -9,41 +9,17 @@ use super::kernels::KernelCache;
 use super::measure::Meter;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
+pub use super::share::Share;
+use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use tally_contract::limits::{
-    PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX,
-    PASS_SUBMISSIONS_MAX,
-};
 use tally_engine::policy::{Class, forms_offered, launch_state};
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
 
-/// What is done for one client in a pass before the next one has its turn, however much it asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Launches taken from its ring.
-    pub submissions: usize,
-    /// Ends of launches told to the engine.
-    pub completions: usize,
-    /// Reports of how soon a launch yielded.
-    pub turnarounds: usize,
-}
-
-impl Share {
-    /// Of so many clients: a pass is to take about as long with many of them as with few.
-    pub fn of(clients: usize) -> Self {
-        let part = |all: usize, most: usize| (all / clients.max(1)).clamp(2, most);
-        Share {
-            submissions: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
-            completions: part(PASS_COMPLETIONS_MAX, PASS_COMPLETIONS_CLIENT_MAX),
-            turnarounds: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
-        }
-    }
-}
 /// Unanswered launches of one client; its ring is left full beyond them.
 const UNANSWERED_MAX: usize = RING_SLOTS;
 /// A ticket taken and not published for so long is passed over.
@@ -80,6 +56,15 @@ pub enum Taken {
     Misbehaved(&'static str),
 }
 
+/// What looking at a client's completions found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// A word moved.
+    pub moved: bool,
+    /// So many were looked at.
+    pub streams: u32,
+}
+
 /// Counts of oddities, for `tallyctl status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Oddities {
@@ -96,6 +81,9 @@ pub struct DispatchClient {
     pub touched: bool,
     /// More of its threads may sleep than were woken.
     pub sleeps_on: bool,
+    /// Its helper thread is to be woken: to look what still runs, or whether it is to yield.
+    to_probe: bool,
+    to_yield: bool,
     /// The last turn in which it was woken.
     woken_in: u64,
     pub oddities: Oddities,
@@ -137,6 +125,8 @@ impl DispatchClient {
             link,
             touched: false,
             sleeps_on: false,
+            to_probe: false,
+            to_yield: false,
             woken_in: 0,
             oddities: Oddities::default(),
             meter,
@@ -174,6 +164,21 @@ impl DispatchClient {
     /// It is served no longer: give its part of the kernel table back.
     pub fn release_kernels(&mut self, engine: &mut Engine) {
         self.kernels.release(engine);
+    }
+
+    /// What its user's clients had in the present pass.
+    fn user(&self) -> &UserPass {
+        &self.link.kernels.pass
+    }
+
+    /// What it may have in this turn of the loop.
+    pub fn left(&self, turn: u64, share: Share) -> Share {
+        self.user().left(turn, share)
+    }
+
+    /// Streams with a launch that is not seen done.
+    pub fn pending(&self) -> u32 {
+        self.pending.count_ones()
     }
 
     /// Whether a launch of it is not seen done.
@@ -236,28 +241,43 @@ impl DispatchClient {
         }
     }
 
-    /// Wake the thread of its shim that looks what still runs.
-    pub fn write_probe(&self) {
+    /// Have the thread of its shim look what still runs; [`DispatchClient::wake`] wakes it.
+    pub fn write_probe(&mut self) {
         let word = &self.link.core.probes;
-        wait::change(word, word.load(Relaxed).wrapping_add(1));
+        word.store(word.load(Relaxed).wrapping_add(1), SeqCst);
+        self.to_probe = true;
     }
 
     /// Whether [`DispatchClient::wake`] has something to do.
     pub fn is_to_be_woken(&self) -> bool {
-        self.touched || self.sleeps_on
+        self.touched || self.sleeps_on || self.to_probe || self.to_yield
     }
 
     /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in it.
-    /// The rest is for later turns.
-    pub fn wake(&mut self, turn: u64) {
-        if std::mem::replace(&mut self.woken_in, turn) == turn {
-            return;
-        }
-        let (region, core) = (&self.link.region, &self.link.core);
-        self.sleeps_on = match std::mem::take(&mut self.touched) {
-            true => wait::wake(region, core),
-            false => self.sleeps_on && wait::wake_more(core),
+    /// The rest is for later turns. False if its user has had its share of this one.
+    pub fn wake(&mut self, turn: u64) -> bool {
+        let NewClient { region, core, kernels, .. } = &self.link;
+        let user = &kernels.pass;
+        let wake = |is_due: &mut bool, word| {
+            if *is_due && user.may_wake(turn) {
+                *is_due = false;
+                user.woke(wait::wake_some(word));
+            }
         };
+        // Others wait for it to yield.
+        wake(&mut self.to_yield, &core.yielding.word);
+        let is_due = (self.touched || self.sleeps_on) && self.woken_in != turn;
+        if is_due && user.may_wake(turn) {
+            self.woken_in = turn;
+            let woken = match std::mem::take(&mut self.touched) {
+                true => wait::wake(region, core),
+                false => Some(wait::wake_some(&core.wake)),
+            };
+            woken.into_iter().for_each(|threads| user.woke(threads));
+            self.sleeps_on = woken >= Some(wait::WAKES_MAX);
+        }
+        wake(&mut self.to_probe, &core.probes);
+        user.may_wake(turn)
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.
@@ -266,27 +286,30 @@ impl DispatchClient {
         asked.then(|| self.probe.next_ns())
     }
 
-    /// Tell the engine of completions. True if a word moved.
+    /// Tell the engine of completions.
     pub fn poll_completions(
         &mut self,
         now_ns: u64,
         share: Share,
         engine: &mut Engine,
         out: &mut Vec<Action>,
-    ) -> bool {
+    ) -> Looked {
         let mut moved = false;
         // First: the engine finds the launch only while it is in flight.
         if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
             self.poll_turnarounds(share, engine);
         }
-        let mut left = share.completions;
-        let mut still_dirty = 0;
-        // Another stream is first each time, should there be too much for one pass.
-        self.first_stream = (self.first_stream + 1) % STREAM_SLOTS as u32;
-        let mut mask = self.pending.rotate_right(self.first_stream);
-        while mask != 0 {
-            let index = (mask.trailing_zeros() + self.first_stream) % STREAM_SLOTS as u32;
+        let (mut left, mut streams) = (share.completions, 0);
+        let mut still_dirty = self.dirty;
+        // Those come first that there was too much for in the last pass.
+        let first = self.first_stream;
+        let mut mask = self.pending.rotate_right(first);
+        while mask != 0 && left > 0 {
+            let index = (mask.trailing_zeros() + first) % STREAM_SLOTS as u32;
             mask &= mask - 1;
+            self.first_stream = (index + 1) % STREAM_SLOTS as u32;
+            (left, streams) = (left - 1, streams + 1);
+            still_dirty &= !(1 << index);
             let s = &mut self.streams[index as usize];
             let completion = &self.link.region.completions[index as usize];
             let done = completion.done.load(Acquire);
@@ -300,8 +323,10 @@ impl DispatchClient {
                 let measured = completion.measured();
                 let measured = measured.map(|(completion, ns)| Measured { completion, ns });
                 let id = self.link.info.id;
-                let progress = engine.progress_some(now_ns, id, index, s.done, measured, left, out);
-                left -= progress.ended;
+                // Each pass gets on.
+                let most = left.max(1);
+                let progress = engine.progress_some(now_ns, id, index, s.done, measured, most, out);
+                left = left.saturating_sub(progress.ended);
                 is_all = progress.is_all;
             }
             if !is_all {
@@ -312,7 +337,9 @@ impl DispatchClient {
             }
         }
         self.dirty = still_dirty;
-        moved
+        let completions = share.completions - left;
+        self.user().used(Share { submissions: 0, completions, turnarounds: 0 });
+        Looked { moved, streams }
     }
 
     /// Hand its submissions to the engine.
@@ -324,11 +351,8 @@ impl DispatchClient {
         profile_cache: &mut ProfileCache,
         out: &mut Vec<Action>,
     ) -> Taken {
-        let mut launches = 0;
-        for _ in 0..share.submissions {
-            if self.unanswered.len() >= UNANSWERED_MAX {
-                break;
-            }
+        let (mut launches, mut taken) = (0, 0);
+        while taken < share.submissions && self.unanswered.len() < UNANSWERED_MAX {
             let ticket = self.next_ticket;
             match ring::poll(&self.link.region, ticket) {
                 Polled::Empty => {
@@ -348,10 +372,12 @@ impl DispatchClient {
                     self.submit(now_ns, ticket, &request, engine, profile_cache, out);
                 }
             }
+            taken += 1;
             self.stuck_since_ns = None;
             self.next_ticket = ticket + 1;
             ring::consume(&self.link.core, ticket);
         }
+        self.user().used(Share { submissions: taken, completions: 0, turnarounds: 0 });
         Taken::Launches(launches)
     }
 
@@ -473,7 +499,8 @@ impl DispatchClient {
         line.at_ns.store(now_ns, Relaxed);
         let word = line.word.load(Relaxed);
         if (word & 1 != 0) != yielded {
-            wait::change(&line.word, word.wrapping_add(1));
+            line.word.store(word.wrapping_add(1), SeqCst);
+            self.to_yield = true;
         }
     }
 
@@ -489,6 +516,8 @@ impl DispatchClient {
             engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
         }
         self.turnarounds_seen = count;
+        let turnarounds = (count - from) as usize;
+        self.user().used(Share { submissions: 0, completions: 0, turnarounds });
     }
 
     fn note_let_go(&mut self, stream: u32) {
@@ -511,6 +540,11 @@ impl DispatchClient {
         if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.says_busy {
             return true;
         }
+        self.has_launches()
+    }
+
+    /// Whether its ring has something that would be taken.
+    pub fn has_launches(&self) -> bool {
         self.unanswered.len() < UNANSWERED_MAX
             && ring::poll(&self.link.region, self.next_ticket) != Polled::Empty
     }

@@ -3,6 +3,7 @@
 
 use super::Engine;
 use super::profile_cache::ProfileCache;
+use super::share::UserPass;
 use crate::gpus::Witness;
 use crate::quota::User;
 use foldhash::quality::RandomState;
@@ -26,13 +27,15 @@ const NEW_MAX: usize = 16_384;
 pub struct KernelShare {
     taken: AtomicU32,
     most: u32,
+    /// Of the user's clients together, too.
+    pub pass: UserPass,
     /// That of all those together for whom nothing is kept.
     all: Option<Arc<KernelShare>>,
 }
 
 impl KernelShare {
     fn new(most: u32, all: Option<Arc<KernelShare>>) -> Arc<Self> {
-        Arc::new(KernelShare { taken: AtomicU32::new(0), most, all })
+        Arc::new(KernelShare { taken: AtomicU32::new(0), most, pass: UserPass::default(), all })
     }
 
     /// One more. False if there is no room.

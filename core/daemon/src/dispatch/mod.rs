@@ -13,8 +13,8 @@
 //! A client publishes and then reads `parked`; the core stores `parked` and then
 //! reads the ring: one of the two sees the other (`core/ipc/tests/loom.rs`).
 //!
-//! What a pass does for one client is bounded ([`client::Share`]), whatever the client has asked for or made to wait:
-//! the rest is done in later passes, behind what others ask for.
+//! What a pass does for one client, and for all of one user, is bounded ([`share`]), whatever they have asked for or
+//! made to wait: the rest is done in later passes, behind what others ask for.
 //!
 //! It must never wait: not for a lock that another thread may hold, and not for a log line to be
 //! written. Log lines (a policy's, and those about its faults) go into a bounded queue of the log's
@@ -32,8 +32,10 @@ pub mod kernels;
 pub mod latency;
 pub mod measure;
 pub mod park;
+mod pass;
 pub mod probe;
 pub mod profile_cache;
+pub mod share;
 pub mod snapshot;
 pub mod standstill;
 mod start;
@@ -42,12 +44,13 @@ pub use start::{Handle, Settings, start};
 
 use crate::loader::{Loaded, saved_state};
 use background::Background;
-use client::{DispatchClient, Share, Taken};
+use client::DispatchClient;
 use control::{Control, ControlReceiver, Left, NewClient, Notice, Retired};
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use measure::Measuring;
 use park::Parker;
+use pass::Order;
 use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
 use std::sync::atomic::Ordering::{Release, SeqCst};
@@ -113,6 +116,10 @@ struct Dispatch {
     draining: Option<Draining>,
     /// Of clients dropped of which the control plane has not heard: it closes their connections.
     dropped: Vec<Notice>,
+    /// Whose turn it is.
+    order: Order,
+    /// Passes until all streams were looked at.
+    looks_left: u32,
     /// The number of clients has changed, or was told last.
     neighbours_changed: bool,
     neighbours_told_ns: u64,
@@ -157,6 +164,8 @@ impl Dispatch {
             background: None,
             draining: None,
             dropped: Vec::new(),
+            order: Order::default(),
+            looks_left: 0,
             neighbours_changed: false,
             neighbours_told_ns: 0,
             last_active_ns: now_ns(),
@@ -199,6 +208,7 @@ impl Dispatch {
         if let Some(background) = self.background.take() {
             self.background = background.step(&mut self.engine, &self.profile_cache);
         }
+        self.wake();
         let sweeps = self.engine.sweep_kernels(SWEPT);
         if self.has_drained(now) {
             return Turn::Ended;
@@ -212,61 +222,6 @@ impl Dispatch {
             || sweeps
             || self.clients.iter().any(|c| c.is_to_be_woken());
         if spins { Turn::Busy } else { Turn::Idle }
-    }
-
-    /// Everything that clients did since the last pass. True if it was anything.
-    fn pass(&mut self, now: u64) -> bool {
-        let mut active = false;
-        let share = Share::of(self.clients.len());
-        let was_in_flight = self.engine.has_in_flight();
-        for c in self.clients.iter_mut().filter(|c| c.is_high()) {
-            active |= c.poll_activity(
-                now,
-                self.settings.high_stall_ns,
-                &mut self.engine,
-                &mut self.actions,
-            );
-        }
-        self.measuring.look(now, self.clients.iter_mut());
-        for c in self.clients.iter_mut().filter(|c| c.is_pending()) {
-            if c.poll_completions(now, share, &mut self.engine, &mut self.actions) {
-                active = true;
-                self.last_progress_ns = now;
-            }
-        }
-        if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
-            self.engine.tick(now, &mut self.actions);
-            // There was too much for one.
-            active |= self.engine.next_deadline_ns() == Some(0);
-        }
-        self.apply(now);
-        let mut at = 0;
-        while at < self.clients.len() {
-            let c = &mut self.clients[at];
-            let (engine, out) = (&mut self.engine, &mut self.actions);
-            match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
-                Taken::Launches(0) => {}
-                Taken::Launches(_) => {
-                    active = true;
-                    self.beat();
-                }
-                Taken::Misbehaved(why) => {
-                    self.cut_off(now, at, why);
-                    continue;
-                }
-            }
-            self.apply(now);
-            at += 1;
-        }
-        active |= self.clients.iter().any(|c| c.is_to_be_woken());
-        if !was_in_flight && self.engine.has_in_flight() {
-            self.last_progress_ns = now;
-        }
-        let high = self.wants_high_activity();
-        for c in self.clients.iter_mut().filter(|c| high || !c.is_high()) {
-            c.poll_probe(now);
-        }
-        active
     }
 
     /// The active policy.
@@ -283,9 +238,6 @@ impl Dispatch {
 
     /// Write the engine's answers into the regions and wake who waits for them.
     fn apply(&mut self, now: u64) {
-        if self.actions.is_empty() && !self.clients.iter().any(|c| c.is_to_be_woken()) {
-            return;
-        }
         let mut answered_ns = None;
         for action in self.actions.drain(..) {
             let (id, ticket, answer) = match action {
@@ -311,9 +263,7 @@ impl Dispatch {
                 Some(answer) => self.clients[at].answer(ticket, answer, note),
             }
         }
-        for c in self.clients.iter_mut().filter(|c| c.is_to_be_woken()) {
-            c.wake(self.turns);
-        }
+        self.wake();
     }
 
     fn park(&mut self) {
@@ -446,7 +396,7 @@ impl Dispatch {
     fn tell_of_neighbours(&mut self, now: u64) {
         (self.neighbours_changed, self.neighbours_told_ns) = (false, now);
         let best_effort = self.best_effort();
-        for client in &self.clients {
+        for client in &mut self.clients {
             let before = client.link.core.neighbours.swap(best_effort, SeqCst);
             if before != best_effort && !client.is_high() {
                 client.write_probe();

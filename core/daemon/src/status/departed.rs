@@ -9,6 +9,7 @@ pub fn totals(class: Class, n: &ClientNumbers) -> Totals {
     Totals {
         registered: 1,
         connected: 1,
+        dropped: 0,
         launches: n.shim.launches,
         charged_ms: charged_ms(class, n),
         measured_ms: n.stats.measured_ns as f64 / 1e6,

@@ -109,7 +109,10 @@ fn a_green_context_may_end_while_its_streams_work() {
             for (held, stream) in held.iter().zip([inside, created, null_mut()]) {
                 held.launch(device, stream);
             }
-            held[3].launch(&device.per_thread_launch(), null_mut());
+            // A GPU's driver (580) has no per-thread stream in a green context: it says 400.
+            if !device.is_gpu() {
+                held[3].launch(&device.per_thread_launch(), null_mut());
+            }
             assert_eq!(ask("launched"), "on");
             // SAFETY: a green context of ours.
             ok(unsafe { (device.cuda.cuGreenCtxDestroy)(green) });
@@ -119,8 +122,9 @@ fn a_green_context_may_end_while_its_streams_work() {
             say("done");
             hear();
             for stream in [inside, created] {
-                // SAFETY: a stream of ours, which outlives its green context.
-                ok(unsafe { (device.cuda.cuStreamDestroy_v2)(stream) });
+                // SAFETY: a stream of ours. On the software device it outlives its green context; a GPU's driver says 709.
+                let destroyed = unsafe { (device.cuda.cuStreamDestroy_v2)(stream) };
+                assert_eq!(destroyed, if device.is_gpu() { 709 } else { 0 });
             }
         },
         |core| {

@@ -187,6 +187,11 @@ impl Device {
         device
     }
 
+    /// Not the software device.
+    pub fn is_gpu(&self) -> bool {
+        self.haste > 1
+    }
+
     /// A context and the kernels in it; it becomes current.
     pub fn new_context(&mut self) {
         // SAFETY: a valid out-pointer.

@@ -71,6 +71,8 @@ metrics! {
         "Launches that went ahead without a core.";
     REGISTERED: counter "tally_clients_registered_total" ["class"]
         "Clients that registered since the core started.";
+    DROPPED: counter "tally_clients_dropped_total" ["class"]
+        "Clients that the core dropped because they broke the protocol.";
     CLIENTS: gauge "tally_clients" ["class"] "Clients connected now.";
     CLIENT_LAUNCHES: counter "tally_client_launches_total" ["client", "name", "class"]
         "Launches made.";

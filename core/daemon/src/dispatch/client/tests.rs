@@ -76,7 +76,7 @@ fn a_clients_share_of_a_pass_falls_with_the_number_of_clients() {
         (submissions, completions, turnarounds)
     };
     assert_eq!(all(0), all(1));
-    assert_eq!(all(1), (64, 512, 64));
+    assert_eq!(all(1), (24, 256, 24));
     for clients in 1..=256 {
         let (submissions, completions, turnarounds) = all(clients);
         assert!(submissions >= 2 && submissions * clients <= 512);
@@ -106,7 +106,8 @@ fn in_a_pass_a_client_has_no_more_than_its_share() {
         assert!(stats(&hostile).completed - before <= 10);
         assert_eq!(hostile.client.turnarounds_seen, first + 5 * passes);
     }
-    assert_eq!(passes, RING_SLOTS.div_ceil(10) as u64);
+    // Of ten, one is for looking at the stream.
+    assert_eq!(passes, RING_SLOTS.div_ceil(9) as u64);
     assert_eq!(stats(&hostile).completed, RING_SLOTS as u64, "none is lost");
 }
 

@@ -1,0 +1,46 @@
+"""The sections of `docs/results.md` that need no GPU: `stalls.json` and `costs.json`, as benchmarks of the core printed them."""
+
+
+def stalls(content, table):
+    """What honest clients' decisions cost while others attack the core."""
+    machine = content["machine"]
+    worst = max(row["ratio"]["p99"] for row in content["rows"])
+    ungated = sum(row["ungated"] for row in content["rows"])
+    text = ["## Decisions beside hostile clients", ""]
+    text += [
+        (
+            f"{machine['cpus']} cores, {machine['date']}: `cargo xtask bench -p tally-core stalls -- --out FILE`, as root. An honest client's "
+            "decisions by `tally-priority` while another user's connections attack the core, against the same run in which these are "
+            f"connected and idle; medians of {content['rows'][0]['runs']} alternating runs of {content['rows'][0]['launches_each']} launches each. The dispatch "
+            "thread and the honest client have one CPU, attackers and all else the other, so that the ratio says what the core takes and not "
+            f"who has a CPU. At most 2 is promised at p99; the worst here is {worst:.2f}. Launches that would have gone ahead ungated: {ungated}."
+        ),
+        "",
+    ]
+    header = ["attack", "connections", "p50 without us", "p99 without us", "p50 with us", "p99 with us", "p50 ratio", "p99 ratio"]
+    rows = []
+    for row in content["rows"]:
+        without, beside, ratio = row["without_us"], row["with_us"], row["ratio"]
+        times = [f"{value:.1f}" for value in (without["p50"], without["p99"], beside["p50"], beside["p99"])]
+        rows.append([row["attack"], row["connections"], *times, f"{ratio['p50']:.2f}", f"{ratio['p99']:.2f}"])
+    return text + table(header, rows)
+
+
+def costs(content, table):
+    """Promised figures before and after the defences against hostile clients."""
+    machine = content["machine"]
+    text = ["## What the bounds on clients cost", ""]
+    text += [
+        (
+            f"{machine['cpus']} cores of a virtual machine, shared with other work, {machine['date']}: `cargo xtask bench` of commits "
+            f"`{content['before']}` and `{content['after']}` in turns. The least of the runs, which others disturbed least, and the "
+            "greatest. Round trips come in two states of the virtual machine, 2.4 apart, in both builds."
+        ),
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        sides = [row["before"], row["after"]]
+        told = [f"{min(values):.{row['digits']}f} (to {max(values):.{row['digits']}f})" for values in sides]
+        rows.append([row["figure"], row["unit"], len(sides[0]), *told, f"{min(sides[1]) / min(sides[0]):.2f}"])
+    return text + table(["figure", "unit", "runs", "before", "after", "ratio of the least"], rows)

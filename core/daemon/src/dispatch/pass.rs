@@ -1,0 +1,235 @@
+//! One pass over all clients, in the order of [`Rotation`].
+
+use super::Dispatch;
+use super::client::Taken;
+use super::share::{Rotation, Share};
+
+/// Whose turn comes first.
+#[derive(Default)]
+pub(super) struct Order {
+    completions: Rotation,
+    submissions: Rotation,
+    wakes: Rotation,
+}
+
+impl Dispatch {
+    /// Everything that clients did since the last pass. True if it was anything.
+    pub(super) fn pass(&mut self, now: u64) -> bool {
+        let mut active = false;
+        let share = Share::of(self.clients.len());
+        let was_in_flight = self.engine.has_in_flight();
+        for c in self.clients.iter_mut().filter(|c| c.is_high()) {
+            active |= c.poll_activity(
+                now,
+                self.settings.high_stall_ns,
+                &mut self.engine,
+                &mut self.actions,
+            );
+        }
+        self.measuring.look(now, self.clients.iter_mut());
+        active |= self.take_completions(now, share);
+        if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
+            self.engine.tick(now, &mut self.actions);
+            // There was too much for one.
+            active |= self.engine.next_deadline_ns() == Some(0);
+        }
+        self.apply(now);
+        active |= self.take_submissions(now, share);
+        active |= self.clients.iter().any(|c| c.is_to_be_woken());
+        if !was_in_flight && self.engine.has_in_flight() {
+            self.last_progress_ns = now;
+        }
+        let high = self.wants_high_activity();
+        for c in self.clients.iter_mut().filter(|c| high || !c.is_high()) {
+            c.poll_probe(now);
+        }
+        active
+    }
+
+    fn take_completions(&mut self, now: u64, share: Share) -> bool {
+        let (mut active, mut looked) = (false, 0);
+        for at in self.order.completions.begin(self.clients.iter().map(|c| c.id())) {
+            let c = &mut self.clients[at];
+            if !c.is_pending() {
+                continue;
+            }
+            let share = c.left(self.turns, share);
+            if share.completions == 0 {
+                self.order.completions.skip(c.id());
+                continue;
+            }
+            let found = c.poll_completions(now, share, &mut self.engine, &mut self.actions);
+            looked += found.streams;
+            if found.moved {
+                active = true;
+                self.last_progress_ns = now;
+            }
+        }
+        // Before it sleeps all were looked at.
+        let pending: u32 = self.clients.iter().map(|c| c.pending()).sum();
+        self.looks_left = match self.looks_left {
+            _ if looked >= pending => 0,
+            0 => pending.div_ceil(looked.max(1)),
+            left => left - 1,
+        };
+        active || self.looks_left > 0
+    }
+
+    fn take_submissions(&mut self, now: u64, share: Share) -> bool {
+        let (mut active, mut misbehaved) = (false, Vec::new());
+        for at in self.order.submissions.begin(self.clients.iter().map(|c| c.id())) {
+            let c = &mut self.clients[at];
+            let share = c.left(self.turns, share);
+            if share.submissions == 0 {
+                if c.has_launches() {
+                    active = true;
+                    self.order.submissions.skip(c.id());
+                }
+                continue;
+            }
+            let (engine, out) = (&mut self.engine, &mut self.actions);
+            match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
+                Taken::Launches(0) => {}
+                Taken::Launches(_) => {
+                    active = true;
+                    self.beat();
+                }
+                Taken::Misbehaved(why) => misbehaved.push((c.id(), why)),
+            }
+            if !self.actions.is_empty() {
+                self.apply(now);
+            }
+        }
+        for (id, why) in misbehaved {
+            if let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) {
+                self.cut_off(now, at, why);
+            }
+        }
+        active
+    }
+
+    /// Wake threads of those that were answered, or whose shim is to look at something, as many as may be in this turn.
+    pub(super) fn wake(&mut self) {
+        if !self.clients.iter().any(|c| c.is_to_be_woken()) {
+            return;
+        }
+        for at in self.order.wakes.begin(self.clients.iter().map(|c| c.id())) {
+            let c = &mut self.clients[at];
+            if c.is_to_be_woken() && !c.wake(self.turns) {
+                self.order.wakes.skip(c.id());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+    use super::super::control::{Control, NewClient};
+    use super::super::harness::{Harness, REQUESTS_IN_A_TURN};
+    use super::super::kernels::KernelShares;
+    use super::super::park;
+    use crate::loader::Loaded;
+    use crate::quota::User;
+    use rustix::fd::AsFd;
+    use std::sync::atomic::Ordering::SeqCst;
+    use tally_contract::limits::PASS_SUBMISSIONS_CLIENT_MAX;
+    use tally_engine::EngineConfig;
+    use tally_engine::policy::{Class, ClientInfo};
+    use tally_ipc::layout::RING_SLOTS;
+    use tally_ipc::map::{self, Mapped};
+    use tally_ipc::ring::{self, Request};
+    use tally_ipc::{ClientRegion, CoreRegion};
+
+    const HOSTILE: u32 = 100;
+
+    struct Client {
+        region: Mapped<ClientRegion>,
+        core: Mapped<CoreRegion>,
+        ticket: u64,
+    }
+
+    impl Client {
+        fn new(id: u32, uid: u32, shares: &mut KernelShares) -> (Client, Box<NewClient>) {
+            let (region_fd, region) = map::create_client().unwrap();
+            let (core_fd, core) = map::create_core().unwrap();
+            let info =
+                ClientInfo { id, class: Class::BestEffort, name: String::new(), labels: vec![] };
+            let new = NewClient {
+                info,
+                region: map::open_client(region_fd.as_fd()).unwrap(),
+                core,
+                doorbell: park::eventfd().unwrap(),
+                first_ticket: 0,
+                kernels: shares.of(User::Uid(uid), false),
+                witness: Default::default(),
+            };
+            let core = map::open_core(core_fd.as_fd()).unwrap();
+            (Client { region, core, ticket: 0 }, Box::new(new))
+        }
+
+        fn launch(&mut self) {
+            let request = Request {
+                kernel: 0,
+                flags: 0,
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+                stream: 0,
+                completion: self.ticket as u32 + 1,
+            };
+            ring::publish(&self.region, self.ticket, &request);
+            self.ticket += 1;
+        }
+
+        fn taken(&self) -> u64 {
+            self.core.consumed.load(SeqCst)
+        }
+    }
+
+    #[test]
+    fn a_hundred_clients_of_one_user_take_a_pass_of_one() {
+        let settings = Settings {
+            spin_ns: 0,
+            pin_cpu: None,
+            completion_poll_ns: 50_000,
+            probe_after_ns: 1_000_000,
+            high_stall_ns: 0,
+            engine: EngineConfig::default(),
+        };
+        let mut harness = Harness::new(settings, Loaded::grant_all()).unwrap();
+        let mut shares = KernelShares::new(100);
+        let mut clients = Vec::new();
+        let mut now_ns = 1;
+        for id in 1..=HOSTILE + 1 {
+            let (client, new) = Client::new(id, u32::from(id <= HOSTILE), &mut shares);
+            let (done, _joined) = tokio::sync::oneshot::channel();
+            assert!(harness.send(Control::Join { client: new, done }));
+            clients.push(client);
+            if clients.len() % REQUESTS_IN_A_TURN == 0 {
+                harness.turn(now_ns);
+            }
+        }
+        harness.turn(now_ns);
+        assert_eq!(harness.clients().count(), clients.len());
+        let mut honest = clients.pop().unwrap();
+        clients.iter_mut().for_each(|c| (0..RING_SLOTS).for_each(|_| c.launch()));
+        let all = |clients: &[Client]| clients.iter().map(Client::taken).sum::<u64>();
+        let mut turns = 0;
+        while all(&clients) < u64::from(HOSTILE) * RING_SLOTS as u64 {
+            let before = all(&clients);
+            honest.launch();
+            now_ns += 100_000;
+            harness.turn(now_ns);
+            turns += 1;
+            assert!(ring::answer(&honest.core, honest.ticket - 1).is_some(), "at once");
+            honest.region.completions[0].done.store(honest.ticket as u32, SeqCst);
+            let taken = all(&clients) - before;
+            assert!((1..=PASS_SUBMISSIONS_CLIENT_MAX as u64).contains(&taken), "{taken}");
+            if turns == HOSTILE {
+                assert!(clients.iter().all(|c| c.taken() > 0), "each has its turn");
+            }
+            assert!(turns < 100 * HOSTILE, "none is left behind");
+        }
+    }
+}
