@@ -1,7 +1,7 @@
 use super::*;
 use crate::design::Plan;
 use crate::experiment::{Experiment, Reason};
-use crate::report::{ArmSource, Block};
+use crate::report::{ArmSource, Block, OverallReport};
 
 /// A report of `pairs` pairs in which B's figure is `ratio` times A's, with some noise.
 fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
@@ -11,6 +11,9 @@ fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
     let arm =
         |name: &str| ArmSource { name: name.into(), digest: name.into(), ..Default::default() };
     let mut report = Report::new(&experiment, &[arm("a"), arm("b")], 1, false);
+    let effect = Effect { ratio, low: Some(ratio * 0.97), high: Some(ratio / 0.97) };
+    let (quantile, a, b, b_higher) = (Some(0.99), 1.0, ratio, 0.5);
+    report.overall = Some(OverallReport { quantile, a, b, effect, b_higher });
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..pairs {
         let first = if random.bool() { Arm::A } else { Arm::B };
@@ -22,8 +25,9 @@ fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
                 measured_s: 1.0,
                 value: Some(if arm == Arm::B { figure * ratio } else { figure }),
                 requests: 100,
-                straddled: 0,
+                open: 0,
                 merged: 0,
+                queue_known: 0,
                 hp_p50_ns: None,
                 hp_p99_ns: None,
                 be_launches: 1,
@@ -34,17 +38,38 @@ fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
     report
 }
 
+fn rejects(report: &Report) -> bool {
+    let mut betting = Betting::new();
+    differences(report).iter().for_each(|d| betting.push(*d));
+    betting.rejects(0.05)
+}
+
 #[test]
 fn together_they_show_what_none_shows_alone() {
-    let reports: Vec<Report> = (1..=4).map(|seed| report(seed, 6, 0.8)).collect();
-    for report in &reports {
-        assert!(ln_e(&differences(report), 0.0) < -0.05f64.ln(), "one alone decides");
-    }
+    let reports: Vec<Report> = (1..=12).map(|seed| report(seed, 10, 0.97)).collect();
+    assert!(reports.iter().filter(|report| rejects(report)).count() < 3, "each alone decides");
     let all = combine(&reports).unwrap();
-    assert_eq!((all.verdict, all.pairs, all.reports), (Verdict::BBetter, 24, 4));
+    assert_eq!((all.verdict, all.pairs, all.reports), (Verdict::PromoteB, 120, 12), "{all:?}");
     let (low, high) = (all.effect.low.unwrap(), all.effect.high.unwrap());
-    assert!(low < 0.8 && 0.8 < high && high < 1.0, "{all:?}");
-    assert!(all.text().contains("B is better"), "{}", all.text());
+    assert!(low < 0.97 && 0.97 < high && high < 1.0, "{all:?}");
+    assert!(all.text().contains("promote B"), "{}", all.text());
+    // One block fewer than a rare slow state needs to be seen in.
+    let few = combine(&reports[..11]).unwrap();
+    assert_eq!(few.verdict, Verdict::Undecided, "{few:?}");
+}
+
+#[test]
+fn what_is_worse_over_all_requests_or_was_withdrawn_is_not_promoted() {
+    let mut reports: Vec<Report> = (1..=8).map(|seed| report(seed, 20, 0.8)).collect();
+    for report in &mut reports {
+        let overall = report.overall.as_mut().unwrap();
+        overall.effect = Effect { ratio: 2.0, low: Some(1.5), high: Some(2.5) };
+    }
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::KeepA);
+    reports[3].overall = None;
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::Undecided);
+    reports[5].verdict = Verdict::Withdrawn;
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::Withdrawn);
 }
 
 #[test]

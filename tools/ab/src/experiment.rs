@@ -6,15 +6,20 @@
 //! any --(decided, out of time, guard, fault, no traffic, stop)--> Ended
 //! ```
 //!
-//! A `Take` with `cut` begins a new stretch: requests under way belong to neither side.
-//! Takes in between only look, so that a guard's breach is seen within a tick.
+//! A `Take` with `cut` begins a new stretch: requests under way are told from those that begin
+//! in it, and belong where they began ([`crate::ledger`]). Takes in between only look, so that a
+//! guard's breach is seen within a tick.
 
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::guard::Window;
+use crate::guard::{Heard, Window};
 use crate::interval;
+use crate::ledger::Ledger;
+use crate::metric::{Metric, REQUESTS_MIN};
+use crate::overall::{Overall, Part, overall};
 use crate::report::Block;
 use crate::sample::Sample;
+use crate::tail::Tail;
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -23,6 +28,14 @@ pub const TICK_NS: u64 = 50_000_000;
 pub const SAMPLE_RATIO_ALPHA: f64 = 0.001;
 /// Pairs in a row that say nothing, after which there is no traffic.
 const EMPTY_PAIRS_MAX: u32 = 10;
+/// Level at which an arm is said not to serve.
+const SERVED_ALPHA: f64 = 0.005;
+/// An arm that served less than this part of the other's requests did not serve, in this pair.
+const SERVED_PART: u64 = 4;
+/// Pairs beyond which a decision for B is looked for at each tenth pair only.
+const PAIRS_EACH: usize = 300;
+/// B's overall figure must not be worse than A's by more than this, or the margin.
+pub const OVERALL_MARGIN: f64 = 0.1;
 
 /// What the caller is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +65,8 @@ pub enum Reason {
     Guard,
     /// A policy lost a turn or could not be started.
     PolicyFailed,
+    /// One arm served requests, and the other hardly any; `arm` is the other.
+    NotServed,
     /// Pairs of blocks say nothing: hardly any request, or no best-effort work.
     NoTraffic,
     /// An operator stopped it.
@@ -82,6 +97,44 @@ enum Phase {
     Measuring { until_ns: u64 },
 }
 
+/// What the finished pairs say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// B is better in the sequential test and not worse over all requests.
+    Better,
+    /// B is worse in the sequential test.
+    Worse,
+    /// B is better in the sequential test, and that is not enough yet.
+    BetterInMost,
+    /// Nothing is shown.
+    Open,
+}
+
+/// The bet on which arm does not serve. Under the null it is a fair coin whose block the one
+/// without requests was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Served {
+    /// Logarithms of the wealth of those who bet on A and on B not serving.
+    ln: [f64; 2],
+}
+
+impl Served {
+    /// A pair's numbers of requests that ended.
+    fn push(&mut self, a: u64, b: u64) {
+        if a.max(b) < REQUESTS_MIN || a.min(b) * SERVED_PART > a.max(b) {
+            return;
+        }
+        let failed = if a < b { Arm::A } else { Arm::B };
+        self.ln[failed.index()] += 1.95_f64.ln();
+        self.ln[failed.other().index()] += 0.05_f64.ln();
+    }
+
+    fn failed(&self) -> Option<Arm> {
+        let enough = |arm: &Arm| self.ln[arm.index()] >= (2.0 / SERVED_ALPHA).ln();
+        [Arm::A, Arm::B].into_iter().find(enough)
+    }
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Experiment {
@@ -94,13 +147,22 @@ pub struct Experiment {
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
-    /// The first block of the pair.
-    first: Option<(Arm, Sample)>,
+    /// Lengths of requests that began in this block's washout and ended after it.
+    late: Vec<u64>,
+    /// The first block of the pair, and how many requests began and ended in it.
+    first: Option<(Arm, Sample, u64)>,
+    /// Requests that began and ended in a block of each arm.
+    served_under: [u64; 2],
+    ledger: Ledger,
     blocks: Vec<Block>,
     differences: Vec<f64>,
     pairs_empty: u32,
     empty_in_a_row: u32,
     betting: Betting,
+    /// The same with the margin taken out: what decides.
+    decision: Betting,
+    judgement: Judgement,
+    served: Served,
     sample_ratio: Betting,
     window: Window,
     ended: Option<Ended>,
@@ -117,6 +179,12 @@ impl Experiment {
         let arm = assignment.next_arm();
         Ok(Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
+            ledger: Ledger::new(plan.washout_ns),
+            late: Vec::new(),
+            decision: Betting::new(),
+            judgement: Judgement::Open,
+            served: Served::default(),
+            served_under: [0; 2],
             plan,
             assignment,
             arm,
@@ -156,8 +224,8 @@ impl Experiment {
         self.faults = faults;
     }
 
-    /// The arm asked for is active. `sample` is what was recorded since the last cut; it
-    /// belongs to nobody.
+    /// The arm asked for is active. `sample` is what was recorded since the last cut; of that
+    /// only requests that began before count.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
         if self.ended.is_some() || self.phase != Phase::Between {
             return;
@@ -167,7 +235,10 @@ impl Experiment {
             let message = format!("a policy lost a turn while arm {} took over", self.arm);
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
+        self.look(now_ns, sample);
+        self.ledger.switch(self.arm, now_ns);
         self.measured.clear();
+        self.late.clear();
         self.phase = if self.plan.washout_ns > 0 {
             Phase::Washout { until_ns: now_ns + self.plan.washout_ns }
         } else {
@@ -190,9 +261,10 @@ impl Experiment {
             let message = format!("the policy of arm {} lost a turn", self.arm);
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
-        if self.arm == Arm::B
-            && let Some(breach) = self.window.add(sample)
-        {
+        self.look(now_ns, sample);
+        let (carried, open) = (self.ledger.ended_of_b(&sample.carried), self.ledger.open_of_b());
+        let b = (self.arm == Arm::B).then_some(sample);
+        if let Some(breach) = self.window.add(Heard { sample: b, carried: &carried, open: &open }) {
             return self.end(now_ns, Reason::Guard, breach);
         }
         match self.phase {
@@ -222,6 +294,13 @@ impl Experiment {
         }
     }
 
+    /// Whose fault the end was.
+    pub(crate) fn blame(&mut self, arm: Arm) {
+        if let Some(ended) = &mut self.ended {
+            ended.arm = Some(arm);
+        }
+    }
+
     fn end(&mut self, now_ns: u64, reason: Reason, message: String) {
         if self.ended.is_none() {
             let arm = (self.phase != Phase::Between).then_some(self.arm);
@@ -230,28 +309,81 @@ impl Experiment {
         }
     }
 
-    fn end_block(&mut self, now_ns: u64) {
-        let sample = std::mem::take(&mut self.measured);
-        self.blocks.push(Block {
-            arm: self.arm,
+    /// Requests that began before the last cut go where they belong.
+    fn look(&mut self, now_ns: u64, sample: &Sample) {
+        self.ledger.look(now_ns, sample);
+        let (blocks, between) = (self.blocks.len(), self.phase == Phase::Between);
+        for request in &sample.carried {
+            let Some(own) = self.ledger.block_at(request.began_ns) else { continue };
+            if own == blocks && !between {
+                self.late.push(request.ns);
+            } else if own + 1 == blocks
+                && let Some((_, first, _)) = &mut self.first
+            {
+                first.request(request.ns);
+            }
+        }
+    }
+
+    /// A block's figures. Requests of it that are under way count as their age.
+    fn block(&self, arm: Arm, number: usize, mut sample: Sample) -> (Block, Sample) {
+        let mut open = 0;
+        for ns in self.ledger.open_of(number) {
+            sample.request(ns);
+            open += 1;
+        }
+        let block = Block {
+            arm,
             began_s: sample.from_ns.saturating_sub(self.started_ns) as f64 / 1e9,
             measured_s: sample.span_ns() as f64 / 1e9,
             value: self.plan.metric.value(&sample, self.plan.slo_ns),
             requests: sample.requests(),
-            straddled: sample.straddled,
+            open,
             merged: sample.merged,
+            queue_known: sample.queue_known,
             hp_p50_ns: sample.quantile_ns(0.5),
             hp_p99_ns: sample.quantile_ns(0.99),
             be_launches: sample.launches,
             be_work_ns: sample.work_ns,
-        });
+        };
+        (block, sample)
+    }
+
+    fn end_block(&mut self, now_ns: u64) {
+        let mut sample = std::mem::take(&mut self.measured);
+        let number = self.blocks.len();
+        self.ledger.count(number, &sample);
+        let served = sample.requests();
+        self.served_under[self.arm.index()] += served;
+        self.late.drain(..).for_each(|ns| sample.request(ns));
         self.phase = Phase::Between;
         match self.first.take() {
-            None => self.first = Some((self.arm, sample)),
-            Some((first_arm, first)) => {
-                let (a, b) = if first_arm == Arm::A { (first, sample) } else { (sample, first) };
-                self.end_pair(now_ns, &a, &b);
+            None => {
+                let (block, _) = self.block(self.arm, number, sample.clone());
+                self.blocks.push(block);
+                self.first = Some((self.arm, sample, served));
             }
+            Some((first_arm, first, first_served)) => {
+                // What of the first block was under way then may have ended.
+                let (block, first) = self.block(first_arm, number - 1, first);
+                self.blocks[number - 1] = block;
+                let (block, second) = self.block(self.arm, number, sample);
+                self.blocks.push(block);
+                let pair = [(first, first_served), (second, served)];
+                let [a, b] = if first_arm == Arm::A {
+                    pair
+                } else {
+                    let [b, a] = pair;
+                    [a, b]
+                };
+                self.served.push(a.1, b.1);
+                self.end_pair(now_ns, &a.0, &b.0);
+            }
+        }
+        if self.arm == Arm::A && self.window.is_relative() {
+            let block_s = (self.plan.block_ns - self.plan.washout_ns) as f64 / 1e9;
+            let watched_s = self.plan.time_ns_max as f64 / 2e9;
+            self.window.refer(&self.ledger.ended_under(Arm::A), block_s, watched_s);
         }
         self.arm = self.assignment.next_arm();
     }
@@ -268,15 +400,30 @@ impl Experiment {
                 self.empty_in_a_row = 0;
                 self.differences.push(difference);
                 self.betting.push(difference);
+                self.decision.push(difference - self.shift());
             }
             None => {
                 self.pairs_empty += 1;
                 self.empty_in_a_row += 1;
             }
         }
+        let pairs = self.differences.len();
+        if pairs <= PAIRS_EACH || pairs.is_multiple_of(10) {
+            self.judgement = self.judge();
+        }
         let blocks = self.blocks.len();
         let elapsed_ns = now_ns.saturating_sub(self.started_ns);
-        if self.is_decided() && !self.plan.to_end {
+        if let Some(arm) = self.served.failed() {
+            let served = |arm: Arm| self.served_under[arm.index()];
+            let message = format!(
+                "{arm} served {} requests while {} served {}",
+                served(arm),
+                arm.other(),
+                served(arm.other())
+            );
+            self.end(now_ns, Reason::NotServed, message);
+            self.blame(arm);
+        } else if self.is_decided() && !self.plan.to_end {
             let message = format!("after {blocks} blocks");
             self.end(now_ns, Reason::Decided, message);
         } else if self.empty_in_a_row >= EMPTY_PAIRS_MAX {
@@ -291,10 +438,100 @@ impl Experiment {
         }
     }
 
-    /// Whether "no difference" is rejected, with enough blocks behind it.
+    /// The largest difference that is not "worse", on the logarithmic scale.
+    fn shift(&self) -> f64 {
+        let ln = self.plan.margin.ln_1p();
+        if self.plan.metric.lower_is_better() { ln } else { -ln }
+    }
+
+    fn judge(&self) -> Judgement {
+        let pairs = self.differences.len();
+        if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
+            return Judgement::Open;
+        }
+        let lower_is_better = self.plan.metric.lower_is_better();
+        let is_lower = !self.decision.is_higher();
+        if is_lower != lower_is_better {
+            return Judgement::Worse;
+        }
+        let of_requests = self.plan.metric != Metric::BeThroughput;
+        if of_requests && 2 * pairs < self.plan.blocks_min_better as usize {
+            return Judgement::BetterInMost;
+        }
+        // B's lower times under a load that it did not serve say little.
+        let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
+        match self.overall() {
+            Some(overall) if !lost && self.is_overall_well(&overall) => Judgement::Better,
+            _ => Judgement::BetterInMost,
+        }
+    }
+
+    /// Whether B's overall figure is not worse, by the margin, and surely not much worse.
+    fn is_overall_well(&self, overall: &Overall) -> bool {
+        let (margin, most) = (self.plan.margin, self.plan.margin.max(OVERALL_MARGIN));
+        if self.plan.metric.lower_is_better() {
+            overall.ln_ratio <= margin.ln_1p()
+                && overall.bounds.high.is_some_and(|high| high < most.ln_1p())
+        } else {
+            overall.ln_ratio >= -margin.ln_1p()
+                && overall.bounds.low.is_some_and(|low| low > -most.ln_1p())
+        }
+    }
+
+    /// Whether B served fewer requests than A.
+    pub fn serves_less(&self) -> bool {
+        let per_s = |arm| {
+            let blocks = || self.blocks.iter().filter(move |b| b.arm == arm);
+            let seconds: f64 = blocks().map(|b| b.measured_s).sum();
+            blocks().map(|b| b.requests).sum::<u64>() as f64 / seconds.max(1e-9)
+        };
+        per_s(Arm::B) < per_s(Arm::A)
+    }
+
+    /// Both arms' figures over all of their finished pairs.
+    pub fn overall(&self) -> Option<Overall> {
+        overall(&self.parts(self.plan.metric), self.plan.alpha, self.plan.seed)
+    }
+
+    /// Each finished pair's parts, A's first. B's requests include what it took over from A.
+    pub fn parts(&self, metric: Metric) -> Vec<(Part, Part)> {
+        let slo_ns = self.plan.slo_ns.unwrap_or(u64::MAX);
+        let part = |block: &Block, (arm, own, inherited): (Arm, Tail, Tail)| {
+            let mut tail = own;
+            if arm == Arm::B {
+                tail.extend(&inherited);
+            }
+            match metric {
+                Metric::HpP99 => Part::Requests(tail),
+                Metric::BeThroughput => Part::Sums(block.be_work_ns as f64, block.measured_s),
+                Metric::SloAttainment => {
+                    let requests = tail.requests() as f64;
+                    Part::Sums(requests - tail.over(slo_ns) as f64, requests)
+                }
+            }
+        };
+        let mut parts =
+            self.blocks.iter().zip(self.ledger.tails()).map(|(b, t)| (b.arm, part(b, t)));
+        let mut pairs = Vec::with_capacity(self.blocks.len() / 2);
+        while let (Some((arm, first)), Some((_, second))) = (parts.next(), parts.next()) {
+            pairs.push(if arm == Arm::A { (first, second) } else { (second, first) });
+        }
+        pairs
+    }
+
+    /// What the finished pairs say.
+    pub fn judgement(&self) -> Judgement {
+        self.judgement
+    }
+
+    /// Whether nothing more is to be found out.
     pub fn is_decided(&self) -> bool {
-        self.betting.rejects(self.plan.alpha)
-            && 2 * self.differences.len() >= self.plan.blocks_min as usize
+        matches!(self.judgement, Judgement::Better | Judgement::Worse)
+    }
+
+    /// The evidence against "as good as the margin allows": what decides.
+    pub fn decision(&self) -> &Betting {
+        &self.decision
     }
 
     pub fn plan(&self) -> &Plan {

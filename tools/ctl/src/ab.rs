@@ -5,16 +5,19 @@ mod plot;
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tally_ab::combine::combine;
+use tally_ab::design::{BLOCK_NS_MIN, State};
 use tally_ab::guard::Guard;
-use tally_ab::report::Outcome;
 use tally_ab::units::{parse_ns, time};
-use tally_ab::{Metric, Plan, Report};
+use tally_ab::verdict::ratio_in_words;
+use tally_ab::{Metric, Plan, Report, Verdict};
+use tally_admin::ab::AbStatus;
 use tally_admin::{Request, Source};
 
 #[derive(Debug, Subcommand)]
@@ -44,7 +47,7 @@ pub enum AbCommand {
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// As JSON (schema 1), for programs and to be kept.
+        /// As JSON (schema 2), for programs and to be kept.
         #[arg(long)]
         json: bool,
         /// Also draw it: blocks over time, and the effect with its interval.
@@ -60,8 +63,8 @@ fn probability(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
 }
 
-/// With `--wait`: decided for A.
-const EXIT_NOT_BETTER: u8 = 3;
+/// With `--wait`: keep A.
+const EXIT_KEEP_A: u8 = 3;
 /// With `--wait`: not decided.
 const EXIT_UNDECIDED: u8 = 4;
 /// With `--wait`: B was withdrawn.
@@ -71,11 +74,11 @@ const EXIT_INVALID: u8 = 6;
 
 const START_AFTER_HELP: &str = "\
 Exit codes with --wait, besides those of `tallyctl --help`:
-  0  decided: B is better
-  3  decided: B is worse
-  4  undecided: no difference is shown
-  5  a guard withdrew B
-  6  invalid: a policy failed, there was no traffic, the core ended the test, or the arms served different loads";
+  0  promote B
+  3  keep A: B is worse, is not shown to be as good over all requests, or failed
+  4  undecided: more time may tell
+  5  withdrawn: B breached a guard
+  6  invalid: there was no traffic, A failed, the core ended the test, or the arms served different loads";
 
 #[derive(Debug, Args)]
 pub struct StartArgs {
@@ -91,7 +94,7 @@ pub struct StartArgs {
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
     /// Length of a block; each has one active policy.
-    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "1s")]
     block: u64,
     /// The part at the start of each block that does not count.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "100ms")]
@@ -99,13 +102,22 @@ pub struct StartArgs {
     /// End at the latest after this.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "10m")]
     max_time: u64,
-    /// A limit that B must keep, as in 'hp_p99<8ms', 'slo_attainment>95%' or
+    /// A limit that B must keep, as in 'hp_p99<8ms', 'hp_p99<1.2*A', 'slo_attainment>95%' or
     /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
-    /// Guards look at the last so much time under B.
-    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
-    guard_window: u64,
+    /// Guards look at the last so much time under B; at most, and by default, the measured part of
+    /// a block.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    guard_window: Option<u64>,
+    /// What both arms know when a block begins: frozen (what the active policy knew when the test
+    /// began) or carry (what each arm knew at the end of its last block: compares also what they
+    /// happen to learn).
+    #[arg(long, value_name = "STATE", default_value = "frozen")]
+    state: State,
+    /// Prefer B although it is worse, by at most this share: 0.05 are 5 %.
+    #[arg(long, value_name = "SHARE", value_parser = probability, default_value = "0")]
+    margin: f64,
     /// A request within this time attains the objective.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     slo: Option<u64>,
@@ -118,6 +130,10 @@ pub struct StartArgs {
     /// Decide nothing before so many blocks.
     #[arg(long, value_name = "N", default_value_t = 20)]
     min_blocks: u32,
+    /// On a metric of requests, promote B only after so many blocks: 240 show a state that makes
+    /// 5 % of B's blocks slow in 99.8 % of tests.
+    #[arg(long, value_name = "N", default_value_t = 240)]
+    min_blocks_better: u32,
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
     to_end: bool,
@@ -163,10 +179,15 @@ impl StartArgs {
             slo_ns: self.slo,
             alpha: self.alpha,
             blocks_min: self.min_blocks,
+            blocks_min_better: self.min_blocks_better,
+            margin: self.margin,
+            state: self.state,
             seed,
             to_end: self.to_end,
             guards: self.guards.clone(),
-            guard_window_ns: self.guard_window,
+            guard_window_ns: self
+                .guard_window
+                .unwrap_or_else(|| self.block.saturating_sub(self.washout).max(BLOCK_NS_MIN)),
         };
         plan.check().map_err(|e| CtlError::Usage(e.to_string()))?;
         Ok(plan)
@@ -186,23 +207,24 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
         AbCommand::Status { json, watch } => {
             let mut core = Core::connect(socket)?;
             loop {
-                let status = core.ask(&Request::AbStatus {})?;
+                let answer = core.ask(&Request::AbStatus {})?;
+                let status: Option<AbStatus> = typed(answer.clone())?;
                 if json && watch {
-                    writeln!(out, "{status}")?;
+                    writeln!(out, "{answer}")?;
                 } else if json {
-                    writeln!(out, "{status:#}")?;
+                    writeln!(out, "{answer:#}")?;
                 } else {
-                    write_status(&mut out, &status)?;
+                    write_status(&mut out, status.as_ref())?;
                 }
                 out.flush()?;
-                if !watch || status["running"] != true {
+                if !watch || status.is_none_or(|status| !status.running) {
                     break;
                 }
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
         AbCommand::Stop => {
-            let report = read(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
+            let report: Report = typed(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
             write!(out, "{}", report.text())?;
         }
         AbCommand::Combine { reports, json } => {
@@ -219,7 +241,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
         }
         AbCommand::Report { json, svg, dark } => {
             let answer = Core::connect(socket)?.ask(&Request::AbReport {})?;
-            let report = read(answer.clone())?;
+            let report: Report = typed(answer.clone())?;
             if let Some(file) = svg {
                 crate::picture::write(&file, &plot::figure(&report), dark)?;
             }
@@ -234,7 +256,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(answer: Value) -> Result<Report, CtlError> {
+fn typed<T: DeserializeOwned>(answer: Value) -> Result<T, CtlError> {
     serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
 }
 
@@ -274,13 +296,12 @@ fn start(
         plan: plan.clone(),
         replace_active: args.replace_active,
     };
-    let begun = core.ask_about(&request, &files)?;
-    let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
+    let begun: AbStatus = typed(core.ask_about(&request, &files)?)?;
     writeln!(
         out,
         "{} (A) against {} (B) on {}, for at most {}; `tallyctl ab status` shows how far it is",
-        name("a"),
-        name("b"),
+        begun.a,
+        begun.b,
         plan.metric,
         time(plan.time_ns_max as f64)
     )?;
@@ -288,62 +309,80 @@ fn start(
     if !args.wait {
         return Ok(ExitCode::SUCCESS);
     }
-    while core.ask(&Request::AbStatus {})?["running"] == true {
+    while typed::<AbStatus>(core.ask(&Request::AbStatus {})?)?.running {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let report = read(core.ask(&Request::AbReport {})?)?;
+    let report: Report = typed(core.ask(&Request::AbReport {})?)?;
     write!(out, "\n{}", report.text())?;
-    Ok(exit_code(report.outcome()))
+    Ok(exit_code(report.verdict))
 }
 
-fn exit_code(outcome: Outcome) -> ExitCode {
-    match outcome {
-        Outcome::BBetter => ExitCode::SUCCESS,
-        Outcome::BWorse => EXIT_NOT_BETTER.into(),
-        Outcome::Undecided => EXIT_UNDECIDED.into(),
-        Outcome::Guard => EXIT_GUARD.into(),
-        Outcome::Invalid => EXIT_INVALID.into(),
+fn exit_code(verdict: Verdict) -> ExitCode {
+    match verdict {
+        Verdict::PromoteB => ExitCode::SUCCESS,
+        Verdict::KeepA => EXIT_KEEP_A.into(),
+        Verdict::Undecided => EXIT_UNDECIDED.into(),
+        Verdict::Withdrawn => EXIT_GUARD.into(),
+        Verdict::Invalid => EXIT_INVALID.into(),
     }
 }
 
 /// Of `status` too: a line or two on the experiment.
-pub fn write_status(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
-    if status.is_null() {
+pub fn write_status(out: &mut impl Write, status: Option<&AbStatus>) -> std::io::Result<()> {
+    let Some(s) = status else {
         return writeln!(out, "no A/B test since this core started");
-    }
-    let text = |key: &str| status[key].as_str().unwrap_or("?").to_owned();
-    let number = |key: &str| status[key].as_f64().unwrap_or(0.0);
-    let state = match status["running"] == true {
-        true => format!("running, arm {}", text("arm")),
-        false => format!("ended ({})", text("ended")),
+    };
+    let state = match (s.running, s.arm, s.ended) {
+        (true, Some(arm), _) => format!("running, arm {arm}"),
+        (true, None, _) => "ending".into(),
+        (false, ..) => format!("ended: {}", s.verdict.as_str()),
     };
     writeln!(
         out,
         "A/B test {state}: {} (A) against {} (B) on {}, {} blocks in {} of {}",
-        text("a"),
-        text("b"),
-        text("metric"),
-        status["blocks"],
-        time(number("elapsed_s") * 1e9),
-        time(number("time_s_max") * 1e9)
+        s.a,
+        s.b,
+        s.metric,
+        s.blocks,
+        time(s.elapsed_s * 1e9),
+        time(s.time_s_max * 1e9)
     )?;
-    let effect = match status["pairs"].as_u64() {
-        Some(1..) => format!("B {} so far; ", Report::effect_in_words(number("ratio"))),
-        _ => String::new(),
+    let effect = match s.pairs {
+        0 => String::new(),
+        _ => format!("B {} so far; ", ratio_in_words(s.ratio)),
     };
-    let (e, needed) = (number("e_value"), number("e_value_needed"));
-    writeln!(out, "  {effect}evidence {e:.1} of {needed:.0}")?;
-    match text("message").as_str() {
-        "" | "?" => Ok(()),
-        message => writeln!(out, "  {message}"),
-    }
+    writeln!(out, "  {effect}evidence {:.1} of {:.0}", s.e_value, s.e_value_needed)?;
+    writeln!(out, "  {}: {}", s.verdict.as_str(), s.why)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
+
+    /// A test under way.
+    pub(crate) fn running() -> AbStatus {
+        AbStatus {
+            running: true,
+            metric: Metric::HpP99,
+            a: "a".into(),
+            b: "b".into(),
+            arm: None,
+            in_washout: false,
+            blocks: 4,
+            pairs: 2,
+            elapsed_s: 4.5,
+            time_s_max: 600.0,
+            ratio: 1.5,
+            e_value: 2.0,
+            e_value_needed: 20.0,
+            ended: None,
+            message: String::new(),
+            verdict: Verdict::Undecided,
+            why: "no difference on hp_p99 is shown".into(),
+        }
+    }
 
     fn args(more: &[&str]) -> Result<StartArgs, clap::Error> {
         let first = ["tallyctl", "ab", "start", "a.wasm", "b.wasm"];
@@ -377,6 +416,7 @@ mod tests {
         .plan()
         .unwrap();
         assert_eq!((plan.block_ns, plan.washout_ns), (500_000_000, 50_000_000));
+        assert_eq!((plan.guard_window_ns, plan.state), (450_000_000, State::Frozen));
         assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
         assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
     }
@@ -421,7 +461,12 @@ mod tests {
         refused(&["--metric", "p99"], "hp_p99, be_throughput");
         refused(&["--metric", "hp_p99", "--guard", "hp_p99>8ms"], "hp_p99<8ms");
         refused(&["--metric", "hp_p99", "--block", "2"], "ns, us, ms");
-        let plan = args(&["--metric", "slo_attainment"]).unwrap().plan();
-        assert!(plan.unwrap_err().to_string().contains("--slo"));
+        let refused = |more: &[&str], words: &str| {
+            let error = args(more).unwrap().plan().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(&["--metric", "slo_attainment"], "--slo");
+        let guard = ["--metric", "hp_p99", "--guard", "hp_p99<1.2*A", "--guard-window", "1s"];
+        refused(&guard, "a block can fill");
     }
 }

@@ -6,12 +6,12 @@ use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
-use super::measure::Meter;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_ab::meter::Meter;
 use tally_contract::limits::{
     PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX,
     PASS_SUBMISSIONS_MAX,
@@ -129,8 +129,6 @@ impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
-        let mut meter = Meter::default();
-        meter.cut(&link.region.activity);
         DispatchClient {
             next_ticket: link.first_ticket,
             kernels: KernelCache::new(link.kernels.clone()),
@@ -139,7 +137,7 @@ impl DispatchClient {
             sleeps_on: false,
             woken_in: 0,
             oddities: Oddities::default(),
-            meter,
+            meter: Meter::default(),
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
