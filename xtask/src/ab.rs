@@ -15,8 +15,10 @@ const RATIOS: [f64; 3] = [1.05, 1.1, 1.2];
 const TRAPS: u64 = 100;
 /// Tests of each power.
 const TIMES: usize = 40;
-/// What a B that is worse by 10 % of p99 at 50 requests a second takes in 80 % of tests on one GPU.
+/// What 10 % of p99, to either side, takes at 50 requests a second in 80 % of tests on one GPU, and
+/// on eight.
 const MINUTES_MAX: f64 = 12.0;
+const MINUTES_MAX_EIGHT: f64 = 1.0;
 
 /// Do all of it on two threads, in order.
 fn both<I: Send, O: Send>(items: Vec<I>, work: impl Fn(I) -> O + Sync) -> Vec<O> {
@@ -42,7 +44,7 @@ fn both<I: Send, O: Send>(items: Vec<I>, work: impl Fn(I) -> O + Sync) -> Vec<O>
 /// Whole services, with the state that policies learn frozen; and, for comparison, carried.
 fn services(experiments: u32) -> (Vec<Row>, Vec<String>) {
     let mut all = Vec::new();
-    for metric in [Metric::HpP99, Metric::BeThroughput] {
+    for metric in Metric::ALL {
         all.extend(Model::ALL.map(|model| (model, metric, State::Frozen)));
     }
     let carried = [Model::ColdStart, Model::LuckStays, Model::KnowledgeWanders];
@@ -91,16 +93,17 @@ fn power() -> (Value, Vec<String>) {
     let rows = both(cases, |(gpus, metric, ratio)| {
         let row = match gpus {
             1 => models::times(metric, ratio, TIMES, 1),
-            _ => models::times_pooled(gpus, metric, ratio, TIMES / 4, 1),
+            _ => models::times_pooled(gpus, metric, ratio, TIMES / 2, 1),
         };
         eprintln!("{row:?}");
         row
     });
     let mut failures = Vec::new();
-    let alone = |row: &&models::Times| row.gpus == 1 && row.metric == Metric::HpP99;
-    for row in rows.iter().filter(alone).filter(|row| row.ratio == 1.1) {
-        if row.of_80_percent_min.is_none_or(|minutes| minutes > MINUTES_MAX) {
-            failures.push(format!("{row:?}: expected at most {MINUTES_MAX} minutes"));
+    let tenth = |row: &&models::Times| [1.0 / 1.1, 1.1].contains(&row.ratio);
+    for row in rows.iter().filter(|row| row.metric == Metric::HpP99).filter(tenth) {
+        let most = if row.gpus == 1 { MINUTES_MAX } else { MINUTES_MAX_EIGHT };
+        if row.of_80_percent_min.is_none_or(|minutes| minutes > most) {
+            failures.push(format!("{row:?}: expected at most {most} minutes"));
         }
     }
     (json!(rows), failures)

@@ -6,8 +6,7 @@
 //! test, and as powerful as one test of that many pairs.
 
 use crate::betting::Betting;
-use crate::design::Arm;
-use crate::experiment::OVERALL_MARGIN;
+use crate::experiment::{OVERALL_MARGIN, SLOW_BLOCKS_SD};
 use crate::interval::{Bounds, confidence, estimate};
 use crate::metric::Metric;
 use crate::report::{Effect, Report};
@@ -59,23 +58,8 @@ pub enum CombineError {
     Seed(usize, usize),
 }
 
-/// The logarithmic differences, as the test had them.
-fn differences(report: &Report) -> Vec<f64> {
-    let pairs = report.blocks.chunks_exact(2).filter(|p| p[0].arm != p[1].arm);
-    pairs
-        .filter(|p| {
-            report.plan.metric != Metric::BeThroughput || p[0].be_launches + p[1].be_launches > 0
-        })
-        .filter_map(|p| {
-            let (a, b) = if p[0].arm == Arm::A { (&p[0], &p[1]) } else { (&p[1], &p[0]) };
-            let difference = b.value?.ln() - a.value?.ln();
-            difference.is_finite().then_some(difference)
-        })
-        .collect()
-}
-
 /// All pairs, the first of each test first.
-pub(crate) fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
+fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
     let longest = each.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest).flat_map(|at| each.iter().filter_map(move |d| d.get(at).copied())).collect()
 }
@@ -127,7 +111,9 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
             return Err(CombineError::Seed(other + 1, number));
         }
     }
-    let each: Vec<Vec<f64>> = reports.iter().map(differences).collect();
+    let finite =
+        |report: &Report| report.differences.iter().copied().filter(|d| d.is_finite()).collect();
+    let each: Vec<Vec<f64>> = reports.iter().map(finite).collect();
     let all = pooled(&each);
     let alpha = reports.iter().map(|r| r.plan.alpha).fold(f64::INFINITY, f64::min);
     let mut betting = Betting::new();
@@ -149,6 +135,13 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
         overall: overall.map(|(ln, bounds)| Effect::new(ln, bounds)),
         effect,
     })
+}
+
+/// As for one test.
+fn is_rarely_slow(reports: &[Report]) -> bool {
+    let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>() as f64;
+    let (a, b) = (sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow));
+    b > a + SLOW_BLOCKS_SD * a.sqrt()
 }
 
 fn conclude(
@@ -175,15 +168,22 @@ fn conclude(
             );
             (Verdict::Undecided, why)
         }
+        (true, true) if is_rarely_slow(reports) => {
+            let why = "B is better in most blocks, but more of its blocks than of A's were slow";
+            (Verdict::Undecided, why.into())
+        }
         (true, true) => match overall {
             Some((ln, bounds)) => {
                 let worst = if sign > 0.0 { bounds.high } else { bounds.low };
                 let well = worst.is_some_and(|worst| sign * worst < OVERALL_MARGIN.ln_1p());
-                if sign * ln <= 0.0 && well {
-                    (Verdict::PromoteB, format!("B is better on {metric}, over all requests too"))
+                let why = format!("B is better on {metric}, block by block");
+                let best = if sign > 0.0 { bounds.low } else { bounds.high };
+                if best.is_some_and(|best| sign * best > 0.0) {
+                    (Verdict::KeepA, format!("{why}, but worse over all requests"))
+                } else if sign * ln <= 0.0 && well {
+                    (Verdict::PromoteB, format!("{why} and over all requests"))
                 } else {
-                    let why = "B is better in most blocks, but not shown to be over all requests";
-                    (Verdict::KeepA, why.into())
+                    (Verdict::Undecided, format!("{why}; not sure enough over all requests"))
                 }
             }
             None => {

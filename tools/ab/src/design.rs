@@ -50,9 +50,12 @@ impl std::fmt::Display for Arm {
 pub struct Plan {
     /// What is compared.
     pub metric: Metric,
-    /// Length of a block, its washout included.
+    /// Greatest length of a block, its washout included.
     pub block_ns: u64,
-    /// The part at a block's start that does not count.
+    /// Blocks get as short as this where requests suffice; see [`crate::pace`].
+    pub block_ns_min: u64,
+    /// The part at the start of a block of the greatest length that does not count. Shorter blocks
+    /// have as large a part.
     pub washout_ns: u64,
     /// The experiment ends before it takes longer than this.
     pub time_ns_max: u64,
@@ -73,6 +76,12 @@ pub struct Plan {
     /// What the arms know when a block begins.
     #[serde(default)]
     pub state: State,
+    /// B's share of the time at first. It doubles each 20 pairs until it is a half.
+    #[serde(default = "half")]
+    pub exposure: f64,
+    /// If the verdict is *promote B*, B stays active.
+    #[serde(default)]
+    pub promote: bool,
     /// Seed of the order of blocks.
     pub seed: u64,
     /// Go on to the end although it is decided: narrows the interval.
@@ -85,9 +94,13 @@ pub struct Plan {
     pub guard_window_ns: u64,
 }
 
-/// 0.95^120 is 0.2 %: the chance that 120 blocks of B show no slow one if 5 % are slow.
+/// If 5 % of B's blocks are slow, 240 of B show at most 3 slow ones with a chance of 0.2 %.
 fn blocks_min_better() -> u32 {
-    240
+    480
+}
+
+fn half() -> f64 {
+    0.5
 }
 
 /// What the arms know when a block begins.
@@ -183,6 +196,11 @@ pub enum PlanError {
     GuardWindowBlock(u64, u64),
     #[error("a margin of {0}: expected 0 to 0.5")]
     Margin(f64),
+    #[error("an exposure of {:.1} %: expected 1 % to 50 %", .0 * 100.0)]
+    Exposure(f64),
+    /// The least length of a block is above the greatest, or too short.
+    #[error("a shortest block of {}: expected {} to {}, the length of a block", time(*.0 as f64), time(BLOCK_NS_MIN as f64), time(*.1 as f64))]
+    BlockMin(u64, u64),
 }
 
 impl Plan {
@@ -191,6 +209,7 @@ impl Plan {
         Plan {
             metric,
             block_ns: 1_000_000_000,
+            block_ns_min: 250_000_000,
             washout_ns: 100_000_000,
             time_ns_max: 600_000_000_000,
             slo_ns: None,
@@ -199,6 +218,8 @@ impl Plan {
             blocks_min_better: blocks_min_better(),
             margin: 0.0,
             state: State::Frozen,
+            exposure: half(),
+            promote: false,
             seed: 1,
             to_end: false,
             guards: Vec::new(),
@@ -213,6 +234,9 @@ impl Plan {
     pub fn check(&self) -> Result<(), PlanError> {
         if self.block_ns < BLOCK_NS_MIN {
             return Err(PlanError::Block(self.block_ns));
+        }
+        if !(BLOCK_NS_MIN..=self.block_ns).contains(&self.block_ns_min) {
+            return Err(PlanError::BlockMin(self.block_ns_min, self.block_ns));
         }
         if self.washout_ns > self.block_ns / 4 * 3 {
             return Err(PlanError::Washout(self.washout_ns, self.block_ns));
@@ -251,6 +275,9 @@ impl Plan {
         }
         if !(0.0..=0.5).contains(&self.margin) {
             return Err(PlanError::Margin(self.margin));
+        }
+        if !(0.01..=0.5).contains(&self.exposure) {
+            return Err(PlanError::Exposure(self.exposure));
         }
         Ok(())
     }
@@ -335,6 +362,8 @@ mod tests {
             (bad(|p| p.slo_ns = Some(0)), "objective"),
             (bad(|p| p.guard_window_ns = 0), "guard window"),
             (bad(|p| p.margin = f64::NAN), "margin"),
+            (bad(|p| p.exposure = 0.9), "exposure of 90.0 %"),
+            (bad(|p| p.block_ns_min = 2 * p.block_ns), "shortest block of 2 s"),
             (
                 bad(|p| {
                     p.guards = vec!["hp_p99<8ms".parse().unwrap()];

@@ -3,6 +3,7 @@
 //! ```text
 //! Between --Switch(arm)--> switched --> Washout --Take(cut)--> Measuring --Take(cut)--> Between
 //!                                          \____________Take, every TICK____________/
+//! Between (after a pair, with less exposure) --Switch(A)--> Resting --Take(cut)--> Between
 //! any --(decided, out of time, guard, fault, no traffic, stop)--> Ended
 //! ```
 //!
@@ -10,16 +11,20 @@
 //! in it, and belong where they began ([`crate::ledger`]). Takes in between only look, so that a
 //! guard's breach is seen within a tick.
 
+mod judge;
+
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
 use crate::guard::{Heard, Window};
 use crate::interval;
 use crate::ledger::Ledger;
-use crate::metric::{Metric, REQUESTS_MIN};
-use crate::overall::{Overall, Part, overall};
+use crate::load::Adjuster;
+use crate::metric::Metric;
+use crate::pace::Pace;
 use crate::report::Block;
 use crate::sample::Sample;
-use crate::tail::Tail;
+use judge::Served;
+pub use judge::{Judgement, OVERALL_MARGIN, SLOW_BLOCKS_SD};
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -28,14 +33,9 @@ pub const TICK_NS: u64 = 50_000_000;
 pub const SAMPLE_RATIO_ALPHA: f64 = 0.001;
 /// Pairs in a row that say nothing, after which there is no traffic.
 const EMPTY_PAIRS_MAX: u32 = 10;
-/// Level at which an arm is said not to serve.
-const SERVED_ALPHA: f64 = 0.005;
-/// An arm that served less than this part of the other's requests did not serve, in this pair.
-const SERVED_PART: u64 = 4;
-/// Pairs beyond which a decision for B is looked for at each tenth pair only.
-const PAIRS_EACH: usize = 300;
-/// B's overall figure must not be worse than A's by more than this, or the margin.
-pub const OVERALL_MARGIN: f64 = 0.1;
+/// Pairs beyond which a decision for B is looked for at each fifth pair only.
+const PAIRS_EACH: usize = 60;
+const PAIRS_APART: usize = 5;
 
 /// What the caller is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,8 @@ pub enum Reason {
     Decided,
     /// Out of time.
     MaxTime,
+    /// A difference of 10 % would take much longer than there was time.
+    Futile,
     /// B did not keep a guard's limit.
     Guard,
     /// A policy lost a turn or could not be started.
@@ -93,46 +95,16 @@ pub struct Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Between,
-    Washout { until_ns: u64 },
-    Measuring { until_ns: u64 },
-}
-
-/// What the finished pairs say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judgement {
-    /// B is better in the sequential test and not worse over all requests.
-    Better,
-    /// B is worse in the sequential test.
-    Worse,
-    /// B is better in the sequential test, and that is not enough yet.
-    BetterInMost,
-    /// Nothing is shown.
-    Open,
-}
-
-/// The bet on which arm does not serve. Under the null it is a fair coin whose block the one
-/// without requests was.
-#[derive(Clone, Copy, Debug, Default)]
-struct Served {
-    /// Logarithms of the wealth of those who bet on A and on B not serving.
-    ln: [f64; 2],
-}
-
-impl Served {
-    /// A pair's numbers of requests that ended.
-    fn push(&mut self, a: u64, b: u64) {
-        if a.max(b) < REQUESTS_MIN || a.min(b) * SERVED_PART > a.max(b) {
-            return;
-        }
-        let failed = if a < b { Arm::A } else { Arm::B };
-        self.ln[failed.index()] += 1.95_f64.ln();
-        self.ln[failed.other().index()] += 0.05_f64.ln();
-    }
-
-    fn failed(&self) -> Option<Arm> {
-        let enough = |arm: &Arm| self.ln[arm.index()] >= (2.0 / SERVED_ALPHA).ln();
-        [Arm::A, Arm::B].into_iter().find(enough)
-    }
+    Washout {
+        until_ns: u64,
+    },
+    Measuring {
+        until_ns: u64,
+    },
+    /// A serves and nothing counts.
+    Resting {
+        until_ns: u64,
+    },
 }
 
 /// See the module's documentation.
@@ -142,6 +114,9 @@ pub struct Experiment {
     assignment: Assignment,
     arm: Arm,
     phase: Phase,
+    pace: Pace,
+    /// How long A is to serve before the next pair, ns.
+    rest_ns: u64,
     started_ns: u64,
     looked_ns: u64,
     /// Turns that policies had lost before it began.
@@ -155,6 +130,8 @@ pub struct Experiment {
     served_under: [u64; 2],
     ledger: Ledger,
     blocks: Vec<Block>,
+    adjuster: Adjuster,
+    /// What load does not explain of them.
     differences: Vec<f64>,
     pairs_empty: u32,
     empty_in_a_row: u32,
@@ -179,7 +156,10 @@ impl Experiment {
         let arm = assignment.next_arm();
         Ok(Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
-            ledger: Ledger::new(plan.washout_ns),
+            ledger: Ledger::default(),
+            pace: Pace::new(&plan),
+            rest_ns: 0,
+            adjuster: Adjuster::default(),
             late: Vec::new(),
             decision: Betting::new(),
             judgement: Judgement::Open,
@@ -209,14 +189,21 @@ impl Experiment {
         if self.ended.is_some() {
             return Action::End;
         }
-        let until_ns = match self.phase {
-            Phase::Between => return Action::Switch(self.arm),
-            Phase::Washout { until_ns } | Phase::Measuring { until_ns } => until_ns,
-        };
+        let Some(until_ns) = self.cut_at_ns() else { return Action::Switch(self.arm()) };
         let tick_ns = self.looked_ns.saturating_add(TICK_NS);
         // No tick right before a cut.
         let cut = tick_ns.saturating_add(TICK_NS / 2) >= until_ns;
         Action::Take { at_ns: if cut { until_ns } else { tick_ns }, cut }
+    }
+
+    /// When the present stretch ends; `None` between two.
+    pub fn cut_at_ns(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Between => None,
+            Phase::Washout { until_ns }
+            | Phase::Measuring { until_ns }
+            | Phase::Resting { until_ns } => Some(until_ns),
+        }
     }
 
     /// Before the first block: turns that policies lost earlier are not the arms'.
@@ -232,18 +219,30 @@ impl Experiment {
         }
         self.looked_ns = now_ns;
         if sample.faults > self.faults {
-            let message = format!("a policy lost a turn while arm {} took over", self.arm);
+            let message = format!("a policy lost a turn while arm {} took over", self.arm());
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
         self.look(now_ns, sample);
-        self.ledger.switch(self.arm, now_ns);
+        if self.rest_ns > 0 {
+            return self.rest(now_ns);
+        }
+        let (block_ns, washout_ns) = (self.pace.block_ns(), self.pace.washout_ns());
+        self.ledger.switch(self.arm, now_ns, washout_ns);
+        self.window.block_is(block_ns - washout_ns);
         self.measured.clear();
         self.late.clear();
-        self.phase = if self.plan.washout_ns > 0 {
-            Phase::Washout { until_ns: now_ns + self.plan.washout_ns }
+        self.phase = if washout_ns > 0 {
+            Phase::Washout { until_ns: now_ns + washout_ns }
         } else {
-            Phase::Measuring { until_ns: now_ns + self.plan.block_ns }
+            Phase::Measuring { until_ns: now_ns + block_ns }
         };
+    }
+
+    /// A serves between two pairs.
+    fn rest(&mut self, now_ns: u64) {
+        self.ledger.rest(now_ns);
+        let until_ns = now_ns + std::mem::take(&mut self.rest_ns);
+        self.phase = Phase::Resting { until_ns };
     }
 
     /// The arm asked for could not be put active.
@@ -258,19 +257,18 @@ impl Experiment {
         }
         self.looked_ns = now_ns;
         if sample.faults > self.faults {
-            let message = format!("the policy of arm {} lost a turn", self.arm);
+            let message = format!("the policy of arm {} lost a turn", self.arm());
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
         self.look(now_ns, sample);
         let (carried, open) = (self.ledger.ended_of_b(&sample.carried), self.ledger.open_of_b());
-        let b = (self.arm == Arm::B).then_some(sample);
+        let b = (self.arm() == Arm::B).then_some(sample);
         if let Some(breach) = self.window.add(Heard { sample: b, carried: &carried, open: &open }) {
             return self.end(now_ns, Reason::Guard, breach);
         }
         match self.phase {
             Phase::Washout { .. } if cut => {
-                let rest_ns = self.plan.block_ns - self.plan.washout_ns;
-                self.phase = Phase::Measuring { until_ns: now_ns + rest_ns };
+                self.phase = Phase::Measuring { until_ns: now_ns + self.pace.measured_ns() };
             }
             Phase::Measuring { .. } => {
                 self.measured.extend(sample);
@@ -278,7 +276,8 @@ impl Experiment {
                     self.end_block(now_ns);
                 }
             }
-            Phase::Washout { .. } | Phase::Between => {}
+            Phase::Resting { .. } if cut => self.phase = Phase::Between,
+            Phase::Washout { .. } | Phase::Resting { .. } | Phase::Between => {}
         }
     }
 
@@ -303,7 +302,7 @@ impl Experiment {
 
     fn end(&mut self, now_ns: u64, reason: Reason, message: String) {
         if self.ended.is_none() {
-            let arm = (self.phase != Phase::Between).then_some(self.arm);
+            let arm = (self.phase != Phase::Between).then_some(self.arm());
             let after_ns = now_ns.saturating_sub(self.started_ns);
             self.ended = Some(Ended { reason, arm, message, after_ns });
         }
@@ -381,11 +380,18 @@ impl Experiment {
             }
         }
         if self.arm == Arm::A && self.window.is_relative() {
-            let block_s = (self.plan.block_ns - self.plan.washout_ns) as f64 / 1e9;
+            let of_a = || self.blocks.iter().filter(|block| block.arm == Arm::A);
+            let seconds: f64 = of_a().map(|block| block.measured_s).sum();
+            let block_s = seconds / of_a().count().max(1) as f64;
             let watched_s = self.plan.time_ns_max as f64 / 2e9;
             self.window.refer(&self.ledger.ended_under(Arm::A), block_s, watched_s);
         }
+        let last = self.arm;
         self.arm = self.assignment.next_arm();
+        // After a pair: A serves already, or is to be put active first.
+        if self.rest_ns > 0 && last == Arm::A && self.ended.is_none() {
+            self.rest(now_ns);
+        }
     }
 
     fn end_pair(&mut self, now_ns: u64, a: &Sample, b: &Sample) {
@@ -394,9 +400,13 @@ impl Experiment {
         let says = metric.pair_says_something(a, b);
         let difference = ln(a).zip(ln(b)).map(|(a, b)| b - a).filter(|_| says);
         let requests = |s: &Sample| (s.requests() as f64 + 1.0) / (s.span_ns() as f64).max(1.0);
-        self.sample_ratio.push(requests(b).ln() - requests(a).ln());
+        let load = requests(b).ln() - requests(a).ln();
+        self.sample_ratio.push(load);
+        self.pace.ended(a, b, metric != Metric::BeThroughput);
+        self.rest_ns = self.pace.rest_ns();
         match difference {
             Some(difference) => {
+                let difference = self.adjuster.push(difference, load);
                 self.empty_in_a_row = 0;
                 self.differences.push(difference);
                 self.betting.push(difference);
@@ -408,7 +418,7 @@ impl Experiment {
             }
         }
         let pairs = self.differences.len();
-        if pairs <= PAIRS_EACH || pairs.is_multiple_of(10) {
+        if pairs <= PAIRS_EACH || pairs.is_multiple_of(PAIRS_APART) {
             self.judgement = self.judge();
         }
         let blocks = self.blocks.len();
@@ -432,91 +442,14 @@ impl Experiment {
                  high-priority requests, or no best-effort work"
             );
             self.end(now_ns, Reason::NoTraffic, message);
-        } else if elapsed_ns.saturating_add(2 * self.plan.block_ns) > self.plan.time_ns_max {
+        } else if self.is_futile(elapsed_ns) {
+            let message =
+                format!("after {blocks} blocks; a difference of 10 % would take too long");
+            self.end(now_ns, Reason::Futile, message);
+        } else if elapsed_ns + self.rest_ns + 2 * self.pace.block_ns() > self.plan.time_ns_max {
             let message = format!("{blocks} blocks; another pair would take too long");
             self.end(now_ns, Reason::MaxTime, message);
         }
-    }
-
-    /// The largest difference that is not "worse", on the logarithmic scale.
-    fn shift(&self) -> f64 {
-        let ln = self.plan.margin.ln_1p();
-        if self.plan.metric.lower_is_better() { ln } else { -ln }
-    }
-
-    fn judge(&self) -> Judgement {
-        let pairs = self.differences.len();
-        if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
-            return Judgement::Open;
-        }
-        let lower_is_better = self.plan.metric.lower_is_better();
-        let is_lower = !self.decision.is_higher();
-        if is_lower != lower_is_better {
-            return Judgement::Worse;
-        }
-        let of_requests = self.plan.metric != Metric::BeThroughput;
-        if of_requests && 2 * pairs < self.plan.blocks_min_better as usize {
-            return Judgement::BetterInMost;
-        }
-        // B's lower times under a load that it did not serve say little.
-        let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
-        match self.overall() {
-            Some(overall) if !lost && self.is_overall_well(&overall) => Judgement::Better,
-            _ => Judgement::BetterInMost,
-        }
-    }
-
-    /// Whether B's overall figure is not worse, by the margin, and surely not much worse.
-    fn is_overall_well(&self, overall: &Overall) -> bool {
-        let (margin, most) = (self.plan.margin, self.plan.margin.max(OVERALL_MARGIN));
-        if self.plan.metric.lower_is_better() {
-            overall.ln_ratio <= margin.ln_1p()
-                && overall.bounds.high.is_some_and(|high| high < most.ln_1p())
-        } else {
-            overall.ln_ratio >= -margin.ln_1p()
-                && overall.bounds.low.is_some_and(|low| low > -most.ln_1p())
-        }
-    }
-
-    /// Whether B served fewer requests than A.
-    pub fn serves_less(&self) -> bool {
-        let per_s = |arm| {
-            let blocks = || self.blocks.iter().filter(move |b| b.arm == arm);
-            let seconds: f64 = blocks().map(|b| b.measured_s).sum();
-            blocks().map(|b| b.requests).sum::<u64>() as f64 / seconds.max(1e-9)
-        };
-        per_s(Arm::B) < per_s(Arm::A)
-    }
-
-    /// Both arms' figures over all of their finished pairs.
-    pub fn overall(&self) -> Option<Overall> {
-        overall(&self.parts(self.plan.metric), self.plan.alpha, self.plan.seed)
-    }
-
-    /// Each finished pair's parts, A's first. B's requests include what it took over from A.
-    pub fn parts(&self, metric: Metric) -> Vec<(Part, Part)> {
-        let slo_ns = self.plan.slo_ns.unwrap_or(u64::MAX);
-        let part = |block: &Block, (arm, own, inherited): (Arm, Tail, Tail)| {
-            let mut tail = own;
-            if arm == Arm::B {
-                tail.extend(&inherited);
-            }
-            match metric {
-                Metric::HpP99 => Part::Requests(tail),
-                Metric::BeThroughput => Part::Sums(block.be_work_ns as f64, block.measured_s),
-                Metric::SloAttainment => {
-                    let requests = tail.requests() as f64;
-                    Part::Sums(requests - tail.over(slo_ns) as f64, requests)
-                }
-            }
-        };
-        let mut parts =
-            self.blocks.iter().zip(self.ledger.tails()).map(|(b, t)| (b.arm, part(b, t)));
-        let mut pairs = Vec::with_capacity(self.blocks.len() / 2);
-        while let (Some((arm, first)), Some((_, second))) = (parts.next(), parts.next()) {
-            pairs.push(if arm == Arm::A { (first, second) } else { (second, first) });
-        }
-        pairs
     }
 
     /// What the finished pairs say.
@@ -540,7 +473,13 @@ impl Experiment {
 
     /// The arm active, or to be put active next.
     pub fn arm(&self) -> Arm {
-        self.arm
+        let rests = self.rest_ns > 0 || matches!(self.phase, Phase::Resting { .. });
+        if rests { Arm::A } else { self.arm }
+    }
+
+    /// Length of the present pair's blocks, ns.
+    pub fn block_ns(&self) -> u64 {
+        self.pace.block_ns()
     }
 
     /// Whether the block's washout is under way.

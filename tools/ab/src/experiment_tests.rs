@@ -44,6 +44,7 @@ impl Bench {
 fn plan(metric: Metric) -> Plan {
     Plan {
         block_ns: 400_000_000,
+        block_ns_min: 400_000_000,
         time_ns_max: 60_000_000_000,
         guard_window_ns: 300_000_000,
         blocks_min_better: 20,

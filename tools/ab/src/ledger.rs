@@ -13,7 +13,10 @@ use crate::tail::Tail;
 #[derive(Clone, Debug)]
 struct Stretch {
     arm: Arm,
+    /// Which block it is; `None`: nothing counts in it.
+    number: Option<usize>,
     from_ns: u64,
+    washout_ns: u64,
     /// Requests that began in it and ended, but for those shorter than its washout.
     own: Tail,
     /// How long requests of earlier blocks stayed in it.
@@ -23,37 +26,50 @@ struct Stretch {
 /// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    washout_ns: u64,
-    blocks: Vec<Stretch>,
+    stretches: Vec<Stretch>,
+    /// Of them, those that are blocks.
+    blocks: usize,
     /// When the requests under way began, as of the last look.
     open: Vec<u64>,
     looked_ns: u64,
 }
 
 impl Ledger {
-    pub fn new(washout_ns: u64) -> Self {
-        Ledger { washout_ns, ..Ledger::default() }
-    }
-
     /// A block begins.
-    pub fn switch(&mut self, arm: Arm, now_ns: u64) {
+    pub fn switch(&mut self, arm: Arm, now_ns: u64, washout_ns: u64) {
+        self.push(arm, Some(self.blocks), now_ns, washout_ns);
+        self.blocks += 1;
+    }
+
+    /// A stretch of A begins in which nothing counts.
+    pub fn rest(&mut self, now_ns: u64) {
+        self.push(Arm::A, None, now_ns, 0);
+    }
+
+    fn push(&mut self, arm: Arm, number: Option<usize>, from_ns: u64, washout_ns: u64) {
         let (own, inherited) = (Tail::default(), Tail::default());
-        self.blocks.push(Stretch { arm, from_ns: now_ns, own, inherited });
+        self.stretches.push(Stretch { arm, number, from_ns, washout_ns, own, inherited });
     }
 
-    /// The number of the block that this moment is in; `None` before the first.
+    /// The stretch that this moment is in; `None` before the first.
+    fn at(&self, ns: u64) -> Option<usize> {
+        self.stretches.partition_point(|stretch| stretch.from_ns <= ns).checked_sub(1)
+    }
+
+    /// The number of the block that this moment is in; `None` if it is in none.
     pub fn block_at(&self, ns: u64) -> Option<usize> {
-        self.blocks.partition_point(|block| block.from_ns <= ns).checked_sub(1)
+        self.stretches[self.at(ns)?].number
     }
 
-    /// Whose the last block is.
+    /// Who serves.
     pub fn arm(&self) -> Option<Arm> {
-        self.blocks.last().map(|block| block.arm)
+        self.stretches.last().map(|stretch| stretch.arm)
     }
 
     /// Requests that a block's measured part counts.
     pub fn count(&mut self, block: usize, sample: &Sample) {
-        if let Some(block) = self.blocks.get_mut(block) {
+        let of_block = |stretch: &&mut Stretch| stretch.number == Some(block);
+        if let Some(block) = self.stretches.iter_mut().rev().find(of_block) {
             sample.lengths().for_each(|(ns, count)| block.own.add(ns, count));
         }
     }
@@ -63,23 +79,23 @@ impl Ledger {
         self.looked_ns = now_ns;
         self.open.clone_from(&sample.open);
         for request in &sample.carried {
-            if let Some(own) = self.block_at(request.began_ns) {
-                self.blocks[own].own.add(request.ns, 1);
+            if let Some(own) = self.at(request.began_ns) {
+                self.stretches[own].own.add(request.ns, 1);
             }
-            self.inherit(*request, |block, ns| block.inherited.add(ns, 1));
+            self.inherit(*request);
         }
     }
 
     /// For each later block that a request reached into beyond its washout: how long.
-    fn inherit(&mut self, request: Carried, mut add: impl FnMut(&mut Stretch, u64)) {
+    fn inherit(&mut self, request: Carried) {
         let ended_ns = request.began_ns.saturating_add(request.ns);
-        let first = self.block_at(request.began_ns).map_or(0, |own| own + 1);
-        for at in first..self.blocks.len() {
-            let until_ns = self.blocks.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
-            let block = &mut self.blocks[at];
-            let ns = ended_ns.min(until_ns).saturating_sub(block.from_ns);
-            if ns > self.washout_ns {
-                add(block, ns);
+        let first = self.at(request.began_ns).map_or(0, |own| own + 1);
+        for at in first..self.stretches.len() {
+            let until_ns = self.stretches.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
+            let stretch = &mut self.stretches[at];
+            let ns = ended_ns.min(until_ns).saturating_sub(stretch.from_ns);
+            if ns > stretch.washout_ns {
+                stretch.inherited.add(ns, 1);
             }
         }
     }
@@ -93,13 +109,13 @@ impl Ledger {
     /// How much of a request's time, that began then and lasted so long, is B's: all of it if
     /// it began under B; what passed since B first took it over, if B serves now.
     fn part_of_b(&self, began_ns: u64, ns: u64) -> Option<u64> {
-        let own = self.block_at(began_ns);
-        if own.is_some_and(|own| self.blocks[own].arm == Arm::B) {
+        let own = self.at(began_ns);
+        if own.is_some_and(|own| self.stretches[own].arm == Arm::B) {
             return Some(ns);
         }
         let ended_ns = began_ns.saturating_add(ns);
-        let later = &self.blocks[own.map_or(0, |own| own + 1)..];
-        let taken = later.iter().find(|block| block.arm == Arm::B && block.from_ns < ended_ns)?;
+        let later = &self.stretches[own.map_or(0, |own| own + 1)..];
+        let taken = later.iter().find(|next| next.arm == Arm::B && next.from_ns < ended_ns)?;
         (self.arm() == Some(Arm::B)).then(|| ended_ns - taken.from_ns)
     }
 
@@ -116,7 +132,7 @@ impl Ledger {
 
     /// The requests that began in an arm's blocks and ended.
     pub fn ended_under(&self, arm: Arm) -> Vec<Tail> {
-        let own = self.blocks.iter().filter(|block| block.arm == arm);
+        let own = self.stretches.iter().filter(|s| s.arm == arm && s.number.is_some());
         own.map(|block| block.own.clone()).collect()
     }
 
@@ -127,12 +143,13 @@ impl Ledger {
         for began_ns in &self.open {
             let request =
                 Carried { began_ns: *began_ns, ns: self.looked_ns.saturating_sub(*began_ns) };
-            if let Some(own) = self.block_at(*began_ns) {
-                all.blocks[own].own.add(request.ns, 1);
+            if let Some(own) = self.at(*began_ns) {
+                all.stretches[own].own.add(request.ns, 1);
             }
-            all.inherit(request, |block, ns| block.inherited.add(ns, 1));
+            all.inherit(request);
         }
-        all.blocks.into_iter().map(|block| (block.arm, block.own, block.inherited)).collect()
+        let blocks = all.stretches.into_iter().filter(|stretch| stretch.number.is_some());
+        blocks.map(|block| (block.arm, block.own, block.inherited)).collect()
     }
 }
 
@@ -142,9 +159,9 @@ mod tests {
 
     /// Blocks of 2 s with 100 ms of washout: B, A, B.
     fn ledger() -> Ledger {
-        let mut ledger = Ledger::new(100);
+        let mut ledger = Ledger::default();
         for (at, arm) in [Arm::B, Arm::A, Arm::B].into_iter().enumerate() {
-            ledger.switch(arm, 1_000 + 2_000 * at as u64);
+            ledger.switch(arm, 1_000 + 2_000 * at as u64, 100);
         }
         ledger
     }
@@ -190,8 +207,21 @@ mod tests {
         assert_eq!(part(3_500, 2_500), Some(1_000), "A's until 5 s");
         assert_eq!(part(3_500, 1_000), None, "never B's");
         assert_eq!(part(400, 1_000), Some(400), "before the first block");
-        ledger.switch(Arm::A, 7_000);
+        ledger.switch(Arm::A, 7_000, 100);
         assert_eq!(ledger.part_of_b(3_500, 4_000), None, "A serves again");
         assert_eq!(ledger.part_of_b(6_500, 4_000), Some(4_000), "began under B");
+    }
+
+    #[test]
+    fn what_begins_while_a_rests_counts_nowhere() {
+        let mut ledger = ledger();
+        ledger.rest(7_000);
+        ledger.switch(Arm::A, 9_000, 100);
+        assert_eq!([6_999, 7_000, 9_000].map(|ns| ledger.block_at(ns)), [Some(2), None, Some(3)]);
+        with(&mut ledger, 9_800, &[(8_000, 1_700), (6_000, 1_500)], &[7_500]);
+        let tails = ledger.tails();
+        assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        assert_eq!(tails.iter().map(|t| t.2.requests()).collect::<Vec<_>>(), [0, 0, 0, 2]);
+        assert_eq!(ledger.part_of_b(6_000, 1_500), Some(1_500), "a stall that B began");
     }
 }

@@ -13,6 +13,8 @@ use fastrand::Rng;
 
 /// Samples drawn anew.
 const RESAMPLES: usize = 300;
+/// Requests beyond the percentile, times this, are told apart in samples drawn anew.
+const LEAST_BEYOND: f64 = 5.0;
 /// Requests beyond a percentile without which it says nothing.
 const BEYOND_MIN: f64 = 10.0;
 
@@ -23,6 +25,29 @@ pub enum Part {
     Requests(Tail),
     /// Of a ratio of sums: work and seconds, or requests within the objective and all.
     Sums(f64, f64),
+}
+
+impl Part {
+    fn upper(&self, ns: u64) -> Part {
+        match self {
+            Part::Requests(tail) => Part::Requests(tail.upper(ns)),
+            Part::Sums(..) => self.clone(),
+        }
+    }
+}
+
+/// The lesser of both arms' percentiles of this share, ns.
+fn least_ns(pairs: &[(Part, Part)], share: f64) -> Option<u64> {
+    let mut pools = [Pool::default(), Pool::default()];
+    for (a, b) in pairs {
+        for (pool, part) in pools.iter_mut().zip([a, b]) {
+            if let Part::Requests(tail) = part {
+                pool.add(tail);
+            }
+        }
+    }
+    let of = |pool: &Pool| pool.quantile_ns(share.max(0.0)).map(|ns| ns as u64);
+    Some(of(&pools[0])?.min(of(&pools[1])?))
 }
 
 /// Both arms taken together over all blocks.
@@ -94,7 +119,7 @@ pub fn overall(pairs: &[(Part, Part)], alpha: f64, seed: u64) -> Option<Overall>
         None => Sum::Sums(0.0, 0.0),
     };
     let mut sums = [empty(), empty()];
-    let mut of = |order: &mut dyn Iterator<Item = usize>| -> Option<(f64, f64)> {
+    let mut of = |pairs: &[(Part, Part)], order: &mut dyn Iterator<Item = usize>| {
         sums.iter_mut().for_each(Sum::clear);
         for at in order {
             sums[0].add(&pairs[at].0);
@@ -102,8 +127,14 @@ pub fn overall(pairs: &[(Part, Part)], alpha: f64, seed: u64) -> Option<Overall>
         }
         Some((sums[0].figure()?, sums[1].figure()?))
     };
-    let (a, b) = of(&mut (0..pairs.len()))?;
+    let (a, b) = of(pairs, &mut (0..pairs.len()))?;
     let ln_ratio = (b / a).ln();
+    // Most requests are far below the percentile, whichever pairs are drawn.
+    let least_ns = quantile.and_then(|share| least_ns(pairs, 1.0 - LEAST_BEYOND * (1.0 - share)));
+    let upper: Vec<(Part, Part)> = match least_ns {
+        Some(ns) => pairs.iter().map(|(a, b)| (a.upper(ns), b.upper(ns))).collect(),
+        None => pairs.to_vec(),
+    };
     let mut random = Rng::with_seed(seed);
     let run = (pairs.len() as f64).cbrt().ceil() as usize;
     let mut order = Vec::with_capacity(pairs.len() + run);
@@ -115,7 +146,7 @@ pub fn overall(pairs: &[(Part, Part)], alpha: f64, seed: u64) -> Option<Overall>
                 order.extend((first..first + run).map(|at| at % pairs.len()));
             }
             order.truncate(pairs.len());
-            let (a, b) = of(&mut order.iter().copied())?;
+            let (a, b) = of(&upper, &mut order.iter().copied())?;
             Some((b / a).ln())
         })
         .collect();

@@ -6,7 +6,7 @@ use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
 use crate::guard::Traffic;
 use crate::interval::{self, Bounds};
-use crate::metric::Metric;
+use crate::metric::{Metric, REQUESTS_MIN};
 use crate::overall::{Overall, Part};
 use crate::tail::Pool;
 use crate::verdict::{PAIRS_MIN, Verdict, conclude};
@@ -226,6 +226,12 @@ pub struct Report {
     pub caveats: Vec<String>,
     /// All finished blocks, in order.
     pub blocks: Vec<Block>,
+    /// What the test bets on: of each pair that said something the logarithm of B's figure over
+    /// A's, less what the difference of their loads explains.
+    pub differences: Vec<f64>,
+    /// B stayed active after the test.
+    #[serde(default)]
+    pub promoted: bool,
     /// The effect over time; at most 150 points.
     pub history: Vec<Point>,
 }
@@ -298,6 +304,8 @@ impl Report {
             decided_early: experiment.is_decided() && !plan.to_end,
             caveats: Vec::new(),
             blocks: experiment.blocks().to_vec(),
+            differences: differences.to_vec(),
+            promoted: false,
             history: if history { effects(differences, plan.alpha) } else { Vec::new() },
             plan,
         };
@@ -424,7 +432,7 @@ fn beside(experiment: &Experiment) -> Vec<Beside> {
     type Figure = fn(&Block) -> Option<f64>;
     let all: [(&str, Figure); 4] = [
         ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),
-        ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= 10).map(|ns| ns as f64)),
+        ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= REQUESTS_MIN).map(|ns| ns as f64)),
         ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
         ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
     ];
@@ -492,11 +500,8 @@ fn summary(experiment: &Experiment, arm: Arm, source: &ArmSource) -> ArmSummary 
         values
     };
     let median = |values: &[f64]| values.get(values.len() / 2).copied();
-    let (own, of_a) = (values(arm), median(&values(Arm::A)));
+    let own = values(arm);
     let lower_is_better = experiment.plan().metric.lower_is_better();
-    let is_slow = |value: f64| {
-        of_a.is_some_and(|a| if lower_is_better { value > 2.0 * a } else { value < a / 2.0 })
-    };
     let seconds: f64 = blocks(arm).map(|b| b.measured_s).sum();
     let work_ns: u64 = blocks(arm).map(|b| b.be_work_ns).sum();
     ArmSummary {
@@ -506,7 +511,7 @@ fn summary(experiment: &Experiment, arm: Arm, source: &ArmSource) -> ArmSummary 
         requests: blocks(arm).map(|b| b.requests).sum(),
         value_median: median(&own),
         value_worst: if lower_is_better { own.last() } else { own.first() }.copied(),
-        blocks_slow: own.iter().filter(|value| is_slow(**value)).count(),
+        blocks_slow: experiment.slow_blocks()[arm.index()],
         be_gpu_ms_per_s: work_ns as f64 / 1e6 / seconds.max(1e-9),
     }
 }

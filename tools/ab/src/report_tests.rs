@@ -5,6 +5,7 @@ use crate::verdict::quantile_name;
 
 /// An experiment in virtual time: requests of 10 ms under A, times `ratio` under B.
 fn experiment(ratio: f64, blocks: usize, plan: Plan) -> Experiment {
+    let plan = Plan { block_ns_min: plan.block_ns, ..plan };
     let mut experiment = Experiment::new(plan, 0).unwrap();
     let mut random = fastrand::Rng::with_seed(3);
     let mut now_ns = 0;

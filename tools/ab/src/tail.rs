@@ -38,6 +38,15 @@ impl Tail {
         other.bins.iter().for_each(|(step, count)| self.add_step(*step, *count));
     }
 
+    /// The same with all shorter requests counted as this long: less to add up.
+    pub fn upper(&self, ns: u64) -> Tail {
+        let least = step(ns);
+        let (short, long) = self.bins.split_at(self.bins.partition_point(|bin| bin.0 <= least));
+        let count = short.iter().fold(0_u32, |sum, bin| sum.saturating_add(bin.1));
+        let shorter = (count > 0).then_some((least, count));
+        Tail { bins: shorter.into_iter().chain(long.iter().copied()).collect() }
+    }
+
     pub fn requests(&self) -> u64 {
         self.bins.iter().map(|bin| u64::from(bin.1)).sum()
     }
@@ -54,11 +63,15 @@ impl Tail {
 pub struct Pool {
     counts: Vec<u64>,
     requests: u64,
+    /// Steps beyond which nothing is counted.
+    low: usize,
+    high: usize,
 }
 
 impl Default for Pool {
     fn default() -> Self {
-        Pool { counts: vec![0; 64 * STEPS as usize + 1], requests: 0 }
+        let counts = vec![0; 64 * STEPS as usize + 1];
+        Pool { low: counts.len() - 1, high: 0, counts, requests: 0 }
     }
 }
 
@@ -70,11 +83,17 @@ impl Pool {
     }
 
     pub fn clear(&mut self) {
-        self.counts.fill(0);
-        self.requests = 0;
+        if self.low <= self.high {
+            self.counts[self.low..=self.high].fill(0);
+        }
+        (self.low, self.high, self.requests) = (self.counts.len() - 1, 0, 0);
     }
 
     pub fn add(&mut self, tail: &Tail) {
+        if let (Some(first), Some(last)) = (tail.bins.first(), tail.bins.last()) {
+            self.low = self.low.min(usize::from(first.0));
+            self.high = self.high.max(usize::from(last.0));
+        }
         for (step, count) in &tail.bins {
             self.counts[usize::from(*step)] += u64::from(*count);
             self.requests += u64::from(*count);
@@ -90,7 +109,7 @@ impl Pool {
         // From above: a tail's quantile is near the end.
         let above = self.requests - (share * self.requests as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
-        (0..self.counts.len()).rev().find_map(|step| {
+        (self.low..=self.high).rev().find_map(|step| {
             seen += self.counts[step];
             (seen > above).then(|| ns_of(step as u16))
         })
@@ -124,6 +143,12 @@ mod tests {
             prop_assert_eq!(pool.requests(), all.len() as u64);
             let over = all.iter().filter(|ns| **ns as f64 > exact * 1.006).count() as u64;
             prop_assert!(pool.over(exact as u64) >= over);
+            let mut upper = Pool::default();
+            upper.add(&tails[0].upper(exact as u64));
+            upper.clear();
+            tails.iter().for_each(|tail| upper.add(&tail.upper(exact as u64)));
+            prop_assert_eq!(upper.requests(), pool.requests());
+            prop_assert_eq!(upper.quantile_ns(share), pool.quantile_ns(share));
             prop_assert_eq!(pool.over(exact as u64), tails[0].over(exact as u64) + tails[1].over(exact as u64));
         }
     }

@@ -25,6 +25,7 @@ fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Decided => "decided",
         Reason::MaxTime => "out of time",
+        Reason::Futile => "stopped as futile",
         Reason::Guard => "a guard was breached: A is active again",
         Reason::PolicyFailed => "a policy failed",
         Reason::NotServed => "an arm does not serve",
@@ -98,6 +99,9 @@ impl Report {
                     "" => writeln!(out)?,
                     message => writeln!(out, ": {message}")?,
                 }
+                if self.promoted {
+                    writeln!(out, "B was promoted: it is active")?;
+                }
                 if let Some(ns) = self.a_back_after_ns {
                     writeln!(out, "A was active again {} later", time(ns as f64))?;
                 }
@@ -160,9 +164,10 @@ impl Report {
         }
         writeln!(
             out,
-            "  blocks       {} with {} of washout, order from seed {}",
+            "  blocks       {} to {}, of which {:.0} % are washout, order from seed {}",
+            time(plan.block_ns_min as f64),
             time(plan.block_ns as f64),
-            time(plan.washout_ns as f64),
+            100.0 * plan.washout_ns as f64 / plan.block_ns as f64,
             plan.seed
         )?;
         if !self.caveats.is_empty() {

@@ -89,8 +89,25 @@ fn pairs_needed(differences: &[f64]) -> Option<f64> {
     Some(PAIRS_80 * (sd / FORECAST_RATIO.ln()).powi(2))
 }
 
-/// How much longer until a difference of 10 % would most likely be found, and B could be promoted.
-fn needs_s(experiment: &Experiment) -> Option<f64> {
+/// How long so many more pairs take, s.
+fn pairs_take_s(experiment: &Experiment, more: f64) -> f64 {
+    let pairs = experiment.differences().len() as f64;
+    let pair_s = 2.0 * experiment.block_ns() as f64 / 1e9;
+    // At the rate at which pairs say something.
+    let said = pairs / (pairs + f64::from(experiment.pairs_empty()));
+    (more.max(0.0) * pair_s / said).min(1e9)
+}
+
+/// How much longer until the sequential test most likely finds a difference of 10 %, s.
+pub(crate) fn difference_needs_s(experiment: &Experiment) -> Option<f64> {
+    let pairs = experiment.differences().len() as f64;
+    let wanted = pairs_needed(experiment.differences())?;
+    Some(pairs_take_s(experiment, wanted - pairs))
+}
+
+/// How much longer until a difference of 10 % would most likely be found and B could be promoted,
+/// s; if B is better in most blocks, until the figure over all requests is as sure as it must be.
+fn needs_s(experiment: &Experiment, overall: Option<&Overall>) -> Option<f64> {
     let plan = experiment.plan();
     let most = if plan.metric == Metric::BeThroughput {
         plan.blocks_min
@@ -98,15 +115,23 @@ fn needs_s(experiment: &Experiment) -> Option<f64> {
         plan.blocks_min.max(plan.blocks_min_better)
     };
     let pairs = experiment.differences().len() as f64;
-    let wanted = pairs_needed(experiment.differences())?.max(f64::from(most) / 2.0);
-    let pair_s = 2.0 * plan.block_ns as f64 / 1e9;
-    // At the rate at which pairs say something.
-    let said = pairs / (pairs + f64::from(experiment.pairs_empty()));
-    Some(((wanted - pairs).max(0.0) * pair_s / said).min(1e9))
+    let least = f64::from(most) / 2.0;
+    if experiment.judgement() != Judgement::BetterInMost {
+        let needed = pairs_needed(experiment.differences())?.max(least);
+        return Some(pairs_take_s(experiment, needed - pairs));
+    }
+    let sign = if plan.metric.lower_is_better() { 1.0 } else { -1.0 };
+    let overall = overall.filter(|o| sign * o.ln_ratio <= 0.0 && pairs >= PAIRS_MIN as f64)?;
+    let worst = if sign > 0.0 { overall.bounds.high } else { overall.bounds.low };
+    // The distance of the bound falls with the square root of the number of pairs.
+    let distance = (worst? - overall.ln_ratio).abs();
+    let allowed = OVERALL_MARGIN.max(plan.margin).ln_1p() - sign * overall.ln_ratio;
+    let needed = pairs * (distance / allowed).powi(2);
+    Some(pairs_take_s(experiment, needed.max(least) - pairs))
 }
 
-fn undecided(experiment: &Experiment) -> Conclusion {
-    let needs_s = needs_s(experiment);
+fn undecided(experiment: &Experiment, overall: Option<&Overall>) -> Conclusion {
+    let needs_s = needs_s(experiment, overall);
     let metric = experiment.plan().metric;
     let most_blocks = experiment.judgement() == Judgement::BetterInMost;
     let found = if most_blocks {
@@ -118,8 +143,13 @@ fn undecided(experiment: &Experiment) -> Conclusion {
         None => format!("{found}; {PAIRS_MIN} pairs of blocks are needed for a forecast"),
         Some(s) if s >= 1.0 => {
             let minutes = (s / 60.0 * 10.0).ceil() / 10.0;
-            format!("needs {minutes} more minutes to show a difference of 10 %; so far {found}")
+            if most_blocks {
+                format!("{found} and needs {minutes} more minutes")
+            } else {
+                format!("needs {minutes} more minutes to show a difference of 10 %; so far {found}")
+            }
         }
+        Some(_) if most_blocks => found,
         Some(_) => format!(
             "{found}; a difference of 10 % would most likely have been: more time tells smaller ones"
         ),
@@ -145,7 +175,7 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
             | Reason::Interrupted
             | Reason::Internal,
         ) => return say(Verdict::Invalid, message),
-        None | Some(Reason::Decided | Reason::MaxTime | Reason::Stopped) => {}
+        None | Some(Reason::Decided | Reason::MaxTime | Reason::Futile | Reason::Stopped) => {}
     }
     let metric = plan.metric;
     let other_load = experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA);
@@ -190,5 +220,5 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
             }
         }
     }
-    undecided(experiment)
+    undecided(experiment, overall)
 }

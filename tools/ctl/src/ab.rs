@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 use tally_ab::combine::combine;
 use tally_ab::design::{BLOCK_NS_MIN, State};
@@ -93,10 +93,14 @@ pub struct StartArgs {
     /// (best-effort work a second) or slo_attainment (share of requests within --slo).
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
-    /// Length of a block; each has one active policy.
-    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "1s")]
-    block: u64,
-    /// The part at the start of each block that does not count.
+    /// Length of a block; each has one active policy. Default: 1s, and less where requests suffice.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    block: Option<u64>,
+    /// Blocks get as short as this where requests suffice. Default: 250ms, or the length that
+    /// --block gives.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    min_block: Option<u64>,
+    /// The part at the start of a block that does not count; of shorter blocks, as large a part.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "100ms")]
     washout: u64,
     /// End at the latest after this.
@@ -130,9 +134,9 @@ pub struct StartArgs {
     /// Decide nothing before so many blocks.
     #[arg(long, value_name = "N", default_value_t = 20)]
     min_blocks: u32,
-    /// On a metric of requests, promote B only after so many blocks: 240 show a state that makes
-    /// 5 % of B's blocks slow in 99.8 % of tests.
-    #[arg(long, value_name = "N", default_value_t = 240)]
+    /// On a metric of requests, prefer B only after so many blocks: in 480, a state that makes 5 %
+    /// of B's blocks slow is seen at least four times in 99.8 % of tests.
+    #[arg(long, value_name = "N", default_value_t = 480)]
     min_blocks_better: u32,
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
@@ -143,6 +147,17 @@ pub struct StartArgs {
     /// Configuration of B.
     #[arg(long, value_name = "FILE")]
     config_b: Option<PathBuf>,
+    /// B's share of the time at first; it doubles each 20 pairs of blocks until it is 50%.
+    #[arg(long, value_name = "SHARE", value_parser = percent, default_value = "50%")]
+    exposure: f64,
+    /// If the verdict is to promote B, B stays active when the test ends.
+    #[arg(long)]
+    promote: bool,
+    /// A shell command to run before the test begins and after it ended, with TALLY_AB_EVENT
+    /// (begin or end), TALLY_AB_VERDICT at the end, and then the report as JSON on its standard
+    /// input. If it fails before the test, there is none.
+    #[arg(long, value_name = "COMMAND", requires = "wait")]
+    hook: Option<String>,
     /// Wait for the end, show the report and end with a code that tells the verdict.
     #[arg(long)]
     wait: bool,
@@ -171,9 +186,12 @@ impl StartArgs {
         // Nobody chooses it, and it is told in the report: time will do.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| now.map_or(0, |d| d.as_nanos() as u64));
+        let block = self.block.unwrap_or(BLOCK_NS);
+        let least = if self.block.is_some() { block } else { SHORT_BLOCK_NS };
         let plan = Plan {
             metric: self.metric,
-            block_ns: self.block,
+            block_ns: block,
+            block_ns_min: self.min_block.unwrap_or(least),
             washout_ns: self.washout,
             time_ns_max: self.max_time,
             slo_ns: self.slo,
@@ -182,16 +200,45 @@ impl StartArgs {
             blocks_min_better: self.min_blocks_better,
             margin: self.margin,
             state: self.state,
+            exposure: self.exposure,
+            promote: self.promote,
             seed,
             to_end: self.to_end,
             guards: self.guards.clone(),
             guard_window_ns: self
                 .guard_window
-                .unwrap_or_else(|| self.block.saturating_sub(self.washout).max(BLOCK_NS_MIN)),
+                .unwrap_or_else(|| block.saturating_sub(self.washout).max(BLOCK_NS_MIN)),
         };
         plan.check().map_err(|e| CtlError::Usage(e.to_string()))?;
         Ok(plan)
     }
+}
+
+/// Default lengths of blocks.
+const BLOCK_NS: u64 = 1_000_000_000;
+const SHORT_BLOCK_NS: u64 = 250_000_000;
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let share = number.filter(|percent| (1.0..=50.0).contains(percent)).map(|p| p / 100.0);
+    share.ok_or_else(|| format!("{text:?}: expected 1% to 50%"))
+}
+
+/// Run a hook to its end.
+fn run_hook(command: &str, event: &str, report: Option<&Report>) -> Result<(), CtlError> {
+    let failed = |why: String| CtlError::Failed(format!("hook {command:?} at {event}: {why}"));
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", command]).env("TALLY_AB_EVENT", event).stdin(Stdio::piped());
+    if let Some(report) = report {
+        shell.env("TALLY_AB_VERDICT", report.verdict.as_str());
+    }
+    let mut child = shell.spawn().map_err(|e| failed(e.to_string()))?;
+    if let (Some(mut input), Some(report)) = (child.stdin.take(), report) {
+        // A hook need not read it.
+        let _ = serde_json::to_writer(&mut input, report);
+    }
+    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
 }
 
 /// The core may run in another folder.
@@ -280,6 +327,9 @@ fn start(
     out: &mut impl Write,
 ) -> Result<ExitCode, CtlError> {
     let (plan, (a, b)) = (args.plan()?, args.arms()?);
+    if let Some(hook) = &args.hook {
+        run_hook(hook, "begin", None)?;
+    }
     let source = |file: &Path, config: &Option<PathBuf>| Source {
         file: absolute(file),
         config_file: config.as_deref().map(absolute),
@@ -314,6 +364,10 @@ fn start(
     }
     let report: Report = typed(core.ask(&Request::AbReport {})?)?;
     write!(out, "\n{}", report.text())?;
+    out.flush()?;
+    if let Some(hook) = &args.hook {
+        run_hook(hook, "end", Some(&report))?;
+    }
     Ok(exit_code(report.verdict))
 }
 
@@ -419,6 +473,33 @@ pub(crate) mod tests {
         assert_eq!((plan.guard_window_ns, plan.state), (450_000_000, State::Frozen));
         assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
         assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
+    }
+
+    #[test]
+    fn blocks_shrink_unless_their_length_is_given() {
+        let lengths = |more: &[&str]| {
+            let plan = args(&[&["--metric", "hp_p99"], more].concat()).unwrap().plan().unwrap();
+            (plan.block_ns / 1_000_000, plan.block_ns_min / 1_000_000)
+        };
+        assert_eq!(lengths(&[]), (1_000, 250));
+        assert_eq!(lengths(&["--block", "2s"]), (2_000, 2_000));
+        assert_eq!(lengths(&["--block", "2s", "--min-block", "500ms"]), (2_000, 500));
+        let plan = args(&["--metric", "hp_p99", "--exposure", "5%", "--promote"]).unwrap().plan();
+        let plan = plan.unwrap();
+        assert_eq!((plan.exposure, plan.promote), (0.05, true));
+        let error = args(&["--metric", "hp_p99", "--exposure", "0.05"]).unwrap_err().to_string();
+        assert!(error.contains("1% to 50%"), "{error}");
+    }
+
+    #[test]
+    fn a_hook_is_told_what_happens_and_may_fail() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = dir.path().join("said");
+        let command = format!("echo $TALLY_AB_EVENT >{}", said.display());
+        run_hook(&command, "begin", None).unwrap();
+        assert_eq!(std::fs::read_to_string(said).unwrap(), "begin\n");
+        let error = run_hook("exit 3", "begin", None).unwrap_err().to_string();
+        assert!(error.contains("exit 3") && error.contains("begin"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::policy_slot::Candidate;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_ab::design::Knowledge;
-use tally_ab::{Action, Arm, Reason, Report, Sample};
+use tally_ab::verdict::conclude;
+use tally_ab::{Action, Arm, Reason, Report, Sample, Verdict};
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::Saved;
 use tokio::task::JoinHandle;
@@ -66,7 +67,9 @@ impl Course {
             }
         }
         self.explain().await;
-        self.back_to_a().await;
+        if !self.keep_b().await {
+            self.back_to_a().await;
+        }
         // Nothing is measured any more, whatever it was.
         let _ = self.plane.control.ask(measure(None, true)).await;
         // The last word is the report's.
@@ -182,6 +185,28 @@ impl Course {
         let old = self.plane.control.ask(measure(Some(next), cut)).await?;
         // The first exchange finds nothing.
         Ok(old.unwrap_or_default())
+    }
+
+    /// With `promote`, B becomes or stays active if the verdict is for it. Whether it is.
+    async fn keep_b(&mut self) -> bool {
+        let promote = {
+            let experiment = self.running.experiment.borrow();
+            let asked = experiment.plan().promote && experiment.ended().is_some();
+            asked
+                && conclude(&experiment, experiment.overall().as_ref()).verdict == Verdict::PromoteB
+        };
+        if !promote {
+            return false;
+        }
+        let known = self.knowledge.latest(Arm::B);
+        if self.active != Some(Arm::B)
+            && let Err(why) = self.put(Arm::B, known).await
+        {
+            tracing::error!("arm B cannot be promoted: {why}");
+            return false;
+        }
+        self.running.promoted.set(true);
+        true
     }
 
     /// However it ended. An instance of A that serves stays, unless it failed.

@@ -2,7 +2,7 @@
 //!
 //! One experiment at a time. It puts the arms active by turns, each block a new
 //! instance that is offered what both arms began with (or, with `carry`, what the same arm
-//! knew at the end of its last block); takes what the dispatch thread measured; and in the end, however it ends, A is active.
+//! knew at the end of its last block); takes what the dispatch thread measured; and in the end, however it ends, A is active, or B if it is to be promoted.
 //! While it runs nobody else loads a policy.
 
 mod course;
@@ -42,6 +42,8 @@ pub(crate) struct Running {
     pub(crate) stop: Notify,
     /// When A was put active after the end.
     pub(crate) a_back_ns: Cell<Option<u64>>,
+    /// B stays active after the end.
+    pub(crate) promoted: Cell<bool>,
     /// What is written down in mid-test and not finished when it ends.
     pub(crate) writing: Cell<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -212,12 +214,13 @@ async fn begin(
         asked: Cell::new(None),
         stop: Notify::new(),
         a_back_ns: Cell::new(None),
+        promoted: Cell::new(false),
         writing: Cell::new(None),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
     let status = status_of(&running);
     tracing::info!(a = status.a, b = status.b, metric = status.metric.as_str(), "A/B test begins");
-    let left = a.clone();
+    let (mut left, tried) = (a.clone(), b.clone());
     let course = Course::new(plane.clone(), running.clone(), [a, b], known);
     let plane = plane.clone();
     tokio::task::spawn_local(async move {
@@ -235,6 +238,9 @@ async fn begin(
                 report(&running).await
             }
         };
+        if report.promoted {
+            left = tried;
+        }
         tracing::info!("A/B test ended:\n{}", report.text());
         let (keep, kept) = (plane.lab.keep.clone(), report.clone());
         let before = running.writing.take();
@@ -340,6 +346,7 @@ async fn report(running: &Running) -> Report {
         }
     };
     report.a_back_after_ns = running.a_back_after_ns();
+    report.promoted = running.promoted.get();
     report
 }
 

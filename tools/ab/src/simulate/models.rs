@@ -3,8 +3,7 @@
 //! [`Experiment`] as the core runs it.
 
 use super::{binomial_max, exponential, normal};
-use crate::betting::Betting;
-use crate::combine::pooled;
+use crate::combine::combine;
 use crate::design::{Arm, Knowledge, Plan, State};
 use crate::experiment::{Action, Experiment};
 use crate::interval;
@@ -12,10 +11,12 @@ use crate::metric::Metric;
 use crate::report::ArmSource;
 use crate::report::Report;
 use crate::sample::Sample;
-use crate::verdict::Verdict;
+use crate::verdict::{Verdict, conclude};
 use fastrand::Rng;
 use serde::Serialize;
 
+/// The objective of requests.
+const SLO_NS: u64 = 15_000_000;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
@@ -164,7 +165,8 @@ fn learn(model: Model, known: Option<f64>, random: &mut Rng) -> f64 {
     }
 }
 
-/// A test of a policy that multiplies all times, or all work, by `ratio`.
+/// A test of a policy that multiplies all times, all work, or the share of requests within the
+/// objective by `ratio`.
 pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     let mut random = Rng::with_seed(!plan.seed);
     let block_s = plan.block_ns as f64 / 1e9;
@@ -176,7 +178,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
         Ok(experiment) => experiment,
         Err(why) => unreachable!("the plans here make sense: {why}"),
     };
-    let (mut arm, mut level, mut sample) = (Arm::A, 0.0, Sample::new());
+    let (mut arm, mut level, mut late, mut sample) = (Arm::A, 0.0, 0.0, Sample::new());
     loop {
         let (end_ns, measuring) = match experiment.next_action() {
             Action::End => return experiment,
@@ -192,12 +194,8 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
                 continue;
             }
             // A whole phase at once: nothing here depends on the ticks.
-            Action::Take { .. } => {
-                let washout_ns = experiment.plan().washout_ns;
-                match experiment.in_washout() {
-                    true => (now_ns + washout_ns, false),
-                    false => (now_ns + experiment.plan().block_ns - washout_ns, true),
-                }
+            Action::Take { at_ns, .. } => {
+                (experiment.cut_at_ns().unwrap_or(at_ns), !experiment.in_washout())
             }
         };
         sample.clear();
@@ -207,16 +205,26 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
         let mut busy_s = 0.0;
         while let Some((arrival, s)) = all.get(at).filter(|r| r.0 * 1e9 < end_ns as f64) {
             debug_assert!(*arrival >= 0.0);
-            sample.request((s * factor * 1e9) as u64);
+            let mut ns = (s * factor * 1e9) as u64;
+            if arm == Arm::B && metric == Metric::SloAttainment && ns <= SLO_NS {
+                // Evenly, so that the share of each block is multiplied.
+                late += 1.0 - ratio;
+                if late >= 1.0 {
+                    (late, ns) = (late - 1.0, SLO_NS + SLO_NS / 10);
+                }
+            }
+            sample.request(ns);
             busy_s += s;
             at += 1;
         }
         if measuring {
             let span_s = sample.span_ns() as f64 / 1e9;
-            let idle = (1.0 - 0.3 * busy_s / span_s).max(0.01) * (0.03 * normal(&mut random)).exp();
+            let idle = (1.0 - 0.3 * busy_s / span_s).max(0.01)
+                * (0.03 * normal(&mut random) / span_s.sqrt()).exp();
             let more = if arm == Arm::B && metric == Metric::BeThroughput { ratio } else { 1.0 };
             sample.work_ns = (span_s * 1e9 * idle * level.exp() * more) as u64;
-            sample.launches = 1;
+            // Of 10 ms each.
+            sample.launches = 1 + sample.work_ns / 10_000_000;
         }
         now_ns = end_ns;
         experiment.took(now_ns, true, &sample);
@@ -234,7 +242,7 @@ pub struct Row {
     pub rejected: f64,
     /// Share that ended as *promote B* or *keep A*, without a difference.
     pub decided: f64,
-    /// Share whose interval held a ratio of 1.2 all the time.
+    /// Share whose interval held the truth all the time: a ratio of 1.2, for attainment 0.8.
     pub coverage: f64,
     /// Share of pairs that said nothing.
     pub pairs_empty: f64,
@@ -254,26 +262,32 @@ impl Row {
     }
 }
 
+fn plan_of(metric: Metric) -> Plan {
+    Plan { slo_ns: (metric == Metric::SloAttainment).then_some(SLO_NS), ..Plan::of(metric) }
+}
+
 /// Try a model so many times, from this seed on.
 pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u64) -> Row {
     let (mut rejected, mut decided, mut covered) = (0, 0, 0);
     let (mut empty, mut pairs) = (0, 0);
-    let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
     for number in 0..u64::from(experiments) {
         let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // At 6 requests a second a block needs 2 s for ten of them.
         let block_ns = if model == Model::SparseTies { 2_000_000_000 } else { 1_000_000_000 };
-        let plan = Plan { seed, state, block_ns, to_end: true, ..Plan::of(metric) };
+        let plan = Plan { seed, state, block_ns, to_end: true, ..plan_of(metric) };
+        // Blocks that get shorter would leave the period.
+        let block_ns_min = if model == Model::PeriodOfAPair { block_ns } else { plan.block_ns_min };
+        let plan = Plan { block_ns_min, ..plan };
         let same = test(model, plan.clone(), 1.0);
         rejected += u32::from(same.betting().rejects(plan.alpha));
-        let verdict = Report::new(&same, &arms, 0, false).verdict;
+        let verdict = conclude(&same, same.overall().as_ref()).verdict;
         decided += u32::from(matches!(verdict, Verdict::PromoteB | Verdict::KeepA));
         empty += same.pairs_empty() as usize;
         pairs += same.differences().len();
         // Multiplying all of B's figures shifts its differences.
-        let truth = 1.2_f64.ln();
-        let shifted = test(model, plan.clone(), 1.2);
-        covered += u32::from(!interval::rejects(shifted.differences(), truth, plan.alpha));
+        let ratio = if metric == Metric::SloAttainment { 0.8_f64 } else { 1.2 };
+        let shifted = test(model, plan.clone(), ratio);
+        covered += u32::from(!interval::rejects(shifted.differences(), ratio.ln(), plan.alpha));
     }
     let share = |count: u32| f64::from(count) / f64::from(experiments.max(1));
     Row {
@@ -310,10 +324,7 @@ const TIMES_NS: u64 = 1_200_000_000_000;
 /// Tests of a queue at half load, 50 requests a second, on one GPU.
 pub fn times(metric: Metric, ratio: f64, tests: usize, seed: u64) -> Times {
     let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
-    let right = match (ratio < 1.0) == metric.lower_is_better() {
-        true => Verdict::PromoteB,
-        false => Verdict::KeepA,
-    };
+    let right = right_verdict(metric, ratio);
     let (mut took, mut wrong) = (Vec::new(), 0);
     for number in 0..tests as u64 {
         let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -335,31 +346,46 @@ fn when(metric: Metric, ratio: f64, tests: usize, mut took: Vec<f64>) -> Times {
     Times { gpus: 1, metric, ratio, tests, median_min, of_80_percent_min, wrong: 0.0 }
 }
 
-/// The same on several GPUs whose pairs are pooled, until the sequential test rejects and the
-/// blocks suffice for a promotion. What all requests say is not looked at.
+/// Lengths of tests on several GPUs, s.
+const POOLED_S: [u64; 8] = [15, 20, 30, 45, 60, 90, 120, 180];
+
+/// Tests of one length on several GPUs, whose reports are combined: the shortest length at which
+/// half, and 80 %, give the right verdict.
 pub fn times_pooled(gpus: usize, metric: Metric, ratio: f64, tests: usize, seed: u64) -> Times {
-    let mut took = Vec::new();
-    for number in 0..tests {
-        let one = |gpu: usize| {
-            let number = (number * gpus + gpu) as u64;
-            let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let time_ns_max = TIMES_NS / 4;
+    let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
+    let right = right_verdict(metric, ratio);
+    let (mut median_min, mut of_80_percent_min, mut wrong) = (None, None, 0);
+    for seconds in POOLED_S {
+        let one = |number: usize| {
+            let seed = seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let time_ns_max = seconds * 1_000_000_000;
             let plan = Plan { seed, time_ns_max, to_end: true, ..Plan::of(metric) };
-            test(Model::LoadStates, plan, ratio).differences().to_vec()
+            Report::new(&test(Model::LoadStates, plan, ratio), &arms, 0, false)
         };
-        let each: Vec<Vec<f64>> = (0..gpus).map(one).collect();
-        let mut betting = Betting::new();
-        let plan = Plan::of(metric);
-        let needed =
-            if metric == Metric::BeThroughput { plan.blocks_min } else { plan.blocks_min_better };
-        let decided = pooled(&each).into_iter().enumerate().find_map(|(at, d)| {
-            betting.push(d);
-            let enough = 2 * (at + 1) >= needed as usize && betting.rejects(plan.alpha);
-            enough.then(|| ((at + 1).div_ceil(gpus) * 2) as f64 * plan.block_ns as f64 / 60e9)
+        let verdicts = (0..tests).filter_map(|number| {
+            let reports: Vec<Report> = (0..gpus).map(|gpu| one(number * gpus + gpu)).collect();
+            combine(&reports).ok().map(|all| all.verdict)
         });
-        took.extend(decided);
+        let verdicts: Vec<Verdict> = verdicts.collect();
+        let found = verdicts.iter().filter(|verdict| **verdict == right).count();
+        let decided = verdicts.iter().filter(|verdict| **verdict != Verdict::Undecided).count();
+        wrong = wrong.max(decided - found);
+        let minutes = seconds as f64 / 60.0;
+        median_min = median_min.or((2 * found >= tests).then_some(minutes));
+        of_80_percent_min = (5 * found >= 4 * tests).then_some(minutes);
+        if of_80_percent_min.is_some() {
+            break;
+        }
     }
-    Times { gpus, ..when(metric, ratio, tests, took) }
+    let wrong = wrong as f64 / tests as f64;
+    Times { gpus, metric, ratio, tests, median_min, of_80_percent_min, wrong }
+}
+
+fn right_verdict(metric: Metric, ratio: f64) -> Verdict {
+    match (ratio < 1.0) == metric.lower_is_better() {
+        true => Verdict::PromoteB,
+        false => Verdict::KeepA,
+    }
 }
 
 #[cfg(test)]
