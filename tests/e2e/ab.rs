@@ -89,7 +89,7 @@ fn a_test_runs_and_reports_and_nothing_else_loads_a_policy_meanwhile() -> Result
     ensure!(!load.status.success() && refusal.contains("tallyctl ab stop"), "{refusal}");
     ensure!(start(&scene, &fifo, &priority, &[]).is_err(), "two tests at once");
     let running: Value = report(&scene)?;
-    ensure!(running["ended"].is_null() && running["schema"] == 1, "{running:#}");
+    ensure!(running["ended"].is_null() && running["schema"] == 2, "{running:#}");
 
     let report = ended(&scene)?;
     let reason = report["ended"]["reason"].as_str().unwrap_or_default();
@@ -137,6 +137,7 @@ fn a_breached_guard_makes_a_active_at_once() -> Result<()> {
     let report = ended(&scene)?;
     ensure!(report["ended"]["reason"] == "guard", "{:#}", report["ended"]);
     ensure!(report["ended"]["arm"] == "B", "{:#}", report["ended"]);
+    ensure!(report["verdict"] == "withdrawn", "{:#}", report["why"]);
     let message = report["ended"]["message"].as_str().unwrap_or_default();
     ensure!(message.contains("hp_p99<1ns"), "{message}");
     ensure!(report["a_back_after_ns"].as_u64().is_some(), "{report:#}");
@@ -162,6 +163,7 @@ fn a_policy_that_traps_ends_the_test_and_a_serves() -> Result<()> {
     ensure!(report["ended"]["reason"] == "policy_failed", "{:#}", report["ended"]);
     let message = report["ended"]["message"].as_str().unwrap_or_default();
     ensure!(message.contains("arm B") && message.contains("Trap"), "{message}");
+    ensure!(report["verdict"] == "keep_a", "{:#}", report["why"]);
     programs.finish()?;
     let policy = scene.status()?;
     ensure!(policy.policy_name() == "fifo" && !policy.policy_disabled(), "{:#}", policy.0);

@@ -6,6 +6,7 @@
 //! answers that are not known are ignored, as a newer core may have more; a missing one is an error that names it.
 #![forbid(unsafe_code)]
 
+pub mod ab;
 mod client;
 mod policy;
 mod profiles;

@@ -46,7 +46,7 @@ pub struct Status {
     /// The answer to [`Request::AbStatus`](crate::Request::AbStatus): the A/B test that runs, or ran last; `null` if
     /// there was none.
     #[serde(deserialize_with = "required")]
-    pub experiment: Option<serde_json::Value>,
+    pub experiment: Option<crate::ab::AbStatus>,
     /// The decision log.
     pub log: LogStatus,
     /// The policy that sees what the active one sees; `null` if there was none.

@@ -4,10 +4,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, to_value};
 use std::fmt::Debug;
+use tally_ab::{Arm, Metric, Reason, Verdict};
+use tally_admin::ab::AbStatus;
 use tally_admin::*;
 
 /// Names chosen by users and policies, which need not be there.
-const MAPS: [&str; 5] = ["labels", "totals", "counters", "gauges", "experiment"];
+const MAPS: [&str; 4] = ["labels", "totals", "counters", "gauges"];
 
 /// An answer in which nothing is left out: no `null`, no empty list.
 fn status() -> Status {
@@ -51,10 +53,32 @@ fn status() -> Status {
         ungoverned: vec![UngovernedStatus::default()],
         kernels: vec![kernel()],
         profiles: store(),
-        experiment: Some(serde_json::json!({"running": true})),
+        experiment: Some(ab()),
         log: log(),
         shadow: Some(ShadowBrief { ended: Some("stopped".into()), ..Default::default() }),
         ..Default::default()
+    }
+}
+
+fn ab() -> AbStatus {
+    AbStatus {
+        running: false,
+        metric: Metric::HpP99,
+        a: "fifo".into(),
+        b: "mine".into(),
+        arm: Some(Arm::B),
+        in_washout: false,
+        blocks: 4,
+        pairs: 2,
+        elapsed_s: 4.5,
+        time_s_max: 600.0,
+        ratio: 1.5,
+        e_value: 2.0,
+        e_value_needed: 20.0,
+        ended: Some(Reason::Guard),
+        message: "hp_p99<8ms".into(),
+        verdict: Verdict::Withdrawn,
+        why: "guard hp_p99<8ms".into(),
     }
 }
 
@@ -182,6 +206,8 @@ fn words_of_a_newer_core_are_read() {
 
 #[test]
 fn words_are_shown_as_they_are_sent() {
+    let test = to_value(ab()).unwrap();
+    assert_eq!((&test["ended"], &test["verdict"]), (&"guard".into(), &"withdrawn".into()));
     assert_eq!(to_value(MpsUse::NotAClient).unwrap(), MpsUse::NotAClient.as_str());
     assert_eq!(to_value(Class::BestEffort).unwrap(), "best-effort");
     assert_eq!(format!("{:>6}|", Class::High), "  high|");

@@ -20,6 +20,13 @@ use std::collections::VecDeque;
 
 /// What is bet on, in either direction.
 const THETAS: [f64; 6] = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2];
+/// Besides, one bets on the greatest sizes only: a few blocks that are very slow tell little of the
+/// middle.
+const GREATEST_STAKE: f64 = 0.8;
+/// Sizes of so many times the usual one are great: of normal noise 0.005 % are.
+const GREATEST_FROM: f64 = 6.0;
+/// Who bets in one direction.
+const PLAYERS: usize = THETAS.len() + 1;
 /// Never more than this part is staked: one wrong sign must not ruin.
 const STAKE_MAX: f64 = 0.95;
 /// Differences beyond so many times the usual size count as this.
@@ -31,8 +38,8 @@ const SIZES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Betting {
     /// Logarithms of what the players own: those who bet on B being more, on B being less.
-    more: [f64; THETAS.len()],
-    less: [f64; THETAS.len()],
+    more: [f64; PLAYERS],
+    less: [f64; PLAYERS],
     recent: Recent,
     ln_e: f64,
     ln_e_max: f64,
@@ -41,8 +48,8 @@ pub struct Betting {
 impl Betting {
     pub fn new() -> Self {
         Betting {
-            more: [0.0; THETAS.len()],
-            less: [0.0; THETAS.len()],
+            more: [0.0; PLAYERS],
+            less: [0.0; PLAYERS],
             recent: Recent::default(),
             ln_e: 0.0,
             ln_e_max: 0.0,
@@ -55,27 +62,29 @@ impl Betting {
             return;
         }
         let usual = self.recent.push(difference.abs());
-        let x = if difference == 0.0 {
-            0.0
-        } else {
-            // Infinite if nothing ever differed before.
-            (difference / usual).clamp(-SIZE_MAX, SIZE_MAX)
-        };
-        for ((theta, more), less) in THETAS.iter().zip(&mut self.more).zip(&mut self.less) {
-            let stake = STAKE_MAX * (theta * x).tanh();
+        // Infinite if nothing ever differed before.
+        let size = if difference == 0.0 { 0.0 } else { difference / usual };
+        let x = size.clamp(-SIZE_MAX, SIZE_MAX);
+        let greatest = if size.abs() < GREATEST_FROM { 0.0 } else { GREATEST_STAKE.copysign(size) };
+        let stakes =
+            THETAS.map(|theta| STAKE_MAX * (theta * x).tanh()).into_iter().chain([greatest]);
+        for ((stake, more), less) in stakes.zip(&mut self.more).zip(&mut self.less) {
             *more += stake.ln_1p();
             *less += (-stake).ln_1p();
         }
-        let players = || self.more.iter().chain(&self.less);
-        let most = players().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = players().map(|ln| (ln - most).exp()).sum();
-        self.ln_e = most + (sum / (2 * THETAS.len()) as f64).ln();
+        let (more, less) = (ln_mean(&self.more), ln_mean(&self.less));
+        self.ln_e = more.max(less) + ((-(more - less).abs()).exp() / 2.0 + 0.5).ln();
         self.ln_e_max = self.ln_e_max.max(self.ln_e);
     }
 
     /// Logarithm of the wealth now (an e-value).
     pub fn ln_e(&self) -> f64 {
         self.ln_e
+    }
+
+    /// Whether those who bet on B being more own more than the others.
+    pub fn is_higher(&self) -> bool {
+        ln_mean(&self.more) > ln_mean(&self.less)
     }
 
     /// Logarithm of the most that it ever was.
@@ -87,6 +96,12 @@ impl Betting {
     pub fn rejects(&self, alpha: f64) -> bool {
         self.ln_e_max >= -alpha.ln()
     }
+}
+
+fn ln_mean(players: &[f64; PLAYERS]) -> f64 {
+    let most = players.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = players.iter().map(|ln| (ln - most).exp()).sum();
+    most + (sum / PLAYERS as f64).ln()
 }
 
 impl Default for Betting {
@@ -176,6 +191,17 @@ mod tests {
         // Once is enough: what comes later does not take it back.
         (0..50).for_each(|_| betting.push(-1.0));
         assert!(betting.rejects(0.05) && !betting.rejects(1e-9));
+    }
+
+    /// Stalls in a tenth of B's blocks, and noise either way in the others.
+    #[test]
+    fn a_few_great_differences_to_one_side_are_found() {
+        let mut betting = Betting::new();
+        for at in 0..200 {
+            let noise = if at % 2 == 0 { -0.3 } else { 0.3 } * (1.0 + f64::from(at % 7) / 10.0);
+            betting.push(if at % 10 == 5 { 3.0 } else { noise });
+        }
+        assert!(betting.rejects(0.05) && betting.is_higher());
     }
 
     #[test]

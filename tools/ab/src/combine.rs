@@ -1,15 +1,16 @@
 //! Reports of the same comparison on several GPUs, taken together.
 //!
-//! Each test was ordered by its own coin, so given everything but the coins their wealths
-//! are independent, each with a mean of at most 1 when it stops: so is their product (Vovk
-//! and Wang, *E-values*, Ann. Statist. 49(3), 2021). Markov's inequality bounds it. Unlike
-//! within one test nothing is said of how large it was earlier: this is looked at once.
+//! The pairs of all tests make one sequence, their first pairs first. Each pair was ordered by a
+//! coin of its own, and whether a test goes on to a next pair depends on what came before in the
+//! sequence only, so the bet of [`crate::betting`] on the whole sequence is as fair as on one
+//! test, and as powerful as one test of that many pairs.
 
 use crate::betting::Betting;
-use crate::design::Arm;
-use crate::interval::{estimate, not_rejected};
+use crate::experiment::{OVERALL_MARGIN, SLOW_BLOCKS_SD};
+use crate::interval::{Bounds, confidence, estimate};
 use crate::metric::Metric;
-use crate::report::{Effect, Report, Verdict};
+use crate::report::{Effect, Report};
+use crate::verdict::{PAIRS_MIN, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// Reports at once.
@@ -27,10 +28,13 @@ pub struct Combined {
     pub pairs: usize,
     /// Level: the strictest of theirs.
     pub alpha: f64,
-    /// What they say.
+    /// What to do.
     pub verdict: Verdict,
-    /// Product of the e-values that the tests ended with.
+    pub why: String,
+    /// The largest e-value of the pooled pairs.
     pub e_value: f64,
+    /// Both arms over all of their blocks; bounds approximate.
+    pub overall: Option<Effect>,
     /// The effect, if it is one ratio on all GPUs.
     pub effect: Effect,
 }
@@ -54,25 +58,29 @@ pub enum CombineError {
     Seed(usize, usize),
 }
 
-/// The logarithmic differences, as the test had them.
-fn differences(report: &Report) -> Vec<f64> {
-    let pairs = report.blocks.chunks_exact(2).filter(|p| p[0].arm != p[1].arm);
-    pairs
-        .filter(|p| {
-            report.plan.metric != Metric::BeThroughput || p[0].be_launches + p[1].be_launches > 0
-        })
-        .filter_map(|p| {
-            let (a, b) = if p[0].arm == Arm::A { (&p[0], &p[1]) } else { (&p[1], &p[0]) };
-            let difference = b.value?.ln() - a.value?.ln();
-            difference.is_finite().then_some(difference)
-        })
-        .collect()
+/// All pairs, the first of each test first.
+fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
+    let longest = each.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest).flat_map(|at| each.iter().filter_map(move |d| d.get(at).copied())).collect()
 }
 
-fn ln_e(differences: &[f64], shift: f64) -> f64 {
-    let mut betting = Betting::new();
-    differences.iter().for_each(|d| betting.push(d - shift));
-    betting.ln_e()
+/// The ratios over all blocks of each test, weighted by how sure they are; `None` if a test has
+/// none.
+fn overall(reports: &[Report]) -> Option<(f64, Bounds)> {
+    let (mut weights, mut sum) = (0.0, 0.0);
+    for report in reports {
+        let effect = report.overall?.effect;
+        // Both bounds are 1.96 standard errors away, more or less.
+        let se = ((effect.high?.ln() - effect.low?.ln()) / 3.92).max(1e-3);
+        let weight = 1.0 / (se * se);
+        if !(weight.is_finite() && effect.ratio > 0.0) {
+            return None;
+        }
+        weights += weight;
+        sum += weight * effect.ratio.ln();
+    }
+    let (mean, width) = (sum / weights, 1.96 / weights.sqrt());
+    Some((mean, Bounds { low: Some(mean - width), high: Some(mean + width) }))
 }
 
 /// Take them together.
@@ -103,14 +111,17 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
             return Err(CombineError::Seed(other + 1, number));
         }
     }
-    let each: Vec<Vec<f64>> = reports.iter().map(differences).collect();
-    let all: Vec<f64> = each.iter().flatten().copied().collect();
+    let finite =
+        |report: &Report| report.differences.iter().copied().filter(|d| d.is_finite()).collect();
+    let each: Vec<Vec<f64>> = reports.iter().map(finite).collect();
+    let all = pooled(&each);
     let alpha = reports.iter().map(|r| r.plan.alpha).fold(f64::INFINITY, f64::min);
-    let product = |shift: f64| each.iter().map(|d| ln_e(d, shift)).sum::<f64>();
-    let bounds = not_rejected(&all, |shift| product(shift) >= -alpha.ln());
-    let effect = Effect::new(estimate(&all), bounds);
-    let ln_e = product(0.0);
-    let better = (effect.ratio < 1.0) == first.plan.metric.lower_is_better();
+    let mut betting = Betting::new();
+    all.iter().for_each(|d| betting.push(*d));
+    let enough = all.len() >= PAIRS_MIN;
+    let bounds = if enough { confidence(&all, alpha) } else { Bounds::default() };
+    let (effect, overall) = (Effect::new(estimate(&all), bounds), overall(reports));
+    let (verdict, why) = conclude(reports, all.len(), &betting, alpha, overall);
     Ok(Combined {
         metric: first.plan.metric,
         a: first.a.source.name.clone(),
@@ -118,14 +129,68 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
         reports: reports.len(),
         pairs: all.len(),
         alpha,
-        verdict: match (ln_e >= -alpha.ln(), better) {
-            (false, _) => Verdict::Undecided,
-            (true, true) => Verdict::BBetter,
-            (true, false) => Verdict::BWorse,
-        },
-        e_value: ln_e.exp().min(1e12),
+        verdict,
+        why,
+        e_value: betting.ln_e_max().exp().min(1e12),
+        overall: overall.map(|(ln, bounds)| Effect::new(ln, bounds)),
         effect,
     })
+}
+
+/// As for one test.
+fn is_rarely_slow(reports: &[Report]) -> bool {
+    let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>() as f64;
+    let (a, b) = (sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow));
+    b > a + SLOW_BLOCKS_SD * a.sqrt()
+}
+
+fn conclude(
+    reports: &[Report],
+    pairs: usize,
+    betting: &Betting,
+    alpha: f64,
+    overall: Option<(f64, Bounds)>,
+) -> (Verdict, String) {
+    let plan = &reports[0].plan;
+    let metric = plan.metric;
+    if let Some(at) = reports.iter().position(|r| r.verdict == Verdict::Withdrawn) {
+        return (Verdict::Withdrawn, format!("report {}: {}", at + 1, reports[at].why));
+    }
+    let sign = if metric.lower_is_better() { 1.0 } else { -1.0 };
+    let needed = if metric == Metric::BeThroughput { 0 } else { plan.blocks_min_better as usize };
+    match (betting.rejects(alpha), betting.is_higher() != metric.lower_is_better()) {
+        (false, _) => (Verdict::Undecided, format!("no difference on {metric} is shown")),
+        (true, false) => (Verdict::KeepA, format!("B is worse on {metric}, block by block")),
+        (true, true) if 2 * pairs < needed => {
+            let why = format!(
+                "B is better in most blocks; {needed} blocks are needed, not {}",
+                2 * pairs
+            );
+            (Verdict::Undecided, why)
+        }
+        (true, true) if is_rarely_slow(reports) => {
+            let why = "B is better in most blocks, but more of its blocks than of A's were slow";
+            (Verdict::Undecided, why.into())
+        }
+        (true, true) => match overall {
+            Some((ln, bounds)) => {
+                let worst = if sign > 0.0 { bounds.high } else { bounds.low };
+                let well = worst.is_some_and(|worst| sign * worst < OVERALL_MARGIN.ln_1p());
+                let why = format!("B is better on {metric}, block by block");
+                let best = if sign > 0.0 { bounds.low } else { bounds.high };
+                if best.is_some_and(|best| sign * best > 0.0) {
+                    (Verdict::KeepA, format!("{why}, but worse over all requests"))
+                } else if sign * ln <= 0.0 && well {
+                    (Verdict::PromoteB, format!("{why} and over all requests"))
+                } else {
+                    (Verdict::Undecided, format!("{why}; not sure enough over all requests"))
+                }
+            }
+            None => {
+                (Verdict::Undecided, "a report has too few requests for an overall figure".into())
+            }
+        },
+    }
 }
 
 #[cfg(test)]

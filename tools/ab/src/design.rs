@@ -21,6 +21,11 @@ pub enum Arm {
 }
 
 impl Arm {
+    /// Where its part is in arrays of both.
+    pub fn index(self) -> usize {
+        usize::from(self == Arm::B)
+    }
+
     /// The other one.
     pub fn other(self) -> Arm {
         match self {
@@ -45,9 +50,12 @@ impl std::fmt::Display for Arm {
 pub struct Plan {
     /// What is compared.
     pub metric: Metric,
-    /// Length of a block, its washout included.
+    /// Greatest length of a block, its washout included.
     pub block_ns: u64,
-    /// The part at a block's start that does not count.
+    /// Blocks get as short as this where requests suffice; see [`crate::pace`].
+    pub block_ns_min: u64,
+    /// The part at the start of a block of the greatest length that does not count. Shorter blocks
+    /// have as large a part.
     pub washout_ns: u64,
     /// The experiment ends before it takes longer than this.
     pub time_ns_max: u64,
@@ -58,6 +66,22 @@ pub struct Plan {
     pub alpha: f64,
     /// No decision before so many blocks.
     pub blocks_min: u32,
+    /// No decision for B on a metric of requests before so many blocks: a state that makes 5 % of
+    /// its blocks slow would else be missed.
+    #[serde(default = "blocks_min_better")]
+    pub blocks_min_better: u32,
+    /// B may be worse by this share and is preferred all the same.
+    #[serde(default)]
+    pub margin: f64,
+    /// What the arms know when a block begins.
+    #[serde(default)]
+    pub state: State,
+    /// B's share of the time at first. It doubles each 20 pairs until it is a half.
+    #[serde(default = "half")]
+    pub exposure: f64,
+    /// If the verdict is *promote B*, B stays active.
+    #[serde(default)]
+    pub promote: bool,
     /// Seed of the order of blocks.
     pub seed: u64,
     /// Go on to the end although it is decided: narrows the interval.
@@ -68,6 +92,73 @@ pub struct Plan {
     pub guards: Vec<Guard>,
     /// Guards look at the last so much time under B.
     pub guard_window_ns: u64,
+}
+
+/// If 5 % of B's blocks are slow, 240 of B show at most 3 slow ones with a chance of 0.2 %.
+fn blocks_min_better() -> u32 {
+    480
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+/// What the arms know when a block begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Every block of both arms begins with what the active policy knew when the test began: what
+    /// is compared is the policies.
+    #[default]
+    Frozen,
+    /// Each arm goes on with what it knew at the end of its last block: what is compared is the
+    /// policies *and* what each happens to learn.
+    Carry,
+}
+
+impl std::str::FromStr for State {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "frozen" => Ok(State::Frozen),
+            "carry" => Ok(State::Carry),
+            _ => Err(format!("{text:?} is not a state: expected frozen or carry")),
+        }
+    }
+}
+
+/// What each arm is offered at the start of its blocks.
+#[derive(Clone, Debug)]
+pub struct Knowledge<T> {
+    state: State,
+    /// What the active policy knew when the test began.
+    frozen: Option<T>,
+    own: [Option<T>; 2],
+}
+
+impl<T: Clone> Knowledge<T> {
+    pub fn new(state: State, known: Option<T>) -> Self {
+        Knowledge { state, frozen: known, own: [None, None] }
+    }
+
+    /// For the next block of this arm.
+    pub fn offered(&self, arm: Arm) -> Option<T> {
+        match self.state {
+            State::Frozen => self.frozen.clone(),
+            State::Carry => self.latest(arm),
+        }
+    }
+
+    /// What an arm knew last: for after the test.
+    pub fn latest(&self, arm: Arm) -> Option<T> {
+        self.own[arm.index()].clone().or_else(|| self.frozen.clone())
+    }
+
+    /// What an arm knew at the end of its block.
+    pub fn saved(&mut self, arm: Arm, known: T) {
+        self.own[arm.index()] = Some(known);
+    }
 }
 
 /// Why a plan makes no sense.
@@ -100,6 +191,16 @@ pub enum PlanError {
     /// A window in which nothing can be seen.
     #[error("a guard window of {}: expected {} to 1 h", time(*.0 as f64), time(BLOCK_NS_MIN as f64))]
     GuardWindow(u64),
+    /// Requests that are stuck under B only would never fill it.
+    #[error("a guard window of {} and blocks measured for {}: expected a window that a block can fill; use longer blocks", time(*.0 as f64), time(*.1 as f64))]
+    GuardWindowBlock(u64, u64),
+    #[error("a margin of {0}: expected 0 to 0.5")]
+    Margin(f64),
+    #[error("an exposure of {:.1} %: expected 1 % to 50 %", .0 * 100.0)]
+    Exposure(f64),
+    /// The least length of a block is above the greatest, or too short.
+    #[error("a shortest block of {}: expected {} to {}, the length of a block", time(*.0 as f64), time(BLOCK_NS_MIN as f64), time(*.1 as f64))]
+    BlockMin(u64, u64),
 }
 
 impl Plan {
@@ -107,16 +208,22 @@ impl Plan {
     pub fn of(metric: Metric) -> Self {
         Plan {
             metric,
-            block_ns: 2_000_000_000,
+            block_ns: 1_000_000_000,
+            block_ns_min: 250_000_000,
             washout_ns: 100_000_000,
             time_ns_max: 600_000_000_000,
             slo_ns: None,
             alpha: 0.05,
             blocks_min: 20,
+            blocks_min_better: blocks_min_better(),
+            margin: 0.0,
+            state: State::Frozen,
+            exposure: half(),
+            promote: false,
             seed: 1,
             to_end: false,
             guards: Vec::new(),
-            guard_window_ns: 2_000_000_000,
+            guard_window_ns: 900_000_000,
         }
     }
 
@@ -127,6 +234,9 @@ impl Plan {
     pub fn check(&self) -> Result<(), PlanError> {
         if self.block_ns < BLOCK_NS_MIN {
             return Err(PlanError::Block(self.block_ns));
+        }
+        if !(BLOCK_NS_MIN..=self.block_ns).contains(&self.block_ns_min) {
+            return Err(PlanError::BlockMin(self.block_ns_min, self.block_ns));
         }
         if self.washout_ns > self.block_ns / 4 * 3 {
             return Err(PlanError::Washout(self.washout_ns, self.block_ns));
@@ -158,6 +268,16 @@ impl Plan {
         }
         if !(BLOCK_NS_MIN..=3_600_000_000_000).contains(&self.guard_window_ns) {
             return Err(PlanError::GuardWindow(self.guard_window_ns));
+        }
+        let measured_ns = self.block_ns - self.washout_ns;
+        if !self.guards.is_empty() && self.guard_window_ns > measured_ns {
+            return Err(PlanError::GuardWindowBlock(self.guard_window_ns, measured_ns));
+        }
+        if !(0.0..=0.5).contains(&self.margin) {
+            return Err(PlanError::Margin(self.margin));
+        }
+        if !(0.01..=0.5).contains(&self.exposure) {
+            return Err(PlanError::Exposure(self.exposure));
         }
         Ok(())
     }
@@ -211,6 +331,18 @@ mod tests {
     }
 
     #[test]
+    fn frozen_arms_begin_alike_and_carried_ones_go_on() {
+        for (state, offered) in [(State::Frozen, [Some(1); 2]), (State::Carry, [Some(2), Some(1)])]
+        {
+            let mut knowledge = Knowledge::new(state, Some(1));
+            knowledge.saved(Arm::A, 2);
+            assert_eq!([Arm::A, Arm::B].map(|arm| knowledge.offered(arm)), offered);
+            assert_eq!(knowledge.latest(Arm::A), Some(2), "what A learnt is not lost");
+            assert_eq!(knowledge.latest(Arm::B), Some(1));
+        }
+    }
+
+    #[test]
     fn plans_that_make_no_sense_are_refused_by_name() {
         let good = Plan::of(Metric::HpP99);
         good.check().unwrap();
@@ -229,6 +361,16 @@ mod tests {
             (bad(|p| p.metric = Metric::SloAttainment), "--slo"),
             (bad(|p| p.slo_ns = Some(0)), "objective"),
             (bad(|p| p.guard_window_ns = 0), "guard window"),
+            (bad(|p| p.margin = f64::NAN), "margin"),
+            (bad(|p| p.exposure = 0.9), "exposure of 90.0 %"),
+            (bad(|p| p.block_ns_min = 2 * p.block_ns), "shortest block of 2 s"),
+            (
+                bad(|p| {
+                    p.guards = vec!["hp_p99<8ms".parse().unwrap()];
+                    p.guard_window_ns = p.block_ns;
+                }),
+                "a block can fill",
+            ),
             (bad(|p| p.guards = vec!["slo_attainment>90%".parse().unwrap()]), "--slo"),
             (bad(|p| p.guards = vec!["hp_p99<8ms".parse().unwrap(); 9]), "at most 8"),
         ] {

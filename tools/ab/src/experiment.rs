@@ -3,18 +3,28 @@
 //! ```text
 //! Between --Switch(arm)--> switched --> Washout --Take(cut)--> Measuring --Take(cut)--> Between
 //!                                          \____________Take, every TICK____________/
+//! Between (after a pair, with less exposure) --Switch(A)--> Resting --Take(cut)--> Between
 //! any --(decided, out of time, guard, fault, no traffic, stop)--> Ended
 //! ```
 //!
-//! A `Take` with `cut` begins a new stretch: requests under way belong to neither side.
-//! Takes in between only look, so that a guard's breach is seen within a tick.
+//! A `Take` with `cut` begins a new stretch: requests under way are told from those that begin
+//! in it, and belong where they began ([`crate::ledger`]). Takes in between only look, so that a
+//! guard's breach is seen within a tick.
+
+mod judge;
 
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::guard::Window;
+use crate::guard::{Heard, Window};
 use crate::interval;
+use crate::ledger::Ledger;
+use crate::load::Adjuster;
+use crate::metric::Metric;
+use crate::pace::Pace;
 use crate::report::Block;
 use crate::sample::Sample;
+use judge::Served;
+pub use judge::{Judgement, OVERALL_MARGIN, SLOW_BLOCKS_SD};
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -23,6 +33,9 @@ pub const TICK_NS: u64 = 50_000_000;
 pub const SAMPLE_RATIO_ALPHA: f64 = 0.001;
 /// Pairs in a row that say nothing, after which there is no traffic.
 const EMPTY_PAIRS_MAX: u32 = 10;
+/// Pairs beyond which a decision for B is looked for at each fifth pair only.
+const PAIRS_EACH: usize = 60;
+const PAIRS_APART: usize = 5;
 
 /// What the caller is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +61,14 @@ pub enum Reason {
     Decided,
     /// Out of time.
     MaxTime,
+    /// A difference of 10 % would take much longer than there was time.
+    Futile,
     /// B did not keep a guard's limit.
     Guard,
     /// A policy lost a turn or could not be started.
     PolicyFailed,
+    /// One arm served requests, and the other hardly any; `arm` is the other.
+    NotServed,
     /// Pairs of blocks say nothing: hardly any request, or no best-effort work.
     NoTraffic,
     /// An operator stopped it.
@@ -78,8 +95,16 @@ pub struct Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Between,
-    Washout { until_ns: u64 },
-    Measuring { until_ns: u64 },
+    Washout {
+        until_ns: u64,
+    },
+    Measuring {
+        until_ns: u64,
+    },
+    /// A serves and nothing counts.
+    Resting {
+        until_ns: u64,
+    },
 }
 
 /// See the module's documentation.
@@ -89,18 +114,32 @@ pub struct Experiment {
     assignment: Assignment,
     arm: Arm,
     phase: Phase,
+    pace: Pace,
+    /// How long A is to serve before the next pair, ns.
+    rest_ns: u64,
     started_ns: u64,
     looked_ns: u64,
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
-    /// The first block of the pair.
-    first: Option<(Arm, Sample)>,
+    /// Lengths of requests that began in this block's washout and ended after it.
+    late: Vec<u64>,
+    /// The first block of the pair, and how many requests began and ended in it.
+    first: Option<(Arm, Sample, u64)>,
+    /// Requests that began and ended in a block of each arm.
+    served_under: [u64; 2],
+    ledger: Ledger,
     blocks: Vec<Block>,
+    adjuster: Adjuster,
+    /// What load does not explain of them.
     differences: Vec<f64>,
     pairs_empty: u32,
     empty_in_a_row: u32,
     betting: Betting,
+    /// The same with the margin taken out: what decides.
+    decision: Betting,
+    judgement: Judgement,
+    served: Served,
     sample_ratio: Betting,
     window: Window,
     ended: Option<Ended>,
@@ -117,6 +156,15 @@ impl Experiment {
         let arm = assignment.next_arm();
         Ok(Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
+            ledger: Ledger::default(),
+            pace: Pace::new(&plan),
+            rest_ns: 0,
+            adjuster: Adjuster::default(),
+            late: Vec::new(),
+            decision: Betting::new(),
+            judgement: Judgement::Open,
+            served: Served::default(),
+            served_under: [0; 2],
             plan,
             assignment,
             arm,
@@ -141,14 +189,21 @@ impl Experiment {
         if self.ended.is_some() {
             return Action::End;
         }
-        let until_ns = match self.phase {
-            Phase::Between => return Action::Switch(self.arm),
-            Phase::Washout { until_ns } | Phase::Measuring { until_ns } => until_ns,
-        };
+        let Some(until_ns) = self.cut_at_ns() else { return Action::Switch(self.arm()) };
         let tick_ns = self.looked_ns.saturating_add(TICK_NS);
         // No tick right before a cut.
         let cut = tick_ns.saturating_add(TICK_NS / 2) >= until_ns;
         Action::Take { at_ns: if cut { until_ns } else { tick_ns }, cut }
+    }
+
+    /// When the present stretch ends; `None` between two.
+    pub fn cut_at_ns(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Between => None,
+            Phase::Washout { until_ns }
+            | Phase::Measuring { until_ns }
+            | Phase::Resting { until_ns } => Some(until_ns),
+        }
     }
 
     /// Before the first block: turns that policies lost earlier are not the arms'.
@@ -156,23 +211,38 @@ impl Experiment {
         self.faults = faults;
     }
 
-    /// The arm asked for is active. `sample` is what was recorded since the last cut; it
-    /// belongs to nobody.
+    /// The arm asked for is active. `sample` is what was recorded since the last cut; of that
+    /// only requests that began before count.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
         if self.ended.is_some() || self.phase != Phase::Between {
             return;
         }
         self.looked_ns = now_ns;
         if sample.faults > self.faults {
-            let message = format!("a policy lost a turn while arm {} took over", self.arm);
+            let message = format!("a policy lost a turn while arm {} took over", self.arm());
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
+        self.look(now_ns, sample);
+        if self.rest_ns > 0 {
+            return self.rest(now_ns);
+        }
+        let (block_ns, washout_ns) = (self.pace.block_ns(), self.pace.washout_ns());
+        self.ledger.switch(self.arm, now_ns, washout_ns);
+        self.window.block_is(block_ns - washout_ns);
         self.measured.clear();
-        self.phase = if self.plan.washout_ns > 0 {
-            Phase::Washout { until_ns: now_ns + self.plan.washout_ns }
+        self.late.clear();
+        self.phase = if washout_ns > 0 {
+            Phase::Washout { until_ns: now_ns + washout_ns }
         } else {
-            Phase::Measuring { until_ns: now_ns + self.plan.block_ns }
+            Phase::Measuring { until_ns: now_ns + block_ns }
         };
+    }
+
+    /// A serves between two pairs.
+    fn rest(&mut self, now_ns: u64) {
+        self.ledger.rest(now_ns);
+        let until_ns = now_ns + std::mem::take(&mut self.rest_ns);
+        self.phase = Phase::Resting { until_ns };
     }
 
     /// The arm asked for could not be put active.
@@ -187,18 +257,18 @@ impl Experiment {
         }
         self.looked_ns = now_ns;
         if sample.faults > self.faults {
-            let message = format!("the policy of arm {} lost a turn", self.arm);
+            let message = format!("the policy of arm {} lost a turn", self.arm());
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
-        if self.arm == Arm::B
-            && let Some(breach) = self.window.add(sample)
-        {
+        self.look(now_ns, sample);
+        let (carried, open) = (self.ledger.ended_of_b(&sample.carried), self.ledger.open_of_b());
+        let b = (self.arm() == Arm::B).then_some(sample);
+        if let Some(breach) = self.window.add(Heard { sample: b, carried: &carried, open: &open }) {
             return self.end(now_ns, Reason::Guard, breach);
         }
         match self.phase {
             Phase::Washout { .. } if cut => {
-                let rest_ns = self.plan.block_ns - self.plan.washout_ns;
-                self.phase = Phase::Measuring { until_ns: now_ns + rest_ns };
+                self.phase = Phase::Measuring { until_ns: now_ns + self.pace.measured_ns() };
             }
             Phase::Measuring { .. } => {
                 self.measured.extend(sample);
@@ -206,7 +276,8 @@ impl Experiment {
                     self.end_block(now_ns);
                 }
             }
-            Phase::Washout { .. } | Phase::Between => {}
+            Phase::Resting { .. } if cut => self.phase = Phase::Between,
+            Phase::Washout { .. } | Phase::Resting { .. } | Phase::Between => {}
         }
     }
 
@@ -222,38 +293,105 @@ impl Experiment {
         }
     }
 
+    /// Whose fault the end was.
+    pub(crate) fn blame(&mut self, arm: Arm) {
+        if let Some(ended) = &mut self.ended {
+            ended.arm = Some(arm);
+        }
+    }
+
     fn end(&mut self, now_ns: u64, reason: Reason, message: String) {
         if self.ended.is_none() {
-            let arm = (self.phase != Phase::Between).then_some(self.arm);
+            let arm = (self.phase != Phase::Between).then_some(self.arm());
             let after_ns = now_ns.saturating_sub(self.started_ns);
             self.ended = Some(Ended { reason, arm, message, after_ns });
         }
     }
 
-    fn end_block(&mut self, now_ns: u64) {
-        let sample = std::mem::take(&mut self.measured);
-        self.blocks.push(Block {
-            arm: self.arm,
+    /// Requests that began before the last cut go where they belong.
+    fn look(&mut self, now_ns: u64, sample: &Sample) {
+        self.ledger.look(now_ns, sample);
+        let (blocks, between) = (self.blocks.len(), self.phase == Phase::Between);
+        for request in &sample.carried {
+            let Some(own) = self.ledger.block_at(request.began_ns) else { continue };
+            if own == blocks && !between {
+                self.late.push(request.ns);
+            } else if own + 1 == blocks
+                && let Some((_, first, _)) = &mut self.first
+            {
+                first.request(request.ns);
+            }
+        }
+    }
+
+    /// A block's figures. Requests of it that are under way count as their age.
+    fn block(&self, arm: Arm, number: usize, mut sample: Sample) -> (Block, Sample) {
+        let mut open = 0;
+        for ns in self.ledger.open_of(number) {
+            sample.request(ns);
+            open += 1;
+        }
+        let block = Block {
+            arm,
             began_s: sample.from_ns.saturating_sub(self.started_ns) as f64 / 1e9,
             measured_s: sample.span_ns() as f64 / 1e9,
             value: self.plan.metric.value(&sample, self.plan.slo_ns),
             requests: sample.requests(),
-            straddled: sample.straddled,
+            open,
             merged: sample.merged,
+            queue_known: sample.queue_known,
             hp_p50_ns: sample.quantile_ns(0.5),
             hp_p99_ns: sample.quantile_ns(0.99),
             be_launches: sample.launches,
             be_work_ns: sample.work_ns,
-        });
+        };
+        (block, sample)
+    }
+
+    fn end_block(&mut self, now_ns: u64) {
+        let mut sample = std::mem::take(&mut self.measured);
+        let number = self.blocks.len();
+        self.ledger.count(number, &sample);
+        let served = sample.requests();
+        self.served_under[self.arm.index()] += served;
+        self.late.drain(..).for_each(|ns| sample.request(ns));
         self.phase = Phase::Between;
         match self.first.take() {
-            None => self.first = Some((self.arm, sample)),
-            Some((first_arm, first)) => {
-                let (a, b) = if first_arm == Arm::A { (first, sample) } else { (sample, first) };
-                self.end_pair(now_ns, &a, &b);
+            None => {
+                let (block, _) = self.block(self.arm, number, sample.clone());
+                self.blocks.push(block);
+                self.first = Some((self.arm, sample, served));
+            }
+            Some((first_arm, first, first_served)) => {
+                // What of the first block was under way then may have ended.
+                let (block, first) = self.block(first_arm, number - 1, first);
+                self.blocks[number - 1] = block;
+                let (block, second) = self.block(self.arm, number, sample);
+                self.blocks.push(block);
+                let pair = [(first, first_served), (second, served)];
+                let [a, b] = if first_arm == Arm::A {
+                    pair
+                } else {
+                    let [b, a] = pair;
+                    [a, b]
+                };
+                self.served.push(a.1, b.1);
+                self.end_pair(now_ns, &a.0, &b.0);
             }
         }
+        if self.arm == Arm::A && self.window.is_relative() {
+            let of_a = || self.blocks.iter().filter(|block| block.arm == Arm::A);
+            let seconds: f64 = of_a().map(|block| block.measured_s).sum();
+            let block_s = seconds / of_a().count().max(1) as f64;
+            let watched_s = self.plan.time_ns_max as f64 / 2e9;
+            self.window.refer(&self.ledger.ended_under(Arm::A), block_s, watched_s);
+        }
+        let last = self.arm;
         self.arm = self.assignment.next_arm();
+        // After a pair: A serves already, or is to be put active first.
+        if self.rest_ns > 0 && last == Arm::A && self.ended.is_none() {
+            self.rest(now_ns);
+        }
     }
 
     fn end_pair(&mut self, now_ns: u64, a: &Sample, b: &Sample) {
@@ -262,21 +400,40 @@ impl Experiment {
         let says = metric.pair_says_something(a, b);
         let difference = ln(a).zip(ln(b)).map(|(a, b)| b - a).filter(|_| says);
         let requests = |s: &Sample| (s.requests() as f64 + 1.0) / (s.span_ns() as f64).max(1.0);
-        self.sample_ratio.push(requests(b).ln() - requests(a).ln());
+        let load = requests(b).ln() - requests(a).ln();
+        self.sample_ratio.push(load);
+        self.pace.ended(a, b, metric != Metric::BeThroughput);
+        self.rest_ns = self.pace.rest_ns();
         match difference {
             Some(difference) => {
+                let difference = self.adjuster.push(difference, load);
                 self.empty_in_a_row = 0;
                 self.differences.push(difference);
                 self.betting.push(difference);
+                self.decision.push(difference - self.shift());
             }
             None => {
                 self.pairs_empty += 1;
                 self.empty_in_a_row += 1;
             }
         }
+        let pairs = self.differences.len();
+        if pairs <= PAIRS_EACH || pairs.is_multiple_of(PAIRS_APART) {
+            self.judgement = self.judge();
+        }
         let blocks = self.blocks.len();
         let elapsed_ns = now_ns.saturating_sub(self.started_ns);
-        if self.is_decided() && !self.plan.to_end {
+        if let Some(arm) = self.served.failed() {
+            let served = |arm: Arm| self.served_under[arm.index()];
+            let message = format!(
+                "{arm} served {} requests while {} served {}",
+                served(arm),
+                arm.other(),
+                served(arm.other())
+            );
+            self.end(now_ns, Reason::NotServed, message);
+            self.blame(arm);
+        } else if self.is_decided() && !self.plan.to_end {
             let message = format!("after {blocks} blocks");
             self.end(now_ns, Reason::Decided, message);
         } else if self.empty_in_a_row >= EMPTY_PAIRS_MAX {
@@ -285,16 +442,29 @@ impl Experiment {
                  high-priority requests, or no best-effort work"
             );
             self.end(now_ns, Reason::NoTraffic, message);
-        } else if elapsed_ns.saturating_add(2 * self.plan.block_ns) > self.plan.time_ns_max {
+        } else if self.is_futile(elapsed_ns) {
+            let message =
+                format!("after {blocks} blocks; a difference of 10 % would take too long");
+            self.end(now_ns, Reason::Futile, message);
+        } else if elapsed_ns + self.rest_ns + 2 * self.pace.block_ns() > self.plan.time_ns_max {
             let message = format!("{blocks} blocks; another pair would take too long");
             self.end(now_ns, Reason::MaxTime, message);
         }
     }
 
-    /// Whether "no difference" is rejected, with enough blocks behind it.
+    /// What the finished pairs say.
+    pub fn judgement(&self) -> Judgement {
+        self.judgement
+    }
+
+    /// Whether nothing more is to be found out.
     pub fn is_decided(&self) -> bool {
-        self.betting.rejects(self.plan.alpha)
-            && 2 * self.differences.len() >= self.plan.blocks_min as usize
+        matches!(self.judgement, Judgement::Better | Judgement::Worse)
+    }
+
+    /// The evidence against "as good as the margin allows": what decides.
+    pub fn decision(&self) -> &Betting {
+        &self.decision
     }
 
     pub fn plan(&self) -> &Plan {
@@ -303,7 +473,13 @@ impl Experiment {
 
     /// The arm active, or to be put active next.
     pub fn arm(&self) -> Arm {
-        self.arm
+        let rests = self.rest_ns > 0 || matches!(self.phase, Phase::Resting { .. });
+        if rests { Arm::A } else { self.arm }
+    }
+
+    /// Length of the present pair's blocks, ns.
+    pub fn block_ns(&self) -> u64 {
+        self.pace.block_ns()
     }
 
     /// Whether the block's washout is under way.

@@ -42,7 +42,14 @@ impl Bench {
 }
 
 fn plan(metric: Metric) -> Plan {
-    Plan { block_ns: 400_000_000, time_ns_max: 60_000_000_000, ..Plan::of(metric) }
+    Plan {
+        block_ns: 400_000_000,
+        block_ns_min: 400_000_000,
+        time_ns_max: 60_000_000_000,
+        guard_window_ns: 300_000_000,
+        blocks_min_better: 20,
+        ..Plan::of(metric)
+    }
 }
 
 fn requests(sample: &mut Sample, count: u64, ns: u64) {

@@ -4,7 +4,8 @@
 //!
 //! | metric | means | breached when, in the window |
 //! | --- | --- | --- |
-//! | `hp_p50<8ms`, `hp_p99<8ms`, `hp_p999<8ms` | high-priority requests' times | more than 50 %, 1 %, 0.1 % of the requests, and at least two, took longer; one still under way counts as soon as it is too old; one that lasts as long as the window is enough by itself |
+//! | `hp_p50<8ms`, `hp_p99<8ms`, `hp_p999<8ms` | high-priority requests' times | more than 50 %, 1 %, 0.1 % of the requests, and at least two, took longer; each one still under way counts as soon as it is too old; one that lasts as long as the window or the measured part of a block is enough by itself |
+//! | `hp_p99<1.2*A` (also `hp_p50`, `hp_p999`) | the same, relative to A's percentile so far | more took longer than A's own tail makes likely in one of 20 tests |
 //! | `slo_attainment>95%` | share of requests within the objective | it is less, of at least 20 requests |
 //! | `be_throughput>20%`, `>200ms/s` | best-effort work, GPU time a second | it is less, once the window is full |
 //!
@@ -12,6 +13,7 @@
 //! that the limit was not kept.
 
 use crate::sample::Sample;
+use crate::tail::{Pool, Tail};
 use crate::units::{parse_ns, time};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -28,6 +30,8 @@ const BYTES_MAX: usize = 64;
 enum Limit {
     /// Of the requests, this share must take at most so long.
     Quantile { share: f64, ns: u64 },
+    /// This share must take at most so many times as long as under A.
+    TimesA { share: f64, times: f64 },
     /// At least this share within the objective.
     Slo(f64),
     /// At least so many ns of work a second.
@@ -51,6 +55,14 @@ pub struct GuardError {
 }
 
 impl Guard {
+    /// For a guard on a percentile with a time: the share that must take at most so long.
+    pub fn quantile(&self) -> Option<(f64, u64)> {
+        match self.limit {
+            Limit::Quantile { share, ns } => Some((share, ns)),
+            _ => None,
+        }
+    }
+
     /// Whether it needs the plan's objective.
     pub fn needs_objective(&self) -> bool {
         matches!(self.limit, Limit::Slo(_))
@@ -73,6 +85,13 @@ fn limit(metric: &str, sign: char, value: &str) -> Result<Limit, String> {
     };
     let quantile = |share: f64| {
         wants('<')?;
+        if let Some(times) = value.strip_suffix("*A") {
+            let times: f64 = times.trim().parse().unwrap_or(f64::NAN);
+            return match (1.0..=1_000.0).contains(&times) {
+                true => Ok(Limit::TimesA { share, times }),
+                false => Err(format!("{value:?}: expected 1*A to 1000*A, as in 1.2*A")),
+            };
+        }
         match parse_ns(value)? {
             0 => Err("a limit of 0 cannot be kept".to_owned()),
             ns => Ok(Limit::Quantile { share, ns }),
@@ -144,6 +163,58 @@ impl std::fmt::Display for Guard {
     }
 }
 
+/// Chance of one accidental breach of a relative guard in a whole test.
+const ACCIDENT_MAX: f64 = 0.05;
+/// A's requests beyond the percentile without which a relative guard waits.
+const REFERENCE_OVER_MIN: f64 = 3.0;
+
+/// Chance that a Poisson variable of this mean is at least `k`.
+fn poisson_at_least(mean: f64, k: u64) -> f64 {
+    let (mut term, mut below) = ((-mean).exp(), 0.0);
+    for i in 0..k {
+        below += term;
+        term *= mean / (i + 1) as f64;
+    }
+    (1.0 - below).clamp(0.0, 1.0)
+}
+
+/// What is known of the traffic that a guard looks at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Traffic {
+    /// Requests a second.
+    pub rate: f64,
+    /// Share of them over the limit.
+    pub over: f64,
+    /// The guard's window, s.
+    pub window_s: f64,
+    /// How long B is looked at, s.
+    pub watched_s: f64,
+}
+
+impl Traffic {
+    /// Chance that `least` or more requests over the limit ever meet in a window, if requests
+    /// come independently: each one over the limit may complete such a group.
+    fn accident(&self, least: u64) -> f64 {
+        let chances = self.rate * self.over * self.watched_s;
+        let each = poisson_at_least(self.rate * self.over * self.window_s, least.saturating_sub(1));
+        -(-chances * each).exp_m1()
+    }
+
+    /// Chance that a policy whose requests are like these breaches a guard on this share.
+    pub fn accident_of(&self, share: f64) -> f64 {
+        let allowed = ((1.0 - share) * self.rate * self.window_s).floor() as u64;
+        self.accident((allowed + 1).max(SLOW_REQUESTS_MIN))
+    }
+}
+
+/// What a relative guard compares with: A's requests so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Reference {
+    ns: u64,
+    /// So many requests over it in the window are a breach.
+    least: u64,
+}
+
 /// What guards need of a stretch of time.
 #[derive(Clone, Debug, Default)]
 struct Piece {
@@ -168,12 +239,26 @@ impl Piece {
     }
 }
 
+/// What was heard of B since the last time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard<'a> {
+    /// What was measured, if B serves.
+    pub sample: Option<&'a Sample>,
+    /// B's part of requests that ended after a cut, ns.
+    pub carried: &'a [u64],
+    /// B's part of every request under way, ns.
+    pub open: &'a [u64],
+}
+
 /// The last stretch of B's time.
 #[derive(Clone, Debug)]
 pub struct Window {
     guards: Vec<Guard>,
     slo_ns: Option<u64>,
     length_ns: u64,
+    /// A request under way for so long is a breach by itself: what a block of B can show.
+    stuck_ns: u64,
+    references: Vec<Option<Reference>>,
     pieces: VecDeque<Piece>,
     sum: Piece,
 }
@@ -181,25 +266,73 @@ pub struct Window {
 impl Window {
     /// An empty one.
     pub fn new(guards: Vec<Guard>, slo_ns: Option<u64>, length_ns: u64) -> Self {
-        Window { guards, slo_ns, length_ns, pieces: VecDeque::new(), sum: Piece::default() }
+        let (pieces, sum, references) =
+            (VecDeque::new(), Piece::default(), vec![None; guards.len()]);
+        Window { guards, slo_ns, length_ns, stuck_ns: length_ns, references, pieces, sum }
     }
 
-    /// Something was measured under B. The guard that is breached, if one is, and how.
-    pub fn add(&mut self, sample: &Sample) -> Option<String> {
+    /// A block begins that is measured for so long.
+    pub fn block_is(&mut self, measured_ns: u64) {
+        self.stuck_ns = self.length_ns.min(measured_ns);
+    }
+
+    /// Whether any guard needs [`Window::refer`].
+    pub fn is_relative(&self) -> bool {
+        self.guards.iter().any(|guard| matches!(guard.limit, Limit::TimesA { .. }))
+    }
+
+    /// What A did so far: its blocks, how long each was measured, and for how long B will be looked
+    /// at.
+    pub fn refer(&mut self, blocks: &[Tail], block_s: f64, watched_s: f64) {
+        let pool = Pool::of(blocks);
+        let (requests, window_s) = (pool.requests() as f64, self.length_ns as f64 / 1e9);
+        for (guard, reference) in self.guards.iter().zip(&mut self.references) {
+            let Limit::TimesA { share, times } = guard.limit else { continue };
+            if requests * (1.0 - share) < REFERENCE_OVER_MIN {
+                continue;
+            }
+            let Some(quantile_ns) = pool.quantile_ns(share) else { continue };
+            let ns = (quantile_ns * times) as u64;
+            let traffic = Traffic {
+                rate: requests / (blocks.len() as f64 * block_s).max(1e-9),
+                over: (pool.over(ns) + 1) as f64 / (requests + 1.0),
+                window_s,
+                watched_s,
+            };
+            let likely = (SLOW_REQUESTS_MIN..).find(|k| traffic.accident(*k) <= ACCIDENT_MAX);
+            // Slow requests of A may come in groups, too.
+            let worst = blocks.iter().map(|block| block.over(ns)).max().unwrap_or(0) as f64;
+            let worst = worst * (window_s / block_s).max(1.0);
+            let grouped = (worst + 3.0 * worst.sqrt()) as u64 + 1;
+            let least = likely.unwrap_or(u64::MAX).max(grouped);
+            *reference = Some(Reference { ns, least });
+        }
+    }
+
+    /// The time that a guard holds requests to, ns; `None` if it does not, or not yet.
+    fn limit_ns(&self, at: usize) -> Option<u64> {
+        match self.guards[at].limit {
+            Limit::Quantile { ns, .. } => Some(ns),
+            Limit::TimesA { .. } => self.references[at].map(|reference| reference.ns),
+            Limit::Slo(_) | Limit::Work(_) => None,
+        }
+    }
+
+    /// Something was heard of B. The guard that is breached, if one is, and how.
+    pub fn add(&mut self, heard: Heard<'_>) -> Option<String> {
         if self.guards.is_empty() {
             return None;
         }
-        let requests = sample.requests();
-        let over = |guard: &Guard| match guard.limit {
-            Limit::Quantile { ns, .. } => sample.over(ns),
-            Limit::Slo(_) | Limit::Work(_) => 0,
-        };
+        let of_sample = |read: &dyn Fn(&Sample) -> u64| heard.sample.map_or(0, read);
+        let longer = |ns: u64| heard.carried.iter().filter(|part| **part > ns).count() as u64;
+        let over = |ns: u64| of_sample(&|sample| sample.over(ns)) + longer(ns);
+        let requests = of_sample(&Sample::requests) + heard.carried.len() as u64;
         let piece = Piece {
-            span_ns: sample.span_ns(),
+            span_ns: of_sample(&Sample::span_ns),
             requests,
-            within_slo: requests - self.slo_ns.map_or(0, |ns| sample.over(ns)).min(requests),
-            work_ns: sample.work_ns,
-            over: self.guards.iter().map(over).collect(),
+            within_slo: requests - self.slo_ns.map_or(0, over).min(requests),
+            work_ns: of_sample(&|sample| sample.work_ns),
+            over: (0..self.guards.len()).map(|at| self.limit_ns(at).map_or(0, over)).collect(),
         };
         self.sum.add(&piece, u64::saturating_add);
         self.pieces.push_back(piece);
@@ -210,23 +343,27 @@ impl Window {
             self.sum.add(&oldest, u64::saturating_sub);
             self.pieces.pop_front();
         }
-        (0..self.guards.len()).find_map(|at| self.breach(at, sample.open_ns_max))
+        (0..self.guards.len()).find_map(|at| self.breach(at, heard.open))
     }
 
-    fn breach(&self, at: usize, open_ns: u64) -> Option<String> {
+    fn breach(&self, at: usize, open: &[u64]) -> Option<String> {
         let (guard, sum) = (&self.guards[at], &self.sum);
+        let too_old = |ns: u64| open.iter().filter(|age| **age > ns).count() as u64;
         match guard.limit {
-            Limit::Quantile { share, ns } => {
-                if open_ns >= self.length_ns.max(ns) {
+            Limit::Quantile { share, .. } | Limit::TimesA { share, .. } => {
+                let ns = self.limit_ns(at)?;
+                let oldest_ns = open.iter().copied().max().unwrap_or(0);
+                if oldest_ns >= self.stuck_ns.max(ns) {
                     return Some(format!(
                         "{guard}: a request has been under way for {}",
-                        time(open_ns as f64)
+                        time(oldest_ns as f64)
                     ));
                 }
-                let open = u64::from(open_ns > ns);
+                let open = too_old(ns);
                 let (over, requests) = (sum.over[at] + open, sum.requests + open);
                 let allowed = (1.0 - share) * requests as f64;
-                (over >= SLOW_REQUESTS_MIN && over as f64 > allowed).then(|| {
+                let least = self.references[at].map_or(SLOW_REQUESTS_MIN, |r| r.least);
+                (over >= least && over as f64 > allowed).then(|| {
                     format!(
                         "{guard}: {over} of the last {requests} requests under B took longer than {}",
                         time(ns as f64)
@@ -234,12 +371,13 @@ impl Window {
                 })
             }
             Limit::Slo(least) => {
-                let share = sum.within_slo as f64 / sum.requests.max(1) as f64;
-                (sum.requests >= SHARE_REQUESTS_MIN && share < least).then(|| {
+                let open = self.slo_ns.map_or(0, too_old);
+                let requests = sum.requests + open;
+                let share = sum.within_slo as f64 / requests.max(1) as f64;
+                (requests >= SHARE_REQUESTS_MIN && share < least).then(|| {
                     format!(
-                        "{guard}: {:.1} % of the last {} requests under B were within the objective",
+                        "{guard}: {:.1} % of the last {requests} requests under B were within the objective",
                         share * 100.0,
-                        sum.requests
                     )
                 })
             }
@@ -258,125 +396,5 @@ impl Window {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn guard(text: &str) -> Guard {
-        text.parse().unwrap()
-    }
-
-    fn window(text: &str) -> Window {
-        Window::new(vec![guard(text)], Some(5_000_000), 1_000_000_000)
-    }
-
-    fn sample(fast: u64, slow: u64) -> Sample {
-        let mut sample = Sample::new();
-        sample.to_ns = 100_000_000;
-        (0..fast).for_each(|_| sample.request(1_000_000));
-        (0..slow).for_each(|_| sample.request(50_000_000));
-        sample
-    }
-
-    #[test]
-    fn guards_are_read_and_written_back() {
-        for text in [
-            "hp_p99<8ms",
-            "hp_p50<900us",
-            "hp_p999<1s",
-            "slo_attainment>99.5%",
-            "be_throughput>20%",
-            "be_throughput>200ms/s",
-        ] {
-            assert_eq!(guard(text).to_string(), text);
-            let json = serde_json::to_string(&guard(text)).unwrap();
-            assert_eq!(serde_json::from_str::<Guard>(&json).unwrap(), guard(text));
-        }
-        assert_eq!(guard(" hp_p99 < 8ms ").to_string(), "hp_p99<8ms");
-        assert_eq!(guard("be_throughput>20%").limit, guard("be_throughput>200ms/s").limit);
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_guard_is_said() {
-        for (text, word) in [
-            ("hp_p99", "METRIC<LIMIT"),
-            ("", "METRIC<LIMIT"),
-            ("hp_p99<=8ms", "METRIC<LIMIT"),
-            ("hp_p99<", "METRIC<LIMIT"),
-            ("hp_p95<8ms", "hp_p999"),
-            ("hp_p99>8ms", "hp_p99<8ms"),
-            ("hp_p99<8", "ns, us, ms"),
-            ("hp_p99<0ms", "cannot be kept"),
-            ("slo_attainment>95", "0% to 100%"),
-            ("slo_attainment>120%", "0% to 100%"),
-            ("slo_attainment<95%", "slo_attainment>95%"),
-            ("be_throughput>fast", "200ms/s"),
-        ] {
-            let error = text.parse::<Guard>().unwrap_err().to_string();
-            assert!(error.contains(word) && error.contains(&format!("{text:?}")), "{error}");
-        }
-        assert!("<".repeat(1_000).parse::<Guard>().is_err());
-        assert!(serde_json::from_str::<Guard>("\"x<1\"").is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_breaks_the_reader(text in ".{0,80}") {
-            if let Ok(guard) = text.parse::<Guard>() {
-                prop_assert_eq!(guard.to_string().parse::<Guard>().unwrap(), guard);
-            }
-        }
-    }
-
-    #[test]
-    fn one_slow_request_is_an_accident_and_two_are_a_breach() {
-        let mut window = window("hp_p99<8ms");
-        assert_eq!(window.add(&sample(50, 1)), None);
-        let breach = window.add(&sample(50, 1)).unwrap();
-        assert!(breach.contains("2 of the last 102"), "{breach}");
-    }
-
-    #[test]
-    fn the_share_allowed_grows_with_the_requests() {
-        let mut window = window("hp_p99<8ms");
-        assert_eq!(window.add(&sample(497, 3)), None, "less than 1 %");
-        assert!(window.add(&sample(10, 3)).is_some());
-    }
-
-    #[test]
-    fn what_is_older_than_the_window_is_forgotten() {
-        let mut window = window("hp_p99<8ms");
-        assert_eq!(window.add(&sample(5, 1)), None);
-        for _ in 0..10 {
-            assert_eq!(window.add(&sample(5, 0)), None);
-        }
-        assert_eq!(window.add(&sample(5, 1)), None);
-        assert!(window.pieces.len() <= 11);
-    }
-
-    #[test]
-    fn a_request_that_does_not_end_is_a_breach() {
-        let mut window = window("hp_p99<8ms");
-        let mut stuck = sample(0, 0);
-        stuck.open_ns_max = 900_000_000;
-        assert_eq!(window.add(&stuck), None);
-        stuck.open_ns_max = 1_000_000_000;
-        assert!(window.add(&stuck).unwrap().contains("under way for 1 s"));
-    }
-
-    #[test]
-    fn shares_and_work_are_judged_when_there_is_enough() {
-        let mut slo = window("slo_attainment>95%");
-        assert_eq!(slo.add(&sample(0, 19)), None);
-        assert!(slo.add(&sample(1, 0)).unwrap().contains("5.0 % of the last 20"));
-        let mut work = window("be_throughput>20%");
-        for _ in 0..9 {
-            assert_eq!(work.add(&sample(0, 0)), None, "the window is not full");
-        }
-        assert!(work.add(&sample(0, 0)).unwrap().contains("0.0 GPU ms/s"));
-        let mut work = window("be_throughput>20%");
-        let mut busy = sample(0, 0);
-        busy.work_ns = 30_000_000;
-        assert!((0..30).all(|_| work.add(&busy).is_none()));
-    }
-}
+#[path = "guard_tests.rs"]
+mod tests;

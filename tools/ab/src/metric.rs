@@ -4,8 +4,9 @@ use crate::sample::Sample;
 use crate::units::time;
 use serde::{Deserialize, Serialize};
 
-/// Fewer requests in a block say nothing of its tail.
-pub const REQUESTS_MIN: u64 = 10;
+/// A block with fewer requests says nothing. Few are no harm: a block that a stall leaves with one
+/// long request must count.
+pub const REQUESTS_MIN: u64 = 1;
 /// Added to a block's work, ns: a block without any has a logarithm, too.
 const WORK_FLOOR_NS: f64 = 1_000.0;
 

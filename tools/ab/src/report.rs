@@ -1,15 +1,19 @@
 //! The report: everything that was planned, seen and concluded, as data.
 //!
-//! The JSON schema is version 1; fields are only added within it.
+//! The JSON schema is version 2; fields are only added within it.
 
 use crate::design::{Arm, Plan};
-use crate::experiment::{Ended, Experiment, Reason, SAMPLE_RATIO_ALPHA};
+use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
+use crate::guard::Traffic;
 use crate::interval::{self, Bounds};
-use crate::metric::Metric;
+use crate::metric::{Metric, REQUESTS_MIN};
+use crate::overall::{Overall, Part};
+use crate::tail::Pool;
+use crate::verdict::{PAIRS_MIN, Verdict, conclude};
 use serde::{Deserialize, Serialize};
 
 /// Version of the schema.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 /// Points of the effect's history.
 const HISTORY_MAX: usize = 150;
 /// An e-value beyond it is told as this.
@@ -24,12 +28,15 @@ pub struct Block {
     pub measured_s: f64,
     /// The metric: ns, GPU ns a second or a share; `null` if it says nothing.
     pub value: Option<f64>,
-    /// High-priority requests that began and ended in it.
+    /// High-priority requests that began in it.
     pub requests: u64,
-    /// Requests under way at its start; not counted.
-    pub straddled: u64,
+    /// Of `requests`, those that had not ended when the pair did; they count as their age then.
+    pub open: u64,
     /// Of `requests`, those of which only number and sum are known.
     pub merged: u64,
+    /// Of `requests`, those whose time includes what they waited inside the program.
+    #[serde(default)]
+    pub queue_known: u64,
     /// Median time of the requests, ns.
     pub hp_p50_ns: Option<u64>,
     /// 99th percentile, ns.
@@ -64,14 +71,18 @@ pub struct ArmSummary {
     pub requests: u64,
     /// Median of the blocks' figures.
     pub value_median: Option<f64>,
+    /// The worst of them.
+    pub value_worst: Option<f64>,
+    /// Blocks whose figure is worse than twice the median of A's.
+    pub blocks_slow: usize,
     /// Best-effort work a second, GPU ms.
     pub be_gpu_ms_per_s: f64,
 }
 
-/// What the test says.
+/// What the sequential test says, block by block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum Finding {
     /// A difference, in B's favour.
     BBetter,
     /// A difference, in A's favour.
@@ -80,20 +91,38 @@ pub enum Verdict {
     Undecided,
 }
 
-/// What became of a finished test, for scripts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Decided for B.
-    BBetter,
-    /// Decided for A.
-    BWorse,
-    /// It ended without a decision.
-    Undecided,
-    /// A guard withdrew B.
-    Guard,
-    /// It says nothing about the policies: one failed, there was no traffic, it was cut short by
-    /// the core, or the arms did not serve the same load.
-    Invalid,
+/// Both arms over all of their blocks: for `hp_p99` the percentile of all requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OverallReport {
+    /// Which percentile the number of requests allows, as a share; `null` for other metrics.
+    pub quantile: Option<f64>,
+    pub a: f64,
+    pub b: f64,
+    /// Bounds by bootstrap of pairs: approximate.
+    #[serde(flatten)]
+    pub effect: Effect,
+    /// Share of the samples drawn anew in which B's figure is the higher one.
+    pub b_higher: f64,
+}
+
+/// A figure that was measured beside the one that decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// `hp_p50`, `hp_p99`, `be_throughput` or `requests`.
+    pub name: String,
+    /// Of the blocks' figures. Bounds at a level divided by the number of these figures: all of
+    /// them hold at once.
+    #[serde(flatten)]
+    pub effect: Effect,
+    pub pairs: usize,
+}
+
+/// A guard, and how likely a policy as good as A breaches it by accident.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuardReport {
+    pub guard: String,
+    /// In the whole test; `null` if it is not known.
+    pub accident: Option<f64>,
 }
 
 /// An effect with its bounds: B's figure over A's.
@@ -121,6 +150,8 @@ pub struct Point {
     pub effect: Effect,
 }
 
+/// A guard whose chance of an accidental breach is above this is told.
+const ACCIDENT_TOLD: f64 = 0.05;
 /// Loads that differ by more than this are told to people, shown to be no chance or not.
 const LOAD_FACTOR_MAX: f64 = 1.25;
 
@@ -160,8 +191,17 @@ pub struct Report {
     /// active then.
     #[serde(default)]
     pub a_back_after_ns: Option<u64>,
-    /// What the test says.
+    /// What to do.
     pub verdict: Verdict,
+    pub why: String,
+    /// If it is undecided: how much longer it needs, s, as far as that is known.
+    pub needs_s: Option<f64>,
+    /// What the sequential test says.
+    pub finding: Finding,
+    /// Both arms over all blocks.
+    pub overall: Option<OverallReport>,
+    /// For `hp_p99`: which percentile a block's figure is, from its number of requests.
+    pub block_quantile: Option<f64>,
     /// The largest e-value so far; beyond 1 / alpha "no difference" is rejected.
     pub e_value: f64,
     /// How it was decided, and from where.
@@ -176,10 +216,22 @@ pub struct Report {
     pub pairs_empty: u32,
     /// The check of the numbers of requests.
     pub sample_ratio: SampleRatio,
+    /// The other figures.
+    pub beside: Vec<Beside>,
+    /// What is known of the guards.
+    pub guards: Vec<GuardReport>,
+    /// It ended when it was decided: its estimate is too large on average.
+    pub decided_early: bool,
     /// What to keep in mind.
     pub caveats: Vec<String>,
     /// All finished blocks, in order.
     pub blocks: Vec<Block>,
+    /// What the test bets on: of each pair that said something the logarithm of B's figure over
+    /// A's, less what the difference of their loads explains.
+    pub differences: Vec<f64>,
+    /// B stayed active after the test.
+    #[serde(default)]
+    pub promoted: bool,
     /// The effect over time; at most 150 points.
     pub history: Vec<Point>,
 }
@@ -202,13 +254,17 @@ impl Report {
         let plan = experiment.plan().clone();
         let differences = experiment.differences();
         let (mean, mean_bounds) = interval::asymptotic(differences, plan.alpha);
+        let enough = differences.len() >= PAIRS_MIN;
+        let mean_bounds = if enough { mean_bounds } else { Bounds::default() };
         let effect = exact(differences, plan.alpha);
-        let better = (effect.ratio < 1.0) == plan.metric.lower_is_better();
-        let verdict = match (experiment.is_decided(), better) {
-            (false, _) => Verdict::Undecided,
-            (true, true) => Verdict::BBetter,
-            (true, false) => Verdict::BWorse,
+        let better = experiment.betting().is_higher() != plan.metric.lower_is_better();
+        let finding = match (experiment.betting().rejects(plan.alpha), better) {
+            (true, true) => Finding::BBetter,
+            (true, false) => Finding::BWorse,
+            (false, _) => Finding::Undecided,
         };
+        let overall = experiment.overall();
+        let conclusion = conclude(experiment, overall.as_ref());
         let elapsed_ns = match experiment.ended() {
             Some(ended) => ended.after_ns,
             None => now_ns.saturating_sub(experiment.started_ns()),
@@ -225,7 +281,14 @@ impl Report {
             ended: experiment.ended().cloned(),
             elapsed_s: elapsed_ns as f64 / 1e9,
             a_back_after_ns: None,
-            verdict,
+            verdict: conclusion.verdict,
+            why: conclusion.why,
+            needs_s: conclusion.needs_s,
+            finding,
+            overall: overall.as_ref().map(OverallReport::new),
+            block_quantile: block_quantile(experiment),
+            beside: beside(experiment),
+            guards: guards(experiment),
             e_value: experiment.betting().ln_e_max().exp().min(E_MAX),
             test: TEST.into(),
             effect,
@@ -238,8 +301,11 @@ impl Report {
                 e_value: experiment.sample_ratio().ln_e_max().exp().min(E_MAX),
                 mismatch: experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA),
             },
+            decided_early: experiment.is_decided() && !plan.to_end,
             caveats: Vec::new(),
             blocks: experiment.blocks().to_vec(),
+            differences: differences.to_vec(),
+            promoted: false,
             history: if history { effects(differences, plan.alpha) } else { Vec::new() },
             plan,
         };
@@ -247,39 +313,11 @@ impl Report {
         report
     }
 
-    /// What became of it.
-    pub fn outcome(&self) -> Outcome {
-        match self.ended.as_ref().map(|ended| ended.reason) {
-            Some(Reason::Guard) => Outcome::Guard,
-            Some(
-                Reason::PolicyFailed
-                | Reason::NoTraffic
-                | Reason::CoreStopping
-                | Reason::Interrupted
-                | Reason::Internal,
-            ) => Outcome::Invalid,
-            None | Some(Reason::Decided | Reason::MaxTime | Reason::Stopped) => {
-                match self.verdict {
-                    Verdict::Undecided => Outcome::Undecided,
-                    _ if self.sample_ratio.mismatch => Outcome::Invalid,
-                    Verdict::BBetter => Outcome::BBetter,
-                    Verdict::BWorse => Outcome::BWorse,
-                }
-            }
-        }
-    }
-
-    /// B's effect in words: `12.3 % lower`.
-    pub fn effect_in_words(ratio: f64) -> String {
-        let percent = (ratio - 1.0).abs() * 100.0;
-        format!("{percent:.1} % {}", if ratio < 1.0 { "lower" } else { "higher" })
-    }
-
     fn think_twice(&self) -> Vec<String> {
         let mut all = Vec::new();
         let requests: u64 = self.blocks.iter().map(|b| b.requests).sum();
         let merged: u64 = self.blocks.iter().map(|b| b.merged).sum();
-        let straddled: u64 = self.blocks.iter().map(|b| b.straddled).sum();
+        let queue_known: u64 = self.blocks.iter().map(|b| b.queue_known).sum();
         if self.sample_ratio.mismatch {
             all.push(
                 "the arms did not serve the same load: a program that waits for answers before \
@@ -300,18 +338,42 @@ impl Report {
                  apart; their mean was taken for each"
             ));
         }
-        if straddled * 10 > requests && self.plan.metric != Metric::BeThroughput {
+        if queue_known < requests && self.plan.metric != Metric::BeThroughput {
+            all.push(
+                "what requests waited inside the program before their first launch is not known: \
+                 a service that queues may be slowed more than these figures say"
+                    .into(),
+            );
+        }
+        if self.decided_early {
+            all.push(
+                "the effect was measured until it was clear, so its estimate is too large on \
+                 average; the interval is not"
+                    .into(),
+            );
+        }
+        for guard in &self.guards {
+            if let Some(chance) = guard.accident.filter(|chance| *chance > ACCIDENT_TOLD) {
+                all.push(format!(
+                    "guard {}: a B as good as A breaches it by accident in {:.0} % of such tests",
+                    guard.guard,
+                    chance * 100.0
+                ));
+            }
+        }
+        let (slow_a, slow_b) = (self.a.blocks_slow, self.b.blocks_slow);
+        if slow_b > 2 * slow_a + 2 {
             all.push(format!(
-                "{straddled} requests were under way when a block began or ended and count \
-                 nowhere, beside {requests} that count: use longer blocks, or long requests are \
-                 left out"
+                "{slow_b} of {} blocks of B were more than twice as bad as A's median, and \
+                 {slow_a} of A",
+                self.b.blocks
             ));
         }
         if self.pairs_empty > 0 {
             let pairs = self.pairs_empty;
             all.push(format!("{pairs} pairs of blocks said nothing and were left out"));
         }
-        if self.verdict != Verdict::Undecided
+        if self.finding != Finding::Undecided
             && let (low, high) = (self.effect.low.unwrap_or(0.0), self.effect.high)
             && low < 1.0
             && high.is_none_or(|high| high > 1.0)
@@ -331,8 +393,93 @@ impl Report {
     }
 }
 
+/// No bounds from fewer than ten pairs: they would say more than is known.
 fn exact(differences: &[f64], alpha: f64) -> Effect {
-    Effect::new(interval::estimate(differences), interval::confidence(differences, alpha))
+    let bounds = match differences.len() < PAIRS_MIN {
+        true => Bounds::default(),
+        false => interval::confidence(differences, alpha),
+    };
+    Effect::new(interval::estimate(differences), bounds)
+}
+
+impl OverallReport {
+    fn new(overall: &Overall) -> Self {
+        OverallReport {
+            quantile: overall.quantile,
+            a: overall.a,
+            b: overall.b,
+            effect: Effect::new(overall.ln_ratio, overall.bounds),
+            b_higher: overall.higher,
+        }
+    }
+}
+
+/// Which percentile of its requests a block's figure is: that of rank 99 % of `n` is on the
+/// median the one of this share.
+fn block_quantile(experiment: &Experiment) -> Option<f64> {
+    if experiment.plan().metric != Metric::HpP99 {
+        return None;
+    }
+    let said = experiment.blocks().iter().filter(|block| block.value.is_some());
+    let mut requests: Vec<u64> = said.map(|block| block.requests).collect();
+    requests.sort_unstable();
+    let n = *requests.get(requests.len() / 2)? as f64;
+    Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))
+}
+
+/// All figures at once, each pair's.
+fn beside(experiment: &Experiment) -> Vec<Beside> {
+    type Figure = fn(&Block) -> Option<f64>;
+    let all: [(&str, Figure); 4] = [
+        ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),
+        ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= REQUESTS_MIN).map(|ns| ns as f64)),
+        ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
+        ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
+    ];
+    let chosen = experiment.plan().metric.as_str();
+    let alpha = experiment.plan().alpha / all.len() as f64;
+    let others = all.into_iter().filter(|(name, _)| *name != chosen);
+    others
+        .map(|(name, figure)| {
+            let difference = |pair: &[Block]| {
+                let [a, b] = if pair[0].arm == Arm::A { [0, 1] } else { [1, 0] };
+                let ln = figure(&pair[b])?.ln() - figure(&pair[a])?.ln();
+                ln.is_finite().then_some(ln)
+            };
+            let pairs = experiment.blocks().chunks_exact(2);
+            let differences: Vec<f64> = pairs.filter_map(difference).collect();
+            let effect = exact(&differences, alpha);
+            Beside { name: name.into(), effect, pairs: differences.len() }
+        })
+        .collect()
+}
+
+/// How likely a B whose requests are A's breaches each guard on a time.
+fn guards(experiment: &Experiment) -> Vec<GuardReport> {
+    let plan = experiment.plan();
+    let of_a = || experiment.blocks().iter().filter(|block| block.arm == Arm::A);
+    let seconds: f64 = of_a().map(|block| block.measured_s).sum();
+    let parts = experiment.parts(Metric::HpP99);
+    let pool = Pool::of(parts.iter().filter_map(|(a, _)| match a {
+        Part::Requests(tail) => Some(tail),
+        Part::Sums(..) => None,
+    }));
+    let accident = |(share, ns): (f64, u64)| {
+        let requests = pool.requests();
+        let traffic = Traffic {
+            rate: requests as f64 / seconds.max(1e-9),
+            over: pool.over(ns) as f64 / requests.max(1) as f64,
+            window_s: plan.guard_window_ns as f64 / 1e9,
+            watched_s: plan.time_ns_max as f64 / 2e9,
+        };
+        (requests > 0).then(|| traffic.accident_of(share))
+    };
+    let all = plan.guards.iter();
+    all.map(|guard| GuardReport {
+        guard: guard.to_string(),
+        accident: guard.quantile().and_then(accident),
+    })
+    .collect()
 }
 
 fn effects(differences: &[f64], alpha: f64) -> Vec<Point> {
@@ -346,17 +493,25 @@ fn effects(differences: &[f64], alpha: f64) -> Vec<Point> {
 }
 
 fn summary(experiment: &Experiment, arm: Arm, source: &ArmSource) -> ArmSummary {
-    let blocks = || experiment.blocks().iter().filter(move |b| b.arm == arm);
-    let mut values: Vec<f64> = blocks().filter_map(|b| b.value).collect();
-    values.sort_by(f64::total_cmp);
-    let seconds: f64 = blocks().map(|b| b.measured_s).sum();
-    let work_ns: u64 = blocks().map(|b| b.be_work_ns).sum();
+    let blocks = |arm| experiment.blocks().iter().filter(move |b| b.arm == arm);
+    let values = |arm| {
+        let mut values: Vec<f64> = blocks(arm).filter_map(|b| b.value).collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let median = |values: &[f64]| values.get(values.len() / 2).copied();
+    let own = values(arm);
+    let lower_is_better = experiment.plan().metric.lower_is_better();
+    let seconds: f64 = blocks(arm).map(|b| b.measured_s).sum();
+    let work_ns: u64 = blocks(arm).map(|b| b.be_work_ns).sum();
     ArmSummary {
         source: source.clone(),
-        blocks: blocks().count(),
-        blocks_empty: blocks().filter(|b| b.value.is_none()).count(),
-        requests: blocks().map(|b| b.requests).sum(),
-        value_median: values.get(values.len() / 2).copied(),
+        blocks: blocks(arm).count(),
+        blocks_empty: blocks(arm).filter(|b| b.value.is_none()).count(),
+        requests: blocks(arm).map(|b| b.requests).sum(),
+        value_median: median(&own),
+        value_worst: if lower_is_better { own.last() } else { own.first() }.copied(),
+        blocks_slow: experiment.slow_blocks()[arm.index()],
         be_gpu_ms_per_s: work_ns as f64 / 1e6 / seconds.max(1e-9),
     }
 }

@@ -3,12 +3,24 @@
 
 use hdrhistogram::Histogram;
 
+/// Requests carried over a cut, or under way, that one sample holds: as many as clients.
+const CARRIED_MAX: usize = 4_096;
+
 /// Longest request told apart, ns; longer ones count as this.
 const LONGEST_NS: u64 = 120_000_000_000;
 /// Figures kept of a request's time: 0.1 % steps.
 const SIGNIFICANT_DIGITS: u8 = 3;
 /// Requests counted at once, so that a client's wild counter stays one client's.
 const TOGETHER_MAX: u64 = 1_000_000;
+
+/// A request that ended here and began before the last cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// When the core first saw it, ns.
+    pub began_ns: u64,
+    /// Its whole length, ns.
+    pub ns: u64,
+}
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -17,12 +29,14 @@ pub struct Sample {
     latencies: Histogram<u64>,
     pub from_ns: u64,
     pub to_ns: u64,
-    /// Requests under way when the policy or the counting changed: they belong to neither.
-    pub straddled: u64,
+    /// Requests that ended here and began before the last cut; not among the others.
+    pub carried: Vec<Carried>,
+    /// When the requests that are under way at the end began, as the core saw them, ns.
+    pub open: Vec<u64>,
+    /// Of the requests, those whose time includes what they waited inside the program.
+    pub queue_known: u64,
     /// Requests of which only their number and their sum is known.
     pub merged: u64,
-    /// Age of the oldest request under way at the end, ns; 0 if there is none.
-    pub open_ns_max: u64,
     /// Best-effort work that ended, in GPU time that it takes undisturbed, ns.
     pub work_ns: u64,
     /// Best-effort launches that ended.
@@ -41,9 +55,10 @@ impl Sample {
             latencies,
             from_ns: 0,
             to_ns: 0,
-            straddled: 0,
+            carried: Vec::with_capacity(CARRIED_MAX),
+            open: Vec::with_capacity(CARRIED_MAX),
+            queue_known: 0,
             merged: 0,
-            open_ns_max: 0,
             work_ns: 0,
             launches: 0,
             faults: 0,
@@ -54,7 +69,9 @@ impl Sample {
     pub fn clear(&mut self) {
         self.latencies.reset();
         (self.from_ns, self.to_ns) = (0, 0);
-        (self.straddled, self.merged, self.open_ns_max) = (0, 0, 0);
+        self.carried.clear();
+        self.open.clear();
+        (self.merged, self.queue_known) = (0, 0);
         (self.work_ns, self.launches, self.faults) = (0, 0, 0);
     }
 
@@ -72,9 +89,24 @@ impl Sample {
         }
     }
 
-    /// So many more requests were under way when the counting changed, or cannot be told from those.
-    pub fn straddle(&mut self, count: u64) {
-        self.straddled += count.min(TOGETHER_MAX);
+    /// A request took so long, and had waited inside the program before, as the program marked it.
+    pub fn request_queued(&mut self, queued_ns: u64, ns: u64) {
+        self.request(queued_ns.saturating_add(ns));
+        self.queue_known += 1;
+    }
+
+    /// A request ended that had begun before the last cut.
+    pub fn carry(&mut self, request: Carried) {
+        if self.carried.len() < CARRIED_MAX {
+            self.carried.push(request);
+        }
+    }
+
+    /// A request that began then is under way.
+    pub fn open_since(&mut self, began_ns: u64) {
+        if self.open.len() < CARRIED_MAX {
+            self.open.push(began_ns);
+        }
     }
 
     /// Requests that ended.
@@ -85,6 +117,11 @@ impl Sample {
     /// How long requests took, ns: this share took at most so long. `None` without any.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         (!self.latencies.is_empty()).then(|| self.latencies.value_at_quantile(share))
+    }
+
+    /// How many requests took about how long, ns, by rising length.
+    pub fn lengths(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.latencies.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value()))
     }
 
     /// Requests that took longer than this.
@@ -103,11 +140,14 @@ impl Sample {
             self.from_ns = next.from_ns;
         }
         self.to_ns = self.to_ns.max(next.to_ns);
-        // Of the same bounds: nothing can be lost.
-        let _ = self.latencies.add(&next.latencies);
-        self.straddled += next.straddled;
+        if !next.latencies.is_empty() {
+            // Of the same bounds: nothing can be lost.
+            let _ = self.latencies.add(&next.latencies);
+        }
+        next.carried.iter().for_each(|request| self.carry(*request));
+        self.open.clone_from(&next.open);
         self.merged += next.merged;
-        self.open_ns_max = next.open_ns_max;
+        self.queue_known += next.queue_known;
         self.work_ns = self.work_ns.saturating_add(next.work_ns);
         self.launches += next.launches;
         self.faults = next.faults;
@@ -139,14 +179,17 @@ mod tests {
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         next.requests_together(10, 50_000_000);
         next.requests_together(0, 7);
-        next.straddle(2);
-        next.straddle(u64::MAX);
+        next.carry(Carried { began_ns: 7, ns: 9 });
+        next.open_since(8);
         next.request(u64::MAX);
         first.extend(&next);
         assert_eq!((first.requests(), first.merged, first.work_ns), (111, 10, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
-        assert_eq!(first.straddled, 2 + TOGETHER_MAX);
+        assert_eq!((first.carried.len(), &first.open), (1, &vec![8]));
+        first.request_queued(2_000_000, 1_000_000);
+        assert_eq!((first.queue_known, first.requests()), (1, 112));
         first.clear();
+        assert!(first.carried.is_empty() && first.open.is_empty());
         assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));
         first.extend(&next);
         assert_eq!((first.from_ns, first.to_ns), (200, 300));

@@ -6,6 +6,9 @@
 //! chosen to break methods that assume too much: heavy tails, memory from block to block,
 //! drift, bursts, hardly any requests.
 
+pub mod models;
+pub mod traps;
+
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment};
 use crate::interval;
@@ -169,6 +172,11 @@ pub fn binomial_max(n: u32, p: f64) -> u32 {
 fn normal(random: &mut Rng) -> f64 {
     let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
     radius * (std::f64::consts::TAU * random.f64()).cos()
+}
+
+/// Exponential, with a mean of 1.
+fn exponential(random: &mut Rng) -> f64 {
+    -(1.0 - random.f64()).ln()
 }
 
 /// The machine, block by block.

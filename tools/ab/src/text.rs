@@ -4,8 +4,9 @@ use crate::combine::Combined;
 use crate::design::Arm;
 use crate::experiment::Reason;
 use crate::metric::Metric;
-use crate::report::{ArmSummary, Effect, Report, Verdict};
+use crate::report::{ArmSummary, Effect, Finding, Report};
 use crate::units::time;
+use crate::verdict::{PAIRS_MIN, Verdict, quantile_name, ratio_in_words};
 use std::fmt::Write;
 
 fn bounds(effect: &Effect, level: f64) -> String {
@@ -24,8 +25,10 @@ fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Decided => "decided",
         Reason::MaxTime => "out of time",
+        Reason::Futile => "stopped as futile",
         Reason::Guard => "a guard was breached: A is active again",
         Reason::PolicyFailed => "a policy failed",
+        Reason::NotServed => "an arm does not serve",
         Reason::NoTraffic => "no traffic",
         Reason::Stopped => "stopped",
         Reason::CoreStopping => "the core was stopped",
@@ -34,12 +37,12 @@ fn reason(reason: Reason) -> &'static str {
     }
 }
 
-fn found(verdict: Verdict, metric: Metric) -> String {
+fn found(finding: Finding, metric: Metric) -> String {
     let better = if metric.lower_is_better() { "lower" } else { "higher" };
-    let found = match verdict {
-        Verdict::BBetter => format!("B is better on {metric}"),
-        Verdict::BWorse => format!("B is worse on {metric}"),
-        Verdict::Undecided => format!("no difference on {metric} is shown"),
+    let found = match finding {
+        Finding::BBetter => format!("B is better on {metric}, block by block"),
+        Finding::BWorse => format!("B is worse on {metric}, block by block"),
+        Finding::Undecided => format!("no difference on {metric} is shown"),
     };
     format!("{found} ({better} is better)")
 }
@@ -48,14 +51,16 @@ impl Combined {
     /// As text, a few lines.
     pub fn text(&self) -> String {
         format!(
-            "{} (A) against {} (B): {} reports, {} pairs of blocks\n\n{}\n  effect       {}; {}\n  \
+            "{}: {}\n\n{} (A) against {} (B) on {}: {} reports, {} pairs of blocks\n  effect       {}; {}\n  \
              evidence     {:.1}; {:.0} rejects \"no difference\" at level {}\n",
+            self.verdict.as_str(),
+            self.why,
             self.a,
             self.b,
+            self.metric,
             self.reports,
             self.pairs,
-            found(self.verdict, self.metric),
-            Report::effect_in_words(self.effect.ratio),
+            ratio_in_words(self.effect.ratio),
             bounds(&self.effect, (1.0 - self.alpha) * 100.0),
             self.e_value,
             1.0 / self.alpha,
@@ -75,6 +80,11 @@ impl Report {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let plan = &self.plan;
+        if self.ended.is_some() || self.verdict != Verdict::Undecided {
+            writeln!(out, "{}: {}\n", self.verdict.as_str(), self.why)?;
+        } else {
+            writeln!(out, "so far {}: {}\n", self.verdict.as_str(), self.why)?;
+        }
         let level = (1.0 - plan.alpha) * 100.0;
         match &self.ended {
             None => writeln!(out, "A/B test, running for {}", time(self.elapsed_s * 1e9))?,
@@ -89,6 +99,9 @@ impl Report {
                     "" => writeln!(out)?,
                     message => writeln!(out, ": {message}")?,
                 }
+                if self.promoted {
+                    writeln!(out, "B was promoted: it is active")?;
+                }
                 if let Some(ns) = self.a_back_after_ns {
                     writeln!(out, "A was active again {} later", time(ns as f64))?;
                 }
@@ -99,14 +112,24 @@ impl Report {
             self.arm(out, arm, summary)?;
         }
         writeln!(out)?;
-        writeln!(out, "{}", found(self.verdict, plan.metric))?;
+        if let Some(overall) = &self.overall {
+            let name = match overall.quantile {
+                Some(share) => format!("{} of all requests", quantile_name(share)),
+                None => format!("{} over all blocks", plan.metric),
+            };
+            let words = ratio_in_words(overall.effect.ratio);
+            writeln!(out, "{name}: B {words}; {} (approximate)", bounds(&overall.effect, level))?;
+        }
+        writeln!(out, "{}", found(self.finding, plan.metric))?;
         let effect = &self.effect;
-        if self.pairs > 0 {
-            let words = Report::effect_in_words(effect.ratio);
+        let words = ratio_in_words(effect.ratio);
+        if self.pairs >= PAIRS_MIN {
             writeln!(out, "  effect       {words}; {}", bounds(effect, level))?;
             let mean = &self.mean_effect;
-            let words = Report::effect_in_words(mean.ratio);
+            let words = ratio_in_words(mean.ratio);
             writeln!(out, "  mean effect  {words}; {} (for many pairs)", bounds(mean, level))?;
+        } else if self.pairs > 0 {
+            writeln!(out, "  effect       {words}; no interval from fewer than {PAIRS_MIN} pairs")?;
         }
         writeln!(
             out,
@@ -131,14 +154,20 @@ impl Report {
                 (false, None) => "no difference is shown".to_owned(),
             }
         )?;
+        for beside in self.beside.iter().filter(|beside| beside.pairs >= PAIRS_MIN) {
+            let words = ratio_in_words(beside.effect.ratio);
+            let bounds = bounds(&beside.effect, level);
+            writeln!(out, "  {:<13}{words}; {bounds} (of all these at once)", beside.name)?;
+        }
         for guard in &plan.guards {
             writeln!(out, "  guard        {guard}")?;
         }
         writeln!(
             out,
-            "  blocks       {} with {} of washout, order from seed {}",
+            "  blocks       {} to {}, of which {:.0} % are washout, order from seed {}",
+            time(plan.block_ns_min as f64),
             time(plan.block_ns as f64),
-            time(plan.washout_ns as f64),
+            100.0 * plan.washout_ns as f64 / plan.block_ns as f64,
             plan.seed
         )?;
         if !self.caveats.is_empty() {
@@ -152,12 +181,21 @@ impl Report {
 
     fn arm(&self, out: &mut String, arm: Arm, summary: &ArmSummary) -> std::fmt::Result {
         let digest: String = summary.source.digest.chars().take(12).collect();
-        let value = summary.value_median.map_or_else(|| "-".into(), |v| self.plan.metric.show(v));
+        let show = |v: Option<f64>| v.map_or_else(|| "-".into(), |v| self.plan.metric.show(v));
+        let overall = self.overall.as_ref().map(|o| if arm == Arm::A { o.a } else { o.b });
+        let of_block = match self.block_quantile {
+            Some(share) => format!("block ({})", quantile_name(share)),
+            None => "block".into(),
+        };
         writeln!(
             out,
-            "{arm}  {} ({digest}): {} {value} (median of {} blocks), {} requests, best effort {:.1} GPU ms/s",
+            "{arm}  {} ({digest}): {} {} overall; {of_block} median {}, worst {}, {} of {} slow; {} requests, best effort {:.1} GPU ms/s",
             summary.source.name,
             self.plan.metric,
+            show(overall),
+            show(summary.value_median),
+            show(summary.value_worst),
+            summary.blocks_slow,
             summary.blocks,
             summary.requests,
             summary.be_gpu_ms_per_s

@@ -5,16 +5,19 @@ mod plot;
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 use tally_ab::combine::combine;
+use tally_ab::design::{BLOCK_NS_MIN, State};
 use tally_ab::guard::Guard;
-use tally_ab::report::Outcome;
 use tally_ab::units::{parse_ns, time};
-use tally_ab::{Metric, Plan, Report};
+use tally_ab::verdict::ratio_in_words;
+use tally_ab::{Metric, Plan, Report, Verdict};
+use tally_admin::ab::AbStatus;
 use tally_admin::{Request, Source};
 
 #[derive(Debug, Subcommand)]
@@ -44,7 +47,7 @@ pub enum AbCommand {
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// As JSON (schema 1), for programs and to be kept.
+        /// As JSON (schema 2), for programs and to be kept.
         #[arg(long)]
         json: bool,
         /// Also draw it: blocks over time, and the effect with its interval.
@@ -60,8 +63,8 @@ fn probability(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
 }
 
-/// With `--wait`: decided for A.
-const EXIT_NOT_BETTER: u8 = 3;
+/// With `--wait`: keep A.
+const EXIT_KEEP_A: u8 = 3;
 /// With `--wait`: not decided.
 const EXIT_UNDECIDED: u8 = 4;
 /// With `--wait`: B was withdrawn.
@@ -71,11 +74,11 @@ const EXIT_INVALID: u8 = 6;
 
 const START_AFTER_HELP: &str = "\
 Exit codes with --wait, besides those of `tallyctl --help`:
-  0  decided: B is better
-  3  decided: B is worse
-  4  undecided: no difference is shown
-  5  a guard withdrew B
-  6  invalid: a policy failed, there was no traffic, the core ended the test, or the arms served different loads";
+  0  promote B
+  3  keep A: B is worse, is not shown to be as good over all requests, or failed
+  4  undecided: more time may tell
+  5  withdrawn: B breached a guard
+  6  invalid: there was no traffic, A failed, the core ended the test, or the arms served different loads";
 
 #[derive(Debug, Args)]
 pub struct StartArgs {
@@ -90,22 +93,35 @@ pub struct StartArgs {
     /// (best-effort work a second) or slo_attainment (share of requests within --slo).
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
-    /// Length of a block; each has one active policy.
-    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
-    block: u64,
-    /// The part at the start of each block that does not count.
+    /// Length of a block; each has one active policy. Default: 1s, and less where requests suffice.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    block: Option<u64>,
+    /// Blocks get as short as this where requests suffice. Default: 250ms, or the length that
+    /// --block gives.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    min_block: Option<u64>,
+    /// The part at the start of a block that does not count; of shorter blocks, as large a part.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "100ms")]
     washout: u64,
     /// End at the latest after this.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "10m")]
     max_time: u64,
-    /// A limit that B must keep, as in 'hp_p99<8ms', 'slo_attainment>95%' or
+    /// A limit that B must keep, as in 'hp_p99<8ms', 'hp_p99<1.2*A', 'slo_attainment>95%' or
     /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
-    /// Guards look at the last so much time under B.
-    #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "2s")]
-    guard_window: u64,
+    /// Guards look at the last so much time under B; at most, and by default, the measured part of
+    /// a block.
+    #[arg(long, value_name = "TIME", value_parser = parse_ns)]
+    guard_window: Option<u64>,
+    /// What both arms know when a block begins: frozen (what the active policy knew when the test
+    /// began) or carry (what each arm knew at the end of its last block: compares also what they
+    /// happen to learn).
+    #[arg(long, value_name = "STATE", default_value = "frozen")]
+    state: State,
+    /// Prefer B although it is worse, by at most this share: 0.05 are 5 %.
+    #[arg(long, value_name = "SHARE", value_parser = probability, default_value = "0")]
+    margin: f64,
     /// A request within this time attains the objective.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     slo: Option<u64>,
@@ -118,6 +134,10 @@ pub struct StartArgs {
     /// Decide nothing before so many blocks.
     #[arg(long, value_name = "N", default_value_t = 20)]
     min_blocks: u32,
+    /// On a metric of requests, prefer B only after so many blocks: in 480, a state that makes 5 %
+    /// of B's blocks slow is seen at least four times in 99.8 % of tests.
+    #[arg(long, value_name = "N", default_value_t = 480)]
+    min_blocks_better: u32,
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
     to_end: bool,
@@ -127,6 +147,17 @@ pub struct StartArgs {
     /// Configuration of B.
     #[arg(long, value_name = "FILE")]
     config_b: Option<PathBuf>,
+    /// B's share of the time at first; it doubles each 20 pairs of blocks until it is 50%.
+    #[arg(long, value_name = "SHARE", value_parser = percent, default_value = "50%")]
+    exposure: f64,
+    /// If the verdict is to promote B, B stays active when the test ends.
+    #[arg(long)]
+    promote: bool,
+    /// A shell command to run before the test begins and after it ended, with TALLY_AB_EVENT
+    /// (begin or end), TALLY_AB_VERDICT at the end, and then the report as JSON on its standard
+    /// input. If it fails before the test, there is none.
+    #[arg(long, value_name = "COMMAND", requires = "wait")]
+    hook: Option<String>,
     /// Wait for the end, show the report and end with a code that tells the verdict.
     #[arg(long)]
     wait: bool,
@@ -155,22 +186,59 @@ impl StartArgs {
         // Nobody chooses it, and it is told in the report: time will do.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| now.map_or(0, |d| d.as_nanos() as u64));
+        let block = self.block.unwrap_or(BLOCK_NS);
+        let least = if self.block.is_some() { block } else { SHORT_BLOCK_NS };
         let plan = Plan {
             metric: self.metric,
-            block_ns: self.block,
+            block_ns: block,
+            block_ns_min: self.min_block.unwrap_or(least),
             washout_ns: self.washout,
             time_ns_max: self.max_time,
             slo_ns: self.slo,
             alpha: self.alpha,
             blocks_min: self.min_blocks,
+            blocks_min_better: self.min_blocks_better,
+            margin: self.margin,
+            state: self.state,
+            exposure: self.exposure,
+            promote: self.promote,
             seed,
             to_end: self.to_end,
             guards: self.guards.clone(),
-            guard_window_ns: self.guard_window,
+            guard_window_ns: self
+                .guard_window
+                .unwrap_or_else(|| block.saturating_sub(self.washout).max(BLOCK_NS_MIN)),
         };
         plan.check().map_err(|e| CtlError::Usage(e.to_string()))?;
         Ok(plan)
     }
+}
+
+/// Default lengths of blocks.
+const BLOCK_NS: u64 = 1_000_000_000;
+const SHORT_BLOCK_NS: u64 = 250_000_000;
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let share = number.filter(|percent| (1.0..=50.0).contains(percent)).map(|p| p / 100.0);
+    share.ok_or_else(|| format!("{text:?}: expected 1% to 50%"))
+}
+
+/// Run a hook to its end.
+fn run_hook(command: &str, event: &str, report: Option<&Report>) -> Result<(), CtlError> {
+    let failed = |why: String| CtlError::Failed(format!("hook {command:?} at {event}: {why}"));
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", command]).env("TALLY_AB_EVENT", event).stdin(Stdio::piped());
+    if let Some(report) = report {
+        shell.env("TALLY_AB_VERDICT", report.verdict.as_str());
+    }
+    let mut child = shell.spawn().map_err(|e| failed(e.to_string()))?;
+    if let (Some(mut input), Some(report)) = (child.stdin.take(), report) {
+        // A hook need not read it.
+        let _ = serde_json::to_writer(&mut input, report);
+    }
+    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
 }
 
 /// The core may run in another folder.
@@ -186,23 +254,24 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
         AbCommand::Status { json, watch } => {
             let mut core = Core::connect(socket)?;
             loop {
-                let status = core.ask(&Request::AbStatus {})?;
+                let answer = core.ask(&Request::AbStatus {})?;
+                let status: Option<AbStatus> = typed(answer.clone())?;
                 if json && watch {
-                    writeln!(out, "{status}")?;
+                    writeln!(out, "{answer}")?;
                 } else if json {
-                    writeln!(out, "{status:#}")?;
+                    writeln!(out, "{answer:#}")?;
                 } else {
-                    write_status(&mut out, &status)?;
+                    write_status(&mut out, status.as_ref())?;
                 }
                 out.flush()?;
-                if !watch || status["running"] != true {
+                if !watch || status.is_none_or(|status| !status.running) {
                     break;
                 }
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
         AbCommand::Stop => {
-            let report = read(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
+            let report: Report = typed(Core::connect(socket)?.ask(&Request::AbStop {})?)?;
             write!(out, "{}", report.text())?;
         }
         AbCommand::Combine { reports, json } => {
@@ -219,7 +288,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
         }
         AbCommand::Report { json, svg, dark } => {
             let answer = Core::connect(socket)?.ask(&Request::AbReport {})?;
-            let report = read(answer.clone())?;
+            let report: Report = typed(answer.clone())?;
             if let Some(file) = svg {
                 crate::picture::write(&file, &plot::figure(&report), dark)?;
             }
@@ -234,7 +303,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(answer: Value) -> Result<Report, CtlError> {
+fn typed<T: DeserializeOwned>(answer: Value) -> Result<T, CtlError> {
     serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
 }
 
@@ -258,6 +327,9 @@ fn start(
     out: &mut impl Write,
 ) -> Result<ExitCode, CtlError> {
     let (plan, (a, b)) = (args.plan()?, args.arms()?);
+    if let Some(hook) = &args.hook {
+        run_hook(hook, "begin", None)?;
+    }
     let source = |file: &Path, config: &Option<PathBuf>| Source {
         file: absolute(file),
         config_file: config.as_deref().map(absolute),
@@ -274,13 +346,12 @@ fn start(
         plan: plan.clone(),
         replace_active: args.replace_active,
     };
-    let begun = core.ask_about(&request, &files)?;
-    let name = |arm: &str| begun[arm].as_str().unwrap_or("?").to_owned();
+    let begun: AbStatus = typed(core.ask_about(&request, &files)?)?;
     writeln!(
         out,
         "{} (A) against {} (B) on {}, for at most {}; `tallyctl ab status` shows how far it is",
-        name("a"),
-        name("b"),
+        begun.a,
+        begun.b,
         plan.metric,
         time(plan.time_ns_max as f64)
     )?;
@@ -288,62 +359,84 @@ fn start(
     if !args.wait {
         return Ok(ExitCode::SUCCESS);
     }
-    while core.ask(&Request::AbStatus {})?["running"] == true {
+    while typed::<AbStatus>(core.ask(&Request::AbStatus {})?)?.running {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let report = read(core.ask(&Request::AbReport {})?)?;
+    let report: Report = typed(core.ask(&Request::AbReport {})?)?;
     write!(out, "\n{}", report.text())?;
-    Ok(exit_code(report.outcome()))
+    out.flush()?;
+    if let Some(hook) = &args.hook {
+        run_hook(hook, "end", Some(&report))?;
+    }
+    Ok(exit_code(report.verdict))
 }
 
-fn exit_code(outcome: Outcome) -> ExitCode {
-    match outcome {
-        Outcome::BBetter => ExitCode::SUCCESS,
-        Outcome::BWorse => EXIT_NOT_BETTER.into(),
-        Outcome::Undecided => EXIT_UNDECIDED.into(),
-        Outcome::Guard => EXIT_GUARD.into(),
-        Outcome::Invalid => EXIT_INVALID.into(),
+fn exit_code(verdict: Verdict) -> ExitCode {
+    match verdict {
+        Verdict::PromoteB => ExitCode::SUCCESS,
+        Verdict::KeepA => EXIT_KEEP_A.into(),
+        Verdict::Undecided => EXIT_UNDECIDED.into(),
+        Verdict::Withdrawn => EXIT_GUARD.into(),
+        Verdict::Invalid => EXIT_INVALID.into(),
     }
 }
 
 /// Of `status` too: a line or two on the experiment.
-pub fn write_status(out: &mut impl Write, status: &Value) -> std::io::Result<()> {
-    if status.is_null() {
+pub fn write_status(out: &mut impl Write, status: Option<&AbStatus>) -> std::io::Result<()> {
+    let Some(s) = status else {
         return writeln!(out, "no A/B test since this core started");
-    }
-    let text = |key: &str| status[key].as_str().unwrap_or("?").to_owned();
-    let number = |key: &str| status[key].as_f64().unwrap_or(0.0);
-    let state = match status["running"] == true {
-        true => format!("running, arm {}", text("arm")),
-        false => format!("ended ({})", text("ended")),
+    };
+    let state = match (s.running, s.arm, s.ended) {
+        (true, Some(arm), _) => format!("running, arm {arm}"),
+        (true, None, _) => "ending".into(),
+        (false, ..) => format!("ended: {}", s.verdict.as_str()),
     };
     writeln!(
         out,
         "A/B test {state}: {} (A) against {} (B) on {}, {} blocks in {} of {}",
-        text("a"),
-        text("b"),
-        text("metric"),
-        status["blocks"],
-        time(number("elapsed_s") * 1e9),
-        time(number("time_s_max") * 1e9)
+        s.a,
+        s.b,
+        s.metric,
+        s.blocks,
+        time(s.elapsed_s * 1e9),
+        time(s.time_s_max * 1e9)
     )?;
-    let effect = match status["pairs"].as_u64() {
-        Some(1..) => format!("B {} so far; ", Report::effect_in_words(number("ratio"))),
-        _ => String::new(),
+    let effect = match s.pairs {
+        0 => String::new(),
+        _ => format!("B {} so far; ", ratio_in_words(s.ratio)),
     };
-    let (e, needed) = (number("e_value"), number("e_value_needed"));
-    writeln!(out, "  {effect}evidence {e:.1} of {needed:.0}")?;
-    match text("message").as_str() {
-        "" | "?" => Ok(()),
-        message => writeln!(out, "  {message}"),
-    }
+    writeln!(out, "  {effect}evidence {:.1} of {:.0}", s.e_value, s.e_value_needed)?;
+    writeln!(out, "  {}: {}", s.verdict.as_str(), s.why)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
+
+    /// A test under way.
+    pub(crate) fn running() -> AbStatus {
+        AbStatus {
+            running: true,
+            metric: Metric::HpP99,
+            a: "a".into(),
+            b: "b".into(),
+            arm: None,
+            in_washout: false,
+            blocks: 4,
+            pairs: 2,
+            elapsed_s: 4.5,
+            time_s_max: 600.0,
+            ratio: 1.5,
+            e_value: 2.0,
+            e_value_needed: 20.0,
+            ended: None,
+            message: String::new(),
+            verdict: Verdict::Undecided,
+            why: "no difference on hp_p99 is shown".into(),
+        }
+    }
 
     fn args(more: &[&str]) -> Result<StartArgs, clap::Error> {
         let first = ["tallyctl", "ab", "start", "a.wasm", "b.wasm"];
@@ -377,8 +470,36 @@ mod tests {
         .plan()
         .unwrap();
         assert_eq!((plan.block_ns, plan.washout_ns), (500_000_000, 50_000_000));
+        assert_eq!((plan.guard_window_ns, plan.state), (450_000_000, State::Frozen));
         assert_eq!((plan.time_ns_max, plan.seed), (180_000_000_000, 7));
         assert_eq!((plan.guards.len(), plan.alpha, plan.to_end), (2, 0.01, false));
+    }
+
+    #[test]
+    fn blocks_shrink_unless_their_length_is_given() {
+        let lengths = |more: &[&str]| {
+            let plan = args(&[&["--metric", "hp_p99"], more].concat()).unwrap().plan().unwrap();
+            (plan.block_ns / 1_000_000, plan.block_ns_min / 1_000_000)
+        };
+        assert_eq!(lengths(&[]), (1_000, 250));
+        assert_eq!(lengths(&["--block", "2s"]), (2_000, 2_000));
+        assert_eq!(lengths(&["--block", "2s", "--min-block", "500ms"]), (2_000, 500));
+        let plan = args(&["--metric", "hp_p99", "--exposure", "5%", "--promote"]).unwrap().plan();
+        let plan = plan.unwrap();
+        assert_eq!((plan.exposure, plan.promote), (0.05, true));
+        let error = args(&["--metric", "hp_p99", "--exposure", "0.05"]).unwrap_err().to_string();
+        assert!(error.contains("1% to 50%"), "{error}");
+    }
+
+    #[test]
+    fn a_hook_is_told_what_happens_and_may_fail() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = dir.path().join("said");
+        let command = format!("echo $TALLY_AB_EVENT >{}", said.display());
+        run_hook(&command, "begin", None).unwrap();
+        assert_eq!(std::fs::read_to_string(said).unwrap(), "begin\n");
+        let error = run_hook("exit 3", "begin", None).unwrap_err().to_string();
+        assert!(error.contains("exit 3") && error.contains("begin"), "{error}");
     }
 
     #[test]
@@ -421,7 +542,12 @@ mod tests {
         refused(&["--metric", "p99"], "hp_p99, be_throughput");
         refused(&["--metric", "hp_p99", "--guard", "hp_p99>8ms"], "hp_p99<8ms");
         refused(&["--metric", "hp_p99", "--block", "2"], "ns, us, ms");
-        let plan = args(&["--metric", "slo_attainment"]).unwrap().plan();
-        assert!(plan.unwrap_err().to_string().contains("--slo"));
+        let refused = |more: &[&str], words: &str| {
+            let error = args(more).unwrap().plan().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(&["--metric", "slo_attainment"], "--slo");
+        let guard = ["--metric", "hp_p99", "--guard", "hp_p99<1.2*A", "--guard-window", "1s"];
+        refused(&guard, "a block can fill");
     }
 }

@@ -100,8 +100,8 @@ impl Collector<'_> {
         }
         self.sample(&registry::LOG_RECORDING, &[], flag(s.log.recording));
         self.sample(&registry::LOG_DROPPED, &[], s.log.dropped as f64);
-        if let Some(running) = s.experiment.as_ref().and_then(|e| e["running"].as_bool()) {
-            self.sample(&registry::EXPERIMENT, &[], flag(running));
+        if let Some(test) = &s.experiment {
+            self.sample(&registry::EXPERIMENT, &[], flag(test.running));
         }
     }
 
@@ -309,7 +309,7 @@ mod tests {
             status.core.socket = socket.into();
             status.totals = [(Class::High, Totals::default())].into();
             status.clients = vec![client("a")];
-            status.experiment = Some(serde_json::json!({"running": true}));
+            status.experiment = Some(crate::ab::tests::running());
             parsed(&exposition(&status))
         };
         let (first, second) = (of("/a/clients/core.sock"), of("/b/clients/core.sock"));

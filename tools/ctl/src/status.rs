@@ -136,7 +136,7 @@ fn whole(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> 
     }
     policy_lines(out, &s.policy, paint)?;
     if let Some(experiment) = &s.experiment {
-        crate::ab::write_status(out, experiment)?;
+        crate::ab::write_status(out, Some(experiment))?;
     }
     writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(&s.decision_latency))?;
     writeln!(out, "{}  {}", paint.bold("held     "), quantiles(&s.held_latency))?;

@@ -206,38 +206,40 @@ fn a_log_that_is_not_complete_is_a_failure() {
     }
 }
 
-/// Exit codes of `ab start --wait`, one for each end.
+/// Exit codes of `ab start --wait`, one for each verdict.
 #[test]
-fn the_end_of_an_ab_test_is_an_exit_code() {
-    use tally_ab::{Experiment, Metric, Plan, Report, report::Verdict};
+fn the_verdict_of_an_ab_test_is_an_exit_code() {
+    use tally_ab::{Experiment, Metric, Plan, Report, Verdict};
     let plan = Plan::of(Metric::HpP99);
     let report = Report::new(&Experiment::new(plan, 0).unwrap(), &Default::default(), 1, false);
-    let ended = |reason: &str| serde_json::json!({"reason": reason, "arm": "B", "message": "", "after_ns": 5});
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("b.wasm");
     std::fs::write(&policy, "b").unwrap();
     std::fs::create_dir(dir.path().join("admin")).unwrap();
-    for (i, (reason, verdict, code)) in [
-        ("decided", Verdict::BBetter, 0),
-        ("decided", Verdict::BWorse, 3),
-        ("max_time", Verdict::Undecided, 4),
-        ("guard", Verdict::BBetter, 5),
-        ("policy_failed", Verdict::Undecided, 6),
+    for (i, (verdict, code)) in [
+        (Verdict::PromoteB, 0),
+        (Verdict::KeepA, 3),
+        (Verdict::Undecided, 4),
+        (Verdict::Withdrawn, 5),
+        (Verdict::Invalid, 6),
     ]
     .into_iter()
     .enumerate()
     {
-        let mut report = serde_json::to_value(Report { verdict, ..report.clone() }).unwrap();
-        report["ended"] = ended(reason);
+        let report = serde_json::to_value(Report { verdict, ..report.clone() }).unwrap();
+        let status = |running: bool| {
+            serde_json::json!({
+                "running": running, "metric": "hp_p99", "a": "x", "b": "y", "arm": null,
+                "in_washout": false, "blocks": 0, "pairs": 0, "elapsed_s": 0.0, "time_s_max": 1.0,
+                "ratio": 1.0, "e_value": 1.0, "e_value_needed": 20.0, "ended": null, "message": "",
+                "verdict": "undecided", "why": ""
+            })
+        };
         let listener = UnixListener::bind(dir.path().join(format!("admin/{i}"))).unwrap();
         let core = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut asked = BufReader::new(&stream).lines();
-            for answer in [
-                serde_json::json!({"a": "x", "b": "y"}),
-                serde_json::json!({"running": false}),
-                report,
-            ] {
+            for answer in [status(true), status(false), report] {
                 asked.next().unwrap().unwrap();
                 writeln!(&stream, "{}", serde_json::json!({"ok": answer})).unwrap();
             }
@@ -245,7 +247,9 @@ fn the_end_of_an_ab_test_is_an_exit_code() {
         let args = ["ab", "start", policy.to_str().unwrap(), "--metric", "hp_p99", "--wait"];
         let output = tallyctl(&dir.path().join(format!("clients/{i}")), &args);
         core.join().unwrap();
-        assert_eq!(output.status.code(), Some(code), "{reason}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(code), "{verdict:?}: {}", said(&output));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains("x (A) against y (B)") && said.contains(verdict.as_str()), "{said}");
     }
 }
 

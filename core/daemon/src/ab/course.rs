@@ -6,7 +6,9 @@ use crate::dispatch::control::{AskError, Control};
 use crate::policy_slot::Candidate;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tally_ab::{Action, Arm, Reason, Report, Sample};
+use tally_ab::design::Knowledge;
+use tally_ab::verdict::conclude;
+use tally_ab::{Action, Arm, Reason, Report, Sample, Verdict};
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::Saved;
 use tokio::task::JoinHandle;
@@ -14,18 +16,13 @@ use tokio::task::JoinHandle;
 /// What is known so far is written at most this often.
 const KEEP_EVERY: Duration = Duration::from_secs(2);
 
-/// An arm: the policy and what it knows.
-struct Adapter {
-    candidate: Candidate,
-    saved: Option<Saved>,
-}
-
 /// See the module's documentation.
 pub(super) struct Course {
     plane: Rc<Plane>,
     running: Rc<Running>,
-    a: Adapter,
-    b: Adapter,
+    candidates: [Candidate; 2],
+    /// What each arm is offered at the start of its blocks.
+    knowledge: Knowledge<Saved>,
     /// The arm whose instance is active.
     active: Option<Arm>,
     /// To record into next; each exchange gives one back.
@@ -36,16 +33,16 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Both arms are offered what is `known`.
+    /// Both arms are offered what is `known`; see [`tally_ab::design::State`].
     pub(super) fn new(
         plane: Rc<Plane>,
         running: Rc<Running>,
-        [a, b]: [Candidate; 2],
+        candidates: [Candidate; 2],
         known: Option<Saved>,
     ) -> Self {
-        let adapter = |candidate| Adapter { candidate, saved: known.clone() };
-        let (a, b) = (adapter(a), adapter(b));
-        Course { plane, running, a, b, active: None, spare: Vec::new(), kept: (0, None, None) }
+        let knowledge = Knowledge::new(running.experiment.borrow().plan().state, known);
+        let (active, spare, kept) = (None, Vec::new(), (0, None, None));
+        Course { plane, running, candidates, knowledge, active, spare, kept }
     }
 
     /// Carry it out.
@@ -70,7 +67,9 @@ impl Course {
             }
         }
         self.explain().await;
-        self.back_to_a().await;
+        if !self.keep_b().await {
+            self.back_to_a().await;
+        }
         // Nothing is measured any more, whatever it was.
         let _ = self.plane.control.ask(measure(None, true)).await;
         // The last word is the report's.
@@ -127,27 +126,18 @@ impl Course {
         self.running.experiment.borrow_mut().stop(now_ns(), reason, message);
     }
 
-    fn adapter(&mut self, arm: Arm) -> &mut Adapter {
-        match arm {
-            Arm::A => &mut self.a,
-            Arm::B => &mut self.b,
-        }
-    }
-
-    /// What the arm active knows is kept for its next block.
+    /// What the arm active knows is kept: for its next block, or for after the test.
     async fn save(&mut self) -> Result<(), String> {
         let Some(arm) = self.active else { return Ok(()) };
         if let Some(saved) = self.plane.policy.save(&self.plane.control).await? {
-            let at = usize::from(arm == Arm::B);
-            self.running.arms[at].borrow_mut().keeps_state = true;
-            self.adapter(arm).saved = Some(saved);
+            self.running.arms[arm.index()].borrow_mut().keeps_state = true;
+            self.knowledge.saved(arm, saved);
         }
         Ok(())
     }
 
-    async fn put(&mut self, arm: Arm) -> Result<(), String> {
-        let adapter = self.adapter(arm);
-        let (candidate, saved) = (adapter.candidate.clone(), adapter.saved.clone());
+    async fn put(&mut self, arm: Arm, saved: Option<Saved>) -> Result<(), String> {
+        let candidate = self.candidates[arm.index()].clone();
         self.plane.policy.put_candidate(&self.plane.control, &candidate, saved).await?;
         self.active = Some(arm);
         Ok(())
@@ -155,7 +145,10 @@ impl Course {
 
     async fn switch(&mut self, arm: Arm) {
         let swapped = match self.save().await {
-            Ok(()) => self.put(arm).await.map_err(|why| format!("arm {arm}: {why}")),
+            Ok(()) => self
+                .put(arm, self.knowledge.offered(arm))
+                .await
+                .map_err(|why| format!("arm {arm}: {why}")),
             Err(why) => {
                 let arm = self.active.map_or_else(String::new, |arm| format!("arm {arm}: "));
                 Err(format!("{arm}what it knows cannot be saved: {why}"))
@@ -194,15 +187,36 @@ impl Course {
         Ok(old.unwrap_or_default())
     }
 
+    /// With `promote`, B becomes or stays active if the verdict is for it. Whether it is.
+    async fn keep_b(&mut self) -> bool {
+        let promote = {
+            let experiment = self.running.experiment.borrow();
+            let asked = experiment.plan().promote && experiment.ended().is_some();
+            asked
+                && conclude(&experiment, experiment.overall().as_ref()).verdict == Verdict::PromoteB
+        };
+        if !promote {
+            return false;
+        }
+        let known = self.knowledge.latest(Arm::B);
+        if self.active != Some(Arm::B)
+            && let Err(why) = self.put(Arm::B, known).await
+        {
+            tracing::error!("arm B cannot be promoted: {why}");
+            return false;
+        }
+        self.running.promoted.set(true);
+        true
+    }
+
     /// However it ended. An instance of A that serves stays, unless it failed.
     async fn back_to_a(&mut self) {
         if self.active == Some(Arm::A) && !self.has_failed() {
             return;
         }
-        if let Err(why) = self.put(Arm::A).await {
+        if let Err(why) = self.put(Arm::A, self.knowledge.latest(Arm::A)).await {
             // What it learned may be what it fails on.
-            self.a.saved = None;
-            if let Err(again) = self.put(Arm::A).await {
+            if let Err(again) = self.put(Arm::A, None).await {
                 return tracing::error!("arm A cannot be put active again: {why}; {again}");
             }
         }

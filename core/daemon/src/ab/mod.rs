@@ -1,8 +1,8 @@
 //! A/B tests: the task that carries out what [`tally_ab::Experiment`] says.
 //!
 //! One experiment at a time. It puts the arms active by turns, each block a new
-//! instance that is offered what the same arm knew at the end of its last block; takes
-//! what the dispatch thread measured; and in the end, however it ends, A is active.
+//! instance that is offered what both arms began with (or, with `carry`, what the same arm
+//! knew at the end of its last block); takes what the dispatch thread measured; and in the end, however it ends, A is active, or B if it is to be promoted.
 //! While it runs nobody else loads a policy.
 
 mod course;
@@ -15,14 +15,15 @@ use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
 use keep::Keep;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tally_ab::report::ArmSource;
+use tally_ab::verdict::conclude;
 use tally_ab::{Arm, Experiment, Plan, Reason, Report};
+use tally_admin::ab::AbStatus;
 use tally_ipc::wait::now_ns;
 use tokio::sync::{Notify, watch};
 
@@ -41,6 +42,8 @@ pub(crate) struct Running {
     pub(crate) stop: Notify,
     /// When A was put active after the end.
     pub(crate) a_back_ns: Cell<Option<u64>>,
+    /// B stays active after the end.
+    pub(crate) promoted: Cell<bool>,
     /// What is written down in mid-test and not finished when it ends.
     pub(crate) writing: Cell<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -98,81 +101,54 @@ pub struct Arms {
     pub replace_active: bool,
 }
 
-/// What status shows of an experiment.
-#[derive(Clone, Debug, Serialize)]
-pub struct ExperimentStatus {
-    /// Still under way.
-    pub running: bool,
-    /// What is compared.
-    pub metric: &'static str,
-    pub a: String,
-    pub b: String,
-    /// The arm active, or to be put active; `null` once it ended.
-    pub arm: Option<Arm>,
-    /// The block's start is under way, which does not count.
-    pub in_washout: bool,
-    pub blocks: usize,
-    /// Finished pairs that say something.
-    pub pairs: usize,
-    /// Since it began, s.
-    pub elapsed_s: f64,
-    /// It ends at the latest after, s.
-    pub time_s_max: f64,
-    /// B's figure over A's, as estimated.
-    pub ratio: f64,
-    /// Evidence against "no difference"; it is rejected beyond `e_value_needed`.
-    pub e_value: f64,
-    pub e_value_needed: f64,
-    /// Why it ended: `gated`, `max_time`, `guard`, `policy_failed`, `no_traffic`,
-    /// `stopped`, `core_stopping`, `interrupted`, `internal`.
-    pub ended: Option<Reason>,
-    /// The same for people.
-    pub message: String,
+/// What status shows of an experiment under way. Cheap: the verdict without what needs all
+/// requests.
+fn status_of(running: &Running) -> AbStatus {
+    let e = running.experiment.borrow();
+    let plan = e.plan();
+    let ended = e.ended();
+    let elapsed_ns = now_ns().saturating_sub(e.started_ns());
+    let conclusion = conclude(&e, None);
+    AbStatus {
+        running: true,
+        metric: plan.metric,
+        a: running.arms[0].borrow().name.clone(),
+        b: running.arms[1].borrow().name.clone(),
+        arm: ended.is_none().then(|| e.arm()),
+        in_washout: e.in_washout(),
+        blocks: e.blocks().len(),
+        pairs: e.differences().len(),
+        elapsed_s: ended.map_or(elapsed_ns, |e| e.after_ns) as f64 / 1e9,
+        time_s_max: plan.time_ns_max as f64 / 1e9,
+        ratio: e.ratio(),
+        e_value: e.decision().ln_e_max().exp().min(1e12),
+        e_value_needed: 1.0 / plan.alpha,
+        ended: ended.map(|e| e.reason),
+        message: ended.map_or_else(String::new, |e| e.message.clone()),
+        verdict: conclusion.verdict,
+        why: conclusion.why,
+    }
 }
 
-impl ExperimentStatus {
-    fn new(running: &Running) -> Self {
-        let e = running.experiment.borrow();
-        let plan = e.plan();
-        let ended = e.ended();
-        let elapsed_ns = now_ns().saturating_sub(e.started_ns());
-        ExperimentStatus {
-            running: true,
-            metric: plan.metric.as_str(),
-            a: running.arms[0].borrow().name.clone(),
-            b: running.arms[1].borrow().name.clone(),
-            arm: ended.is_none().then(|| e.arm()),
-            in_washout: e.in_washout(),
-            blocks: e.blocks().len(),
-            pairs: e.differences().len(),
-            elapsed_s: ended.map_or(elapsed_ns, |e| e.after_ns) as f64 / 1e9,
-            time_s_max: plan.time_ns_max as f64 / 1e9,
-            ratio: e.ratio(),
-            e_value: e.betting().ln_e_max().exp().min(1e12),
-            e_value_needed: 1.0 / plan.alpha,
-            ended: ended.map(|e| e.reason),
-            message: ended.map_or_else(String::new, |e| e.message.clone()),
-        }
-    }
-
-    fn of(report: &Report) -> Self {
-        ExperimentStatus {
-            running: false,
-            metric: report.plan.metric.as_str(),
-            a: report.a.source.name.clone(),
-            b: report.b.source.name.clone(),
-            arm: None,
-            in_washout: false,
-            blocks: report.blocks.len(),
-            pairs: report.pairs,
-            elapsed_s: report.elapsed_s,
-            time_s_max: report.plan.time_ns_max as f64 / 1e9,
-            ratio: report.effect.ratio,
-            e_value: report.e_value,
-            e_value_needed: 1.0 / report.plan.alpha,
-            ended: report.ended.as_ref().map(|e| e.reason),
-            message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
-        }
+fn status_of_report(report: &Report) -> AbStatus {
+    AbStatus {
+        running: false,
+        metric: report.plan.metric,
+        a: report.a.source.name.clone(),
+        b: report.b.source.name.clone(),
+        arm: None,
+        in_washout: false,
+        blocks: report.blocks.len(),
+        pairs: report.pairs,
+        elapsed_s: report.elapsed_s,
+        time_s_max: report.plan.time_ns_max as f64 / 1e9,
+        ratio: report.effect.ratio,
+        e_value: report.e_value,
+        e_value_needed: 1.0 / report.plan.alpha,
+        ended: report.ended.as_ref().map(|e| e.reason),
+        message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
+        verdict: report.verdict,
+        why: report.why.clone(),
     }
 }
 
@@ -238,12 +214,13 @@ async fn begin(
         asked: Cell::new(None),
         stop: Notify::new(),
         a_back_ns: Cell::new(None),
+        promoted: Cell::new(false),
         writing: Cell::new(None),
     });
     *plane.lab.running.borrow_mut() = Some(running.clone());
-    let status = ExperimentStatus::new(&running);
-    tracing::info!(a = status.a, b = status.b, metric = status.metric, "A/B test begins");
-    let left = a.clone();
+    let status = status_of(&running);
+    tracing::info!(a = status.a, b = status.b, metric = status.metric.as_str(), "A/B test begins");
+    let (mut left, tried) = (a.clone(), b.clone());
     let course = Course::new(plane.clone(), running.clone(), [a, b], known);
     let plane = plane.clone();
     tokio::task::spawn_local(async move {
@@ -261,6 +238,9 @@ async fn begin(
                 report(&running).await
             }
         };
+        if report.promoted {
+            left = tried;
+        }
         tracing::info!("A/B test ended:\n{}", report.text());
         let (keep, kept) = (plane.lab.keep.clone(), report.clone());
         let before = running.writing.take();
@@ -298,10 +278,10 @@ impl Lab {
     }
 
     /// What status shows; `None` if there was never an experiment.
-    pub fn status(&self) -> Option<ExperimentStatus> {
+    pub fn status(&self) -> Option<AbStatus> {
         let running = self.running.borrow();
-        let running = running.as_ref().map(|r| ExperimentStatus::new(r));
-        running.or_else(|| self.last.borrow().as_ref().map(|r| ExperimentStatus::of(r)))
+        let running = running.as_ref().map(|r| status_of(r));
+        running.or_else(|| self.last.borrow().as_ref().map(|r| status_of_report(r)))
     }
 
     /// The report, of what is known so far.
@@ -366,6 +346,7 @@ async fn report(running: &Running) -> Report {
         }
     };
     report.a_back_after_ns = running.a_back_after_ns();
+    report.promoted = running.promoted.get();
     report
 }
 

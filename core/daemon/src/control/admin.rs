@@ -10,7 +10,7 @@
 //! | `{"cmd":"policy_rollback"}`, with `"to":GENERATION` | likewise | admins |
 //! | `{"cmd":"profiles_show"}`, with `"kernels":N` | [`Profiles`] | whoever may open the socket |
 //! | `{"cmd":"profiles_clear"}` | [`Cleared`](tally_admin::Cleared) | admins |
-//! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`ExperimentStatus`](crate::ab::ExperimentStatus) | admins |
+//! | `{"cmd":"ab_start","b":SOURCE,"plan":`[`Plan`](tally_ab::Plan)`}`: B against the active policy; with `"a":SOURCE` A must be that, unless `"replace_active":true` | [`AbStatus`](tally_admin::ab::AbStatus) | admins |
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |

@@ -163,7 +163,7 @@ impl Plane {
             kernels: s.kernels.into_iter().map(status::kernel).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
-            experiment: self.lab.status().map(|experiment| serde_json::json!(experiment)),
+            experiment: self.lab.status(),
             log: self.recordings.status(),
             shadow: self.recordings.shadow_status().map(Into::into),
         })

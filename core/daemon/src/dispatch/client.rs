@@ -6,7 +6,6 @@ use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
-use super::measure::Meter;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
 pub use super::share::Share;
@@ -14,6 +13,7 @@ use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_ab::meter::Meter;
 use tally_engine::policy::{Class, forms_offered, launch_state};
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
@@ -117,8 +117,6 @@ impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
-        let mut meter = Meter::default();
-        meter.cut(&link.region.activity);
         DispatchClient {
             next_ticket: link.first_ticket,
             kernels: KernelCache::new(link.kernels.clone()),
@@ -129,7 +127,7 @@ impl DispatchClient {
             to_yield: false,
             woken_in: 0,
             oddities: Oddities::default(),
-            meter,
+            meter: Meter::default(),
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,

@@ -33,7 +33,13 @@ pub fn figure(report: &Report) -> Figure {
     keys.push(Key::new(Colour::Vermillion, Marks::Band, format!("{percent} % interval")));
     Figure {
         size: (900, 640),
-        title: format!("A/B test of {a} (A) and {b} (B) on {}", report.plan.metric),
+        title: format!(
+            "{}: {} (A) and {} (B) on {}",
+            report.verdict.as_str(),
+            short(a),
+            short(b),
+            report.plan.metric
+        ),
         caption: format!(
             "{} blocks in {:.0} s; the test {ended}. The effect is B's figure over A's; drawn \
              between {} and {}.",

@@ -1,0 +1,185 @@
+//! What the finished pairs say, and whether both arms serve.
+
+use super::{Experiment, SAMPLE_RATIO_ALPHA};
+use crate::design::Arm;
+use crate::metric::Metric;
+use crate::overall::{Overall, Part, overall};
+use crate::report::Block;
+use crate::tail::Tail;
+
+/// Level at which an arm is said not to serve.
+const SERVED_ALPHA: f64 = 0.005;
+/// An arm that served less than this part of the other's requests did not serve, in this pair.
+const SERVED_PART: u64 = 4;
+/// Pairs in which neither arm served so many say nothing of that.
+const SERVED_MIN: u64 = 10;
+/// The upper bound of B's overall figure must not be worse than A's by more than this, or the
+/// margin.
+pub const OVERALL_MARGIN: f64 = 0.2;
+/// So many standard deviations more slow blocks of B than of A are more than chance.
+pub const SLOW_BLOCKS_SD: f64 = 1.5;
+/// Pairs without which nothing is futile.
+const FUTILE_PAIRS_MIN: usize = 40;
+/// It is futile to need so many times the time that is left.
+const FUTILE_FACTOR: f64 = 3.0;
+/// Evidence of 2 hints at a difference.
+const FUTILE_LN_E_MAX: f64 = 0.69;
+
+/// What the finished pairs say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// B is better in the sequential test and not worse over all requests.
+    Better,
+    /// B is worse in the sequential test.
+    Worse,
+    /// B is better in the sequential test, and that is not enough yet.
+    BetterInMost,
+    /// Nothing is shown.
+    Open,
+}
+
+/// The bet on which arm does not serve. Under the null it is a fair coin whose block the one
+/// without requests was.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Served {
+    /// Logarithms of the wealth of those who bet on A and on B not serving.
+    ln: [f64; 2],
+}
+
+impl Served {
+    /// A pair's numbers of requests that ended.
+    pub(super) fn push(&mut self, a: u64, b: u64) {
+        if a.max(b) < SERVED_MIN || a.min(b) * SERVED_PART > a.max(b) {
+            return;
+        }
+        let failed = if a < b { Arm::A } else { Arm::B };
+        self.ln[failed.index()] += 1.95_f64.ln();
+        self.ln[failed.other().index()] += 0.05_f64.ln();
+    }
+
+    pub(super) fn failed(&self) -> Option<Arm> {
+        let enough = |arm: &Arm| self.ln[arm.index()] >= (2.0 / SERVED_ALPHA).ln();
+        [Arm::A, Arm::B].into_iter().find(enough)
+    }
+}
+
+impl Experiment {
+    /// The largest difference that is not "worse", on the logarithmic scale.
+    pub(super) fn shift(&self) -> f64 {
+        let ln = self.plan.margin.ln_1p();
+        if self.plan.metric.lower_is_better() { ln } else { -ln }
+    }
+
+    pub(super) fn judge(&self) -> Judgement {
+        let pairs = self.differences.len();
+        if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
+            return Judgement::Open;
+        }
+        let lower_is_better = self.plan.metric.lower_is_better();
+        let is_lower = !self.decision.is_higher();
+        if is_lower != lower_is_better {
+            return Judgement::Worse;
+        }
+        let of_requests = self.plan.metric != Metric::BeThroughput;
+        if of_requests && 2 * pairs < self.plan.blocks_min_better as usize {
+            return Judgement::BetterInMost;
+        }
+        // B's lower times under a load that it did not serve say little.
+        let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
+        match self.overall() {
+            Some(overall) if !lost && !self.is_rarely_slow() && self.is_overall_well(&overall) => {
+                Judgement::Better
+            }
+            _ => Judgement::BetterInMost,
+        }
+    }
+
+    /// Whether B's overall figure is not worse, by the margin, and surely not much worse.
+    fn is_overall_well(&self, overall: &Overall) -> bool {
+        let (margin, most) = (self.plan.margin, self.plan.margin.max(OVERALL_MARGIN));
+        if self.plan.metric.lower_is_better() {
+            overall.ln_ratio <= margin.ln_1p()
+                && overall.bounds.high.is_some_and(|high| high < most.ln_1p())
+        } else {
+            overall.ln_ratio >= -margin.ln_1p()
+                && overall.bounds.low.is_some_and(|low| low > -most.ln_1p())
+        }
+    }
+
+    /// Whether more blocks of B than of A were slow, by more than chance makes likely: a slow state
+    /// that has been seen in few blocks yet does not show in the figure over all requests.
+    fn is_rarely_slow(&self) -> bool {
+        let [a, b] = self.slow_blocks().map(|slow| slow as f64);
+        b > a + SLOW_BLOCKS_SD * a.sqrt()
+    }
+
+    /// Each arm's blocks whose figure is worse than twice the median of A's.
+    pub fn slow_blocks(&self) -> [usize; 2] {
+        let values = |arm| {
+            let blocks = self.blocks.iter().filter(move |block| block.arm == arm);
+            blocks.filter_map(|block| block.value)
+        };
+        let mut of_a: Vec<f64> = values(Arm::A).collect();
+        of_a.sort_by(f64::total_cmp);
+        let Some(median) = of_a.get(of_a.len() / 2).copied() else { return [0; 2] };
+        let is_slow = |value: &f64| match self.plan.metric.lower_is_better() {
+            true => *value > 2.0 * median,
+            false => *value < median / 2.0,
+        };
+        [Arm::A, Arm::B].map(|arm| values(arm).filter(is_slow).count())
+    }
+
+    /// Whether it is not worth going on: a difference of 10 % would take much longer than there is
+    /// time, and nothing hints at a larger one.
+    pub(super) fn is_futile(&self, elapsed_ns: u64) -> bool {
+        let pairs = self.differences.len();
+        if self.plan.to_end || pairs < FUTILE_PAIRS_MIN || !pairs.is_multiple_of(10) {
+            return false;
+        }
+        let left_s = self.plan.time_ns_max.saturating_sub(elapsed_ns) as f64 / 1e9;
+        let needs_s = crate::verdict::difference_needs_s(self).unwrap_or(0.0);
+        let hints = self.decision.ln_e() > FUTILE_LN_E_MAX;
+        self.judgement == Judgement::Open && !hints && needs_s > FUTILE_FACTOR * left_s
+    }
+
+    /// Whether B served fewer requests than A.
+    pub fn serves_less(&self) -> bool {
+        let per_s = |arm| {
+            let blocks = || self.blocks.iter().filter(move |b| b.arm == arm);
+            let seconds: f64 = blocks().map(|b| b.measured_s).sum();
+            blocks().map(|b| b.requests).sum::<u64>() as f64 / seconds.max(1e-9)
+        };
+        per_s(Arm::B) < per_s(Arm::A)
+    }
+
+    /// Both arms' figures over all of their finished pairs.
+    pub fn overall(&self) -> Option<Overall> {
+        overall(&self.parts(self.plan.metric), self.plan.alpha, self.plan.seed)
+    }
+
+    /// Each finished pair's parts, A's first. B's requests include what it took over from A.
+    pub fn parts(&self, metric: Metric) -> Vec<(Part, Part)> {
+        let slo_ns = self.plan.slo_ns.unwrap_or(u64::MAX);
+        let part = |block: &Block, (arm, own, inherited): (Arm, Tail, Tail)| {
+            let mut tail = own;
+            if arm == Arm::B {
+                tail.extend(&inherited);
+            }
+            match metric {
+                Metric::HpP99 => Part::Requests(tail),
+                Metric::BeThroughput => Part::Sums(block.be_work_ns as f64, block.measured_s),
+                Metric::SloAttainment => {
+                    let requests = tail.requests() as f64;
+                    Part::Sums(requests - tail.over(slo_ns) as f64, requests)
+                }
+            }
+        };
+        let mut parts =
+            self.blocks.iter().zip(self.ledger.tails()).map(|(b, t)| (b.arm, part(b, t)));
+        let mut pairs = Vec::with_capacity(self.blocks.len() / 2);
+        while let (Some((arm, first)), Some((_, second))) = (parts.next(), parts.next()) {
+            pairs.push(if arm == Arm::A { (first, second) } else { (second, first) });
+        }
+        pairs
+    }
+}

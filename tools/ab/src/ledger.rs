@@ -1,0 +1,227 @@
+//! Which block a request belongs to.
+//!
+//! A request belongs to the block in which it began, with its whole length, however late it
+//! ends: so a policy that stalls requests is charged for them though they end under the
+//! other arm. While it is under way it counts as its age so far. What the *other* arm let
+//! such a request wait is kept beside it ([`Ledger::inherited`]), because a policy that only
+//! delays what it takes over must not look good either.
+
+use crate::design::Arm;
+use crate::sample::{Carried, Sample};
+use crate::tail::Tail;
+
+#[derive(Clone, Debug)]
+struct Stretch {
+    arm: Arm,
+    /// Which block it is; `None`: nothing counts in it.
+    number: Option<usize>,
+    from_ns: u64,
+    washout_ns: u64,
+    /// Requests that began in it and ended, but for those shorter than its washout.
+    own: Tail,
+    /// How long requests of earlier blocks stayed in it.
+    inherited: Tail,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    stretches: Vec<Stretch>,
+    /// Of them, those that are blocks.
+    blocks: usize,
+    /// When the requests under way began, as of the last look.
+    open: Vec<u64>,
+    looked_ns: u64,
+}
+
+impl Ledger {
+    /// A block begins.
+    pub fn switch(&mut self, arm: Arm, now_ns: u64, washout_ns: u64) {
+        self.push(arm, Some(self.blocks), now_ns, washout_ns);
+        self.blocks += 1;
+    }
+
+    /// A stretch of A begins in which nothing counts.
+    pub fn rest(&mut self, now_ns: u64) {
+        self.push(Arm::A, None, now_ns, 0);
+    }
+
+    fn push(&mut self, arm: Arm, number: Option<usize>, from_ns: u64, washout_ns: u64) {
+        let (own, inherited) = (Tail::default(), Tail::default());
+        self.stretches.push(Stretch { arm, number, from_ns, washout_ns, own, inherited });
+    }
+
+    /// The stretch that this moment is in; `None` before the first.
+    fn at(&self, ns: u64) -> Option<usize> {
+        self.stretches.partition_point(|stretch| stretch.from_ns <= ns).checked_sub(1)
+    }
+
+    /// The number of the block that this moment is in; `None` if it is in none.
+    pub fn block_at(&self, ns: u64) -> Option<usize> {
+        self.stretches[self.at(ns)?].number
+    }
+
+    /// Who serves.
+    pub fn arm(&self) -> Option<Arm> {
+        self.stretches.last().map(|stretch| stretch.arm)
+    }
+
+    /// Requests that a block's measured part counts.
+    pub fn count(&mut self, block: usize, sample: &Sample) {
+        let of_block = |stretch: &&mut Stretch| stretch.number == Some(block);
+        if let Some(block) = self.stretches.iter_mut().rev().find(of_block) {
+            sample.lengths().for_each(|(ns, count)| block.own.add(ns, count));
+        }
+    }
+
+    /// Requests that ended after a cut, and those under way.
+    pub fn look(&mut self, now_ns: u64, sample: &Sample) {
+        self.looked_ns = now_ns;
+        self.open.clone_from(&sample.open);
+        for request in &sample.carried {
+            if let Some(own) = self.at(request.began_ns) {
+                self.stretches[own].own.add(request.ns, 1);
+            }
+            self.inherit(*request);
+        }
+    }
+
+    /// For each later block that a request reached into beyond its washout: how long.
+    fn inherit(&mut self, request: Carried) {
+        let ended_ns = request.began_ns.saturating_add(request.ns);
+        let first = self.at(request.began_ns).map_or(0, |own| own + 1);
+        for at in first..self.stretches.len() {
+            let until_ns = self.stretches.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
+            let stretch = &mut self.stretches[at];
+            let ns = ended_ns.min(until_ns).saturating_sub(stretch.from_ns);
+            if ns > stretch.washout_ns {
+                stretch.inherited.add(ns, 1);
+            }
+        }
+    }
+
+    /// Requests that began in a block and are under way: their ages, ns.
+    pub fn open_of(&self, block: usize) -> impl Iterator<Item = u64> + '_ {
+        let own = move |began: &&u64| self.block_at(**began) == Some(block);
+        self.open.iter().filter(own).map(|began| self.looked_ns.saturating_sub(*began))
+    }
+
+    /// How much of a request's time, that began then and lasted so long, is B's: all of it if
+    /// it began under B; what passed since B first took it over, if B serves now.
+    fn part_of_b(&self, began_ns: u64, ns: u64) -> Option<u64> {
+        let own = self.at(began_ns);
+        if own.is_some_and(|own| self.stretches[own].arm == Arm::B) {
+            return Some(ns);
+        }
+        let ended_ns = began_ns.saturating_add(ns);
+        let later = &self.stretches[own.map_or(0, |own| own + 1)..];
+        let taken = later.iter().find(|next| next.arm == Arm::B && next.from_ns < ended_ns)?;
+        (self.arm() == Some(Arm::B)).then(|| ended_ns - taken.from_ns)
+    }
+
+    /// B's parts of requests that ended, ns.
+    pub fn ended_of_b(&self, ended: &[Carried]) -> Vec<u64> {
+        ended.iter().filter_map(|request| self.part_of_b(request.began_ns, request.ns)).collect()
+    }
+
+    /// B's parts of the requests under way, ns.
+    pub fn open_of_b(&self) -> Vec<u64> {
+        let age = |began: &u64| self.looked_ns.saturating_sub(*began);
+        self.open.iter().filter_map(|began| self.part_of_b(*began, age(began))).collect()
+    }
+
+    /// The requests that began in an arm's blocks and ended.
+    pub fn ended_under(&self, arm: Arm) -> Vec<Tail> {
+        let own = self.stretches.iter().filter(|s| s.arm == arm && s.number.is_some());
+        own.map(|block| block.own.clone()).collect()
+    }
+
+    /// Each block's arm, its own requests and what it inherited, those under way with their
+    /// ages so far.
+    pub fn tails(&self) -> Vec<(Arm, Tail, Tail)> {
+        let mut all = self.clone();
+        for began_ns in &self.open {
+            let request =
+                Carried { began_ns: *began_ns, ns: self.looked_ns.saturating_sub(*began_ns) };
+            if let Some(own) = self.at(*began_ns) {
+                all.stretches[own].own.add(request.ns, 1);
+            }
+            all.inherit(request);
+        }
+        let blocks = all.stretches.into_iter().filter(|stretch| stretch.number.is_some());
+        blocks.map(|block| (block.arm, block.own, block.inherited)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of 2 s with 100 ms of washout: B, A, B.
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::default();
+        for (at, arm) in [Arm::B, Arm::A, Arm::B].into_iter().enumerate() {
+            ledger.switch(arm, 1_000 + 2_000 * at as u64, 100);
+        }
+        ledger
+    }
+
+    fn with(ledger: &mut Ledger, now_ns: u64, carried: &[(u64, u64)], open: &[u64]) {
+        let mut sample = Sample::new();
+        carried.iter().for_each(|&(began_ns, ns)| sample.carry(Carried { began_ns, ns }));
+        open.iter().for_each(|began| sample.open_since(*began));
+        ledger.look(now_ns, &sample);
+    }
+
+    #[test]
+    fn a_stall_counts_where_it_began_with_its_whole_length() {
+        let mut ledger = ledger();
+        // Began in B's first block, ended 1.5 s into A's.
+        with(&mut ledger, 4_600, &[(2_500, 2_000)], &[]);
+        let tails = ledger.tails();
+        assert_eq!((tails[0].1.requests(), tails[0].1.over(1_900)), (1, 1));
+        assert_eq!((tails[1].1.requests(), tails[1].2.requests()), (0, 1));
+        assert_eq!((tails[1].2.over(1_480), tails[1].2.over(1_520)), (1, 0));
+        assert_eq!(tails[2].2.requests(), 0);
+    }
+
+    #[test]
+    fn a_request_under_way_is_as_old_as_it_is_in_every_block_it_reaches() {
+        let mut ledger = ledger();
+        with(&mut ledger, 6_000, &[], &[2_900, 5_500]);
+        assert_eq!(ledger.open_of(0).collect::<Vec<_>>(), [3_100]);
+        assert_eq!(ledger.open_of(2).collect::<Vec<_>>(), [500]);
+        let tails = ledger.tails();
+        assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [1, 0, 1]);
+        assert_eq!(tails.iter().map(|t| t.2.requests()).collect::<Vec<_>>(), [0, 1, 1]);
+        // One that was short when the next block began is not the next block's fault.
+        with(&mut ledger, 6_000, &[(4_990, 60)], &[]);
+        assert_eq!(ledger.tails()[2].2.requests(), 0);
+    }
+
+    #[test]
+    fn bs_part_is_all_that_began_under_it_and_what_it_took_over() {
+        let mut ledger = ledger();
+        let part = |began_ns, ns| ledger.part_of_b(began_ns, ns);
+        assert_eq!(part(2_000, 9_000), Some(9_000), "began under B");
+        assert_eq!(part(3_500, 2_500), Some(1_000), "A's until 5 s");
+        assert_eq!(part(3_500, 1_000), None, "never B's");
+        assert_eq!(part(400, 1_000), Some(400), "before the first block");
+        ledger.switch(Arm::A, 7_000, 100);
+        assert_eq!(ledger.part_of_b(3_500, 4_000), None, "A serves again");
+        assert_eq!(ledger.part_of_b(6_500, 4_000), Some(4_000), "began under B");
+    }
+
+    #[test]
+    fn what_begins_while_a_rests_counts_nowhere() {
+        let mut ledger = ledger();
+        ledger.rest(7_000);
+        ledger.switch(Arm::A, 9_000, 100);
+        assert_eq!([6_999, 7_000, 9_000].map(|ns| ledger.block_at(ns)), [Some(2), None, Some(3)]);
+        with(&mut ledger, 9_800, &[(8_000, 1_700), (6_000, 1_500)], &[7_500]);
+        let tails = ledger.tails();
+        assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        assert_eq!(tails.iter().map(|t| t.2.requests()).collect::<Vec<_>>(), [0, 0, 0, 2]);
+        assert_eq!(ledger.part_of_b(6_000, 1_500), Some(1_500), "a stall that B began");
+    }
+}

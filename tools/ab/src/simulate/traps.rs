@@ -1,0 +1,264 @@
+//! Policies that look good if one does not look closely, tried on a service in virtual time:
+//! its requests, the meter of the core, and the experiment as the core runs it.
+
+use super::{exponential, normal};
+use crate::design::{Arm, Plan};
+use crate::experiment::{Action, Experiment};
+use crate::meter::{Look, Meter};
+use crate::metric::Metric;
+use crate::report::{ArmSource, Report};
+use crate::sample::Sample;
+use fastrand::Rng;
+
+/// Requests a second, of the whole service.
+const RATE: f64 = 50.0;
+/// Median time of a request under A, ns.
+const SERVICE_NS: f64 = 5e6;
+
+/// What B does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// It serves no request as long as it is active.
+    ServesNothing,
+    /// Each five seconds or so a request takes 2.5 s longer: more than a block.
+    StallsLongerThanABlock,
+    /// 0.8 times as slow as A, but five times in 5 % of its blocks.
+    SlowInFewBlocks,
+    /// A service of one thread; each ten seconds or so a request takes 0.3 s longer, and what
+    /// arrives meanwhile waits inside the program.
+    SingleThreadedStalls,
+    /// It holds what it takes over for half a block, and is as good as A else.
+    StallsAtItsStart,
+    /// No trap: the same as A.
+    Same,
+    /// No trap: 0.7 times as slow in all blocks.
+    Better,
+}
+
+impl Trap {
+    /// Those that must not be promoted.
+    pub const ALL: [Trap; 5] = [
+        Trap::ServesNothing,
+        Trap::StallsLongerThanABlock,
+        Trap::SlowInFewBlocks,
+        Trap::SingleThreadedStalls,
+        Trap::StallsAtItsStart,
+    ];
+}
+
+/// One thread of the service, with the core's view of it.
+struct Client {
+    words: Look,
+    meter: Meter,
+    now_ns: u64,
+    arrival_ns: u64,
+    /// Of the request under way.
+    left_ns: u64,
+}
+
+/// The service under whatever policy is active.
+struct Service {
+    trap: Trap,
+    random: Rng,
+    clients: Vec<Client>,
+    /// How much slower than usual the present block is.
+    factor: f64,
+    arm: Arm,
+    switched_ns: u64,
+}
+
+impl Service {
+    fn new(trap: Trap, seed: u64) -> Self {
+        let threads = match trap {
+            Trap::SingleThreadedStalls | Trap::StallsAtItsStart => 1,
+            _ => 8,
+        };
+        let words = Look { busy: false, periods: 0, since_ns: 0, idle_ns: 0, total_ns: 0 };
+        let mut random = Rng::with_seed(seed);
+        let clients = (0..threads)
+            .map(|_| Client {
+                words,
+                meter: Meter::default(),
+                now_ns: 0,
+                arrival_ns: (exponential(&mut random) * f64::from(threads) / RATE * 1e9) as u64,
+                left_ns: 0,
+            })
+            .collect();
+        Service { trap, random, clients, factor: 1.0, arm: Arm::A, switched_ns: 0 }
+    }
+
+    fn switch(&mut self, arm: Arm, now_ns: u64) {
+        (self.arm, self.switched_ns) = (arm, now_ns);
+        self.factor = match (self.trap, arm) {
+            (Trap::SlowInFewBlocks, Arm::B) if self.random.f64() < 0.05 => 5.0,
+            (Trap::SlowInFewBlocks, Arm::B) => 0.8,
+            (Trap::Better, Arm::B) => 0.7,
+            _ => 1.0,
+        };
+    }
+
+    /// A request's time.
+    fn service_ns(&mut self) -> u64 {
+        let ns = SERVICE_NS * self.factor * (0.4 * normal(&mut self.random)).exp();
+        let (stall_ns, each_s) = match self.trap {
+            Trap::StallsLongerThanABlock => (2.5e9, 5.0),
+            Trap::SingleThreadedStalls => (0.3e9, 10.0),
+            _ => (0.0, 1.0),
+        };
+        let stalls = self.arm == Arm::B && self.random.f64() < 1.0 / (RATE * each_s);
+        (ns + if stalls { stall_ns } else { 0.0 }) as u64
+    }
+
+    /// Until when nothing is served.
+    fn frozen_until(&self) -> u64 {
+        match (self.trap, self.arm) {
+            (Trap::ServesNothing, Arm::B) => u64::MAX,
+            (Trap::StallsAtItsStart, Arm::B) => self.switched_ns + 500_000_000,
+            _ => 0,
+        }
+    }
+
+    /// Go on until then; the core looks at each change.
+    fn run(&mut self, until_ns: u64, sample: &mut Sample) {
+        let frozen_ns = self.frozen_until().min(until_ns);
+        let threads = self.clients.len() as f64;
+        for at in 0..self.clients.len() {
+            loop {
+                let c = &mut self.clients[at];
+                if c.words.busy {
+                    c.now_ns = c.now_ns.max(frozen_ns);
+                    let end_ns = c.now_ns + c.left_ns;
+                    if end_ns > until_ns {
+                        c.left_ns = end_ns - until_ns;
+                        break;
+                    }
+                    c.now_ns = end_ns;
+                    (c.words.busy, c.words.idle_ns) = (false, end_ns);
+                    c.words.total_ns += end_ns - c.words.since_ns;
+                } else {
+                    let start_ns = c.arrival_ns.max(c.now_ns);
+                    if start_ns > until_ns {
+                        break;
+                    }
+                    let gap_ns = exponential(&mut self.random) * threads / RATE * 1e9;
+                    let left_ns = self.service_ns();
+                    let c = &mut self.clients[at];
+                    (c.now_ns, c.left_ns) = (start_ns, left_ns);
+                    c.arrival_ns += gap_ns as u64;
+                    (c.words.busy, c.words.since_ns) = (true, start_ns);
+                    c.words.periods += 1;
+                }
+                let c = &mut self.clients[at];
+                c.meter.look(c.words, c.now_ns, sample);
+            }
+            let c = &mut self.clients[at];
+            c.now_ns = until_ns;
+            c.meter.look(c.words, until_ns, sample);
+        }
+    }
+}
+
+/// A whole test of such a policy against A.
+pub fn test(trap: Trap, plan: Plan) -> Report {
+    let mut service = Service::new(trap, !plan.seed);
+    // Some time before, so that it is under way.
+    let (mut sample, mut now_ns) = (Sample::new(), 1_000_000_000);
+    service.run(now_ns, &mut sample);
+    let mut experiment = match Experiment::new(plan, now_ns) {
+        Ok(experiment) => experiment,
+        Err(why) => unreachable!("the plans here make sense: {why}"),
+    };
+    loop {
+        sample.clear();
+        let (arm, cut) = match experiment.next_action() {
+            Action::End => break,
+            // It takes 1 ms, during which the other arm serves.
+            Action::Switch(arm) => {
+                sample.from_ns = now_ns;
+                now_ns += 1_000_000;
+                (Some(arm), true)
+            }
+            Action::Take { at_ns, cut } => {
+                sample.from_ns = now_ns;
+                now_ns = at_ns;
+                (None, cut)
+            }
+        };
+        service.run(now_ns, &mut sample);
+        sample.to_ns = now_ns;
+        (sample.work_ns, sample.launches) = (sample.span_ns() / 3, 1);
+        for client in &mut service.clients {
+            client.meter.open_since_ns().into_iter().for_each(|began| sample.open_since(began));
+            if cut {
+                client.meter.cut();
+            }
+        }
+        match arm {
+            Some(arm) => {
+                experiment.switched(now_ns, &sample);
+                service.switch(arm, now_ns);
+            }
+            None => experiment.took(now_ns, cut, &sample),
+        }
+    }
+    let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
+    Report::new(&experiment, &arms, now_ns, false)
+}
+
+/// With defaults, or as users begin: with a guard.
+pub fn plan(guard: Option<&str>, seed: u64) -> Plan {
+    let guards = guard.into_iter().filter_map(|guard| guard.parse().ok()).collect();
+    Plan { guards, seed, ..Plan::of(Metric::HpP99) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::Reason;
+    use crate::verdict::Verdict;
+
+    /// The short form of `cargo xtask test ab`.
+    #[test]
+    fn no_trap_is_promoted() {
+        for trap in Trap::ALL {
+            for seed in 1..=3 {
+                let report = test(trap, plan(None, seed));
+                assert_eq!(report.verdict, Verdict::KeepA, "{trap:?} {seed}: {}", report.text());
+            }
+        }
+    }
+
+    #[test]
+    fn a_guard_notices_stalls_and_starvation() {
+        for trap in [Trap::ServesNothing, Trap::StallsLongerThanABlock] {
+            for seed in 1..=5 {
+                let report = test(trap, plan(Some("hp_p99<50ms"), seed));
+                assert_eq!(
+                    report.verdict,
+                    Verdict::Withdrawn,
+                    "{trap:?} {seed}: {}",
+                    report.text()
+                );
+            }
+        }
+        // Within B's first block.
+        let report = test(Trap::ServesNothing, plan(Some("hp_p99<50ms"), 1));
+        assert!(report.blocks.len() <= 1 && report.elapsed_s < 2.5, "{}", report.text());
+    }
+
+    #[test]
+    fn without_a_guard_starvation_is_told_by_the_requests_served() {
+        let report = test(Trap::ServesNothing, plan(None, 1));
+        assert_eq!(report.ended.as_ref().unwrap().reason, Reason::NotServed);
+        assert!(report.why.contains("B served 0 requests while A served"), "{}", report.why);
+        assert!(report.pairs_empty > 0 && report.elapsed_s < 30.0, "{}", report.text());
+    }
+
+    #[test]
+    fn what_is_better_is_promoted_and_what_is_the_same_is_not() {
+        let report = test(Trap::Better, plan(None, 1));
+        assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
+        let report = test(Trap::Same, plan(Some("hp_p99<1.2*A"), 1));
+        assert_eq!(report.verdict, Verdict::Undecided, "{}", report.text());
+    }
+}
