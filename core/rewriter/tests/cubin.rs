@@ -307,6 +307,47 @@ fn both_layouts_of_the_flags_are_read() {
     check(&old, &rewritten.image).unwrap();
 }
 
+/// The same image with a section of another kind, which refers to no other section.
+fn with_kind(image: &[u8], name: &str, kind: u32) -> Vec<u8> {
+    let index = Cubin::parse(image).unwrap().find(name).unwrap();
+    let headers = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+    let mut changed = image.to_vec();
+    let header = &mut changed[headers + 64 * index..][..64];
+    header[4..8].copy_from_slice(&kind.to_le_bytes());
+    header[44..48].fill(0);
+    changed
+}
+
+const STRINGS: u32 = 3;
+const RELOCATIONS: u32 = 9;
+
+#[test]
+fn a_kernel_whose_sections_are_tables_of_the_file_is_refused() {
+    let (_, image) = ORDINARY[3];
+    let kernels = [("one", image, STRINGS), ("reconfigures", REGISTERS, RELOCATIONS)];
+    for (kernel, image, kind) in kernels {
+        for section in [".nv.info.", ".text."].map(|prefix| format!("{prefix}{kernel}")) {
+            let changed = with_kind(image, &section, kind);
+            let rewritten = prelude(&changed);
+            assert_eq!(rewritten.kernel(kernel), Err(Refusal::Metadata), "{section}");
+            Cubin::parse(&rewritten.image).unwrap().relocations().unwrap();
+        }
+    }
+    for section in [".nv.constant0.one", ".nv.info"] {
+        let rewritten = prelude(&with_kind(image, section, STRINGS));
+        assert_eq!(rewritten.kernel("one"), Err(Refusal::Metadata), "{section}");
+    }
+}
+
+#[test]
+fn the_check_notices_relocations_that_cannot_be_read() {
+    let rewritten = prelude(REGISTERS);
+    let name = ".nv.info.reconfigures";
+    let [old, new] = [REGISTERS, &rewritten.image].map(|image| with_kind(image, name, RELOCATIONS));
+    let unreadable = CheckError::Unreadable { which: "patched image" };
+    assert_eq!(check(&old, &new), Err(unreadable));
+}
+
 #[test]
 fn the_check_notices_any_changed_byte_of_code_and_constants() {
     let (_, image) = ORDINARY[3];

@@ -37,6 +37,9 @@ pub fn check(original: &[u8], patched: &[u8]) -> Result<(), CheckError> {
     let read = |image, which| Cubin::parse(image).map_err(|_| CheckError::Unreadable { which });
     let (old, new) = (read(original, "original")?, read(patched, "patched image")?);
     let structure = |same: bool, what| same.then_some(()).ok_or(CheckError::Structure { what });
+    if old.relocations().is_ok() && new.relocations().is_err() {
+        return Err(CheckError::Unreadable { which: "patched image" });
+    }
     structure(old.same_frame(&new), "headers")?;
     structure(old.sections.len() == new.sections.len(), "sections")?;
     structure(old.symbols.len() == new.symbols.len(), "symbols")?;

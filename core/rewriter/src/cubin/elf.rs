@@ -72,6 +72,11 @@ impl Section<'_> {
         self.kind != NO_BITS
     }
 
+    /// Whether the file's own structure is read from it: names, symbols or relocations. A patch must not change it.
+    pub(super) fn is_table(&self) -> bool {
+        matches!(self.kind, SYMBOL_TABLE | STRINGS | RELOCATIONS | RELOCATIONS_ADDEND)
+    }
+
     /// As the permissions of a segment that holds it.
     fn permissions(&self) -> u32 {
         let write = if self.flags & FLAG_WRITE != 0 { 2 } else { 0 };

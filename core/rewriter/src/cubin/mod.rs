@@ -78,7 +78,8 @@ pub fn rewrite(
 
 /// Puts patches in place, with the registers that they need.
 fn apply(cubin: &mut Cubin<'_>, patches: Vec<Patch>, out: &mut Rewritten) -> Result<(), Refusal> {
-    let globals = cubin.find(".nv.info").filter(|i| cubin.sections[*i].in_file());
+    let is_plain = |section: &Section<'_>| section.in_file() && !section.is_table();
+    let globals = cubin.find(".nv.info").filter(|i| is_plain(&cubin.sections[*i]));
     let Some(globals) = globals else {
         out.refused.extend(patches.into_iter().map(|p| (p.kernel.name, Refusal::Metadata)));
         return Ok(());

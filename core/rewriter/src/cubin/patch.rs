@@ -78,7 +78,8 @@ pub(super) fn open<'c>(
     let name = entry.name;
     let find = |prefix: &str| {
         let index = cubin.find(&format!("{prefix}{name}")).ok_or(Refusal::Metadata)?;
-        if cubin.sections[index].in_file() { Ok(index) } else { Err(Refusal::Metadata) }
+        let section = &cubin.sections[index];
+        if section.in_file() && !section.is_table() { Ok(index) } else { Err(Refusal::Metadata) }
     };
     let (text, info_at, bank) = (find(".text.")?, find(".nv.info.")?, find(".nv.constant0.")?);
     if usize::from(entry.section) != text || entry.value != 0 {
