@@ -130,8 +130,8 @@ def lines(content, marks, table):
         pause = end["swap_pause_us"]
         out += [
             (
-                f"In the end {len(end['clients'])} of the 2 clients were connected, after {end['active_policies']} policies in "
-                f"charge; each change kept decisions waiting for {pause['p50']:.0f} us (p50), at most {pause['max']:.0f} us."
+                f"In the end {len(end['clients'])} of the 2 clients were connected, after {end['active_policies']} active policies, "
+                f"one after the other; each change kept decisions waiting for {pause['p50']:.0f} us (p50), at most {pause['max']:.0f} us."
             ),
             "",
         ]

@@ -9,7 +9,8 @@ def litmus(content, table, made_with):
     text += [
         "Small programs made from seeds and those of the audit of CUDA's semantics, each first bare, and then as a client of a core "
         "beside another client (`tests/litmus`). *Bare, too*: misbehaved, and then bare as well when run more often. *Mechanisms*: what was done to their launches, as the core counts it. "
-        "*All* ran four setups at a time, each with a core of its own, those in which clients take turns as well; *in turns* one.",
+        "*At once*: under MPS, four setups at a time, each with a core of its own; *vendor*: the same with closed libraries transformed; "
+        "*in turns*: time slices, one setup at a time. *Not run*: the time was up.",
         "",
     ]
     rows = []

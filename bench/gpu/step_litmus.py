@@ -57,8 +57,12 @@ def judge(name, report, failures):
                 # What the GPU does not do as modelled is worth knowing, and no fault of Tally's.
                 if row["ended"] == 0 and part == "made":
                     failures.add(f"{about}: no program ended bare")
-            elif bad := {k: n for k, n in counts.items() if n}:
+                continue
+            if bad := {k: n for k, n in counts.items() if n}:
                 failures.add(f"{about}: {bad}")
+            for finding in row["findings"]:
+                if finding["kind"] == "core":
+                    failures.add(f"{about}: {finding['what'][:300]}")
     return rows
 
 

@@ -189,7 +189,7 @@ class Renderer(unittest.TestCase):
             "| with the shadow | 1.500 | 2.250 | 2.25 | 12.50 |",
             "| guard after 0.2 s | 0 |  |  | undecided | 1.250 / 1.250 | 300 / 300 | 0.9 |",
             "| stall | 1998 |  | 4124 | 2.250 |  |  |  | differs |",
-            "1 of the 2 clients were connected, after 40 policies",
+            "1 of the 2 clients were connected, after 40 active policies",
             "[^1]: Policy: it broke.",
         ):
             self.assertIn(expected, text)

@@ -16,9 +16,9 @@ use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::wire::{self, Hello, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_tests::jobs::{ANSWER_MAX, JOB_MAX, Probe};
-use tally_tests::process::wait_until;
-use tally_tests::{Artefacts, Class, Device, Scene};
+use tally_harness::jobs::{ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Of each kind of attacker.
 const EACH: usize = 20;

@@ -318,11 +318,7 @@ const ENDING_MAX: Duration = Duration::from_millis(500);
 
 /// Wait for the end of a client: its socket, its process, or our own will. A
 /// forked child can keep the socket open after the process is gone.
-async fn until_gone(
-    stream: &Connection,
-    process: Option<OwnedFd>,
-    dismissal: &Dismissal,
-) -> End {
+async fn until_gone(stream: &Connection, process: Option<OwnedFd>, dismissal: &Dismissal) -> End {
     // It registered and ended at once.
     let ended = || End::Left(ENDED.into());
     let Some(process) = process else { return ended() };
