@@ -15,7 +15,7 @@ fn ab_start(file: &str, block_ns: u64) -> Value {
     json!({
         "cmd": "ab_start", "a": {"file": file}, "b": {"file": file}, "replace_active": true,
         "plan": {
-            "metric": "hp_p99", "block_ns": block_ns, "washout_ns": 0, "alpha": 0.05,
+            "metric": "hp_p99", "block_ns": block_ns, "block_ns_min": block_ns, "washout_ns": 0, "alpha": 0.05,
             "time_ns_max": 600_000_000_000_u64, "blocks_min": 20, "seed": 1,
             "guard_window_ns": 2_000_000_000
         }
