@@ -412,6 +412,46 @@ fn what_waits_under_a_grant_stays_granted_when_it_is_taken_back() {
 }
 
 #[test]
+fn a_launch_is_not_done_because_those_that_it_overtook_are() {
+    const LAUNCHES: u64 = 100;
+    let script = Script {
+        answers: [Ok(Decision::Hold(u64::MAX)), Ok(Decision::Run(LAUNCHES as u32))].into(),
+        ..Default::default()
+    };
+    let config = EngineConfig { window_ns: u64::MAX, ..Default::default() };
+    let mut e = Engine::new(config, Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    for ticket in 0..LAUNCHES {
+        e.submitted(1, LOW, submission(ticket, None), &mut out);
+    }
+    let numbers = |e: &Engine| {
+        let state = e.client_state(LOW).unwrap();
+        (e.client_stats(LOW).unwrap().completed, state.in_flight, state.waiting)
+    };
+    let mut now_ns = 2_000_000_000;
+    e.begin_pass();
+    e.tick(now_ns, &mut out);
+    assert_eq!(granted(&out, LOW), Some(LAUNCHES + 1));
+    let (_, first, waiting) = numbers(&e);
+    assert!(waiting > 0, "too much for one pass");
+    // One more starts under the same grant.
+    let last = Submission { started: true, ..submission(LAUNCHES, None) };
+    e.submitted(now_ns, LOW, last, &mut out);
+    e.progress(now_ns, LOW, 0, first as u32, None, &mut out);
+    while numbers(&e).2 > 0 {
+        now_ns += 1;
+        e.begin_pass();
+        e.tick(now_ns, &mut out);
+    }
+    e.progress(now_ns, LOW, 0, LAUNCHES as u32, None, &mut out);
+    let (completed, in_flight, _) = numbers(&e);
+    assert!(completed <= LAUNCHES && in_flight >= 1, "{completed} done, the last one runs");
+    e.progress(now_ns, LOW, 0, LAUNCHES as u32 + 1, None, &mut out);
+    assert_eq!(numbers(&e), (LAUNCHES + 1, 0, 0));
+}
+
+#[test]
 fn a_hold_lasts_no_longer_than_the_engine_allows() {
     for hold_ns_max in [1_000_000, 60_000_000_000] {
         let config =

@@ -421,5 +421,7 @@ pub fn dispatch(data: &[u8]) {
         let sleeps = world.turn();
         world.now_ns += sleeps.unwrap_or(1_000).clamp(1_000, HEARTBEAT_NS - 1);
     }
-    assert!(world.honest.asked.is_empty() && world.honest.running.is_empty());
+    let (asked, running) = (&world.honest.asked, &world.honest.running);
+    assert!(asked.is_empty(), "counted as done, and not even answered: {asked:?}");
+    assert!(running.is_empty(), "counted as done, and still running: {running:?}");
 }

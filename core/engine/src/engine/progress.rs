@@ -1,8 +1,11 @@
 //! Completions: what ended, what is recorded of it, and what it is charged for.
 
 use super::{Action, Engine};
-use crate::client::Measured;
+use crate::client::{InFlight, Measured};
 use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscriptions};
+
+/// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have thousands.
+const LOOKED_AHEAD: usize = 256;
 
 /// What [`Engine::progress_some`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +52,11 @@ impl<P: Policy> Engine<P> {
         let Some(s) = c.streams.get_mut(stream as usize) else {
             return Progress { ended: 0, is_all: !is_next_granted };
         };
-        let all = s.in_flight.partition_point(|f| word.wrapping_sub(f.completion) as i32 >= 0);
+        // Not a binary search: one that started under a grant overtakes those that were covered by the same grant but too
+        // many for a pass. They are seen done with it, not before it.
+        let is_done = |f: &&InFlight| word.wrapping_sub(f.completion) as i32 >= 0;
+        let looked_at = most.saturating_add(LOOKED_AHEAD);
+        let all = s.in_flight.iter().take(looked_at).take_while(is_done).count();
         let done = all.min(most);
         if done == 0 {
             return Progress { ended: 0, is_all: all == 0 && !is_next_granted };
