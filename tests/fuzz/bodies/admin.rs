@@ -27,12 +27,11 @@ pub fn admin(data: &[u8]) {
     let requests = bytes.iter().filter(|byte| **byte == b'\n').count();
     let are_short = lines.iter().all(|length| *length <= REQUEST_BYTES_MAX);
     let messages = input.messages(bytes);
-    harness::prepare();
     peer::runtime(|runtime| {
         let before = peer::descriptors() - messages.iter().map(|m| m.fds.len()).sum::<usize>();
         let after = harness::connect(runtime, EntryPoint::Admin, trusted, messages);
         assert_eq!((after.clients, after.places), (0, 0), "something of the connection is left");
-        assert_eq!(peer::descriptors(), before, "descriptors are left");
+        peer::see_that_none_is_left(before);
         let answers = std::str::from_utf8(&after.answer).expect("answers are text");
         answers.lines().for_each(see_that_answer);
         let answered = answers.lines().count();

@@ -3,7 +3,8 @@
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::cell::RefCell;
-use tally_core::control::harness::Message;
+use std::time::{Duration, Instant};
+use tally_core::control::harness::{self, Message};
 use tally_ipc::frame::DESCRIPTORS_MAX;
 use tally_ipc::map;
 
@@ -62,16 +63,34 @@ impl<'a> Input<'a> {
     }
 }
 
+/// A descriptor that a helper thread has not closed by then is left.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What every input uses is open before `work` begins: no input is charged with its descriptors.
 pub fn runtime<T>(work: impl FnOnce(&tokio::runtime::Runtime) -> T) -> T {
     thread_local! {
         static RUNTIME: RefCell<tokio::runtime::Runtime> = RefCell::new(
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         );
     }
+    harness::prepare();
     RUNTIME.with_borrow(work)
 }
 
 /// Descriptors that this process has.
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// As many as `before`, or soon: helper threads close what a peer sent, a moment after its connection has ended.
+pub fn see_that_none_is_left(before: usize) {
+    let start = Instant::now();
+    loop {
+        let now = descriptors();
+        if now == before {
+            return;
+        }
+        assert!(start.elapsed() < CLOSED_WITHIN, "descriptors are left: {now} against {before}");
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
