@@ -57,6 +57,7 @@ const FINE: [&[u32]; 2] = [&[2, 5], &[16, 64]];
 /// Of 16 SMs: partitions are multiples of 8 there.
 const COARSE: [&[u32]; 2] = [&[8], &[16, 64]];
 
+#[allow(clippy::too_many_arguments, reason = "a row of the table below")]
 const fn setup(
     name: &'static str,
     (policy, is_test_policy): (&'static str, bool),
