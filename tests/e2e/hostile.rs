@@ -11,14 +11,14 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+use tally_harness::jobs::{ANSWER_MAX, JOB_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::wire::{self, Hello, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_harness::jobs::{ANSWER_MAX, JOB_MAX, Probe};
-use tally_harness::process::wait_until;
-use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// Of each kind of attacker.
 const EACH: usize = 20;

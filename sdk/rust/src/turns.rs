@@ -32,7 +32,8 @@ const WALL: u64 = 2;
 /// assert_eq!(turns.wait_ns(&of(1, 1_000)), 0);
 /// assert!(turns.wait_ns(&of(2, 2_000)) > 0, "it is the other's turn");
 /// turns.left(1);
-/// assert_eq!(turns.wait_ns(&of(2, 3_000)), 0);
+/// // What the first one launched is done by then.
+/// assert_eq!(turns.wait_ns(&of(2, 6_000_000)), 0);
 /// ```
 #[derive(Debug, Default)]
 pub struct Turns {

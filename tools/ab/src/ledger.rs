@@ -61,7 +61,7 @@ impl Ledger {
         self.stretches[self.at(ns)?].number
     }
 
-    /// Who serves.
+    /// The arm that serves now.
     pub fn arm(&self) -> Option<Arm> {
         self.stretches.last().map(|stretch| stretch.arm)
     }

@@ -85,8 +85,6 @@ pub const ALL: [Setup; 13] = {
     const SLICED: &str = "form = 1\nslices = 5\ntoggle_us = 2000\nseed = SEED\n";
     const NARROW: &str = "form = 2\nsms = 3\nseed = SEED\n";
     const HELD: &[&str] = &["launches_held"];
-    const WITH_LIMITS: &[&str] =
-        &["preemptible", "sliced", "sm_limited", "launches_held", "yields"];
     const FORMS: &[&str] = &["preemptible", "sliced", "launches_held", "yields"];
     const PREEMPTED: &[&str] = &["preemptible", "yields"];
     const PARTS: &[&str] = &["sliced", "graph_chained", "yields"];
@@ -94,7 +92,7 @@ pub const ALL: [Setup; 13] = {
     const NOTHING: &[&str] = &[];
     const WIDE_AWAKE: &str = "reserve_sms = 8\nexplore_permille = 300\nreview_launches = 32\n";
     [
-        setup("random", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, BestEffort, WITH_LIMITS),
+        setup("random", RANDOM_FORMS, RANDOM, AtOnce, FINE, 8, BestEffort, FORMS),
         setup("tally", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, BestEffort, HELD),
         setup("tally-timeslice", TALLY, "", TimeSlice, NO_WIDTH, 8, BestEffort, HELD),
         setup("random-no-width", RANDOM_FORMS, TIGHT, AtOnce, NO_WIDTH, 8, BestEffort, FORMS),
