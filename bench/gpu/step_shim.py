@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 
 from common import SYSTEM_LIBRARIES, Failures, clean_environment, step_main
@@ -37,8 +38,10 @@ LEFT_OUT = {
     "opened_by_the_driver_only": "the same",
     "failed_load_says": "the same",
     "whatever_a_driver_answers": "the same",
+    "debugger_that_attaches": "a driver that is told so waits for the debugger",
     "lingering": "of time slices: `pairs` and `correct` are",
 }
+DEBUGGER_FLAG = "cudbgIpcFlag"
 TEST_LIMIT_S = 60
 # When to note what its threads are at: tests wait 20 s for what does not come.
 LOOK_AFTER_S = 15
@@ -54,6 +57,12 @@ def driver():
         if path.exists():
             return path
     raise FileNotFoundError(f"no libcuda.so.1 in {', '.join(SYSTEM_LIBRARIES)}")
+
+
+def has_debugger_flag():
+    """Whether this driver has what the shim watches for a debugger; in a process of its own."""
+    code = "import ctypes, sys; ctypes.c_uint32.in_dll(ctypes.CDLL(sys.argv[1]), sys.argv[2])"
+    return subprocess.run([sys.executable, "-c", code, str(driver()), DEBUGGER_FLAG], env=clean_environment(), check=False).returncode == 0
 
 
 def left_out(name):
@@ -104,6 +113,8 @@ def main(suite):
                 rows.append({"binary": binary, "test": name, "state": "left out", "why": why})
             elif any(part in name for part in suite.args.only.split(",")):
                 wanted.append((binary, program, name))
+    if not has_debugger_flag():
+        failures.add(f"{driver()} has no variable {DEBUGGER_FLAG}: the shim does not see that a debugger attaches")
     if not wanted:
         failures.add(f"no test has {suite.args.only!r} in its name")
     with concurrent.futures.ThreadPoolExecutor(suite.args.at_once) as pool:

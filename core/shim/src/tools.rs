@@ -19,12 +19,12 @@ static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
 /// forbid to open files.
 static WAS_TRACED: OnceLock<bool> = OnceLock::new();
 /// Where the driver says that a debugger is attached to it; 0: not looked for, 1: it does not.
-static DEBUGGER_WORD: AtomicUsize = AtomicUsize::new(0);
+static DEBUGGER_FLAG: AtomicUsize = AtomicUsize::new(0);
 
 /// A core took this client on: look around.
 pub fn look() {
     bypass::look();
-    // Finds the word, for which a launch must not wait.
+    // Finds the flag, for which a launch must not wait.
     is_debugger_attached();
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     // As the driver reads it.
@@ -72,18 +72,18 @@ pub fn whole_because() -> u32 {
     found
 }
 
-/// NVIDIA's debugger sets a word in the driver when it attaches (`cudadebugger.h`).
+/// NVIDIA's debugger sets a flag in the driver when it attaches: what `CUDBG_IPC_FLAG_NAME` of `cudadebugger.h` names.
 fn is_debugger_attached() -> bool {
-    let mut word = DEBUGGER_WORD.load(Acquire);
-    if word == 0 {
-        word = resolve::in_driver(c"CUDBG_IPC_FLAG_NAME").map_or(1, |p| p.as_ptr() as usize);
-        DEBUGGER_WORD.store(word, Release);
+    let mut flag = DEBUGGER_FLAG.load(Acquire);
+    if flag == 0 {
+        flag = resolve::in_driver(c"cudbgIpcFlag").map_or(1, |p| p.as_ptr() as usize);
+        DEBUGGER_FLAG.store(flag, Release);
     }
-    // SAFETY: a word of the driver's, which stays loaded; another process writes it.
-    word > 1 && unsafe { (word as *const u32).read_volatile() } != 0
+    // SAFETY: a variable of the driver's, which stays loaded; another process writes its first byte.
+    flag > 1 && unsafe { (flag as *const u8).read_volatile() } != 0
 }
 
-/// Whether the process was started under `cuda-gdb`, which sets that word only later.
+/// Whether the process was started under `cuda-gdb`, which sets that flag only later.
 fn is_traced_by_cuda_gdb() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));

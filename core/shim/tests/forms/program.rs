@@ -267,6 +267,11 @@ impl Device {
         self.function_of(self.module, name)
     }
 
+    /// A variable of the driver's.
+    pub fn variable(&self, name: &str) -> Ptr {
+        find(self.handle, name)
+    }
+
     /// A launch function as per-thread programs call it.
     pub fn per_thread_launch(&self) -> Device {
         // SAFETY: the same type under another name.

@@ -137,6 +137,39 @@ fn where_nothing_is_offered_the_report_says_why() {
 }
 
 #[test]
+fn a_debugger_that_attaches_sees_whole_launches() {
+    both(
+        a_debugger_that_attaches_sees_whole_launches,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let flag: *mut u32 = device.variable("cudbgIpcFlag").cast();
+            // SAFETY: as a debugger does: a variable of the driver's, of which it writes the first byte.
+            unsafe { flag.cast::<u8>().write_volatile(1) };
+            assert_eq!(crate::program::ask("attached"), "on");
+            let cells = device.cells(16);
+            device.step(&cells, [16, 1, 1], null_mut(), 7, 50);
+            device.sync(null_mut());
+            device.check_steps(&cells, &[7]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("attached");
+            let before = core.requests("step").len();
+            core.answer(Answer::Preemptible(0));
+            core.say("on");
+            core.ends(0);
+            let offers = CAN_SLICE | CAN_PREEMPT | CAN_PREPARE;
+            let after = &core.requests("step")[before..];
+            assert_eq!(after.len(), 1);
+            assert_eq!(after[0].0.flags & offers, 0);
+            assert_eq!(core.counters().preemptible.load(SeqCst), 0);
+            assert_eq!(core.region().report.whole_because.load(SeqCst), whole_because::DEBUGGER);
+        },
+    );
+}
+
+#[test]
 fn launches_that_cannot_be_repeated_are_not_offered() {
     both(
         launches_that_cannot_be_repeated_are_not_offered,

@@ -4,6 +4,12 @@ use crate::config::DRIVER_VERSION;
 use crate::error::{CuError, describe};
 use crate::ffi::{Out, exports};
 use std::ffi::{c_char, c_void};
+use std::sync::atomic::AtomicU32;
+
+/// Where a debugger says that it is attached (`CUDBG_IPC_FLAG_NAME` of `cudadebugger.h`). Nothing here reads it.
+#[allow(non_upper_case_globals, reason = "the driver's name")]
+#[unsafe(no_mangle)]
+pub static cudbgIpcFlag: AtomicU32 = AtomicU32::new(0);
 
 exports! {
     fn cuInit(flags: u32) {
