@@ -63,7 +63,7 @@ fn guard() -> Program {
     b.launch(0, on, Kernel::Poll { word: go, value: 1 });
     b.op(0, Op::Start { thread: child });
     for _ in 0..20 {
-        b.launch(child, own, Kernel::Count { word: count, blocks: 1, loops: 0 });
+        b.launch(child, own, Kernel::Count { word: count, blocks: 1, loops: 0, apart: false });
     }
     b.op(0, Op::Join { thread: child });
     b.sleep(0, 300_000);

@@ -27,8 +27,9 @@ impl Display for Kernel {
             Kernel::Each { word, value, blocks, loops } => {
                 write!(f, "{name} {value} into {word} and on, {blocks} blocks, {loops} loops")
             }
-            Kernel::Count { word, blocks, loops } => {
-                write!(f, "{name} {blocks} blocks in {word}, {loops} loops")
+            Kernel::Count { word, blocks, loops, apart } => {
+                let apart = if *apart { ", one an SM" } else { "" };
+                write!(f, "{name} {blocks} blocks in {word}, {loops} loops{apart}")
             }
             Kernel::Alone { inside, errors, loops } => {
                 write!(f, "{name} on {inside}, errors in {errors}, {loops} loops")

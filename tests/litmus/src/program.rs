@@ -67,11 +67,12 @@ pub enum Kernel {
         blocks: u32,
         loops: u32,
     },
-    /// Every block adds 1, atomically.
+    /// Every block adds 1, atomically. `apart`: with so much shared memory that an SM holds one block.
     Count {
         word: Word,
         blocks: u32,
         loops: u32,
+        apart: bool,
     },
     /// Adds to `errors` if another kernel is between its begin and end on `inside`.
     Alone {

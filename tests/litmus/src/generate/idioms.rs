@@ -114,7 +114,7 @@ impl Maker {
         for _ in 0..self.rng.usize(1..=3) {
             let word = self.b.device_in(context, 1);
             let loops = self.rng.u32(0..40);
-            let kernel = match self.rng.u32(0..6) {
+            let kernel = match self.rng.u32(0..8) {
                 0 | 1 => {
                     let blocks = self.rng.u32(64..600);
                     let word = self.b.device_in(context, blocks);
@@ -126,12 +126,17 @@ impl Maker {
                     let word = self.b.device_in(context, blocks);
                     Kernel::Each { word, value: self.rng.u32(0..100), blocks, loops: 0 }
                 }
-                3 => {
-                    // More than a whole GPU holds at once, so that fewer SMs may be offered.
-                    let blocks = if self.coin() { 4_500..9_000 } else { 64..2_000 };
-                    Kernel::Count { word, blocks: self.rng.u32(blocks), loops: loops / 4 }
+                3..=5 => {
+                    // Most are more than a whole GPU holds at once, so that fewer SMs may be offered.
+                    let (blocks, apart) = match self.rng.u32(0..6) {
+                        0 => (4_500..9_000, false),
+                        1 => (64..2_000, false),
+                        _ => (150..400, true),
+                    };
+                    let blocks = self.rng.u32(blocks);
+                    Kernel::Count { word, blocks, loops: loops / 4, apart }
                 }
-                4 => {
+                6 => {
                     let blocks = self.rng.u32(64..400);
                     let scratch = self.b.scratch(blocks + 2);
                     Kernel::LastBlock { scratch, word, blocks, loops }
@@ -207,8 +212,10 @@ impl Maker {
         timeline.push((0, Op::Start { thread }));
         for _ in 0..self.rng.u32(1..=12) {
             let blocks = self.rng.u32(1..=4);
-            timeline
-                .push(self.launch((own, thread), Kernel::Count { word: count, blocks, loops: 0 }));
+            timeline.push(self.launch(
+                (own, thread),
+                Kernel::Count { word: count, blocks, loops: 0, apart: false },
+            ));
         }
         if self.coin() {
             let target = Target::Stream(own);
@@ -285,7 +292,9 @@ impl Maker {
                 timeline.push((0, Op::Sync { target, asking: self.coin() }));
             }
             let blocks = self.rng.u32(1..=3);
-            timeline.push(self.launch((on, 0), Kernel::Count { word: sum, blocks, loops: 0 }));
+            timeline.push(
+                self.launch((on, 0), Kernel::Count { word: sum, blocks, loops: 0, apart: false }),
+            );
             if destroy {
                 timeline.push((0, Op::DestroyStream { stream: on }));
             }

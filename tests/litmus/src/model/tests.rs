@@ -236,7 +236,7 @@ fn values_that_depend_on_luck_are_refused() {
     let word = b.device(1);
     for _ in 0..3 {
         let on = b.stream(StreamKind::NonBlocking);
-        b.launch(0, on, Kernel::Count { word, blocks: 5, loops: 0 });
+        b.launch(0, on, Kernel::Count { word, blocks: 5, loops: 0, apart: false });
     }
     assert_eq!(verdict(&b).unwrap().0[0], [15]);
 }

@@ -57,6 +57,7 @@ impl Call {
         };
         let apart = match kernel {
             Kernel::Barrier { blocks, .. } => *blocks == Blocks::Sms,
+            Kernel::Count { apart, .. } => *apart,
             Kernel::EachSm { .. } => true,
             _ => false,
         };

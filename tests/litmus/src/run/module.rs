@@ -17,7 +17,7 @@ static TEXT: Mutex<[u8; TEXT_BYTES_MAX]> = Mutex::new([0; TEXT_BYTES_MAX]);
 static FILES: AtomicU32 = AtomicU32::new(0);
 pub const SHARED_BYTES: u32 = 8;
 /// Kernels of which there can be one block on an SM.
-const SPREAD: [&str; 3] = ["barrier", "streamk_gemm", "each_sm"];
+const SPREAD: [&str; 4] = ["barrier", "count", "streamk_gemm", "each_sm"];
 
 /// A module and its kernels.
 pub struct Loaded {
