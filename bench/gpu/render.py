@@ -287,7 +287,7 @@ def exact_section(content, notes):
         (
             "Deterministic trainings whose launches are transformed in forms chosen at random and yield at random, against the "
             "same trainings alone: digests over all losses and parameters. With vendor kernels transformed the trainings load their kernels "
-            "eagerly; their transformed forms then come later, and fewer kernels have one."
+            "eagerly; their transformed forms then come later, and fewer kernels have one. *Kernels one at a time*: under CUPTI, as profilers do."
         ),
         "",
     ]
@@ -301,7 +301,8 @@ def exact_section(content, notes):
             same += notes.mark(f"On an {machine['device']}, commit `{machine['commit']}`.")
         if different:
             same += notes.mark(f"{row['sharing']}, vendor kernels {vendor}: {', '.join(different)} differ.")
-        cells = [row["sharing"], vendor, same, cut["kernels"], cut["kernels_refused"]]
+        sharing = row["sharing"] + (", kernels one at a time" if row.get("serial_kernels") else "")
+        cells = [sharing, vendor, same, cut["kernels"], cut["kernels_refused"]]
         cells += [cut[form] for form in FORMS] + [cut["launches_yielded"], cut["rescued"]]
         rows.append([*cells, f"{number(cut['turnaround_us_p50'], 0)} / {number(cut['turnaround_us_p99'], 0)}"])
     header = ["sharing", "vendor kernels", "bit-identical", "kernels transformed", "refused", "preemptible", "sliced"]

@@ -7,7 +7,7 @@ under the policy `random-forms`, which runs launches preemptible, sliced and (wh
 offered) on some of the SMs, chosen at random, and asks the client to yield
 at random moments. The first run only has the transformed forms made; then runs are
 repeated until launches have yielded often enough. Every digest of every run
-must be the reference's.
+must be the reference's. At last once more while CUPTI runs the client's kernels one at a time.
 """
 
 import collections
@@ -52,17 +52,24 @@ def kernels_by_state(status):
     return dict(states)
 
 
-def run_mode(suite, sharing, vendor, expected, failures):
+def record_bytes(worker):
+    """CUPTI runs the worker's kernels one at a time from the first call on: bytes of its records so far."""
+    worker.send("serial_kernels")
+    return worker.receive(RUN_TIMEOUT_S)["record_bytes"]
+
+
+def run_mode(suite, sharing, vendor, serial, expected, failures):
     """One core, one client; a row of what happened."""
     args = suite.args
-    label = f"{sharing}-{'vendor' if vendor else 'own'}"
+    label = f"{sharing}-{'serial' if serial else 'vendor' if vendor else 'own'}"
     file = suite.work / f"core-{label}.toml"
     file.write_text(f"[rewrite]\nvendor_libraries = {str(vendor).lower()}\nrescue_ms = {args.rescue_ms}\n")
     config = f"form = {args.form}\nslices = 4\nsms = 116\ntoggle_us = {args.toggle_us}\nseed = 5\n"
-    row = {"machine": suite.machine, "sharing": sharing, "vendor_libraries": vendor, "runs": []}
+    row = {"machine": suite.machine, "sharing": sharing, "vendor_libraries": vendor, "serial_kernels": serial, "runs": []}
     with Core(suite, label, POLICY, sharing, config, ["--config", file]) as core:
         worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
         with started([worker]):
+            before = record_bytes(worker) if serial else 0
             for _ in range(RUNS_MAX):
                 digests, seconds = train(worker, args)
                 status = core.status()
@@ -74,6 +81,8 @@ def run_mode(suite, sharing, vendor, expected, failures):
                     failures.add(f"{label}: {name} differs from the unshared run")
                 if different or cut["launches_yielded"] >= args.launches_yielded:
                     break
+            if serial and record_bytes(worker) == before:
+                failures.add(f"{label}: CUPTI recorded no kernel")
             row |= {"transformed": cut, "decisions": client(status, label)["decisions"], "kernels": kernels_by_state(status)}
     if row["transformed"]["launches_yielded"] < args.launches_yielded:
         failures.add(f"{label}: only {row['transformed']['launches_yielded']} launches yielded, {args.launches_yielded} were wanted")
@@ -86,17 +95,19 @@ def main(suite):
     with failures.guard("reference"):
         expected, seconds = reference(suite)
         print(f"reference: {expected} in {seconds} s", flush=True)
-        for sharing in suite.args.sharing_modes.split(","):
-            for vendor in suite.args.vendor.split(","):
-                with failures.guard(f"{sharing}, vendor {vendor}"):
-                    rows.append(run_mode(suite, sharing, vendor == "on", expected, failures))
-                suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
+        plans = [(sharing, vendor == "on", False) for sharing in suite.args.sharing_modes.split(",") for vendor in suite.args.vendor.split(",")]
+        plans += [(sharing, False, True) for sharing in suite.args.serial.split(",") if sharing]
+        for sharing, vendor, serial in plans:
+            with failures.guard(f"{sharing}, vendor {vendor}, serial {serial}"):
+                rows.append(run_mode(suite, sharing, vendor, serial, expected, failures))
+            suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
     return failures.messages
 
 
 def add_arguments(parser):
     parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
+    parser.add_argument("--serial", default="mps", help="sharing modes in which CUPTI runs kernels one at a time, comma-separated")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
     parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")

@@ -17,7 +17,7 @@ import sys
 
 PROCESSES = {"nvrtc": 3, "cupy": 3, "triton": 8}
 BARE_KERNELS = 8
-CONFIG = "form = 3\nslices = 4\nsms = 116\ntoggle_us = 1500\nseed = 11\n"
+CONFIG = "form = 3\nslices = 4\nsms = 116\ntoggle_us = 400\nseed = 11\n"
 
 
 class Job:

@@ -7,7 +7,7 @@ they run. The active policy is `tally-priority`.
 log      `log record`, the policy anew, some seconds, `log stop`; then `log replay` with the same component. And
          once more begun in mid-run, with what the policy knew then.
 shadow   `fifo` beside it: agreement, CPU share; the inference's times and the training's rate with and without
-ab       `tally-priority` against `fifo`; then a test with a guard that nobody can keep
+ab       `tally-priority` against `fifo`, and against itself; then a test with a guard that nobody can keep
 chaos    the test policy `chaos`, in each kind of fault: until `status` names it, until the last good policy is back,
          the inference's times in the second around it, and a deterministic training through it, bit for bit
 
@@ -272,13 +272,13 @@ def of_blocks(report, arm):
     }
 
 
-def ab_test(stage, what, metric, block, max_s, guard, failures):
+def ab_test(stage, what, other, metric, options, max_s, failures):
     """One test from start to end, both programs running."""
     core = stage.core
     with stage.traffic(max_s + 20) as answers:
         ctl(
-            core, "ab", "start", stage.policy(OTHER), "--metric", metric, "--block", block,
-            "--washout", "100ms", "--max-time", f"{max_s}s", "--guard", guard, "--seed", SEED,
+            core, "ab", "start", stage.policy(other), "--metric", metric, "--max-time", f"{max_s}s", "--seed", SEED,
+            *options,
         )  # fmt: skip
         wait_for_end(core, max_s + 15)
         report, serving = ctl_json(core, "ab", "report"), core.status()["policy"]
@@ -296,10 +296,17 @@ def ab_test(stage, what, metric, block, max_s, guard, failures):
 def measure_ab(stage, args, failures):
     """Each test by itself: one that fails does not keep the other from being run."""
     rows = []
-    with failures.guard("ab"):
-        rows.append(ab_test(stage, "compared", args.metric, "2s", args.ab_s, "hp_p99<1s", failures))
+    for metric in args.metrics.split(","):
+        with failures.guard(f"ab, {metric}"):
+            rows.append(ab_test(stage, "compared", OTHER, metric, ["--guard", "hp_p99<1s"], args.ab_s, failures))
+    with failures.guard("ab, A against itself"):
+        row = ab_test(stage, "A against itself", POLICY, "hp_p99", [], args.ab_s, failures)
+        if row["verdict"] not in ("keep_a", "undecided"):
+            failures.add(f"ab: A against itself ended with {row['verdict']}: {row['effect']}")
+        rows.append(row)
     with failures.guard("ab, guard"):
-        row = ab_test(stage, "a guard is breached", args.metric, "3s", 20, IMPOSSIBLE, failures)
+        options = ["--block", "3s", "--washout", "100ms", "--guard", IMPOSSIBLE]
+        row = ab_test(stage, "a guard is breached", OTHER, "be_throughput", options, 20, failures)
         if row["ended"]["reason"] != "guard":
             failures.add(f"ab: {IMPOSSIBLE} did not end it: {row['ended']}")
         rows.append(row)
@@ -488,8 +495,8 @@ def add_arguments(parser):
     parser.add_argument("--sharing", default="timeslice", help="of the core")
     parser.add_argument("--seconds", type=float, default=5, help="length of the log's and the shadow's windows")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times the inference's latency alone")
-    parser.add_argument("--metric", default="be_throughput", help="of the A/B tests")
-    parser.add_argument("--ab-s", type=int, default=60, help="longest time of the A/B test")
+    parser.add_argument("--metrics", default="be_throughput,hp_p99", help="of the A/B tests of two policies, comma-separated")
+    parser.add_argument("--ab-s", type=int, default=60, help="longest time of an A/B test")
     parser.add_argument("--cpu-percent", type=float, default=5, help="what the shadow may use of one CPU")
     parser.add_argument("--training-s", type=float, default=4, help="length of a deterministic training alone, about")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of these")

@@ -12,6 +12,7 @@ an `id` that its answers repeat:
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
 | streams | job | nothing; runs kernels in two streams at the same time |
 | exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
+| serial_kernels | | bytes of records of kernels that CUPTI has run one at a time; from the first one on it does |
 """
 
 import gc
@@ -24,6 +25,7 @@ import time
 import torch
 
 import models
+import serial_kernels
 from stats import poisson_schedule
 
 WARM_REQUESTS = 30
@@ -42,7 +44,7 @@ class Worker:
     """The built jobs and the commands on them."""
 
     def __init__(self, jobs, progress):
-        self.progress = progress
+        self.progress, self.serial = progress, None
         self.requests, self.trainings = {}, {}
         for job in jobs:
             torch.manual_seed(0)
@@ -132,6 +134,11 @@ class Worker:
             read_line()
         return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}
 
+    def serial_kernels(self):
+        if self.serial is None:
+            self.serial = serial_kernels.enable()
+        return {"record_bytes": self.serial.flush()}
+
     def exact(self, steps, names=("resnet50", "gpt2-small")):
         """Train models from a fixed seed; digests of losses and parameters."""
         digests, all_losses, begin = {}, {}, time.monotonic()
@@ -156,7 +163,7 @@ class Worker:
     def serve(self, command):
         """One command's answer."""
         what = command.pop("do")
-        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact}[what]
+        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels}[what]
         gc.collect()
         gc.disable()
         try:
