@@ -7,9 +7,7 @@ use tally_ab::{Arm, Metric, Reason, Verdict};
 /// How far an A/B test is: the answer to `ab_start` and `ab_status`, and `experiment` in status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AbStatus {
-    /// Still under way.
     pub running: bool,
-    /// What is compared.
     pub metric: Metric,
     pub a: String,
     pub b: String,
@@ -30,7 +28,7 @@ pub struct AbStatus {
     /// Evidence that decides; it is enough beyond `e_value_needed`.
     pub e_value: f64,
     pub e_value_needed: f64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<Reason>,
     /// The same for people.

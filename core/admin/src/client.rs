@@ -19,7 +19,6 @@ pub struct Identity {
     pub class_reason: String,
 }
 
-/// A connected client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
     #[serde(flatten)]
@@ -47,7 +46,6 @@ pub struct ClientStatus {
     pub lingered: u64,
     /// Launches on streams beyond those tracked.
     pub stream_overflow: u64,
-    /// What was decided.
     pub decisions: Decisions,
     /// How launches were transformed.
     pub transformed: Transformed,
@@ -143,7 +141,6 @@ pub struct Decisions {
     pub window_full: u64,
     /// Granted although the window was full, because nothing in it ended.
     pub window_stalls: u64,
-    /// Run as slices.
     pub sliced: u64,
     pub preemptible: u64,
     /// Run on a subset of the SMs.
@@ -213,7 +210,7 @@ words! {
 /// What a client's shim reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Hardware time slice.
+    /// Whether the wanted time slice has been set in the driver's channel groups.
     pub time_slice: MechanismState,
     /// The time slice that is wanted, us; 0: the driver's.
     pub time_slice_us: u32,
@@ -236,10 +233,10 @@ pub struct Report {
     pub device_uuid: String,
 }
 
-/// Sums over clients.
+/// Sums over all clients of one class that registered since the core started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Clients that registered.
+    /// Clients, whether they are connected or left.
     pub registered: u64,
     /// Of them, connected now.
     pub connected: u64,
@@ -247,9 +244,9 @@ pub struct Totals {
     pub dropped: u64,
     /// Launches, all entry points.
     pub launches: u64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::charged_ms`] defines it.
     pub charged_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::measured_ms`] defines it.
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,
@@ -260,7 +257,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Count others in.
+    /// Adds to each field. Times add up as floating-point numbers, launches saturate.
     pub fn add(&mut self, other: Totals) {
         self.registered += other.registered;
         self.connected += other.connected;
@@ -281,12 +278,11 @@ pub struct Departed {
     pub identity: Identity,
     /// How long it was connected, s.
     pub connected_s: f64,
-    /// How it left.
+    /// How it left; `dropped: ` and the reason if it broke the protocol.
     pub reason: String,
     /// Launches, all entry points.
     pub launches: u64,
     pub launches_by_entry_point: EntryPoints,
-    /// What was decided.
     pub decisions: Decisions,
     /// How launches were transformed.
     pub transformed: Transformed,
@@ -294,9 +290,9 @@ pub struct Departed {
     pub unscheduled: u64,
     /// Time launches waited, ms.
     pub waited_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::charged_ms`] defines it.
     pub charged_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::measured_ms`] defines it.
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,

@@ -53,7 +53,7 @@ pub enum Request {
         #[serde(default)]
         kernels: Option<usize>,
     },
-    /// The active policy.
+    /// The active policy and its figures.
     PolicyShow {},
     /// Make a policy the active one. With its files.
     PolicyLoad {
@@ -135,7 +135,6 @@ pub enum RecordRequest {
         #[serde(default)]
         cpu_percent: Option<f64>,
     },
-    /// End the shadow.
     ShadowStop {},
     /// How the shadow does.
     ShadowStatus {},
@@ -185,7 +184,6 @@ pub struct Refusal {
 pub enum Answer<T> {
     /// What was asked for.
     Ok(T),
-    /// It was refused.
     Error(Refusal),
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 words! {
     /// Why a policy was loaded.
     pub enum LoadedBecause {
-        /// The core started.
+        /// It was loaded at start, from `policy.file`.
         Start = "start",
         /// Somebody asked for it.
         Asked = "asked",
@@ -31,7 +31,6 @@ words! {
     pub enum UnloadedBecause {
         /// Another was asked for.
         Replaced = "replaced",
-        /// Its file changed.
         FileChanged = "file-changed",
         /// Somebody asked to go back to an earlier one.
         RolledBack = "rolled-back",
@@ -141,9 +140,9 @@ pub struct PolicyReport {
     pub fallbacks: u64,
     /// Calls that failed, all policies of this run of the core.
     pub faults: Faults,
-    /// `faults.trap`, for alerts.
+    /// The same number as `faults.trap`, at the top level for alerts.
     pub traps: u64,
-    /// `faults.overrun`, for alerts.
+    /// The same number as `faults.overrun`, at the top level for alerts.
     pub overruns: u64,
     /// The last fault's message.
     #[serde(deserialize_with = "required")]
@@ -152,9 +151,9 @@ pub struct PolicyReport {
     pub disabled: bool,
     /// Times it was started anew after a fault.
     pub respawns: u64,
-    /// Its own counters.
+    /// Counters that the policy defined itself.
     pub counters: BTreeMap<String, u64>,
-    /// Its own gauges.
+    /// Gauges that the policy defined itself.
     pub gauges: BTreeMap<String, i64>,
     /// Log lines of it that were dropped for coming too fast.
     pub log_dropped: u64,
@@ -191,7 +190,7 @@ pub struct FaultCounts {
     pub trap: u64,
     /// Too much fuel, time or data in one call.
     pub overrun: u64,
-    /// Too much memory.
+    /// It grew beyond `memory_bytes`.
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,

@@ -21,7 +21,7 @@ pub struct LogStatus {
     pub bytes: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
     /// Why the file is not complete; `null` if it is, or is still being written.
@@ -60,7 +60,7 @@ pub struct ShadowStatus {
     pub kernels: Vec<ShadowShare>,
     /// Clients with the most differences.
     pub clients: Vec<ShadowShare>,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
 }
@@ -87,7 +87,7 @@ pub struct ShadowBrief {
     pub skipped: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
 }

@@ -22,7 +22,6 @@ pub struct Status {
     pub core: CoreStatus,
     /// How clients share the GPU.
     pub sharing: SharingStatus,
-    /// The active policy.
     pub policy: PolicyReport,
     /// From submission seen by the core to answered: launches answered at once.
     pub decision_latency: Quantiles,
@@ -47,7 +46,6 @@ pub struct Status {
     /// there was none.
     #[serde(deserialize_with = "required")]
     pub experiment: Option<crate::ab::AbStatus>,
-    /// The decision log.
     pub log: LogStatus,
     /// The policy that sees what the active one sees; `null` if there was none.
     #[serde(deserialize_with = "required")]
@@ -75,7 +73,7 @@ pub struct CoreStatus {
     pub parks: u64,
     /// UUID of the GPU that it serves; empty until a client has launched something.
     pub gpu: String,
-    /// Where clients register.
+    /// Path of the Unix socket where clients register.
     pub socket: String,
     /// Where admin requests are taken.
     pub admin_socket: String,
@@ -93,9 +91,7 @@ pub struct Quantiles {
     pub count: u64,
     /// Median of them, us.
     pub p50_us: f64,
-    /// 99th percentile, us.
     pub p99_us: f64,
-    /// 99.9th percentile, us.
     pub p999_us: f64,
     pub max_us: f64,
 }
@@ -125,7 +121,7 @@ pub struct SharingStatus {
     pub refresh: Option<RefreshStatus>,
 }
 
-/// The MPS daemon.
+/// The MPS control daemon, whether the core started it or found it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MpsStatus {
     pub pipe_directory: PathBuf,
@@ -143,7 +139,7 @@ pub struct MpsStatus {
 /// Changes of context that the core forces under MPS.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefreshStatus {
-    /// Between two, ms.
+    /// Time between two of them, ms.
     pub every_ms: u64,
     /// `waiting for clients of both classes`, `running`, or why there are no more.
     pub state: String,
