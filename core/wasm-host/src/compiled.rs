@@ -25,7 +25,7 @@ pub struct Checked {
     pub unknown_exports: Vec<String>,
     pub limits: Limits,
     pub granted: Capabilities,
-    /// Keeps epochs advancing.
+    /// Advances the engine's epoch while this component's instances are called.
     pub ticker: Arc<Ticker>,
 }
 

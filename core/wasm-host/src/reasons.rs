@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tally_contract::limits::REASON_BYTES_MAX;
 use tally_ipc::text::printable;
 
-/// Reasons by number.
+/// The texts of a policy's reasons by number, and how many decisions gave each.
 #[derive(Debug)]
 pub struct Reasons {
     texts: BTreeMap<u8, String>,

@@ -42,7 +42,7 @@ pub struct PolicyHost {
     granted: Capabilities,
     trust: Trust,
     ticker: Arc<Ticker>,
-    /// The latest first.
+    /// Ordered by last use, the latest first; at most [`REMEMBERED_MAX`].
     remembered: Mutex<VecDeque<Arc<Checked>>>,
 }
 
@@ -261,7 +261,7 @@ pub struct Beat {
     ticking: Arc<Ticking>,
 }
 
-/// The ticker's thread.
+/// What the ticker's thread shares with the policies that it ticks for.
 #[derive(Debug, Default)]
 struct Ticking {
     is_asleep: AtomicBool,
@@ -293,7 +293,7 @@ impl Ticking {
 }
 
 impl Beat {
-    /// A call begins.
+    /// A call begins: wakes the ticker if it sleeps.
     #[inline]
     pub fn begin(&self) {
         self.is_called.store(true, Relaxed);
@@ -303,7 +303,7 @@ impl Beat {
         }
     }
 
-    /// It has ended.
+    /// The call is over; the ticker may sleep again.
     #[inline]
     pub fn end(&self) {
         self.is_running.store(false, Relaxed);
@@ -339,7 +339,7 @@ impl Ticker {
         Ok(Ticker { ticking, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// For a policy.
+    /// Registers a policy, whose calls keep the ticker awake while the `Beat` lives.
     pub fn beat(&self) -> Arc<Beat> {
         let beat = Arc::new(Beat {
             is_called: AtomicBool::new(false),

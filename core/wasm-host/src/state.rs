@@ -18,7 +18,7 @@ pub struct Saved {
     pub format: String,
     /// Rises when the form changes.
     pub version: u32,
-    /// At most `SAVED_BYTES_MAX`.
+    /// At most `SAVED_BYTES_MAX` bytes.
     pub data: Vec<u8>,
 }
 
