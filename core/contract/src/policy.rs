@@ -34,35 +34,32 @@ pub mod launch_state {
     pub const OFFERED_AGAIN: u32 = 1 << 1;
     /// A CUDA graph launch.
     pub const GRAPH: u32 = 1 << 2;
-    /// A cooperative launch.
+    /// All blocks must be resident at once.
     pub const COOPERATIVE: u32 = 1 << 3;
     /// Launched with thread-block clusters.
     pub const CLUSTERED: u32 = 1 << 4;
-    /// All of them.
     pub const ALL: u32 = (1 << 5) - 1;
 }
 
 /// Bits of [`Launch::offered`], in the order of the contract's `forms-offered`.
 pub mod forms_offered {
-    /// Can run sliced.
     pub const SLICED: u32 = 1 << 0;
-    /// Can yield at block boundaries.
+    /// The kernel can yield at block boundaries when asked.
     pub const PREEMPTIBLE: u32 = 1 << 1;
     /// Can run on some of the SMs.
     pub const SM_LIMITED: u32 = 1 << 2;
-    /// Could be transformed.
+    /// The kernel is not transformed yet, and may turn out sliceable or preemptible. Deciding for such a form
+    /// has it transformed for later launches.
     pub const PREPARABLE: u32 = 1 << 3;
-    /// All of them.
     pub const ALL: u32 = (1 << 4) - 1;
 }
 
 /// One launch to decide; the contract's `launch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Now, monotonic nanoseconds.
+    /// Time of the call, `CLOCK_MONOTONIC`, ns.
     pub now_ns: u64,
     pub client: ClientId,
-    /// The client's class.
     pub class: Class,
     /// What it launches, or [`NO_KERNEL`].
     pub kernel: KernelId,
@@ -82,7 +79,6 @@ pub struct Launch {
     pub in_flight_ns: u64,
     /// Time since high-priority activity ended; 0 during, [`NEVER`] if there was none.
     pub high_idle_ns: u64,
-    /// High-priority clients connected.
     pub high_clients: u32,
     /// Best-effort clients with a launch waiting.
     pub waiting_clients: u32,
@@ -134,7 +130,6 @@ impl Decision {
 /// A decision, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What to do.
     pub decision: Decision,
     /// A number of the policy's own table, for people; 0: none.
     pub reason: u8,
@@ -151,7 +146,6 @@ impl From<Decision> for Answer {
 pub enum Form {
     Whole,
     Sliced,
-    /// Able to yield.
     Preemptible,
     /// On some of the SMs.
     SmLimited,
@@ -208,7 +202,6 @@ impl Default for Usage {
 /// A client as a policy may read of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientView {
-    /// Who it is.
     pub info: ClientInfo,
     /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
     pub usage: Usage,
@@ -244,11 +237,10 @@ pub struct Completion {
 /// Something a policy is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A client registered.
     Joined(ClientInfo),
     /// A client is gone.
     Left(ClientId),
-    /// High-priority work appeared.
+    /// No high-priority client was busy, and one is now.
     HighStarted,
     /// The last high-priority work ended.
     HighEnded,
@@ -276,15 +268,14 @@ pub struct Subscriptions(u8);
 
 impl Subscriptions {
     pub const NONE: Self = Subscriptions(0);
-    /// [`Event::HighStarted`] and [`Event::HighEnded`].
+    /// Asks for [`Event::HighStarted`] and [`Event::HighEnded`].
     pub const ACTIVITY: Self = Subscriptions(1 << 0);
     pub const COMPLETIONS: Self = Subscriptions(1 << 1);
-    /// [`Event::Joined`] and [`Event::Left`].
+    /// Asks for [`Event::Joined`] and [`Event::Left`].
     pub const MEMBERSHIP: Self = Subscriptions(1 << 2);
     pub const TIMER: Self = Subscriptions(1 << 3);
     /// [`ClientView::usage`] is to be kept up to date.
     pub const USAGE: Self = Subscriptions(1 << 4);
-    /// All of these.
     pub const ALL: Self = Subscriptions((1 << 5) - 1);
 
     const NAMES: [(Self, &'static str); 5] = [
@@ -322,7 +313,7 @@ impl Subscriptions {
         Subscriptions(bits & Self::ALL.0)
     }
 
-    /// The contract's interfaces.
+    /// Names of the interfaces in `wit/policy.wit`.
     pub fn names(self) -> Vec<&'static str> {
         Self::NAMES.iter().filter(|(one, _)| self.has(*one)).map(|(_, name)| *name).collect()
     }
@@ -341,17 +332,16 @@ pub enum Command {
     SetWindow {
         /// Whose launches it bounds.
         client: ClientId,
-        /// Predicted GPU time.
+        /// Most predicted GPU time that may be unfinished; one launch is always let in.
         window_ns: u64,
     },
-    /// End a lease.
+    /// Take back a client's lease: its next launch waits for a decision.
     RevokeLease(ClientId),
     /// Ask a client to yield, or to go on.
     SetYield { client: ClientId, yielded: bool },
-    /// Do so whenever high-priority work appears.
+    /// Have a client yield whenever high-priority work appears, without being asked.
     SetAutoYield {
         client: ClientId,
-        /// On or off.
         enabled: bool,
         /// Idle gap before it goes on.
         idle_ns: u64,

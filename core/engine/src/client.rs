@@ -19,7 +19,7 @@ pub struct Submission {
     pub kernel: Option<KernelId>,
     /// Bits of `launch_state` that the client's side knows: graph, cooperative, clustered.
     pub state: u32,
-    /// Bits of `forms_offered`.
+    /// Which forms the client's side can run, in bits of `forms_offered`.
     pub offered: u32,
     /// Blocks in the grid.
     pub grid_blocks: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// As it is.
+    /// Granted to run whole; `predicted_ns` counts against the window.
     pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
         Granted {
             form: Form::Whole,

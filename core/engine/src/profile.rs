@@ -23,7 +23,7 @@ const KEPT_WEIGHT: u64 = 4;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FormStats {
     pub count: u64,
-    /// Their running mean.
+    /// Running mean of the measured times.
     pub mean_ns: u64,
     samples: Samples,
     pub contended: bool,
@@ -76,7 +76,7 @@ impl FormStats {
         self.samples.p99_ns()
     }
 
-    /// The latest launch.
+    /// GPU time of the latest measured launch; 0 if there is none.
     pub fn recent_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
@@ -233,7 +233,7 @@ impl Profile {
         self.samples.p99_ns()
     }
 
-    /// The latest launch.
+    /// GPU time of the latest launch measured whole; 0 if there is none.
     pub fn recent_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
@@ -264,7 +264,7 @@ pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,
     list: Vec<Profile>,
     places: table::Places,
-    /// Profiles with news.
+    /// Profiles changed since [`take_news`](Self::take_news) last took them.
     news: u32,
     changed: Option<Vec<u32>>,
 }

@@ -57,7 +57,7 @@ impl Samples {
         latest[n.saturating_sub(1) / 2]
     }
 
-    /// Median of all.
+    /// Median of the ring; the lower one of two, 0 if it is empty.
     pub fn median_ns(&self) -> u64 {
         self.median_of_ns(RECENT_SAMPLES)
     }

@@ -6,7 +6,7 @@ use crate::policy::KernelId;
 use std::collections::VecDeque;
 use tally_contract::limits::KERNELS_MAX;
 
-/// No kernel's id.
+/// Marks a place in the table that no kernel has.
 pub(super) const VACANT: KernelId = KernelId::MAX;
 /// Times that a place is given anew before its ids begin again.
 const GENERATIONS: u32 = 0xffff;
