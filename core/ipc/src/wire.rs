@@ -25,7 +25,7 @@ pub const ENV_SOCKET: &str = "TALLY_SOCKET";
 pub const ENV_ADMIN_SOCKET: &str = "TALLY_ADMIN_SOCKET";
 /// `high` or `best-effort`: what the client asks to be.
 pub const ENV_PRIORITY: &str = "TALLY_PRIORITY";
-/// The client's name.
+/// What the client is called in status and logs.
 pub const ENV_NAME: &str = "TALLY_NAME";
 /// Labels, `k=v` separated by `\x1f`.
 pub const ENV_LABELS: &str = "TALLY_LABELS";
@@ -65,7 +65,7 @@ pub fn admin_socket_of(socket: &Path) -> Option<PathBuf> {
     Some(folder.with_file_name(ADMIN_FOLDER).join(socket.file_name()?))
 }
 
-/// Why registration failed.
+/// Why a message could not be sent, received or understood.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// A system call failed.
@@ -152,7 +152,6 @@ pub const PING_HIGH: u8 = 1;
 /// process, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The program's name.
     pub name: String,
     /// Why, to be shown to people.
     pub reason: String,
@@ -310,7 +309,7 @@ impl Notice {
 }
 
 impl Welcome {
-    /// As a payload.
+    /// The payload of the core's answer; [`decode`](Self::decode) reads it back.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(vec![1]);
         w.u32(self.client_id);

@@ -146,7 +146,7 @@ fn run_gate() {
     }
 }
 
-/// The flag's thread.
+/// Body of the thread that raises and lowers the flag.
 fn run_flag() {
     driver().relax_thread();
     let mut pulse = Pulse::default();

@@ -12,7 +12,7 @@ use tally_rewriter::control::CONTROL_BYTES;
 /// How a launch is made once more.
 #[derive(Debug)]
 pub struct Again {
-    /// The transformed form.
+    /// A function of the transformed module.
     pub function: usize,
     pub grid: [u32; 3],
     pub block: [u32; 3],

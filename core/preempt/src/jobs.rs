@@ -103,7 +103,7 @@ pub(crate) enum Failed {
     Busy,
     /// The program has unloaded the kernel, or the worker must not go on.
     Unloaded,
-    /// It has none.
+    /// The kernel has none, for this reason.
     For(Refusal),
 }
 

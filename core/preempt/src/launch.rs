@@ -20,7 +20,7 @@ pub struct Shape {
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
     Kernel(KernelArguments),
-    /// An instantiated graph.
+    /// A `CUgraphExec` as the program passed it.
     Graph(Ptr),
     /// Something that is only run as it is.
     Other,

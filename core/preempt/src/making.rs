@@ -26,9 +26,9 @@ use tally_rewriter::{ControlBlock, KernelForm, Refusal, Rewritten, TransformedKe
 /// How far an image has come in one form.
 #[derive(Clone, Debug)]
 enum Stage {
-    /// Rewritten, not loaded.
+    /// Rewritten, but not loaded into the driver yet.
     Rewritten(Rewritten),
-    /// In the driver.
+    /// Loaded into a context, with the kernels found in it.
     Loaded { module: usize, context: usize, is_ptx: bool, kernels: Vec<TransformedKernel> },
 }
 

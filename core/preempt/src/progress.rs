@@ -34,7 +34,7 @@ pub struct Progress {
     expected_ns: u64,
     /// Events seen to be done: odd while a part runs.
     seen: usize,
-    /// When `seen` changed.
+    /// When `seen` changed last, monotonic ns.
     since_ns: u64,
     /// The part that is being asked to yield, since when.
     asked: Option<(usize, u64)>,

@@ -52,7 +52,7 @@ pub struct Proven {
     pub offsets: bool,
 }
 
-/// What was found.
+/// Results for each device and kind of code; found once in a process.
 static FOUND: Locked<Vec<(Kind, Result<Proven, Refusal>)>> = Locked::new(Vec::new());
 
 /// Whether transformed forms of a kind may be used on a device, which is the current context's.
@@ -95,7 +95,7 @@ pub(super) fn passed(
     Ok(found?)
 }
 
-/// What was done.
+/// Counts of what the proof has run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Runs {
     stopped: u32,
@@ -401,7 +401,7 @@ impl Bench {
         check(unsafe { write(stream, self.flag, value, WRITE_VALUE_DEFAULT) })
     }
 
-    /// So many words.
+    /// Copies words from the device; not more than two for each block.
     fn read(&self, from: u64, count: usize) -> Result<Vec<u32>, Refusal> {
         let copy = driver().copy_out.ok_or(Refusal::DriverRefused)?;
         let count = count.min(2 * self.blocks() as usize);

@@ -42,7 +42,7 @@ pub type Events = Box<[usize; 2 * PARTS_MAX]>;
 #[derive(Debug)]
 pub struct Open {
     pub ticket: u64,
-    /// Its kernel's index.
+    /// Index in the kernel table.
     pub kernel: usize,
     pub slot: usize,
     /// Its number in the slot.

@@ -216,7 +216,7 @@ fn allowed(parts: usize, own: usize) -> Result<(), Reason> {
 /// A copy of a graph as it was instantiated.
 #[derive(Debug)]
 pub struct Kept {
-    /// Where it lives.
+    /// The context that its driver objects live in.
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
     pub kernel_nodes: u32,
@@ -452,7 +452,7 @@ impl Event {
         Ok(Event { home: home.clone(), handle: event as usize })
     }
 
-    /// Where it lives.
+    /// The context that the event lives in.
     pub fn home(&self) -> &Home {
         &self.home
     }

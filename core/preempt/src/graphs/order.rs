@@ -28,7 +28,7 @@ static DESTROYED: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Last {
     Never,
-    /// On this stream.
+    /// Launched last on this stream.
     On {
         stream: Identity,
         /// Streams destroyed until then: a handle may be another stream's now.

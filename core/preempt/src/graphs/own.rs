@@ -30,7 +30,7 @@ pub const OWN_MAX: usize = 16;
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    /// Its handle there.
+    /// Its handle in the kept graph.
     pub handle: usize,
     function: usize,
     grid: [u32; 3],
