@@ -198,9 +198,9 @@ limits! {
         RING_SLOTS: usize = 256, Count;
         /// Names of kernels of a client that are told apart. Launches of further ones have no profile.
         KERNEL_SLOTS: usize = 4_096, Count;
-        /// Launches in parts of a client under way. Further ones run whole.
+        /// A client's launches in parts that are under way. Further ones run whole.
         LAUNCHES_OPEN_MAX: usize = 64, Count;
-        /// Parts of such launches under way, for one client. Beyond it launches run whole: a part takes two
+        /// Parts of one client's launches that are under way. Beyond it launches run whole: a part takes two
         /// entries of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
         PARTS_OPEN_MAX: usize = 24, Count;
         /// Copies of code images of a client. Kernels of further images run whole.

@@ -242,7 +242,6 @@ impl Profile {
 /// What is kept of a profile between two runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Launches measured whole.
     pub count: u64,
     pub mean_ns: u64,
     /// What the next was expected to take.

@@ -21,7 +21,7 @@ pub struct Transformed {
     pub is_ptx: bool,
     /// The form with offset block indices.
     pub(crate) sub_grid: SubGrid,
-    /// Device of `context`.
+    /// CUDA ordinal of the device of `context`.
     pub(crate) device: i32,
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,

@@ -116,7 +116,7 @@ pub enum LoadError {
     )]
     UnknownImport {
         file: String,
-        /// Interface and function.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         import: String,
         /// The contract's package and version, and the interfaces that can be imported.
         provided: String,
@@ -128,7 +128,7 @@ pub enum LoadError {
     )]
     WrongImport {
         file: String,
-        /// Interface and function.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         import: String,
         /// The function's signature in the contract.
         expected: String,
@@ -153,7 +153,7 @@ pub enum LoadError {
     )]
     MissingExport {
         file: String,
-        /// Interface and function.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         export: String,
         /// The contract's words for it.
         expected: String,
@@ -167,7 +167,7 @@ pub enum LoadError {
     )]
     WrongExport {
         file: String,
-        /// Interface and function.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         export: String,
         /// The function's signature in the contract.
         expected: String,
