@@ -69,12 +69,11 @@ pub enum Change {
 }
 
 impl SlotWord {
-    /// Nothing launched yet.
+    /// Sequence number 0, and no launch being issued.
     pub const fn new() -> Self {
         SlotWord(AtomicU64::new(0))
     }
 
-    /// Look at it.
     #[inline]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.0.load(SeqCst))

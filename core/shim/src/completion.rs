@@ -409,7 +409,7 @@ pub fn take_context(context: usize) -> Taken {
     Taken(under_way, EVENTS.with(|all| all.remove(&context)).map(|free| (context, free)))
 }
 
-/// It was not destroyed.
+/// The context was not destroyed after all: what was taken of it is followed again.
 pub fn put_back(taken: Taken) {
     for (index, taken) in taken.0 {
         TRACKS[index & 63].with(|track| {

@@ -25,9 +25,9 @@ use tally_preempt::launch::{KernelArguments, Shape, Target};
 pub trait Launch: Copy {
     /// Its entry point's counter.
     fn counter(counters: &Counters) -> &AtomicU64;
-    /// What it runs.
+    /// What the core is told of the launch.
     fn shape(&self) -> Shape;
-    /// What it is made of.
+    /// What another form of the launch is made from.
     fn target(&self) -> Target {
         Target::Other
     }
@@ -43,9 +43,9 @@ pub struct Call<'a> {
     pub stream: Ptr,
     /// Whether default streams are the thread's own.
     pub per_thread: bool,
-    /// What it runs.
+    /// What the core is told of the launch.
     pub shape: &'a dyn Fn() -> Shape,
-    /// What it is made of.
+    /// What another form of the launch is made from.
     pub target: &'a dyn Fn() -> Target,
     pub real: &'a dyn Fn() -> CuResult,
 }

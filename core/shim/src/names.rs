@@ -17,7 +17,7 @@ use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::lock::{Lock, Locked};
 use tally_preempt::{prepare, settings};
 
-/// Function handles remembered.
+/// Handles of functions and kernels that are remembered.
 const FUNCTIONS_MAX: usize = 16 * 1024;
 /// Modules and libraries remembered; kernels of others have no known image.
 const MODULES_MAX: usize = 65_536;
@@ -209,8 +209,8 @@ pub fn take_context(context: usize) -> Taken {
     Taken(taken)
 }
 
-/// It was not. Its functions are noted anew when they are launched, and forms are made anew: those that there are have
-/// lost their originals.
+/// The context was not destroyed after all: its modules are remembered again. Its functions are noted anew when they
+/// are launched, and transformed forms are made anew, because those that exist have lost their originals.
 pub fn put_back(Taken(modules): Taken) {
     for (handle, loaded) in modules {
         remember(handle, loaded);

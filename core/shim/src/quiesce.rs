@@ -33,7 +33,7 @@ use tally_preempt::may_need_help;
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Pause between two looks at other threads.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Why calls stand aside: bits.

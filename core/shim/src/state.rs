@@ -30,7 +30,7 @@ static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
 /// What to do without a core, by the last one's word or the environment's.
 static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
 
-/// `cuInit` has run.
+/// `cuInit` has run in this process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 /// The program has begun to exit.
 static EXITING: AtomicBool = AtomicBool::new(false);

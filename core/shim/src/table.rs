@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Acquire;
 /// Distinct real functions of one name that are told apart.
 pub const REALS: usize = 4;
 
-/// One replaced function.
+/// One driver function that the shim replaces.
 #[derive(Debug)]
 pub struct EntryPoint {
     /// Its exact name.

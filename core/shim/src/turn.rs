@@ -42,7 +42,7 @@ pub struct Held<'a> {
 }
 
 impl Turn {
-    /// A free lock.
+    /// Unlocked, without an owner.
     pub const fn new() -> Self {
         Turn {
             word: AtomicU32::new(FREE),

@@ -207,7 +207,7 @@ impl Governor {
         self.shared.alive.store(!silent, SeqCst);
     }
 
-    /// The connection ends.
+    /// Closes the connection, as a core that ends.
     pub fn die(&self) {
         self.shared.client.die();
     }
