@@ -34,7 +34,7 @@ pub struct CompileLimits {
     pub memory_bytes: u64,
     /// CPU time of all its threads, s.
     pub cpu_s: u64,
-    /// Native code, bytes.
+    /// Native code that it may write, bytes.
     pub output_bytes: u64,
 }
 

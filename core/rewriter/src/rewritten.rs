@@ -31,7 +31,7 @@ pub struct TransformedKernel {
     pub reads_sm: bool,
 }
 
-/// A rewritten image.
+/// An image after rewriting, with what the launcher must know of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewritten {
     /// PTX text (not NUL-terminated) or a cubin.

@@ -43,7 +43,7 @@ struct State {
     warps: [Warp; WARPS_MAX],
 }
 
-/// What is modelled.
+/// Bounds and variants of a model.
 #[derive(Clone, Copy)]
 struct Model {
     launches: usize,

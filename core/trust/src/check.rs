@@ -29,10 +29,10 @@ pub struct TrustSettings {
 /// A setting that makes no sense.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustSettingsError {
-    /// Not a digest.
+    /// An entry of `digests` is not a SHA-256 digest.
     #[error("policy.trust.digests: {0}")]
     Digest(String),
-    /// Not a key.
+    /// An entry of `keys` is not a public key.
     #[error("policy.trust.keys: {0}")]
     Key(#[from] KeyError),
     /// A key file that cannot be used.
@@ -56,9 +56,9 @@ pub enum TrustError {
     )]
     NotPinned {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
-        /// How many there are.
+        /// Number of digests in `policy.trust.digests`.
         pinned: usize,
     },
     /// There is no signature and there must be one.
@@ -69,7 +69,7 @@ pub enum TrustError {
     )]
     Unsigned {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// Ids of the keys that would do.
         known: String,
@@ -81,9 +81,8 @@ pub enum TrustError {
     )]
     Damaged {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
-        /// What is wrong.
         why: SignatureError,
     },
     /// Signed by somebody else.
@@ -93,7 +92,7 @@ pub enum TrustError {
     )]
     UnknownKey {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,
@@ -108,11 +107,11 @@ pub enum TrustError {
     )]
     OtherBytes {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,
-        /// What was signed.
+        /// Digest of the bytes that were signed.
         signed: Digest,
     },
     /// It names the right file and key, and is not that key's.

@@ -60,7 +60,7 @@ pub enum SignatureError {
     /// A line is not as it must be.
     #[error("its line {line} should be `{expected}`")]
     Line {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The form of that line.
         expected: &'static str,

@@ -115,7 +115,7 @@ impl Symbol<'_> {
 pub struct Relocation {
     /// Where in the section.
     pub offset: u64,
-    /// The symbol's index.
+    /// Index into [`Cubin::symbols`].
     pub symbol: u32,
     /// What is added; `None`: that lies at the place.
     pub addend: Option<i64>,
@@ -139,7 +139,7 @@ pub struct Cubin<'a> {
     pub arch: u32,
     /// Sections, the empty first one too.
     pub sections: Vec<Section<'a>>,
-    /// Symbols, in order.
+    /// In the order of the symbol table, which relocations index.
     pub symbols: Vec<Symbol<'a>>,
     /// The symbol table's section.
     pub symbol_table: usize,

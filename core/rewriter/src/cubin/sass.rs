@@ -205,7 +205,7 @@ pub(super) struct SpecialRead {
 pub(super) enum Destination {
     /// A register of each thread.
     Vector(u32),
-    /// A uniform register.
+    /// A uniform register, which all threads of a warp share.
     Uniform(u32),
 }
 
