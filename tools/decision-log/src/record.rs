@@ -65,9 +65,9 @@ pub mod kind {
 pub struct SavedState {
     /// The name of its format.
     pub format: String,
-    /// The format's version.
+    /// Rises when the form of the data changes.
     pub version: u32,
-    /// What it knows.
+    /// The state itself, which only policies of that format can read.
     pub data: Vec<u8>,
 }
 
@@ -106,7 +106,6 @@ pub enum Begin {
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// With an answer.
     Ok(T),
     /// The policy lost its turn.
     Fault {
@@ -122,7 +121,7 @@ pub enum Outcome<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
     pub outcome: Outcome<T>,
-    /// Commands, in order.
+    /// In the order in which the policy gave them.
     pub commands: Vec<Command>,
 }
 
@@ -135,7 +134,6 @@ pub enum Record {
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
     Kernel {
         id: KernelId,
-        /// Which it is.
         key: KernelKey,
     },
     /// What policies can learn of a kernel from now on.
@@ -145,7 +143,7 @@ pub enum Record {
     /// What a client has under way, waits for and has used, for a policy that reads it.
     Usage {
         id: ClientId,
-        /// From now on.
+        /// What holds from this record on.
         usage: Usage,
     },
     /// A client is no longer known; the policy is told later.
@@ -153,7 +151,7 @@ pub enum Record {
     /// From here on every call is in the log.
     Begin {
         how: Begin,
-        /// Records lost before.
+        /// Records lost since the last `Begin`.
         lost: u64,
         /// What the active policy has subscribed to.
         subscribed: Subscriptions,

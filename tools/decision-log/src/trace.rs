@@ -59,12 +59,12 @@ impl Trace {
         !self.ids.is_empty()
     }
 
-    /// Kernels so far.
+    /// Kernels of the trace so far.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The next record.
+    /// Takes the next record of the log into account.
     pub fn feed(&mut self, record: &Record) {
         match record {
             Record::Base(_) => self.kernels.clear(),

@@ -44,7 +44,7 @@ const EXIT_NS: u64 = 1_800;
 pub const PARTS_MAX: u64 = LAUNCH_PARTS_MAX as u64;
 /// A preemptible launch has one more part for each of these.
 const PART_NS: u64 = 800_000;
-/// All SMs' room.
+/// Room of all SMs together; kernels take parts of it.
 pub const ROOM: u64 = 1_024;
 
 /// Who runs at once.

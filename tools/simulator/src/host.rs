@@ -66,7 +66,7 @@ impl Host {
         }
     }
 
-    /// Begin an iteration.
+    /// Begin an iteration: its first launch follows after `lead_ns`.
     pub fn begin(&mut self, now_ns: u64) {
         (self.next, self.launch_ns) = (0, Some(now_ns + self.stretched(self.lead_ns)));
     }

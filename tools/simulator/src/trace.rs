@@ -51,9 +51,7 @@ pub enum TraceError {
         /// Counted from 1, the header included.
         line: usize,
         column: &'static str,
-        /// What is there.
         found: String,
-        /// What should be.
         expected: &'static str,
     },
     /// A header and nothing else.
