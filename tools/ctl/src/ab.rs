@@ -82,11 +82,11 @@ Exit codes with --wait, besides those of `tallyctl --help`:
 
 #[derive(Debug, Args)]
 pub struct StartArgs {
-    /// The policy that is tried, B. Before it may come A, which must be the active policy unless
-    /// --replace-active is given.
+    /// Policy files. The last one is B, the policy that is tried. A before it must be the active policy
+    /// unless --replace-active is given.
     #[arg(required = true, num_args = 1..=2, value_name = "[A.wasm] B.wasm")]
     policies: Vec<PathBuf>,
-    /// A need not be the active policy: it replaces that, for the test and after it.
+    /// Let A replace the active policy, for the test and after it.
     #[arg(long)]
     replace_active: bool,
     /// What is compared: hp_p99 (high-priority requests, 99th percentile), be_throughput
@@ -110,8 +110,8 @@ pub struct StartArgs {
     /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
-    /// Guards look at the last so much time under B; at most, and by default, the measured part of
-    /// a block.
+    /// Length of the latest time under B that guards look at; at most, and by default, the measured part of a
+    /// block.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     guard_window: Option<u64>,
     /// What both arms know when a block begins: frozen (what the active policy knew when the test
@@ -122,7 +122,7 @@ pub struct StartArgs {
     /// Prefer B although it is worse, by at most this share: 0.05 are 5 %.
     #[arg(long, value_name = "SHARE", value_parser = probability, default_value = "0")]
     margin: f64,
-    /// A request within this time attains the objective.
+    /// Time of the objective: a request that takes no longer attains it.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     slo: Option<u64>,
     /// Seed of the random order. Default: another one each time.
@@ -141,10 +141,10 @@ pub struct StartArgs {
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
     to_end: bool,
-    /// Configuration of A, if A is named. The active policy has its own.
+    /// Configuration file that is passed to A, if A is named; the active policy keeps its own
     #[arg(long, value_name = "FILE")]
     config_a: Option<PathBuf>,
-    /// Configuration of B.
+    /// Configuration file that is passed to B
     #[arg(long, value_name = "FILE")]
     config_b: Option<PathBuf>,
     /// B's share of the time at first; it doubles each 20 pairs of blocks until it is 50%.
@@ -307,7 +307,7 @@ fn typed<T: DeserializeOwned>(answer: Value) -> Result<T, CtlError> {
     serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
 }
 
-/// Longest report read.
+/// Most bytes of a report's file.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
 fn read_file(file: &Path) -> Result<Report, CtlError> {

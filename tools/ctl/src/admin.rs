@@ -16,7 +16,7 @@ use tally_ipc::wire;
 
 /// Loading a policy of an interpreted language takes 15 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest answer read.
+/// Most bytes of an answer; more is an error.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Where the core takes admin requests.

@@ -33,7 +33,6 @@ pub struct Cli {
     /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -48,32 +47,27 @@ pub enum Command {
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
-        /// What to do.
         #[command(subcommand)]
         command: PolicyCommand,
     },
     /// Show or clear what is known of kernels: their measured times, and which must not
     /// be transformed.
     Profiles {
-        /// What to do.
         #[command(subcommand)]
         command: ProfilesCommand,
     },
     /// Compare two policies on the core's GPU, under its real load.
     Ab {
-        /// What to do.
         #[command(subcommand)]
         command: crate::ab::AbCommand,
     },
     /// Record what reaches the policy and what it decides; read, replay, compare.
     Log {
-        /// What to do.
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
     /// Compare a policy with the active one on the same launches; it decides nothing.
     Shadow {
-        /// What to do.
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
@@ -91,7 +85,7 @@ pub enum Command {
     /// Print a reference document, for `cargo xtask references`.
     #[command(hide = true)]
     Reference {
-        /// Which of them.
+        /// Reference document to print
         document: Reference,
     },
 }
@@ -224,8 +218,7 @@ pub enum PolicyCommand {
     Sign(crate::policy::SignArgs),
     /// Check a policy's signature.
     Verify(crate::policy::VerifyArgs),
-    /// Show which policies were active, why each came and went, and which can be put
-    /// back.
+    /// Show which policies were active, why each was loaded and unloaded, and which can be put back.
     History {
         /// As JSON, for programs.
         #[arg(long)]
@@ -234,7 +227,7 @@ pub enum PolicyCommand {
     /// Put an earlier policy back, from memory: its file may be gone. Again: the one
     /// before that.
     Rollback {
-        /// This one, rather than the last that differs and was not disabled.
+        /// Put this generation back, rather than the last one that differs and was not disabled.
         #[arg(long, value_name = "GENERATION")]
         to: Option<u64>,
     },
@@ -252,12 +245,12 @@ pub enum ProfilesCommand {
         #[arg(long, value_name = "N", default_value_t = 20)]
         kernels: usize,
     },
-    /// Forget all of it, and delete the file that the next core would read: kernels are
-    /// measured anew, and programs started from now on have theirs transformed again.
+    /// Forget all profiles, and delete the file that the next core would read: kernels are measured anew, and
+    /// programs started from now on have theirs transformed again.
     Clear,
 }
 
-/// The whole program.
+/// Runs `tallyctl`, from its arguments to its exit code.
 pub fn main() -> ExitCode {
     #[cfg(feature = "wasm")]
     tally_wasm_host::serve_if_child();

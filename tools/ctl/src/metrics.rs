@@ -24,7 +24,7 @@ pub struct MetricsArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Show or write.
+/// Prints the metrics, or writes them to the file of `--out`.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
     let status = Core::connect(socket)?.get(&Request::Status { kernels: Some(0) })?;
     let text = exposition(&status);
@@ -53,7 +53,7 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
 /// Collects figures out of a status: what is not known is left out.
 struct Collector<'a> {
     status: &'a Status,
-    /// Of every sample.
+    /// Labels that every sample has.
     common: String,
     /// Metrics and their samples with their labels.
     families: Vec<(&'static Metric, Vec<(String, f64)>)>,

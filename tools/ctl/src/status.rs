@@ -60,7 +60,7 @@ pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
     }
 }
 
-/// Colours, or none.
+/// Whether to colour the output with ANSI escapes.
 #[derive(Clone, Copy)]
 pub struct Paint(pub bool);
 

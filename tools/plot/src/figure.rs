@@ -23,7 +23,7 @@ pub struct Panel {
     pub y: Axis,
     /// Drawn in this order, so that the last is on top.
     pub series: Vec<Series>,
-    /// Behind the series.
+    /// Drawn before the series, and so behind them.
     pub rules: Vec<Rule>,
 }
 

@@ -7,9 +7,9 @@ use std::fmt::Write;
 
 /// Further defaults of a table, in a column of their own.
 pub struct Preset {
-    /// As in the file: `policy.limits`.
+    /// Name of the table as in the file: `policy.limits`.
     pub table: &'static str,
-    /// The column's title.
+    /// Title of the column.
     pub name: &'static str,
     /// The values of its keys.
     pub values: Value,

@@ -11,7 +11,7 @@ use wasmparser::{Parser, Payload};
 const PACKAGE: &str = "tally:policy/";
 /// Interfaces that have to be granted.
 const CAPABILITIES: [&str; 3] = ["identity", "kernel-identity", "high-priority"];
-/// Interfaces of events.
+/// Interfaces of events, which a policy subscribes to by exporting them.
 const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
 /// Interfaces without functions, or that every policy has.
 const SILENT: [&str; 2] = ["types", "scheduler"];
