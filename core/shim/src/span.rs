@@ -53,7 +53,7 @@ fn array<const N: usize>(at: usize) -> Option<[u8; N]> {
     (read(at, &mut bytes) == N).then_some(bytes)
 }
 
-/// A little-endian field.
+/// Reads a little-endian field of a header.
 fn field(header: &[u8], at: usize, bytes: usize) -> u64 {
     header[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

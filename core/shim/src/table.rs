@@ -13,7 +13,7 @@ pub const REALS: usize = 4;
 /// One driver function that the shim replaces.
 #[derive(Debug)]
 pub struct EntryPoint {
-    /// Its exact name.
+    /// Name as exported, with any suffix (`_v2`, `_ptsz`).
     pub name: &'static str,
     /// The same, to look it up.
     pub symbol: &'static CStr,

@@ -121,7 +121,7 @@ pub enum TrustError {
     )]
     Forged {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,

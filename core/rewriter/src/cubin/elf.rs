@@ -115,7 +115,7 @@ impl Symbol<'_> {
 pub struct Relocation {
     /// Where in the section.
     pub offset: u64,
-    /// Index into [`Cubin::symbols`].
+    /// Index of the symbol in [`Cubin::symbols`].
     pub symbol: u32,
     /// What is added; `None`: that lies at the place.
     pub addend: Option<i64>,
