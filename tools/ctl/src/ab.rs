@@ -27,7 +27,7 @@ pub enum AbCommand {
     Start(Box<StartArgs>),
     /// Show how far the test is.
     Status {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
         /// Again every second until it has ended.
@@ -41,13 +41,13 @@ pub enum AbCommand {
         /// What `tallyctl ab report --json` printed, of each core.
         #[arg(required = true, num_args = 2.., value_name = "REPORT.json")]
         reports: Vec<PathBuf>,
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// As JSON (schema 2), for programs and to be kept.
+        /// Print JSON (schema 2), for programs and to be kept.
         #[arg(long)]
         json: bool,
         /// Also draw it: blocks over time, and the effect with its interval.
@@ -131,7 +131,7 @@ pub struct StartArgs {
     /// The result is wrong at most this often.
     #[arg(long, value_name = "P", value_parser = probability, default_value = "0.05")]
     alpha: f64,
-    /// Decide nothing before so many blocks.
+    /// Decide nothing before this many blocks.
     #[arg(long, value_name = "N", default_value_t = 20)]
     min_blocks: u32,
     /// On a metric of requests, prefer B only after so many blocks: in 480, a state that makes 5 %

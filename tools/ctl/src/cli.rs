@@ -174,7 +174,7 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
     /// Again every second until interrupted.
@@ -199,7 +199,7 @@ pub enum PolicyCommand {
     Wrap(crate::policy::wrap::WrapArgs),
     /// Show the active policy.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
@@ -220,12 +220,12 @@ pub enum PolicyCommand {
     Verify(crate::policy::VerifyArgs),
     /// Show which policies were active, why each was loaded and unloaded, and which can be put back.
     History {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Put an earlier policy back, from memory: its file may be gone. Again: the one
-    /// before that.
+    /// Put an earlier policy back, from memory: its file may be gone. Each repetition goes
+    /// one policy further back.
     Rollback {
         /// Put this generation back, rather than the last one that differs and was not disabled.
         #[arg(long, value_name = "GENERATION")]
@@ -238,7 +238,7 @@ pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
     /// are kept.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
         /// How many kernels to show.

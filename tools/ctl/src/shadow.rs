@@ -25,7 +25,7 @@ pub enum ShadowCommand {
     },
     /// Show how often the two agree, and where they part.
     Status {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },

@@ -75,7 +75,7 @@ pub struct SimArgs {
     /// Seed of the random arrivals
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// As JSON (schema 1), for programs: the same bytes each time. What the simulation
+    /// Print JSON (schema 1), for programs: the same bytes each time. What the simulation
     /// took goes to standard error.
     #[arg(long)]
     pub json: bool,

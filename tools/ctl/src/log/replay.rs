@@ -33,7 +33,7 @@ pub struct ReplayArgs {
     /// Its configuration. Default: the log's.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
 }

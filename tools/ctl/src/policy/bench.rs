@@ -12,7 +12,7 @@ pub struct BenchArgs {
     /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
     /// What it may use: as in the core by default, or what interpreted languages need.

@@ -15,7 +15,7 @@ pub struct CheckArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
-    /// As JSON (schema 1), for programs: the same bytes each time.
+    /// Print JSON (schema 1), for programs: the same bytes each time.
     #[arg(long)]
     pub json: bool,
     /// Of the random events.
