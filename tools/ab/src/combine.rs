@@ -13,13 +13,12 @@ use crate::report::{Effect, Report};
 use crate::verdict::{PAIRS_MIN, Verdict};
 use serde::{Deserialize, Serialize};
 
-/// Reports at once.
+/// Reports that can be combined at once.
 pub const REPORTS_MAX: usize = 256;
 
 /// What several reports say together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Combined {
-    /// What was compared.
     pub metric: Metric,
     pub a: String,
     pub b: String,
@@ -28,7 +27,7 @@ pub struct Combined {
     pub pairs: usize,
     /// Level: the strictest of theirs.
     pub alpha: f64,
-    /// What to do.
+    /// What the reports together advise.
     pub verdict: Verdict,
     pub why: String,
     /// The largest e-value of the pooled pairs.
@@ -42,7 +41,6 @@ pub struct Combined {
 /// Why reports cannot be taken together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CombineError {
-    /// Nothing to combine.
     #[error("{0} reports: expected 2 to {REPORTS_MAX}")]
     Number(usize),
     #[error(

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 const SHARE_REQUESTS_MIN: u64 = 20;
 /// One slow request is an accident.
 const SLOW_REQUESTS_MIN: u64 = 2;
-/// Longest guard read.
+/// Most bytes of a guard's text.
 const BYTES_MAX: usize = 64;
 
 /// What a guard looks at.
@@ -181,7 +181,7 @@ fn poisson_at_least(mean: f64, k: u64) -> f64 {
 /// What is known of the traffic that a guard looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
-    /// Requests a second.
+    /// High-priority requests a second.
     pub rate: f64,
     /// Share of them over the limit.
     pub over: f64,

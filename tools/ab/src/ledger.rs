@@ -35,7 +35,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A block begins.
+    /// A block of this arm begins; requests shorter than `washout_ns` do not count.
     pub fn switch(&mut self, arm: Arm, now_ns: u64, washout_ns: u64) {
         self.push(arm, Some(self.blocks), now_ns, washout_ns);
         self.blocks += 1;

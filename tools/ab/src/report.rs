@@ -39,7 +39,7 @@ pub struct Block {
     pub queue_known: u64,
     /// Median time of the requests, ns.
     pub hp_p50_ns: Option<u64>,
-    /// 99th percentile, ns.
+    /// 99th percentile of the requests' times, ns.
     pub hp_p99_ns: Option<u64>,
     /// Best-effort launches that ended.
     pub be_launches: u64,
@@ -129,9 +129,9 @@ pub struct GuardReport {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
     pub ratio: f64,
-    /// Not less than; `null`: no bound yet.
+    /// Lower bound; `null`: no bound yet.
     pub low: Option<f64>,
-    /// Not more than.
+    /// Upper bound; `null`: no bound yet.
     pub high: Option<f64>,
 }
 
@@ -191,7 +191,7 @@ pub struct Report {
     /// active then.
     #[serde(default)]
     pub a_back_after_ns: Option<u64>,
-    /// What to do.
+    /// What the test advises, by what is known so far.
     pub verdict: Verdict,
     pub why: String,
     /// If it is undecided: how much longer it needs, s, as far as that is known.
@@ -216,7 +216,7 @@ pub struct Report {
     pub pairs_empty: u32,
     /// The check of the numbers of requests.
     pub sample_ratio: SampleRatio,
-    /// The other figures.
+    /// B over A by further figures, on which the test does not decide.
     pub beside: Vec<Beside>,
     /// What is known of the guards.
     pub guards: Vec<GuardReport>,

@@ -109,7 +109,6 @@ impl Sample {
         }
     }
 
-    /// Requests that ended.
     pub fn requests(&self) -> u64 {
         self.latencies.len()
     }

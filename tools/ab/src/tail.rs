@@ -4,10 +4,10 @@
 /// Steps for each doubling.
 const STEPS: f64 = 128.0;
 
-/// Counts by length.
+/// A histogram of times with logarithmic steps; empty steps take no room.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tail {
-    /// By rising step.
+    /// Step and count, in rising order of the steps.
     bins: Vec<(u16, u32)>,
 }
 

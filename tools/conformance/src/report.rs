@@ -40,7 +40,7 @@ pub struct Fuel {
 }
 
 impl Fuel {
-    /// Of these calls.
+    /// Figures of calls that used so much fuel each.
     pub fn of(mut spent: Vec<u64>) -> Self {
         spent.sort_unstable();
         let rank = |percent: usize| {
@@ -54,7 +54,7 @@ impl Fuel {
 /// The whole of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Of this structure.
+    /// Version of this structure's JSON.
     pub schema: u32,
     /// What everything random was made from.
     pub seed: u64,

@@ -34,7 +34,7 @@ pub enum Judgement {
     Worse,
     /// B is better in the sequential test, and that is not enough yet.
     BetterInMost,
-    /// Nothing is shown.
+    /// The pairs show no difference so far.
     Open,
 }
 

@@ -15,7 +15,7 @@ const RATE: f64 = 50.0;
 /// Median time of a request under A, ns.
 const SERVICE_NS: f64 = 5e6;
 
-/// What B does.
+/// How B behaves. A test must promote none of [`Trap::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trap {
     /// It serves no request as long as it is active.
@@ -97,7 +97,7 @@ impl Service {
         };
     }
 
-    /// A request's time.
+    /// Draws the time that the next request takes, ns.
     fn service_ns(&mut self) -> u64 {
         let ns = SERVICE_NS * self.factor * (0.4 * normal(&mut self.random)).exp();
         let (stall_ns, each_s) = match self.trap {
