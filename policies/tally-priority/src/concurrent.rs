@@ -66,7 +66,7 @@ pub struct Forms {
 }
 
 impl Forms {
-    /// Nothing is known.
+    /// Knows no kernel yet. `in_force` is the settings as text, under which it measures.
     pub fn new(settings: &Settings, in_force: String) -> Self {
         Forms {
             measured_under: in_force,

@@ -60,13 +60,13 @@ impl Writer {
         value.put(self);
     }
 
-    /// All of it.
+    /// The saved state with everything written so far.
     pub fn finish(self) -> Saved {
         self.saved
     }
 }
 
-/// Reads them back.
+/// Reads the values of a saved state in the order in which they were written.
 #[derive(Debug)]
 pub struct Reader<'bytes> {
     bytes: &'bytes [u8],
@@ -128,7 +128,7 @@ impl<'bytes> Reader<'bytes> {
 
 /// A value that can be saved and read back.
 pub trait Field: Sized {
-    /// Write it down.
+    /// Appends the value to `out`, in the form that [`get`](Self::get) reads.
     fn put(&self, out: &mut Writer);
 
     /// Read it back.

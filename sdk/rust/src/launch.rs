@@ -147,7 +147,7 @@ impl From<Decision> for Answer {
     }
 }
 
-/// Whatever the reason.
+/// Compares the decisions; the answer's reason does not count.
 impl PartialEq<Decision> for Answer {
     fn eq(&self, other: &Decision) -> bool {
         self.decision == *other

@@ -55,7 +55,7 @@ pub struct Turns {
 struct Turn {
     client: ClientId,
     since_ns: u64,
-    /// GPU time granted.
+    /// GPU time granted in this turn, ns.
     given_ns: u64,
     asked_ns: u64,
 }
