@@ -29,7 +29,7 @@ pub(crate) enum NullStream {
 pub(crate) enum StreamKind {
     /// The one that waits for all blocking streams, and they for it.
     Legacy,
-    /// A thread's default.
+    /// The default stream of one thread.
     PerThread,
     Created,
 }
@@ -234,7 +234,7 @@ impl Stream {
         Ok(Ok(number))
     }
 
-    /// The stream's thread.
+    /// Body of the thread that runs the stream's operations in order.
     fn run(self: Arc<Self>) {
         let mut worker = Worker::default();
         let mut number = 0;

@@ -81,7 +81,7 @@ impl SmSet {
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave.
+    /// The inverse of [`to_bytes`](Self::to_bytes).
     pub fn from_bytes(bytes: &[u8; SMS_MAX / 8]) -> Self {
         let mut set = Self::default();
         for (word, chunk) in set.0.iter_mut().zip(bytes.as_chunks::<8>().0) {

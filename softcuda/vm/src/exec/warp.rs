@@ -26,7 +26,7 @@ pub(crate) enum State {
     Ready,
     /// At a warp-wide instruction, for other lanes it names.
     Lanes,
-    /// At this barrier.
+    /// At the barrier of this number.
     Barrier(u8),
 }
 

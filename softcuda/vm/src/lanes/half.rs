@@ -114,7 +114,7 @@ fn power(n: i32) -> f64 {
 pub(crate) const SATFINITE: u32 = 1 << 30;
 /// The lane holds two values, in its low and its high 16 bits.
 pub(crate) const PACKED: u32 = 1 << OWN;
-/// bfloat16, not f16.
+/// The values are bf16 rather than f16.
 pub(crate) const BRAIN: u32 = 1 << (OWN + 1);
 
 pub(crate) fn f16_to_f32(h: u32) -> f32 {
