@@ -79,17 +79,17 @@ impl Scene {
         Ok(Self { artefacts, dir, device_dir, device, serial: 0.into() })
     }
 
-    /// The scratch folder.
+    /// Scratch folder, deleted with the scene.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// What was built.
+    /// The programs and libraries that the scene runs.
     pub fn artefacts(&self) -> &Artefacts {
         &self.artefacts
     }
 
-    /// Where clients register.
+    /// Path of the socket where clients register.
     pub fn socket(&self) -> PathBuf {
         self.dir().join("clients/core.sock")
     }

@@ -33,7 +33,7 @@ pub struct Outcome {
     pub max_pause_us: f64,
     /// 99th percentile of that over all reloads.
     pub p99_pause_us: f64,
-    /// Median of it.
+    /// Median of the same.
     pub p50_pause_us: f64,
     /// 99th percentile of its two steps: what the old policy knows is written down; the
     /// new one takes over.

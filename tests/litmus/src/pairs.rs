@@ -20,10 +20,10 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// Blocks of a launch, and words that each writes to.
 const BLOCKS: u32 = 24;
 const WORDS: u32 = BLOCKS + 1;
-/// The longest image.
+/// Most bytes of an image.
 const IMAGE_BYTES_MAX: usize = 72 << 10;
 
-/// What is different.
+/// How the two images of a pair differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// A digit of a number in an instruction.

@@ -206,7 +206,6 @@ pub enum Op {
     Pass {
         flag: Id,
     },
-    /// Starts a thread.
     Start {
         thread: Id,
     },
@@ -227,7 +226,6 @@ pub enum Op {
         from: Word,
         to: Word,
     },
-    /// Loads a module.
     Load {
         module: Id,
     },
@@ -354,7 +352,7 @@ pub struct Thread {
 pub struct Environment {
     pub connections: u8,
     pub blocking: bool,
-    /// `CUDA_MODULE_LOADING=EAGER`, else `LAZY`.
+    /// `CUDA_MODULE_LOADING` is `EAGER`, not `LAZY`.
     pub eager: bool,
     pub pair: bool,
 }

@@ -23,7 +23,7 @@ struct Options {
     /// Where the core listens.
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Launches to measure.
+    /// Number of launches to measure
     #[arg(long, default_value_t = 200_000)]
     launches: usize,
     /// Launches before measuring starts.
@@ -34,7 +34,6 @@ struct Options {
     gap_us: u64,
 }
 
-/// One registered client.
 struct Client {
     region: Mapped<ClientRegion>,
     core: Mapped<CoreRegion>,

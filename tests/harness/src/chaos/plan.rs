@@ -7,12 +7,12 @@ use std::time::Duration;
 pub struct Random(u64);
 
 impl Random {
-    /// Starts at `seed`.
+    /// A generator of the sequence that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -104,13 +104,13 @@ impl Kind {
     }
 }
 
-/// Whom it hits.
+/// The process that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
     Core,
     /// A program, by its number: the first is a high-priority one.
     Program(usize),
-    /// The hostile client.
+    /// The client that breaks the protocol on purpose.
     Hostile,
 }
 

@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_secs(40);
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With these words.
+    /// It ended and left these words.
     Ended(Values),
     /// Not: what its threads were at.
     Hung(Vec<String>),

@@ -27,7 +27,7 @@ const CONFIRM_MAX: Duration = Duration::from_secs(60);
 /// programs here wait for one another all the time.
 const CORE: &str = "[engine]\nwindow_stall_ms = 25\n[rewrite]\nenabled = true\n";
 
-/// What to run.
+/// What a campaign runs, and where.
 pub struct Plan {
     pub programs: Vec<Program>,
     /// Also the scenarios, under all setups.

@@ -72,7 +72,7 @@ impl HostMemory {
         all.for_each(|word| word.store(0, SeqCst));
     }
 
-    /// The first words.
+    /// The first `count` words as they are now.
     pub fn read(&self, count: u32) -> Vec<u32> {
         self.words[..count as usize].iter().map(|word| word.load(SeqCst)).collect()
     }

@@ -33,7 +33,7 @@ pub enum Line {
     End(usize, Vec<Option<Runs>>, Runs),
     /// It did not end: what its threads are at.
     Hung(usize, Vec<String>),
-    /// A call failed.
+    /// A call of the program of that number failed, and why.
     Failed(usize, String),
 }
 
