@@ -80,9 +80,9 @@ impl Run {
     }
 }
 
-/// All of it.
+/// All measurements of a demonstration.
 pub struct Report {
-    /// The device's name.
+    /// Name of the GPU or of the software device.
     pub device: String,
     /// Length of each measurement.
     pub seconds: f64,

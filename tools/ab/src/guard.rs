@@ -264,7 +264,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// An empty one.
+    /// A window of this length, ns, in which nothing has been seen.
     pub fn new(guards: Vec<Guard>, slo_ns: Option<u64>, length_ns: u64) -> Self {
         let (pieces, sum, references) =
             (VecDeque::new(), Piece::default(), vec![None; guards.len()]);
