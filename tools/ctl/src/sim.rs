@@ -97,7 +97,7 @@ pub enum SharingArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransformableArg {
-    /// Transform no kernel
+    /// Transform none of the kernels
     None,
     /// Transform all kernels but those of closed libraries
     Open,
