@@ -30,7 +30,7 @@ const CPU_MAX: usize = rustix::thread::CpuSet::MAX_CPU - 1;
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where programs register.
+    /// The Unix socket where programs register.
     pub socket: Socket,
     /// How many clients there may be, and how much of the core each user may take.
     pub admission: Admission,
@@ -42,7 +42,7 @@ pub struct Config {
     pub policy: Policy,
     /// Defaults of the scheduler.
     pub engine: Engine,
-    /// The dispatch thread.
+    /// The thread that takes launches and answers them.
     pub dispatch: Dispatch,
     /// What clients are told.
     pub client: Client,
@@ -54,7 +54,7 @@ pub struct Config {
     pub width: Width,
     /// What is kept of kernels between runs.
     pub profiles: Profiles,
-    /// The decision log.
+    /// The log of what reaches the policy and what it decides.
     pub log: Log,
     /// Reports of A/B tests.
     pub ab: Ab,
@@ -178,9 +178,9 @@ impl Dispatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
-    /// Run launches unscheduled.
+    /// Run its launches unscheduled.
     Open,
-    /// Hold them until there is one.
+    /// Hold its launches until there is a core.
     Hold,
 }
 
@@ -354,14 +354,15 @@ impl Default for SharingMode {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Of a best-effort client that is the only one: it runs on while high-priority clients are idle.
+    /// Time slice of a best-effort client that is the only one; it runs on while high-priority clients are idle.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_us: u64,
-    /// Of each best-effort client while several are connected; never shorter than `best_effort_us`. Slices
-    /// that are shorter than a change between two contexts, about 0.2 ms, let none of them make progress.
+    /// Time slice of each best-effort client while several are connected; never shorter than
+    /// `best_effort_us`. Slices shorter than a change between two contexts, about 0.2 ms, let none of them
+    /// make progress.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_shared_us: u64,
-    /// Of high-priority clients.
+    /// Time slice of high-priority clients.
     #[schemars(range(max = 1_000_000))]
     pub high_us: u64,
     /// How long the GPU stays with a high-priority client whose work is done, so that a request which follows

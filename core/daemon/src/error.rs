@@ -43,7 +43,7 @@ pub enum CoreError {
     #[error("configuration file {path}: {message}")]
     ConfigParse {
         path: PathBuf,
-        /// Where and why.
+        /// Where the error is, and what was expected.
         message: String,
     },
     /// A setting makes no sense.
@@ -75,7 +75,6 @@ pub enum CoreError {
     Os {
         /// What was being done.
         what: &'static str,
-        /// Why it failed.
         source: std::io::Error,
     },
     /// The dispatch thread is gone.

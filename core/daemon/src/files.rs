@@ -22,7 +22,7 @@ pub enum FileError {
     Kind {
         /// What it is called.
         name: String,
-        /// What it is.
+        /// What kind of file it is, as a noun.
         what: &'static str,
     },
     #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
@@ -195,7 +195,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Who reads them.
+    /// The helper threads of the peer's user, which read and close these files.
     pub fn helper(&self) -> &Helper {
         self.component.helper()
     }

@@ -8,7 +8,6 @@ use std::path::Path;
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnedError {
-    /// It cannot be.
     #[error("it cannot be read ({0})")]
     Io(#[from] std::io::Error),
     /// Not a plain file, or somebody else's.

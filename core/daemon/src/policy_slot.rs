@@ -251,7 +251,7 @@ impl PolicySlot {
         Ok((slot, policy))
     }
 
-    /// What is active.
+    /// The active policy, or the built-in rule.
     pub fn active(&self) -> Active {
         self.active.borrow().clone()
     }
@@ -458,7 +458,7 @@ impl PolicySlot {
 /// How a policy comes.
 struct Next {
     loaded_because: LoadedBecause,
-    /// Of a rollback.
+    /// For a rollback: `same_as_generation` of the policy that is put back.
     same_as_generation: Option<u64>,
     /// What it knew when it was active last.
     own: Option<Saved>,

@@ -50,13 +50,12 @@ struct State {
     problem: Option<String>,
 }
 
-/// Why [`ProfileStore::clear`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClearError {
     /// The dispatch thread cannot be asked.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The file stays.
+    /// The profiles are forgotten, but the file is still there.
     #[error("forgotten, but {file} cannot be deleted, and the next core will read it: {source}")]
     Delete { file: PathBuf, source: std::io::Error },
 }

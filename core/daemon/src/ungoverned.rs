@@ -29,7 +29,7 @@ const WAIT_MAX: Duration = Duration::from_millis(200);
 const SHOWN_TIMES: u32 = 10;
 const SHOWN_MAX: Duration = Duration::from_secs(1);
 
-/// What was reported.
+/// Reports of programs that are not governed, the latest first.
 #[derive(Debug, Default)]
 pub struct Ungoverned(VecDeque<Report>);
 

@@ -50,7 +50,7 @@ pub enum Attack {
     Noise,
     /// Tries to take the pages of its region from under the core.
     Memory,
-    /// Registers and leaves.
+    /// Registers and leaves, again and again.
     Joins,
     /// Connects and says nothing, or the first byte of a frame.
     Silence,

@@ -70,7 +70,7 @@ fn set_before_all() {
     go_before(rustix::thread::gettid().as_raw_nonzero().get(), 20);
 }
 
-/// The attackers' process.
+/// The process that attacks, on a CPU of its own.
 struct Attackers {
     process: Child,
     said: BufReader<std::process::ChildStdout>,

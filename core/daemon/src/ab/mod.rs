@@ -69,7 +69,7 @@ impl Running {
 pub struct Lab {
     running: RefCell<Option<Rc<Running>>>,
     last: RefCell<Option<Rc<Report>>>,
-    /// Experiments that ended.
+    /// Number of experiments that have ended.
     ended: watch::Sender<u64>,
     /// Where reports are kept for the next run of the core.
     keep: Keep,

@@ -14,7 +14,7 @@ pub struct Mps {
     /// Where the daemon's pipes are. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for one
     /// that is there already, and `mps/` beside the socket for one that the core starts.
     pub pipe_directory: Option<PathBuf>,
-    /// The control program.
+    /// MPS's control program: a path, or a name to look for in `$PATH`.
     pub control: PathBuf,
     /// Have the GPU change its context this often while clients of both classes are connected; 0: never.
     /// Takes the memory of one more context.

@@ -45,7 +45,7 @@ impl Default for Strikes {
 }
 
 impl Strikes {
-    /// For the engine.
+    /// `stall_ms` for the engine: `u64::MAX` if there is no limit.
     pub fn stall_ns(&self) -> u64 {
         if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
     }

@@ -46,7 +46,7 @@ const KERNELS_DEFAULT: usize = 20;
 /// What all connections share.
 pub struct Plane {
     pub config: Config,
-    /// Who may what.
+    /// Who may register as high priority, and who may administer the core.
     pub rules: Rules,
     /// To the dispatch thread.
     pub control: ControlSender,
@@ -68,7 +68,7 @@ pub struct Plane {
     pub stop: Notify,
     pub started: Instant,
     pub pinned: Option<u32>,
-    /// The machine's GPUs.
+    /// The GPUs that the driver lists; a client may report no other.
     pub gpus: Arc<Gpus>,
     /// One status request at a time.
     pub status_turn: Mutex<()>,
@@ -80,7 +80,7 @@ pub struct Plane {
     pub room: Room,
     /// Who has how much of it.
     pub places: Places,
-    /// Bounds the log.
+    /// Limits how often lines of a kind are logged.
     pub journal: Journal,
 }
 
@@ -98,7 +98,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// None is taken.
+    /// Places of which none is taken.
     pub fn new(settings: &Admission, room: &Room) -> Self {
         Places {
             strangers: Pool::new(room.strangers, quota::kept_strangers(room)),
@@ -268,7 +268,7 @@ pub async fn keep(plane: Rc<Plane>, every: Duration) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
     Clients,
-    /// For admin requests.
+    /// Connections for admin requests.
     Admin,
 }
 

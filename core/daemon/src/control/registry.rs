@@ -47,7 +47,7 @@ impl std::fmt::Display for End {
     }
 }
 
-/// A connected client.
+/// What the control plane keeps of a connected client.
 #[derive(Debug)]
 pub struct Record {
     pub identity: Identity,
@@ -125,7 +125,7 @@ impl Registry {
         self.departed.push_front(status::departed(record.identity, connected_s, reason, numbers));
     }
 
-    /// A connected client.
+    /// The client of this id, if it is connected.
     pub fn get(&self, id: u32) -> Option<&Record> {
         self.clients.get(&id)
     }

@@ -92,7 +92,7 @@ enum Turn {
 struct Dispatch {
     settings: Settings,
     engine: Engine,
-    /// By rising id.
+    /// In rising order of their ids.
     #[expect(clippy::vec_box, reason = "moved out whole when one leaves, and 3 KiB each")]
     clients: Vec<Box<DispatchClient>>,
     control: ControlReceiver,
@@ -224,7 +224,7 @@ impl Dispatch {
         if spins { Turn::Busy } else { Turn::Idle }
     }
 
-    /// The active policy.
+    /// The active policy, or the built-in rule.
     fn policy(&self) -> &Loaded {
         self.engine.policy().inner()
     }

@@ -33,7 +33,7 @@ impl Launches {
     }
 }
 
-/// Of one client.
+/// When to probe one client next: sooner while it launches, later while it does not.
 #[derive(Debug)]
 pub struct Probe {
     after_ns: u64,
@@ -62,7 +62,7 @@ impl Probe {
         true
     }
 
-    /// It became busy.
+    /// The client became busy, or has launched: the pause begins again.
     pub fn restart(&mut self, now_ns: u64, launches: u64) {
         self.launches = launches;
         self.pause_ns = self.after_ns;

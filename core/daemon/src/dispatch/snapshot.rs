@@ -96,15 +96,15 @@ impl ReportWords {
 #[derive(Clone, Copy, Debug)]
 pub struct ClientNumbers {
     pub id: u32,
-    /// The engine's counts.
+    /// What the engine counted for this client.
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
     /// When that was, ns.
     pub read_ns: u64,
-    /// The shim's counts.
+    /// What the client's shim counted.
     pub shim: ShimCounts,
-    /// The shim's report.
+    /// What the client's shim reports of its mechanisms.
     pub report: ReportWords,
     pub oddities: Oddities,
     /// High priority: how often it was busy for too long without a launch.
@@ -211,7 +211,7 @@ pub struct Snapshot {
     pub figures: Option<PolicyStatus>,
     /// How long changes of policy kept decisions waiting.
     pub swap_pause: SwapPauseUs,
-    /// What faults did.
+    /// How long calls that failed took.
     pub fault_cost: FaultCost,
     /// From submission seen to answered, launches answered at once.
     pub decision: Quantiles,

@@ -4,7 +4,7 @@
 //! something of best effort's (an answer of another program, or, under MPS, whatever the driver and the GPU do not keep apart
 //! there), or its program was stopped in the middle of a request, nobody would ever go on. So who has launched nothing for long, and is still busy, counts as idle until it launches again.
 
-/// Of one client.
+/// Since when one client has made no progress, and how often it was given up.
 #[derive(Debug, Default)]
 pub struct Standstill {
     /// Launches and periods of activity when it was last seen to get on.

@@ -30,7 +30,7 @@ pub struct Settings {
 pub struct Handle {
     /// To ask things of it.
     pub control: ControlSender,
-    /// What it noticed.
+    /// What the thread reports by itself.
     pub notices: mpsc::Receiver<Notice>,
     /// Ends with it; an error is a panic's message.
     pub ended: oneshot::Receiver<()>,

@@ -9,7 +9,7 @@ use tally_admin::{Disabled, LastDisabled, LoadedBecause, PolicyRecord, UnloadedB
 use tally_contract::limits::{POLICIES_KEPT_MAX, POLICY_RECORDS_MAX};
 use tally_wasm_host::{Compiled, PolicyStatus, Saved};
 
-/// Disabled ones remembered.
+/// Disabled policies that are remembered.
 const DISABLED_MAX: usize = 32;
 
 fn because(next: LoadedBecause) -> UnloadedBecause {
@@ -27,7 +27,7 @@ fn because(next: LoadedBecause) -> UnloadedBecause {
 /// What it takes to put a policy back.
 #[derive(Clone)]
 pub struct Kept<P = Compiled> {
-    /// Which it was.
+    /// Its generation when it was active.
     pub generation: u64,
     pub same_as_generation: u64,
     /// Where it came from.
@@ -97,7 +97,6 @@ pub enum NoWayBack {
          {POLICIES_KEPT_MAX} different policies)"
     )]
     NotKept(u64),
-    /// It is active.
     #[error("generation {0} is active already")]
     Active(u64),
 }
@@ -139,7 +138,7 @@ impl<P: Clone> History<P> {
         self.trim();
     }
 
-    /// It was disabled.
+    /// The policy of this generation was disabled.
     pub fn disabled(&mut self, generation: u64, how: Disabled) {
         let Some(entry) = self.entry_mut(generation) else { return };
         entry.record.disabled = Some(how);

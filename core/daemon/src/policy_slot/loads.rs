@@ -17,7 +17,7 @@ use tokio::sync::{MutexGuard, Notify};
 /// What stopped a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A later one.
+    /// A later load took its place.
     Load,
     Rollback,
 }
@@ -79,7 +79,7 @@ impl Loads {
 }
 
 impl Loading<'_> {
-    /// Stops its compilation.
+    /// The handle that stops the load's compilation.
     pub fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }

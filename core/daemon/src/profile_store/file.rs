@@ -37,7 +37,7 @@ pub enum FileError {
     Owned(#[from] OwnedError),
     #[error("it has version {0} of the format and this release reads {VERSION}")]
     Version(u64),
-    /// Not as written.
+    /// A line that the core would not have written.
     #[error("line {line} is damaged ({message})")]
     Corrupt { line: usize, message: String },
 }

@@ -17,7 +17,6 @@ pub struct Device {
     /// Its UUID, two little-endian words.
     pub uuid: [u64; 2],
     pub sm_count: u32,
-    /// CUDA driver version.
     pub driver_version: u32,
 }
 
@@ -50,7 +49,7 @@ pub struct FormFigures {
 /// A kernel's measured times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Launches measured whole.
+    /// Measured launches that ran whole.
     pub count: u64,
     pub mean_ns: u64,
     /// What the next was expected to take.
@@ -158,7 +157,7 @@ impl Profiled {
         self.verdicts.get(&image)?.get(name).copied()
     }
 
-    /// Kernels with figures.
+    /// Kernels with measured times.
     pub fn kernels(&self) -> impl ExactSizeIterator<Item = (&KernelKey, &Figures)> {
         self.kernels.iter()
     }

@@ -76,7 +76,7 @@ pub struct FileRecording {
     wish: Wish,
 }
 
-/// A new file.
+/// A file that has just been made, empty.
 pub struct New {
     /// There until it is written to.
     file: Option<File>,
@@ -212,7 +212,7 @@ impl FileRecording {
         Ok(FileRecording { id, path, started_unix_s: now_unix_s(), progress, wish })
     }
 
-    /// Of its tap.
+    /// Id of the tap that the recording reads.
     pub fn id(&self) -> u64 {
         self.id
     }

@@ -35,10 +35,9 @@ pub(crate) const NAP: Duration = Duration::from_millis(2);
 /// Why nothing is recorded, or compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// One at a time.
+    /// A recording, or a shadow, runs already; there is one of each at a time.
     #[error("{0}")]
     Running(String),
-    /// Nothing to stop.
     #[error("{0}")]
     NotRunning(&'static str),
     /// The request makes no sense, or its file cannot be had.

@@ -57,7 +57,7 @@ impl Component {
         Ok(Component { compiled, path, config, first })
     }
 
-    /// A new instance.
+    /// An instance: at first the one that was started to check the component.
     fn instance(&mut self) -> Result<Box<dyn Policy + Send>, String> {
         let policy = match self.first.take() {
             Some(first) => first,
@@ -142,7 +142,7 @@ impl Shadow {
         Ok(Shadow { id, path, progress })
     }
 
-    /// Of its tap.
+    /// Id of the tap that the shadow reads.
     pub fn id(&self) -> u64 {
         self.id
     }
