@@ -19,7 +19,7 @@ pub struct AbStatus {
     pub blocks: usize,
     /// Finished pairs that say something.
     pub pairs: usize,
-    /// Since it began, s.
+    /// Time since it began, s.
     pub elapsed_s: f64,
     /// It ends at the latest after, s.
     pub time_s_max: f64,
@@ -31,7 +31,7 @@ pub struct AbStatus {
     /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<Reason>,
-    /// The same for people.
+    /// What `ended` means, for people.
     pub message: String,
     /// What to do, as known so far.
     pub verdict: Verdict,

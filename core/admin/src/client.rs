@@ -23,11 +23,11 @@ pub struct Identity {
 pub struct ClientStatus {
     #[serde(flatten)]
     pub identity: Identity,
-    /// Since it registered, s.
+    /// Time since it registered, s.
     pub connected_s: f64,
     /// Whether its launches are governed.
     pub governed: bool,
-    /// Why not; empty if they are.
+    /// Why its launches are not governed; empty if they are.
     pub not_governed_reason: String,
     /// Launches so far, all entry points.
     pub launches: u64,
@@ -56,7 +56,7 @@ pub struct ClientStatus {
     pub why: Option<Why>,
     /// Time launches waited, by the core's account, ms.
     pub waited_ms: f64,
-    /// The same by the client's threads' account, ms.
+    /// Time launches waited, by the account of the client's threads, ms.
     pub waited_client_ms: f64,
     /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
     /// client the time that it was busy.
@@ -68,16 +68,16 @@ pub struct ClientStatus {
     pub launches_measured: u64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
-    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any
-    /// longer.
+    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and counted as idle
+    /// from then on.
     pub standstills: u64,
     /// Launches granted and not done.
     pub in_flight: u64,
-    /// Their predicted GPU time, us.
+    /// Predicted GPU time of these launches, us.
     pub in_flight_us: f64,
     /// Its in-flight window, us.
     pub window_us: f64,
-    /// Its launches are not decided.
+    /// Its launches are ungated: they start without a decision.
     pub standing_grant: bool,
     /// Why its last launch was decided as it was, in the policy's words; `null` if the policy gave no reason.
     #[serde(deserialize_with = "required")]
@@ -117,7 +117,7 @@ words! {
         HighPriority = "high_priority",
         /// Held for another reason.
         Policy = "policy",
-        /// Its in-flight window is full.
+        /// The client's in-flight window is full.
         Window = "window",
         /// A launch under way has yielded.
         Yielding = "yielding",
@@ -173,15 +173,15 @@ pub struct Transformed {
     pub graph_nodes_transformed: u64,
     /// Times it was asked to yield while a transformed launch was under way.
     pub yields: u64,
-    /// It is asked to yield now.
+    /// The client is asked to yield now.
     pub yielded: bool,
     /// Launches that yielded at least once.
     pub launches_yielded: u64,
     /// Transformed launches whose blocks waited for one another, and that were rescued.
     pub rescued: u64,
-    /// From being asked to yield until a launch had, of the latest, median, us.
+    /// Median time from being asked to yield until a launch had, over the latest, us.
     pub turnaround_us_p50: f64,
-    /// 99th percentile of the same, us.
+    /// 99th percentile of these times, us.
     pub turnaround_us_p99: f64,
 }
 
@@ -238,9 +238,9 @@ pub struct Report {
 pub struct Totals {
     /// Clients, whether they are connected or left.
     pub registered: u64,
-    /// Of them, connected now.
+    /// Clients connected now.
     pub connected: u64,
-    /// Of them, dropped because they broke the protocol.
+    /// Clients dropped because they broke the protocol.
     pub dropped: u64,
     /// Launches, all entry points.
     pub launches: u64,

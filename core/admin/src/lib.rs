@@ -39,7 +39,7 @@ use std::path::PathBuf;
 #[serde(deny_unknown_fields)]
 pub struct Source {
     pub file: PathBuf,
-    /// Its configuration, if any.
+    /// File of its configuration, if it has one.
     #[serde(default)]
     pub config_file: Option<PathBuf>,
 }
@@ -167,7 +167,7 @@ pub enum Code {
     Conflict,
     /// The core cannot answer now.
     Unavailable,
-    /// Of a newer core.
+    /// A code that only a newer core knows.
     #[serde(other)]
     Unknown,
 }

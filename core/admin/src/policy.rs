@@ -34,7 +34,7 @@ words! {
         FileChanged = "file-changed",
         /// Somebody asked to go back to an earlier one.
         RolledBack = "rolled-back",
-        /// It failed too often.
+        /// It was disabled for failing too often.
         Disabled = "disabled",
     }
 }
@@ -58,16 +58,16 @@ fn answered_source<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Source>,
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", content = "why", rename_all = "kebab-case")]
 pub enum Restored {
-    /// There was none to offer.
+    /// There was no state to offer.
     #[default]
     NotOffered,
-    /// The policy does not export `state`: it starts without.
+    /// The policy does not export `state`, and starts without it.
     NoInterface,
-    /// It goes on from there.
+    /// The policy took the state over.
     Accepted,
-    /// It said why it is of no use, and started without.
+    /// The policy said why it cannot use the state, and started without it.
     Refused(String),
-    /// Its `restore` failed, and a new instance started without.
+    /// The policy's `restore` failed, and a new instance started without the state.
     Failed(String),
 }
 
@@ -162,7 +162,7 @@ pub struct PolicyReport {
     /// The last failed load since a policy was put active.
     #[serde(deserialize_with = "required")]
     pub last_load_error: Option<LoadFailure>,
-    /// Its faults that are not forgotten.
+    /// Faults of the policy that are not forgotten yet.
     pub strikes: u32,
     /// The last policy that was disabled; not necessarily the active one.
     #[serde(deserialize_with = "required")]
@@ -264,7 +264,7 @@ pub struct LastDisabled {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapPauseUs {
     pub count: u64,
-    /// Of the latest, us.
+    /// Pause of the latest change, us.
     pub last: f64,
     /// Median of all, us.
     pub p50: f64,

@@ -32,7 +32,7 @@ pub struct LogStatus {
 /// How a shadow does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowStatus {
-    /// It sees and answers.
+    /// The shadow sees launches and answers them.
     pub running: bool,
     pub name: String,
     /// SHA-256 of its file.
@@ -77,11 +77,11 @@ pub struct ShadowShare {
 /// A shadow in [`Status`](crate::Status).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowBrief {
-    /// It sees and answers.
+    /// The shadow sees launches and answers them.
     pub running: bool,
     pub name: String,
     pub decisions: u64,
-    /// Of those, equal, percent.
+    /// Share of equal decisions, percent.
     pub agreement_percent: f64,
     /// Decisions left out for want of CPU time.
     pub skipped: u64,

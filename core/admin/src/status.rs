@@ -59,9 +59,9 @@ pub struct CoreStatus {
     pub protocol: u32,
     pub pid: u32,
     pub uid: u32,
-    /// Since it started, s.
+    /// Time since the core started, s.
     pub uptime_s: f64,
-    /// The dispatch thread spins so long before it sleeps, us.
+    /// Time that the dispatch thread spins before it sleeps, us.
     pub spin_us: u64,
     /// The CPU that the dispatch thread was to run on.
     #[serde(deserialize_with = "required")]
@@ -75,7 +75,7 @@ pub struct CoreStatus {
     pub gpu: String,
     /// Path of the Unix socket where clients register.
     pub socket: String,
-    /// Where admin requests are taken.
+    /// Path of the Unix socket that takes admin requests.
     pub admin_socket: String,
     /// Clients served at once: as configured, or as many as there are descriptors for.
     pub clients_max: usize,
@@ -143,6 +143,6 @@ pub struct RefreshStatus {
     pub every_ms: u64,
     /// `waiting for clients of both classes`, `running`, or why there are no more.
     pub state: String,
-    /// So many were made.
+    /// Changes of context so far.
     pub count: u64,
 }

@@ -29,7 +29,7 @@ pub struct Checked {
     pub ticker: Arc<Ticker>,
 }
 
-/// Where a component has its exports.
+/// The exports of a component, looked up once.
 pub struct Exported {
     pub pre: ProvidedPre<HostState>,
     pub activity: Option<activity::GuestIndices>,

@@ -4,7 +4,7 @@
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 
-/// Of one call at a time.
+/// CPU time of the call under way; there is one at a time.
 #[derive(Debug, Default)]
 pub struct Cpu {
     /// The thread's CPU time when it was read first in this call.

@@ -86,7 +86,7 @@ pub enum LoadError {
     TooDear {
         file: String,
         error: CompileError,
-        /// Its key in the configuration.
+        /// Key of that limit in the configuration.
         key: &'static str,
         now: u64,
     },
@@ -143,7 +143,7 @@ pub enum LoadError {
         file: String,
         /// The capabilities, for people.
         needed: String,
-        /// The same as TOML.
+        /// The capabilities as a TOML list.
         listed: String,
     },
     /// It lacks an export.

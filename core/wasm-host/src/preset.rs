@@ -3,7 +3,7 @@
 use crate::Limits;
 use serde::Deserialize;
 
-/// Where to start from.
+/// The limits that hold where the configuration says nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {

@@ -36,13 +36,13 @@ impl Reasons {
         }
     }
 
-    /// A decision was made for it.
+    /// Counts a decision that gives this reason.
     #[inline]
     pub fn count(&mut self, reason: u8) {
         self.counts[usize::from(reason)] += 1;
     }
 
-    /// Those that were named or given.
+    /// Reasons that were named or given for a decision.
     pub fn status(&self) -> Vec<ReasonStatus> {
         let known =
             |reason: &u8| self.texts.contains_key(reason) || self.counts[usize::from(*reason)] > 0;

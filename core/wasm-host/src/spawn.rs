@@ -53,7 +53,7 @@ pub enum Refusal {
     Export(wasmtime::Error),
     /// `init` returned this error.
     Init(String),
-    /// It failed on the way.
+    /// A call failed while the instance was started.
     Fault(Fault),
 }
 

@@ -14,7 +14,7 @@ use wasmtime::component::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, ComponentType, Lift, Lower)]
 #[component(record)]
 pub struct Saved {
-    /// Whose form it is.
+    /// Name of the form, which tells whose state it is.
     pub format: String,
     /// Rises when the form changes.
     pub version: u32,
@@ -25,12 +25,12 @@ pub struct Saved {
 /// What became of a state that was offered to a policy when it was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Restored {
-    /// There was none to offer.
+    /// There was no state to offer.
     #[default]
     NotOffered,
     /// The policy does not export `state`: it starts without.
     NoInterface,
-    /// It goes on from there.
+    /// The policy took the state over.
     Accepted,
     /// It said why it is of no use, and started without.
     Refused(String),
