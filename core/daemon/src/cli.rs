@@ -23,12 +23,12 @@ Exit codes:
 
 Every setting has a default: docs/reference/configuration.md lists them.";
 
-/// How log lines look.
+/// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people to read
+    /// Write log lines for people to read
     Text,
-    /// One JSON object a line.
+    /// Write each log line as a JSON object
     Json,
 }
 

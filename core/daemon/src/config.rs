@@ -26,7 +26,7 @@ use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 /// The highest number of a CPU.
 const CPU_MAX: usize = rustix::thread::CpuSet::MAX_CPU - 1;
 
-/// Everything that can be set.
+/// The core's configuration: one field for each table of the file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {

@@ -55,9 +55,9 @@ pub enum CoreError {
     #[error("socket {path} is in use by a live core ({}): {}", holder(*pid), to_do(*pid, *is_gone))]
     InUse {
         path: PathBuf,
-        /// By whom, if that is known.
+        /// Process of the other core, if it is known.
         pid: Option<u32>,
-        /// Its socket file is not there.
+        /// The other core's socket file is not there.
         is_gone: bool,
     },
     /// The socket's place cannot be used.

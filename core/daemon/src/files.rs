@@ -119,12 +119,12 @@ pub fn check_output(fd: impl AsFd, name: &str) -> Result<(), String> {
 /// A policy's files in memory.
 #[derive(Clone, Debug)]
 pub struct PolicyFiles {
-    /// What they are called.
+    /// Names of the files.
     pub source: Source,
     pub component: Vec<u8>,
     /// Its signature, if there is one.
     pub signature: Option<Vec<u8>>,
-    /// Its configuration; empty without one.
+    /// Text of the configuration; empty without one.
     pub config_text: String,
 }
 
@@ -224,7 +224,7 @@ impl Descriptors {
         Ok(Descriptors(all))
     }
 
-    /// One that may be there.
+    /// Takes the descriptor of a role out, if there is one.
     pub fn take(&mut self, role: &str) -> Option<PeerFd> {
         self.0.remove(role)
     }

@@ -15,7 +15,7 @@ const GPUS_MAX: usize = 64;
 pub struct Gpus(Vec<[u64; 2]>);
 
 impl Gpus {
-    /// Those that there are now.
+    /// Lists the GPUs that the machine has now.
     pub fn listed() -> Self {
         Self::below(Path::new(FOLDER))
     }

@@ -118,7 +118,7 @@ impl Shared {
 pub struct Helpers(Arc<Shared>);
 
 impl Helpers {
-    /// Those of a user.
+    /// The threads of this user.
     pub fn of(&self, user: User, is_trusted: bool) -> Helper {
         Helper { shared: self.0.clone(), user, is_trusted }
     }
@@ -235,7 +235,7 @@ pub fn let_go(fd: OwnedFd) {
 /// A descriptor that a peer sent. A helper thread closes it.
 #[derive(Debug)]
 pub struct PeerFd {
-    /// There until it is dropped.
+    /// `None` once a helper thread has taken it to close it.
     fd: Option<OwnedFd>,
     helper: Helper,
 }
@@ -245,7 +245,7 @@ impl PeerFd {
         &self.helper
     }
 
-    /// For a thread that may wait.
+    /// Takes the descriptor out, for a thread that may wait when it closes it.
     pub fn into_inner(mut self) -> Option<OwnedFd> {
         self.fd.take()
     }

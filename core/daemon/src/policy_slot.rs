@@ -256,7 +256,7 @@ impl PolicySlot {
         self.active.borrow().clone()
     }
 
-    /// All that were, oldest first; bounded.
+    /// The latest policies that were active, oldest first.
     pub fn history(&self) -> Vec<PolicyRecord> {
         self.history.borrow().records()
     }
@@ -455,7 +455,7 @@ impl PolicySlot {
     }
 }
 
-/// How a policy comes.
+/// Why a policy is put active, and with what state.
 struct Next {
     loaded_because: LoadedBecause,
     /// For a rollback: `same_as_generation` of the policy that is put back.

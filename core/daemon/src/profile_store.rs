@@ -31,9 +31,9 @@ pub struct ProfileStore {
     config: config::Profiles,
     /// `None`: nothing is kept.
     folder: Option<PathBuf>,
-    /// One at a time asks the dispatch thread for news.
+    /// Held while the dispatch thread is asked for news.
     asking: Mutex<()>,
-    /// One at a time writes. Taken after `asking`.
+    /// Held while the file is written. Taken after `asking`.
     writing: Mutex<()>,
     state: RefCell<State>,
 }
@@ -44,7 +44,7 @@ struct State {
     loaded: Arc<Loaded>,
     device: Option<Device>,
     profiled: Arc<Profiled>,
-    /// Since it was written.
+    /// Whether profiles changed since they were last written.
     changed: bool,
     written_unix_s: Option<u64>,
     problem: Option<String>,

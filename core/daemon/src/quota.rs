@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 
-/// Whom a quota is for.
+/// The users that share a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
     /// A user outside containers.
@@ -65,7 +65,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Under this limit on descriptors.
+    /// What fits into this limit on descriptors.
     pub fn new(descriptors: u64, clients_max: usize) -> Self {
         let strangers = if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
         let turned_away = if descriptors >= 16_384 { TURNED_AWAY_MAX } else { 32 };
@@ -80,7 +80,7 @@ impl Room {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// The user has so many.
+    /// The user has this many places already.
     User(usize),
     /// All are taken, or all but those that are kept for others.
     All(usize),

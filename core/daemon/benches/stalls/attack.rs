@@ -38,7 +38,7 @@ pub enum Attack {
     Held,
     /// Takes tickets and publishes nothing.
     Tickets,
-    /// Each launch is of another kernel.
+    /// Launches another kernel each time.
     Kernels,
     /// Has many threads sleep, many times each, on the words that the core wakes.
     Sleepers,

@@ -118,7 +118,7 @@ struct Honest {
 }
 
 impl Honest {
-    /// As the shim waits.
+    /// Submits a launch and waits as the shim does; returns how long it took, ns.
     fn decide(&mut self, client: &mut Client, spin: Duration) -> u64 {
         let start = now_ns();
         let (ticket, completion) = client.submit();

@@ -83,7 +83,7 @@ pub enum LabError {
     /// A policy cannot take part.
     #[error("arm {0}: {1}")]
     Policy(Arm, String),
-    /// One runs already, or none does.
+    /// An experiment runs already, there is none, or A is not the active policy.
     #[error("{0}")]
     Conflict(String),
     /// Something did not answer.
@@ -350,7 +350,7 @@ async fn report(running: &Running) -> Report {
     report
 }
 
-/// As an admin request is answered.
+/// The outcome as the answer to an admin request.
 pub fn answer(outcome: Result<Value, LabError>) -> Value {
     let refused = match outcome {
         Ok(ok) => return json!({"ok": ok}),

@@ -35,7 +35,7 @@ pub struct NewClient {
     pub doorbell: OwnedFd,
     /// What its word on the GPU counts for.
     pub witness: Witness,
-    /// Where to start reading its ring.
+    /// Ticket at which the core begins to read the client's ring.
     pub first_ticket: u64,
     /// What its user may take of the kernel table.
     pub kernels: Arc<KernelShare>,
@@ -55,7 +55,7 @@ pub enum Control {
         done: oneshot::Sender<Option<Left>>,
     },
     Status {
-        /// At most so many kernels.
+        /// Most kernels that the snapshot lists.
         kernels: usize,
         done: oneshot::Sender<Snapshot>,
     },
@@ -88,7 +88,7 @@ pub enum Control {
     /// Make another policy active.
     SetPolicy {
         policy: Loaded,
-        /// Which it is, for [`Notice::Disabled`].
+        /// Generation of the policy, for [`Notice::Disabled`].
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,

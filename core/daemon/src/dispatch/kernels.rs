@@ -27,7 +27,7 @@ const NEW_MAX: usize = 16_384;
 pub struct KernelShare {
     taken: AtomicU32,
     most: u32,
-    /// Of the user's clients together, too.
+    /// What the user's clients together have had in this pass.
     pub pass: UserPass,
     /// That of all those together for whom nothing is kept.
     all: Option<Arc<KernelShare>>,

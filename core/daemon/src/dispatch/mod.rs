@@ -99,12 +99,12 @@ struct Dispatch {
     notices: mpsc::Sender<Notice>,
     parker: Parker,
     actions: Vec<Action>,
-    /// Of the active policy.
+    /// Generation of the active policy.
     generation: u64,
-    /// Its being disabled was noticed.
+    /// The control plane has been told that the active policy is disabled.
     noticed: bool,
     swap_pause: SwapPause,
-    /// Of those before it.
+    /// Fault costs of the policies before the active one.
     fault_cost: FaultCost,
     recorder: Recorder,
     decision: Latency,
@@ -116,7 +116,7 @@ struct Dispatch {
     draining: Option<Draining>,
     /// Of clients dropped of which the control plane has not heard: it closes their connections.
     dropped: Vec<Notice>,
-    /// Whose turn it is.
+    /// Clients that the next pass begins with.
     order: Order,
     /// Passes until all streams were looked at.
     looks_left: u32,
@@ -187,7 +187,7 @@ impl Dispatch {
         }
     }
 
-    /// All that is due now, once.
+    /// Does once all that is due now.
     fn turn(&mut self, now: u64) -> Turn {
         self.turns += 1;
         self.engine.begin_pass();

@@ -100,7 +100,7 @@ pub struct ClientNumbers {
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
-    /// When that was, ns.
+    /// When `state` was read, monotonic ns.
     pub read_ns: u64,
     /// What the client's shim counted.
     pub shim: ShimCounts,
@@ -195,7 +195,7 @@ pub struct KernelNumbers {
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
-    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    /// The kernel never ran alone: see [`Profile`](tally_engine::profile::Profile).
     pub contended: bool,
     /// Whether it can be transformed.
     pub transformation: Transformation,

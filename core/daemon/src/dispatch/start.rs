@@ -28,7 +28,7 @@ pub struct Settings {
 
 /// A running dispatch thread.
 pub struct Handle {
-    /// To ask things of it.
+    /// Sends requests to the thread.
     pub control: ControlSender,
     /// What the thread reports by itself.
     pub notices: mpsc::Receiver<Notice>,

@@ -30,7 +30,7 @@ pub struct Kept<P = Compiled> {
     /// Its generation when it was active.
     pub generation: u64,
     pub same_as_generation: u64,
-    /// Where it came from.
+    /// Files that the policy was loaded from.
     pub source: Source,
     pub program: P,
     pub config_text: String,
@@ -91,7 +91,7 @@ pub enum NoWayBack {
          is kept, `tallyctl policy load` loads another"
     )]
     Nothing,
-    /// It never was, or is too old.
+    /// The generation never existed, or is too old.
     #[error(
         "generation {0} is not kept: `tallyctl policy history` shows which are (those of the last \
          {POLICIES_KEPT_MAX} different policies)"

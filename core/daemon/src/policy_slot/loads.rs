@@ -33,7 +33,7 @@ impl fmt::Display for By {
 
 #[derive(Default)]
 pub struct Loads {
-    /// Of the latest one.
+    /// Number of the latest load.
     number: Cell<u64>,
     /// What stopped the one before it.
     by: Cell<Option<By>>,

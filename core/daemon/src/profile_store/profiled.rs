@@ -133,7 +133,7 @@ impl From<&Profile> for News {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profiled {
     kernels: HashMap<KernelKey, Figures>,
-    /// By image, then by name.
+    /// Reasons by image, then by the kernel's name.
     verdicts: HashMap<u128, BTreeMap<String, Refusal>>,
 }
 

@@ -78,7 +78,7 @@ pub struct FileRecording {
 
 /// A file that has just been made, empty.
 pub struct New {
-    /// There until it is written to.
+    /// `None` once the writing thread has taken it.
     file: Option<File>,
     path: PathBuf,
     /// Closes it if it is a peer's.
@@ -226,12 +226,12 @@ impl FileRecording {
         self.wish.clone()
     }
 
-    /// Its file is not complete yet.
+    /// Whether the file is still being written.
     pub fn is_running(&self) -> bool {
         !self.progress.over.load(Acquire)
     }
 
-    /// Why it will have ended.
+    /// Notes why the recording ends; the first reason stands.
     pub fn end(&self, why: &str) {
         self.progress.end(why);
     }

@@ -77,7 +77,7 @@ fn header(config: &Config) -> Header {
     }
 }
 
-/// Of a recording in mid-run.
+/// Options of a recording that begins while the core runs.
 fn options(config: &Config, request: &Request) -> TapOptions {
     let ring_bytes = (config.log.ring_kib as usize) << 10;
     TapOptions { ring_bytes, completions: request.completions, from_start: false, state: true }

@@ -151,12 +151,12 @@ impl Shadow {
         &self.path
     }
 
-    /// Its thread has not ended.
+    /// Whether the shadow's thread still runs.
     pub fn is_running(&self) -> bool {
         !self.progress.over.load(Relaxed)
     }
 
-    /// Why it will have ended.
+    /// Notes why the shadow ends; the first reason stands.
     pub fn end(&self, why: &str) {
         self.progress.end(why);
     }

@@ -46,7 +46,7 @@ pub struct Core {
     pub dir: tempfile::TempDir,
     /// Path of the socket where clients register.
     pub socket: PathBuf,
-    /// Where admin requests are taken.
+    /// Path of the socket that takes admin requests.
     pub admin: PathBuf,
     child: Child,
 }
@@ -182,7 +182,7 @@ pub fn admin(socket: &Path, request: &Value) -> Option<Value> {
     admin_with(socket, request, &files_of(request))
 }
 
-/// The same with these files.
+/// Sends an admin request with these files.
 pub fn admin_with(
     socket: &Path,
     request: &Value,
