@@ -25,7 +25,6 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// All that there are.
     pub const ALL: [Capability; 3] =
         [Capability::Identity, Capability::KernelIdentity, Capability::HighPriority];
 

@@ -23,9 +23,9 @@ pub enum Transformation {
     /// Nothing is known yet.
     #[default]
     Unknown,
-    /// Nothing speaks against it.
+    /// It may be transformed when a policy asks for it.
     Preparable,
-    /// It is under way.
+    /// Its transformed form is being made.
     Preparing,
     Ready {
         /// It can run as several launches of block ranges.
@@ -33,7 +33,7 @@ pub enum Transformation {
         /// It can yield when asked.
         preemptible: bool,
     },
-    /// It cannot be, and why.
+    /// It cannot be transformed, for this reason.
     WholeOnly(&'static str),
     /// The process that said so last cannot transform it, and why; another may.
     WholeHere(&'static str),

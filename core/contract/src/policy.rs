@@ -21,7 +21,7 @@ pub const WINDOW_OPEN: u64 = u64::MAX;
 pub enum Class {
     /// Latency-critical: its launches are ungated.
     High,
-    /// Each launch is decided.
+    /// Each launch is gated: it waits for a decision.
     BestEffort,
 }
 
@@ -82,7 +82,7 @@ pub struct Launch {
     pub high_clients: u32,
     /// Best-effort clients with a launch waiting.
     pub waiting_clients: u32,
-    /// Which of the client's streams.
+    /// Number of the client's stream, below 64; 63 is shared by all streams that find no other free.
     pub stream: u32,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
@@ -95,13 +95,13 @@ pub enum Decision {
     Run(u32),
     /// Offer again after this many nanoseconds.
     Hold(u64),
-    /// The same, and when a launch of another best-effort client ends.
+    /// Offer again after this many nanoseconds, or when a launch of another best-effort client ends.
     HoldUntilCompletion(u64),
-    /// In launches of this many blocks.
+    /// Run as slices of this many blocks.
     Sliced(u32),
-    /// Yielding at block boundaries.
+    /// Run so that it can yield at block boundaries.
     Preemptible,
-    /// On this many SMs.
+    /// Run on this many SMs.
     SmLimited(u32),
 }
 
@@ -147,7 +147,6 @@ pub enum Form {
     Whole,
     Sliced,
     Preemptible,
-    /// On some of the SMs.
     SmLimited,
 }
 
@@ -303,7 +302,7 @@ impl Subscriptions {
         Subscriptions(self.0 & !others.0)
     }
 
-    /// As a number, for logs.
+    /// The bits as a number, for logs.
     pub const fn bits(self) -> u8 {
         self.0
     }
@@ -364,7 +363,7 @@ impl Commands {
         self.list.is_empty()
     }
 
-    /// Those of this call so far.
+    /// Commands of this call so far.
     pub fn list(&self) -> &[Command] {
         &self.list
     }

@@ -154,7 +154,7 @@ pub(crate) struct Client {
     /// Sum of `window_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
-    /// Of these, launches in a form that can yield: at most [`YIELDING_IN_FLIGHT_MAX`].
+    /// Launches in flight in a form that can yield; at most [`YIELDING_IN_FLIGHT_MAX`].
     pub can_yield_in_flight: Vec<InFlight>,
     /// The policy asked it to yield.
     pub yield_asked: bool,
@@ -162,7 +162,7 @@ pub(crate) struct Client {
     pub auto_yield_ns: Option<u64>,
     /// It has been told to yield.
     pub yielded: bool,
-    /// Of these, launches of unknown length.
+    /// Launches in flight of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
     pub ungated: bool,

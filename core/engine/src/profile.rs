@@ -106,10 +106,10 @@ pub struct Profile {
     /// samples. Not the mean: a kernel's first launch may include loading its
     /// code, some tens of milliseconds that would be believed for long.
     pub predicted_ns: u64,
-    /// It never ran alone: its times are the least measured beside other clients' work, so that it
-    /// takes no longer than that.
+    /// The kernel never ran alone: its times are the least measured beside other clients' work, so alone it
+    /// takes no longer.
     pub contended: bool,
-    /// Of earlier runs at most [`KEPT_WEIGHT`].
+    /// The latest times; those of earlier runs count as at most [`KEPT_WEIGHT`].
     samples: Samples,
     /// Whether it is transformed.
     pub transformation: Transformation,
@@ -302,7 +302,7 @@ impl Profiles {
         }
     }
 
-    /// The same in another form.
+    /// Add a measurement of a launch that ran in another form, beside other clients' work.
     pub fn record_form_contended(
         &mut self,
         kernel: KernelId,

@@ -44,7 +44,7 @@ pub mod submission_flags {
 pub mod transform_state {
     /// Nothing is known yet.
     pub const UNKNOWN: u8 = 0;
-    /// Its image is at hand.
+    /// Its image is at hand: it can be transformed.
     pub const PREPARABLE: u8 = 1;
     /// Its transformed form is being made.
     pub const PREPARING: u8 = 2;
@@ -160,9 +160,9 @@ pub struct Activity {
     pub busy_streams: AtomicU64,
     /// When `busy_streams` last became 0, monotonic ns (0: never).
     pub idle_since_ns: AtomicU64,
-    /// When it last became non-zero.
+    /// When `busy_streams` last became non-zero, monotonic ns.
     pub busy_since_ns: AtomicU64,
-    /// Number of times it became non-zero.
+    /// Number of times `busy_streams` became non-zero.
     pub busy_periods: AtomicU64,
     /// Sum of the finished busy periods, ns.
     pub busy_total_ns: AtomicU64,
@@ -219,7 +219,7 @@ pub struct Counters {
     pub refused_kernels: AtomicU64,
     /// Waits behind which the program lingered on the GPU.
     pub lingered: AtomicU64,
-    /// Of `sliced`, those by offset.
+    /// Sliced launches that ran the form with offset block indices.
     pub sliced_by_offset: AtomicU64,
     /// Kernels of `graph_chained` launches that were launched by themselves, in a transformed form.
     pub graph_nodes_transformed: AtomicU64,
@@ -235,7 +235,7 @@ impl Counters {
     }
 }
 
-/// Times from being asked to yield until it had, the latest ones; a ring.
+/// Slots of the ring of times that launches took to yield.
 pub const TURNAROUND_SLOTS: usize = 256;
 
 /// One launch that yielded.
@@ -243,7 +243,7 @@ pub const TURNAROUND_SLOTS: usize = 256;
 #[derive(Debug)]
 pub struct Turnaround {
     pub ticket: AtomicU64,
-    /// How long it took, ns.
+    /// Time from being asked to yield until it had, ns.
     pub ns: AtomicU64,
 }
 
@@ -276,7 +276,7 @@ pub struct YieldLine {
     /// Counts changes: odd means yield. Threads sleep on it.
     pub word: AtomicU32,
     _pad: u32,
-    /// When it last changed, monotonic ns.
+    /// When `word` last changed, monotonic ns.
     pub at_ns: AtomicU64,
 }
 

@@ -26,13 +26,9 @@ pub mod steps {
 
     /// The operations that the protocol uses, of std's atomics and loom's alike.
     pub trait Word<T> {
-        /// As of the standard library.
         fn load(&self, order: Ordering) -> T;
-        /// As of the standard library.
         fn store(&self, value: T, order: Ordering);
-        /// As of the standard library.
         fn fetch_add(&self, value: T, order: Ordering) -> T;
-        /// As of the standard library.
         fn fetch_sub(&self, value: T, order: Ordering) -> T;
     }
 
@@ -145,11 +141,11 @@ pub struct Request {
 pub enum Answer {
     /// Whole, as the program asked for it.
     Whole,
-    /// Slices of so many blocks.
+    /// Slices of this many blocks.
     Slice(u32),
     /// Yields at block boundaries; expected to take so many microseconds (0: unknown).
     Preemptible(u32),
-    /// On so many SMs.
+    /// On this many SMs.
     SmLimited(u32),
 }
 

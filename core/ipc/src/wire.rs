@@ -93,7 +93,6 @@ pub enum WireError {
 /// What a client asks to be registered as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// It asks to be high priority.
     pub high_priority: bool,
     /// Its name; the program's when not given.
     pub name: String,
@@ -120,7 +119,7 @@ pub struct Welcome {
     /// What to do when the core goes away: hold launches instead of running
     /// them unscheduled.
     pub fail_hold: bool,
-    /// What it may do to kernels.
+    /// How the client may transform its kernels.
     pub rewrite: RewriteSettings,
 }
 
@@ -129,7 +128,7 @@ pub struct Welcome {
 pub struct RewriteSettings {
     /// Make transformed forms of kernels.
     pub enabled: bool,
-    /// Of NVIDIA's closed libraries too.
+    /// Also make forms of kernels of NVIDIA's closed libraries.
     pub vendor_libraries: bool,
     /// A launch asked to yield that has not after so long, ms, is helped to its
     /// end and never transformed again.

@@ -18,7 +18,7 @@ pub(super) fn place(kernel: KernelId) -> usize {
     kernel as usize % KERNELS_MAX
 }
 
-/// Which places can be given.
+/// Places of the table that can be given to a kernel.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     /// The longest free one first.
