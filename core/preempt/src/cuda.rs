@@ -192,7 +192,7 @@ impl Default for DevResource {
 }
 
 impl LaunchAttribute {
-    /// One of these values.
+    /// An attribute with this id and value, as `cuda.h` lays it out.
     pub fn new(id: c_int, value: [c_uint; 16]) -> Self {
         LaunchAttribute { id, _pad: 0, value }
     }
@@ -218,7 +218,7 @@ macro_rules! driver_table {
         }
 
         impl Driver {
-            /// Of a process without a driver.
+            /// The functions of a process without a driver: none.
             const NONE: Driver = Driver { $( $field: None, )* };
 
             fn load(find: Find) -> Self {

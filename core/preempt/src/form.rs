@@ -68,14 +68,14 @@ fn issue_as<'a>(
 /// How a kernel of a graph is launched by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// So that it yields; so long, us (0: unknown).
+    /// So that it can yield; it is expected to take this long, us (0: unknown).
     Preemptible(u32),
-    /// In slices of so many blocks.
+    /// In slices of this many blocks.
     Slices(u32),
 }
 
-/// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
-/// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
+/// The form that a launch like this would get; `None`: whole. No policy is asked: see
+/// [`graphs::own`](crate::graphs::own).
 pub fn way(
     index: usize,
     transformed: &Transformed,

@@ -46,7 +46,7 @@ pub(crate) static FOR_GOOD: AtomicBool = AtomicBool::new(false);
 /// How the flag's thread sleeps on the core's word.
 pub(crate) static ASLEEP: AtomicU32 = AtomicU32::new(AWAKE);
 pub(crate) const AWAKE: u32 = 0;
-/// It looks again soon.
+/// The thread sleeps, and looks again soon without being woken.
 pub(crate) const NAPS: u32 = 1;
 pub(crate) const SLEEPS: u32 = 2;
 /// Longer than the flag's thread is in the driver, unless that waits for the program.

@@ -74,7 +74,7 @@ struct Record {
     being_made: bool,
     /// Held while it is being launched.
     launching: Arc<Lock>,
-    /// Where it was launched last.
+    /// Stream that the exec was launched on last.
     last: Last,
     /// Behind the last launch in parts. Outlives `kept`: a later launch may have to wait for it.
     event: Option<Arc<Event>>,

@@ -22,7 +22,7 @@ pub struct Again {
     pub attributes: Vec<LaunchAttribute>,
     /// The parameters, the control block last.
     pub parameters: Vec<u8>,
-    /// Where it is in them.
+    /// Offset of the control block in `parameters`, bytes.
     pub control_offset: usize,
     /// The control block, with the epoch behind the parts'.
     pub control: ControlBlock,

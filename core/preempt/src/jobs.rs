@@ -54,7 +54,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// One that is of no kernel.
+    /// A job that concerns a context and no kernel.
     pub(crate) fn of_context(task: Task, context: usize) -> Self {
         Job {
             task,
@@ -71,7 +71,7 @@ impl Job {
         }
     }
 
-    /// For a launch of a kernel.
+    /// A job for the kernel of a launch.
     pub(crate) fn of_launch(
         task: Task,
         index: usize,

@@ -56,7 +56,7 @@ pub fn changes() -> u32 {
 /// Kernels that can be transformed, their index and form, by the function or kernel that a program launches.
 pub type Ready = HashMap<usize, (usize, &'static Transformed)>;
 
-/// Those of a context.
+/// The kernels of a context that can be transformed.
 pub fn ready(context: usize) -> Ready {
     let mut all = Ready::new();
     for index in 0..KERNEL_SLOTS {

@@ -292,7 +292,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     Ok(transformed)
 }
 
-/// Its form is there.
+/// Makes a kernel's transformed form available to launches.
 pub(crate) fn prepared(index: usize, transformed: Transformed) {
     let detail = transform_state::SLICEABLE | transform_state::PREEMPTIBLE;
     let (kernel, image) = (&KERNELS[index], transformed.image);

@@ -36,13 +36,13 @@ pub struct Progress {
     seen: usize,
     /// When `seen` changed last, monotonic ns.
     since_ns: u64,
-    /// The part that is being asked to yield, since when.
+    /// The part that is being asked to yield, and since when, ns.
     asked: Option<(usize, u64)>,
-    /// The last asking that was dealt with.
+    /// When the latest request to yield that was dealt with was made, ns.
     answered_ns: u64,
     /// When it was seen first that the running part has skipped blocks.
     skipped_ns: Option<u64>,
-    /// It was helped, or cannot be.
+    /// The launch was helped, or cannot be.
     settled: bool,
 }
 
@@ -51,7 +51,7 @@ pub struct Progress {
 pub struct Found {
     /// This part was asked to yield and has ended, so long after.
     pub ended: Option<(usize, u64)>,
-    /// It is stuck: said once.
+    /// The launch is stuck; reported once.
     pub stuck: bool,
 }
 

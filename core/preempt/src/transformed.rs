@@ -25,7 +25,7 @@ pub struct Transformed {
     pub(crate) device: i32,
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
-    /// Where the control block goes.
+    /// Offset of the control block in the parameters, bytes.
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,

@@ -29,7 +29,7 @@ use tally_rewriter::{ControlBlock, Refusal};
 
 /// How long a launch waits for room before it goes whole.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(5);
-/// Between two looks for room.
+/// Pause between two looks for room.
 const ROOM_NAP: Duration = Duration::from_micros(50);
 /// In place of the event behind a launch that helps: it is being made.
 const LAUNCHING: usize = usize::MAX;
@@ -45,7 +45,7 @@ pub struct Open {
     /// Index in the kernel table.
     pub kernel: usize,
     pub slot: usize,
-    /// Its number in the slot.
+    /// Number of the launch in the slot.
     pub number: u32,
     pub events: Events,
     /// How far it has come.
@@ -54,7 +54,7 @@ pub struct Open {
     pub epoch2: u32,
     /// How it is made again; `None` if it cannot be.
     pub again: Option<Again>,
-    /// It has yielded before.
+    /// The launch has yielded before.
     pub launches_yielded: bool,
     /// The event behind the launch that helps, until it is done.
     pub helping: Option<usize>,
@@ -229,7 +229,7 @@ struct Help {
     ticket: u64,
     slot: usize,
     again: Again,
-    /// To be recorded behind it.
+    /// The event to be recorded behind the helping launch.
     event: usize,
 }
 

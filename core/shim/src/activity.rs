@@ -62,9 +62,9 @@ impl Snapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     None,
-    /// It was idle and is busy.
+    /// The client was idle and is busy now.
     Started,
-    /// It was busy and is idle.
+    /// The client was busy and is idle now.
     Ended,
 }
 

@@ -50,7 +50,7 @@ struct Marker {
     number: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
-    /// Its time is to be reported.
+    /// The launch's time is to be reported.
     is_sample: bool,
 }
 

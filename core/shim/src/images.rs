@@ -27,7 +27,7 @@ const OPTIONS_MAX: usize = 64;
 /// `CUjit_option`s that leave the code as it is: times and logs, the target, line information, caching.
 const HARMLESS_OPTIONS: [c_int; 9] = [2, 3, 4, 5, 6, 8, 12, 13, 14];
 
-/// Where an image's bytes are.
+/// Where the bytes of an image can be read from.
 #[derive(Debug)]
 enum Place {
     Copied(Arc<Vec<u8>>),
@@ -64,11 +64,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of a load that has none.
+    /// The options of a load that has none.
     pub const NONE: Options =
         Options { count: 0, names: std::ptr::null(), values: std::ptr::null() };
 
-    /// Those that change the code, as bytes.
+    /// The options that change the code, as bytes.
     ///
     /// # Safety
     /// The driver has read them.

@@ -23,7 +23,7 @@ use tally_preempt::launch::{KernelArguments, Shape, Target};
 /// Passed by value and put into memory on the slow path only, which is why this
 /// is a trait of plain structures and not a pair of closures.
 pub trait Launch: Copy {
-    /// Its entry point's counter.
+    /// Counter of the launch's entry point.
     fn counter(counters: &Counters) -> &AtomicU64;
     /// What the core is told of the launch.
     fn shape(&self) -> Shape;
@@ -37,7 +37,7 @@ pub trait Launch: Copy {
 
 /// A call on the slow path.
 pub struct Call<'a> {
-    /// Its entry point's counter.
+    /// Counter of the launch's entry point.
     pub counter: fn(&Counters) -> &AtomicU64,
     /// The stream as passed.
     pub stream: Ptr,

@@ -98,7 +98,7 @@ const READY: u32 = 1;
 const FAILED: u32 = 2;
 /// The context in which they are to be made; 0: none.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
-/// Whose the objects are.
+/// The context that the objects belong to.
 static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 static STREAM: AtomicUsize = AtomicUsize::new(0);
 static LINGER: AtomicUsize = AtomicUsize::new(0);
@@ -113,7 +113,7 @@ static OLDEST: AtomicUsize = AtomicUsize::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 /// The number of the last one, where the GPU reads it.
 static NEWEST: Page = Page { word: AtomicU32::new(0), _rest: [0; 1023] };
-/// Its address for the GPU.
+/// Address of [`NEWEST`] for the GPU.
 static NEWEST_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
 /// A page of its own, for the driver registers whole pages.

@@ -26,13 +26,13 @@ const ENUMERATED_MAX: u32 = 65_536;
 
 /// Function or kernel handle to `owner tag << 32 | index + 1`.
 static FUNCTIONS: Handles<FUNCTIONS_MAX> = Handles::new();
-/// Held by whoever writes to it.
+/// Held by whoever writes to [`FUNCTIONS`].
 static LOCK: Lock = Lock::new();
 
 /// A module or library that is loaded.
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
-    /// Of its image; 0: unknown.
+    /// Digest of the module's image; 0: unknown.
     digest: u128,
     /// The context that it goes with; 0: a library's, which outlives contexts.
     context: usize,

@@ -14,9 +14,9 @@ pub type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_voi
 /// An ELF object in the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Object {
-    /// Where its first part begins.
+    /// Address at which the object's first segment begins.
     pub start: usize,
-    /// Where its last part ends.
+    /// Address at which the object's last segment ends.
     pub end: usize,
     name: [u8; NAME_BYTES_MAX],
     name_bytes: usize,

@@ -78,7 +78,7 @@ impl Slot {
     }
 }
 
-/// All slots of this process.
+/// Every stream slot of this process; the last one is shared by streams that find no other free.
 pub static SLOTS: [Slot; STREAM_SLOTS] = [const { Slot::new() }; STREAM_SLOTS];
 /// One more than the highest slot ever used, the overflow slot apart.
 pub static USED: AtomicUsize = AtomicUsize::new(0);
@@ -303,7 +303,7 @@ pub fn close_context(context: usize) -> Closed {
     closed
 }
 
-/// It was not destroyed.
+/// The context was not destroyed after all: its slots are as they were.
 pub fn reopen(closed: &Closed) {
     let _held = TABLE.lock();
     for (phase, bits) in [LIVE, DRAINING].into_iter().zip(closed.0) {

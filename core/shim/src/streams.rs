@@ -90,7 +90,7 @@ fn use_first(handle: usize) {
     });
 }
 
-/// By whoever holds [`CREATED`].
+/// Takes a stream out of [`UNUSED`]; called by whoever holds [`CREATED`].
 fn not_unused(handle: usize) {
     if UNUSED.get(handle).is_some() {
         UNUSED.remove(handle);

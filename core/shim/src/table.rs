@@ -15,7 +15,7 @@ pub const REALS: usize = 4;
 pub struct EntryPoint {
     /// Name as exported, with any suffix (`_v2`, `_ptsz`).
     pub name: &'static str,
-    /// The same, to look it up.
+    /// The name with a NUL, to look it up.
     pub symbol: &'static CStr,
     /// The real function that a program linked to the driver calls; 0: not known yet.
     pub linked: &'static AtomicUsize,

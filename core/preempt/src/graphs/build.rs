@@ -415,7 +415,7 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
 #[derive(Debug)]
 pub struct Parts {
     home: Arc<Home>,
-    /// In the order to launch them.
+    /// Steps in the order in which they are launched.
     pub steps: Vec<Step>,
 }
 

@@ -35,7 +35,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Of the calling thread.
+    /// A home in the context of the calling thread.
     pub(crate) fn current() -> Result<Arc<Self>, Reason> {
         match driver().current_context() {
             0 => Err(Reason::NoContext),

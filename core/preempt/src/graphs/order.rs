@@ -80,7 +80,7 @@ pub fn stream_destroyed() {
 pub struct Launching {
     exec: usize,
     stream: usize,
-    /// It may be made in parts.
+    /// Whether this launch may be made in parts.
     pub may_be_in_parts: bool,
     /// `None`: the exec is not kept.
     held: Option<ArcHeld>,

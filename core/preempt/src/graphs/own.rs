@@ -47,7 +47,7 @@ pub struct Own {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    /// Its node's, that are only hints.
+    /// Attributes of its node that are only hints.
     attributes: Vec<LaunchAttribute>,
     /// The parameters, as they lie in memory.
     parameters: Vec<u8>,
