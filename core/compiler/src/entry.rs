@@ -73,13 +73,13 @@ struct Moved {
 }
 
 impl Moved {
-    /// The next one of the component's own.
+    /// Counts the next item of the component's own.
     fn own(&mut self) {
         self.to.push(self.count);
         self.count += 1;
     }
 
-    /// One that is added: its number.
+    /// Counts an added item, and returns its number.
     fn added(&mut self) -> u32 {
         self.count += 1;
         self.count - 1

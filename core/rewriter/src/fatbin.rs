@@ -66,7 +66,6 @@ pub enum FatbinError {
         /// What it should hold.
         expected: &'static str,
     },
-    /// More than [`ENTRIES_MAX`] entries.
     #[error("fatbin: more than {ENTRIES_MAX} entries at offset {offset}")]
     TooManyEntries {
         /// Where the first one too many starts.
@@ -205,7 +204,7 @@ impl<'a> Fatbin<'a> {
         self.best(Kind::Elf, arch).or_else(|| self.best(Kind::Ptx, arch))
     }
 
-    /// The same of PTX only.
+    /// The PTX entry that the driver would use for a device; cubins are passed over.
     pub fn choose_ptx(&self, arch: u32) -> Option<&Entry<'a>> {
         self.best(Kind::Ptx, arch)
     }

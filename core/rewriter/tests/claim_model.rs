@@ -33,7 +33,7 @@ struct Warp {
     at: At,
     /// The word that it last saw.
     word: u8,
-    /// It saw the flag raised.
+    /// The warp saw the flag raised.
     stop: bool,
 }
 

@@ -49,7 +49,7 @@ pub enum TrustSettingsError {
 /// Why a file is not trusted. Nothing has looked into it yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// Not one of the digests.
+    /// The digest is not among the pinned ones.
     #[error(
         "{file}: is {digest}, which is not among the {pinned} of `policy.trust.digests`: restore \
          the file that was meant, or add its digest there"
@@ -131,7 +131,7 @@ pub enum TrustError {
 /// What is known of a file that may be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Of the bytes that were checked.
+    /// Digest of the bytes that were checked.
     pub digest: Digest,
     /// The trusted key that signed them; `None` if they are not signed, or no keys are
     /// configured to tell.

@@ -15,7 +15,7 @@ pub enum CheckError {
     /// One of the two cannot be read.
     #[error("the {which} cannot be read")]
     Unreadable {
-        /// Which of the two.
+        /// What cannot be read, as a noun.
         which: &'static str,
     },
     /// The file's headers, its segments or its list of sections or symbols differ.

@@ -36,7 +36,7 @@ pub(super) fn only_printed<'f>(
     Ok(out)
 }
 
-/// Where values go in one body.
+/// How values flow between names in one body.
 #[derive(Default)]
 struct Flow<'a> {
     /// From a name to the names that its value was copied from.
