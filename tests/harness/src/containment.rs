@@ -67,7 +67,7 @@ fn launches(probe: &mut Probe, count: usize) -> Result<Vec<f64>> {
     Ok(us.iter().filter_map(Value::as_f64).collect())
 }
 
-/// When status first said what.
+/// When the status first showed each change.
 #[derive(Default)]
 struct Seen {
     counted: Option<Instant>,

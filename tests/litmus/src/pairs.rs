@@ -56,7 +56,7 @@ const DIFFERENCES: [Difference; 7] = {
 };
 const WAYS: [Way; 6] = [Way::Heap, Way::Heap, Way::Static, Way::File, Way::Library, Way::Fatbin];
 
-/// One of a pair.
+/// An image of a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     text: String,

@@ -20,7 +20,7 @@ use tally_ipc::{wait, wire};
 /// Measure the round trip of a decision against a running tally-core.
 #[derive(Parser)]
 struct Options {
-    /// Where the core listens.
+    /// Path of the socket where the core registers clients
     #[arg(long)]
     socket: Option<PathBuf>,
     /// Number of launches to measure

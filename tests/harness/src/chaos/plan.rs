@@ -123,7 +123,7 @@ const PARTIES: [Party; PROGRAMS + 2] =
 pub struct Fault {
     pub kind: Kind,
     pub party: Party,
-    /// From the start of its batch.
+    /// Time from the start of its batch.
     pub after: Duration,
     /// How long, or how long the party is gone.
     pub lasts: Duration,

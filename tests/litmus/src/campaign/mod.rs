@@ -30,7 +30,7 @@ const CORE: &str = "[engine]\nwindow_stall_ms = 25\n[rewrite]\nenabled = true\n"
 /// What a campaign runs, and where.
 pub struct Plan {
     pub programs: Vec<Program>,
-    /// Also the scenarios, under all setups.
+    /// Whether the scenarios run, too, under all setups.
     pub scenarios: bool,
     /// Pairs of images, in all.
     pub pairs: u64,

@@ -21,7 +21,7 @@ pub enum Key {
 pub enum Leaves {
     AtStart,
     AtEnd,
-    /// It was never there.
+    /// The work is never in a hardware queue.
     Never,
 }
 
