@@ -135,7 +135,7 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
     })
 }
 
-/// As for one test.
+/// Whether B has more slow blocks than chance explains, as for one test.
 fn is_rarely_slow(reports: &[Report]) -> bool {
     let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>() as f64;
     let (a, b) = (sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow));

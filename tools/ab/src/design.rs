@@ -168,7 +168,7 @@ pub enum PlanError {
     /// Nothing is left to measure.
     #[error("a washout of {} in a block of {}: expected at most three quarters of the block", time(*.0 as f64), time(*.1 as f64))]
     Washout(u64, u64),
-    /// Not even one pair.
+    /// The time allows less than one pair of blocks.
     #[error("{} in all: expected at least two blocks ({})", time(*.0 as f64), time(*.1 as f64))]
     Short(u64, u64),
     #[error("{0} blocks: expected at most {BLOCKS_MAX}; use longer blocks or less time")]
@@ -293,7 +293,7 @@ impl Assignment {
         Assignment { random: fastrand::Rng::with_seed(seed), second: None }
     }
 
-    /// Whose the next block is.
+    /// Arm of the next block.
     pub fn next_arm(&mut self) -> Arm {
         if let Some(second) = self.second.take() {
             return second;

@@ -49,7 +49,7 @@ pub enum Action {
         /// Whether a new stretch begins.
         cut: bool,
     },
-    /// It is over: put A active.
+    /// The experiment is over: put A active.
     End,
 }
 
@@ -293,7 +293,7 @@ impl Experiment {
         }
     }
 
-    /// Whose fault the end was.
+    /// Notes the arm that caused the end.
     pub(crate) fn blame(&mut self, arm: Arm) {
         if let Some(ended) = &mut self.ended {
             ended.arm = Some(arm);

@@ -27,7 +27,7 @@ struct Stretch {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     stretches: Vec<Stretch>,
-    /// Of them, those that are blocks.
+    /// How many of `stretches` are blocks.
     blocks: usize,
     /// When the requests under way began, as of the last look.
     open: Vec<u64>,

@@ -27,7 +27,7 @@ pub enum Metric {
 impl Metric {
     pub const ALL: [Metric; 3] = [Metric::HpP99, Metric::BeThroughput, Metric::SloAttainment];
 
-    /// As on the command line.
+    /// Name of the metric on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Metric::HpP99 => "hp_p99",

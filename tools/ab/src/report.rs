@@ -54,7 +54,7 @@ pub struct ArmSource {
     /// SHA-256 of its file.
     pub digest: String,
     pub file: String,
-    /// Its configuration's file, if any.
+    /// File of the policy's configuration, if it has one.
     pub config: Option<String>,
     /// Whether what it learns is carried from block to block.
     pub keeps_state: bool,
@@ -185,7 +185,7 @@ pub struct Report {
     pub b: ArmSummary,
     /// How it ended; `null` while it runs.
     pub ended: Option<Ended>,
-    /// Since it began, s.
+    /// Time since the test began, s.
     pub elapsed_s: f64,
     /// From its end until A was put active again, ns; `null` while it runs, or if A was
     /// active then.
@@ -427,7 +427,7 @@ fn block_quantile(experiment: &Experiment) -> Option<f64> {
     Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))
 }
 
-/// All figures at once, each pair's.
+/// Effects of all figures but the one that decides, from the pairs of blocks.
 fn beside(experiment: &Experiment) -> Vec<Beside> {
     type Figure = fn(&Block) -> Option<f64>;
     let all: [(&str, Figure); 4] = [

@@ -18,7 +18,7 @@ const TOGETHER_MAX: u64 = 1_000_000;
 pub struct Carried {
     /// When the core first saw it, ns.
     pub began_ns: u64,
-    /// Its whole length, ns.
+    /// Time from the request's begin to its end, ns.
     pub ns: u64,
 }
 

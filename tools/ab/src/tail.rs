@@ -21,7 +21,7 @@ fn ns_of(step: u16) -> f64 {
 }
 
 impl Tail {
-    /// So many requests took so long.
+    /// Adds `count` requests that took `ns` each.
     pub fn add(&mut self, ns: u64, count: u64) {
         self.add_step(step(ns), u32::try_from(count).unwrap_or(u32::MAX));
     }
@@ -33,7 +33,7 @@ impl Tail {
         }
     }
 
-    /// All that another one counts, too.
+    /// Adds the requests of another histogram.
     pub fn extend(&mut self, other: &Tail) {
         other.bins.iter().for_each(|(step, count)| self.add_step(*step, *count));
     }

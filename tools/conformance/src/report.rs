@@ -6,11 +6,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// As it should be.
+    /// The policy behaves as it should.
     Pass,
     /// Allowed, and hardly meant.
     Warn,
-    /// Not as it should be.
+    /// The policy does not behave as it should.
     Fail,
     /// Could not be looked at; says why.
     NotRun,
@@ -34,7 +34,7 @@ pub struct Fuel {
     pub calls: u64,
     /// Half of them used at most so much.
     pub p50: u64,
-    /// Of a hundred, 99.
+    /// 99 % of the calls used at most so much.
     pub p99: u64,
     pub max: u64,
 }

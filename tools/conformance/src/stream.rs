@@ -17,7 +17,7 @@ pub enum Step {
         high: bool,
         /// How many labels it has.
         labels: u8,
-        /// So long a name, bytes.
+        /// Length of its name, bytes.
         name: u8,
     },
     Leave(u8),

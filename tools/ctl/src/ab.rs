@@ -38,7 +38,7 @@ pub enum AbCommand {
     Stop,
     /// Take the reports of the same test on several GPUs together.
     Combine {
-        /// What `tallyctl ab report --json` printed, of each core.
+        /// Reports that `tallyctl ab report --json` printed, one for each core
         #[arg(required = true, num_args = 2.., value_name = "REPORT.json")]
         reports: Vec<PathBuf>,
         /// Print JSON, for programs.
@@ -47,13 +47,13 @@ pub enum AbCommand {
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// Print JSON (schema 2), for programs and to be kept.
+        /// Print JSON (schema 2), for programs and for `ab combine`.
         #[arg(long)]
         json: bool,
-        /// Also draw it: blocks over time, and the effect with its interval.
+        /// File to draw the blocks over time and the effect with its interval into, as SVG
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
-        /// On a dark background.
+        /// Draw on a dark background
         #[arg(long, requires = "svg")]
         dark: bool,
     },
@@ -63,13 +63,13 @@ fn probability(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
 }
 
-/// With `--wait`: keep A.
+/// Exit code with `--wait` if A is to be kept.
 const EXIT_KEEP_A: u8 = 3;
-/// With `--wait`: not decided.
+/// Exit code with `--wait` if the test was not decided.
 const EXIT_UNDECIDED: u8 = 4;
-/// With `--wait`: B was withdrawn.
+/// Exit code with `--wait` if B was withdrawn.
 const EXIT_GUARD: u8 = 5;
-/// With `--wait`: nothing was found out.
+/// Exit code with `--wait` if the test is invalid.
 const EXIT_INVALID: u8 = 6;
 
 const START_AFTER_HELP: &str = "\

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Most bytes of an answer; more is an error.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Where the core takes admin requests.
+/// Path of the core's admin socket; an error is a clients' socket that has none.
 #[derive(Debug)]
 pub struct AdminSocket(Result<PathBuf, PathBuf>);
 

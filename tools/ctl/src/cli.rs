@@ -25,12 +25,13 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tallyctl", version, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// Where programs register. Default: $TALLY_SOCKET, else $XDG_RUNTIME_DIR/tally/clients/core.sock, else
-    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
+    /// Path of the socket where programs register. Default: $TALLY_SOCKET, else
+    /// $XDG_RUNTIME_DIR/tally/clients/core.sock, else /run/tally/clients/core.sock for root, else
+    /// ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where the core takes admin requests, which is all but `run`. Default: of a socket X/clients/NAME, X/admin/NAME;
-    /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    /// Path of the socket that takes admin requests, which are all but `run`. Default: X/admin/NAME for a
+    /// socket X/clients/NAME; $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     #[command(subcommand)]
@@ -50,8 +51,7 @@ pub enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show or clear what is known of kernels: their measured times, and which must not
-    /// be transformed.
+    /// Show or clear the profiles of kernels: their measured times, and which must not be transformed.
     Profiles {
         #[command(subcommand)]
         command: ProfilesCommand,
@@ -117,12 +117,12 @@ impl Reference {
 pub enum Priority {
     /// Latency-critical: its launches never wait.
     High,
-    /// Uses what is left: the policy decides each launch.
+    /// Best effort: the policy decides about each launch.
     BestEffort,
 }
 
 impl Priority {
-    /// As in the environment.
+    /// The priority as the environment has it.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::High => "high",
@@ -136,16 +136,16 @@ impl Priority {
 pub enum Fail {
     /// Run its launches unscheduled.
     Open,
-    /// Hold them until there is a core.
+    /// Hold its launches until there is a core.
     Hold,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// How urgent its work is.
+    /// Class of the program: how urgent its work is.
     #[arg(long, value_enum, default_value = "best-effort")]
     pub priority: Priority,
-    /// Its name in `status` and for the policy. Default: the program's.
+    /// Name of the client in `status` and for the policy. Default: the program's file name.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// A label for the policy; may be given up to 16 times.
@@ -159,7 +159,7 @@ pub struct RunArgs {
     /// libtally_preload.so next to this program, else in ../lib/tally.
     #[arg(long, value_name = "PATH")]
     pub preload: Option<PathBuf>,
-    /// Do not ask first whether a core answers, which takes at most 1 s.
+    /// Start the program without asking first whether a core answers, which takes at most 1 s.
     #[arg(long)]
     pub no_check: bool,
     /// The program and its arguments, after `--`.
@@ -177,7 +177,7 @@ pub struct StatusArgs {
     /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
-    /// Again every second until interrupted.
+    /// Show the status again every second, until interrupted.
     #[arg(long)]
     pub watch: bool,
     /// How many kernels to show.

@@ -19,7 +19,7 @@ use tally_admin::{Quantiles, Request, Status, Totals};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
-    /// Write them to this file, in one step, instead of printing them.
+    /// Write the metrics to this file, in one step, instead of printing them.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

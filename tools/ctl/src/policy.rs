@@ -23,9 +23,9 @@ pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsArg {
-    /// As in the core.
+    /// Use the core's default limits
     Default,
-    /// What components with an interpreter in them need.
+    /// Use the limits for components with an interpreter in them
     Interpreted,
 }
 

@@ -89,9 +89,9 @@ pub struct SimArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharingArg {
-    /// One process at a time.
+    /// Let one process run at a time, in time slices
     Timeslice,
-    /// Blocks of both side by side.
+    /// Run blocks of both programs side by side
     Mps,
 }
 
@@ -108,7 +108,7 @@ pub enum TransformableArg {
 /// What the name of a policy of this repository, compiled natively, begins with.
 const NATIVE: &str = "native:";
 
-/// Where policies come from.
+/// What it takes to make instances of the policy.
 struct Policies {
     name: String,
     config: String,

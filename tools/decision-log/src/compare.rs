@@ -160,11 +160,11 @@ pub struct Parting {
     pub other: String,
 }
 
-/// Of one kernel or client.
+/// Decisions about one kernel or client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     pub decisions: u64,
-    /// Of those, not equal.
+    /// Decisions that are not equal.
     pub parted: u64,
 }
 

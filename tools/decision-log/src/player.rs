@@ -29,7 +29,7 @@ pub enum PlayError {
 /// What became of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fed {
-    /// It was no call.
+    /// The record is no call; what it says was noted.
     Noted,
     /// A call that was not made: nothing is known of the policy's state.
     NotCompared,
@@ -91,7 +91,7 @@ pub struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// With what makes policies.
+    /// A player that makes instances of policies with `make`.
     pub fn new(
         make: impl FnMut(&About) -> Result<Box<dyn Policy + Send>, String> + Send + 'a,
     ) -> Self {

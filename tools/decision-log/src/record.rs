@@ -96,7 +96,7 @@ pub enum Begin {
     PolicyStart,
     /// While the policy ran: what it remembers is not in the log.
     MidRun,
-    /// After records were lost: likewise.
+    /// After records were lost: what the policy remembers is not in the log.
     AfterGap,
     /// While the policy ran, which wrote down what it knew then: the record of the policy
     /// has it.

@@ -40,7 +40,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of the clients of this name.
+    /// An empty trace, of the clients of this name.
     pub fn of(client: &str) -> Self {
         Trace {
             client: client.into(),

@@ -32,7 +32,7 @@ pub struct Panel {
 pub enum Rule {
     X(f64, String),
     Y(f64, String),
-    /// Where both values are equal.
+    /// The line on which both values are equal.
     Diagonal(String),
 }
 

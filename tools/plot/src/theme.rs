@@ -19,7 +19,7 @@ pub enum Colour {
     Purple,
     /// The colour of text.
     Ink,
-    /// For what stands behind the data.
+    /// Colour of what stands behind the data.
     Muted,
 }
 
@@ -32,7 +32,7 @@ impl Colour {
 impl Theme {
     pub const ALL: [Theme; 2] = [Theme::Light, Theme::Dark];
 
-    /// As in the names of files.
+    /// Name of the theme in file names.
     pub fn name(self) -> &'static str {
         match self {
             Theme::Light => "light",

@@ -29,7 +29,7 @@ pub enum Happened {
         lane: usize,
         /// Number of the launch that it is of.
         launch: u64,
-        /// It was the launch's last.
+        /// Whether it was the last kernel of the launch.
         last: bool,
     },
     /// A kernel ended because it has yielded.
@@ -52,7 +52,7 @@ struct Running {
     /// Asked at; stops when `left` is down to this.
     stop: Option<(u64, u64)>,
     stopped: bool,
-    /// Its blocks are leaving, until then.
+    /// Until when its blocks are leaving, ns.
     exits_ns: Option<u64>,
     resume_ns: Option<u64>,
 }
@@ -183,7 +183,7 @@ impl Device {
         }
     }
 
-    /// When something happens next.
+    /// Time of the device's next event if no further work comes, ns.
     pub fn next_ns(&self) -> Option<u64> {
         let change_ns = self.change.map(|c| c.1);
         let turns = [change_ns, self.stops_ns, self.slice_ends_ns, self.linger_ends_ns];

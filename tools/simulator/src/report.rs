@@ -13,7 +13,7 @@ pub struct Report {
     pub seconds: f64,
     /// Seed of the random arrivals.
     pub seed: u64,
-    /// Who ran at once.
+    /// How the two programs shared the GPU.
     pub sharing: SharingMode,
     /// Which kernels could be transformed.
     pub transformable: Transformable,
@@ -47,10 +47,10 @@ pub struct High {
     pub service_p99_ms: f64,
     pub service_p50_over_solo: f64,
     pub service_p99_over_solo: f64,
-    /// From arrival to the end.
+    /// From a request's arrival to its end.
     pub queued_p50_ms: f64,
     pub queued_p99_ms: f64,
-    /// The same, of the inference alone.
+    /// 99th percentile from arrival to end if the inference has the GPU alone.
     pub solo_queued_p99_ms: f64,
     pub queued_p99_over_solo: f64,
 }

@@ -34,7 +34,7 @@ const UNSUBMITTED: u64 = u64::MAX;
 /// What is simulated, besides the programs and the policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Who runs at once.
+    /// How the two programs share the GPU.
     pub sharing: SharingMode,
     /// Which best-effort kernels can be transformed.
     pub transformable: Transformable,

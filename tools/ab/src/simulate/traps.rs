@@ -36,7 +36,7 @@ pub enum Trap {
 }
 
 impl Trap {
-    /// Those that must not be promoted.
+    /// Traps: behaviours that must not be promoted.
     pub const ALL: [Trap; 5] = [
         Trap::ServesNothing,
         Trap::StallsLongerThanABlock,
@@ -52,7 +52,7 @@ struct Client {
     meter: Meter,
     now_ns: u64,
     arrival_ns: u64,
-    /// Of the request under way.
+    /// Time left of the request under way, ns.
     left_ns: u64,
 }
 
@@ -109,7 +109,7 @@ impl Service {
         (ns + if stalls { stall_ns } else { 0.0 }) as u64
     }
 
-    /// Until when nothing is served.
+    /// Until when the service serves nothing, ns.
     fn frozen_until(&self) -> u64 {
         match (self.trap, self.arm) {
             (Trap::ServesNothing, Arm::B) => u64::MAX,

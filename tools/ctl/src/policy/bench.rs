@@ -15,7 +15,7 @@ pub struct BenchArgs {
     /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
-    /// What it may use: as in the core by default, or what interpreted languages need.
+    /// Limits of the policy: the core's defaults, or those for interpreted languages.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
 }
@@ -92,7 +92,7 @@ mod measure {
         pub cpus: usize,
     }
 
-    /// One kind of call.
+    /// Figures of one kind of call.
     #[derive(Debug, Serialize)]
     pub struct Call {
         pub bulk_ns: f64,

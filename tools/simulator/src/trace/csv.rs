@@ -11,7 +11,7 @@ pub(super) struct Row {
     pub smem: u32,
     pub start_ns: u64,
     pub end_ns: u64,
-    /// Of the recording's iterations.
+    /// Number of the recording's iteration that it is in.
     pub iteration: Option<u32>,
     pub call: Option<Call>,
 }
