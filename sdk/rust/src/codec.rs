@@ -173,7 +173,7 @@ impl Field for bool {
     }
 }
 
-/// Its length in bytes, then UTF-8.
+/// The length in bytes, then the text in UTF-8.
 impl Field for String {
     fn put(&self, out: &mut Writer) {
         out.number(self.len() as u64);
@@ -238,7 +238,7 @@ impl Field for Decision {
     }
 }
 
-/// Those that this contract has.
+/// Bits that this contract does not define are dropped when they are read.
 impl Field for FormsOffered {
     fn put(&self, out: &mut Writer) {
         out.number(self.bits().into());

@@ -47,7 +47,7 @@ pub struct Turns {
     busy_until_ns: u64,
     /// The longest launch of the turn: it may be under way alone, whatever the window.
     longest_ns: u64,
-    /// When anybody asked last.
+    /// When a client last asked for a launch, ns.
     seen_ns: u64,
 }
 
