@@ -94,7 +94,7 @@ impl Scene {
         self.dir().join("clients/core.sock")
     }
 
-    /// Where the core takes admin requests.
+    /// Path of the socket where the core takes admin requests.
     pub fn admin_socket(&self) -> PathBuf {
         self.dir().join("admin/core.sock")
     }
@@ -237,7 +237,7 @@ impl Scene {
         Ok(command)
     }
 
-    /// Where cores keep what outlives them.
+    /// Folder where cores keep what outlives them.
     pub fn state_dir(&self) -> PathBuf {
         self.dir().join("state")
     }

@@ -173,7 +173,7 @@ impl Demo {
         Ok(Report { device, seconds: self.seconds, rate_per_s: rate, runs })
     }
 
-    /// Both programs at once.
+    /// Runs both programs at once.
     fn together(&self, rate: f64, sharing: &Sharing) -> Result<Run> {
         let scene = Scene::new(&self.artefacts, self.device)?;
         let (server, trainer) = (self.server(&scene, Load::Rate(rate))?, self.trainer(&scene)?);

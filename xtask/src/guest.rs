@@ -51,7 +51,7 @@ pub struct Toolchain {
 pub struct Component {
     /// The folder of its crate.
     pub name: String,
-    /// Where Cargo put it.
+    /// Path of the component that Cargo built.
     pub file: PathBuf,
 }
 

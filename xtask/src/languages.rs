@@ -53,7 +53,7 @@ pub enum Lang {
     Python,
 }
 
-/// In order of what they cost.
+/// Languages in rising order of what their policies cost.
 const ALL: [Lang; 4] = [Lang::Rust, Lang::C, Lang::Js, Lang::Python];
 
 impl Lang {
@@ -388,7 +388,7 @@ impl Suite {
     }
 }
 
-/// Where Rust projects are compiled.
+/// Target folder of the Rust projects.
 fn rust_target_dir() -> PathBuf {
     target_dir().join("languages-rust")
 }
@@ -461,7 +461,7 @@ impl Toolchain {
     }
 }
 
-/// As one word of a shell.
+/// The text quoted as one word of a shell.
 fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))
 }

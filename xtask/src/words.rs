@@ -94,7 +94,7 @@ const SKIPPED: [&str; 5] =
 
 /// A file that is checked.
 struct File {
-    /// From the root, with slashes.
+    /// Path from the repository's root, with slashes.
     path: String,
     text: String,
 }

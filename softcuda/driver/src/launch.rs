@@ -250,7 +250,7 @@ fn copy_params(
     Ok(buffer.into_boxed_slice())
 }
 
-/// Where the last parameter ends.
+/// Bytes up to the end of the last parameter.
 fn smallest_buffer(kernel: &tally_softcuda_vm::Kernel) -> usize {
     kernel.params.iter().map(|p| (p.offset + p.size) as usize).max().unwrap_or(0)
 }

@@ -18,7 +18,7 @@ pub struct Instruction<'a> {
     pub guard: Option<Guard>,
     pub opcode: Token,
     pub qualifiers: &'a [Token],
-    /// Up to its semicolon.
+    /// Tokens of the operands, up to the semicolon.
     pub operands: &'a [Token],
 }
 

@@ -27,7 +27,7 @@ pub struct Items<'a> {
 #[derive(Clone, Debug)]
 pub enum Item<'a> {
     Function(Function<'a>),
-    /// In `.global`, `.const`, `.shared` or `.tex`.
+    /// A variable in `.global`, `.const`, `.shared` or `.tex`.
     Variable(Linkage, Declaration<'a>),
     /// The directive `.alias name, of;`.
     Alias {
@@ -43,7 +43,7 @@ pub enum Item<'a> {
 /// `.visible`, `.extern`, `.weak` and `.common`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Linkage {
-    /// One of them is there.
+    /// Whether any linking directive is there.
     pub is_given: bool,
     pub is_extern: bool,
 }

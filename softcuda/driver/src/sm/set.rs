@@ -40,12 +40,12 @@ impl SmSet {
         *self == Self::default()
     }
 
-    /// Those that are in both.
+    /// The SMs that are in both sets.
     pub fn and(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
-    /// Those that are not in `other`.
+    /// The SMs that are not in `other`.
     pub fn without(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & !other.0[i]))
     }

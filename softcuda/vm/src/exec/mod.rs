@@ -39,7 +39,7 @@ const QUANTUM: u64 = 8192;
 /// Bytes of stack a thread gets for calls, beyond its kernel's own frame.
 const STACK_BYTES: u32 = 64 << 10;
 
-/// One block to run.
+/// What it takes to run one block.
 #[derive(Clone, Copy)]
 pub struct BlockLaunch<'a> {
     /// The program that `kernel` is of.

@@ -131,7 +131,7 @@ pub(crate) fn f16_to_f32(h: u32) -> f32 {
     f32::from_bits(sign | value)
 }
 
-/// To nearest, ties to even.
+/// Rounds to the nearest f16, ties to even.
 pub(crate) fn f32_to_f16(x: f32) -> u32 {
     F16.encode(0, f64::from(x))
 }
