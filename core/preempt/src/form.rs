@@ -254,10 +254,11 @@ fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Optio
     Some(SUCCESS)
 }
 
-/// The driver refuses a part. The first one's refusal leaves the launch to be made whole. After that some
-/// blocks may have run, and the program must not be told that none has: `rest`, what is left in one launch of `grid`,
-/// is made at once. If that is refused, too, with what the first part had, the context is lost: the program hears that
-/// of its next call, as behind a whole launch, or of this one if others do not say so.
+/// The driver has refused a part. If it was the first, the launch is made whole. After that some blocks may
+/// have run, and the program must not be told that none has: `rest`, one launch of `grid` with all that is
+/// left, is made at once. If the driver refuses that too, for the same reason as the part, the context is lost.
+/// The program then gets the error from its next call, as after a whole launch, or from this one if no other
+/// call reports it.
 fn failed(
     mut all: Parts<'_>,
     epoch2: u32,

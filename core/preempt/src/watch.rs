@@ -1,15 +1,15 @@
 //! Transformed launches under way: how soon they yield, and help for those that do not.
 //!
-//! An event stands before and behind each part. Only the flag's thread looks at them,
-//! and only while the core asks to yield, or once a millisecond. A part that is
-//! stuck ([`Progress`]) has blocks that wait for others which it did not run: the same
-//! kernel is launched once more beside it, over the same claim table, without the flag.
-//! Then every block has run once, the part ends, and the kernel is never transformed again.
+//! Each part has an event before and one behind it. Only the flag's thread looks at them, and only while the
+//! core asks to yield, or once a millisecond. The blocks of a stuck part ([`Progress`]) wait for others which
+//! it did not run. Then the same kernel is launched once more beside it, over the same claim table, without the
+//! flag. So every block runs once, the part ends, and the kernel is never transformed again.
 //!
-//! Kernels whose code lets their blocks wait are never launched in parts, so this is for those whose code does
-//! not show it. Help is a launch, which calls such as `cuMemFree` keep waiting: they begin when nothing may need help any
-//! more ([`may_need_help`]). (Enqueued ahead of time, behind a wait for a word, it would need no
-//! launch: but it can share a hardware queue with the very launch that it is to help, and hold that back for good.)
+//! Kernels whose code lets their blocks wait are never launched in parts, so this is for kernels whose code
+//! does not show it. Help is a launch, and calls such as `cuMemFree` hold launches back: they begin only when
+//! no launch may need help any more ([`may_need_help`]). Help that is enqueued ahead of time, behind a wait for
+//! a word, would avoid that, but it can share a hardware queue with the very launch that it is to help, and
+//! block it for good.
 
 use crate::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
 use crate::host::{host, log};

@@ -1,9 +1,10 @@
 //! When nothing but the shim puts work into streams: to load code, and to make a launch of several pieces.
 //!
-//! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes before it or
-//! behind it, and so does what they put into streams that wait for it, as the legacy stream does for blocking ones. So
-//! while a thread makes one ([`alone`]) all calls that put work into streams stand aside ([`entered`]), for as long
-//! as a few launches take. Where another thread is in such a call for long, the launch goes whole.
+//! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes
+//! before or after all of it, and so does what they put into streams that wait for it, as the legacy stream
+//! does for blocking ones. So while a thread makes such a launch ([`alone`]), all calls that put work into
+//! streams wait ([`entered`]), for as long as a few launches take. If another thread stays in such a call for
+//! long, the launch goes whole.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -97,7 +98,7 @@ fn close(reason: usize) {
     CLOSED.fetch_or(1 << reason, SeqCst);
 }
 
-/// Whoever closed does not come back: nobody stands aside any more.
+/// The thread that closed is gone: no call waits any more.
 #[cold]
 fn give_up() {
     if !IS_LOST.swap(true, SeqCst) {

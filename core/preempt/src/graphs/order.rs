@@ -10,8 +10,9 @@
 //! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
 //!   driver orders those.
 //!
-//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was issued), whole
-//! ones and those under a standing grant too, and from one to the other no other thread launches it.
+//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was
+//! issued), whole launches and those of ungated clients included. From one call to the other no other thread
+//! launches that exec.
 
 use super::TABLE;
 use super::reason::Reason;

@@ -1,10 +1,9 @@
 //! Kernels of a graph that are launched by themselves, in a transformed form.
 //!
-//! Between two parts of a chain others get in; within a kernel node they do not, however long it is.
-//! So a kernel that has a transformed form is taken out of its part, and goes between two parts as a
-//! launch of its own would. Which have one is what the policy wished for when the kernel was launched
-//! outside of a graph, as programs do before they record one: those, in grids of at least half of the
-//! blocks that they had then.
+//! Other clients' work can run between two parts of a chain, but not within a kernel node, however long it is.
+//! So a kernel that has a transformed form is taken out of its part and launched by itself between two parts. A
+//! kernel has a transformed form if the policy asked for one when the kernel was launched outside of a graph,
+//! as programs do before they record one. It must also have at least half of the blocks that it had then.
 //!
 //! A node's attributes are its own: those that its kernel can be launched with by itself go with it ([`hints`]), and a
 //! node with others stays in its part ([`stays`]). What a node does not say, its launch has from the stream.
