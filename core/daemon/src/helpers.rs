@@ -1,9 +1,9 @@
 //! Helper threads: what a peer can make take as long as it likes is done here, not on the control thread.
 //!
-//! To close, read or look at a descriptor that a peer sent may take for ever: the last close of a socket with
-//! `SO_LINGER` waits for its other end, and a file may be on a file system of the peer's making. The kernel does the
-//! same with descriptors that nobody received when their connection is closed. So the control thread receives no
-//! descriptor ([`tally_ipc::frame::peek`]) and closes no peer's connection.
+//! Closing, reading or examining a descriptor that a peer sent may block for ever: the last close of a socket
+//! with `SO_LINGER` waits for the other end, and a file may be on a file system that the peer controls. When a
+//! connection is closed, the kernel does the same with descriptors that nobody received. So the control thread
+//! receives no descriptor ([`tally_ipc::frame::peek`]) and closes no peer's connection.
 //!
 //! Each user has [`USER_MAX`] threads at most, so that one whose descriptors hang keeps out only itself.
 

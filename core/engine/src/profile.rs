@@ -255,9 +255,9 @@ pub struct Kept {
 
 /// All kernels known: those that clients may launch, and what was measured of others.
 ///
-/// An id is a place in the table and how often that place was given anew, so that no id comes
-/// to mean another kernel: who still has one of a kernel that was let go of (a policy, a
-/// launch in flight, a log) finds nothing.
+/// An id is a place in the table and a count of how often the place was reused, so an id never comes to mean
+/// another kernel. Whoever still holds the id of a kernel that was dropped (a policy, a launch in flight, a
+/// log) finds nothing.
 #[derive(Debug, Default)]
 pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,

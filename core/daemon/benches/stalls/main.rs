@@ -1,9 +1,10 @@
 //! What an honest client's decisions cost while others attack the core, against the same run in which these are
 //! connected and do nothing: `cargo xtask bench -p tally-core stalls`, as root, on two CPUs or more.
 //!
-//! Attackers that never pause take CPU time from whoever shares their CPU. To measure what they cost the core, and
-//! not that, the dispatch thread and the honest client have the first CPU to themselves (`SCHED_FIFO`, the client with
-//! the higher priority); the attackers, and the core's other threads, have the second. With `shared` none of this is set.
+//! Attackers that never pause take CPU time from everything on their CPU. To measure what they cost the core
+//! without that, the dispatch thread and the honest client have the first CPU to themselves (`SCHED_FIFO`, the
+//! client with the higher priority), and the attackers and the core's other threads have the second. With
+//! `shared`, threads are not placed.
 //!
 //! Runs with and without the attack alternate within one core's life. `--out FILE` writes the rows as JSON.
 

@@ -1,9 +1,9 @@
 //! A/B tests: the task that carries out what [`tally_ab::Experiment`] says.
 //!
-//! One experiment at a time. It puts the arms active by turns, each block a new
-//! instance that is offered what both arms began with (or, with `carry`, what the same arm
-//! knew at the end of its last block); takes what the dispatch thread measured; and in the end, however it ends, A is active, or B if it is to be promoted.
-//! While it runs nobody else loads a policy.
+//! There is one experiment at a time. It makes the arms active in turns. Each block gets a new instance, which
+//! is offered what both arms began with or, with `carry`, what the same arm knew at the end of its last block.
+//! It takes the samples of the dispatch thread. However it ends, A is active afterwards, or B if it is to be
+//! promoted. While it runs, nobody else can load a policy.
 
 mod course;
 mod keep;

@@ -225,9 +225,8 @@ impl DispatchClient {
         changed
     }
 
-    /// Ask it, if it is time: a high-priority client whether it is still busy, a
-    /// best-effort one to have the end of its launches reported (its last ones
-    /// before a pause may not be otherwise).
+    /// Ask the client, if it is time: a high-priority one whether it is still busy, a best-effort one to report
+    /// launches that have ended (the last ones before a pause may be unreported).
     pub fn poll_probe(&mut self, now_ns: u64) {
         let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
         if !asked {

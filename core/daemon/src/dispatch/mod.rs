@@ -65,8 +65,8 @@ use tokio::sync::{mpsc, oneshot};
 const NOTICES_MAX: usize = 256;
 /// Requests of the control plane taken in one pass.
 const REQUESTS_MAX: usize = 16;
-/// Clients are told this often at most how many there are: each who is told wakes up, and who comes and goes is
-/// whoever may connect.
+/// Shortest time between two reports to clients of how many there are. Each report wakes every client, and
+/// anybody who may connect can cause one.
 const NEIGHBOURS_NS: u64 = 100_000_000;
 
 /// The engine, with the policy that it owns.

@@ -1,7 +1,7 @@
 //! Recording into a file.
 //!
-//! The file is one that a peer opened, with its own rights, or one that the core makes anew in its folder of logs, for
-//! its own user only (0600). The core opens no path that it is told.
+//! The file is opened by a peer, with the peer's rights, or made by the core in its folder of logs, for its own
+//! user only (0600). The core opens no path that a peer names.
 
 use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
