@@ -1,10 +1,10 @@
 //! Turns among best-effort clients, for where contexts take turns.
 //!
-//! The hardware gives each of several best-effort processes a few tenths of a millisecond at a
-//! time, so that high-priority work never waits for long, and takes some 0.2 ms to change to
-//! another (measured; `docs/operate.md`): two that both have work would spend much of the GPU on
-//! changing. So one of them launches for some milliseconds, and then the next; who has nothing to
-//! launch loses its turn at once.
+//! The hardware gives each of several best-effort processes a few tenths of a millisecond at a time, so that
+//! high-priority work never waits for long. A change to another process takes about 0.2 ms (measured;
+//! `docs/operate.md`), so two processes with work would spend much of the GPU on changes. So one of them
+//! launches for some milliseconds, and then the next; a client that has nothing to launch loses its turn at
+//! once.
 
 use crate::{ClientId, Launch};
 use std::collections::VecDeque;

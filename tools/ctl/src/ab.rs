@@ -153,9 +153,9 @@ pub struct StartArgs {
     /// If the verdict is to promote B, B stays active when the test ends.
     #[arg(long)]
     promote: bool,
-    /// A shell command to run before the test begins and after it ended, with TALLY_AB_EVENT
-    /// (begin or end), TALLY_AB_VERDICT at the end, and then the report as JSON on its standard
-    /// input. If it fails before the test, there is none.
+    /// Shell command to run before the test begins and after it ended. It gets TALLY_AB_EVENT (begin or end)
+    /// and, at the end, TALLY_AB_VERDICT and the report as JSON on standard input. If it fails before the test,
+    /// the test is not run.
     #[arg(long, value_name = "COMMAND", requires = "wait")]
     hook: Option<String>,
     /// Wait for the end, show the report and end with a code that tells the verdict.
