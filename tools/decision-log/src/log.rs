@@ -45,9 +45,7 @@ pub enum LogError {
     NotALog,
     /// A release with another format wrote it.
     #[error("its format is version {found}; this release reads version {VERSION}")]
-    Version {
-        found: u32,
-    },
+    Version { found: u32 },
     /// Damaged in its first bytes.
     #[error("its header is damaged: {0}")]
     Header(String),

@@ -132,10 +132,7 @@ pub enum Record {
     /// Forget the world: all of it follows, up to [`Record::Begin`].
     Base(SharingMode),
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
-    Kernel {
-        id: KernelId,
-        key: KernelKey,
-    },
+    Kernel { id: KernelId, key: KernelKey },
     /// What policies can learn of a kernel from now on.
     Profile { id: KernelId, view: KernelView },
     /// A client is connected.
