@@ -161,7 +161,7 @@ pub struct Transformed {
     pub kernels_refused: u64,
     /// Launches run as slices.
     pub sliced: u64,
-    /// Of these, by offset: each slice a launch of its own blocks only.
+    /// Sliced launches whose slices are launches of their own blocks only, by offset block indices.
     pub sliced_by_offset: u64,
     /// Launches run so that they yield.
     pub preemptible: u64,

@@ -116,7 +116,7 @@ pub enum RecordRequest {
         /// End at this size.
         #[serde(default)]
         bytes_max: Option<u64>,
-        /// Also completions that the policy does not ask for.
+        /// Whether to record completions that the policy does not ask for, too.
         #[serde(default)]
         completions: bool,
     },
@@ -163,7 +163,7 @@ pub enum Code {
     Denied,
     /// The policy could not be loaded; the old one stays active.
     PolicyRefused,
-    /// Not while an A/B test runs, or none runs; or another request came before.
+    /// Refused while an A/B test runs, because none runs, or because another request came before.
     Conflict,
     /// The core cannot answer now.
     Unavailable,

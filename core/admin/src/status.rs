@@ -25,7 +25,8 @@ pub struct Status {
     pub policy: PolicyReport,
     /// From submission seen by the core to answered: launches answered at once.
     pub decision_latency: Quantiles,
-    /// The same for launches that were held or found their window full.
+    /// Time from submission seen by the core to answered, of launches that were held or found their window
+    /// full.
     pub held_latency: Quantiles,
     /// High-priority work is on the GPU now.
     pub high_priority_busy: bool,

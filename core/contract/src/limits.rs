@@ -282,7 +282,7 @@ limits! {
         /// Connections that have not registered: an eighth for one user (a quarter if trusted), three eighths for
         /// trusted users only.
         UNREGISTERED_MAX: usize = 256, Count;
-        /// The same if the core may open fewer than 4 096 files.
+        /// Connections that have not registered yet, if the core may open fewer than 4 096 files.
         UNREGISTERED_FEW_MAX: usize = 32, Count;
         /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
         PASS_SUBMISSIONS_MAX: usize = 512, Count;

@@ -296,7 +296,7 @@ impl Subscriptions {
         Subscriptions(self.0 | other.0)
     }
 
-    /// Those that are not among the others.
+    /// The subscriptions of this set that are not in `others`.
     #[must_use]
     pub const fn without(self, others: Self) -> Self {
         Subscriptions(self.0 & !others.0)
@@ -307,7 +307,7 @@ impl Subscriptions {
         self.0
     }
 
-    /// Of a number; bits without a meaning are dropped.
+    /// The set that has these bits; bits without a meaning are dropped.
     pub const fn of_bits(bits: u8) -> Self {
         Subscriptions(bits & Self::ALL.0)
     }

@@ -376,7 +376,7 @@ pub struct Timeslice {
 }
 
 impl Timeslice {
-    /// Of each of several best-effort clients: never shorter than that of one.
+    /// Time slice of each of several best-effort clients, us; never shorter than that of a single one.
     pub fn shared_us(&self) -> u64 {
         match self.best_effort_shared_us {
             0 => 0,

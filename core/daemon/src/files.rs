@@ -88,7 +88,7 @@ pub fn read(fd: impl AsFd, name: &str, bytes_max: usize) -> Result<Vec<u8>, File
     }
 }
 
-/// The same for a path of the core's own configuration.
+/// Reads a file whose path the core's own configuration names.
 ///
 /// # Errors
 /// Likewise.

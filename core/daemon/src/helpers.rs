@@ -208,7 +208,7 @@ impl Helper {
         self.run(Box::new(move || drop(what)));
     }
 
-    /// The same; wait until it is gone.
+    /// Drop something that may hang, and wait until it is gone.
     pub async fn closed(&self, what: impl Send + 'static) {
         let (done, is_done) = oneshot::channel();
         self.run(Box::new(move || {

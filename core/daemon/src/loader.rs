@@ -143,7 +143,7 @@ impl Loaded {
         self.wasm_mut()?.snapshot()
     }
 
-    /// The same for a recording: a failure does not count.
+    /// What the policy knows, for a recording: a failure does not count as a fault.
     pub fn observe(&mut self) -> Option<Saved> {
         self.wasm_mut()?.observe()
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 pub enum OwnedError {
     #[error("it cannot be read ({0})")]
     Io(#[from] std::io::Error),
-    /// Not a plain file, or somebody else's.
+    /// It is not a plain file, or another user's.
     #[error("it is not a plain file of the core's user or root")]
     NotOurs,
     #[error("it has more than {0} bytes")]

@@ -47,7 +47,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Of a connection just accepted.
+    /// The process at the other end of a connection that was just accepted.
     ///
     /// # Errors
     /// The system call's.

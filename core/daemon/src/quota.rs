@@ -22,7 +22,7 @@ pub enum User {
     Uid(u32),
     /// All containers together: root of one may be any number, and make further namespaces.
     Containers,
-    /// Those users in them that may be high priority, if any may (`high_priority.containers`).
+    /// All users in containers who may be high priority, together (`high_priority.containers`).
     HighContainers,
 }
 
@@ -38,7 +38,8 @@ impl std::fmt::Display for User {
 
 /// Descriptors of the core for each client: its socket, its process and its doorbell.
 pub const DESCRIPTORS_EACH: u64 = 3;
-/// For a connection before that: its socket, its process, and what it may send.
+/// Descriptors of the core for each connection that has not registered: its socket, its process, and what it
+/// may send.
 const DESCRIPTORS_STRANGER: u64 = 2 + STRANGER_DESCRIPTORS as u64;
 /// Descriptors taken from a connection that registers.
 pub const STRANGER_DESCRIPTORS: usize = 2;
@@ -168,7 +169,7 @@ impl Drop for Place {
 /// Users whose rate is kept track of.
 const USERS_MAX: usize = 4_096;
 
-/// So many a second for each user, after a burst (the generic cell rate algorithm).
+/// A limit on events a second for each user, after a burst (the generic cell rate algorithm).
 #[derive(Debug)]
 pub struct Rate {
     each: Duration,

@@ -7,7 +7,8 @@ use tally_contract::limits::STALL_BURST_MAX;
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
 pub const IN_FLIGHT_MAX: u64 = 4_096;
-/// Of these, launches in a form that stops when asked: further ones run whole. A shim has at most 64.
+/// Launches in flight of one client in a form that can yield, at most; further ones run whole. A shim has at
+/// most 64.
 pub const YIELDING_IN_FLIGHT_MAX: usize = 128;
 
 /// A launch as it arrives from a client.

@@ -220,9 +220,9 @@ impl<P: Policy> Engine<P> {
         &self.context.world
     }
 
-    /// The same, for whoever watches it change (see
-    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of
-    /// clients and kernels must not be changed.
+    /// The world that policies read, for a caller that watches it change (see
+    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of clients and kernels
+    /// must not be changed.
     pub fn world_mut(&mut self) -> &mut World {
         &mut self.context.world
     }

@@ -132,7 +132,8 @@ fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
     (mean + (measured_ns as i128 - mean) / weight) as u64
 }
 
-/// Not by chance: else those below the median alone would count, and draw it down.
+/// Whether a time is shorter by more than chance: otherwise the times below the median alone would count, and
+/// draw it down.
 fn is_clearly_less(measured_ns: u64, than_ns: u64) -> bool {
     measured_ns < than_ns / 4 * 3
 }

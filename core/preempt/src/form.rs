@@ -304,8 +304,7 @@ struct Slices {
 }
 
 impl Slices {
-    /// Of `blocks` (fewer than 2^31) in slices of about `size`. Clusters, of `unit` blocks,
-    /// are not torn apart.
+    /// Divides `blocks` (fewer than 2^31) into slices of about `size`. Clusters of `unit` blocks stay whole.
     fn of(blocks: u32, size: u32, unit: u32) -> Self {
         let size = size.clamp(blocks.div_ceil(PARTS_MAX as u32), blocks);
         let size = size.next_multiple_of(unit);

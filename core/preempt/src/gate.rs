@@ -135,7 +135,7 @@ pub fn table(slot: usize, stream: usize) -> Option<u64> {
     Some(table)
 }
 
-/// So many epochs of a slot's table, in a row, for a launch into `stream`; the first one
+/// Takes `count` epochs of a slot's table in a row, for a launch into `stream`, and returns the first one
 /// doubled. The slot's lock is held.
 pub fn epochs(slot: usize, count: u32, stream: usize) -> Option<u32> {
     let (mut first, mut next) = in_a_row(EPOCHS[slot].load(Relaxed), count);

@@ -44,7 +44,7 @@ use tally_contract::limits::{
 pub struct Chain(Arc<Parts>);
 
 impl Chain {
-    /// To be launched in this order on one stream.
+    /// The parts of the chain, to be launched in this order on one stream.
     pub fn steps(&self) -> &[Step] {
         &self.0.steps
     }

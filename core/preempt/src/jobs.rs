@@ -174,7 +174,7 @@ pub(crate) fn put_back(job: Job) {
     });
 }
 
-/// To be looked at before the jobs: [`sleep`] returns at once if it has changed.
+/// A counter to be read before the jobs: [`sleep`] returns at once if it has changed.
 pub(crate) fn word() -> u32 {
     WORD.load(SeqCst)
 }

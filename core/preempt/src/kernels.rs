@@ -11,7 +11,7 @@ use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::Refusal;
 
 pub(crate) struct Kernel {
-    /// As in the shared table: what the core reads is only a copy of this.
+    /// The state in the shared table; what the core reads is only a copy of this.
     pub(crate) state: AtomicU32,
     pub(crate) transformed: AtomicPtr<Transformed>,
     /// The driver refused it on fewer SMs, or it did not end there.
@@ -48,7 +48,7 @@ pub(crate) fn changed() {
     CHANGES.fetch_add(1, SeqCst);
 }
 
-/// So often it may have changed: see [`ready`].
+/// Number of changes to [`ready`] so far, at least.
 pub fn changes() -> u32 {
     CHANGES.load(SeqCst)
 }

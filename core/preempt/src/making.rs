@@ -39,7 +39,7 @@ struct Made {
     refused: Vec<(String, Refusal)>,
 }
 
-/// By the image's digest and whether block indices are offset.
+/// Images that were rewritten, by digest and whether block indices are offset.
 static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, Refusal>>> = Locked::new(BTreeMap::new());
 
 fn form_of(task: Task) -> KernelForm {

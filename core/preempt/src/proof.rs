@@ -99,7 +99,7 @@ pub(super) fn passed(
 #[derive(Clone, Copy, Debug, Default)]
 struct Runs {
     stopped: u32,
-    /// Of those, with some blocks run before the flag was seen, and some not.
+    /// Stopped runs in which some blocks ran before the flag was seen, and some did not.
     partly: u32,
     /// Slices by offset, if there is that form.
     offsets: u32,
@@ -118,7 +118,7 @@ struct Form {
 
 struct Bench {
     stream: Ptr,
-    /// For the flag's writes while the kernel runs.
+    /// Stream of the flag's writes while the kernel runs.
     other: Ptr,
     grid: [u32; 3],
     sums: u64,

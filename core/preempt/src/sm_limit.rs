@@ -49,7 +49,7 @@ type SmLimited = (usize, u32, usize);
 const SM_LIMITED_MAX: usize = 256;
 /// A SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
 pub const STUCK_NS: u64 = 10_000_000_000;
-/// Between two attempts to find the context idle: first, and at most.
+/// Pause between two attempts to find the context idle: the first one, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 struct Pool {

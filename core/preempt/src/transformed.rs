@@ -33,7 +33,7 @@ pub struct Transformed {
     pub image: u128,
     /// It reads its SM's number, or how many there are: never limited to some of them.
     pub reads_sm: bool,
-    /// Those that the program requires by function attributes; 0: none.
+    /// Cluster dimensions that the program requires by function attributes; 0: none.
     pub(crate) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     pub(crate) originals: [AtomicUsize; 2],

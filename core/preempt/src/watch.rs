@@ -356,7 +356,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// So often a launch naps before it goes whole, at most.
+    /// Naps of a launch before it goes whole, at most.
     const NAPS_MAX: u32 = (ROOM_WAIT_MAX.as_micros() / ROOM_NAP.as_micros()) as u32;
 
     #[test]

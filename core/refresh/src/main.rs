@@ -15,7 +15,7 @@ use std::sync::Arc;
 const PTX: &str =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
-/// Of a device's memory this part must be free.
+/// One part in this many of a device's memory must be free.
 const FREE_PART: usize = 20;
 
 /// A device, ready to run it.

@@ -64,7 +64,7 @@ impl Exported {
         })
     }
 
-    /// Those of an instance.
+    /// Looks the exports of an instance up.
     ///
     /// # Errors
     /// If one is another than the contract's.

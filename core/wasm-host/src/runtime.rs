@@ -75,14 +75,15 @@ impl PolicyHost {
         Ok(PolicyHost { engine, linker, compiler, limits, granted, trust, ticker, remembered })
     }
 
-    /// The same host, with these granted to every policy that it loads. Without: none.
+    /// The same host, which grants these capabilities to every policy that it loads. By default none are
+    /// granted.
     pub fn granting(mut self, granted: Capabilities) -> Self {
         self.granted = granted;
         self.remembered().clear();
         self
     }
 
-    /// The same host, loading only what this trusts. Without: anything.
+    /// The same host, which loads only policies that `trust` accepts. By default it loads any.
     pub fn trusting(mut self, trust: Trust) -> Self {
         self.trust = trust;
         self
@@ -253,7 +254,7 @@ const IDLE_TICKS: u32 = 20;
 /// It looks about so often then: a call whose beginning it misses may run on for so long.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 
-/// Of one policy: tells the ticker of its calls.
+/// Tells the ticker of the calls of one policy.
 #[derive(Debug)]
 pub struct Beat {
     is_called: AtomicBool,

@@ -61,7 +61,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Of this instance.
+    /// Looks the functions of `state` in an instance up.
     ///
     /// # Errors
     /// If a type is another than the contract's.

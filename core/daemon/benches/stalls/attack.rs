@@ -30,7 +30,8 @@ pub enum Attack {
     Launches,
     /// Never lets a launch end, and says that as many as its ring holds have yielded.
     InFlight,
-    /// The same beside a high-priority client that becomes busy and idle again and again, in both runs.
+    /// The same, beside a high-priority client that becomes busy and idle again and again; it does so in both
+    /// runs.
     Toggles,
     /// Lets thousands of launches end at once.
     Completions,

@@ -30,7 +30,7 @@ const LAUNCHES: usize = 1_000;
 const WARM_UP: usize = 100;
 /// Runs with the attack, and as many without.
 const RUNS: usize = 7;
-/// Between two launches of the honest client.
+/// Pause between two launches of the honest client.
 const PAUSE: Duration = Duration::from_micros(200);
 const STRANGER: u32 = 12_345;
 const CPU_OF_CORE: usize = 0;

@@ -34,7 +34,7 @@ impl Dismissal {
 #[derive(Debug)]
 pub enum End {
     Left(String),
-    /// By the core: it broke the protocol.
+    /// The core dropped the client, because it broke the protocol.
     Dropped(&'static str),
 }
 

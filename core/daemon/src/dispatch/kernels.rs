@@ -29,7 +29,7 @@ pub struct KernelShare {
     most: u32,
     /// What the user's clients together have had in this pass.
     pub pass: UserPass,
-    /// That of all those together for whom nothing is kept.
+    /// The share of all users together for whom nothing is reserved; `None` for others.
     all: Option<Arc<KernelShare>>,
 }
 
@@ -78,7 +78,7 @@ impl KernelShares {
         KernelShares { user_max, others, of: BTreeMap::new() }
     }
 
-    /// That of a user, for one client more.
+    /// The share of a user, for one more client.
     pub fn of(&mut self, user: User, is_trusted: bool) -> Arc<KernelShare> {
         if let Some(share) = self.of.get(&user).and_then(Weak::upgrade) {
             return share;

@@ -114,7 +114,7 @@ struct Dispatch {
     status: Option<Job>,
     background: Option<Background>,
     draining: Option<Draining>,
-    /// Of clients dropped of which the control plane has not heard: it closes their connections.
+    /// Notices about dropped clients that the control plane has not heard of yet; it closes their connections.
     dropped: Vec<Notice>,
     /// Clients that the next pass begins with.
     order: Order,
@@ -126,7 +126,7 @@ struct Dispatch {
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
-    /// Of those within a pass, by the clock and not by the time of the pass.
+    /// When the next heartbeat within a pass is due, by the clock and not by the time of the pass, ns.
     next_beat_ns: u64,
     turns: u64,
     parks: u64,

@@ -18,7 +18,7 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// For whoever acts after so long without a launch: exact to a quarter of it.
+    /// For a caller that acts after `after_ns` without a launch; exact to a quarter of it.
     pub fn new(after_ns: u64) -> Self {
         Launches { every_ns: after_ns / 4, next_ns: 0, seen: 0 }
     }

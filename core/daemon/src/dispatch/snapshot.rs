@@ -47,7 +47,7 @@ pub struct ShimCounts {
     pub lingered: u64,
     pub sliced_by_offset: u64,
     pub graph_nodes_transformed: u64,
-    /// Of the latest times from being asked to yield until it had, ns.
+    /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     pub turnaround_p99_ns: u64,
     pub busy: bool,
@@ -215,7 +215,7 @@ pub struct Snapshot {
     pub fault_cost: FaultCost,
     /// From submission seen to answered, launches answered at once.
     pub decision: Quantiles,
-    /// The same for launches that were held or found the window full.
+    /// Time from submission seen to answered, of launches that were held or found the window full.
     pub held: Quantiles,
     /// High-priority work on the GPU now.
     pub high_busy: bool,

@@ -1,6 +1,5 @@
-//! Which policies were active, why each came and went, and what is kept of them to
-//! put one back: the compiled component and the text of its configuration, so that it
-//! does not matter what became of the files.
+//! Which policies were active, why each was loaded and unloaded, and what is kept of them to put one back: the
+//! compiled component and the text of its configuration, so that it does not matter what became of the files.
 
 use super::Source;
 use crate::status;

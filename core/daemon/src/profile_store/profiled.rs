@@ -21,7 +21,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// As a client reports it; `None` before its first launch, or if it has no UUID.
+    /// The device that a client reports; `None` before its first launch, or if it has no UUID.
     pub fn of(report: &Report) -> Option<Self> {
         // Written last.
         let sm_count = report.sm_count.load(Acquire);

@@ -32,7 +32,7 @@ pub struct Request {
     pub for_ms: Option<u64>,
     /// End at this size; none: `log.bytes_max`.
     pub bytes_max: Option<u64>,
-    /// Also completions that the policy does not ask for.
+    /// Whether to record completions that the policy does not ask for, too.
     pub completions: bool,
 }
 
@@ -108,7 +108,7 @@ pub fn create(path: &Path) -> std::io::Result<New> {
     Ok(New { file: Some(file), path: path.into(), helper: None })
 }
 
-/// The same, with a number behind the name if it is there.
+/// Makes a new file; if `path` exists, a number is added to its name.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -255,7 +255,7 @@ impl FileRecording {
 
 struct Writing {
     writer: Writer<BufWriter<File>>,
-    /// The same file, to see what of it is there.
+    /// A second handle of the file, to see how much of it is there.
     written: File,
     reader: TapReader,
     progress: Arc<Progress>,

@@ -59,7 +59,7 @@ pub struct Recordings {
     file: RefCell<Option<FileRecording>>,
     shadow: RefCell<Option<Shadow>>,
     taps: Cell<u64>,
-    /// Between two starts: the dispatch thread is asked meanwhile.
+    /// Held while a recording or a shadow is started, because the dispatch thread is asked meanwhile.
     busy: tokio::sync::Mutex<()>,
 }
 

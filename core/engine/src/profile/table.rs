@@ -63,7 +63,7 @@ impl Profiles {
         Some(id)
     }
 
-    /// The same for a client, which holds it until [`Profiles::release`].
+    /// The id of a kernel for a client, which holds it until [`Profiles::release`].
     pub fn hold(&mut self, key: &KernelKey) -> Option<KernelId> {
         let id = self.intern(key)?;
         self.list[place(id)].holders += 1;

@@ -90,7 +90,7 @@ struct Survey {
 }
 
 impl Survey {
-    /// Of a graph that is launched in `context`.
+    /// Reads a graph that is launched in `context`.
     fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
         let nodes = nodes_of(graph)?;
         let kernels =
@@ -222,7 +222,7 @@ pub struct Kept {
     pub kernel_nodes: u32,
     pub nodes: usize,
     flags: u64,
-    /// Those that could be launched by themselves.
+    /// Nodes whose kernels could be launched by themselves.
     own: Vec<own::Node>,
     /// Destroyed unless its context was.
     graph: ManuallyDrop<Graph>,

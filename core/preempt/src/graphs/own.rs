@@ -138,7 +138,7 @@ fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
 }
 
 impl Node {
-    /// Of a graph of ours, in `context`. `None`: its kernel always stays in the graph.
+    /// Reads a kernel node of a copied graph in `context`. `None`: its kernel always stays in the graph.
     pub fn of(handle: Ptr, context: usize) -> Option<Self> {
         let params = read(handle)?;
         // A graph may have kernels of several devices.
@@ -174,7 +174,7 @@ impl Node {
     }
 }
 
-/// Those of `nodes` that are to be launched by themselves now.
+/// The nodes whose kernels are to be launched by themselves now.
 pub fn wanted(nodes: &[Node], ready: &Ready) -> Vec<usize> {
     if ready.is_empty() {
         return Vec::new();
