@@ -147,7 +147,7 @@ impl Scene {
         self.governed_with(class, name, &[], program)
     }
 
-    /// The same with further options of `tallyctl run`.
+    /// A governed command with further options of `tallyctl run`.
     ///
     /// # Errors
     /// If `tallyctl` was not built.

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 /// High-priority p99 under `tally-priority` over that of the unscheduled run.
 const P99_OVER_UNSCHEDULED_MAX: f64 = 0.5;
-/// The same over that of the run alone.
+/// Most that p99 may be over that of the run alone.
 const P99_OVER_ALONE_MAX: f64 = 1.5;
 /// Best-effort throughput under `tally-priority` over that of its run alone.
 const THROUGHPUT_OF_ALONE_MIN: f64 = 0.3;

@@ -86,7 +86,7 @@ pub struct Compared {
     /// What it makes alone in the row's mode over what it makes alone without a core.
     pub alone_share: Option<f64>,
     pub measured_alone_share: Option<f64>,
-    /// Of several draws the one whose p99 is the median.
+    /// The draw whose p99 is the median of several.
     pub report: Report,
 }
 
@@ -322,7 +322,7 @@ fn plain_steps_per_s(low: &Trace) -> f64 {
     1e9 / low.timed_in(SharingMode::Timeslice).period_ns.max(1) as f64
 }
 
-/// The same training, so many times as slow alone.
+/// Makes the training `by` times as slow alone.
 fn slow_down(low: &mut Trace, by: f64) {
     low.alone = low
         .alone

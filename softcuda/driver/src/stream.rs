@@ -41,7 +41,7 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     /// Lower is more urgent.
     pub(crate) priority: i32,
-    /// Whose SMs its kernels run on, if not the whole device's.
+    /// The green context whose SMs its kernels run on; `None`: the whole device.
     pub(crate) green: Option<Arc<Green>>,
     queue: Mutex<Queue>,
     work: Condvar,

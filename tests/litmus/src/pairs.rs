@@ -209,7 +209,7 @@ pub fn serve(machine: &Machine, seed: u64, count: u64, until: Instant) -> Result
     Ok(wrong == 0)
 }
 
-/// Which pairs of these were wrong, and how.
+/// The pairs that were wrong, and how.
 fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Failed> {
     let cuda = machine.cuda;
     let mut stream = 0;

@@ -11,9 +11,9 @@ pub type Id = usize;
 /// A word of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Word {
-    /// Of the device, in a context's own memory.
+    /// A word of device memory, in a context's own memory.
     Device(Id, u32),
-    /// Of the host: pinned and mapped, the same in all contexts and processes.
+    /// A word of host memory: pinned and mapped, the same in all contexts and processes.
     Host(u32),
 }
 

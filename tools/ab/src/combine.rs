@@ -51,7 +51,7 @@ pub enum CombineError {
         "report {0} is of a test that was still running: combine reports of tests that have ended"
     )]
     Running(usize),
-    /// The same order twice: the same report, or the same seed.
+    /// Two tests had the same order of blocks: the same report twice, or the same seed.
     #[error("reports {0} and {1} have the same seed: their order was not drawn independently")]
     Seed(usize, usize),
 }

@@ -140,7 +140,7 @@ impl<T: Clone> Knowledge<T> {
         Knowledge { state, frozen: known, own: [None, None] }
     }
 
-    /// For the next block of this arm.
+    /// The state to offer to the next block of this arm.
     pub fn offered(&self, arm: Arm) -> Option<T> {
         match self.state {
             State::Frozen => self.frozen.clone(),

@@ -28,7 +28,7 @@ const BYTES_MAX: usize = 64;
 /// What a guard looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
-    /// Of the requests, this share must take at most so long.
+    /// This share of the requests must take at most `ns`.
     Quantile { share: f64, ns: u64 },
     /// This share must take at most so many times as long as under A.
     TimesA { share: f64, times: f64 },
@@ -211,7 +211,7 @@ impl Traffic {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reference {
     ns: u64,
-    /// So many requests over it in the window are a breach.
+    /// Number of requests over the limit in the window that are a breach.
     least: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::tail::Tail;
 #[derive(Clone, Debug)]
 struct Stretch {
     arm: Arm,
-    /// Which block it is; `None`: nothing counts in it.
+    /// Number of the block; `None`: nothing counts in this stretch.
     number: Option<usize>,
     from_ns: u64,
     washout_ns: u64,

@@ -21,9 +21,10 @@ const BEYOND_MIN: f64 = 10.0;
 /// One block's part of its arm's figure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Of a percentile: its requests.
+    /// A block's requests, for a percentile.
     Requests(Tail),
-    /// Of a ratio of sums: work and seconds, or requests within the objective and all.
+    /// Numerator and denominator of a ratio of sums: work and seconds, or requests within the objective and
+    /// all.
     Sums(f64, f64),
 }
 

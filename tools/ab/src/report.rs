@@ -30,11 +30,11 @@ pub struct Block {
     pub value: Option<f64>,
     /// High-priority requests that began in it.
     pub requests: u64,
-    /// Of `requests`, those that had not ended when the pair did; they count as their age then.
+    /// Requests that had not ended when the pair did; they count as their age then.
     pub open: u64,
-    /// Of `requests`, those of which only number and sum are known.
+    /// Requests of which only number and sum are known.
     pub merged: u64,
-    /// Of `requests`, those whose time includes what they waited inside the program.
+    /// Requests whose time includes what they waited inside the program.
     #[serde(default)]
     pub queue_known: u64,
     /// Median time of the requests, ns.

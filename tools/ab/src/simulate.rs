@@ -29,7 +29,7 @@ pub enum Noise {
     HeavyTail,
     /// Log-normal, with a level that remembers: AR(1), 0.95 from block to block.
     Autocorrelated,
-    /// The same, with a trend (tripling over the experiment) and a wave.
+    /// Noise as in the variant above, with a trend (tripling over the experiment) and a wave.
     Drift,
     /// Two states, five times apart, that last for some ten blocks each.
     Bursts,

@@ -38,7 +38,7 @@ impl Tail {
         other.bins.iter().for_each(|(step, count)| self.add_step(*step, *count));
     }
 
-    /// The same with all shorter requests counted as this long: less to add up.
+    /// A histogram in which all shorter requests count as this long: it is smaller to add up.
     pub fn upper(&self, ns: u64) -> Tail {
         let least = step(ns);
         let (short, long) = self.bins.split_at(self.bins.partition_point(|bin| bin.0 <= least));

@@ -18,7 +18,7 @@ pub enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// As in the table of the crate's documentation.
+    /// Name in the table of the crate's documentation.
     pub name: &'static str,
     /// How it came out.
     pub outcome: Outcome,

@@ -50,7 +50,7 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub pick: u8,
-    /// Which kernel; at or beyond [`KERNELS`]: one that the core has no id for.
+    /// Number of the kernel; at or beyond [`KERNELS`]: one that the core has no id for.
     pub kernel: u32,
     /// Bits of the contract's `launch-state`.
     pub state: u32,

@@ -153,7 +153,8 @@ impl Collector<'_> {
         }
     }
 
-    /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
+    /// Sums over all clients of each class, including those that left, so that they do not fall when one
+    /// leaves.
     fn classes(&mut self) {
         for (class, totals) in &self.status.totals {
             let of = [class.as_str()];

@@ -49,8 +49,8 @@ pub struct SimArgs {
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub sharing: SharingArg,
-    /// Which of the training's kernels can be transformed: none, all but NVIDIA's closed
-    /// libraries', all.
+    /// Kernels of the training that can be transformed: none, all but those of NVIDIA's closed libraries, or
+    /// all.
     #[arg(long, value_enum, default_value = "open")]
     pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
@@ -79,7 +79,7 @@ pub struct SimArgs {
     /// took goes to standard error.
     #[arg(long)]
     pub json: bool,
-    /// Also draw the figures: latencies beside those of the inference alone, and the share.
+    /// File to draw the figures into, as SVG: latencies beside those of the inference alone, and the share.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Draw on a dark background

@@ -24,7 +24,7 @@ pub enum Colour {
 }
 
 impl Colour {
-    /// Those of series, in the order in which a figure should take them.
+    /// Colours of series, in the order in which a figure should take them.
     pub const SERIES: [Colour; 5] =
         [Colour::Blue, Colour::Vermillion, Colour::Green, Colour::Purple, Colour::Ink];
 }

@@ -165,7 +165,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// As it is written in the file.
+/// The value as it is written in the file.
 fn literal(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -136,7 +136,7 @@ pub type Batch = Vec<Fault>;
 /// Faults of a batch, at most.
 const BATCH_MAX: u64 = 3;
 
-/// So many faults of kinds that `possible` allows.
+/// Draws `faults` faults of kinds that `possible` allows.
 pub fn plan(seed: u64, faults: usize, possible: &[Kind]) -> Vec<Batch> {
     let mut random = Random::new(seed);
     let mut deck: Vec<Kind> = Vec::new();

@@ -53,7 +53,7 @@ pub struct Plan {
     pub seed: u64,
     /// Percent of the loops that kernels are to spin.
     pub work_percent: u32,
-    /// Also transformed kernels of closed libraries, and load kernels eagerly whatever programs say.
+    /// Transform kernels of closed libraries, too, and load kernels eagerly whatever programs say.
     pub vendor: bool,
 }
 

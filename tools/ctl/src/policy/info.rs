@@ -46,7 +46,7 @@ struct Info {
 }
 
 impl Info {
-    /// Of a component's bytes; what is wrong with them otherwise.
+    /// Reads a component's bytes; an error says what is wrong with them.
     fn of(bytes: &[u8]) -> Result<Self, String> {
         if !bytes.starts_with(b"\0asm\x0d\0\x01\0") {
             return Err(
