@@ -238,7 +238,7 @@ pub struct Report {
 pub struct Totals {
     /// Clients, whether they are connected or left.
     pub registered: u64,
-    /// Clients connected now.
+    /// Clients that are connected now.
     pub connected: u64,
     /// Clients dropped because they broke the protocol.
     pub dropped: u64,
