@@ -370,7 +370,7 @@ pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
 /// Bring the word within reach of the next number: the comparison wraps at 2^31. The caller holds the
 /// slot's lock.
 pub fn refresh(client: &ClientRegion, index: usize, slot: &Slot) {
-    /// Launches under a standing grant move no word.
+    /// Ungated launches move no word.
     const STALE_MAX: u32 = 1 << 30;
     let now = slot.word.snapshot().sequence();
     TRACKS[index & 63].with(|track| {

@@ -1,7 +1,6 @@
-//! The launch path: bodies of the launch entry points, and what a launch costs under a
-//! standing grant.
+//! The launch path: bodies of the launch entry points.
 //!
-//! Standing: a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
+//! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
 //! system call (but for a doorbell that the core asked for) or a wait. Whatever
 //! does not fit goes to `slow`. Every path calls the real function exactly once.
 

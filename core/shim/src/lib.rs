@@ -15,8 +15,8 @@
 //! | [`entry_points`] | the functions replaced, and their bodies' names |
 //! | [`start`], [`host`] | the preloaded library, which leads calls and look-ups here |
 //! | [`resolve`], [`table`] | how the real functions are found, and what look-ups lead to |
-//! | [`launch`] | the launch path under a standing grant |
-//! | [`gated`] | the launch path with a decision a launch |
+//! | [`launch`] | the launch path of ungated launches |
+//! | [`gated`] | the launch path of gated launches |
 //! | [`activity`], [`slots`], [`slot_life`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
 //! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
