@@ -9,7 +9,7 @@ use std::fmt;
 /// What a value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things that the text names.
+    /// Things, as the limit's text names them.
     Count,
     Bytes,
     /// About one for each WebAssembly instruction.
@@ -23,7 +23,7 @@ pub enum Unit {
 /// A limit, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// That of the constant.
+    /// Name of the constant.
     pub name: &'static str,
     pub value: u64,
     pub unit: Unit,
@@ -103,7 +103,8 @@ limits! {
         /// Fuel of starting an instance and of its `init`, and again of its `restore`. Beyond it the policy is not
         /// loaded, or starts without state. Default of `policy.limits.init_fuel`.
         INIT_FUEL: u64 = 50_000_000, Fuel;
-        /// CPU time of the same. Default of `policy.limits.init_cpu_ms_max`.
+        /// CPU time of starting an instance and of its `init`, and again of its `restore`. Default of
+        /// `policy.limits.init_cpu_ms_max`.
         INIT_CPU_MS: u64 = 2_000, Ms;
         /// Fuel of one `snapshot`. Beyond it: fault *overrun*, and the next policy starts without state.
         /// Default of `policy.limits.snapshot_fuel`.
@@ -197,18 +198,18 @@ limits! {
         RING_SLOTS: usize = 256, Count;
         /// Names of kernels of a client that are told apart. Launches of further ones have no profile.
         KERNEL_SLOTS: usize = 4_096, Count;
-        /// Launches in parts of a client under way. Further ones run whole.
+        /// A client's launches in parts that are under way. Further ones run whole.
         LAUNCHES_OPEN_MAX: usize = 64, Count;
-        /// Parts of these under way, beyond which launches run whole: a part takes two entries of a hardware queue of
-        /// 1 020, of which at least 900 are left to the program's launches.
+        /// Parts of one client's launches that are under way. Beyond it launches run whole: a part takes two
+        /// entries of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
         PARTS_OPEN_MAX: usize = 24, Count;
         /// Copies of code images of a client. Kernels of further images run whole.
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
         /// CUDA graphs of a client that are remembered; later ones run whole.
         GRAPHS_KEPT_MAX: usize = 4_096, Count;
-        /// Nodes of these in all; graphs beyond it run whole.
+        /// Nodes of the remembered graphs of a client, in all; graphs beyond it run whole.
         GRAPH_NODES_KEPT_MAX: usize = 524_288, Count;
-        /// Parts of one graph. One that would have more runs whole.
+        /// Parts of one graph. A graph that would have more runs whole.
         GRAPH_PARTS_MAX: usize = 256, Count;
         /// Parts of all graphs of a client.
         GRAPH_EXECS_MAX: usize = 4_096, Count;
@@ -221,7 +222,8 @@ limits! {
         /// Memory of the process that compiles it. Beyond it: refused.
         /// Default of `policy.limits.compile_memory_bytes`.
         COMPILE_MEMORY_BYTES: usize = 512 << 20, Bytes;
-        /// CPU time of that process. Beyond it: refused. Default of `policy.limits.compile_cpu_s`.
+        /// CPU time of the process that compiles it. Beyond it: refused. Default of
+        /// `policy.limits.compile_cpu_s`.
         COMPILE_CPU_S: u64 = 60, S;
         /// Components in one another; deeper ones are refused, as is more of anything below. Composition tools
         /// make three.
@@ -261,7 +263,7 @@ limits! {
         CLIENTS_MAX: usize = 4_096, Count;
         /// SMs of a GPU; more make no sense in a setting, and profiles of such a GPU are not kept.
         SMS_MAX: u32 = 1_024, Count;
-        /// Entries of `width.reserve_sms`.
+        /// Numbers that `width.reserve_sms` may list. A longer list is refused.
         RESERVES_MAX: usize = 16, Count;
         /// The most that `sharing.timeslice.linger_us` may be.
         LINGER_US_MAX: u32 = 1_000, Us;
@@ -280,7 +282,7 @@ limits! {
         /// Connections that have not registered: an eighth for one user (a quarter if trusted), three eighths for
         /// trusted users only.
         UNREGISTERED_MAX: usize = 256, Count;
-        /// The same if the core may open fewer than 4 096 files.
+        /// Connections that have not registered yet, if the core may open fewer than 4 096 files.
         UNREGISTERED_FEW_MAX: usize = 32, Count;
         /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
         PASS_SUBMISSIONS_MAX: usize = 512, Count;

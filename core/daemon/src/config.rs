@@ -26,11 +26,11 @@ use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 /// The highest number of a CPU.
 const CPU_MAX: usize = rustix::thread::CpuSet::MAX_CPU - 1;
 
-/// Everything that can be set.
+/// The core's configuration: one field for each table of the file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where programs register.
+    /// The Unix socket where programs register.
     pub socket: Socket,
     /// How many clients there may be, and how much of the core each user may take.
     pub admission: Admission,
@@ -38,23 +38,23 @@ pub struct Config {
     pub high_priority: HighPriority,
     /// Who may administer the core, and where.
     pub admin: Admin,
-    /// The policy that decides.
+    /// The policy that decides about launches.
     pub policy: Policy,
     /// Defaults of the scheduler.
     pub engine: Engine,
-    /// The dispatch thread.
+    /// The thread that takes launches and answers them.
     pub dispatch: Dispatch,
-    /// What clients are told.
+    /// Settings that clients are told when they register.
     pub client: Client,
     /// How clients share the GPU.
     pub sharing: SharingMode,
-    /// Transformed forms of kernels.
+    /// Transformed forms of best-effort clients' kernels.
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
     pub width: Width,
     /// What is kept of kernels between runs.
     pub profiles: Profiles,
-    /// The decision log.
+    /// The log of what reaches the policy and what it decides.
     pub log: Log,
     /// Reports of A/B tests.
     pub ab: Ab,
@@ -63,15 +63,16 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// The component. Default: `policies/tally-priority.wasm` next to the program, else
+    /// File of the policy's component. Default: `policies/tally-priority.wasm` next to the program, else
     /// `../lib/tally/policies/tally-priority.wasm`.
     pub file: Option<PathBuf>,
     /// Configuration file that is passed to the policy. Default: none.
     pub config_file: Option<PathBuf>,
-    /// End with exit code 3 if it cannot be loaded at start. `false`: start with the built-in rule, which
-    /// `tallyctl status` shows.
+    /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in rule,
+    /// which `tallyctl status` shows.
     pub required: bool,
-    /// Load it again when its file changes. SIGHUP and `tallyctl policy load` do too.
+    /// Load the policy again when its file or its configuration file changes. SIGHUP and `tallyctl policy
+    /// load` load it again, too.
     pub watch: bool,
     /// How long a changed file must stay as it is before it is loaded.
     #[schemars(range(min = 1, max = 60_000))]
@@ -110,21 +111,21 @@ impl Default for Policy {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// Predicted GPU time that a client may have unfinished until its policy says otherwise.
+    /// Predicted GPU time that a client may have unfinished, unless the policy sets another window for it.
     #[schemars(range(min = 1, max = 60_000_000))]
     pub window_us: u64,
-    /// Longest hold; longer ones are shortened to it.
+    /// Longest time for which a policy can hold a launch; longer holds are shortened to it.
     #[schemars(range(min = 1, max = HOLD_NS_MAX_LARGEST / 1_000_000))]
     pub hold_ms_max: u64,
-    /// Idle gap after high-priority work that the built-in rule waits for.
+    /// Time without high-priority work after which the built-in rule grants best-effort launches.
     #[schemars(range(max = 1_000_000))]
     pub fallback_idle_gap_us: u64,
-    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
-    /// what is in flight may be waiting for them (kernels that meet across streams or GPUs).
+    /// If no launch of a full window ends for this long, another one is granted, then two, four and up to
+    /// 256: kernels in flight may be waiting for them (kernels that synchronise across streams or GPUs).
     #[schemars(range(min = 1, max = 3_600_000))]
     pub window_stall_ms: u64,
-    /// A high-priority client that is busy for so long without launching anything counts as idle until it
-    /// launches again: it may wait for what is held back for it. 0: never.
+    /// A high-priority client that is busy for this long without a launch counts as idle until its next
+    /// launch: it may wait for best-effort work that is held for its sake. 0: it never counts as idle.
     #[schemars(range(max = 3_600_000))]
     pub high_stall_ms: u64,
 }
@@ -144,19 +145,19 @@ impl Default for Engine {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
-    /// Spin so long after the last activity before sleeping. Default: 2000 with at least 8 CPUs, 50 with 4,
-    /// else 0.
+    /// Time that the dispatch thread spins after the last activity before it sleeps. Default: 2000 with at
+    /// least 8 CPUs, 50 with 4, else 0.
     #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
-    /// Run on this CPU only. Default: on any.
+    /// CPU that the dispatch thread runs on. Default: any.
     #[schemars(range(max = CPU_MAX))]
     pub pin_cpu: Option<u32>,
-    /// While it sleeps and a launch waits for one in flight: look at completions this often at first, rarer
-    /// the longer nothing ends.
+    /// Interval at which the sleeping dispatch thread looks for completions while a launch waits for one in
+    /// flight; it grows while nothing ends.
     #[schemars(range(min = 5, max = 10_000))]
     pub completion_poll_us: u64,
-    /// A high-priority client that has been busy for so long without launching is asked through its probe
-    /// whether it still is.
+    /// Time after which a high-priority client that is busy and does not launch is asked whether it is still
+    /// busy.
     #[schemars(range(min = 50, max = 1_000_000))]
     pub probe_after_us: u64,
 }
@@ -178,17 +179,17 @@ impl Dispatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
-    /// Run launches unscheduled.
+    /// Run its launches unscheduled.
     Open,
-    /// Hold them until there is one.
+    /// Hold its launches until there is a core.
     Hold,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
-    /// How long a thread that waits for a decision spins before it sleeps. Default: 1000 with at least 8
-    /// CPUs, 20 with 4, else 0.
+    /// Time that a client's thread which waits for a decision spins before it sleeps. Default: 1000 with at
+    /// least 8 CPUs, 20 with 4, else 0.
     #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
     /// What clients do while there is no core.
@@ -225,14 +226,15 @@ pub struct Rewrite {
     /// Give best-effort clients' kernels transformed forms where a policy asks for them, so that they yield
     /// at block boundaries. Results do not change.
     pub enabled: bool,
-    /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence forbids modifying them:
-    /// read the operator's guide before switching it on.
+    /// Also transform kernels of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence forbids
+    /// modifying them: read the operator's guide before switching it on.
     pub vendor_libraries: bool,
-    /// A launch that was asked to yield and has not after so long is helped to its end, and its kernel is
+    /// A launch that has not yielded this long after it was asked to is helped to its end, and its kernel is
     /// never transformed again.
     #[schemars(range(min = 1, max = 10_000))]
     pub rescue_ms: u32,
-    /// Transformed forms that the programs of each user keep on disk for their next start, at most. 0: none.
+    /// Size of the transformed forms that each user's programs keep on disk for their next start, at most. 0:
+    /// they keep none.
     #[schemars(range(max = 65_536))]
     pub cache_mib: u32,
 }
@@ -246,8 +248,8 @@ impl Default for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Width {
-    /// With sharing mode `mps`: for each number make a green context in each best-effort client that keeps so
-    /// many SMs free, rounded up to what the GPU can split off. `[]`: none.
+    /// With sharing mode `mps`, each best-effort client gets a green context for each of these numbers, which
+    /// leaves that many SMs free (rounded up to what the GPU can split off). `[]`: no green contexts.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
@@ -261,15 +263,17 @@ impl Default for Width {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
-    /// Keep measured times of kernels, and which must not be transformed, for the next run.
+    /// Keep profiles for the core's next run: measured times of kernels, and which kernels must not be
+    /// transformed.
     pub enabled: bool,
-    /// Where. Default: `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
-    /// Made with mode 0700 if missing; a file for each GPU.
+    /// Folder of the profiles, with a file for each GPU. Made with mode 0700 if missing. Default:
+    /// `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
     pub directory: Option<PathBuf>,
-    /// Write them this often if something changed, and at an orderly end.
+    /// Interval at which changed profiles are written; they are also written when the core stops in order.
     #[schemars(range(min = 1, max = 86_400))]
     pub save_every_s: u64,
-    /// Kernels (name, image, grid, block) kept; those with the least measured GPU time go first.
+    /// Kernels (name, image, grid, block) whose profiles are kept; those with the least measured GPU time are
+    /// dropped first.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub kernels_max: usize,
 }
@@ -354,24 +358,25 @@ impl Default for SharingMode {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Of a best-effort client that is the only one: it runs on while high-priority clients are idle.
+    /// Time slice of a best-effort client that is the only one; it runs on while high-priority clients are idle.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_us: u64,
-    /// Of each best-effort client while several are connected; never shorter than `best_effort_us`. Slices
-    /// that are shorter than a change between two contexts, about 0.2 ms, let none of them make progress.
+    /// Time slice of each best-effort client while several are connected; never shorter than
+    /// `best_effort_us`. Slices shorter than a change between two contexts, about 0.2 ms, let none of them
+    /// make progress.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_shared_us: u64,
-    /// Of high-priority clients.
+    /// Time slice of high-priority clients.
     #[schemars(range(max = 1_000_000))]
     pub high_us: u64,
-    /// How long the GPU stays with a high-priority client whose work is done, so that a request which follows
-    /// at once finds it there. 0: not at all.
+    /// Time that the GPU stays with a high-priority client whose work is done, so that a request which
+    /// follows at once needs no context switch. 0: it does not stay.
     #[schemars(range(max = LINGER_US_MAX))]
     pub linger_us: u32,
 }
 
 impl Timeslice {
-    /// Of each of several best-effort clients: never shorter than that of one.
+    /// Time slice of each of several best-effort clients, us; never shorter than that of a single one.
     pub fn shared_us(&self) -> u64 {
         match self.best_effort_shared_us {
             0 => 0,

@@ -23,15 +23,16 @@ pub struct TransformedKernel {
     pub control_offset: u32,
     /// Cluster dimensions fixed at compile time, in blocks.
     pub cluster: Option<[u32; 3]>,
-    /// It reads memory so that it sees what other blocks write meanwhile (volatile, strong, an atomic whose result it
-    /// uses, a fence wider than a block), or calls what only a register says: its blocks may wait for one another.
-    /// Others' are taken not to: without a fence compilers may load once for a plain load in a loop.
+    /// Its blocks may wait for one another: it has reads that see what other blocks write meanwhile (volatile
+    /// or strong loads, atomics whose result it uses, fences wider than a block), or calls a function through a
+    /// register. Other kernels are taken not to wait: without a fence, compilers may hoist a plain load out of
+    /// a loop.
     pub may_wait: bool,
     /// It reads which SM it runs on, or how many there are: on some of the SMs it may do other work.
     pub reads_sm: bool,
 }
 
-/// A rewritten image.
+/// An image after rewriting, with what the launcher must know of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewritten {
     /// PTX text (not NUL-terminated) or a cubin.

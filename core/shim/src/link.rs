@@ -30,18 +30,18 @@ const OWN_DESCRIPTORS: u64 = 16;
 /// Longest wait for an answer about filters.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// So often the second thread was asked for something.
+/// Requests to the second thread so far: to wake the core or to look for filters.
 static ASKED: AtomicU32 = AtomicU32::new(0);
-/// So often the core was to be woken.
+/// Requests to wake the core so far.
 static RINGS: AtomicU32 = AtomicU32::new(0);
-/// So often it was to look for filters, and has.
+/// Requests to look for filters so far, and the request that was answered last.
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 static LOOKED: AtomicU32 = AtomicU32::new(0);
-/// There are new ones. None is ever taken back.
+/// The process has seccomp filters that it did not start with; they cannot be removed.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
-/// Those that there were.
+/// The seccomp filters of the process when the link was started.
 static FILTERS: Locked<Option<Filters>> = Locked::new(None);
-/// What wakes it.
+/// The core's doorbell; `None` while there is no connection.
 static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
 /// What came of the first attempt, and whether it has ended.
 static FIRST: Locked<Option<First>> = Locked::new(None);
@@ -51,7 +51,7 @@ static WHY: Locked<String> = Locked::new(String::new());
 /// This process's region, and the core's answer if there was one.
 pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
-/// Wake the core.
+/// Have the link's thread wake the core.
 #[cold]
 pub fn ring() {
     RINGS.fetch_add(1, SeqCst);

@@ -16,11 +16,11 @@ use tally_contract::limits;
 #[serde(from = "crate::preset::Given")]
 #[schemars(!from)]
 pub struct Limits {
-    /// Linear memory, all of a component's memories together.
+    /// Linear memory of an instance, all of the component's memories together.
     #[schemars(range(min = 65_536, max = 4_294_967_296_u64))]
     pub memory_bytes: usize,
-    /// Fuel of one `decide` or event, about one unit an instruction: the tight bound, and the same on every
-    /// run.
+    /// Fuel of one `decide` or event, about one unit an instruction. The tightest bound, and the same on
+    /// every run.
     #[schemars(range(min = 1_000))]
     pub decide_fuel: u64,
     /// Fuel of starting an instance and of its `init`; and again of its `restore`.
@@ -29,9 +29,9 @@ pub struct Limits {
     /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
     #[schemars(range(min = 1_000))]
     pub snapshot_fuel: u64,
-    /// CPU time of one `decide` or event, for what fuel does not count. A call is stopped at the latest half
-    /// as much later; what waits or is not scheduled is not stopped. `snapshot` and a new instance in place
-    /// of a failed one may take 20 ms.
+    /// CPU time of one `decide` or event, for work that fuel does not count. A call is stopped at 1.5 times
+    /// this at the latest; time in which it waits or is not scheduled does not count. `snapshot` and a new
+    /// instance in place of a failed one may take 20 ms.
     #[schemars(range(min = 1, max = 60_000))]
     pub call_cpu_ms_max: u64,
     /// CPU time of starting an instance and of its `init`; and again of its `restore`.
@@ -49,15 +49,15 @@ pub struct Limits {
     /// Data passed between a policy and the core in one call of a host function.
     #[schemars(range(min = 1_024, max = 1_073_741_824))]
     pub host_call_bytes_max: usize,
-    /// Faults until a policy is disabled.
+    /// Number of faults at which a policy is disabled.
     #[schemars(range(min = 1, max = u32::MAX))]
     pub faults_max: u32,
-    /// Faults are forgotten once there was none for so long.
+    /// Time without a fault after which earlier faults are forgotten.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub faults_forgotten_after_s: u64,
-    /// Lines that a policy may write to the log; more are dropped and counted.
+    /// Lines a second that a policy may write to the log; further ones are dropped and counted.
     pub log_lines_per_s_max: u32,
-    /// Counters and gauges together; further ones count nothing.
+    /// Counters and gauges that a policy may define together; further ones count nothing.
     pub metrics_max: usize,
 }
 
@@ -83,7 +83,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of the process that compiles.
+    /// Limits of the process that compiles a component.
     pub(crate) fn compiling(&self) -> CompileLimits {
         CompileLimits {
             memory_bytes: self.compile_memory_bytes as u64,

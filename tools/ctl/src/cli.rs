@@ -25,15 +25,15 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tallyctl", version, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// Where programs register. Default: $TALLY_SOCKET, else $XDG_RUNTIME_DIR/tally/clients/core.sock, else
-    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
+    /// Path of the socket where programs register. Default: $TALLY_SOCKET, else
+    /// $XDG_RUNTIME_DIR/tally/clients/core.sock, else /run/tally/clients/core.sock for root, else
+    /// ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where the core takes admin requests, which is all but `run`. Default: of a socket X/clients/NAME, X/admin/NAME;
-    /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    /// Path of the socket that takes admin requests, which are all but `run`. Default: X/admin/NAME for a
+    /// socket X/clients/NAME; $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -48,32 +48,26 @@ pub enum Command {
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
-        /// What to do.
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show or clear what is known of kernels: their measured times, and which must not
-    /// be transformed.
+    /// Show or clear the profiles of kernels: their measured times, and which must not be transformed.
     Profiles {
-        /// What to do.
         #[command(subcommand)]
         command: ProfilesCommand,
     },
     /// Compare two policies on the core's GPU, under its real load.
     Ab {
-        /// What to do.
         #[command(subcommand)]
         command: crate::ab::AbCommand,
     },
     /// Record what reaches the policy and what it decides; read, replay, compare.
     Log {
-        /// What to do.
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
     /// Compare a policy with the active one on the same launches; it decides nothing.
     Shadow {
-        /// What to do.
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
@@ -91,7 +85,7 @@ pub enum Command {
     /// Print a reference document, for `cargo xtask references`.
     #[command(hide = true)]
     Reference {
-        /// Which of them.
+        /// Reference document to print
         document: Reference,
     },
 }
@@ -123,12 +117,12 @@ impl Reference {
 pub enum Priority {
     /// Latency-critical: its launches never wait.
     High,
-    /// Uses what is left: the policy decides each launch.
+    /// Best effort: the policy decides about each launch.
     BestEffort,
 }
 
 impl Priority {
-    /// As in the environment.
+    /// The priority as the environment has it.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::High => "high",
@@ -142,16 +136,16 @@ impl Priority {
 pub enum Fail {
     /// Run its launches unscheduled.
     Open,
-    /// Hold them until there is a core.
+    /// Hold its launches until there is a core.
     Hold,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// How urgent its work is.
+    /// Class of the program: how urgent its work is.
     #[arg(long, value_enum, default_value = "best-effort")]
     pub priority: Priority,
-    /// Its name in `status` and for the policy. Default: the program's.
+    /// Name of the client in `status` and for the policy. Default: the program's file name.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// A label for the policy; may be given up to 16 times.
@@ -165,7 +159,7 @@ pub struct RunArgs {
     /// libtally_preload.so next to this program, else in ../lib/tally.
     #[arg(long, value_name = "PATH")]
     pub preload: Option<PathBuf>,
-    /// Do not ask first whether a core answers, which takes at most 1 s.
+    /// Start the program without asking first whether a core answers, which takes at most 1 s.
     #[arg(long)]
     pub no_check: bool,
     /// The program and its arguments, after `--`.
@@ -180,10 +174,10 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
-    /// Again every second until interrupted.
+    /// Show the status again every second, until interrupted.
     #[arg(long)]
     pub watch: bool,
     /// How many kernels to show.
@@ -205,7 +199,7 @@ pub enum PolicyCommand {
     Wrap(crate::policy::wrap::WrapArgs),
     /// Show the active policy.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
@@ -224,17 +218,16 @@ pub enum PolicyCommand {
     Sign(crate::policy::SignArgs),
     /// Check a policy's signature.
     Verify(crate::policy::VerifyArgs),
-    /// Show which policies were active, why each came and went, and which can be put
-    /// back.
+    /// Show which policies were active, why each was loaded and unloaded, and which can be put back.
     History {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Put an earlier policy back, from memory: its file may be gone. Again: the one
-    /// before that.
+    /// Put an earlier policy back, from memory: its file may be gone. Each repetition goes
+    /// one policy further back.
     Rollback {
-        /// This one, rather than the last that differs and was not disabled.
+        /// Put this generation back, rather than the last one that differs and was not disabled.
         #[arg(long, value_name = "GENERATION")]
         to: Option<u64>,
     },
@@ -245,19 +238,19 @@ pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
     /// are kept.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
         /// How many kernels to show.
         #[arg(long, value_name = "N", default_value_t = 20)]
         kernels: usize,
     },
-    /// Forget all of it, and delete the file that the next core would read: kernels are
-    /// measured anew, and programs started from now on have theirs transformed again.
+    /// Forget all profiles, and delete the file that the next core would read: kernels are measured anew, and
+    /// programs started from now on have theirs transformed again.
     Clear,
 }
 
-/// The whole program.
+/// Runs `tallyctl`, from its arguments to its exit code.
 pub fn main() -> ExitCode {
     #[cfg(feature = "wasm")]
     tally_wasm_host::serve_if_child();

@@ -23,24 +23,24 @@ pub enum LogCommand {
     /// Have the core record what reaches the policy and what it decides. Without --for
     /// it goes on until `log stop`.
     Record {
-        /// The file, which must not exist. Default: a new one in the core's folder of logs.
+        /// Write to this file, which must not exist. Default: a new one in the core's folder of logs.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         /// End after so long (500ms, 30s, 5m), and wait for it.
         #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         time: Option<Duration>,
-        /// End at this size. Default: log.bytes_max of the core's configuration.
+        /// End at this size, in bytes. Default: log.bytes_max of the core's configuration.
         #[arg(long, value_name = "N")]
         max_bytes: Option<u64>,
-        /// Also completions that the policy does not ask for; `log trace` needs them.
+        /// Also record completions that the policy does not ask for; `log trace` needs them.
         #[arg(long)]
         completions: bool,
     },
-    /// End the recording.
+    /// End the recording and close its file
     Stop,
-    /// Show how the recording, or the last one, does.
+    /// Show the state of the recording, or of the last one.
     Status {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
@@ -48,10 +48,10 @@ pub enum LogCommand {
     Show {
         /// The decision log to read
         file: PathBuf,
-        /// A JSON object a record, after one for the header.
+        /// Print a JSON object for each record, after one for the header.
         #[arg(long)]
         json: bool,
-        /// Only the last so many records.
+        /// Show only this many records, from the end.
         #[arg(long, value_name = "N")]
         last: Option<usize>,
     },
@@ -64,10 +64,10 @@ pub enum LogCommand {
     Trace {
         /// The decision log to read
         file: PathBuf,
-        /// The client's name.
+        /// Name of the client whose launches make up the trace
         #[arg(long, value_name = "NAME")]
         client: String,
-        /// The trace: .csv, or .csv.gz. It must not exist.
+        /// Trace file to write: .csv, or .csv.gz. It must not exist.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -94,7 +94,7 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Open a log.
+/// Opens a log and reads its header.
 fn open(file: &Path) -> Result<Reader<BufReader<File>>, CtlError> {
     let wrong = |why: String| CtlError::Failed(format!("{}: {why}", file.display()));
     let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;

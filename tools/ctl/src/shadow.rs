@@ -19,17 +19,17 @@ pub enum ShadowCommand {
         /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// How much of one CPU it may use, percent; decisions beyond that are left out.
+        /// Share of one CPU that the shadow may use, in percent; decisions beyond that are left out.
         #[arg(long, value_name = "N", default_value_t = 5.0)]
         cpu_percent: f64,
     },
-    /// Show how often the two agree, and where they part.
+    /// Show how often the shadow and the active policy agree, and where they differ.
     Status {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// End it, and show the same for the last time.
+    /// End the shadow, and show its status for the last time.
     Stop,
 }
 

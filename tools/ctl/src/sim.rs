@@ -21,18 +21,16 @@ const SECONDS_MAX: f64 = 3_600.0;
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
-    /// request.
+    /// Trace of the inference: a built-in one or a file (.csv, .csv.gz). One iteration is one request.
     #[arg(long, value_name = "TRACE")]
     pub hp: String,
-    /// The training, likewise.
+    /// Trace of the training: a built-in one or a file (.csv, .csv.gz). It repeats its iteration.
     #[arg(long, value_name = "TRACE")]
     pub be: String,
-    /// Requests arrive at random, so that the inference alone would serve this share of
-    /// the time.
+    /// Requests arrive at random, at the rate that keeps the inference alone busy for this share of the time.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub load: f64,
-    /// Requests arrive at these times: a file with one in seconds a line, rising.
+    /// File of arrival times: one in seconds a line, in rising order.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
     /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
@@ -45,15 +43,14 @@ pub struct SimArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
-    /// What the policy may use: as in the core by default, or what interpreted languages
-    /// need.
+    /// Limits of the policy: the core's defaults, or those for interpreted languages.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub sharing: SharingArg,
-    /// Which of the training's kernels can be transformed: none, all but NVIDIA's closed
-    /// libraries', all.
+    /// Kernels of the training that can be transformed: none, all but those of NVIDIA's closed libraries, or
+    /// all.
     #[arg(long, value_enum, default_value = "open")]
     pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
@@ -64,43 +61,43 @@ pub struct SimArgs {
     /// Default: the core's.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// A figure of the modelled machine (docs/internals.md) is another; may be given several
+    /// Set another value for a figure of the modelled machine (docs/internals.md); may be given several
     /// times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
-    /// Window of arrivals.
+    /// Length of the window in which requests arrive, in seconds
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
-    /// The training runs so long before the window, for the policy to learn its kernels.
+    /// Time that the training runs before the window, in seconds, for the policy to learn its kernels.
     /// Default: five iterations.
     #[arg(long, value_name = "S")]
     pub warm_up_seconds: Option<f64>,
-    /// Of the random arrivals.
+    /// Seed of the random arrivals
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// As JSON (schema 1), for programs: the same bytes each time. What the simulation
+    /// Print JSON (schema 1), for programs: the same bytes each time. What the simulation
     /// took goes to standard error.
     #[arg(long)]
     pub json: bool,
-    /// Also draw the figures: latencies beside those of the inference alone, and the share.
+    /// File to draw the figures into, as SVG: latencies beside those of the inference alone, and the share.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// On a dark background.
+    /// Draw on a dark background
     #[arg(long, requires = "svg")]
     pub dark: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharingArg {
-    /// One process at a time.
+    /// Let one process run at a time, in time slices
     Timeslice,
-    /// Blocks of both side by side.
+    /// Run blocks of both programs side by side
     Mps,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransformableArg {
-    /// Transform no kernel
+    /// Transform none of the kernels
     None,
     /// Transform all kernels but those of closed libraries
     Open,
@@ -111,7 +108,7 @@ pub enum TransformableArg {
 /// What the name of a policy of this repository, compiled natively, begins with.
 const NATIVE: &str = "native:";
 
-/// Where policies come from.
+/// What it takes to make instances of the policy.
 struct Policies {
     name: String,
     config: String,

@@ -39,9 +39,9 @@ enum Command {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Form {
-    /// The claim-table prelude.
+    /// Make the form with the claim-table prelude, which runs any range of blocks and can be preempted
     Prelude,
-    /// Block indices offset; in machine code for grids of one dimension.
+    /// Make a form with offset block indices; in machine code for grids of one dimension
     SubGrid,
 }
 

@@ -1,4 +1,4 @@
-//! `[ab]`: A/B tests.
+//! The table `[ab]`: what is kept of A/B tests.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct Ab {
     /// Keep the report of the last A/B test for the next run of the core.
     pub keep: bool,
-    /// Where: a file for each socket. Default: `ab` in the folder of `[profiles]`.
+    /// Folder of the reports, with a file for each socket. Default: `ab` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
 }
 

@@ -11,11 +11,12 @@ use tally_ipc::wire;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Socket {
-    /// Where. Default: `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for
-    /// root, else `~/.local/state/tally/clients/core.sock`. Its folder is what a container gets.
+    /// Path of the socket. Its folder is what a container gets. Default:
+    /// `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for root, else
+    /// `~/.local/state/tally/clients/core.sock`.
     pub path: Option<PathBuf>,
-    /// Its permissions, octal, at most 0777. Its folder is made, if missing, for those to enter who may open
-    /// it.
+    /// Permissions of the socket, octal, at most 0777. If its folder is missing, it is made so that whoever
+    /// may open the socket can enter it.
     pub mode: String,
 }
 
@@ -52,24 +53,26 @@ impl Socket {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Clients served at once; further ones are refused with the reason. Fewer if the limit on open files
-    /// leaves no room.
+    /// Clients served at once; further ones are refused with the reason. The number is lower if the limit on
+    /// open files leaves no room.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub clients_max: usize,
-    /// Of these, best-effort ones of one user that is neither root, the core's, an admin nor in
-    /// `high_priority.uids`, or that is in a container.
+    /// Best-effort clients served at once of one user that is in a container, or is neither root, the core's,
+    /// an admin nor in `high_priority.uids`.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub user_clients_max: usize,
-    /// Of `clients_max`, places that only high-priority clients take; at most a quarter.
+    /// Places of `clients_max` that only high-priority clients take; at most a quarter of them.
     #[schemars(range(max = CLIENTS_MAX))]
     pub reserved_clients: usize,
-    /// Registrations of one such user; further ones wait a little, then are refused.
+    /// Registrations a second of one user whom `user_clients_max` limits; further ones wait a little, then
+    /// are refused.
     #[schemars(range(min = 1, max = 10_000))]
     pub user_joins_per_s: u32,
-    /// Kernels (name, image, grid, block) that the clients of one such user may bring in.
+    /// Kernels (name, image, grid, block) that the clients of one user whom `user_clients_max` limits may
+    /// bring in.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub user_kernels_max: u32,
-    /// A connection that has not said what it wants after so long is closed.
+    /// Time after which a connection that has not registered or sent a request is closed.
     #[schemars(range(min = 10, max = 60_000))]
     pub hello_timeout_ms: u64,
 }
@@ -90,23 +93,24 @@ impl Default for Admission {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HighPriority {
-    /// Users that may be high priority; others are admitted as best effort and told so. Default: the core's
-    /// own and root.
+    /// Ids of users that may register as high priority; others are admitted as best effort and told so.
+    /// Default: the core's own and root.
     pub uids: Option<Vec<u32>>,
-    /// These numbers may be, too, in containers: in other PID or user namespaces than the core's.
+    /// Let users with these ids register as high priority from within containers, too: in other PID or user
+    /// namespaces than the core's.
     pub containers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Where admin requests are taken (`tallyctl`, all but `run`). Default: `X/admin/NAME` where clients
-    /// register at `X/clients/NAME`. Never in the clients' folder.
+    /// Path of the socket that takes admin requests (of `tallyctl`, all but `run`). Never in the clients'
+    /// folder. Default: `X/admin/NAME` if clients register at `X/clients/NAME`.
     pub socket: Option<PathBuf>,
-    /// Its permissions, octal, at most 0777. Who may open it may ask for the status.
+    /// Permissions of the admin socket, octal, at most 0777. Whoever may open it may ask for the status.
     pub mode: String,
-    /// Users that may load policies and stop the core, besides its own and root; none from within a
-    /// container.
+    /// Ids of users that may load policies and stop the core, besides the core's own and root. Nobody may
+    /// from within a container.
     pub uids: Vec<u32>,
 }
 

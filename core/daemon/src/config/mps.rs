@@ -7,20 +7,20 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mps {
-    /// Start, watch and stop a private daemon, unless one serves `pipe_directory` already.
+    /// Start, watch and stop an MPS daemon, unless one serves `pipe_directory` already.
     pub manage: bool,
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
-    /// Where the daemon's pipes are. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for one
-    /// that is there already, and `mps/` beside the socket for one that the core starts.
+    /// Folder of the daemon's pipes. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for a
+    /// daemon that runs already, and `mps/` beside the socket for one that the core starts.
     pub pipe_directory: Option<PathBuf>,
-    /// The control program.
+    /// MPS's control program: a path, or a name to look for in `$PATH`.
     pub control: PathBuf,
-    /// Have the GPU change its context this often while clients of both classes are connected; 0: never.
-    /// Takes the memory of one more context.
+    /// Interval at which the GPU is made to change its context while clients of both classes are connected;
+    /// 0: never. Takes the memory of one more context.
     #[schemars(range(max = 3_600_000))]
     pub refresh_ms: u64,
-    /// The program that does. Default: `tally-refresh` beside the core.
+    /// Program that makes the GPU change its context. Default: `tally-refresh` beside the core.
     pub refresh_program: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Mps {
 }
 
 impl Mps {
-    /// Between two refreshes, if there are to be any.
+    /// Interval between two refreshes; `None` if there are none.
     pub fn refresh(&self) -> Option<Duration> {
         (self.refresh_ms > 0).then(|| Duration::from_millis(self.refresh_ms))
     }

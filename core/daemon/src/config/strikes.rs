@@ -9,9 +9,9 @@ use tally_contract::limits::STALL_NS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
-    /// The last one before it that was not disabled.
+    /// The last policy before it that was not disabled.
     LastGood,
-    /// The built-in rule, until somebody loads another.
+    /// The built-in rule, until somebody loads a policy.
     BuiltIn,
 }
 
@@ -20,15 +20,16 @@ pub enum Restore {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strikes {
-    /// What takes its place.
+    /// What takes the place of a disabled policy.
     pub restore: Restore,
-    /// Wait so long before the next attempt if the one put in its place was disabled, too; doubled each time.
+    /// Wait before another policy is put active if the one put in place of the first was disabled, too;
+    /// doubled each time.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub back_off_initial_ms: u64,
-    /// The longest of these waits.
+    /// Longest wait before another policy is put active.
     #[schemars(range(min = 1, max = 86_400_000))]
     pub back_off_max_ms: u64,
-    /// A policy that holds launches for so long while the GPU has nothing to do has a fault. 0: it may.
+    /// A policy that holds launches for this long while the GPU has nothing to do has a fault. 0: no limit.
     #[schemars(range(max = 3_600_000))]
     pub stall_ms: u64,
 }
@@ -45,7 +46,7 @@ impl Default for Strikes {
 }
 
 impl Strikes {
-    /// For the engine.
+    /// `stall_ms` for the engine: `u64::MAX` if there is no limit.
     pub fn stall_ns(&self) -> u64 {
         if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
     }

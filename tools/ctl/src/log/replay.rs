@@ -27,18 +27,18 @@ Exit codes, besides those of `tallyctl --help`:
 pub struct ReplayArgs {
     /// The decision log to read
     pub file: PathBuf,
-    /// The component. Default: the file that the log names, if it still is what it was.
+    /// The policy's component. Default: the file that the log names, if it has not changed.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Its configuration. Default: the log's.
+    /// Configuration file that is passed to the policy. Default: the configuration in the log.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Where instances come from, and whether all were the log's own policy.
+/// What makes instances of the policy, and whether all were the log's own.
 struct Source {
     policy: Option<PathBuf>,
     config: Option<String>,

@@ -12,10 +12,10 @@ pub struct BenchArgs {
     /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1), for programs.
     #[arg(long)]
     pub json: bool,
-    /// What it may use: as in the core by default, or what interpreted languages need.
+    /// Limits of the policy: the core's defaults, or those for interpreted languages.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
 }
@@ -68,7 +68,7 @@ mod measure {
 
     /// Time for each figure, unless a single run takes longer.
     const FOR: Duration = Duration::from_millis(400);
-    /// Single calls timed.
+    /// Calls that are timed one by one, for percentiles.
     const SINGLE: usize = 20_000;
     /// Bulk samples, of which the median counts.
     const SAMPLES: usize = 30;
@@ -92,7 +92,7 @@ mod measure {
         pub cpus: usize,
     }
 
-    /// One kind of call.
+    /// Figures of one kind of call.
     #[derive(Debug, Serialize)]
     pub struct Call {
         pub bulk_ns: f64,
