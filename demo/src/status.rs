@@ -133,6 +133,11 @@ impl Client {
         self.1.governed
     }
 
+    /// What its requests took; of a high-priority client.
+    pub fn service(&self) -> Option<tally_admin::Service> {
+        self.1.service
+    }
+
     /// The hardware time slice that it wants.
     pub fn time_slice_us(&self) -> u64 {
         self.1.report.time_slice_us.into()

@@ -68,6 +68,9 @@ pub struct ClientStatus {
     pub launches_measured: u64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
+    /// High priority: what its requests took; `null` of best effort.
+    #[serde(deserialize_with = "required")]
+    pub service: Option<Service>,
     /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and counted as idle
     /// from then on.
     pub standstills: u64,
@@ -88,6 +91,37 @@ pub struct ClientStatus {
     pub tickets_skipped: u64,
     /// Tickets given up by their owner.
     pub tickets_abandoned: u64,
+}
+
+/// What a client needs of its requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Objective {
+    /// Longest time of a request, ms.
+    pub slo_ms: f64,
+    /// Share of requests that must keep it, %.
+    pub percentile: f64,
+}
+
+/// Requests of a high-priority client: its periods of activity, from the first launch on idle streams until the call
+/// that waits for the last one returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    /// Its objective; `null` without one.
+    #[serde(deserialize_with = "required")]
+    pub objective: Option<Objective>,
+    /// Requests that ended since it registered.
+    pub requests: u64,
+    /// Requests that kept the objective of their time.
+    pub requests_within: u64,
+    /// Requests of the last five to ten minutes, or since the objective was set.
+    pub recent: u64,
+    /// Median of the recent requests, ms.
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    /// Share of the recent requests that kept the objective, %; `null` without requests or objective.
+    #[serde(deserialize_with = "required")]
+    pub attainment_percent: Option<f64>,
 }
 
 /// Launches by the entry point of the driver.

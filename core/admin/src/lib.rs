@@ -15,8 +15,8 @@ mod status;
 mod words;
 
 pub use client::{
-    ClientStatus, Decisions, Departed, EntryPoints, Identity, MechanismState, MpsUse, Report,
-    Totals, Transformed, UngovernedStatus, WaitReason, Why,
+    ClientStatus, Decisions, Departed, EntryPoints, Identity, MechanismState, MpsUse, Objective,
+    Report, Service, Totals, Transformed, UngovernedStatus, WaitReason, Why,
 };
 pub use policy::{
     Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,
@@ -79,6 +79,13 @@ pub enum Request {
     },
     /// Forget what is known of kernels.
     ProfilesClear {},
+    /// Give a high-priority client another objective.
+    ClientSet {
+        /// Its id.
+        client: u32,
+        /// The objective; `null` for none.
+        objective: Option<Objective>,
+    },
     /// Begin an A/B test. With the policies' files, their roles prefixed `a.` and `b.`.
     AbStart {
         /// Arm A; by default the active policy, with its own configuration.

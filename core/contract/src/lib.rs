@@ -9,6 +9,7 @@
 pub mod capability;
 pub mod kernel;
 pub mod limits;
+pub mod objective;
 pub mod policy;
 
 /// The text of the contract.

@@ -6,11 +6,12 @@ mod kernel;
 pub use departed::{departed, totals};
 pub use kernel::kernel;
 
+use crate::dispatch::service::ServiceNumbers;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use tally_admin::{
     Active, Class, ClientStatus, Decisions, EntryPoints, FaultCostUs, FaultCounts, Faults,
-    Identity, LastDisabled, LastFault, LoadFailure, MechanismState, MpsUse, PolicyReport,
-    ReasonStatus, Report, Restored, Transformed, WaitReason, Why,
+    Identity, LastDisabled, LastFault, LoadFailure, MechanismState, MpsUse, Objective,
+    PolicyReport, ReasonStatus, Report, Restored, Service, Transformed, WaitReason, Why,
 };
 use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
@@ -216,6 +217,21 @@ fn charged_ms(class: Class, n: &ClientNumbers) -> f64 {
     ns as f64 / 1e6
 }
 
+fn service(n: &ServiceNumbers) -> Service {
+    let attainment = n.recent_within as f64 / n.recent as f64 * 100.0;
+    Service {
+        objective: n
+            .objective
+            .map(|o| Objective { slo_ms: o.slo_ns as f64 / 1e6, percentile: o.percentile }),
+        requests: n.requests,
+        requests_within: n.requests_within,
+        recent: n.recent,
+        p50_ms: n.p50_ns as f64 / 1e6,
+        p99_ms: n.p99_ns as f64 / 1e6,
+        attainment_percent: n.objective.filter(|_| n.recent > 0).map(|_| attainment),
+    }
+}
+
 fn entry_points(s: &ShimCounts) -> EntryPoints {
     EntryPoints {
         kernel: s.launch_kernel,
@@ -257,6 +273,7 @@ pub fn client(
         measured_ms: n.stats.measured_ns as f64 / 1e6,
         launches_measured: n.stats.measured,
         busy: n.shim.busy && identity.class == Class::High,
+        service: n.service.as_ref().map(service),
         standstills: n.standstills,
         in_flight: n.state.in_flight,
         in_flight_us: n.state.in_flight_ns as f64 / 1e3,

@@ -6,6 +6,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
+use tally_contract::objective;
 use tally_ipc::layout::CORE_MAGIC;
 use tally_ipc::wire::{self, Hello, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion, map, wait};
@@ -41,16 +42,24 @@ impl Settings {
         }
         let name = std::env::var(wire::ENV_NAME).ok().filter(|n| !n.is_empty());
         let labels = std::env::var(wire::ENV_LABELS).unwrap_or_default();
+        let labels = labels
+            .split('\x1f')
+            .filter_map(|l| l.split_once('='))
+            .map(|(k, v)| (k.to_owned(), v.to_owned()));
+        // First, for only so many are kept; a label of the same name counts instead.
+        let variables = [
+            (wire::ENV_SLO, objective::SLO),
+            (wire::ENV_SLO_PERCENTILE, objective::SLO_PERCENTILE),
+        ];
+        let objective = variables.into_iter().filter_map(|(variable, label)| {
+            Some((label.to_owned(), std::env::var(variable).ok().filter(|v| !v.is_empty())?))
+        });
         Some(Settings {
             socket: socket.map_or_else(wire::default_socket, PathBuf::from),
             hello: Hello {
                 high_priority: priority.as_deref() == Some("high"),
                 name: name.unwrap_or_else(program),
-                labels: labels
-                    .split('\x1f')
-                    .filter_map(|l| l.split_once('='))
-                    .map(|(k, v)| (k.to_owned(), v.to_owned()))
-                    .collect(),
+                labels: objective.chain(labels).collect(),
                 first_ticket: 0,
                 initialised: false,
             },

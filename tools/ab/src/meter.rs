@@ -4,7 +4,17 @@
 //! shorter than the core saw it under way, nor longer than the time since the core last
 //! saw it not begun.
 
-use crate::sample::{Carried, Sample};
+use crate::sample::Carried;
+
+/// Where a client's requests are counted.
+pub trait Requests {
+    /// A request took so long, ns.
+    fn request(&mut self, ns: u64);
+    /// So many requests took so long in all, ns.
+    fn requests_together(&mut self, count: u64, sum_ns: u64);
+    /// A request ended that was under way at a cut.
+    fn carry(&mut self, request: Carried);
+}
 
 /// What a client's words say at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +57,7 @@ pub struct Meter {
 impl Meter {
     /// Count what ended since the last look. The first look counts nothing: a request that it
     /// finds is as old as this look.
-    pub fn look(&mut self, look: Look, now_ns: u64, sample: &mut Sample) {
+    pub fn look(&mut self, look: Look, now_ns: u64, sample: &mut impl Requests) {
         let ended = look.periods.saturating_sub(u64::from(look.busy));
         if !self.begun {
             let open = Open { before_ns: now_ns, seen_ns: now_ns, carried: true };
@@ -115,6 +125,7 @@ impl Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sample;
     use proptest::prelude::*;
 
     /// A client's words, changed as the shim does.

@@ -1,6 +1,7 @@
 //! What was measured in some stretch of time: filled by the dispatch thread, which
 //! neither allocates nor locks for it, and emptied by the experiment.
 
+use crate::meter::Requests;
 use hdrhistogram::Histogram;
 
 /// Requests carried over a cut, or under way, that one sample holds: as many as clients.
@@ -156,6 +157,20 @@ impl Sample {
 impl Default for Sample {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Requests for Sample {
+    fn request(&mut self, ns: u64) {
+        self.request(ns);
+    }
+
+    fn requests_together(&mut self, count: u64, sum_ns: u64) {
+        self.requests_together(count, sum_ns);
+    }
+
+    fn carry(&mut self, request: Carried) {
+        self.carry(request);
     }
 }
 

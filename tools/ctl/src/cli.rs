@@ -56,6 +56,11 @@ pub enum Command {
         #[command(subcommand)]
         command: ProfilesCommand,
     },
+    /// Change what the core knows that a client needs.
+    Client {
+        #[command(subcommand)]
+        command: ClientCommand,
+    },
     /// Compare two policies on the core's GPU, under its real load.
     Ab {
         #[command(subcommand)]
@@ -151,6 +156,12 @@ pub struct RunArgs {
     /// A label for the policy; may be given up to 16 times.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
+    /// Objective of a high-priority program: the longest time that a request may take, such as 20ms.
+    #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
+    pub slo: Option<f64>,
+    /// Share of requests, in percent, that must keep `--slo`. Default: 99.
+    #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
+    pub percentile: Option<f64>,
     /// What to do with launches while there is no core. Default: open, unless
     /// the core's configuration says otherwise.
     #[arg(long, value_enum)]
@@ -234,6 +245,26 @@ pub enum PolicyCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum ClientCommand {
+    /// Give a high-priority client another objective while it runs.
+    Set {
+        /// Id of the client, or its name if no other client has that
+        #[arg(value_name = "CLIENT")]
+        client: String,
+        /// Longest time that a request may take, such as 20ms
+        #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
+        #[arg(required_unless_present = "no_slo", conflicts_with = "no_slo")]
+        slo: Option<f64>,
+        /// Share of requests, in percent, that must keep it. Default: as before, else 99.
+        #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
+        percentile: Option<f64>,
+        /// Take the objective away
+        #[arg(long)]
+        no_slo: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
     /// are kept.
@@ -271,6 +302,7 @@ pub fn main() -> ExitCode {
         Command::Metrics(args) => crate::metrics::run(&admin, &args),
         Command::Policy { command } => crate::policy::run(&admin, command),
         Command::Profiles { command } => crate::profiles::run(&admin, command),
+        Command::Client { command } => crate::client::run(&admin, command),
         Command::Ab { command } => match crate::ab::run(&admin, command) {
             Ok(code) => return code,
             Err(error) => Err(error),

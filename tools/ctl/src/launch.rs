@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX};
+use tally_contract::objective::{Objective, SLO, SLO_PERCENTILE};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
 
@@ -99,14 +100,23 @@ fn environment(
     preload: Option<OsString>,
     asan: Option<&OsStr>,
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
-    if args.labels.len() > LABELS_MAX {
-        return Err(CtlError::Usage(format!(
-            "{} labels: at most {} are kept",
-            args.labels.len(),
-            LABELS_MAX
-        )));
+    let pairs = args.labels.iter().filter_map(|label| label.split_once('='));
+    Objective::of_labels(pairs).map_err(|why| CtlError::Usage(format!("label {why}")))?;
+    // The objective is two labels.
+    let slo = args.slo.map(|ms| format!("{SLO}={ms}ms"));
+    let percentile = args.percentile.map(|share| format!("{SLO_PERCENTILE}={share}"));
+    let labels: Vec<&str> =
+        slo.iter().chain(&percentile).chain(&args.labels).map(String::as_str).collect();
+    if labels.len() > LABELS_MAX {
+        let count = labels.len();
+        return Err(CtlError::Usage(format!("{count} labels: at most {LABELS_MAX} are kept")));
     }
     args.labels.iter().try_for_each(|l| check_label(l))?;
+    if args.slo.is_some() && args.priority != Priority::High {
+        let why =
+            "--slo needs --priority high: only requests of high-priority programs are measured";
+        return Err(CtlError::Usage(why.into()));
+    }
     let program = Path::new(&args.command[0]);
     let name = match &args.name {
         Some(name) => name.into(),
@@ -117,7 +127,7 @@ fn environment(
         (wire::ENV_SOCKET, socket.into_os_string()),
         (wire::ENV_PRIORITY, args.priority.as_str().into()),
         (wire::ENV_NAME, name),
-        (wire::ENV_LABELS, args.labels.join(LABEL_SEPARATOR).into()),
+        (wire::ENV_LABELS, labels.join(LABEL_SEPARATOR).into()),
     ];
     all.extend(preload.map(|value| (PRELOAD, value)));
     all.extend(asan_options(asan).map(|value| (ASAN, value)));
@@ -227,7 +237,9 @@ mod tests {
         RunArgs {
             priority: Priority::High,
             name: None,
-            labels: vec!["team=a".into(), "slo=10".into()],
+            labels: vec!["team=a".into()],
+            slo: Some(1.5),
+            percentile: Some(99.9),
             fail: Some(Fail::Hold),
             preload: None,
             no_check: true,
@@ -248,12 +260,26 @@ mod tests {
             ("TALLY_SOCKET", "/s"),
             ("TALLY_PRIORITY", "high"),
             ("TALLY_NAME", "python3"),
-            ("TALLY_LABELS", "team=a\x1fslo=10"),
+            ("TALLY_LABELS", "slo=1.5ms\x1fslo-percentile=99.9\x1fteam=a"),
             ("LD_PRELOAD", "/l/p.so"),
             ("ASAN_OPTIONS", "abort_on_error=1:verify_asan_link_order=0"),
             ("TALLY_FAIL", "hold"),
         ];
         assert_eq!(got, expected.map(|(k, v)| (k, v.into())));
+    }
+
+    #[test]
+    fn objectives_are_checked_before_the_program_starts() {
+        let why = |args: &RunArgs| {
+            environment(Path::new("/s"), args, None, None).unwrap_err().to_string()
+        };
+        let best_effort = RunArgs { priority: Priority::BestEffort, ..args() };
+        assert!(why(&best_effort).starts_with("--slo needs --priority high"));
+        let label = RunArgs { labels: vec!["slo=20".into()], ..args() };
+        assert_eq!(
+            why(&label),
+            "label slo=\"20\": expected a time from 10us to 600s with its unit, such as 20ms"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod ab;
 mod admin;
 mod cli;
+mod client;
 mod error;
 mod inspect;
 mod launch;

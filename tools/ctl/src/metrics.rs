@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use tally_admin::{Quantiles, Request, Status, Totals};
+use tally_admin::{Quantiles, Request, Service, Status, Totals};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -148,8 +148,25 @@ impl Collector<'_> {
             for (value, _, metric) in COUNTED {
                 self.sample(metric, &of, value(&totals));
             }
+            if let Some(s) = &c.service {
+                self.service(of, s);
+            }
             self.sample(&registry::WAITING, &of, c.waiting as f64);
             self.sample(&registry::GOVERNED, &of, flag(c.governed));
+        }
+    }
+
+    fn service(&mut self, of: [&str; 3], s: &Service) {
+        self.sample(&registry::REQUESTS, &of, s.requests as f64);
+        if s.recent > 0 {
+            for (ms, quantile) in [(s.p50_ms, "0.5"), (s.p99_ms, "0.99")] {
+                let [client, name, class] = of;
+                self.sample(&registry::REQUEST_TIME, &[client, name, class, quantile], ms * 1e-3);
+            }
+        }
+        if let Some(objective) = &s.objective {
+            self.sample(&registry::REQUESTS_WITHIN, &of, s.requests_within as f64);
+            self.sample(&registry::OBJECTIVE, &of, objective.slo_ms * 1e-3);
         }
     }
 

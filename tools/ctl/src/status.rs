@@ -9,7 +9,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
     Active, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles, Request,
-    Status, UngovernedStatus, WaitReason,
+    Service, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -297,6 +297,7 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
         let id = c.identity.id;
+        service(out, id, c.service.as_ref(), paint)?;
         for (why, what) in
             [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {
@@ -319,6 +320,29 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
         }
     }
     Ok(())
+}
+
+/// Recent requests of a high-priority client, and whether they keep its objective.
+fn service(
+    out: &mut impl Write,
+    id: u32,
+    service: Option<&Service>,
+    paint: Paint,
+) -> std::io::Result<()> {
+    let Some(s) = service.filter(|s| s.recent > 0 || s.objective.is_some()) else { return Ok(()) };
+    write!(out, "  {id}: {} recent requests", s.recent)?;
+    if s.recent > 0 {
+        write!(out, ", p50 {:.3} ms, p99 {:.3} ms", s.p50_ms, s.p99_ms)?;
+    }
+    if let Some(o) = s.objective {
+        write!(out, "; objective: {} ms for {} %", o.slo_ms, o.percentile)?;
+        if let Some(attained) = s.attainment_percent {
+            let text = format!("kept by {attained:.2} %");
+            let text = if attained < o.percentile { paint.bad(&text) } else { text };
+            write!(out, ", {text}")?;
+        }
+    }
+    writeln!(out)
 }
 
 /// Programs that run and are not governed; of those that ended, the last five.

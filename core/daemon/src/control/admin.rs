@@ -14,6 +14,7 @@
 //! | `{"cmd":"ab_status"}` | likewise, or `null` | whoever may open the socket |
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |
+//! | `{"cmd":"client_set","client":ID,"objective":`[`Objective`](tally_admin::Objective)`}`, or `null` | the objective | admins |
 //! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
@@ -22,6 +23,7 @@
 use super::Plane;
 use super::connection::Connection;
 use super::journal::Kind;
+use crate::dispatch::control::Control;
 use crate::files::{Descriptors, READ_MAX};
 use crate::helpers::{HelperError, PeerFd};
 use crate::peer::Peer;
@@ -33,6 +35,7 @@ use std::time::Duration;
 pub use tally_admin::Code;
 use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
 use tally_contract::limits::{REQUEST_BYTES_MAX, STRANGERS_PAUSE_MS};
+use tally_contract::objective::Objective;
 use tally_ipc::admin;
 use tokio::io::Interest;
 
@@ -285,11 +288,36 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
             }
             Err(e) => error(Code::Unavailable, e),
         },
+        Request::ClientSet { .. } if !may_change => denied("change a client"),
+        Request::ClientSet { client, objective } => {
+            set_objective(plane, uid, client, objective).await
+        }
         Request::Stop {} if !may_change => denied("stop the core"),
         Request::Stop {} => {
             tracing::info!(uid, "asked to stop");
             plane.stop.notify_one();
             json!({"ok": "draining"})
         }
+    }
+}
+/// Gives a high-priority client another objective, or none.
+async fn set_objective(
+    plane: &Plane,
+    uid: u32,
+    id: u32,
+    asked: Option<tally_admin::Objective>,
+) -> Value {
+    let objective =
+        match asked.map(|asked| Objective::new(asked.slo_ms * 1e6, asked.percentile)).transpose() {
+            Ok(objective) => objective,
+            Err(why) => return error(Code::BadRequest, why),
+        };
+    match plane.control.ask(|done| Control::SetObjective { id, objective, done }).await {
+        Ok(true) => {
+            tracing::info!(uid, id, ?objective, "asked to change a client's objective");
+            json!({"ok": asked})
+        }
+        Ok(false) => error(Code::BadRequest, format!("there is no high-priority client {id}")),
+        Err(e) => error(Code::Unavailable, e),
     }
 }

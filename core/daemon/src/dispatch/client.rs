@@ -8,12 +8,14 @@ use super::control::NewClient;
 use super::kernels::KernelCache;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
+use super::service::Service;
 pub use super::share::Share;
 use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ab::meter::Meter;
+use tally_contract::objective::Objective;
 use tally_engine::policy::{Class, forms_offered, launch_state};
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
@@ -89,6 +91,8 @@ pub struct DispatchClient {
     pub oddities: Oddities,
     /// Its requests, for an A/B test.
     pub meter: Meter,
+    /// Its requests, for the status; of high-priority clients.
+    pub service: Option<Box<Service>>,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
     stuck_look_ns: u64,
@@ -116,6 +120,11 @@ pub struct DispatchClient {
 impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
+        let service = (link.info.class == Class::High).then(|| {
+            let labels = link.info.labels.iter().map(|(key, value)| (&**key, &**value));
+            // What is no objective was logged when it registered.
+            Box::new(Service::new(Objective::of_labels(labels).unwrap_or_default(), now_ns))
+        });
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,
@@ -128,6 +137,7 @@ impl DispatchClient {
             woken_in: 0,
             oddities: Oddities::default(),
             meter: Meter::default(),
+            service,
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
@@ -199,6 +209,9 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
+        if let Some(service) = &mut self.service {
+            service.look(now_ns, a);
+        }
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
         let launches = self.launches.look(now_ns, &self.link.region.counters);

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tally_ab::Sample;
+use tally_contract::objective::Objective;
 use tally_decision_log::Tap;
 use tally_decision_log::recorder::Removed;
 use tally_engine::policy::{ClientInfo, Fault};
@@ -84,6 +85,13 @@ pub enum Control {
         cut: bool,
         /// Gets what was recorded until now.
         done: oneshot::Sender<Option<Box<Sample>>>,
+    },
+    /// Give a client another objective, or none.
+    SetObjective {
+        id: u32,
+        objective: Option<Objective>,
+        /// Told whether there is such a high-priority client.
+        done: oneshot::Sender<bool>,
     },
     /// Make another policy active.
     SetPolicy {

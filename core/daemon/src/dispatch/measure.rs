@@ -17,7 +17,7 @@ use tally_ab::meter::{Look, Meter};
 use tally_ipc::layout::Activity;
 
 /// A consistent look at a client's words; `None` while it is changing them.
-fn look(a: &Activity) -> Option<Look> {
+pub(super) fn look(a: &Activity) -> Option<Look> {
     let state = || (a.busy_streams.load(SeqCst) != 0, a.busy_periods.load(Acquire));
     let (busy, periods) = state();
     let look = Look {
@@ -56,7 +56,7 @@ impl Measuring {
         let Some(sample) = &mut self.sample else { return };
         for client in clients.into_iter().filter(|c| c.is_high()) {
             if let Some(look) = look(&client.link.region.activity) {
-                client.meter.look(look, now_ns, sample);
+                client.meter.look(look, now_ns, sample.as_mut());
             }
         }
     }

@@ -35,6 +35,7 @@ pub mod park;
 mod pass;
 pub mod probe;
 pub mod profile_cache;
+pub mod service;
 pub mod share;
 pub mod snapshot;
 pub mod standstill;
@@ -347,6 +348,11 @@ impl Dispatch {
                     let saved = self.engine.policy_mut().inner_mut().snapshot();
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
                     let _ = done.send(saved);
+                }
+                Control::SetObjective { id, objective, done } => {
+                    let client = self.clients.iter_mut().find(|c| c.id() == id);
+                    let service = client.and_then(|c| c.service.as_mut());
+                    let _ = done.send(service.map(|s| s.set_objective(objective)).is_some());
                 }
                 Control::Measure { next, cut, done } => {
                     let (clients, engine) = (&mut self.clients, &self.engine);

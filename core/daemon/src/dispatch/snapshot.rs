@@ -5,6 +5,7 @@
 use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::FaultCost;
+use super::service::ServiceNumbers;
 use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_admin::{Quantiles, SwapPauseUs};
@@ -109,6 +110,8 @@ pub struct ClientNumbers {
     pub oddities: Oddities,
     /// High priority: how often it was busy for too long without a launch.
     pub standstills: u64,
+    /// Its requests; of high-priority clients.
+    pub service: Option<ServiceNumbers>,
 }
 
 impl ClientNumbers {
@@ -133,6 +136,7 @@ impl ClientNumbers {
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
             standstills: client.standstills(),
+            service: client.service.as_ref().map(|service| service.numbers()),
         }
     }
 }

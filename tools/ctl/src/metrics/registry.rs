@@ -86,6 +86,14 @@ metrics! {
         "Time that launches waited for a decision.";
     CLIENT_UNSCHEDULED: counter "tally_client_unscheduled_total" ["client", "name", "class"]
         "Launches that went ahead without a core.";
+    REQUESTS: counter "tally_client_requests_total" ["client", "name", "class"]
+        "Requests of this high-priority client that ended.";
+    REQUESTS_WITHIN: counter "tally_client_requests_within_objective_total" ["client", "name", "class"]
+        "Requests of this high-priority client that kept its objective.";
+    REQUEST_TIME: gauge "tally_client_request_seconds" ["client", "name", "class", "quantile"]
+        "Time of a request of this high-priority client, over the last five to ten minutes.";
+    OBJECTIVE: gauge "tally_client_objective_seconds" ["client", "name", "class"]
+        "Longest time that a request of this client may take, by its objective.";
     WAITING: gauge "tally_client_waiting" ["client", "name", "class"]
         "Launches of this client that wait for a decision.";
     GOVERNED: gauge "tally_client_governed" ["client", "name", "class"]

@@ -1,0 +1,204 @@
+//! How long a high-priority client's requests took lately, and how many kept its objective.
+//!
+//! A request is a period of activity, as in an A/B test ([`super::measure`]). One that was under way when the client
+//! registered is not counted. Recent figures are of the last five to ten minutes: two stretches take turns.
+
+use super::measure;
+use hdrhistogram::Histogram;
+use tally_ab::meter::{Meter, Requests};
+use tally_ab::sample::Carried;
+use tally_contract::objective::Objective;
+use tally_ipc::layout::Activity;
+
+/// Length of a stretch, ns.
+const STRETCH_NS: u64 = 300_000_000_000;
+/// Times told apart, ns: 1 us to 1 h, to a hundredth.
+const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
+const SIGNIFICANT_DIGITS: u8 = 2;
+/// Requests counted at once, so that a client's wild counter stays within a stretch.
+const TOGETHER_MAX: u64 = 1_000_000;
+
+#[derive(Debug)]
+struct Stretch {
+    times: Histogram<u32>,
+    within: u64,
+    /// Longest time that keeps the objective, ns; `u64::MAX` without one.
+    slo_ns: u64,
+}
+
+impl Stretch {
+    fn new() -> Self {
+        let [low, high] = TIMES_NS;
+        let times = Histogram::new_with_bounds(low, high, SIGNIFICANT_DIGITS);
+        // The bounds are constants that the library accepts.
+        Stretch { times: times.expect("constant bounds are valid"), within: 0, slo_ns: u64::MAX }
+    }
+
+    fn clear(&mut self) {
+        self.times.reset();
+        self.within = 0;
+    }
+}
+
+impl Requests for Stretch {
+    fn request(&mut self, ns: u64) {
+        self.times.saturating_record(ns.max(1));
+        self.within += u64::from(ns <= self.slo_ns);
+    }
+
+    fn requests_together(&mut self, count: u64, sum_ns: u64) {
+        let Some(mean_ns) = sum_ns.checked_div(count) else { return };
+        let count = count.min(TOGETHER_MAX);
+        self.times.saturating_record_n(mean_ns.max(1), count as u32);
+        self.within += if mean_ns <= self.slo_ns { count } else { 0 };
+    }
+
+    fn carry(&mut self, _: Carried) {}
+}
+
+/// Figures of a client's requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ServiceNumbers {
+    pub objective: Option<Objective>,
+    /// Requests that ended since the client registered.
+    pub requests: u64,
+    /// Requests that kept the objective; 0 without one.
+    pub requests_within: u64,
+    /// Recent requests, and those of them that kept the objective.
+    pub recent: u64,
+    pub recent_within: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Service {
+    meter: Meter,
+    objective: Option<Objective>,
+    now: Stretch,
+    before: Stretch,
+    turned_ns: u64,
+    /// Requests, and those within the objective, of stretches that are over.
+    over: [u64; 2],
+}
+
+impl Service {
+    pub fn new(objective: Option<Objective>, now_ns: u64) -> Self {
+        let (now, before) = (Stretch::new(), Stretch::new());
+        let (meter, over) = (Meter::default(), [0; 2]);
+        let mut service = Service { meter, objective, now, before, turned_ns: now_ns, over };
+        service.set_objective(objective);
+        service
+    }
+
+    /// Another objective, or none. What is recent begins anew.
+    pub fn set_objective(&mut self, objective: Option<Objective>) {
+        self.end_stretch();
+        self.before.clear();
+        self.objective = objective;
+        self.now.slo_ns = objective.map_or(u64::MAX, |o| o.slo_ns);
+    }
+
+    fn end_stretch(&mut self) {
+        let within = if self.objective.is_some() { self.now.within } else { 0 };
+        self.over = [self.over[0] + self.now.times.len(), self.over[1] + within];
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.clear();
+        self.now.slo_ns = self.before.slo_ns;
+    }
+
+    /// Counts what ended since the last look.
+    pub fn look(&mut self, now_ns: u64, activity: &Activity) {
+        if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
+            self.end_stretch();
+            self.turned_ns = now_ns;
+        }
+        if let Some(look) = measure::look(activity) {
+            self.meter.look(look, now_ns, &mut self.now);
+        }
+    }
+
+    pub fn numbers(&self) -> ServiceNumbers {
+        let mut recent = self.now.times.clone();
+        // Of the same bounds: nothing can be lost.
+        let _ = recent.add(&self.before.times);
+        let has_objective = self.objective.is_some();
+        let within = |n: u64| if has_objective { n } else { 0 };
+        let quantile = |share| if recent.is_empty() { 0 } else { recent.value_at_quantile(share) };
+        ServiceNumbers {
+            objective: self.objective,
+            requests: self.over[0] + self.now.times.len(),
+            requests_within: self.over[1] + within(self.now.within),
+            recent: recent.len(),
+            recent_within: within(self.now.within + self.before.within),
+            p50_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    const MS: u64 = 1_000_000;
+
+    /// A request as the shim writes it down.
+    fn request(a: &Activity, from_ns: u64, to_ns: u64) {
+        a.busy_streams.store(1, SeqCst);
+        a.busy_since_ns.store(from_ns, SeqCst);
+        a.busy_periods.fetch_add(1, SeqCst);
+        a.busy_streams.store(0, SeqCst);
+        a.idle_since_ns.store(to_ns, SeqCst);
+        a.busy_total_ns.fetch_add(to_ns - from_ns, SeqCst);
+    }
+
+    #[test]
+    fn requests_are_counted_against_the_objective() {
+        let (_file, region) = tally_ipc::map::create_client().unwrap();
+        let (a, mut now) = (&region.activity, 1_000 * MS);
+        let objective = Objective { slo_ns: 3 * MS, percentile: 99.0 };
+        let mut service = Service::new(Some(objective), now);
+        service.look(now, a);
+        for took in [1, 2, 3, 4] {
+            request(a, now + MS, now + MS + took * MS);
+            now += 10 * MS;
+            service.look(now, a);
+        }
+        let n = service.numbers();
+        assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (4, 3, 4, 3));
+        assert!(
+            n.p50_ns.abs_diff(2 * MS) <= MS / 50 && n.p99_ns.abs_diff(4 * MS) <= MS / 25,
+            "{n:?}"
+        );
+
+        // What is recent begins anew with another objective; totals go on.
+        service.set_objective(Some(Objective { slo_ns: MS, ..objective }));
+        request(a, now + MS, now + 3 * MS);
+        service.look(now + 10 * MS, a);
+        let n = service.numbers();
+        assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (5, 3, 1, 0));
+
+        service.set_objective(None);
+        request(a, now + 11 * MS, now + 12 * MS);
+        service.look(now + 20 * MS, a);
+        let n = service.numbers();
+        assert_eq!((n.objective, n.requests, n.requests_within, n.recent_within), (None, 6, 3, 0));
+    }
+
+    #[test]
+    fn what_is_old_is_not_recent() {
+        let (_file, region) = tally_ipc::map::create_client().unwrap();
+        let (a, mut now) = (&region.activity, 1_000 * MS);
+        let mut service = Service::new(None, now);
+        service.look(now, a);
+        request(a, now + MS, now + 3 * MS);
+        for recent in [1, 1, 0] {
+            now += STRETCH_NS;
+            service.look(now, a);
+            assert_eq!((service.numbers().requests, service.numbers().recent), (1, recent));
+        }
+    }
+}

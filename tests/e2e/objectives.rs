@@ -1,0 +1,95 @@
+//! Objectives of high-priority programs: how they are given, changed and shown.
+
+use anyhow::{Result, ensure};
+use tally_admin::{Objective, Service};
+use tally_harness::jobs::{ANSWER_MAX, Probe};
+use tally_harness::process::wait_until;
+use tally_harness::{Artefacts, Class, Device, Scene};
+
+/// What the status says of the client `web` once so many requests have ended.
+fn service_after(scene: &Scene, requests: u64) -> Result<Service> {
+    wait_until(&format!("waiting for {requests} requests"), ANSWER_MAX, || {
+        let service = scene.status()?.client("web")?.service();
+        Ok(service.filter(|s| s.requests >= requests))
+    })
+}
+
+/// Requests of one launch each.
+fn serve(probe: &mut Probe, requests: u64) -> Result<()> {
+    for _ in 0..requests {
+        probe.ask("launch 1 100000")?;
+        probe.ask("sync")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn requests_are_measured_against_an_objective_that_changes_while_they_are_served() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let _core = scene.core(&artefacts.policy("tally-priority")?, &[])?;
+    let program = scene.program("tally-test-probe")?;
+    // The longest that may be asked for: a busy machine keeps it.
+    let options = ["--slo", "600s", "--percentile", "90"];
+    let web = scene.governed_with(Class::High, "web", &options, &program)?;
+    let mut web = Probe::from(scene.start("web", web)?)?;
+    let batch = Probe::start(&scene, Class::BestEffort, "batch")?;
+    serve(&mut web, 20)?;
+    let service = service_after(&scene, 20)?;
+    ensure!(service.requests == 20 && service.requests_within == 20, "{service:?}");
+    ensure!(
+        service.objective == Some(Objective { slo_ms: 600_000.0, percentile: 90.0 }),
+        "{service:?}"
+    );
+    ensure!(service.attainment_percent == Some(100.0), "{service:?}");
+    ensure!(0.0 < service.p50_ms && service.p50_ms <= service.p99_ms, "{service:?}");
+
+    // The shortest that may be asked for: nothing that crosses threads keeps it.
+    let said = scene.ctl(&["client", "set", "web", "--slo", "10us"])?;
+    ensure!(said.status.success(), "{said:?}");
+    serve(&mut web, 5)?;
+    let service = service_after(&scene, 25)?;
+    ensure!(service.objective == Some(Objective { slo_ms: 0.01, percentile: 90.0 }), "{service:?}");
+    ensure!((service.recent, service.attainment_percent) == (5, Some(0.0)), "{service:?}");
+    let text = String::from_utf8(scene.ctl(&["status"])?.stdout)?;
+    ensure!(text.contains("objective: 0.01 ms for 90 %, kept by 0.00 %"), "{text}");
+    let text = String::from_utf8(scene.ctl(&["metrics"])?.stdout)?;
+    for line in ["tally_client_requests_total{", "tally_client_requests_within_objective_total{"] {
+        let value =
+            text.lines().find(|l| l.starts_with(line)).and_then(|l| l.split(' ').next_back());
+        let expected = if line.contains("within") { "20" } else { "25" };
+        ensure!(value == Some(expected), "{line} {value:?}\n{text}");
+    }
+
+    let said = scene.ctl(&["client", "set", "web", "--no-slo"])?;
+    ensure!(said.status.success(), "{said:?}");
+    let service = service_after(&scene, 25)?;
+    ensure!((service.objective, service.attainment_percent) == (None, None), "{service:?}");
+
+    // Requests of best effort are not measured.
+    ensure!(scene.status()?.client("batch")?.service().is_none());
+    let said = scene.ctl(&["client", "set", "batch", "--slo", "1s"])?;
+    let why = String::from_utf8(said.stderr)?;
+    ensure!(!said.status.success() && why.contains("no high-priority client"), "{why}");
+    web.quit()?;
+    batch.quit()
+}
+
+#[test]
+fn an_objective_comes_from_the_environment_and_one_that_is_none_is_ignored() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let _core = scene.core(&artefacts.policy("fifo")?, &[])?;
+    for (value, expected) in
+        [("2s", Some(Objective { slo_ms: 2_000.0, percentile: 99.0 })), ("soon", None)]
+    {
+        let mut web = scene.governed(Class::High, "web", &scene.program("tally-test-probe")?)?;
+        web.env("TALLY_SLO", value);
+        let mut web = Probe::from(scene.start("web", web)?)?;
+        serve(&mut web, 1)?;
+        let service = service_after(&scene, 1)?;
+        ensure!(service.objective == expected, "{value}: {service:?}");
+        web.quit()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! `tallyctl client`: what the core knows that a client needs.
+
+use crate::admin::{AdminSocket, Core};
+use crate::cli::ClientCommand;
+use crate::error::CtlError;
+use std::io::Write;
+use tally_admin::{ClientStatus, Objective, Request, Status};
+use tally_contract::objective::{SLO_PERCENTILE_DEFAULT, slo_ns, slo_percentile};
+
+/// Value of `--slo`, ms.
+///
+/// # Errors
+/// What it should be.
+pub fn slo_ms(text: &str) -> Result<f64, String> {
+    slo_ns(text).map(|ns| ns as f64 / 1e6).map_err(|why| format!("expected {}", why.expected))
+}
+
+/// Value of `--percentile`.
+///
+/// # Errors
+/// What it should be.
+pub fn percentile(text: &str) -> Result<f64, String> {
+    slo_percentile(text).map_err(|why| format!("expected {}", why.expected))
+}
+
+/// The one client that is meant: by its id, or by its name if no other has that.
+fn find<'s>(all: &'s [ClientStatus], named: &str) -> Result<&'s ClientStatus, CtlError> {
+    if let Ok(id) = named.parse::<u32>()
+        && let Some(client) = all.iter().find(|c| c.identity.id == id)
+    {
+        return Ok(client);
+    }
+    let mut with_name = all.iter().filter(|c| c.identity.name == named);
+    match (with_name.next(), with_name.next()) {
+        (Some(client), None) => Ok(client),
+        (None, _) => Err(CtlError::Usage(format!(
+            "no client has the id or the name {named:?}: `tallyctl status` lists them"
+        ))),
+        (Some(a), Some(b)) => Err(CtlError::Usage(format!(
+            "clients {} and {} are both called {named:?}: give an id",
+            a.identity.id, b.identity.id
+        ))),
+    }
+}
+
+/// Changes a client.
+pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError> {
+    let mut core = Core::connect(socket)?;
+    let ClientCommand::Set { client, slo, percentile, no_slo: _ } = command;
+    let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
+    let client = find(&status.clients, &client)?;
+    // A percentile alone changes that of the objective there is.
+    let before = client.service.and_then(|service| service.objective);
+    let objective = slo.map(|slo_ms| Objective {
+        slo_ms,
+        percentile: percentile.or(before.map(|o| o.percentile)).unwrap_or(SLO_PERCENTILE_DEFAULT),
+    });
+    let request = Request::ClientSet { client: client.identity.id, objective };
+    let objective: Option<Objective> = core.get(&request)?;
+    let mut out = std::io::stdout().lock();
+    let (id, name) = (client.identity.id, &client.identity.name);
+    match objective {
+        Some(o) => writeln!(out, "client {id} ({name}): {} ms at {} %", o.slo_ms, o.percentile)?,
+        None => writeln!(out, "client {id} ({name}): no objective")?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_admin::Identity;
+
+    #[test]
+    fn a_client_is_meant_by_id_or_by_a_name_of_its_own() {
+        let client = |id, name: &str| ClientStatus {
+            identity: Identity { id, name: name.into(), ..Identity::default() },
+            ..ClientStatus::default()
+        };
+        let all = [client(1, "serve"), client(2, "train"), client(3, "train"), client(4, "2")];
+        assert_eq!(find(&all, "2").unwrap().identity.id, 2, "an id comes first");
+        assert_eq!(find(&all, "serve").unwrap().identity.id, 1);
+        let why = find(&all, "train").unwrap_err().to_string();
+        assert!(why.contains("clients 2 and 3 are both called \"train\""), "{why}");
+        assert!(find(&all, "7").is_err());
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(slo_ms("1.5s"), Ok(1_500.0));
+        assert_eq!(
+            slo_ms("20").unwrap_err(),
+            "expected a time from 10us to 600s with its unit, such as 20ms"
+        );
+        assert!(percentile("100").is_err());
+    }
+}
