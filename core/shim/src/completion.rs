@@ -97,7 +97,7 @@ static EVENTS: Locked<BTreeMap<usize, Vec<usize>>> = Locked::new(BTreeMap::new()
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
-/// Launches of each kernel of the table since the core was met, wrapping.
+/// Launches of each kernel of the table since the core was met, counted by [`count_on`].
 static LAUNCHED: [AtomicU8; KERNEL_SLOTS] = [const { AtomicU8::new(0) }; KERNEL_SLOTS];
 /// Between two looks at an event whose time is not wanted, at least, ns.
 const NAP_NS: u64 = 15_000;
@@ -122,8 +122,15 @@ pub fn is_sample(kernel: u32, flags: u32) -> bool {
         return true;
     }
     let Some(launched) = LAUNCHED.get(kernel as usize) else { return false };
-    let n = launched.fetch_add(1, Relaxed);
+    let counted = launched.fetch_update(Relaxed, Relaxed, |n| Some(count_on(n)));
+    let (Ok(n) | Err(n)) = counted;
     n < FIRST_SAMPLES || n.is_multiple_of(SAMPLE_EVERY)
+}
+
+/// One more launch of a kernel. Goes back by whole sampling periods and never below the first, so that no launch counts
+/// as one of a kernel's first again.
+fn count_on(launched: u8) -> u8 {
+    launched.checked_add(1).unwrap_or(SAMPLE_EVERY)
 }
 
 /// A core was met that knows no kernel's time yet: measure them anew.
@@ -446,4 +453,19 @@ pub fn reset() {
     }
     EVENTS.reset(BTreeMap::new());
     TRACKED.store(0, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST_SAMPLES, SAMPLE_EVERY, is_sample};
+    use tally_ipc::layout::KERNEL_SLOTS;
+
+    #[test]
+    fn a_kernels_first_launches_are_measured_and_then_one_in_so_many() {
+        let kernel = KERNEL_SLOTS as u32 - 1;
+        for n in 0..1_000 {
+            let expected = n < u32::from(FIRST_SAMPLES) || n % u32::from(SAMPLE_EVERY) == 0;
+            assert_eq!(is_sample(kernel, 0), expected, "launch {n}");
+        }
+    }
 }
