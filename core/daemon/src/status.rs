@@ -14,7 +14,7 @@ use tally_admin::{
 };
 use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
-use tally_ipc::layout::{report_state, whole_because};
+use tally_ipc::layout::{LaunchCounts, report_state, whole_because};
 
 /// The active policy; `last_disabled`: the last that was disabled, and `load_failures`: their number.
 pub fn policy_report(
@@ -217,12 +217,9 @@ fn charged_ms(class: Class, n: &ClientNumbers) -> f64 {
 }
 
 fn entry_points(s: &ShimCounts) -> EntryPoints {
-    EntryPoints {
-        kernel: s.launch_kernel,
-        kernel_ex: s.launch_kernel_ex,
-        cooperative: s.launch_cooperative,
-        graph: s.graph_launch,
-    }
+    // Taken apart, so that a counter which is missing from the status does not compile.
+    let LaunchCounts { kernel, kernel_ex, cooperative, graph } = s.by_entry_point;
+    EntryPoints { kernel, kernel_ex, cooperative, graph }
 }
 
 /// A connected client; `reason`: why its last launch was decided as it was.

@@ -161,7 +161,7 @@ macro_rules! launch {
         impl Launch for $name {
             #[inline(always)]
             fn counter(counters: &Counters) -> &AtomicU64 {
-                &counters.$counter
+                &counters.by_entry_point.$counter
             }
             fn shape(&self) -> Shape {
                 let $me = self;
@@ -185,7 +185,7 @@ macro_rules! launch {
 launch! { KernelLaunch {
     f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared_bytes: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr,
-} launch_kernel, |k| Shape {
+} kernel, |k| Shape {
     kernel: names::index(k.f),
     flags: 0,
     grid: [k.gx, k.gy, k.gz],
@@ -204,7 +204,7 @@ launch! { KernelLaunch {
 
 launch! { KernelExLaunch {
     config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr,
-} launch_kernel_ex, |k| {
+} kernel_ex, |k| {
     // SAFETY: not null (see `kernel_ex`) and valid during the program's call.
     let config = unsafe { &*k.config };
     Shape {
@@ -236,7 +236,7 @@ launch! { KernelExLaunch {
 launch! { CooperativeLaunch {
     f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared_bytes: c_uint, stream: Ptr, params: *mut Ptr,
-} launch_cooperative, |k| Shape {
+} cooperative, |k| Shape {
     kernel: names::index(k.f),
     flags: submission_flags::COOPERATIVE,
     grid: [k.gx, k.gy, k.gz],
@@ -244,15 +244,15 @@ launch! { CooperativeLaunch {
     shared_bytes: k.shared_bytes,
 } }
 
-launch! { LegacyLaunch { f: Ptr } launch_kernel, |k| legacy_shape(k.f, 1, 1) }
+launch! { LegacyLaunch { f: Ptr } kernel, |k| legacy_shape(k.f, 1, 1) }
 
 launch! { LegacyGridLaunch { f: Ptr, width: c_int, height: c_int }
-launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+kernel, |k| legacy_shape(k.f, k.width, k.height) }
 
 launch! { LegacyGridAsyncLaunch { f: Ptr, width: c_int, height: c_int, stream: Ptr }
-launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+kernel, |k| legacy_shape(k.f, k.width, k.height) }
 
-launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph_launch, |k| Shape {
+launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph, |k| Shape {
     kernel: KERNEL_UNKNOWN,
     flags: submission_flags::GRAPH,
     grid: [exec_nodes::kernel_nodes(k.exec), 0, 0],
@@ -385,7 +385,7 @@ pub unsafe fn cooperative_multi(
     count: c_uint,
     flags: c_uint,
 ) -> CuResult {
-    state::count(|c| &c.launch_cooperative);
+    state::count(|c| &c.by_entry_point.cooperative);
     // SAFETY: the caller's arguments.
     unsafe { real(list, count, flags) }
 }
@@ -477,7 +477,7 @@ struct KeptGraphLaunch {
 
 impl Launch for KeptGraphLaunch {
     fn counter(counters: &Counters) -> &AtomicU64 {
-        &counters.graph_launch
+        &counters.by_entry_point.graph
     }
 
     fn shape(&self) -> Shape {
