@@ -60,7 +60,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let slot = &SLOTS[index & 63];
     let Some(held) = slot.turn.enter() else {
         // In a signal handler, while this very thread waits with a launch into the same stream.
-        return launch::unasked(client, index, call);
+        return launch::issue_counted(client, index, call);
     };
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
@@ -73,7 +73,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
-            return quiesce::entered(|| launch::unasked(client, index, call));
+            return quiesce::entered(|| launch::issue_counted(client, index, call));
         }
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
@@ -89,7 +89,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     // While the shim loads code nothing may be launched that this could wait for.
     let result = quiesce::entered(|| match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
-        _ => launch::unasked(client, index, call),
+        _ => launch::issue_counted(client, index, call),
     });
     launch.finish(sample);
     result
@@ -119,7 +119,7 @@ impl Gated<'_> {
                 Target::Graph(_) => prepare::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}
             }
-            return launch::unasked(client, index, call);
+            return launch::issue_counted(client, index, call);
         }
         let order = Order {
             client,
@@ -137,7 +137,7 @@ impl Gated<'_> {
                 (call.real)()
             })
         };
-        launch::unasked(client, index, &Call { real: &real, ..*call })
+        launch::issue_counted(client, index, &Call { real: &real, ..*call })
     }
 }
 

@@ -61,7 +61,7 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         word.begin();
         // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
         if capture::allows_fast_path() {
-            return ungated(client, slot, L::counter(&client.counters), || launch.real());
+            return issue_and_mark(client, slot, L::counter(&client.counters), || launch.real());
         }
         word.end();
     }
@@ -70,7 +70,7 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
 
 /// Launch without asking. The launch was counted in its slot's word.
 #[inline(always)]
-fn ungated(
+fn issue_and_mark(
     client: &ClientRegion,
     slot: usize,
     counter: &AtomicU64,
@@ -95,10 +95,10 @@ fn failed(client: &ClientRegion) {
 }
 
 /// Launch without asking, from the slow path and from [`gated`].
-pub fn unasked(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
+pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
     slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| ungated(client, slot, counter, call.real))
+    state::inside(|| issue_and_mark(client, slot, counter, call.real))
 }
 
 #[cold]
@@ -140,7 +140,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_ungated() {
         slots::ran_ahead(slot);
-        let result = quiesce::entered(|| unasked(client, slot, call));
+        let result = quiesce::entered(|| issue_counted(client, slot, call));
         slot_life::mark_if_wanted(slot);
         result
     } else {
