@@ -10,7 +10,7 @@
 //! ordered: work that another thread puts into the legacy stream or a blocking one at the same moment
 //! could as well have come before the launch.
 //!
-//! Must never wait for the GPU. Only [`launched`] and [`mark`] put anything into a stream, and only by
+//! Must never wait for the GPU. Only [`track_launch`] and [`mark`] put anything into a stream, and only by
 //! a thread that the program uses that stream with.
 
 use crate::activity::{self, Snapshot};
@@ -152,7 +152,7 @@ fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
 /// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
-pub fn launched(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
+pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];
     let due = track.with(|track| is_due(index, track.markers.len(), track.unmarked));

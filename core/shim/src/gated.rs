@@ -314,6 +314,6 @@ impl Gated<'_> {
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::launched(index, slot, stream, number, sample);
+        completion::track_launch(index, slot, stream, number, sample);
     }
 }
