@@ -251,8 +251,8 @@ fn publish(
     }
     ring::publish(client, ticket, request);
     let e = epoch?;
-    if ring::must_ring(e.core) {
-        link::ring();
+    if ring::core_needs_wake(e.core) {
+        link::wake_core();
     }
     (ticket >= e.first_ticket).then_some(e)
 }

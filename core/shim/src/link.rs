@@ -53,7 +53,7 @@ pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
 /// Wake the core.
 #[cold]
-pub fn ring() {
+pub fn wake_core() {
     RINGS.fetch_add(1, SeqCst);
     ask();
 }
@@ -65,7 +65,7 @@ pub fn report_change(change: Change) {
         && let Some(epoch) = state::epoch()
         && epoch.core.notify_activity.load(SeqCst) != 0
     {
-        ring();
+        wake_core();
     }
 }
 

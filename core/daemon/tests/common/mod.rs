@@ -344,7 +344,7 @@ impl Client {
             request.flags |= submission_flags::LEASED;
         }
         ring::publish(&self.region, ticket, &request);
-        if ring::must_ring(&self.core) {
+        if ring::core_needs_wake(&self.core) {
             self.ring();
         }
         (ticket, self.completion)
