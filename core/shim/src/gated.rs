@@ -73,7 +73,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
-            return quiesce::entered(|| launch::issue_counted(client, index, call));
+            return quiesce::while_open(|| launch::issue_counted(client, index, call));
         }
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
@@ -87,7 +87,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     // A launch in another form is always measured: it is long, and few are.
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for.
-    let result = quiesce::entered(|| match (answer, shape) {
+    let result = quiesce::while_open(|| match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
         _ => launch::issue_counted(client, index, call),
     });

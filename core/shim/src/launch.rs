@@ -140,7 +140,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_ungated() {
         slots::ran_ahead(slot);
-        let result = quiesce::entered(|| issue_counted(client, slot, call));
+        let result = quiesce::while_open(|| issue_counted(client, slot, call));
         slot_life::mark_if_wanted(slot);
         result
     } else {

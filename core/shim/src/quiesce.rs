@@ -2,7 +2,7 @@
 //!
 //! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes before it or
 //! behind it, and so does what they put into streams that wait for it, as the legacy stream does for blocking ones. So
-//! while a thread makes one ([`alone`]) all calls that put work into streams stand aside ([`entered`]), for as long
+//! while a thread makes one ([`alone`]) all calls that put work into streams stand aside ([`while_open`]), for as long
 //! as a few launches take. Where another thread is in such a call for long, the launch goes whole.
 //!
 //! **Loading code.**
@@ -12,7 +12,7 @@
 //! good.
 //!
 //! So the shim loads only while the context is idle and nothing can come into it: new launches, and
-//! what can make a stream wait, stand aside ([`entered`]); if the context is not idle soon, they go
+//! what can make a stream wait, stand aside ([`while_open`]); if the context is not idle soon, they go
 //! on and the load is put off.
 //!
 //! **Calls in which the driver waits and keeps launches waiting** ([`waiting`]): a launch in parts that turns out to be
@@ -116,12 +116,12 @@ fn open(reason: usize) {
 }
 
 /// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
-/// within [`entered`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
+/// within [`while_open`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
 pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
     alone_within(1, [LOAD_MAX, ALONE_WAIT_MAX], issue)
 }
 
-/// The same by a thread that is not within [`entered`], nor in a launch. It waits for others for no longer than this.
+/// The same by a thread that is not within [`while_open`], nor in a launch. It waits for others for no longer than this.
 pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -> Option<T> {
     if state::is_inside() {
         return None;
@@ -169,7 +169,7 @@ fn is_alone(counted: u32) -> bool {
 }
 
 /// Run a launch, or another call that puts work into a stream, or one in which the driver waits for what runs.
-pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
+pub fn while_open(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
     }
@@ -208,7 +208,7 @@ pub fn waiting(call: impl FnOnce() -> CuResult) -> CuResult {
         is_early
     };
     while (CLOSED.load(SeqCst) & (1 << ISSUES) != 0 || may_need_help()) && nap() {}
-    let result = entered(|| {
+    let result = while_open(|| {
         loop {
             WAITS_THERE.fetch_add(1, SeqCst);
             // One of the two sees the other.
@@ -333,7 +333,7 @@ fn is_idle(context: usize) -> bool {
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn puts(
+pub unsafe fn enqueues(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
     per_thread: bool,
     a: usize,
@@ -345,7 +345,7 @@ pub unsafe fn puts(
 ) -> CuResult {
     streams::put(per_thread, &[a, b, c, d, e, f]);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d, e, f) })
+    while_open(|| unsafe { real(a, b, c, d, e, f) })
 }
 
 /// Calls that give memory back or load code: [`waiting`].
@@ -353,7 +353,7 @@ pub unsafe fn puts(
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn waits(
+pub unsafe fn blocks_launches(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
     _per_thread: bool,
     a: usize,
@@ -367,12 +367,12 @@ pub unsafe fn waits(
     waiting(|| unsafe { real(a, b, c, d, e, f) })
 }
 
-/// The same as [`puts`], of at most nine arguments.
+/// The same as [`enqueues`], of at most nine arguments.
 ///
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn puts_batch(
+pub unsafe fn enqueues_batch(
     real: unsafe extern "C" fn(
         usize,
         usize,
@@ -397,7 +397,7 @@ pub unsafe fn puts_batch(
 ) -> CuResult {
     streams::put(per_thread, &[a, b, c, d, e, f, g, h, i]);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
+    while_open(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
 }
 
 /// `cuLaunchHostFunc`: the function may wait for anything.
@@ -415,7 +415,7 @@ pub unsafe fn host_func(
     streams::put(per_thread, &[a]);
     state::count(|counters| &counters.host_func);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d) })
+    while_open(|| unsafe { real(a, b, c, d) })
 }
 
 /// Only in a forked child.
