@@ -69,7 +69,7 @@ pub struct Place {
 }
 
 /// A launch that is to be made in another form. Its slot's lock is held.
-pub struct Order<'a> {
+pub struct PlannedLaunch<'a> {
     pub client: &'a ClientRegion,
     pub slot: usize,
     /// The stream, an explicit handle.

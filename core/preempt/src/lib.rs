@@ -71,7 +71,7 @@ mod worker;
 
 use cuda::CuResult;
 use graphs::reason::GraphState;
-use launch::{Order, Place, Shape, Target};
+use launch::{Place, PlannedLaunch, Shape, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::ring::Answer;
@@ -128,13 +128,13 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
 }
 
 /// Makes a launch as decided. `None`: nothing was issued, it must run whole.
-pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
-    match &order.target {
-        Target::Kernel(arguments) => form::launch(order, arguments, answer),
+pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
+    match &planned.target {
+        Target::Kernel(arguments) => form::launch(planned, arguments, answer),
         Target::Graph(exec) => {
             let Answer::Slice(nodes) = answer else { return None };
-            let result = graph::launch(order, *exec, nodes)?;
-            order.client.counters.graph_chained.fetch_add(1, Relaxed);
+            let result = graph::launch(planned, *exec, nodes)?;
+            planned.client.counters.graph_chained.fetch_add(1, Relaxed);
             Some(result)
         }
         Target::Other => None,

@@ -30,7 +30,7 @@ use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, driver};
-use tally_preempt::launch::{Order, Place, Shape, Target};
+use tally_preempt::launch::{Place, PlannedLaunch, Shape, Target};
 use tally_preempt::{prepare, settings};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
@@ -121,7 +121,7 @@ impl Gated<'_> {
             }
             return launch::issue_counted(client, index, call);
         }
-        let order = Order {
+        let planned = PlannedLaunch {
             client,
             slot: index,
             stream: slots::explicit(call.stream, call.per_thread),
@@ -132,7 +132,7 @@ impl Gated<'_> {
             follows: false,
         };
         let real = || {
-            tally_preempt::launch(&order, answer).unwrap_or_else(|| {
+            tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
                 (call.real)()
             })
