@@ -85,7 +85,7 @@ pub enum Way {
 }
 
 /// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
-/// is. No policy is asked: see [`graphs::own`](crate::graphs::own).
+/// is. No policy is asked: see [`graphs::solo`](crate::graphs::solo).
 pub fn way(
     index: usize,
     transformed: &Transformed,
@@ -130,7 +130,7 @@ fn short_parts(us: u32) -> u32 {
 }
 
 /// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.
-pub(crate) fn own(
+pub(crate) fn solo(
     planned: &PlannedLaunch<'_>,
     arguments: &KernelArguments,
     way: Way,

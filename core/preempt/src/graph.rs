@@ -2,8 +2,8 @@
 
 use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
-use crate::graphs::own::Own;
 use crate::graphs::reason::GraphState;
+use crate::graphs::solo::Solo;
 use crate::graphs::{self, order};
 use crate::launch::PlannedLaunch;
 use crate::progress::Progress;
@@ -49,7 +49,7 @@ fn all(planned: &PlannedLaunch<'_>, steps: &[Step]) -> Option<CuResult> {
     for group in together.flat_map(|group| group.chunks(PARTS_MAX)) {
         let planned = PlannedLaunch { follows: result.is_some(), ..*planned };
         let done = match group {
-            [Step::Kernel(own)] => kernel(&planned, own),
+            [Step::Kernel(solo)] => kernel(&planned, solo),
             graphs => parts(&planned, graphs),
         };
         // Whatever was issued, even of a group that failed, is not launched again. A context in which a part is
@@ -110,10 +110,10 @@ fn parts(planned: &PlannedLaunch<'_>, steps: &[Step]) -> Option<CuResult> {
 }
 
 /// A kernel by itself: transformed, or, should that not be possible any more, as it is. `None`: nothing was issued.
-fn kernel(planned: &PlannedLaunch<'_>, own: &Own) -> Option<CuResult> {
-    let planned = PlannedLaunch { kernel: own.kernel, ..*planned };
+fn kernel(planned: &PlannedLaunch<'_>, solo: &Solo) -> Option<CuResult> {
+    let planned = PlannedLaunch { kernel: solo.kernel, ..*planned };
     // A queue's room is the whole program's: see `watch::has_room`.
-    let in_parts = || own.with(|arguments| form::own(&planned, arguments, own.way));
+    let in_parts = || solo.with(|arguments| form::solo(&planned, arguments, solo.way));
     if let Some(result) = watch::has_room().then(in_parts).flatten() {
         planned.client.counters.graph_nodes_transformed.fetch_add(1, Relaxed);
         return Some(result);
@@ -121,10 +121,10 @@ fn kernel(planned: &PlannedLaunch<'_>, own: &Own) -> Option<CuResult> {
     if planned.follows {
         let _ = gate::wait_in(planned.stream);
     }
-    let mut result = own.with(|arguments| issue::whole(arguments, planned.stream));
-    if result != SUCCESS && own.has_hints() {
+    let mut result = solo.with(|arguments| issue::whole(arguments, planned.stream));
+    if result != SUCCESS && solo.has_hints() {
         // A launch of the program's does not fail for a hint, which it gave to a graph.
-        result = own.without_hints(|arguments| issue::whole(arguments, planned.stream));
+        result = solo.without_hints(|arguments| issue::whole(arguments, planned.stream));
     }
     (result == SUCCESS || planned.follows).then_some(result)
 }

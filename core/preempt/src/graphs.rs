@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`partition`] | where a graph is divided |
 //! | [`build`] | the driver calls: copies, parts |
-//! | [`own`] | kernels that are launched by themselves, transformed |
+//! | [`solo`] | kernels that are launched by themselves, transformed |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
@@ -19,9 +19,9 @@
 pub mod build;
 pub mod home;
 pub mod order;
-pub mod own;
 mod partition;
 pub mod reason;
+pub mod solo;
 
 use crate::cuda::Ptr;
 use crate::host::log;
@@ -56,7 +56,7 @@ struct Made {
     /// The size of parts.
     size: u32,
     /// Nodes whose kernels are launched by themselves.
-    own: Vec<usize>,
+    solo: Vec<usize>,
     /// [`kernels::changes`] when those were looked for.
     changes: u32,
     parts: Arc<Parts>,
@@ -213,7 +213,7 @@ pub fn state(exec: Ptr) -> GraphState {
 }
 
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
-/// [`partition`]), and kernels by themselves ([`own`]). Made at the first call, which may take
+/// [`partition`]), and kernels by themselves ([`solo`]). Made at the first call, which may take
 /// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
 /// use stays valid.
 ///
@@ -241,7 +241,7 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     };
     // Without the lock: these look at every kernel and every node.
     let ready = kernels::ready(kept.home.context());
-    let own = kept.own(&ready);
+    let solo = kept.solo(&ready);
     let found = TABLE.with(|table| {
         let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
         let mine = record.kept.as_ref().map_err(|reason| *reason)?;
@@ -250,12 +250,12 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
         }
         if let Some(made) = &mut record.chain
             && made.size == kernels_per_part
-            && made.own == own
+            && made.solo == solo
         {
             made.changes = changes;
             return Ok(Err(Chain(made.parts.clone())));
         }
-        if own.is_empty()
+        if solo.is_empty()
             && let Err(reason) = kept.could_be_divided(kernels_per_part)
         {
             record.refused = Some((kernels_per_part, changes, reason));
@@ -272,8 +272,8 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     };
     let event = event.map_or_else(|| Event::new(&kept.home).map(Arc::new), Ok);
     let made = event.and_then(|event| {
-        let parts = Arc::new(kept.build(kernels_per_part, &ready, &own)?);
-        Ok((Made { size: kernels_per_part, own, changes, parts }, event))
+        let parts = Arc::new(kept.build(kernels_per_part, &ready, &solo)?);
+        Ok((Made { size: kernels_per_part, solo, changes, parts }, event))
     });
     let (chain, _old) =
         TABLE.with(|table| keep(table, key, &kept, (kernels_per_part, changes), made));
