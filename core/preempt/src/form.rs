@@ -375,7 +375,7 @@ fn sliced(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, size: u32) -
         }
         let result = match by_offset {
             Some(function) => {
-                let control = ControlBlock::sub_grid(lo, arguments.grid);
+                let control = ControlBlock::by_offset(lo, arguments.grid);
                 all.part(function, [hi - lo, 1, 1], &control)
             }
             None => all.part(transformed.function, arguments.grid, &claimed(part, lo, hi)),
@@ -384,7 +384,7 @@ fn sliced(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, size: u32) -
             let left = [blocks - lo, 1, 1];
             return match by_offset {
                 Some(function) => {
-                    let rest = ControlBlock::sub_grid(lo, arguments.grid);
+                    let rest = ControlBlock::by_offset(lo, arguments.grid);
                     failed(all, epoch2, result, function, left, &rest)
                 }
                 None => {

@@ -241,7 +241,7 @@ pub(crate) fn give_up(job: &Job) {
         Task::Offset => {
             kernels::transformed(job.index)
                 .into_iter()
-                .for_each(|transformed: &Transformed| transformed.sub_grid.forgo());
+                .for_each(|transformed: &Transformed| transformed.by_offset.forgo());
         }
         Task::Gate | Task::Unload(_) | Task::Sweep => {}
     }

@@ -281,7 +281,8 @@ mod tests {
         let transformed = |name: &str| {
             let ptx = PTX.replace("NAME", name);
             let place = place.clone();
-            let made = rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, KernelForm::Prelude);
+            let made =
+                rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, KernelForm::ByClaims);
             let made = made.unwrap();
             assert_eq!(made.kernels.len(), 2, "{:?}", made.refused);
             made

@@ -11,7 +11,7 @@ use crate::issue::with_buffer;
 use crate::jobs::{Failed, Job, Task, is_lost, with_function};
 use crate::kernels::{KERNELS, publish};
 use crate::lock::Locked;
-use crate::offset::SubGrid;
+use crate::offset::OffsetForm;
 use crate::transformed::{Transformed, attribute, copy_attributes, plain_function};
 use crate::{flag, gate, kept, proof, watch};
 use std::collections::BTreeMap;
@@ -43,13 +43,13 @@ struct Made {
 static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, Refusal>>> = Locked::new(BTreeMap::new());
 
 fn form_of(task: Task) -> KernelForm {
-    if task == Task::Offset { KernelForm::SubGrid } else { KernelForm::Prelude }
+    if task == Task::Offset { KernelForm::ByOffset } else { KernelForm::ByClaims }
 }
 
 /// What takes the CPU only.
 pub(crate) fn rewrite_ahead(job: &Job) {
     let form = form_of(job.task);
-    let key = (job.image, form == KernelForm::SubGrid);
+    let key = (job.image, form == KernelForm::ByOffset);
     if IMAGES.with(|all| all.contains_key(&key)) {
         return;
     }
@@ -110,7 +110,7 @@ struct Function {
 
 /// The kernel in its form, loaded if need be. The context is current and idle.
 fn function_of(job: &Job, form: KernelForm) -> Result<Function, Refusal> {
-    let key = (job.image, form == KernelForm::SubGrid);
+    let key = (job.image, form == KernelForm::ByOffset);
     let made = IMAGES.with(|all| all.get(&key).cloned()).ok_or(Refusal::ImageGone)??;
     let refused = |refused: &[(String, Refusal)]| {
         let why = refused.iter().find(|(name, _)| *name == job.name).map(|(_, why)| *why);
@@ -242,7 +242,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     })?;
     proof::passed(job.device, arch, is_ptx, job.context)?;
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
-        let function = function_of(job, KernelForm::Prelude).map_err(|why| match why {
+        let function = function_of(job, KernelForm::ByClaims).map_err(|why| match why {
             Refusal::ImageGone => {
                 with_function(job, || gone(job.image)).unwrap_or(Failed::Unloaded)
             }
@@ -276,7 +276,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         image: job.image,
         reads_sm: kernel.reads_sm,
         is_ptx,
-        sub_grid: SubGrid::default(),
+        by_offset: OffsetForm::default(),
         device: job.device,
         parameters,
         control_offset: kernel.control_offset as usize,
@@ -331,7 +331,7 @@ pub(crate) fn offset(job: &Job, transformed: &Transformed) -> Result<usize, Fail
         return Err(Failed::For(Refusal::IndexRead));
     }
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
-        let function = function_of(job, KernelForm::SubGrid)?;
+        let function = function_of(job, KernelForm::ByOffset)?;
         bring_in(function.handle);
         let same = |which: &i32| {
             attribute(transformed.function, *which) == attribute(function.handle, *which)

@@ -163,25 +163,25 @@ pub(crate) fn by_offset(
     if !transformed.is_ptx && launch.grid[1..] != [1; 2] {
         return None;
     }
-    if transformed.sub_grid.is_untried() {
+    if transformed.by_offset.is_untried() {
         prepare_offset(index, launch, transformed);
         // Whoever asks first does without, however soon it is made.
         return None;
     }
-    transformed.sub_grid.function()
+    transformed.by_offset.function()
 }
 
 /// Have the form with offset block indices made, unless it was asked for.
 #[cold]
 fn prepare_offset(index: usize, launch: &KernelArguments, transformed: &Transformed) {
-    if !transformed.sub_grid.ask() {
+    if !transformed.by_offset.ask() {
         return;
     }
     // It can be transformed already: the others come first.
     let job =
         Job::of_launch(Task::Offset, index, launch, (transformed.context, transformed.device), 0);
     if !job.is_some_and(worker::hire) {
-        transformed.sub_grid.forgo();
+        transformed.by_offset.forgo();
     }
 }
 

@@ -134,16 +134,16 @@ struct Bench {
 
 fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
     let original = if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled()? };
-    let rewritten = image::rewrite(&original, arch, KernelForm::Prelude, None)?;
+    let rewritten = image::rewrite(&original, arch, KernelForm::ByClaims, None)?;
     let transformed = rewritten.kernel(proof::NAME)?.control_offset as usize;
     let mut images = vec![(original.clone(), None), (rewritten.image, Some(transformed))];
     // The form with offset block indices. None if this driver's code of the kernel does not read them as
     // the patch knows.
-    let sub_grid = image::rewrite(&original, arch, KernelForm::SubGrid, None)?;
-    match sub_grid.kernel(proof::NAME) {
+    let by_offset = image::rewrite(&original, arch, KernelForm::ByOffset, None)?;
+    match by_offset.kernel(proof::NAME) {
         Ok(kernel) => {
             let at = kernel.control_offset as usize;
-            images.push((sub_grid.image, Some(at)));
+            images.push((by_offset.image, Some(at)));
         }
         Err(why) => log!("nothing is sliced by offset: {why}"),
     }
@@ -151,7 +151,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
     });
     let mut forms = loaded.ok_or(Failed::Busy)??.into_iter();
-    let (Some(plain), Some(transformed), sub_grid) = (forms.next(), forms.next(), forms.next())
+    let (Some(plain), Some(transformed), by_offset) = (forms.next(), forms.next(), forms.next())
     else {
         return Err(Failed::For(Refusal::DriverRefused));
     };
@@ -219,7 +219,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         }
         bench.check("stopped and resumed")?;
     }
-    if let Some(form) = sub_grid {
+    if let Some(form) = by_offset {
         runs.offsets = offsets(&form, is_ptx, &bench)?;
     }
     Ok(runs)
@@ -232,7 +232,7 @@ fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
     let grid = if is_ptx { bench.grid } else { [blocks, 1, 1] };
     let slices = [0..1, 1..blocks / 2, blocks / 2..blocks];
     for range in &slices {
-        let part = ControlBlock::sub_grid(range.start, grid);
+        let part = ControlBlock::by_offset(range.start, grid);
         bench.run(form, [range.end - range.start, 1, 1], Some(part))?;
     }
     bench.check("in slices by offset")?;

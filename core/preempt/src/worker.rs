@@ -137,7 +137,7 @@ fn settle_offset(transformed: &Transformed, function: Option<usize>) {
     // From the prelude's function, which has what was set through any handle of the original's.
     let copy = || function.into_iter().for_each(|to| copy_attributes(transformed.function, to));
     copy();
-    transformed.sub_grid.settle(function);
+    transformed.by_offset.settle(function);
     // What the program set meanwhile.
     copy();
     kernels::changed();

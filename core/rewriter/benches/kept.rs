@@ -26,18 +26,18 @@ fn image_of(kernels: usize) -> String {
 fn benches(c: &mut Criterion) {
     for kernels in [8, 256] {
         let ptx = image_of(kernels);
-        let made = image::rewrite(ptx.as_bytes(), 75, KernelForm::Prelude, None).unwrap();
+        let made = image::rewrite(ptx.as_bytes(), 75, KernelForm::ByClaims, None).unwrap();
         assert_eq!(made.kernels.len(), kernels);
-        let key = Key::new(ptx.as_bytes(), 75, KernelForm::Prelude);
+        let key = Key::new(ptx.as_bytes(), 75, KernelForm::ByClaims);
         let file = kept::to_bytes(&key, &made);
         let mut group = c.benchmark_group(format!("{} KiB of PTX", ptx.len() >> 10));
         group.throughput(Throughput::Bytes(ptx.len() as u64));
         group.bench_function("made", |b| {
-            b.iter(|| image::rewrite(black_box(ptx.as_bytes()), 75, KernelForm::Prelude, None))
+            b.iter(|| image::rewrite(black_box(ptx.as_bytes()), 75, KernelForm::ByClaims, None))
         });
         group.bench_function("found", |b| {
             b.iter(|| {
-                let key = Key::new(black_box(ptx.as_bytes()), 75, KernelForm::Prelude);
+                let key = Key::new(black_box(ptx.as_bytes()), 75, KernelForm::ByClaims);
                 kept::from_bytes(&key, black_box(&file)).unwrap()
             })
         });

@@ -28,7 +28,7 @@ impl Key {
         all.update(env!("CARGO_PKG_VERSION"));
         all.update(env!("TALLY_KERNELS_SOURCES"));
         all.update(arch.to_le_bytes());
-        all.update([u8::from(form == KernelForm::SubGrid)]);
+        all.update([u8::from(form == KernelForm::ByOffset)]);
         all.update(image);
         Key(all.finalize().into())
     }
@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn key(image: &[u8]) -> Key {
-        Key::new(image, 90, KernelForm::Prelude)
+        Key::new(image, 90, KernelForm::ByClaims)
     }
 
     fn any_kernel() -> impl Strategy<Value = TransformedKernel> {
@@ -218,11 +218,11 @@ mod tests {
 
     #[test]
     fn a_key_is_of_all_that_it_depends_on() {
-        let one = Key::new(b"image", 90, KernelForm::Prelude);
-        assert_eq!(one, Key::new(b"image", 90, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"imagf", 90, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 89, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 90, KernelForm::SubGrid));
+        let one = Key::new(b"image", 90, KernelForm::ByClaims);
+        assert_eq!(one, Key::new(b"image", 90, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"imagf", 90, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"image", 89, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"image", 90, KernelForm::ByOffset));
         assert_eq!(one.to_string().len(), 64);
     }
 }

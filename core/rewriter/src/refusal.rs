@@ -44,7 +44,7 @@ pub enum Refusal {
     BlocksWaited = 18,
     /// Its address is taken: somebody may call it as a function.
     AddressTaken = 19,
-    /// A function that it calls asks which block it is in, or might: it is called by its address (sub-grid form only).
+    /// A function that it calls asks which block it is in, or might: it is called by its address (form by offset only).
     IndexInFunction = 20,
     /// 32-bit addresses, or a PTX version before 6.0 that cannot be raised.
     PtxVersion = 21,
@@ -61,9 +61,9 @@ pub enum Refusal {
     /// A kernel with known results computed others on this GPU when it was transformed.
     ResultsDiffer = 27,
     /// Its machine code reads the block's index, or the grid's width, in a way that the patch
-    /// does not know (sub-grid form only).
+    /// does not know (form by offset only).
     IndexRead = 28,
-    /// Its machine code leaves no register free that the patch could use (sub-grid form only).
+    /// Its machine code leaves no register free that the patch could use (form by offset only).
     NoSpareRegister = 29,
     /// Its code lets its blocks wait for one another: held back in part they might do so for ever.
     BlocksMayWait = 30,

@@ -5,11 +5,12 @@ use crate::Refusal;
 /// Which transformed form an image was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelForm {
-    /// The claim-table prelude: any range of blocks, preemptible. The grid stays.
-    Prelude,
-    /// Block indices offset: a launch of few blocks computes a range of a larger
-    /// grid's. In machine code, of one with a single dimension.
-    SubGrid,
+    /// By claims: in a prelude, each block claims itself in a table. The launch keeps the whole grid, runs any range
+    /// of its blocks, and can be preempted.
+    ByClaims,
+    /// By offset: the launch has only some of the blocks, and the kernel adds the first one's number to the index that
+    /// it reads. In machine code, for grids of one dimension.
+    ByOffset,
 }
 
 /// One kernel in its transformed form: how it is launched.
@@ -23,9 +24,9 @@ pub struct TransformedKernel {
     pub control_offset: u32,
     /// Cluster dimensions fixed at compile time, in blocks.
     pub cluster: Option<[u32; 3]>,
-    /// It reads memory so that it sees what other blocks write meanwhile (volatile, strong, an atomic whose result it
-    /// uses, a fence wider than a block), or calls what only a register says: its blocks may wait for one another.
-    /// Others' are taken not to: without a fence compilers may load once for a plain load in a loop.
+    /// The code has loads, atomics or fences through which a block can see what another block writes, or an indirect
+    /// call, so its blocks may wait for each other. Without these we assume that they do not: a compiler may hoist a
+    /// plain load out of a loop.
     pub may_wait: bool,
     /// It reads which SM it runs on, or how many there are: on some of the SMs it may do other work.
     pub reads_sm: bool,

@@ -28,7 +28,7 @@ const LATER: [&[u8]; 2] =
     [include_bytes!("cubins/cluster.100.cubin"), include_bytes!("cubins/cluster.120.cubin")];
 
 fn prelude(image: &[u8]) -> Rewritten {
-    rewrite(image, KernelForm::Prelude, None).expect("a cubin that can be patched")
+    rewrite(image, KernelForm::ByClaims, None).expect("a cubin that can be patched")
 }
 
 fn refusals(rewritten: &Rewritten) -> HashMap<&str, Refusal> {
@@ -72,7 +72,7 @@ fn ordinary_kernels_are_patched_and_say_where_the_control_block_goes() {
 #[test]
 fn only_what_is_asked_for_is_patched() {
     let (_, image) = ORDINARY[3];
-    let rewritten = rewrite(image, KernelForm::Prelude, Some(&["one", "absent"])).unwrap();
+    let rewritten = rewrite(image, KernelForm::ByClaims, Some(&["one", "absent"])).unwrap();
     assert_eq!(rewritten.kernels.len(), 1);
     assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
     assert_eq!(rewritten.refused, [("absent".to_owned(), Refusal::NoSuchKernel)]);
@@ -86,7 +86,7 @@ fn only_what_is_asked_for_is_patched() {
 #[test]
 fn a_rewrite_of_nothing_keeps_every_section() {
     for (_, image) in ORDINARY {
-        let rewritten = rewrite(image, KernelForm::Prelude, Some(&[])).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByClaims, Some(&[])).unwrap();
         check(image, &rewritten.image).unwrap();
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for (a, b) in old.sections.iter().zip(&new.sections) {
@@ -160,16 +160,16 @@ fn register_reconfiguration_is_no_obstacle() {
 fn other_images_are_refused_by_kind() {
     let refused = |image: &[u8], form| rewrite(image, form, None).unwrap_err();
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::Prelude), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByClaims), Refusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::Prelude), Refusal::Relocatable);
+    assert_eq!(refused(OBJECT, KernelForm::ByClaims), Refusal::Relocatable);
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::SubGrid), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByOffset), Refusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::SubGrid), Refusal::Relocatable);
-    assert_eq!(refused(b"\x7fELF", KernelForm::Prelude), Refusal::Malformed);
-    assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::Prelude), Refusal::Malformed);
-    assert_eq!(refused(b"", KernelForm::Prelude), Refusal::Malformed);
+    assert_eq!(refused(OBJECT, KernelForm::ByOffset), Refusal::Relocatable);
+    assert_eq!(refused(b"\x7fELF", KernelForm::ByClaims), Refusal::Malformed);
+    assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::ByClaims), Refusal::Malformed);
+    assert_eq!(refused(b"", KernelForm::ByClaims), Refusal::Malformed);
 }
 
 fn code<'c>(cubin: &'c Cubin<'_>, kernel: &str) -> &'c [u8] {
@@ -187,7 +187,7 @@ fn changed(old: &Cubin<'_>, new: &Cubin<'_>, kernel: &str) -> usize {
 #[test]
 fn the_check_notices_a_read_that_is_not_patched() {
     for image in INDEX {
-        let patched = rewrite(image, KernelForm::SubGrid, None).unwrap().image;
+        let patched = rewrite(image, KernelForm::ByOffset, None).unwrap().image;
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&patched).unwrap());
         for name in ["by_thread", "uniform", "grid_stride", "behind_a_branch"] {
             let (a, b) = (code(&old, name), code(&new, name));
@@ -204,9 +204,9 @@ fn the_check_notices_a_read_that_is_not_patched() {
 }
 
 #[test]
-fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
+fn the_form_by_offset_changes_only_what_knows_of_the_grid() {
     for (arch, image) in ORDINARY {
-        let rewritten = rewrite(image, KernelForm::SubGrid, None).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, None).unwrap();
         // A uniform register says which constant it reads, of its jump table: it could be any.
         assert_eq!(rewritten.refused, [("switcher".to_owned(), Refusal::IndexRead)], "sm_{arch}");
         check(image, &rewritten.image).unwrap();
@@ -220,7 +220,7 @@ fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
         }
     }
     for image in INDEX {
-        let rewritten = rewrite(image, KernelForm::SubGrid, None).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, None).unwrap();
         check(image, &rewritten.image).unwrap();
         let refused = refusals(&rewritten);
         assert_eq!(refused.len(), 2);
@@ -241,16 +241,16 @@ fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
             assert_eq!(changed, expected, "sm_{} {name}", old.arch);
         }
     }
-    let numbers = rewrite(NUMBERS, KernelForm::SubGrid, None).unwrap();
+    let numbers = rewrite(NUMBERS, KernelForm::ByOffset, None).unwrap();
     assert_eq!(numbers.kernel("clusters"), Err(Refusal::IndexRead));
-    let clusters = rewrite(CLUSTER, KernelForm::SubGrid, None).unwrap();
+    let clusters = rewrite(CLUSTER, KernelForm::ByOffset, None).unwrap();
     for name in ["cluster_of_3", "cluster_of_4"] {
         assert_eq!(clusters.kernel(name), Err(Refusal::ClusterShape));
     }
-    let globals = rewrite(GLOBALS[1], KernelForm::SubGrid, None).unwrap();
+    let globals = rewrite(GLOBALS[1], KernelForm::ByOffset, None).unwrap();
     assert_eq!(refusals(&globals)["counts"], Refusal::WritableGlobals);
     check(GLOBALS[1], &globals.image).unwrap();
-    let linked = rewrite(LINKED, KernelForm::SubGrid, None).unwrap();
+    let linked = rewrite(LINKED, KernelForm::ByOffset, None).unwrap();
     check(LINKED, &linked.image).unwrap();
     assert!(linked.kernel("calls_pure").is_ok());
 }
@@ -268,7 +268,7 @@ fn a_register_of_a_function_that_is_called_is_not_spare() {
     let mut image = LINKED.to_vec();
     put(&mut image, "calls_pure", 7, read);
     let patched = |image: &[u8]| {
-        let rewritten = rewrite(image, KernelForm::SubGrid, Some(&["calls_pure"])).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, Some(&["calls_pure"])).unwrap();
         assert_eq!(rewritten.refused, []);
         check(image, &rewritten.image).unwrap();
         rewritten.image
@@ -352,7 +352,7 @@ fn the_check_notices_relocations_that_cannot_be_read() {
 fn the_check_notices_any_changed_byte_of_code_and_constants() {
     let (_, image) = ORDINARY[3];
     notices_changes(image, &prelude(image).image);
-    notices_changes(image, &rewrite(image, KernelForm::SubGrid, None).unwrap().image);
+    notices_changes(image, &rewrite(image, KernelForm::ByOffset, None).unwrap().image);
 }
 
 fn notices_changes(image: &[u8], patched: &[u8]) {
@@ -381,14 +381,14 @@ fn notices_changes(image: &[u8], patched: &[u8]) {
 fn no_prefix_or_flipped_bit_makes_it_panic() {
     let (_, image) = ORDINARY[0];
     for end in (0..image.len()).step_by(61) {
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let _ = rewrite(&image[..end], form, None);
         }
     }
     let mut image = image.to_vec();
     for bit in (0..image.len() * 8).step_by(389) {
         image[bit / 8] ^= 1 << (bit % 8);
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             if let Ok(rewritten) = rewrite(&image, form, None) {
                 check(&image, &rewritten.image).unwrap();
             }
@@ -405,7 +405,7 @@ fn metadata_changes_as_written_down() {
         (90, ORDINARY[3].1, include_str!("cubins/barriers.90.golden")),
     ] {
         let rewritten =
-            rewrite(image, KernelForm::Prelude, Some(&["barriers", "nothing"])).unwrap();
+            rewrite(image, KernelForm::ByClaims, Some(&["barriers", "nothing"])).unwrap();
         let mut text = String::new();
         for (title, image) in [("before", image), ("after", &rewritten.image)] {
             let cubin = Cubin::parse(image).unwrap();
@@ -465,15 +465,15 @@ fn machine_code_in_a_container_is_patched_for_its_device() {
     let container = pack(&[(Kind::Elf, 80, ORDINARY[0].1), (Kind::Elf, 90, ORDINARY[3].1)]);
     for (arch, original) in [(80, ORDINARY[0].1), (89, ORDINARY[0].1), (90, ORDINARY[3].1)] {
         let rewritten =
-            image::rewrite(&container, arch, KernelForm::Prelude, Some(&["one"])).unwrap();
+            image::rewrite(&container, arch, KernelForm::ByClaims, Some(&["one"])).unwrap();
         assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
         check(original, &rewritten.image).unwrap();
     }
-    let refused = image::rewrite(&container, 75, KernelForm::Prelude, None);
+    let refused = image::rewrite(&container, 75, KernelForm::ByClaims, None);
     assert_eq!(refused.unwrap_err(), Refusal::NoCodeForDevice);
     // Which of two for one device the driver takes is not known; what is for other devices does not matter.
     let two = pack(&[80, 90, 80].map(|arch| (Kind::Elf, arch, ORDINARY[0].1)));
-    let refused = image::rewrite(&two, 80, KernelForm::Prelude, None);
+    let refused = image::rewrite(&two, 80, KernelForm::ByClaims, None);
     assert_eq!(refused.unwrap_err(), Refusal::SeveralCodes);
-    assert!(image::rewrite(&two, 90, KernelForm::Prelude, None).is_ok());
+    assert!(image::rewrite(&two, 90, KernelForm::ByClaims, None).is_ok());
 }

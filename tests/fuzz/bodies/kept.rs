@@ -15,7 +15,7 @@ fn read(key: &Key, file: &[u8]) -> Option<Rewritten> {
 /// No panic; what is read is written alike, and is of its key alone.
 pub fn kept(data: &[u8]) {
     let (key, other) =
-        (Key::new(b"a", 90, KernelForm::Prelude), Key::new(b"b", 90, KernelForm::Prelude));
+        (Key::new(b"a", 90, KernelForm::ByClaims), Key::new(b"b", 90, KernelForm::ByClaims));
     let nothing =
         Rewritten { image: Vec::new(), is_ptx: false, kernels: Vec::new(), refused: Vec::new() };
     let digest = Sha256::new().finalize().len();

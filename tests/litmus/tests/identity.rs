@@ -22,7 +22,7 @@ fn every_byte_of_a_cubin_counts() {
     let cubins = cubins();
     assert!(cubins.len() > 5);
     for image in &cubins {
-        let key = |bytes: &[u8]| Key::new(bytes, 90, KernelForm::Prelude).to_string();
+        let key = |bytes: &[u8]| Key::new(bytes, 90, KernelForm::ByClaims).to_string();
         let mut keys = HashSet::from([key(image)]);
         let mut changed = image.clone();
         // Every offset of a small one, and a thousand over all of a large one.

@@ -3,7 +3,7 @@
 //!
 //! The first instruction of a kernel becomes a branch to code appended behind it: the
 //! prelude, the displaced instruction, and a branch back (`patch`). Nothing else
-//! moves. In the sub-grid form the instructions that read the block's index and the grid's
+//! moves. In the form by offset the instructions that read the block's index and the grid's
 //! width are patched instead (`offset`). What is not exactly as the patch knows it is refused: by architecture and
 //! first instruction (`template`), by metadata (`info`), and by what the kernel refers
 //! to (`reach`). [`check`] compares the result with the original.
@@ -32,7 +32,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use template::Template;
 
-/// Give kernels of a cubin a transformed form; see [`crate::image::rewrite`]. The sub-grid form is one for grids of
+/// Give kernels of a cubin a transformed form; see [`crate::image::rewrite`]. The form by offset is one for grids of
 /// one dimension ([`Rewritten::is_ptx`]).
 ///
 /// # Errors
@@ -60,8 +60,8 @@ pub fn rewrite(
                 return Err(Refusal::Malformed);
             }
             let made = match form {
-                KernelForm::Prelude => patch::prelude(&cubin, template, &references, index),
-                KernelForm::SubGrid => offset::sub_grid(&cubin, template, &references, index),
+                KernelForm::ByClaims => patch::prelude(&cubin, template, &references, index),
+                KernelForm::ByOffset => offset::by_offset(&cubin, template, &references, index),
             };
             match made {
                 Ok(patch) => patches.push(patch),

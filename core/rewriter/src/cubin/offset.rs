@@ -1,4 +1,4 @@
-//! The sub-grid form of machine code: a launch of few blocks that computes a range of the
+//! The form by offset of machine code: a launch of few blocks that computes a range of the
 //! blocks of a larger grid, of one dimension.
 //!
 //! Wherever the code reads the block's index in x, the first block of the range is added; where
@@ -66,8 +66,8 @@ enum Use {
     Blocks,
 }
 
-/// The kernel `symbol` in the sub-grid form, or why it has none.
-pub(super) fn sub_grid(
+/// The kernel `symbol` in the form by offset, or why it has none.
+pub(super) fn by_offset(
     cubin: &Cubin<'_>,
     template: &'static Template,
     references: &References<'_, '_>,
@@ -238,7 +238,7 @@ fn is_known(number: u32) -> bool {
 
 /// Whether `new` is `old` in this form: see the module's documentation. `control`: the control block's
 /// place in bank 0; `called`: see [`called`].
-pub(super) fn is_sub_grid(
+pub(super) fn is_by_offset(
     template: &Template,
     old: &[u8],
     new: &[u8],
@@ -364,7 +364,7 @@ mod tests {
         let bytes = |code: &[u128]| code.iter().flat_map(|i| i.to_le_bytes()).collect::<Vec<_>>();
         let (old, new) = (bytes(&old), bytes(&new.collect::<Vec<_>>()));
         let is_right =
-            |called| is_sub_grid(Template::of(arch).unwrap(), &old, &new, (control, called));
+            |called| is_by_offset(Template::of(arch).unwrap(), &old, &new, (control, called));
         assert!(is_right(0) && is_right(!(1 << 40)));
         assert!(!is_right(1 << 40), "a function that is called has something there");
     }

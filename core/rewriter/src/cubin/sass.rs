@@ -263,7 +263,7 @@ pub(super) fn add_uniform(to: Destination, from: u32, added: u32, after: u32) ->
     rest << 64 | registers | opcode | ALWAYS | control(STALL_MAX, 0, 1 << after)
 }
 
-/// The register that an instruction of a sub-grid's tail writes.
+/// The register that an instruction of the tail of a form by offset writes.
 pub(super) fn destination(instruction: u128) -> u32 {
     (instruction >> 16 & 0xff) as u32
 }

@@ -174,7 +174,7 @@ impl Planner<'_, '_> {
     }
 
     fn by_form(&self, entry: &Entry<'_>, own: u16, below: u16, at: usize) -> Option<Refusal> {
-        if self.form == KernelForm::Prelude {
+        if self.form == KernelForm::ByClaims {
             return None;
         }
         let clusters =
@@ -234,11 +234,11 @@ impl Planner<'_, '_> {
         let mut edits = vec![self.add_parameter(&entry.head, &param)];
         let open = entry.body[0].end() as usize;
         let text = match self.form {
-            KernelForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
-            KernelForm::SubGrid => prelude::sub_grid(self.stem, &param),
+            KernelForm::ByClaims => prelude::prelude(self.stem, &param, self.module.target),
+            KernelForm::ByOffset => prelude::by_offset(self.stem, &param),
         };
         edits.push(Edit::insert(open, text));
-        if self.form == KernelForm::SubGrid {
+        if self.form == KernelForm::ByOffset {
             edits.extend(self.reach.entries[at].reads.iter().map(|read| {
                 let text = prelude::index(self.stem, read.size, read.axis);
                 Edit::replace(read.start as usize..read.end as usize, text)
