@@ -50,7 +50,7 @@ pub mod transform_state {
     pub const PREPARING: u8 = 2;
     /// It has transformed forms: [`SLICEABLE`], [`PREEMPTIBLE`].
     pub const READY: u8 = 3;
-    /// It is only run whole: the code of the reason (`tally_rewriter::Refusal`).
+    /// It is only run whole: the code of the reason (`tally_rewriter::TransformRefusal`).
     pub const WHOLE_ONLY: u8 = 4;
     /// Detail of [`READY`]: as slices.
     pub const SLICEABLE: u8 = 1;

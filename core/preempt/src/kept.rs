@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 use tally_rewriter::kept::{self, Key};
-use tally_rewriter::{KernelForm, Refusal, Rewritten, image};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal, image};
 
 /// Forms of smaller images are made about as fast as they are found.
 const IMAGE_BYTES_MIN: usize = 32 << 10;
@@ -48,7 +48,7 @@ pub fn rewrite(
     arch: u32,
     form: KernelForm,
     library: Option<&str>,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let bytes_max = BYTES_MAX.load(Relaxed);
     let is_kept = bytes_max != 0 && bytes.len() >= IMAGE_BYTES_MIN && !is_vendor("", library);
     if is_kept {
@@ -75,7 +75,7 @@ fn rewrite_in(
     bytes: &[u8],
     arch: u32,
     form: KernelForm,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let key = Key::new(bytes, arch, form);
     let name = format!("{key}{ENDING}");
     let looked_for = name.clone();

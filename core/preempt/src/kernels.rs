@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 pub(crate) struct Kernel {
     /// As in the shared table: what the core reads is only a copy of this.
@@ -76,7 +76,7 @@ pub fn ready(context: usize) -> Ready {
 }
 
 /// This kernel is only run whole from now on.
-pub fn refuse(index: usize, why: Refusal) {
+pub fn refuse(index: usize, why: TransformRefusal) {
     publish(index, transform_state::WHOLE_ONLY, why.code());
     if let Some(client) = host().client() {
         client.counters.refused_kernels.fetch_add(1, Relaxed);

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
-use tally_rewriter::{Refusal, names as kernel_names};
+use tally_rewriter::{TransformRefusal, names as kernel_names};
 
 /// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
 /// entries, a part takes two, and what is behind them in the stream is to have room as without us.
@@ -82,7 +82,11 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
         }
         // Those that are transformed are limited like those that are not.
         transform_state::WHOLE_ONLY => {
-            let of_any = [Refusal::VendorLibrary, Refusal::ImageGone, Refusal::BlocksMayWait];
+            let of_any = [
+                TransformRefusal::VendorLibrary,
+                TransformRefusal::ImageGone,
+                TransformRefusal::BlocksMayWait,
+            ];
             kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
         }
         // Its code is not looked at until it is to be transformed.
@@ -110,17 +114,17 @@ fn look_at(index: usize, function: Ptr) {
     }
 }
 
-fn verdict(index: usize, function: Ptr) -> Result<(), Refusal> {
+fn verdict(index: usize, function: Ptr) -> Result<(), TransformRefusal> {
     let library = host().library(host().image_of(index));
-    let name = driver().name_of(function as usize).ok_or(Refusal::NoSuchKernel)?;
-    let name = name.to_str().map_err(|_| Refusal::NoSuchKernel)?;
+    let name = driver().name_of(function as usize).ok_or(TransformRefusal::NoSuchKernel)?;
+    let name = name.to_str().map_err(|_| TransformRefusal::NoSuchKernel)?;
     if let Some(why) = kernel_names::waits_by_name(name) {
         return Err(why);
     }
     if vendor::is_vendor(name, library.as_ref().ok().and_then(Option::as_deref)) {
         KERNELS[index].is_vendor.store(true, Relaxed);
         if !takes_vendor() {
-            return Err(Refusal::VendorLibrary);
+            return Err(TransformRefusal::VendorLibrary);
         }
     }
     library.map(drop)

@@ -29,7 +29,7 @@ use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::{ring, wait};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
@@ -111,7 +111,7 @@ pub fn stuck(slot: usize, number: u32) {
     for kernel in found {
         log!("kernel {kernel} did not end on some of the SMs: it is launched whole from now on");
         kernels::refuse_sm_limit(kernel);
-        kernels::refuse(kernel, Refusal::StuckLimited);
+        kernels::refuse(kernel, TransformRefusal::StuckLimited);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{gate, kernels, making};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// A job that found the context busy is tried again after so long, then twice as long, ms.
 const RETRY_MS: [u64; 2] = [20, 2_000];
@@ -77,7 +77,7 @@ fn carry_out(job: &Job) -> bool {
     if matches!(job.task, Task::Form | Task::Offset | Task::Gate) && host().have_filters_changed() {
         // The driver, too, may open files when it loads code.
         match job.task {
-            Task::Form => kernels::refuse(job.index, Refusal::Sandboxed),
+            Task::Form => kernels::refuse(job.index, TransformRefusal::Sandboxed),
             _ => jobs::give_up(job),
         }
         return false;

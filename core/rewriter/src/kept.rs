@@ -10,7 +10,7 @@
 //! | SHA-256 of all before          (a name: its length, 4, and UTF-8)
 //! ```
 
-use crate::{KernelForm, Refusal, Rewritten, TransformedKernel};
+use crate::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"TALLYCUT";
@@ -101,7 +101,8 @@ pub fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Rewritten> {
             reads_sm,
         })
     })?;
-    let refused = from.list(|from| Some((from.name()?, Refusal::from_code(from.take(1)?[0])?)))?;
+    let refused =
+        from.list(|from| Some((from.name()?, TransformRefusal::from_code(from.take(1)?[0])?)))?;
     let length = u64::from_le_bytes(from.take(8)?.try_into().ok()?);
     let image = from.take(length.try_into().ok()?)?.to_vec();
     from.0.is_empty().then_some(Rewritten { image, is_ptx, kernels, refused })
@@ -161,7 +162,7 @@ mod tests {
     }
 
     fn any_rewritten() -> impl Strategy<Value = Rewritten> {
-        let refused = (".{0,40}", proptest::sample::select(Refusal::ALL.to_vec()));
+        let refused = (".{0,40}", proptest::sample::select(TransformRefusal::ALL.to_vec()));
         (
             any::<(Vec<u8>, bool)>(),
             proptest::collection::vec(any_kernel(), 0..5),

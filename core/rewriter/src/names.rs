@@ -4,9 +4,9 @@
 //! and neither its PTX nor its machine code says so plainly: a look-back reads a word
 //! that another block writes, as any kernel might. Libraries that do it have names.
 //! A name proves nothing, so that what is not found here is still watched when it is
-//! transformed ([`Refusal::BlocksWaited`]).
+//! transformed ([`TransformRefusal::BlocksWaited`]).
 
-use crate::Refusal;
+use crate::TransformRefusal;
 
 /// Parts of names of libraries that talk to other GPUs. A kernel of theirs holds up its
 /// peers.
@@ -66,13 +66,13 @@ const SEMAPHORES: [&str; 11] = [
 ];
 
 /// Why a kernel of this name, mangled or plain, is not transformed; `None` says nothing.
-pub fn waits_by_name(name: &str) -> Option<Refusal> {
+pub fn waits_by_name(name: &str) -> Option<TransformRefusal> {
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     if has(&COMMUNICATION) {
-        return Some(Refusal::Communication);
+        return Some(TransformRefusal::Communication);
     }
     let waits = has(&LOOK_BACK) || has(&SEMAPHORES) || thrust_scan(name) || marlin(name);
-    waits.then_some(Refusal::BlocksWaitByName)
+    waits.then_some(TransformRefusal::BlocksWaitByName)
 }
 
 /// Thrust's own names: an agent in `cuda_cub`, named after what it does. In a plain
@@ -120,7 +120,7 @@ mod tests {
             "streamk_matmul_kernel_0d1d2d",
             "triton_spl_fused_cumsum_3",
         ] {
-            assert_eq!(waits_by_name(name), Some(Refusal::BlocksWaitByName), "{name}");
+            assert_eq!(waits_by_name(name), Some(TransformRefusal::BlocksWaitByName), "{name}");
         }
     }
 
@@ -137,7 +137,7 @@ mod tests {
             "_ZN4c10d12_GLOBAL__N_127one_shot_all_reduce_kernelIfEEvv",
             "_ZN4vllm26cross_device_reduce_1stageI6__halfLi2EEEvPNS_8RankDataE",
         ] {
-            assert_eq!(waits_by_name(name), Some(Refusal::Communication), "{name}");
+            assert_eq!(waits_by_name(name), Some(TransformRefusal::Communication), "{name}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a rewriter gives back.
 
-use crate::Refusal;
+use crate::TransformRefusal;
 
 /// Which transformed form an image was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,16 +42,16 @@ pub struct Rewritten {
     /// Kernels that have the transformed form.
     pub kernels: Vec<TransformedKernel>,
     /// Kernels that were asked for and have not.
-    pub refused: Vec<(String, Refusal)>,
+    pub refused: Vec<(String, TransformRefusal)>,
 }
 
 impl Rewritten {
     /// The transformed form of a kernel, or why it has none.
-    pub fn kernel(&self, name: &str) -> Result<&TransformedKernel, Refusal> {
+    pub fn kernel(&self, name: &str) -> Result<&TransformedKernel, TransformRefusal> {
         if let Some(kernel) = self.kernels.iter().find(|k| k.name == name) {
             return Ok(kernel);
         }
         let refused = self.refused.iter().find(|(n, _)| n == name);
-        Err(refused.map_or(Refusal::NoSuchKernel, |(_, why)| *why))
+        Err(refused.map_or(TransformRefusal::NoSuchKernel, |(_, why)| *why))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use tally_rewriter::cubin::{CheckError, Cubin, check, rewrite};
-use tally_rewriter::{KernelForm, Refusal, Rewritten, TransformedKernel};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 
 const ORDINARY: [(u32, &[u8]); 5] = [
     (80, include_bytes!("cubins/ordinary.80.cubin")),
@@ -31,7 +31,7 @@ fn prelude(image: &[u8]) -> Rewritten {
     rewrite(image, KernelForm::ByClaims, None).expect("a cubin that can be patched")
 }
 
-fn refusals(rewritten: &Rewritten) -> HashMap<&str, Refusal> {
+fn refusals(rewritten: &Rewritten) -> HashMap<&str, TransformRefusal> {
     rewritten.refused.iter().map(|(name, why)| (name.as_str(), *why)).collect()
 }
 
@@ -75,7 +75,7 @@ fn only_what_is_asked_for_is_patched() {
     let rewritten = rewrite(image, KernelForm::ByClaims, Some(&["one", "absent"])).unwrap();
     assert_eq!(rewritten.kernels.len(), 1);
     assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
-    assert_eq!(rewritten.refused, [("absent".to_owned(), Refusal::NoSuchKernel)]);
+    assert_eq!(rewritten.refused, [("absent".to_owned(), TransformRefusal::NoSuchKernel)]);
     check(image, &rewritten.image).unwrap();
     let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
     let text = |cubin: &Cubin<'_>, name| cubin.sections[cubin.find(name).unwrap()].data.to_vec();
@@ -100,7 +100,7 @@ fn nothing_is_patched_twice() {
     for (_, image) in ORDINARY {
         let again = prelude(&prelude(image).image);
         assert_eq!(again.kernels, []);
-        assert!(again.refused.iter().all(|(_, why)| *why == Refusal::FirstInstruction));
+        assert!(again.refused.iter().all(|(_, why)| *why == TransformRefusal::FirstInstruction));
         assert_eq!(again.refused.len(), 6);
     }
 }
@@ -125,9 +125,9 @@ fn kernels_that_use_variables_of_their_image_are_refused() {
             // Calls the driver's `malloc`, with an index into the addresses of variables.
             "allocates",
         ] {
-            assert_eq!(refused[name], Refusal::WritableGlobals, "{name}");
+            assert_eq!(refused[name], TransformRefusal::WritableGlobals, "{name}");
         }
-        assert_eq!(refused["grid_sync"], Refusal::GridSync);
+        assert_eq!(refused["grid_sync"], TransformRefusal::GridSync);
         assert_eq!(refused.len(), 9);
     }
 }
@@ -137,7 +137,7 @@ fn functions_in_sections_of_their_own_are_followed() {
     let rewritten = prelude(LINKED);
     check(LINKED, &rewritten.image).unwrap();
     assert_eq!(rewritten.kernel("calls_pure").unwrap().control_offset, 16);
-    assert_eq!(rewritten.kernel("calls_counting"), Err(Refusal::WritableGlobals));
+    assert_eq!(rewritten.kernel("calls_counting"), Err(TransformRefusal::WritableGlobals));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn clusters_are_told_and_odd_ones_refused() {
     check(CLUSTER, &rewritten.image).unwrap();
     assert_eq!(rewritten.kernel("cluster_of_4").unwrap().cluster, Some([4, 1, 1]));
     assert_eq!(rewritten.kernel("cluster_at_launch").unwrap().cluster, None);
-    assert_eq!(rewritten.kernel("cluster_of_3"), Err(Refusal::ClusterShape));
+    assert_eq!(rewritten.kernel("cluster_of_3"), Err(TransformRefusal::ClusterShape));
 }
 
 #[test]
@@ -160,16 +160,19 @@ fn register_reconfiguration_is_no_obstacle() {
 fn other_images_are_refused_by_kind() {
     let refused = |image: &[u8], form| rewrite(image, form, None).unwrap_err();
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::ByClaims), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByClaims), TransformRefusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::ByClaims), Refusal::Relocatable);
+    assert_eq!(refused(OBJECT, KernelForm::ByClaims), TransformRefusal::Relocatable);
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::ByOffset), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByOffset), TransformRefusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::ByOffset), Refusal::Relocatable);
-    assert_eq!(refused(b"\x7fELF", KernelForm::ByClaims), Refusal::Malformed);
-    assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::ByClaims), Refusal::Malformed);
-    assert_eq!(refused(b"", KernelForm::ByClaims), Refusal::Malformed);
+    assert_eq!(refused(OBJECT, KernelForm::ByOffset), TransformRefusal::Relocatable);
+    assert_eq!(refused(b"\x7fELF", KernelForm::ByClaims), TransformRefusal::Malformed);
+    assert_eq!(
+        refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::ByClaims),
+        TransformRefusal::Malformed
+    );
+    assert_eq!(refused(b"", KernelForm::ByClaims), TransformRefusal::Malformed);
 }
 
 fn code<'c>(cubin: &'c Cubin<'_>, kernel: &str) -> &'c [u8] {
@@ -208,7 +211,11 @@ fn the_form_by_offset_changes_only_what_knows_of_the_grid() {
     for (arch, image) in ORDINARY {
         let rewritten = rewrite(image, KernelForm::ByOffset, None).unwrap();
         // A uniform register says which constant it reads, of its jump table: it could be any.
-        assert_eq!(rewritten.refused, [("switcher".to_owned(), Refusal::IndexRead)], "sm_{arch}");
+        assert_eq!(
+            rewritten.refused,
+            [("switcher".to_owned(), TransformRefusal::IndexRead)],
+            "sm_{arch}"
+        );
         check(image, &rewritten.image).unwrap();
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for kernel in &rewritten.kernels {
@@ -225,9 +232,9 @@ fn the_form_by_offset_changes_only_what_knows_of_the_grid() {
         let refused = refusals(&rewritten);
         assert_eq!(refused.len(), 2);
         // Through the object's table: into the original's code, which knows of no slice.
-        assert_eq!(refused["by_address"], Refusal::IndexInFunction);
+        assert_eq!(refused["by_address"], TransformRefusal::IndexInFunction);
         // So is the driver's assertion, where that is called by its address.
-        assert_eq!(refused["asserts"], Refusal::IndexInFunction);
+        assert_eq!(refused["asserts"], TransformRefusal::IndexInFunction);
         assert_eq!(prelude(image).refused, [], "the prelude needs none of this");
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for (name, expected) in [
@@ -242,13 +249,13 @@ fn the_form_by_offset_changes_only_what_knows_of_the_grid() {
         }
     }
     let numbers = rewrite(NUMBERS, KernelForm::ByOffset, None).unwrap();
-    assert_eq!(numbers.kernel("clusters"), Err(Refusal::IndexRead));
+    assert_eq!(numbers.kernel("clusters"), Err(TransformRefusal::IndexRead));
     let clusters = rewrite(CLUSTER, KernelForm::ByOffset, None).unwrap();
     for name in ["cluster_of_3", "cluster_of_4"] {
-        assert_eq!(clusters.kernel(name), Err(Refusal::ClusterShape));
+        assert_eq!(clusters.kernel(name), Err(TransformRefusal::ClusterShape));
     }
     let globals = rewrite(GLOBALS[1], KernelForm::ByOffset, None).unwrap();
-    assert_eq!(refusals(&globals)["counts"], Refusal::WritableGlobals);
+    assert_eq!(refusals(&globals)["counts"], TransformRefusal::WritableGlobals);
     check(GLOBALS[1], &globals.image).unwrap();
     let linked = rewrite(LINKED, KernelForm::ByOffset, None).unwrap();
     check(LINKED, &linked.image).unwrap();
@@ -329,13 +336,13 @@ fn a_kernel_whose_sections_are_tables_of_the_file_is_refused() {
         for section in [".nv.info.", ".text."].map(|prefix| format!("{prefix}{kernel}")) {
             let changed = with_kind(image, &section, kind);
             let rewritten = prelude(&changed);
-            assert_eq!(rewritten.kernel(kernel), Err(Refusal::Metadata), "{section}");
+            assert_eq!(rewritten.kernel(kernel), Err(TransformRefusal::Metadata), "{section}");
             Cubin::parse(&rewritten.image).unwrap().relocations().unwrap();
         }
     }
     for section in [".nv.constant0.one", ".nv.info"] {
         let rewritten = prelude(&with_kind(image, section, STRINGS));
-        assert_eq!(rewritten.kernel("one"), Err(Refusal::Metadata), "{section}");
+        assert_eq!(rewritten.kernel("one"), Err(TransformRefusal::Metadata), "{section}");
     }
 }
 
@@ -470,10 +477,10 @@ fn machine_code_in_a_container_is_patched_for_its_device() {
         check(original, &rewritten.image).unwrap();
     }
     let refused = image::rewrite(&container, 75, KernelForm::ByClaims, None);
-    assert_eq!(refused.unwrap_err(), Refusal::NoCodeForDevice);
+    assert_eq!(refused.unwrap_err(), TransformRefusal::NoCodeForDevice);
     // Which of two for one device the driver takes is not known; what is for other devices does not matter.
     let two = pack(&[80, 90, 80].map(|arch| (Kind::Elf, arch, ORDINARY[0].1)));
     let refused = image::rewrite(&two, 80, KernelForm::ByClaims, None);
-    assert_eq!(refused.unwrap_err(), Refusal::SeveralCodes);
+    assert_eq!(refused.unwrap_err(), TransformRefusal::SeveralCodes);
     assert!(image::rewrite(&two, 90, KernelForm::ByClaims, None).is_ok());
 }

@@ -14,7 +14,7 @@ mod generated;
 use common::{Case, Random, World, cases};
 use tally_rewriter::control::FLAG_RAISED;
 use tally_rewriter::ptx;
-use tally_rewriter::{ControlBlock, KernelForm, Refusal, TransformedKernel};
+use tally_rewriter::{ControlBlock, KernelForm, TransformRefusal, TransformedKernel};
 use tally_softcuda_vm::{Module, Scratch};
 
 const SCHEDULES_DEFAULT: usize = 24;
@@ -59,7 +59,7 @@ struct Transformed {
 }
 
 impl Transformed {
-    fn of(case: &Case, form: KernelForm) -> Result<Transformed, Refusal> {
+    fn of(case: &Case, form: KernelForm) -> Result<Transformed, TransformRefusal> {
         let only = [case.kernel.as_str()];
         let transformed = ptx::rewrite(&case.source, form, Some(&only))?;
         if let Some((_, why)) = transformed.refused.first() {
@@ -184,7 +184,7 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
     if case.refused {
         for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let why = Transformed::of(case, form).err();
-            assert_eq!(why, Some(Refusal::WritableGlobals), "{} {form:?}", case.kernel);
+            assert_eq!(why, Some(TransformRefusal::WritableGlobals), "{} {form:?}", case.kernel);
         }
         return;
     }

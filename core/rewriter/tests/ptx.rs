@@ -3,9 +3,9 @@
 
 mod common;
 
-use Refusal::*;
+use TransformRefusal::*;
 use tally_rewriter::ptx;
-use tally_rewriter::{KernelForm, Refusal, Rewritten};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal};
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 const FORMS: [KernelForm; 2] = [KernelForm::ByClaims, KernelForm::ByOffset];
@@ -15,7 +15,7 @@ fn transformed(text: &str, form: KernelForm) -> Rewritten {
 }
 
 /// Kernel `k` in a module of `rest`.
-fn both(rest: &str) -> [Result<(), Refusal>; 2] {
+fn both(rest: &str) -> [Result<(), TransformRefusal>; 2] {
     let text = format!("{HEAD}{rest}");
     FORMS.map(|form| {
         let transformed = ptx::rewrite(&text, form, None)?;
@@ -23,7 +23,7 @@ fn both(rest: &str) -> [Result<(), Refusal>; 2] {
     })
 }
 
-fn body(statements: &str) -> [Result<(), Refusal>; 2] {
+fn body(statements: &str) -> [Result<(), TransformRefusal>; 2] {
     both(&format!(
         ".entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; {statements} ret; }}"
     ))
@@ -187,7 +187,7 @@ fn declarations_get_the_parameter_too() {
 
 #[test]
 fn kernels_are_refused_for_what_they_do() {
-    use Refusal::ProgrammaticDependence as Dependence;
+    use TransformRefusal::ProgrammaticDependence as Dependence;
     for (statements, why) in [
         ("mov.b32 %r1, %envreg2;", GridSync),
         ("griddepcontrol.wait;", Dependence),

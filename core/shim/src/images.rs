@@ -18,7 +18,7 @@ pub use tally_contract::limits::COPIED_BYTES_MAX;
 use tally_preempt::lock::Locked;
 use tally_preempt::settings::takes_vendor;
 use tally_preempt::vendor;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Images noted; kernels of others run whole.
 const IMAGES_MAX: usize = 65_536;
@@ -259,10 +259,10 @@ pub fn unloaded(digest: u128) -> bool {
 /// File name of the library that holds an image, or whose code loaded it, if that is known.
 ///
 /// # Errors
-/// [`Refusal::ImageGone`] if its bytes are not at hand.
-pub fn library(digest: u128) -> Result<Option<String>, Refusal> {
+/// [`TransformRefusal::ImageGone`] if its bytes are not at hand.
+pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
     IMAGES.with(|images| match images.by_digest.get(&digest) {
-        None | Some(Image { place: Place::Nowhere, .. }) => Err(Refusal::ImageGone),
+        None | Some(Image { place: Place::Nowhere, .. }) => Err(TransformRefusal::ImageGone),
         Some(image) => Ok(image.library.clone()),
     })
 }
@@ -270,8 +270,8 @@ pub fn library(digest: u128) -> Result<Option<String>, Refusal> {
 /// The very bytes that were loaded.
 ///
 /// # Errors
-/// [`Refusal::ImageGone`] if they are not at hand any more.
-pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, Refusal> {
+/// [`TransformRefusal::ImageGone`] if they are not at hand any more.
+pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
     let (start, length) = match IMAGES.with(|images| {
         Some(match &images.by_digest.get(&digest)?.place {
             Place::Copied(bytes) => Ok(bytes.clone()),
@@ -281,15 +281,15 @@ pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, Refusal> {
     }) {
         Some(Ok(copied)) => return Ok(copied),
         Some(Err(place)) => place,
-        None => return Err(Refusal::ImageGone),
+        None => return Err(TransformRefusal::ImageGone),
     };
     // The library may be gone, and another be there: a read through the system fails where memory is
     // missing, and the digest tells the rest.
     let mut found = Vec::new();
-    found.try_reserve_exact(length).map_err(|_| Refusal::ImageGone)?;
+    found.try_reserve_exact(length).map_err(|_| TransformRefusal::ImageGone)?;
     found.resize(length, 0);
     if span::read(start, &mut found) != length || digest_of(&found, &[]) != digest {
-        return Err(Refusal::ImageGone);
+        return Err(TransformRefusal::ImageGone);
     }
     Ok(Arc::new(found))
 }
@@ -465,7 +465,7 @@ mod tests {
         assert_ne!(with(7, 1), with(7, 2));
         assert_eq!(
             bytes(with(7, 1)),
-            Err(Refusal::ImageGone),
+            Err(TransformRefusal::ImageGone),
             "it could not be loaded the same way"
         );
     }
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(load(&loaded), first);
         assert!(!unloaded(first), "loaded twice");
         assert!(unloaded(first) && unloaded(second));
-        assert_eq!(bytes(first), Err(Refusal::ImageGone));
+        assert_eq!(bytes(first), Err(TransformRefusal::ImageGone));
         assert!(!unloaded(first));
     }
 
@@ -495,9 +495,9 @@ mod tests {
             add(digest ^ 2, Place::InLibrary { start, bytes: 39 }, None);
             bytes(digest ^ 2)
         };
-        assert_eq!(place(TEXT.as_ptr() as usize), Err(Refusal::ImageGone), "other bytes");
+        assert_eq!(place(TEXT.as_ptr() as usize), Err(TransformRefusal::ImageGone), "other bytes");
         add(digest ^ 4, Place::InLibrary { start: 4096, bytes: 39 }, None);
-        assert_eq!(bytes(digest ^ 4), Err(Refusal::ImageGone), "nothing is mapped there");
+        assert_eq!(bytes(digest ^ 4), Err(TransformRefusal::ImageGone), "nothing is mapped there");
     }
 
     #[test]

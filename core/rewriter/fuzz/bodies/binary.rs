@@ -2,7 +2,7 @@
 //! its own check. Shared by the fuzz targets and `tests/fuzz_binary.rs`.
 
 use tally_rewriter::fatbin::Fatbin;
-use tally_rewriter::{KernelForm, Refusal, cubin};
+use tally_rewriter::{KernelForm, TransformRefusal, cubin};
 
 /// What is unpacked of an entry at most, so that an execution stays short.
 const UNPACKED_BYTES_MAX: u64 = 16 << 20;
@@ -43,7 +43,7 @@ pub fn cubin(data: &[u8]) {
         if form == KernelForm::ByClaims {
             let again = cubin::rewrite(&rewritten.image, form, None).expect("it can be read");
             for kernel in &rewritten.kernels {
-                assert_eq!(again.kernel(&kernel.name), Err(Refusal::FirstInstruction));
+                assert_eq!(again.kernel(&kernel.name), Err(TransformRefusal::FirstInstruction));
             }
         }
     }

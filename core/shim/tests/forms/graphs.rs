@@ -13,7 +13,7 @@ use std::time::Duration;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
 use tally_preempt::graphs::solo::SOLO_MAX;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 pub const BLOCKS: u32 = 60;
 pub const WORDS: u32 = BLOCKS * THREADS;
@@ -318,7 +318,7 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
                 assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
             }
             assert_eq!(core.counters().graph_nodes_transformed.load(SeqCst), rounds);
-            assert!(core.is_refused("unseen", Refusal::BlocksWaited));
+            assert!(core.is_refused("unseen", TransformRefusal::BlocksWaited));
             core.expect("launch?");
             core.say("no");
             core.ends(0);
