@@ -59,7 +59,7 @@ pub fn rewrite(
 }
 
 /// The folder, and the one below which it must be: what is the user's to make is not made.
-type Place = (PathBuf, PathBuf);
+type CacheFolder = (PathBuf, PathBuf);
 
 /// What an earlier run has left.
 enum Left {
@@ -70,7 +70,7 @@ enum Left {
 }
 
 fn rewrite_in(
-    place: impl FnOnce() -> Option<Place> + Send + 'static,
+    place: impl FnOnce() -> Option<CacheFolder> + Send + 'static,
     bytes_max: u64,
     bytes: &[u8],
     arch: u32,
@@ -117,7 +117,7 @@ fn rewrite_in(
 
 /// By the environment that the program was started with: the present one may be changed by another
 /// thread while it is read.
-fn place() -> Option<Place> {
+fn place() -> Option<CacheFolder> {
     let started_with = std::fs::read("/proc/self/environ").ok()?;
     let absolute = |name: &str| {
         let value = started_with

@@ -53,9 +53,9 @@ impl KernelArguments {
     }
 }
 
-/// Where a launch goes.
+/// The stream of a launch, as far as it matters for other forms.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct StreamState {
     /// The slot of its stream, which no other stream shares.
     pub slot: usize,
     /// The context of its stream.

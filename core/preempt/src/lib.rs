@@ -71,7 +71,7 @@ mod worker;
 
 use cuda::CuResult;
 use graphs::reason::GraphState;
-use launch::{Place, PlannedLaunch, Shape, Target};
+use launch::{PlannedLaunch, Shape, StreamState, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::ring::Answer;
@@ -99,24 +99,24 @@ pub fn initialised() {
 }
 
 /// What can be done to a launch: bits of `submission_flags`.
-pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
+pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
     // The program's own green contexts: what the shim adds would leave their SMs.
-    if contexts::is_closing(place.context) || place.is_in_green {
+    if contexts::is_closing(stream.context) || stream.is_in_green {
         return 0;
     }
     match target {
         // All blocks of a cooperative launch run at once.
         Target::Kernel(_) if shape.flags & COOPERATIVE != 0 => 0,
         Target::Kernel(arguments) => {
-            prepare::offers(shape, arguments, place)
-                | sm_limit::offers(shape.kernel as usize, arguments, place)
+            prepare::offers(shape, arguments, stream)
+                | sm_limit::offers(shape.kernel as usize, arguments, stream)
         }
         Target::Graph(exec) => match graphs::state(*exec) {
             GraphState::Transformable { kernel_nodes: 2.. }
                 if settings::rewrites()
-                    && gate::may_serve(place.context)
+                    && gate::may_serve(stream.context)
                     && watch::makes_room()
-                    && contexts::has_queues(place.context) =>
+                    && contexts::has_queues(stream.context) =>
             {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }

@@ -11,7 +11,7 @@ use crate::cuda::{Ptr, driver};
 use crate::host::host;
 use crate::jobs::{self, Job, Task};
 use crate::kernels::{KERNELS, publish};
-use crate::launch::{KernelArguments, Place, Shape};
+use crate::launch::{KernelArguments, Shape, StreamState};
 use crate::settings::{rewrites, takes_vendor};
 use crate::transformed::{Transformed, blocks, cluster, plain_function};
 use crate::{gate, kernels, making, transformed, vendor, watch, worker};
@@ -26,9 +26,9 @@ use tally_rewriter::{TransformRefusal, names as kernel_names};
 pub const BACKLOG_MAX: u32 = 64;
 
 /// What can be done to a launch of a kernel.
-pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 {
+pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) -> u32 {
     let index = shape.kernel as usize;
-    let context = place.context;
+    let context = stream.context;
     if !rewrites() || index >= KERNEL_SLOTS || !gate::may_serve(context) {
         return 0;
     }
@@ -45,7 +45,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
                 |c: &&Transformed| c.context == context && c.serves(arguments.function as usize);
             let Some(transformed) = kernels::transformed(index).filter(is_its) else { return 0 };
             // Parts wait for one another in a hardware queue.
-            let has_room = place.backlog <= BACKLOG_MAX
+            let has_room = stream.backlog <= BACKLOG_MAX
                 && watch::makes_room()
                 && has_queues(context)
                 && transformed.keeps_occupancy(arguments, blocks);

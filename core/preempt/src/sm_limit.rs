@@ -18,7 +18,7 @@ use crate::cuda::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, Place};
+use crate::launch::{KernelArguments, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX};
 use crate::{kernels, transformed};
@@ -72,8 +72,8 @@ pub fn configure(reserves: &[u32]) {
 }
 
 /// Whether a launch can be SM-limited: [`CAN_LIMIT`] or 0.
-pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
-    let context = place.context;
+pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> u32 {
+    let context = stream.context;
     if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
         return 0;
     }
@@ -85,10 +85,10 @@ pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
         return 0;
     }
     let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
-    let fits = !place.has_attributes
+    let fits = !stream.has_attributes
         && !host().is_memory_attached()
         // One takes two entries of a queue.
-        && place.backlog <= BACKLOG_MAX
+        && stream.backlog <= BACKLOG_MAX
         && has_queues(context)
         && prepare::may_be_limited(kernel, launch.function)
         && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);

@@ -30,7 +30,7 @@ use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, driver};
-use tally_preempt::launch::{Place, PlannedLaunch, Shape, Target};
+use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
@@ -297,14 +297,14 @@ impl Gated<'_> {
     /// What can be done to it.
     fn offers(&self, shape: &Shape) -> u32 {
         let Gated { client, index, slot, call, .. } = *self;
-        let place = Place {
+        let stream = StreamState {
             slot: index,
             context: slot.context.load(Relaxed),
             backlog: completion::backlog(client, index, slot),
             is_in_green: slot.green.load(Relaxed) != 0,
             has_attributes: slot.has_attributes.load(Relaxed),
         };
-        tally_preempt::offers(shape, &(call.target)(), &place)
+        tally_preempt::offers(shape, &(call.target)(), &stream)
     }
 
     /// See that the launch is reported done when it is.

@@ -29,7 +29,7 @@ const HARMLESS_OPTIONS: [c_int; 9] = [2, 3, 4, 5, 6, 8, 12, 13, 14];
 
 /// Where an image's bytes are.
 #[derive(Debug)]
-enum Place {
+enum ImagePlace {
     Copied(Arc<Vec<u8>>),
     InLibrary {
         start: usize,
@@ -41,7 +41,7 @@ enum Place {
 
 #[derive(Debug)]
 struct Image {
-    place: Place,
+    place: ImagePlace,
     /// File name of the library that holds the image, or whose code loaded it.
     library: Option<String>,
     /// Modules and libraries that were loaded from it and not unloaded.
@@ -124,7 +124,7 @@ pub unsafe fn loaded(image: *const u8, options: Options) -> u128 {
     // Outside the lock: these may wait for the loader's, and whoever holds that one may run a library's
     // constructors, which load images.
     let stays = is_plain && options.is_empty() && is_read_only(start, bytes);
-    let place = if stays { Place::InLibrary { start, bytes } } else { Place::Nowhere };
+    let place = if stays { ImagePlace::InLibrary { start, bytes } } else { ImagePlace::Nowhere };
     add(digest, place, library_of(start).or_else(caller));
     digest
 }
@@ -188,7 +188,7 @@ pub unsafe fn loaded_bytes(mut bytes: Vec<u8>, library: Option<String>, options:
     if !is_known(digest) {
         let place = match options.is_empty() {
             true => kept(bytes, library.as_deref()),
-            false => Place::Nowhere,
+            false => ImagePlace::Nowhere,
         };
         add(digest, place, library);
     }
@@ -204,7 +204,7 @@ pub fn is_in_library(image: *const u8) -> bool {
 fn is_known(digest: u128) -> bool {
     IMAGES.with(|images| match images.by_digest.get_mut(&digest) {
         // There may be room for it now.
-        None | Some(Image { place: Place::Nowhere, .. }) => false,
+        None | Some(Image { place: ImagePlace::Nowhere, .. }) => false,
         Some(image) => {
             image.users = image.users.saturating_add(1);
             true
@@ -212,29 +212,29 @@ fn is_known(digest: u128) -> bool {
     })
 }
 
-fn kept(bytes: Vec<u8>, library: Option<&str>) -> Place {
+fn kept(bytes: Vec<u8>, library: Option<&str>) -> ImagePlace {
     // Never needed: see `tally_preempt::prepare`.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {
-        return Place::Nowhere;
+        return ImagePlace::Nowhere;
     }
-    Place::Copied(Arc::new(bytes))
+    ImagePlace::Copied(Arc::new(bytes))
 }
 
-fn add(digest: u128, place: Place, library: Option<String>) {
-    let copied = if let Place::Copied(bytes) = &place { bytes.len() } else { 0 };
+fn add(digest: u128, place: ImagePlace, library: Option<String>) {
+    let copied = if let ImagePlace::Copied(bytes) = &place { bytes.len() } else { 0 };
     IMAGES.with(|images| {
         // Another thread may have been faster, here and with the room.
         let has_room = copied <= COPIED_BYTES_MAX.saturating_sub(images.copied_bytes);
         if let Some(image) = images.by_digest.get_mut(&digest) {
             image.users = image.users.saturating_add(1);
-            if matches!(image.place, Place::Nowhere) && has_room {
+            if matches!(image.place, ImagePlace::Nowhere) && has_room {
                 image.place = place;
                 images.copied_bytes += copied;
             }
         } else if images.by_digest.len() < IMAGES_MAX {
-            let place = if has_room { place } else { Place::Nowhere };
+            let place = if has_room { place } else { ImagePlace::Nowhere };
             images.copied_bytes += if has_room { copied } else { 0 };
             images.by_digest.insert(digest, Image { place, library, users: 1 });
         }
@@ -249,7 +249,9 @@ pub fn unloaded(digest: u128) -> bool {
         if image.users > 0 {
             return false;
         }
-        if let Some(Image { place: Place::Copied(bytes), .. }) = images.by_digest.remove(&digest) {
+        if let Some(Image { place: ImagePlace::Copied(bytes), .. }) =
+            images.by_digest.remove(&digest)
+        {
             images.copied_bytes -= bytes.len();
         }
         true
@@ -262,7 +264,7 @@ pub fn unloaded(digest: u128) -> bool {
 /// [`TransformRefusal::ImageGone`] if its bytes are not at hand.
 pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
     IMAGES.with(|images| match images.by_digest.get(&digest) {
-        None | Some(Image { place: Place::Nowhere, .. }) => Err(TransformRefusal::ImageGone),
+        None | Some(Image { place: ImagePlace::Nowhere, .. }) => Err(TransformRefusal::ImageGone),
         Some(image) => Ok(image.library.clone()),
     })
 }
@@ -274,9 +276,9 @@ pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
 pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
     let (start, length) = match IMAGES.with(|images| {
         Some(match &images.by_digest.get(&digest)?.place {
-            Place::Copied(bytes) => Ok(bytes.clone()),
-            Place::InLibrary { start, bytes } => Err((*start, *bytes)),
-            Place::Nowhere => return None,
+            ImagePlace::Copied(bytes) => Ok(bytes.clone()),
+            ImagePlace::InLibrary { start, bytes } => Err((*start, *bytes)),
+            ImagePlace::Nowhere => return None,
         })
     }) {
         Some(Ok(copied)) => return Ok(copied),
@@ -387,7 +389,7 @@ pub fn reset() {
 /// As if the program had loaded an image with this digest.
 #[cfg(test)]
 pub fn load_for_a_test(digest: u128) {
-    add(digest, Place::Copied(Arc::new(Vec::new())), None);
+    add(digest, ImagePlace::Copied(Arc::new(Vec::new())), None);
 }
 
 #[cfg(test)]
@@ -492,11 +494,11 @@ mod tests {
         let digest = load(&TEXT);
         assert_eq!(bytes(digest).unwrap()[..], TEXT[..39]);
         let place = |start: usize| {
-            add(digest ^ 2, Place::InLibrary { start, bytes: 39 }, None);
+            add(digest ^ 2, ImagePlace::InLibrary { start, bytes: 39 }, None);
             bytes(digest ^ 2)
         };
         assert_eq!(place(TEXT.as_ptr() as usize), Err(TransformRefusal::ImageGone), "other bytes");
-        add(digest ^ 4, Place::InLibrary { start: 4096, bytes: 39 }, None);
+        add(digest ^ 4, ImagePlace::InLibrary { start: 4096, bytes: 39 }, None);
         assert_eq!(bytes(digest ^ 4), Err(TransformRefusal::ImageGone), "nothing is mapped there");
     }
 
