@@ -301,8 +301,8 @@ limits! {
         ADMIN_CONNECTIONS_MAX: usize = 32, Count;
         /// Admin connections of one user that is no admin.
         ADMIN_CONNECTIONS_USER_MAX: usize = 4, Count;
-        /// Time between two requests of all users together that are no admins; they wait.
-        STRANGERS_PAUSE_MS: u64 = 50, Ms;
+        /// Time between two requests of users who are not admins, all of them together; a request that comes sooner waits.
+        NON_ADMIN_PAUSE_MS: u64 = 50, Ms;
         /// A request at the admin socket; longer ones are refused.
         REQUEST_BYTES_MAX: usize = 16 << 10, Bytes;
         /// A file of profiles; larger ones are set aside.

@@ -154,7 +154,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         pinned,
         gpus: Arc::new(Gpus::listed()),
         status_turn: Mutex::new(()),
-        strangers_turn: Mutex::new(()),
+        non_admins_turn: Mutex::new(()),
         helpers: Helpers::default(),
         room,
         places,
