@@ -151,7 +151,7 @@ pub struct Decisions {
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,
     /// Decided by the built-in rule because the policy failed.
-    pub fallback: u64,
+    pub built_in_rule: u64,
     pub completed: u64,
 }
 

@@ -118,7 +118,7 @@ pub struct Engine {
     pub hold_ms_max: u64,
     /// Idle gap after high-priority work that the built-in rule waits for.
     #[schemars(range(max = 1_000_000))]
-    pub fallback_idle_gap_us: u64,
+    pub built_in_rule_idle_gap_us: u64,
     /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
     /// what is in flight may be waiting for them (kernels that meet across streams or GPUs).
     #[schemars(range(min = 1, max = 3_600_000))]
@@ -134,7 +134,7 @@ impl Default for Engine {
         Engine {
             window_us: 1_000,
             hold_ms_max: HOLD_NS_MAX / 1_000_000,
-            fallback_idle_gap_us: 100,
+            built_in_rule_idle_gap_us: 100,
             window_stall_ms: 500,
             high_stall_ms: 5_000,
         }

@@ -41,7 +41,7 @@ pub fn policy_report(
         reasons: figures.map(|f| f.reasons.iter().map(reason).collect()).unwrap_or_default(),
         decides: s.policy.decides,
         events: s.policy.events,
-        fallbacks: s.policy.fallbacks,
+        built_in_rule_launches: s.policy.built_in_rule_launches,
         faults: Faults { failed, disabled: of(FaultKind::Disabled) },
         traps: failed.trap,
         overruns: failed.overrun,
@@ -115,7 +115,7 @@ fn decisions(n: &ClientNumbers) -> Decisions {
         preemptible: s.preemptible,
         sm_limited: s.sm_limited,
         degraded: s.degraded.saturating_add(n.shim.degraded),
-        fallback: s.fallback,
+        built_in_rule: s.built_in_rule,
         completed: s.completed,
     }
 }

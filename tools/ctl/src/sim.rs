@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::Policy;
 use tally_simulator::{
     Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
@@ -157,7 +157,7 @@ impl Policies {
     fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
         match self.name.as_str() {
             "none" => Ok(None),
-            "built-in" => Ok(Some(Box::new(BuiltIn { idle_ns: IDLE_GAP_NS }))),
+            "built-in" => Ok(Some(Box::new(BuiltInRule { idle_ns: IDLE_GAP_NS }))),
             name => match name.strip_prefix(NATIVE) {
                 Some(native) => tally_native_policy::by_name(native, &self.config)
                     .map(Some)
@@ -316,7 +316,7 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
             d.held,
             d.leased,
             d.degraded,
-            d.fallback
+            d.built_in_rule
         )?;
         writeln!(
             out,

@@ -93,7 +93,7 @@ pub struct Decisions {
     /// Measured GPU time.
     pub gpu_ms: f64,
     /// By the built-in rule, for the policy failed.
-    pub fallback: u64,
+    pub built_in_rule: u64,
     /// Times the training was asked to yield.
     pub yields: u64,
     /// Launches that did.

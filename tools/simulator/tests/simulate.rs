@@ -2,7 +2,7 @@
 //! answer is known.
 
 use proptest::prelude::*;
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
@@ -13,7 +13,7 @@ use tally_simulator::{
 const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
 fn built_in() -> Option<Box<dyn Policy + Send>> {
-    Some(Box::new(BuiltIn { idle_ns: 100_000 }))
+    Some(Box::new(BuiltInRule { idle_ns: 100_000 }))
 }
 
 fn setup(sharing: SharingMode) -> Setup {

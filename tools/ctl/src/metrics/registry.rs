@@ -49,7 +49,7 @@ metrics! {
         "Calls of decide, of all policies since the core started.";
     EVENTS: counter "tally_policy_events_total" []
         "Calls of event functions, of all policies since the core started.";
-    FALLBACKS: counter "tally_policy_fallbacks_total" []
+    BUILT_IN_RULE: counter "tally_built_in_rule_launches_total" []
         "Launches decided by the built-in rule because the policy failed.";
     LOAD_FAILURES: counter "tally_policy_load_failures_total" [] "Policies that could not be loaded.";
     FAULTS: counter "tally_policy_faults_total" ["kind"]
