@@ -261,7 +261,7 @@ limits! {
         CLIENTS_MAX: usize = 4_096, Count;
         /// SMs of a GPU; more make no sense in a setting, and profiles of such a GPU are not kept.
         SMS_MAX: u32 = 1_024, Count;
-        /// Entries of `width.reserve_sms`.
+        /// Entries of `sm_limits.reserve_sms`.
         RESERVES_MAX: usize = 16, Count;
         /// The most that `sharing.timeslice.linger_us` may be.
         LINGER_US_MAX: u32 = 1_000, Us;

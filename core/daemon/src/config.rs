@@ -51,7 +51,7 @@ pub struct Config {
     /// Transformed forms of kernels.
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
-    pub width: Width,
+    pub sm_limits: SmLimits,
     /// What is kept of kernels between runs.
     pub profiles: Profiles,
     /// The decision log.
@@ -245,16 +245,16 @@ impl Default for Rewrite {
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Width {
+pub struct SmLimits {
     /// With sharing mode `mps`: for each number make a green context in each best-effort client that keeps so
     /// many SMs free, rounded up to what the GPU can split off. `[]`: none.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
 
-impl Default for Width {
+impl Default for SmLimits {
     fn default() -> Self {
-        Width { reserve_sms: vec![16, 32, 64] }
+        SmLimits { reserve_sms: vec![16, 32, 64] }
     }
 }
 
@@ -436,7 +436,7 @@ impl Config {
             vendor_libraries: self.rewrite.vendor_libraries,
             rescue_ms: self.rewrite.rescue_ms,
             cache_mib: self.rewrite.cache_mib,
-            reserve_sms: self.width.reserve_sms.clone(),
+            reserve_sms: self.sm_limits.reserve_sms.clone(),
         }
     }
 

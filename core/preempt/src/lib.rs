@@ -81,13 +81,13 @@ use tally_ipc::wire::{RewriteSettings, SharingMode};
 pub fn configure(rewrite: &RewriteSettings, sharing: &SharingMode) {
     settings::configure(rewrite);
     kept::configure(rewrite.cache_mib);
-    let widths = match sharing {
+    let reserves = match sharing {
         // A context of its own turn has the whole GPU: nothing to keep free.
         SharingMode::TimeSlice { .. } => &[][..],
         SharingMode::Mps { .. } | SharingMode::Unmanaged => &rewrite.reserve_sms,
     };
-    sm_limit::configure(widths);
-    settings::enable(rewrite.enabled || !widths.is_empty(), rewrite.enabled);
+    sm_limit::configure(reserves);
+    settings::enable(rewrite.enabled || !reserves.is_empty(), rewrite.enabled);
 }
 
 /// A best-effort program has initialised CUDA. The thread that makes forms starts now, where the first launch that

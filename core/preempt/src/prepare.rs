@@ -69,7 +69,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) 
 pub fn may_be_limited(index: usize, function: Ptr) -> bool {
     let Some(kernel) = KERNELS.get(index) else { return false };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));
-    if kernel.wide_only.load(Relaxed) {
+    if kernel.never_sm_limited.load(Relaxed) {
         return false;
     }
     match state {
