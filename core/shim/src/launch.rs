@@ -459,8 +459,8 @@ pub unsafe fn graph(
         let nodes = exec_nodes::kernel_nodes(exec);
         client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
     }
-    if graphs::is_any_kept() {
-        return around(stream, per_thread, KeptGraphLaunch { real, exec, stream, per_thread });
+    if graphs::has_copies() {
+        return around(stream, per_thread, CopiedGraphLaunch { real, exec, stream, per_thread });
     }
     around(stream, per_thread, GraphLaunch { real, exec, stream })
 }
@@ -468,14 +468,14 @@ pub unsafe fn graph(
 /// A graph launch of a process that keeps copies of graphs, to launch them in parts: whole
 /// launches and launches in parts of one graph are kept in order.
 #[derive(Clone, Copy)]
-struct KeptGraphLaunch {
+struct CopiedGraphLaunch {
     real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
     exec: Ptr,
     stream: Ptr,
     per_thread: bool,
 }
 
-impl Launch for KeptGraphLaunch {
+impl Launch for CopiedGraphLaunch {
     fn counter(counters: &Counters) -> &AtomicU64 {
         &counters.by_entry_point.graph
     }

@@ -215,7 +215,7 @@ fn allowed(parts: usize, solo: usize) -> Result<(), Reason> {
 
 /// A copy of a graph as it was instantiated.
 #[derive(Debug)]
-pub struct Kept {
+pub struct GraphCopy {
     /// Where it lives.
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
@@ -228,7 +228,7 @@ pub struct Kept {
     graph: ManuallyDrop<Graph>,
 }
 
-impl Kept {
+impl GraphCopy {
     /// Copy the graph that `exec` was just made from.
     ///
     /// # Errors
@@ -258,7 +258,7 @@ impl Kept {
         let solo = kernels.filter_map(|(node, _)| solo::Node::of(*node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
-        Ok(Kept { home, kernel_nodes, nodes, flags, solo, graph: ManuallyDrop::new(copy) })
+        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, graph: ManuallyDrop::new(copy) })
     }
 
     /// What can be said of a size of parts without looking at the graph.
@@ -314,9 +314,9 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for GraphCopy {
     fn drop(&mut self) {
-        let Kept { home, graph, .. } = self;
+        let GraphCopy { home, graph, .. } = self;
         // SAFETY: at most once, and nothing looks at it again.
         home.within(|| unsafe { ManuallyDrop::drop(graph) });
     }

@@ -10,9 +10,9 @@ pub const NODES_MAX: usize = 16 * 1024;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
     /// Its instantiation was not seen, or it was not this client's turn to keep copies.
-    NotKept,
+    NoCopy,
     /// The copies have reached [`GRAPH_NODES_KEPT_MAX`](tally_contract::limits::GRAPH_NODES_KEPT_MAX) nodes.
-    TooManyKept,
+    TooManyCopies,
     /// More nodes, or edges, than are looked at.
     TooManyNodes(usize),
     /// Fewer than two nodes with kernels: nothing to divide between.
@@ -76,8 +76,8 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Reason::NotKept => "its instantiation was not seen",
-            Reason::TooManyKept => "too many graphs are kept already",
+            Reason::NoCopy => "its instantiation was not seen",
+            Reason::TooManyCopies => "too many graphs are kept already",
             Reason::TooManyNodes(n) => return write!(f, "it has {n} nodes or edges, too many"),
             Reason::OneKernel => "it has fewer than two nodes with kernels",
             Reason::Memory => "it allocates or frees memory",
