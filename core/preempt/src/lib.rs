@@ -39,10 +39,11 @@
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
 //! | [`sm_limit`] | green contexts |
 //! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
-//! | [`vendor`], [`kept`] | whose code it is; what is kept on disk of rewritten code |
+//! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
 mod contexts;
 pub mod cuda;
+mod disk_cache;
 mod flag;
 mod form;
 mod gate;
@@ -51,7 +52,6 @@ pub mod graphs;
 pub mod host;
 mod issue;
 mod jobs;
-mod kept;
 mod kernels;
 pub mod launch;
 pub mod lock;
@@ -80,7 +80,7 @@ use tally_ipc::wire::{RewriteSettings, SharingMode};
 /// A core took this client on.
 pub fn configure(rewrite: &RewriteSettings, sharing: &SharingMode) {
     settings::configure(rewrite);
-    kept::configure(rewrite.cache_mib);
+    disk_cache::configure(rewrite.cache_mib);
     let reserves = match sharing {
         // A context of its own turn has the whole GPU: nothing to keep free.
         SharingMode::TimeSlice { .. } => &[][..],

@@ -13,7 +13,7 @@ use crate::kernels::{KERNELS, publish};
 use crate::lock::Locked;
 use crate::offset::OffsetForm;
 use crate::transformed::{Transformed, attribute, copy_attributes, plain_function};
-use crate::{flag, gate, kept, proof, watch};
+use crate::{disk_cache, flag, gate, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -81,7 +81,7 @@ fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRe
     if !has_room_for(image::working_bytes(&bytes, arch)) {
         return Err(TransformRefusal::HostMemory);
     }
-    let mut rewritten = kept::rewrite(&bytes, arch, form, library.as_deref())?;
+    let mut rewritten = disk_cache::rewrite(&bytes, arch, form, library.as_deref())?;
     // Blocks that wait for one another are never held back in part.
     let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
     rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, TransformRefusal::BlocksMayWait)));

@@ -4,7 +4,7 @@
 //! `cuModuleLoadData` takes, [`cubin`] the machine code in it, [`ptx`] the PTX.
 //! [`image::rewrite`] gives kernels of any of the three a transformed form: the claim-table
 //! prelude or offset block indices, both driven by a [`ControlBlock`]. What cannot be
-//! transformed is refused with a [`TransformRefusal`]. [`kept`] keeps what was made for the next time.
+//! transformed is refused with a [`TransformRefusal`]. [`disk_cache`] keeps what was made for the next time.
 //!
 //! Nothing here trusts its input, runs code or touches a device.
 
@@ -12,9 +12,9 @@
 
 pub mod control;
 pub mod cubin;
+pub mod disk_cache;
 pub mod fatbin;
 pub mod image;
-pub mod kept;
 pub mod names;
 pub mod proof;
 pub mod ptx;

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use tally_rewriter::KernelForm;
-use tally_rewriter::kept::Key;
+use tally_rewriter::disk_cache::Key;
 
 fn cubins() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../core/rewriter/tests/cubins");

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
-use tally_rewriter::kept::{self, Key};
+use tally_rewriter::disk_cache::{self as format, Key};
 use tally_rewriter::{KernelForm, Rewritten, TransformRefusal, image};
 
 /// Forms of smaller images are made about as fast as they are found.
@@ -89,7 +89,7 @@ fn rewrite_in(
     });
     let (place, left) = looked.unwrap_or((None, Left::Unknown(None)));
     if let Left::File(file) = &left
-        && let Some(found) = kept::from_bytes(&key, file)
+        && let Some(found) = format::from_bytes(&key, file)
     {
         return Ok(found);
     }
@@ -101,7 +101,7 @@ fn rewrite_in(
     let names = names.chain(rewritten.refused.iter().map(|(name, _)| name));
     let is_own = names.into_iter().all(|name| !is_vendor(name, None));
     if let (Some((below, path)), Left::Nothing | Left::File(_), true) = (place, left, is_own) {
-        let file = kept::to_bytes(&key, &rewritten);
+        let file = format::to_bytes(&key, &rewritten);
         if file.len() as u64 <= bytes_max && !host().have_filters_changed() {
             let written = host::run_apart(move || {
                 let folder = open_folder(&below, &path)?;
