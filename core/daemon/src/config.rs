@@ -40,11 +40,11 @@ pub struct Config {
     pub admin: Admin,
     /// The policy that decides.
     pub policy: Policy,
-    /// Defaults of the scheduler.
+    /// The scheduling engine: windows, holds and stalls.
     pub engine: Engine,
     /// The dispatch thread.
     pub dispatch: Dispatch,
-    /// What clients are told.
+    /// How clients behave; the core tells them when they register.
     pub client: Client,
     /// How clients share the GPU.
     pub sharing: SharingMode,
@@ -52,7 +52,7 @@ pub struct Config {
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
     pub sm_limits: SmLimits,
-    /// What is kept of kernels between runs.
+    /// What is kept on disk about kernels between runs of the core.
     pub profiles: Profiles,
     /// The decision log.
     pub log: Log,
@@ -63,17 +63,18 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// The component. Default: `policies/tally-priority.wasm` next to the program, else
+    /// The policy's component. Default: `policies/tally-priority.wasm` next to the program, else
     /// `../lib/tally/policies/tally-priority.wasm`.
     pub file: Option<PathBuf>,
     /// Configuration file that is passed to the policy. Default: none.
     pub config_file: Option<PathBuf>,
-    /// End with exit code 3 if it cannot be loaded at start. `false`: start with the built-in rule, which
-    /// `tallyctl status` shows.
+    /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in
+    /// rule, which `tallyctl status` shows.
     pub required: bool,
-    /// Load it again when its file changes. SIGHUP and `tallyctl policy load` do too.
+    /// Load the policy again when its file or its configuration changes. SIGHUP and `tallyctl policy
+    /// load` do so in any case.
     pub watch: bool,
-    /// How long a changed file must stay as it is before it is loaded.
+    /// How long a changed file must stay unchanged before it is loaded.
     #[schemars(range(min = 1, max = 60_000))]
     pub debounce_ms: u64,
     /// What policies may do and see beyond scheduling best effort: `identity` (names and labels of clients),
@@ -83,8 +84,8 @@ pub struct Policy {
     pub capabilities: Capabilities,
     /// Which policies may be loaded. By default any that an admin asks for.
     pub trust: TrustSettings,
-    /// What a policy may use. `preset = "interpreted"`, for components with an interpreter in them, gives the keys of
-    /// this table other defaults.
+    /// What a policy may use. `preset = "interpreted"`, for components with an interpreter (JavaScript, Python),
+    /// gives the keys of this table other defaults.
     pub limits: Limits,
     /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
     /// at once, and another policy may take its place.
@@ -110,21 +111,22 @@ impl Default for Policy {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// Predicted GPU time that a client may have unfinished until its policy says otherwise.
+    /// Predicted GPU time that a client may have unfinished, unless the policy sets another window.
     #[schemars(range(min = 1, max = 60_000_000))]
     pub window_us: u64,
-    /// Longest hold; longer ones are shortened to it.
+    /// Longest time that one answer of the policy may hold a launch; longer holds are shortened to it.
     #[schemars(range(min = 1, max = HOLD_NS_MAX_LARGEST / 1_000_000))]
     pub hold_ms_max: u64,
-    /// Idle gap after high-priority work that the built-in rule waits for.
+    /// Idle gap after high-priority work for which the built-in rule holds best-effort launches.
     #[schemars(range(max = 1_000_000))]
     pub built_in_rule_idle_gap_us: u64,
-    /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
-    /// what is in flight may be waiting for them (kernels that meet across streams or GPUs).
+    /// If nothing ends in a full window for this time, one more launch is granted, then two, four and up
+    /// to 256, because the launches in flight may wait for them (kernels that wait for each other across
+    /// streams or GPUs).
     #[schemars(range(min = 1, max = 3_600_000))]
     pub window_stall_ms: u64,
-    /// A high-priority client that is busy for so long without launching anything counts as idle until it
-    /// launches again: it may wait for what is held back for it. 0: never.
+    /// A high-priority client that is busy for this time without launching anything counts as idle until
+    /// its next launch: it may itself wait for best-effort work. 0: never.
     #[schemars(range(max = 3_600_000))]
     pub high_stall_ms: u64,
 }
@@ -144,19 +146,18 @@ impl Default for Engine {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
-    /// Spin so long after the last activity before sleeping. Default: 2000 with at least 8 CPUs, 50 with 4,
-    /// else 0.
+    /// How long the dispatch thread spins after the last activity before it sleeps. Default: 2000 with
+    /// at least 8 CPUs, 50 with 4, else 0.
     #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
-    /// Run on this CPU only. Default: on any.
+    /// The CPU that the dispatch thread runs on. Default: any.
     #[schemars(range(max = CPU_MAX))]
     pub pin_cpu: Option<u32>,
-    /// While it sleeps and a launch waits for one in flight: look at completions this often at first, rarer
-    /// the longer nothing ends.
+    /// How often the dispatch thread looks for ended launches while it sleeps and a launch waits for one
+    /// in flight; rarer, the longer nothing ends.
     #[schemars(range(min = 5, max = 10_000))]
     pub completion_poll_us: u64,
-    /// A high-priority client that has been busy for so long without launching is asked through its probe
-    /// whether it still is.
+    /// A high-priority client that is busy for this time without launching is asked whether it still is.
     #[schemars(range(min = 50, max = 1_000_000))]
     pub probe_after_us: u64,
 }
@@ -180,7 +181,7 @@ impl Dispatch {
 pub enum Fail {
     /// Run launches unscheduled.
     Open,
-    /// Hold them until there is one.
+    /// Hold launches until a core is there.
     Hold,
 }
 
@@ -222,17 +223,18 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
-    /// Give best-effort clients' kernels transformed forms where a policy asks for them, so that they yield
-    /// at block boundaries. Results do not change.
+    /// Give best-effort kernels transformed forms where the policy asks for them, so that they yield at
+    /// block boundaries. Results do not change.
     pub enabled: bool,
-    /// Also those of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence forbids modifying them:
-    /// read the operator's guide before switching it on.
+    /// Transform also the kernels of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
+    /// forbids modifying them: read the operator's guide before you switch it on.
     pub vendor_libraries: bool,
-    /// A launch that was asked to yield and has not after so long is helped to its end, and its kernel is
-    /// never transformed again.
+    /// A launch that was asked to yield and has not done so after this time is rescued: its remaining
+    /// blocks are launched once more beside it. Its kernel is never transformed again.
     #[schemars(range(min = 1, max = 10_000))]
     pub rescue_ms: u32,
-    /// Transformed forms that the programs of each user keep on disk for their next start, at most. 0: none.
+    /// Disk space for transformed kernels that the programs of each user keep for their next start. 0:
+    /// keep none.
     #[schemars(range(max = 65_536))]
     pub cache_mib: u32,
 }
@@ -246,8 +248,8 @@ impl Default for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmLimits {
-    /// With sharing mode `mps`: for each number make a green context in each best-effort client that keeps so
-    /// many SMs free, rounded up to what the GPU can split off. `[]`: none.
+    /// In the sharing mode `mps`, each best-effort client gets one green context for each number. It keeps that many
+    /// SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
@@ -261,15 +263,16 @@ impl Default for SmLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
-    /// Keep measured times of kernels, and which must not be transformed, for the next run.
+    /// Keep for the next run of the core how long kernels take and which must not be transformed.
     pub enabled: bool,
-    /// Where. Default: `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
-    /// Made with mode 0700 if missing; a file for each GPU.
+    /// Folder of the profiles, one file for each GPU; made with mode 0700 if it is missing. Default:
+    /// `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
     pub directory: Option<PathBuf>,
-    /// Write them this often if something changed, and at an orderly end.
+    /// How often changed profiles are written; they are also written when the core stops.
     #[schemars(range(min = 1, max = 86_400))]
     pub save_every_s: u64,
-    /// Kernels (name, image, grid, block) kept; those with the least measured GPU time go first.
+    /// Kernels (name, image, grid, block) in the profiles. Those with the least measured GPU time are
+    /// dropped first.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub kernels_max: usize,
 }
@@ -329,14 +332,14 @@ impl SharingChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
-    /// How clients share the GPU.
+    /// Which mechanism divides the GPU among clients.
     pub mode: SharingChoice,
-    /// End with exit code 1 if mode `mps` is not available. `false`: fall back to `timeslice`, and say why in
-    /// `tallyctl status`.
+    /// End with exit code 1 if `mode` is `mps` and MPS is not available. `false`: use `timeslice` instead, and say
+    /// why in `tallyctl status`.
     pub required: bool,
-    /// Hardware time slices, with mode `timeslice`. 0 leaves the driver's, about 2 ms.
+    /// Hardware time slices in the sharing mode `timeslice`. 0 leaves the driver's slice, about 2 ms.
     pub timeslice: Timeslice,
-    /// NVIDIA MPS, with mode `mps`.
+    /// NVIDIA MPS, for the sharing mode `mps`.
     pub mps: Mps,
 }
 
@@ -354,18 +357,20 @@ impl Default for SharingMode {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Of a best-effort client that is the only one: it runs on while high-priority clients are idle.
+    /// Time slice of a best-effort client while it is the only one. It keeps the GPU while high-priority
+    /// clients are idle.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_us: u64,
-    /// Of each best-effort client while several are connected; never shorter than `best_effort_us`. Slices
-    /// that are shorter than a change between two contexts, about 0.2 ms, let none of them make progress.
+    /// Time slice of each best-effort client while several are connected; never shorter than
+    /// `best_effort_us`. With slices shorter than a change between two contexts, about 0.2 ms, none of
+    /// them makes progress.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_shared_us: u64,
-    /// Of high-priority clients.
+    /// Time slice of high-priority clients.
     #[schemars(range(max = 1_000_000))]
     pub high_us: u64,
-    /// How long the GPU stays with a high-priority client whose work is done, so that a request which follows
-    /// at once finds it there. 0: not at all.
+    /// How long the GPU stays with a high-priority client after its work is done, so that a request
+    /// which follows at once finds it there. 0: leave at once.
     #[schemars(range(max = LINGER_US_MAX))]
     pub linger_us: u32,
 }

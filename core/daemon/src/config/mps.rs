@@ -7,20 +7,23 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mps {
-    /// Start, watch and stop a private daemon, unless one serves `pipe_directory` already.
+    /// Start, watch and stop a private MPS daemon, unless one serves `pipe_directory` already.
     pub manage: bool,
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
-    /// Where the daemon's pipes are. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for one
-    /// that is there already, and `mps/` beside the socket for one that the core starts.
+    /// Folder of the MPS daemon's pipes. Default for a daemon that runs already:
+    /// `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`; for one that the core starts: `mps/` beside
+    /// the socket.
     pub pipe_directory: Option<PathBuf>,
-    /// The control program.
+    /// The MPS control program.
     pub control: PathBuf,
-    /// Have the GPU change its context this often while clients of both classes are connected; 0: never.
-    /// Takes the memory of one more context.
+    /// How often the GPU is made to change its context (by `refresh_program`) while clients of both
+    /// classes are connected; without it, MPS becomes about a tenth slower. Takes the memory of one more
+    /// context. 0: never.
     #[schemars(range(max = 3_600_000))]
     pub refresh_ms: u64,
-    /// The program that does. Default: `tally-refresh` beside the core.
+    /// Program that forces a change of context every `refresh_ms`. Default: `tally-refresh` beside the
+    /// core.
     pub refresh_program: Option<PathBuf>,
 }
 
