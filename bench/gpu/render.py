@@ -36,7 +36,7 @@ PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "lo
 # Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
 PAPER_P99_OVER_SOLO = 1.072
 FORMS = ("preemptible", "sliced", "sm_limited", "graph_chained")
-ADDED_NS_HIGH_MAX = 100  # DESIGN: what a high-priority launch may cost more
+ADDED_NS_HIGH_MAX = 100  # SPECIFICATION.md, "Ungated launch": what it may cost more
 
 
 class Notes:

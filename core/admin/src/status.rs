@@ -147,6 +147,6 @@ pub struct RefreshStatus {
     pub every_ms: u64,
     /// `waiting for clients of both classes`, `running`, or why there are no more.
     pub state: String,
-    /// So many were made.
+    /// Changes of context made so far.
     pub count: u64,
 }

@@ -4,9 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it has more than {most} {what}")]
 pub struct TooMany {
-    /// Of what, in the plural.
+    /// The parts that are counted, in the plural.
     pub what: &'static str,
-    /// So many are allowed.
+    /// How many parts are allowed.
     pub most: u64,
 }
 

@@ -206,9 +206,10 @@ limits! {
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
         /// CUDA graphs of a client that are remembered; later ones run whole.
         GRAPHS_KEPT_MAX: usize = 4_096, Count;
-        /// Nodes of these in all; graphs beyond it run whole.
+        /// Nodes of all CUDA graphs of a client that are remembered; graphs beyond it run whole.
         GRAPH_NODES_KEPT_MAX: usize = 524_288, Count;
-        /// Parts of one graph. One that would have more runs whole.
+        /// Parts of one graph; one that would have more runs whole. A guard: launches ask for at most 32 parts of about
+        /// the same size, and for 16 kernels by themselves.
         GRAPH_PARTS_MAX: usize = 256, Count;
         /// Parts of all graphs of a client.
         GRAPH_EXECS_MAX: usize = 4_096, Count;
@@ -257,7 +258,7 @@ limits! {
         /// Launches that are let into a full window in which nothing ends, each `engine.window_stall_ms`: one, then
         /// two, four and at most so many.
         STALL_BURST_MAX: u32 = 256, Count;
-        /// Clients; the most that `admission.clients_max` may be.
+        /// The most that `admission.clients_max` may be.
         CLIENTS_MAX: usize = 4_096, Count;
         /// SMs of a GPU; more make no sense in a setting, and profiles of such a GPU are not kept.
         SMS_MAX: u32 = 1_024, Count;
@@ -301,7 +302,7 @@ limits! {
         ADMIN_CONNECTIONS_MAX: usize = 32, Count;
         /// Admin connections of one user that is no admin.
         ADMIN_CONNECTIONS_USER_MAX: usize = 4, Count;
-        /// Time between two requests of users who are not admins, all of them together; a request that comes sooner waits.
+        /// Time between two requests of users who are not admins, all of them together. Requests that come sooner wait.
         NON_ADMIN_PAUSE_MS: u64 = 50, Ms;
         /// A request at the admin socket; longer ones are refused.
         REQUEST_BYTES_MAX: usize = 16 << 10, Bytes;
@@ -311,7 +312,7 @@ limits! {
         LOG_BYTES_MIN: u64 = 64 << 10, Bytes;
         /// The least room between the dispatch thread and a reader of its records.
         LOG_RING_BYTES_MIN: usize = 4 << 10, Bytes;
-        /// The most of it.
+        /// The most room between the dispatch thread and a reader of its records.
         LOG_RING_BYTES_MAX: usize = 1 << 30, Bytes;
     }
 }

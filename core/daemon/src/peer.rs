@@ -18,16 +18,16 @@ const TICKS: u64 = 100;
 /// Longest file of `/proc` read.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
-/// Why a process counts as a stranger.
+/// Why a process counts as being in a container, whatever its user number is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// It is in a container, or another one than the core.
+    /// It is in another PID namespace than the core.
     #[error("its PID namespace is not the core's (it is in a container)")]
     PidNamespace,
-    /// Its user numbers mean others.
+    /// It is in another user namespace, where the same number may be another user.
     #[error("its user namespace is not the core's (it is in a container)")]
     UserNamespace,
-    /// It cannot be told.
+    /// Its namespaces cannot be read.
     #[error(
         "the core cannot see its namespaces (it has ended, or the core lacks the rights: ask as the core's user)"
     )]

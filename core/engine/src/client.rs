@@ -83,7 +83,7 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// As it is.
+    /// A launch that is granted whole.
     pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
         Granted {
             form: Form::Whole,

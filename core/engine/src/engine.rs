@@ -41,8 +41,8 @@ pub enum Action {
     /// Let every ticket of the client below `until` run whole, now.
     Grant {
         client: ClientId,
-        /// `u64::MAX`: the client is ungated. Falls when it is gated again, never
-        /// below a ticket that was answered or that waited under it.
+        /// `u64::MAX`: the client is ungated. Lowered when the client becomes gated again, but never below a ticket
+        /// that was already answered, or submitted while ungated.
         until: u64,
     },
     /// Run one ticket in a form other than whole.

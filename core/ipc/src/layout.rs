@@ -103,7 +103,7 @@ pub struct DecisionSlot {
 
 /// Kinds of [`DecisionSlot::sequence_and_kind`].
 pub mod decision_kind {
-    /// As it is.
+    /// Whole, as the program launched it.
     pub const WHOLE: u8 = 1;
     /// Slices of `argument` blocks.
     pub const SLICE: u8 = 2;

@@ -27,9 +27,9 @@ pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<Cu
     if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
-    // What failed behind something is the program's to hear, as any failure of its launch.
+    // If a part fails after others were issued, the program gets the error, as for any launch that fails.
     host::alone(|| {
-        // Only now: who waits for the exec counts as being in the driver, and nobody does while this thread is alone.
+        // Not earlier: a thread that waits for the exec counts as being in the driver, and `alone` waits until none is.
         let launching = order::begin(exec, planned.stream, true);
         if !launching.may_be_in_parts {
             return None;

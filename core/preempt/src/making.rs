@@ -82,7 +82,8 @@ fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRe
         return Err(TransformRefusal::HostMemory);
     }
     let mut rewritten = disk_cache::rewrite(&bytes, arch, form, library.as_deref())?;
-    // Blocks that wait for one another are never held back in part.
+    // A kernel whose blocks may wait for each other is never transformed: a block that has run could wait for one that
+    // was skipped. `may_wait` is found by `rewriter/src/cubin/sass.rs` and `rewriter/src/ptx/body.rs`.
     let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
     rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, TransformRefusal::BlocksMayWait)));
     let refused = std::mem::take(&mut rewritten.refused);

@@ -80,7 +80,7 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
         transform_state::READY => {
             kernels::transformed(index).is_some_and(|transformed| !transformed.reads_sm)
         }
-        // Those that are transformed are limited like those that are not.
+        // A closed library's kernel may be SM-limited whether or not it can be transformed.
         transform_state::WHOLE_ONLY => {
             let of_any = [
                 TransformRefusal::VendorLibrary,

@@ -90,7 +90,7 @@ fn thrust_scan(name: &str) -> bool {
     name.contains("thrust") && agents.iter().any(|agent| name.contains(agent))
 }
 
-/// Marlin's quantised matrix products: blocks of a column hand partial sums on through locks.
+/// Marlin's quantised matrix products: blocks that share a column pass partial sums to each other under locks.
 fn marlin(name: &str) -> bool {
     let parts = ["Marlin", "marlin"];
     parts.iter().any(|part| name.contains(part)) && !name.contains("repack")

@@ -28,17 +28,17 @@ use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver}
 use tally_preempt::lock::Locked;
 use tally_preempt::sm_limit;
 
-/// Events on their way in a slot, up to which each launch gets one.
+/// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
-/// The same of the slot that streams share: one stream's event says nothing of another's launches.
+/// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
 /// A kernel's first launches are measured one by one, later one in so many.
 const FIRST_SAMPLES: u8 = 8;
 const SAMPLE_EVERY: u8 = 32;
-/// From a launch on an idle stream until it runs, and from its end until that is seen, ns: taken off its time,
-/// but for a quarter. Of an H200.
+/// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
+/// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
 const LAUNCH_LATENCY_NS: u64 = 4_500;
-/// A time is known well enough if it is off by no more than a quarter, or so much, ns.
+/// A measured time is reported if its error is at most a quarter of it, or at most this, ns.
 const UNCERTAIN_NS: u64 = 5_000;
 
 /// An event behind launch `number`.
@@ -374,10 +374,10 @@ pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
     slot.word.snapshot().sequence().wrapping_sub(client.completions[index & 63].done.load(Acquire))
 }
 
-/// Bring the word within reach of the next number: the comparison wraps at 2^31. The caller holds the
-/// slot's lock.
+/// Keep `done` within 2^31 of the next launch's number, because they are compared with wrap-around. The caller holds
+/// the slot's lock.
 pub fn refresh(client: &ClientRegion, index: usize, slot: &Slot) {
-    /// Launches under a standing grant move no word.
+    /// Ungated launches do not advance `done`.
     const STALE_MAX: u32 = 1 << 30;
     let now = slot.word.snapshot().sequence();
     TRACKS[index & 63].with(|track| {

@@ -1,11 +1,10 @@
-//! The table of functions replaced; `core/preload` exports a function of each name. Each has a function
-//! for programs linked to the driver, and a few wrappers that look-ups return, one
-//! for each distinct real function found (see [`crate::resolve`]).
+//! The table of functions replaced, **one row on one line**: `core/preload/build.rs` reads the names line by line and
+//! exports a function of each. Each row makes a function for programs linked to the driver, and a few wrappers that
+//! look-ups return, one for each distinct real function found (see [`crate::resolve`]).
 //!
-//! A body takes the real function, whether the default stream is the thread's
-//! own (`_ptsz`, `_ptds`), and the arguments. A wrapper must never call anything
-//! but its own real function for the program's sake. Bodies whose versions differ
-//! only in trailing register arguments pass those through unread.
+//! A row names its body: a function that takes the real function, whether the default stream is the thread's own
+//! (`_ptsz`, `_ptds`), and the arguments. On the program's behalf a body calls only this real function. Versions that
+//! differ only in trailing arguments share a body, which passes them through unread.
 
 #![allow(non_snake_case)]
 

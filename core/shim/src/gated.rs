@@ -42,7 +42,7 @@ enum Way {
     Gated(Answer, u64),
     /// There is no core to ask, and the fail mode says go on.
     Unscheduled,
-    /// There is a standing grant (now).
+    /// The client has become ungated.
     Ungated,
 }
 

@@ -35,7 +35,7 @@ enum ImagePlace {
         start: usize,
         bytes: usize,
     },
-    /// There was no room for a copy, or it was loaded in a way that a second load would not repeat.
+    /// Nowhere: there was no room for a copy, or the program passed JIT options that a second load would not repeat.
     Nowhere,
 }
 
@@ -203,7 +203,7 @@ pub fn is_in_library(image: *const u8) -> bool {
 /// Whether an image is noted, and its bytes are at hand; if so, it has one more user.
 fn is_known(digest: u128) -> bool {
     IMAGES.with(|images| match images.by_digest.get_mut(&digest) {
-        // There may be room for it now.
+        // Not at hand so far. There may be room for a copy now.
         None | Some(Image { place: ImagePlace::Nowhere, .. }) => false,
         Some(image) => {
             image.users = image.users.saturating_add(1);
@@ -213,7 +213,7 @@ fn is_known(digest: u128) -> bool {
 }
 
 fn kept(bytes: Vec<u8>, library: Option<&str>) -> ImagePlace {
-    // Never needed: see `tally_preempt::prepare`.
+    // No copy of a closed library's image: `tally_preempt::prepare` transforms none of its kernels.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {

@@ -1,9 +1,8 @@
-//! The launch path: bodies of the launch entry points, and what a launch costs under a
-//! standing grant.
+//! The launch path: bodies of the launch entry points.
 //!
-//! Standing: a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
-//! system call (but for a doorbell that the core asked for) or a wait. Whatever
-//! does not fit goes to `slow`. Every path calls the real function exactly once.
+//! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. It takes no lock,
+//! allocates nothing, never waits, and makes no system call except to wake the core if that asked to hear of
+//! activity. Everything else goes to `slow`. Every path calls the real function exactly once.
 
 use crate::activity::{self, Change};
 use crate::{attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state};
@@ -68,7 +67,7 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
     slow(stream, per_thread, launch)
 }
 
-/// Launch without asking. The launch was counted in its slot's word.
+/// Note activity, count the launch and call the driver. The caller has counted the launch in its slot's word.
 #[inline(always)]
 fn issue_and_mark(
     client: &ClientRegion,
@@ -94,7 +93,7 @@ fn failed(client: &ClientRegion) {
     client.counters.failed.fetch_add(1, Relaxed);
 }
 
-/// Launch without asking, from the slow path and from [`gated`].
+/// Count a launch in its slot's word, and call the driver: from the slow path and from [`gated`].
 pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
     slots::SLOTS[slot & 63].word.begin();

@@ -20,9 +20,9 @@ use tally_preempt::lock::Locked;
 
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// Between two looks whether somebody still wants the connection, until the helper thread has it.
+/// How often the link thread looks whether the connection is still wanted, until the helper thread has taken it over.
 const CHECK: Duration = Duration::from_secs(1);
-/// Longest wait for the thread's first answer: more than its own waits.
+/// Longest wait of the program for the link thread's first attempt to register; longer than the attempt's own waits.
 const FIRST_MAX: Duration = Duration::from_secs(5);
 /// Descriptors that the threads need at most at once.
 const OWN_DESCRIPTORS: u64 = 16;
@@ -30,20 +30,20 @@ const OWN_DESCRIPTORS: u64 = 16;
 /// Longest wait for an answer about filters.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// So often the second thread was asked for something.
+/// Number of requests to the thread that wakes the core.
 static ASKED: AtomicU32 = AtomicU32::new(0);
-/// So often the core was to be woken.
+/// Requests to wake the core.
 static RINGS: AtomicU32 = AtomicU32::new(0);
-/// So often it was to look for filters, and has.
+/// Requests to look for seccomp filters, and those answered.
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 static LOOKED: AtomicU32 = AtomicU32::new(0);
-/// There are new ones. None is ever taken back.
+/// The program has installed a seccomp filter. A process cannot remove one.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
-/// Those that there were.
+/// The filters that the process had at first.
 static FILTERS: Locked<Option<Filters>> = Locked::new(None);
-/// What wakes it.
+/// The eventfd that wakes the core.
 static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
-/// What came of the first attempt, and whether it has ended.
+/// The result of the first attempt to register, and whether it has ended.
 static FIRST: Locked<Option<First>> = Locked::new(None);
 static HAS_TRIED: AtomicU32 = AtomicU32::new(0);
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -118,7 +118,7 @@ pub fn start(settings: Settings) -> First {
     })
 }
 
-/// Nobody wants the connection, and why.
+/// Give the connection up, and say why.
 pub fn give_up(why: &String) {
     WHY.with(|all| all.clone_from(why));
     IS_GIVEN_UP.store(true, SeqCst);
@@ -152,7 +152,7 @@ fn run(settings: &Settings) {
     if let Err(error) = threads::spawn_plain(serve).and_then(|()| apart::serve()) {
         return refuse(settings, &format!("helper thread: {error}"));
     }
-    // Silent: its end is the core's.
+    // The socket carries no more messages. When it ends, the core is gone.
     let mut held = None;
     let connect = |held: &mut Option<OwnedFd>| {
         settings.connect(&region, client).map(|(connection, socket, doorbell)| {
@@ -201,7 +201,7 @@ fn answer(first: First) {
     let _ = futex::wake(&HAS_TRIED, futex::Flags::PRIVATE, 1);
 }
 
-/// Wait for the connection's end. False: it is to be waited for again.
+/// Wait for the connection to end. `false`: it has not ended yet; call again.
 fn watch(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };

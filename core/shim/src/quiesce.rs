@@ -1,9 +1,9 @@
 //! When nothing but the shim puts work into streams: to load code, and to make a launch of several pieces.
 //!
-//! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes before it or
-//! behind it, and so does what they put into streams that wait for it, as the legacy stream does for blocking ones. So
-//! while a thread makes one ([`alone`]) all calls that put work into streams stand aside ([`while_open`]), for as long
-//! as a few launches take. Where another thread is in such a call for long, the launch goes whole.
+//! **A launch in parts** is one piece of work to the program: work that other threads enqueue, into its stream or into
+//! one that waits for it (as the legacy stream does for blocking ones), must come before or behind all parts. So while
+//! a thread issues the parts ([`alone`]), calls that enqueue work wait ([`while_open`]), for as long as a few launches
+//! take. If another thread stays in such a call, the launch goes whole.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -11,14 +11,14 @@
 //! wait for one of these launches; so loaded at any moment, code of the shim's could stop a program for
 //! good.
 //!
-//! So the shim loads only while the context is idle and nothing can come into it: new launches, and
-//! what can make a stream wait, stand aside ([`while_open`]); if the context is not idle soon, they go
-//! on and the load is put off.
+//! So the shim loads only while the context is idle and nothing can be enqueued: new launches, and calls that can
+//! make a stream wait, wait themselves ([`while_open`]). If the context is not idle soon, they go on and the load is
+//! retried later.
 //!
-//! **Calls in which the driver waits and keeps launches waiting** ([`waiting`]): a launch in parts that turns out to be
-//! stuck is helped by a launch ([`may_need_help`]), and neither could go on. So they begin when no launch may need help any
-//! more, none is made in parts meanwhile, and nothing is helped while a thread is in one. Allocations, streams, events and graphs are made at any time: the driver
-//! waits for nothing then.
+//! **Calls that block launches** ([`blocks_launches`]). Some driver calls block all launches until the GPU is idle. A
+//! rescue ([`may_need_help`]) is itself a launch, so such a call waits until no launch can need a rescue. Until it
+//! returns, the shim issues no launch in parts and no rescue. Calls that allocate, or make streams, events or graphs,
+//! do not block launches and are passed through.
 
 use crate::slots::{self, LIVE};
 use crate::{asking, capture, state, streams};
@@ -121,7 +121,8 @@ pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
     alone_within(1, [LOAD_MAX, ALONE_WAIT_MAX], issue)
 }
 
-/// The same by a thread that is not within [`while_open`], nor in a launch. It waits for others for no longer than this.
+/// The same by a thread that is neither within [`while_open`] nor in a launch. It waits for others for at most
+/// `wait_max`.
 pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -> Option<T> {
     if state::is_inside() {
         return None;

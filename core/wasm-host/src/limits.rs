@@ -31,7 +31,7 @@ pub struct Limits {
     pub snapshot_fuel: u64,
     /// CPU time of one `decide` or event; it bounds what fuel does not count. The call is stopped after
     /// at most 1.5 times as long. Time in which the thread waits or is not scheduled does not count. A
-    /// `snapshot`, or an instance started in place of a failed one, may take 20 ms.
+    /// `snapshot`, or an instance started in place of a failed one, may take 20 ms if that is more.
     #[schemars(range(min = 1, max = 60_000))]
     pub call_cpu_ms_max: u64,
     /// CPU time for starting an instance together with its `init`; the same again for its `restore`.
@@ -44,7 +44,7 @@ pub struct Limits {
     #[schemars(range(min = 33_554_432, max = 68_719_476_736_u64))]
     pub compile_memory_bytes: usize,
     /// CPU time of the process that compiles a component, all threads together. Its wall-clock time may
-    /// be ten times as long.
+    /// be ten times as long. A component may be compiled twice, each time with this budget.
     #[schemars(range(min = 1, max = 86_400))]
     pub compile_cpu_s: u64,
     /// Data passed between a policy and the core in one call of a host function.

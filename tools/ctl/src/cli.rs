@@ -29,8 +29,8 @@ pub struct Cli {
     /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where the core takes admin requests, which is all but `run`. Default: of a socket X/clients/NAME, X/admin/NAME;
-    /// $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    /// Where the core takes admin requests: every command that talks to the core uses it, except `run`. Default: that
+    /// beside --socket, X/admin/NAME for X/clients/NAME; else $TALLY_ADMIN_SOCKET; else that beside $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// What to do.
@@ -121,7 +121,7 @@ impl Reference {
 /// How urgent a program's work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Priority {
-    /// Latency-critical: its launches never wait.
+    /// Latency-critical: its launches do not wait, unless the policy gates the client.
     High,
     /// Uses what is left: the policy decides each launch.
     BestEffort,

@@ -78,7 +78,7 @@ fn header(config: &Config) -> Header {
     }
 }
 
-/// Of a recording in mid-run.
+/// Options of a recording that begins in mid-run.
 fn options(config: &Config, request: &Request) -> TapOptions {
     let ring_bytes = (config.log.ring_kib as usize) << 10;
     TapOptions { ring_bytes, completions: request.completions, from_start: false, state: true }
@@ -113,7 +113,7 @@ impl Recordings {
         Ok(recordings)
     }
 
-    /// What the recording from the start wishes for is heeded, too. Once the core serves.
+    /// End the recording from the start (`[log] file`) when it asks for that. Call it once the core serves.
     pub fn heed(&self, control: &ControlSender) {
         if let Some(recording) = &*self.file.borrow() {
             untap_when_wished(control.clone(), recording.id(), recording.wish());

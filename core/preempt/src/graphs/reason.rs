@@ -9,11 +9,11 @@ pub const NODES_MAX: usize = 16 * 1024;
 /// Why a graph is launched whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Its instantiation was not seen, or it was not this client's turn to keep copies.
+    /// Its instantiation was not seen, or happened while the client kept no copies.
     NoCopy,
     /// The copies have reached [`GRAPH_NODES_KEPT_MAX`](tally_contract::limits::GRAPH_NODES_KEPT_MAX) nodes.
     TooManyCopies,
-    /// More nodes, or edges, than are looked at.
+    /// It has more nodes or edges than the shim examines.
     TooManyNodes(usize),
     /// Fewer than two nodes with kernels: nothing to divide between.
     OneKernel,
