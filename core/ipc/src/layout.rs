@@ -423,7 +423,7 @@ pub struct CoreRegion {
     pub version: AtomicU32,
     /// This client's id.
     pub client_id: AtomicU32,
-    /// Tickets below this may run whole, now. `u64::MAX` is a standing grant.
+    /// Tickets below this may run whole, now. `u64::MAX`: the client is ungated.
     pub granted: GrantLine,
     /// Submissions the core has taken out of the ring.
     pub consumed: AtomicU64,

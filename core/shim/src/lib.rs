@@ -1,7 +1,7 @@
 //! The library that intercepts CUDA kernel launches: `core/preload` loads it into programs that use CUDA.
 //!
 //! It must never print, never panic, never allocate, lock or log on the launch
-//! path under a standing grant (a gated launch holds its stream's turn, and one
+//! path of ungated launches (a gated launch holds its stream's turn, and one
 //! made in parts allocates room for its parameters), and never change what the
 //! program computes: every launch happens exactly once, in the program's own
 //! order, whatever becomes of the core. Nor may it make the program's progress depend on anything that it did
@@ -16,7 +16,7 @@
 //! | [`entry_points`] | the functions replaced, and their bodies' names |
 //! | [`start`], [`host`] | the preloaded library, which leads calls and look-ups here |
 //! | [`resolve`], [`table`] | how the real functions are found, and what look-ups lead to |
-//! | [`launch`] | the launch path under a standing grant |
+//! | [`launch`] | the launch path; ungated launches |
 //! | [`gated`] | the launch path with a decision a launch |
 //! | [`activity`], [`slots`], [`slot_life`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |

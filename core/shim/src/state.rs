@@ -96,7 +96,7 @@ pub fn is_over(epoch: &'static Epoch) -> bool {
     !std::ptr::eq(EPOCH.load(Acquire), epoch)
 }
 
-/// Whether launches have a standing grant now: the launch path's one question.
+/// Whether the client is ungated now: the one question of the launch path.
 #[inline(always)]
 pub fn is_ungated() -> bool {
     // SAFETY: `NO_GRANT` or a word in a leaked region, always valid.

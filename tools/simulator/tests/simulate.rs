@@ -325,7 +325,7 @@ fn conserved(r: &Report) {
     assert_eq!(b.launched, b.done + b.in_flight);
     if let Some(d) = &r.decisions {
         let decided = d.whole + d.leased + d.sliced + d.preemptible + d.sm_limited + d.degraded;
-        // Under a standing grant launches are not decided; at most one is held at the end.
+        // Ungated launches are not decided; at most one is held at the end.
         assert!(decided <= b.launched, "{d:?} {b:?}");
     }
 }

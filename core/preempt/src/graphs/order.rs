@@ -11,7 +11,7 @@
 //!   driver orders those.
 //!
 //! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was issued), whole
-//! ones and those under a standing grant too, and from one to the other no other thread launches it.
+//! ones and ungated ones too, and from one to the other no other thread launches it.
 
 use super::TABLE;
 use super::reason::Reason;
