@@ -60,8 +60,8 @@ pub struct ClientStatus {
     pub waited_ms: f64,
     /// The same by the client's threads' account, ms.
     pub waited_client_ms: f64,
-    /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
-    /// client the time that it was busy.
+    /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
+    /// high-priority client, the time that it was busy.
     pub charged_ms: f64,
     /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
     /// launches that ran beside others it includes time in which the others ran.

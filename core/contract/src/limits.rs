@@ -103,7 +103,8 @@ limits! {
         /// Fuel of starting an instance and of its `init`, and again of its `restore`. Beyond it the policy is not
         /// loaded, or starts without state. Default of `policy.limits.init_fuel`.
         INIT_FUEL: u64 = 50_000_000, Fuel;
-        /// CPU time of the same. Default of `policy.limits.init_cpu_ms_max`.
+        /// CPU time of starting an instance and of its `init`, and again of its `restore`. Default of
+        /// `policy.limits.init_cpu_ms_max`.
         INIT_CPU_MS: u64 = 2_000, Ms;
         /// Fuel of one `snapshot`. Beyond it: fault *overrun*, and the next policy starts without state.
         /// Default of `policy.limits.snapshot_fuel`.
@@ -124,7 +125,8 @@ limits! {
         STALL_NS: u64 = 1_000_000_000, Ns;
         /// Faults that disable a policy. Default of `policy.limits.faults_max`.
         FAULTS_MAX: u32 = 3, Count;
-        /// Faults are forgotten once there was none for so long. Default of `policy.limits.faults_forgotten_after_s`.
+        /// Time without a fault after which earlier faults are forgotten. Default of
+        /// `policy.limits.faults_forgotten_after_s`.
         FAULTS_FORGOTTEN_AFTER_S: u64 = 600, S;
         /// Lines that a policy may log in one second; more are dropped and counted.
         /// Default of `policy.limits.log_lines_per_s_max`.
@@ -152,7 +154,8 @@ limits! {
         REASON_BYTES_MAX: usize = 64, Bytes;
         /// The data that `snapshot` gives. Beyond it: fault *overrun*, and the next policy starts without state.
         SAVED_BYTES_MAX: usize = 256 << 10, Bytes;
-        /// The name of the format of that data. Beyond it: the same.
+        /// The name of the format of the data that `snapshot` gives. Beyond it: fault *overrun*, and the next policy
+        /// starts without state.
         SAVED_FORMAT_BYTES_MAX: usize = 256, Bytes;
         /// Why `restore` refuses; longer texts are shortened.
         REFUSAL_BYTES_MAX: usize = 1024, Bytes;
@@ -199,8 +202,8 @@ limits! {
         KERNEL_SLOTS: usize = 4_096, Count;
         /// Launches in parts of a client under way. Further ones run whole.
         LAUNCHES_OPEN_MAX: usize = 64, Count;
-        /// Parts of these under way, beyond which launches run whole: a part takes two entries of a hardware queue of
-        /// 1 020, of which at least 900 are left to the program's launches.
+        /// Parts under way of a client's launches in parts, beyond which launches run whole: a part takes two entries
+        /// of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
         PARTS_OPEN_MAX: usize = 24, Count;
         /// Copies of code images of a client. Kernels of further images run whole.
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
@@ -281,20 +284,22 @@ limits! {
         /// Connections that have not registered: an eighth for one user (a quarter if trusted), three eighths for
         /// trusted users only.
         UNREGISTERED_MAX: usize = 256, Count;
-        /// The same if the core may open fewer than 4 096 files.
+        /// Connections that have not registered, if the core may open fewer than 4 096 files.
         UNREGISTERED_FEW_MAX: usize = 32, Count;
         /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
         PASS_SUBMISSIONS_MAX: usize = 512, Count;
-        /// The most of these that one client may have, and that all clients of one user may have together.
+        /// Launches that one pass of the dispatch thread takes from one client, and from all clients of one user
+        /// together.
         PASS_SUBMISSIONS_CLIENT_MAX: usize = 24, Count;
         /// Streams that one pass looks at, and ends of launches that it takes, of all clients; each has an equal
         /// share, 2 at least.
         PASS_COMPLETIONS_MAX: usize = 2_048, Count;
-        /// The most of these that one client may have, and that all clients of one user may have together.
+        /// Streams, and ends of launches, that one pass of the dispatch thread takes from one client, and from all
+        /// clients of one user together.
         PASS_COMPLETIONS_CLIENT_MAX: usize = 256, Count;
         /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
         PASS_WAKES_USER_MAX: u32 = 12, Count;
-        /// Time that a registration beyond the rate waits before it is refused.
+        /// Time that a registration beyond `admission.user_joins_per_s` waits before it is refused.
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.
         JOINS_BURST: u32 = 64, Count;

@@ -178,7 +178,7 @@ pub struct Activity {
 /// One list of the launch counters makes the shared words, the numbers read from them, and their sum.
 macro_rules! launch_counters {
     ($($(#[$about:meta])* $name:ident),* $(,)?) => {
-        /// Launches by entry point, as the client counts them; each with its per-thread variant.
+        /// Launches by entry point, as the client counts them. A per-thread variant counts with its function.
         #[repr(C)]
         #[derive(Debug)]
         pub struct LaunchCounters {
@@ -207,11 +207,11 @@ macro_rules! launch_counters {
 launch_counters! {
     /// `cuLaunchKernel`, and the older `cuLaunch`, `cuLaunchGrid` and `cuLaunchGridAsync`.
     kernel,
-    /// `cuLaunchKernelEx`.
+    /// `cuLaunchKernelEx`, and its per-thread variant.
     kernel_ex,
     /// `cuLaunchCooperativeKernel`, and the one over several devices, which is not governed.
     cooperative,
-    /// `cuGraphLaunch`: one a graph.
+    /// `cuGraphLaunch`, one for a graph.
     graph,
 }
 

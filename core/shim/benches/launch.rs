@@ -157,9 +157,7 @@ fn benches(c: &mut Criterion) {
     let client = state::client().unwrap();
     launch(wrapped, STREAM);
     assert!(state::is_ungated());
-    c.bench_function("ungated, a stream", |b| {
-        on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0))
-    });
+    c.bench_function("ungated, a stream", |b| on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0)));
     launch(wrapped, 0);
     c.bench_function("ungated, default stream", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, 0), 0))

@@ -44,7 +44,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
-    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the like.
+    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the
+    /// like.
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
@@ -52,8 +53,7 @@ pub enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show or clear what is known of kernels: their measured times, and which must not
-    /// be transformed.
+    /// Show or clear kernel profiles: measured times, and which kernels must not be transformed.
     Profiles {
         /// What to do.
         #[command(subcommand)]
@@ -71,20 +71,19 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
-    /// Compare a policy with the active one on the same launches; it decides nothing.
+    /// Compare a policy with the active one on the same launches, without using its decisions.
     Shadow {
         /// What to do.
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
-    /// Judge a policy without a GPU or a core: simulate an inference and a training, as
-    /// they were recorded, sharing a GPU under it.
+    /// Simulate a recorded inference and a recorded training that share a GPU under a policy, without a GPU or a core.
     Sim(crate::sim::SimArgs),
-    /// Stop the core: it lets every launch go, then ends.
+    /// Stop the core: it grants every held launch, then ends.
     Stop,
-    /// Print completions for a shell, to be put where it looks for them.
+    /// Print shell completions.
     Completions {
-        /// The shell that is to read them
+        /// The shell to print them for
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
@@ -121,7 +120,7 @@ impl Reference {
 /// How urgent a program's work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Priority {
-    /// Latency-critical: its launches do not wait, unless the policy gates the client.
+    /// Latency-critical: launches do not wait, unless the policy gates it.
     High,
     /// Uses what is left: the policy decides each launch.
     BestEffort,
@@ -140,21 +139,21 @@ impl Priority {
 /// What a program does while there is no core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Fail {
-    /// Run its launches unscheduled.
+    /// Run launches unscheduled.
     Open,
-    /// Hold them until there is a core.
+    /// Hold launches until a core is there.
     Hold,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// How urgent its work is.
+    /// How urgent the program's work is.
     #[arg(long, value_enum, default_value = "best-effort")]
     pub priority: Priority,
-    /// Its name in `status` and for the policy. Default: the program's.
+    /// Name of the client in `status` and for the policy. Default: the program's name.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// A label for the policy; may be given up to 16 times.
+    /// Label that the policy sees; may be given up to 16 times.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
     /// What to do with launches while there is no core. Default: open, unless
@@ -180,10 +179,10 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
-    /// Again every second until interrupted.
+    /// Print again every second until interrupted.
     #[arg(long)]
     pub watch: bool,
     /// How many kernels to show.
@@ -205,7 +204,7 @@ pub enum PolicyCommand {
     Wrap(crate::policy::wrap::WrapArgs),
     /// Show the active policy.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
@@ -224,17 +223,16 @@ pub enum PolicyCommand {
     Sign(crate::policy::SignArgs),
     /// Check a policy's signature.
     Verify(crate::policy::VerifyArgs),
-    /// Show which policies were active, why each came and went, and which can be put
-    /// back.
+    /// Show which policies were active, why each was loaded and replaced, and which can be rolled back to.
     History {
-        /// As JSON, for programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Put an earlier policy back, from memory: its file may be gone. Again: the one
-    /// before that.
+    /// Make an earlier policy active again, from memory: its file may be gone. Each further rollback goes one policy
+    /// further back.
     Rollback {
-        /// This one, rather than the last that differs and was not disabled.
+        /// Generation to go back to. Default: the last policy that differs from the active one and was not disabled.
         #[arg(long, value_name = "GENERATION")]
         to: Option<u64>,
     },
@@ -245,15 +243,15 @@ pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
     /// are kept.
     Show {
-        /// As JSON, for programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
         /// How many kernels to show.
         #[arg(long, value_name = "N", default_value_t = 20)]
         kernels: usize,
     },
-    /// Forget all of it, and delete the file that the next core would read: kernels are
-    /// measured anew, and programs started from now on have theirs transformed again.
+    /// Forget all kernel profiles, and delete their file. Kernels are measured anew, and in programs started from now
+    /// on they may be transformed again.
     Clear,
 }
 

@@ -23,9 +23,9 @@ pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsArg {
-    /// As in the core.
+    /// The core's defaults.
     Default,
-    /// What components with an interpreter in them need.
+    /// The preset `interpreted`, for components with an interpreter.
     Interpreted,
 }
 

@@ -25,14 +25,14 @@ pub struct SimArgs {
     /// request.
     #[arg(long, value_name = "TRACE")]
     pub hp: String,
-    /// The training, likewise.
+    /// The training: a built-in trace or a file (.csv, .csv.gz).
     #[arg(long, value_name = "TRACE")]
     pub be: String,
-    /// Requests arrive at random, so that the inference alone would serve this share of
-    /// the time.
+    /// Load of the inference: requests arrive at random, at a rate that would keep it busy for this share of the time
+    /// if it were alone.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub load: f64,
-    /// Requests arrive at these times: a file with one in seconds a line, rising.
+    /// File of arrival times in place of random ones: one a line, in seconds, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
     /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
@@ -45,47 +45,41 @@ pub struct SimArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
-    /// What the policy may use: as in the core by default, or what interpreted languages
-    /// need.
+    /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub sharing: SharingArg,
-    /// Which of the training's kernels can be transformed: none, all but NVIDIA's closed
-    /// libraries', all.
+    /// Which of the training's kernels can be transformed.
     #[arg(long, value_enum, default_value = "open")]
     pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
-    /// The GPU stays with the high-priority program for so long after its last kernel, as
-    /// `[sharing.timeslice] linger_us` has it (timeslice only).
-    /// Default: the core's.
+    /// How long the GPU stays with the high-priority program after its last kernel (timeslice only). Default: that of
+    /// the core's `[sharing.timeslice] linger_us`.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// A figure of the modelled machine (docs/internals.md) is another; may be given several
-    /// times.
+    /// Change a figure of the modelled machine (docs/internals.md lists them); may be given several times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
-    /// Window of arrivals.
+    /// Length of the simulated window in which requests arrive.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
-    /// The training runs so long before the window, for the policy to learn its kernels.
-    /// Default: five iterations.
+    /// How long the training runs before the window, so that its kernels get profiles. Default: five iterations.
     #[arg(long, value_name = "S")]
     pub warm_up_seconds: Option<f64>,
-    /// Of the random arrivals.
+    /// Seed of the random arrivals.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// As JSON (schema 1), for programs: the same bytes each time. What the simulation
-    /// took goes to standard error.
+    /// Print JSON (schema 1), the same bytes each time. How long the simulation took goes to standard error.
     #[arg(long)]
     pub json: bool,
-    /// Also draw the figures: latencies beside those of the inference alone, and the share.
+    /// Also draw the result as SVG: latencies beside those of the inference alone, and the training's share.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// On a dark background.
+    /// Draw on a dark background.
     #[arg(long, requires = "svg")]
     pub dark: bool,
 }

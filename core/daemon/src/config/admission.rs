@@ -57,8 +57,8 @@ pub struct Admission {
     /// needs three of the core's file descriptors.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub clients_max: usize,
-    /// Best-effort clients of one untrusted user. Untrusted: not root, the core's user, an admin or in
-    /// `high_priority.uids`; all containers together are one untrusted user.
+    /// Best-effort clients of one untrusted user. Untrusted: in a container, or neither root, the core's
+    /// user, an admin nor in `high_priority.uids`.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub user_clients_max: usize,
     /// Clients out of `clients_max` that only high-priority programs may become; at most a quarter of

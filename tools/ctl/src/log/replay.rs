@@ -27,13 +27,13 @@ Exit codes, besides those of `tallyctl --help`:
 pub struct ReplayArgs {
     /// The decision log to read
     pub file: PathBuf,
-    /// The component. Default: the file that the log names, if it still is what it was.
+    /// The policy component to replay. Default: the file that the log names, if it has not changed.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Its configuration. Default: the log's.
+    /// Configuration file for the policy. Default: the configuration in the log.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
 }

@@ -12,10 +12,10 @@ pub struct BenchArgs {
     /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// As JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
-    /// What it may use: as in the core by default, or what interpreted languages need.
+    /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
 }
